@@ -1,0 +1,65 @@
+"""Prints `N passed, N failed` for what `make test` and `make check` left in a results folder.
+
+A GoogleTest case and a pytest case count as one each. A test binary that ctest saw fail without a
+failed case (a crash, a time-out, a leak) counts as one failure. A step (lint, wheel, benchmarks,
+CUDA compile) counts as one; a preset that did not even build counts as one failure.
+"""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+PRESETS = ["cpu", "clang", "asan", "tsan", "eager-spill"]
+STEPS = ["lint", "check-cuda", "check-wheel", "check-bench"]
+
+
+def outcomes(xml: Path) -> tuple[int, int]:
+    """Passed and failed cases of one JUnit-style file."""
+    cases = list(ElementTree.parse(xml).getroot().iter("testcase"))
+    failed = sum(any(case.find(tag) is not None for tag in ("failure", "error")) for case in cases)
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return len(cases) - failed - skipped, failed
+
+
+def preset_outcomes(results: Path, preset: str) -> tuple[int, int]:
+    """Sums the cases of one preset's binaries, each checked against what ctest saw."""
+    summary = results / f"{preset}.xml"
+    if not summary.exists():
+        print(f"{preset}: did not build or did not run")
+        return 0, 1
+    passed = failed = 0
+    for binary in ElementTree.parse(summary).getroot().iter("testcase"):
+        cases = results / preset / f"{binary.get('name')}.xml"
+        good, bad = outcomes(cases) if cases.exists() else (0, 0)
+        if binary.get("status") != "run" and bad == 0:
+            print(f"{preset}: {binary.get('name')}: {binary.get('status')}, no failed case")
+            bad = 1
+        passed, failed = passed + good, failed + bad
+    return passed, failed
+
+
+def main() -> int:
+    """Counts, prints the line, and returns the exit status."""
+    results, test_status, check_status = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    passed = failed = 0
+    for preset in PRESETS:
+        good, bad = preset_outcomes(results, preset)
+        passed, failed = passed + good, failed + bad
+    python = results / "pytest.xml"
+    good, bad = outcomes(python) if python.exists() else (0, 1)
+    passed, failed = passed + good, failed + bad
+    for step in STEPS:
+        if (results / f"{step}.ok").exists():
+            passed += 1
+        elif not (results / f"{step}.notrun").exists():
+            print(f"{step}: failed")
+            failed += 1
+    if failed == 0 and (test_status != 0 or check_status != 0):
+        print(f"make test ended with {test_status}, make check with {check_status}")
+        failed = 1
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+# Everything a person or a machine needs to type. Works on a Debian 12 that has git and make;
+# what is installed already is neither downloaded nor built again.
+
+PYTHON ?= python3
+JOBS   ?= $(shell nproc)
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMPS := build/stamps
+RESULTS := build/results
+
+PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-certificates \
+  libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libxxhash-dev \
+  libeigen3-dev liburing-dev
+CHECK_PACKAGES := clang clang-format clang-tidy
+
+# Lets two build folders share compiled objects.
+export CCACHE_NOHASHDIR := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
+PY_FILES  = $(shell git ls-files '*.py')
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: demo test check bench lint format clean help build install ctest pytest \
+  check-clang check-asan check-tsan check-eager-spill check-cuda check-wheel check-bench
+
+help:
+	@echo 'make demo     fine-tune a small model three ways over a throttled link, print the table'
+	@echo 'make test     build, run the C++ and the Python tests'
+	@echo 'make check    clang, sanitizers, eager spill, lint, CUDA compile, wheel, benchmarks once'
+	@echo 'make bench    each kernel against the roof of this machine'
+	@echo 'make lint     clang-format, clang-tidy, ruff: report'
+	@echo 'make format   clang-format, ruff: rewrite'
+	@echo 'make clean    remove build/ (packages and .venv stay)'
+
+# ---- What the machine must have ------------------------------------------------------------------
+
+# $(call debian_packages,names): installs those that are missing, or prints the line to run.
+define debian_packages
+	@missing=; for p in $(1); do \
+	  dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' \
+	    || missing="$$missing $$p"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ]; then run=; elif command -v sudo >/dev/null; then run=sudo; else \
+	  echo "missing Debian packages; run as root, then make again:"; \
+	  echo "  apt-get update && apt-get install -y --no-install-recommends$$missing"; exit 1; fi; \
+	$$run apt-get update && DEBIAN_FRONTEND=noninteractive \
+	  $$run apt-get install -y --no-install-recommends $$missing
+	@mkdir -p $(STAMPS) && touch $@
+endef
+
+$(STAMPS)/packages: Makefile
+	$(call debian_packages,$(PACKAGES))
+
+$(STAMPS)/check-packages: Makefile
+	$(call debian_packages,$(CHECK_PACKAGES))
+
+$(PY): | $(STAMPS)/packages
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/requirements: requirements.txt $(PY)
+	$(PY) -m pip install --quiet --requirement requirements.txt
+	@mkdir -p $(STAMPS) && touch $@
+
+# ---- Build and test ------------------------------------------------------------------------------
+
+# $(call build_preset,preset,extra configure arguments)
+build_preset = { [ -f build/$(1)/build.ninja ] || cmake --preset $(1) $(2); } \
+  && cmake --build --preset $(1) -j $(JOBS)
+
+# $(call test_preset,preset): results go to $(RESULTS)/<preset>, one file per binary.
+test_preset = mkdir -p $(RESULTS) && rm -rf $(RESULTS)/$(1)* \
+  && GTEST_OUTPUT=xml:$(CURDIR)/$(RESULTS)/$(1)/ \
+  ctest --preset $(1) -j 1 --output-junit $(CURDIR)/$(RESULTS)/$(1).xml
+
+# $(call passed): the last line of a step that .ci/run counts.
+passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
+
+build: $(STAMPS)/packages $(STAMPS)/requirements
+	@$(call build_preset,cpu)
+
+# An editable install: Python sources are used in place, _core is built into the environment.
+CORE_SOURCES := $(wildcard CMakeLists.txt pyproject.toml) $(shell find kernels runtime compress \
+  python -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt)
+
+$(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/packages $(STAMPS)/requirements
+	$(PY) -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@mkdir -p $(STAMPS) && touch $@
+
+install: $(STAMPS)/install
+
+ctest: build
+	$(call test_preset,cpu)
+
+pytest: $(STAMPS)/install
+	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/pytest.xml
+	OMP_WAIT_POLICY=passive $(PY) -m pytest --junitxml=$(RESULTS)/pytest.xml
+
+test:
+	@$(MAKE) --no-print-directory --keep-going ctest pytest
+
+demo: $(STAMPS)/install
+	$(PY) experiments/quickstart/demo.py
+
+bench: build
+	$(PY) experiments/bench/report.py build/cpu
+
+# ---- Checks --------------------------------------------------------------------------------------
+
+CHECKS := check-clang check-asan check-tsan check-eager-spill lint check-cuda check-wheel check-bench
+
+check:
+	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
+
+check-clang check-asan check-tsan check-eager-spill: check-%: $(STAMPS)/packages \
+    $(STAMPS)/check-packages $(STAMPS)/requirements
+	@rm -f $(RESULTS)/$@.ok
+	@$(call build_preset,$*)
+	@$(call test_preset,$*)
+	@$(passed)
+
+check-cuda: $(STAMPS)/packages $(STAMPS)/requirements
+	@rm -f $(RESULTS)/$@.ok $(RESULTS)/$@.notrun
+	@mkdir -p $(RESULTS); if ! command -v nvcc >/dev/null; then \
+	  echo 'cuda: not run (no nvcc on PATH)'; touch $(RESULTS)/$@.notrun; \
+	elif nvidia-smi -L >/dev/null 2>&1; then \
+	  $(call build_preset,cuda) && $(passed); \
+	else \
+	  $(call build_preset,cuda,-DCMAKE_CUDA_ARCHITECTURES=80) && $(passed); fi
+
+# A fresh environment that sees the packages of .venv, but not its editable install.
+check-wheel: $(STAMPS)/packages $(STAMPS)/requirements
+	@rm -f $(RESULTS)/$@.ok; rm -rf build/wheel
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(PY) -m venv build/wheel/venv
+	$(PY) -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+	  > $$(echo build/wheel/venv/lib/python3*/site-packages)/packages.pth
+	build/wheel/venv/bin/python -m pip install --quiet --no-deps --ignore-installed \
+	  build/wheel/*.whl
+	cd build/wheel && venv/bin/python -c 'import torch, sluiceway, sluiceway._core as core; \
+	  assert "build/wheel" in sluiceway.__file__ and "build/wheel" in core.__file__'
+	build/wheel/venv/bin/sluiceway --help >/dev/null
+	@$(passed)
+
+check-bench: build
+	@rm -f $(RESULTS)/$@.ok
+	$(PY) experiments/bench/report.py build/cpu --once
+	@$(passed)
+
+# ---- Style ---------------------------------------------------------------------------------------
+
+lint: $(STAMPS)/packages $(STAMPS)/check-packages $(STAMPS)/requirements
+	@rm -f $(RESULTS)/$@.ok
+	clang-format --dry-run --Werror $(CPP_FILES)
+	$(PY) -m ruff format --check $(PY_FILES)
+	$(PY) -m ruff check $(PY_FILES)
+	@[ -f build/clang/build.ninja ] || cmake --preset clang
+	.ci/tidy build/clang $(JOBS)
+	@$(passed)
+
+format: $(STAMPS)/check-packages $(STAMPS)/requirements
+	clang-format -i $(CPP_FILES)
+	$(PY) -m ruff format $(PY_FILES)
+	$(PY) -m ruff check --fix $(PY_FILES)
+
+clean:
+	rm -rf build
