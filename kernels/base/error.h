@@ -1,0 +1,61 @@
+// The exceptions of every room; each arrives in Python under the same name.
+//
+// Text: "function: what is, expected what should be", then a hint. Numbers carry units.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace sluiceway {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class InvalidArgument : public Error {  // A bad value, shape or state; nothing was changed.
+ public:
+  using Error::Error;
+};
+
+class OutOfMemory : public Error {  // A budget or the system refused; both byte counts in the text.
+ public:
+  using Error::Error;
+};
+
+class Timeout : public Error {
+ public:
+  using Error::Error;
+};
+
+class Corrupt : public Error {  // Stored bytes do not match their checksum or grammar.
+ public:
+  using Error::Error;
+};
+
+class Unavailable : public Error {  // This build or machine does not have it.
+ public:
+  using Error::Error;
+};
+
+class CudaError : public Error {
+ public:
+  using Error::Error;
+};
+
+class IoError : public Error {
+ public:
+  IoError(const std::string& what, int error_number, std::string path, std::int64_t offset)
+      : Error(what), errno_(error_number), path_(std::move(path)), offset_(offset) {}
+  int error_number() const noexcept { return errno_; }
+  const std::string& path() const noexcept { return path_; }
+  std::int64_t offset() const noexcept { return offset_; }
+
+ private:
+  int errno_;
+  std::string path_;
+  std::int64_t offset_;
+};
+
+}  // namespace sluiceway

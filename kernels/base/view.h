@@ -1,0 +1,115 @@
+// Borrowed views of arrays: a pointer, a shape and a stride, never ownership.
+//
+// Sizes are in elements and signed, as in libtorch. A view with no elements may hold nullptr.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/base/dtype.h"
+
+namespace sluiceway {
+
+// A rows x cols matrix, row-major; row i starts at data + i * stride, stride >= cols.
+template <typename T>
+struct MatrixView {
+  T* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t stride = 0;
+
+  MatrixView() = default;
+  MatrixView(T* d, std::int64_t r, std::int64_t c) : MatrixView(d, r, c, c) {}
+  MatrixView(T* d, std::int64_t r, std::int64_t c, std::int64_t s)
+      : data(d), rows(r), cols(c), stride(s) {}
+
+  T* row(std::int64_t i) const noexcept { return data + i * stride; }
+  std::int64_t elems() const noexcept { return rows * cols; }
+  bool contiguous() const noexcept { return stride == cols || rows <= 1; }
+  MatrixView row_range(std::int64_t first, std::int64_t last) const noexcept {
+    return {data + first * stride, last - first, cols, stride};
+  }
+
+  // NOLINTNEXTLINE(google-explicit-constructor): a view of T is a view of const T.
+  operator MatrixView<const T>() const noexcept requires(!std::is_const_v<T>) {
+    return {data, rows, cols, stride};
+  }
+};
+
+// A matrix whose element type is known at run time only. Constness of the elements is the
+// caller's promise: kernels that only read take it by the name `g`, writers by the name `w`.
+struct AnyMatrix {
+  void* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t stride = 0;
+  DType dtype = DType::kF32;
+
+  template <typename T>
+  MatrixView<T> as() const noexcept {
+    return {static_cast<T*>(data), rows, cols, stride};
+  }
+};
+
+// A (rows x cols) projector with `nnz` nonzeros in each row.
+//
+//   index  rows x nnz  i32   columns of the nonzeros, in [0, cols), distinct within a row
+//   value  rows x nnz  f32   their values
+struct SparseRows {
+  const std::int32_t* index = nullptr;
+  const float* value = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t nnz = 0;
+
+  SparseRows row_range(std::int64_t first, std::int64_t last) const noexcept {
+    return {index + first * nnz, value + first * nnz, last - first, cols, nnz};
+  }
+};
+
+// The same (rows x cols) projector by column: sparse_columns() of kernels/sparse_columns.h.
+//
+//   offset  cols + 1  i32   nonzeros of column c are [offset[c], offset[c + 1])
+//   row     offset[cols]  i32   their rows, ascending within a column
+//   value   offset[cols]  f32   their values
+struct SparseColumns {
+  const std::int32_t* offset = nullptr;
+  const std::int32_t* row = nullptr;
+  const float* value = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+};
+
+// A (rows x cols) block-diagonal projector with orthonormal columns.
+//
+// Rows come in consecutive groups of `block`; group g owns the `kept` consecutive columns
+// [g * kept, (g + 1) * kept). The last group may be shorter: it has rows - g * block rows and
+// last_kept columns. `value` is rows x kept, row-major; the last group uses its first last_kept.
+//
+//   value  rows x kept  f32   row i, column c: entry (i, (i / block) * kept + c)
+struct BlockRows {
+  const float* value = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t block = 0;
+  std::int64_t kept = 0;
+  std::int64_t last_kept = 0;
+
+  std::int64_t groups() const noexcept { return block == 0 ? 0 : (rows + block - 1) / block; }
+
+  // Groups [first, last) and the columns that they own, which are from column first * kept on.
+  BlockRows group_range(std::int64_t first, std::int64_t last) const noexcept {
+    const bool to_the_end = last == groups();
+    const std::int64_t last_row = to_the_end ? rows : last * block;
+    const std::int64_t last_col = to_the_end ? cols : last * kept;
+    return {value + first * block * kept,
+            last_row - first * block,
+            last_col - first * kept,
+            block,
+            kept,
+            to_the_end ? last_kept : kept};
+  }
+};
+
+}  // namespace sluiceway

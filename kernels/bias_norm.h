@@ -1,0 +1,57 @@
+// Measures what a projector pair loses of a gradient, streamed: G is never copied.
+//
+//   bias_sq = |P P^T G Q Q^T - G|_F^2          [LSP] section 1, estimation bias
+//   grad_sq = |G|_F^2                          relative bias rho = sqrt(bias_sq / grad_sq)
+//
+//   name    shape   dtype             layout                                      access
+//   g       m x n   f32 | bf16 | f16  row-major, stride in elements               read
+//   p       m x dm  f32               r nonzeros a row, or blocks                 read
+//   q       n x dn  f32               r nonzeros a row and by column, or blocks   read
+//   scratch         f32               bias_norm_scratch_elems() elements          written
+//
+// Numerics: elements of the bias in f32, squares summed in double per row panel.
+// Aliasing: scratch overlaps nothing.
+// Errors:   InvalidArgument, naming both shapes, before scratch changes. Sparse indices are
+// trusted. Cost:     compress and decompress: twice their flop; reads g twice. Scratch is the core
+// and one
+//           panel of rows.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/stream_ref.h"
+#include "kernels/base/view.h"
+
+namespace sluiceway {
+
+struct BiasNorm {
+  double bias_sq = 0.0;
+  double grad_sq = 0.0;
+};
+
+std::int64_t bias_norm_scratch_elems(const SparseRows& p, const SparseRows& q);
+std::int64_t bias_norm_scratch_elems(const BlockRows& p, const BlockRows& q);
+
+}  // namespace sluiceway
+
+namespace sluiceway::cpu {
+
+// Runs on the calling thread. `q_columns` is sparse_columns() of `q`.
+BiasNorm bias_norm(const AnyMatrix& g, const SparseRows& p, const SparseRows& q,
+                   const SparseColumns& q_columns, std::span<float> scratch);
+BiasNorm bias_norm(const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
+                   std::span<float> scratch);
+
+}  // namespace sluiceway::cpu
+
+namespace sluiceway::cuda {
+
+// Enqueues on `stream`; *result is device memory, and the other pointers are device pointers too.
+// Unavailable in a build without CUDA, CudaError if the launch is refused.
+void bias_norm(BiasNorm* result, const AnyMatrix& g, const SparseRows& p, const SparseRows& q,
+               const SparseColumns& q_columns, std::span<float> scratch, StreamRef stream);
+void bias_norm(BiasNorm* result, const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
+               std::span<float> scratch, StreamRef stream);
+
+}  // namespace sluiceway::cuda

@@ -1,0 +1,23 @@
+#include "kernels/no_cuda/unavailable.h"
+#include "kernels/overflow_scan.h"
+
+namespace sluiceway::cuda {
+
+template <typename T>
+void overflow_scan(std::span<const T>, ScanResult*, StreamRef) {
+  throw_unavailable("overflow_scan");
+}
+
+template <typename Dst>
+void overflow_scan_copy(std::span<const float>, std::span<Dst>, ScanResult*, StreamRef) {
+  throw_unavailable("overflow_scan_copy");
+}
+
+template void overflow_scan(std::span<const float>, ScanResult*, StreamRef);
+template void overflow_scan(std::span<const f16>, ScanResult*, StreamRef);
+template void overflow_scan(std::span<const bf16>, ScanResult*, StreamRef);
+template void overflow_scan_copy(std::span<const float>, std::span<float>, ScanResult*, StreamRef);
+template void overflow_scan_copy(std::span<const float>, std::span<f16>, ScanResult*, StreamRef);
+template void overflow_scan_copy(std::span<const float>, std::span<bf16>, ScanResult*, StreamRef);
+
+}  // namespace sluiceway::cuda

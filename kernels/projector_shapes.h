@@ -1,0 +1,57 @@
+// Shape checks and scratch layout that compress, decompress and bias_norm share.
+//
+// Errors: each check throws InvalidArgument, naming `function` and both shapes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/view.h"
+
+namespace sluiceway {
+
+inline constexpr std::int64_t kPanelRows = 16;  // Rows of a sparse panel, which lanes run over.
+inline constexpr std::int64_t kTileCols = 256;  // Columns of a tile, about: 16 KiB a panel.
+inline constexpr std::int64_t kPieceRows = 8;   // Rows of W at a time: as many streams of memory.
+inline constexpr std::int64_t kPadElems = 16;   // Widest vector; also 64 bytes, a cache line.
+
+constexpr std::int64_t padded(std::int64_t elems) noexcept {
+  return (elems + kPadElems - 1) / kPadElems * kPadElems;
+}
+
+// Columns of a tile that is whole groups of q.
+constexpr std::int64_t block_tile_cols(const BlockRows& q) noexcept {
+  return q.block >= kTileCols ? q.block : kTileCols / q.block * q.block;
+}
+
+// Cuts scratch into arrays that start on a cache line.
+class ScratchCutter {
+ public:
+  explicit ScratchCutter(std::span<float> scratch) noexcept;
+  float* take(std::int64_t elems) noexcept;
+  std::span<float> rest() const noexcept { return {next_, left_}; }
+
+  // What a sequence of take(elems) needs in all: the sum of these and kPadElems once.
+  static constexpr std::int64_t cost(std::int64_t elems) noexcept { return padded(elems); }
+
+ private:
+  float* next_;
+  std::size_t left_;
+};
+
+// A matrix argument as the error texts name it.
+struct NamedShape {
+  const char* name;
+  std::int64_t rows, cols, stride;
+};
+
+template <typename M>
+NamedShape named(const char* name, const M& m) noexcept {
+  return {name, m.rows, m.cols, m.stride};
+}
+
+void check_shape(const char* function, const NamedShape& m, std::int64_t rows, std::int64_t cols);
+void check_blocks(const char* function, const char* name, const BlockRows& p);
+void check_scratch(const char* function, std::size_t elems, std::int64_t expected);
+
+}  // namespace sluiceway

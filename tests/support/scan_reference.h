@@ -1,0 +1,33 @@
+// overflow_scan() in plain loops and double precision.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/overflow_scan.h"
+#include "tests/support/matrix.h"
+
+namespace sluiceway::test {
+
+template <typename T>
+ScanResult reference_scan(const std::vector<T>& x) {
+  ScanResult out;
+  long double sum = 0.0L;  // Double itself loses the last digits of sums of a million terms.
+  for (const T value : x) {
+    const double v = to_f64(value);
+    sum += static_cast<long double>(v) * static_cast<long double>(v);
+    out.finite = out.finite && std::isfinite(v);
+    if (std::isnan(v) || std::isnan(out.abs_max)) {
+      out.abs_max = std::numeric_limits<float>::quiet_NaN();
+    } else {
+      out.abs_max = std::max(out.abs_max, static_cast<float>(std::abs(v)));
+    }
+  }
+  out.sum_squares = static_cast<double>(sum);
+  return out;
+}
+
+}  // namespace sluiceway::test
