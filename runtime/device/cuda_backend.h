@@ -1,0 +1,29 @@
+// The CUDA half of the device layer. cuda/ has it; no_cuda/ throws Unavailable, and counts no
+// devices. Only the other sources of this folder call it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "runtime/device/link_copy.h"
+#include "runtime/device/stream_backend.h"
+
+namespace sluiceway::cuda {
+
+int device_count() noexcept;
+std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::Options& options);
+std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream);
+
+int select_device(int ordinal);  // Returns the one that was current.
+void restore_device(int ordinal) noexcept;
+
+void* allocate_bytes(int ordinal, std::size_t bytes);  // OutOfMemory: asked for, free, total.
+void free_bytes(int ordinal, void* pointer) noexcept;
+void* allocate_pinned_bytes(int ordinal, std::size_t bytes);
+void free_pinned_bytes(int ordinal, void* pointer) noexcept;
+void fill_bytes(int ordinal, void* pointer, int value, std::size_t bytes);
+void copy_bytes(int ordinal, void* dst, const void* src, std::size_t bytes);  // Waits.
+void copy_bytes_async(StreamRef stream, void* dst, const void* src, std::size_t bytes,
+                      LinkDirection direction);
+
+}  // namespace sluiceway::cuda

@@ -1,0 +1,37 @@
+// Raw bytes of a device, and page-locked bytes of the host. Buffer (runtime/memory/buffer.h) owns
+// them and asks the budget first; nothing else should call these.
+//
+// On the host device all of it is ordinary memory: aligned to 64 bytes, pinned bytes to a page.
+//
+// Ownership: freed by the matching call with the same device and size. Null and 0 bytes are fine.
+// Errors:    OutOfMemory, with byte counts. Unavailable: a CUDA device in a build or on a machine
+//            without CUDA. InvalidArgument: no CUDA device has this ordinal.
+#pragma once
+
+#include <cstddef>
+
+#include "runtime/device/stream.h"
+
+namespace sluiceway {
+
+inline constexpr std::size_t kPageBytes = 4096;
+
+constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) noexcept {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+int device_count() noexcept;         // CUDA devices; 0 in a build without CUDA.
+void check_device(DeviceId device);  // Throws as above unless the device can be used.
+
+void* allocate_device_bytes(DeviceId device, std::size_t bytes);
+void free_device_bytes(DeviceId device, void* pointer, std::size_t bytes) noexcept;
+
+// Contents start as zero on the host device, undefined on CUDA. The host rounds up to a page.
+void* allocate_pinned_bytes(DeviceId device, std::size_t bytes);
+void free_pinned_bytes(DeviceId device, void* pointer, std::size_t bytes) noexcept;
+
+// Both return when it is done. `src` and `dst` of a copy may be host or device memory.
+void fill_device_bytes(DeviceId device, void* pointer, std::byte value, std::size_t bytes);
+void copy_device_bytes(DeviceId device, void* dst, const void* src, std::size_t bytes);
+
+}  // namespace sluiceway

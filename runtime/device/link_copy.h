@@ -1,0 +1,53 @@
+// One direction of the link between device and host: copies that take the time the link takes.
+//
+//   seconds(bytes) = latency_us * 1e-6 + bytes / (gbps * 1e9)
+//
+// On the host device a token bucket makes every copy last that long (the thread sleeps, it does
+// not spin), less what the copy before it overslept: sums are exact, whatever the timer does
+// (wire_schedule.h). gbps = 0 means unthrottled, a latency remains. On CUDA copies run at the
+// speed of the bus, and a rate that is not 0 is refused. Every byte is counted where it crosses.
+//
+// Thread safety: copy() and bytes() from any thread; two copies on one link share its rate.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "kernels/base/stream_ref.h"
+#include "runtime/device/stream.h"
+
+namespace sluiceway {
+
+enum class LinkDirection { kDeviceToHost, kHostToDevice };
+
+class LinkCopy {
+ public:
+  struct Config {
+    double gbps = 0;  // 1e9 bytes per second; 0: unthrottled.
+    double latency_us = 0;
+  };
+
+  LinkCopy(DeviceId device, LinkDirection direction, Config config);  // InvalidArgument: rate.
+  ~LinkCopy();
+  LinkCopy(const LinkCopy&) = delete;
+  LinkCopy& operator=(const LinkCopy&) = delete;
+
+  // To be called from a task of the stream that `stream` refers to: on the host device it returns
+  // when the bytes have crossed, on CUDA when the copy is enqueued.
+  void copy(void* dst, const void* src, std::size_t bytes, StreamRef stream);
+
+  std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
+  double seconds(std::size_t bytes) const noexcept;  // Predicted; unthrottled links predict 0.
+
+ private:
+  struct Bucket;
+  DeviceId device_;
+  LinkDirection direction_;
+  Config config_;
+  std::atomic<std::uint64_t> bytes_{0};
+  std::unique_ptr<Bucket> bucket_;
+};
+
+}  // namespace sluiceway

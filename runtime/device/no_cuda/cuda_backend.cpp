@@ -1,0 +1,46 @@
+#include "runtime/device/cuda_backend.h"
+
+#include "kernels/base/check.h"
+
+namespace sluiceway::cuda {
+namespace {
+
+[[noreturn]] void unavailable(int ordinal) {
+  throw Unavailable(concat("device: CUDA device ", ordinal,
+                           " asked for, this build has no CUDA; use the host device, or configure "
+                           "with SLUICEWAY_CUDA=ON"));
+}
+
+}  // namespace
+
+int device_count() noexcept { return 0; }
+
+std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::Options&) {
+  unavailable(device.ordinal);
+}
+
+std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
+  unavailable(stream.device);
+}
+
+int select_device(int ordinal) { unavailable(ordinal); }
+
+void restore_device(int) noexcept {}
+
+void* allocate_bytes(int ordinal, std::size_t) { unavailable(ordinal); }
+
+void free_bytes(int, void*) noexcept {}
+
+void* allocate_pinned_bytes(int ordinal, std::size_t) { unavailable(ordinal); }
+
+void free_pinned_bytes(int, void*) noexcept {}
+
+void fill_bytes(int ordinal, void*, int, std::size_t) { unavailable(ordinal); }
+
+void copy_bytes(int ordinal, void*, const void*, std::size_t) { unavailable(ordinal); }
+
+void copy_bytes_async(StreamRef stream, void*, const void*, std::size_t, LinkDirection) {
+  unavailable(stream.device);
+}
+
+}  // namespace sluiceway::cuda

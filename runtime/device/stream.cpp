@@ -1,0 +1,57 @@
+#include "runtime/device/stream.h"
+
+#include <utility>
+
+#include "runtime/device/cuda_backend.h"
+#include "runtime/device/host_stream.h"
+
+namespace sluiceway {
+
+struct Stream::Impl {
+  std::unique_ptr<StreamBackend> backend;
+};
+
+Stream::Stream(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&&) noexcept = default;
+Stream::~Stream() = default;
+
+Stream Stream::owned(DeviceId device, Options options) {
+  if (device.is_host()) return host(std::move(options));
+  return Stream(std::make_unique<Impl>(Impl{cuda::make_owned_stream(device, options)}));
+}
+
+Stream Stream::borrowed(StreamRef framework_stream) {
+  if (DeviceId{framework_stream.device}.is_host()) {
+    return Stream(std::make_unique<Impl>(Impl{std::make_unique<InlineStream>()}));
+  }
+  return Stream(std::make_unique<Impl>(Impl{cuda::make_borrowed_stream(framework_stream)}));
+}
+
+Stream Stream::host(Options options) {
+  return Stream(std::make_unique<Impl>(Impl{std::make_unique<WorkerStream>(std::move(options))}));
+}
+
+void Stream::enqueue(Task task) { impl_->backend->enqueue(std::move(task), nullptr); }
+
+void Stream::enqueue(Task task, Done done) {
+  impl_->backend->enqueue(std::move(task), std::move(done));
+}
+
+void Stream::wait(const Event& event) { impl_->backend->wait(event); }
+
+Event Stream::record() { return impl_->backend->record(); }
+
+void Stream::synchronize() { impl_->backend->synchronize(); }
+
+DeviceId Stream::device() const noexcept { return impl_->backend->device(); }
+
+DeviceGuard::DeviceGuard(DeviceId device) {
+  if (!device.is_host()) previous_ = cuda::select_device(device.ordinal);
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) cuda::restore_device(previous_);
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,87 @@
+// An ordered queue of device work; what is enqueued runs in order, asynchronously to the caller.
+//
+// Three kinds behind one interface:
+//   owned     host device: one worker thread, first in first out. CUDA: a cudaStream_t of ours.
+//   borrowed  the stream that the framework computes on. The host device has none, since torch
+//             runs on the calling thread: work enqueued here runs at once, on that thread.
+//   host      a worker thread in every build, for work that runs on the processor (AdamW on cores).
+//
+// Ownership:     movable; ~Stream() finishes the work already enqueued, then joins its thread.
+// Thread safety: every call from any thread.
+// Errors:        what a task throws goes to its `done`; a task without one poisons the stream, and
+//                synchronize() rethrows it once.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "kernels/base/stream_ref.h"
+#include "runtime/device/event.h"
+
+namespace sluiceway {
+
+struct DeviceId {
+  int ordinal = -1;  // -1 is the host device, otherwise the CUDA ordinal.
+  bool is_host() const noexcept { return ordinal < 0; }
+  friend bool operator==(DeviceId, DeviceId) = default;
+};
+
+// When a task ran, in microseconds of the trace's clock (trace.h: now_us()), and what it threw.
+struct Completion {
+  double begin_us = 0;
+  double end_us = 0;
+  std::exception_ptr error;
+};
+
+class Stream {
+ public:
+  struct Options {
+    std::string name;  // Of the thread and of the trace row; at most 15 characters are kept.
+    int cpu = -1;      // Processor to pin the worker thread to; -1 leaves it free.
+  };
+  using Task = std::function<void(StreamRef)>;
+  using Done = std::function<void(const Completion&)>;
+
+  static Stream owned(DeviceId device, Options options);
+  static Stream borrowed(StreamRef framework_stream);
+  static Stream host(Options options);
+
+  Stream(Stream&&) noexcept;
+  Stream& operator=(Stream&&) noexcept;
+  ~Stream();
+
+  // Host kinds run `task` on the worker (borrowed: at once, on this thread). CUDA calls `task` on
+  // this thread, which launches on the given stream.
+  void enqueue(Task task);
+
+  // As enqueue; `done` runs when the work has finished, on a thread of the stream's choosing. It
+  // must not block or throw, and may enqueue on any stream.
+  void enqueue(Task task, Done done);
+
+  void wait(const Event& event);  // Work enqueued later starts after `event`.
+  Event record();                 // Happens when everything enqueued so far has finished.
+  void synchronize();
+
+  DeviceId device() const noexcept;
+
+ private:
+  struct Impl;
+  explicit Stream(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Makes `device` current on this thread for the guard's lifetime; nothing to do on the host.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(DeviceId device);
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  ~DeviceGuard();
+
+ private:
+  int previous_ = -1;
+};
+
+}  // namespace sluiceway

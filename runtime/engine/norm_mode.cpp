@@ -1,0 +1,30 @@
+#include "runtime/engine/norm_mode.h"
+
+#include "kernels/base/check.h"
+
+namespace sluiceway {
+
+NormChoice parse_norm_choice(std::string_view name) {
+  if (name == "auto") return NormChoice::kAuto;
+  if (name == "exact") return NormChoice::kExact;
+  if (name == "speculative") return NormChoice::kSpeculative;
+  if (name == "lagged") {
+    throw Unavailable("norm_mode: lagged is not in this version, it has auto, exact, speculative");
+  }
+  throw InvalidArgument(
+      concat("norm_mode: is \"", name, "\", expected auto, exact, speculative or lagged"));
+}
+
+void NormModeChooser::note_step(bool redone) noexcept {
+  redone_rate_ += 0.02 * ((redone ? 1.0 : 0.0) - redone_rate_);
+}
+
+bool NormModeChooser::prefers_speculative(const std::vector<LayerCost>& costs) const {
+  if (redone_rate_ > kMaxRedoneRate) return false;
+  const int transition = transition_layer(costs);
+  const double exact = predict_makespan(costs, order_, NormBarrier::kExact, transition);
+  const double at_once = predict_makespan(costs, order_, NormBarrier::kNone, transition);
+  return exact > kWorthwhileGain * at_once;
+}
+
+}  // namespace sluiceway

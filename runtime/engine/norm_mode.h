@@ -1,0 +1,45 @@
+// Decides when host work of a step may start: after the global norm is known, or at once.
+//
+// Auto (LSP.md section 4): exact while the cost model says that its host and upload work hides
+// behind the forward; else speculative while few steps are clipped; else exact.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "runtime/schedule/cost_model.h"
+
+namespace sluiceway {
+
+enum class NormChoice : std::uint8_t { kAuto, kExact, kSpeculative };
+NormChoice parse_norm_choice(std::string_view name);  // "auto", "exact", "speculative"
+
+class NormModeChooser {
+ public:
+  // Under Order::kBarrier host work waits for the whole step anyway: always exact.
+  NormModeChooser(NormChoice choice, Order order) : choice_(choice), order_(order) {
+    if (choice == NormChoice::kSpeculative && order != Order::kBarrier) speculative_ = true;
+  }
+
+  bool speculative() const noexcept { return speculative_; }
+
+  // Once a committed step. `redone`: the forecast factor was wrong, by clipping or scaling.
+  void note_step(bool redone) noexcept;
+  // Whether the next step should be speculative, from this step's measured times.
+  bool prefers_speculative(const std::vector<LayerCost>& costs) const;
+  void set_speculative(bool on) noexcept { speculative_ = on; }
+  bool decides() const noexcept {
+    return choice_ == NormChoice::kAuto && order_ != Order::kBarrier;
+  }
+
+ private:
+  static constexpr double kMaxRedoneRate = 0.1;    // Above it redoing costs more than waiting.
+  static constexpr double kWorthwhileGain = 1.02;  // Exact is kept while it costs less than this.
+  NormChoice choice_;
+  Order order_;
+  bool speculative_ = false;
+  double redone_rate_ = 0;  // Exponential mean over about 50 steps.
+};
+
+}  // namespace sluiceway

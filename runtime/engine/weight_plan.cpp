@@ -1,0 +1,64 @@
+#include "runtime/engine/weight_plan.h"
+
+#include "kernels/base/check.h"
+#include "runtime/device/device_memory.h"
+
+namespace sluiceway {
+
+WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
+  SLUICEWAY_CHECK(spec.rows > 0 && spec.cols > 0, "plan_weight: ", spec.name, " is ", spec.rows,
+                  "x", spec.cols, ", expected at least 1x1");
+  if (spec.dtype == DType::kF16) {
+    throw Unavailable(concat("plan_weight: ", spec.name,
+                             " is f16, this version updates f32 and bf16 weights; keep f32 weights "
+                             "and autocast to f16"));
+  }
+  SLUICEWAY_CHECK((spec.dtype == DType::kF32) == (spec.rounding == Rounding::kNearest),
+                  "plan_weight: ", spec.name, " is ", to_string(spec.dtype),
+                  ", expected plain updates for f32 weights and stochastic or residual ones for "
+                  "bf16 weights");
+  WeightPlan plan;
+  plan.core = core_shape(spec.codec, spec.rows, spec.cols);
+  plan.projector_bytes = projector_bytes(spec.codec, spec.rows, spec.cols);
+  const auto elems = static_cast<std::uint64_t>(plan.core.elems());
+  const std::uint64_t moments = 2 * elems * sizeof(float);
+  plan.device_bytes = elems * sizeof(float);
+  if (spec.rounding == Rounding::kResidual) {
+    plan.device_bytes += static_cast<std::uint64_t>(spec.rows * spec.cols) * sizeof(std::uint16_t);
+  }
+  if (spec.tier == CoreTier::kDevice) {
+    plan.device_bytes += moments + elems * sizeof(float);  // And the direction.
+    return plan;
+  }
+  const std::uint64_t wire = wire_bytes(spec.wire, plan.core.elems());
+  plan.d2h_bytes = wire;
+  plan.h2d_bytes = wire;
+  plan.device_bytes += wire;                                     // Direction.
+  if (spec.wire != WireFormat::kF32) plan.device_bytes += wire;  // Packed gradient.
+  if (spec.wire == WireFormat::kInt8) plan.device_bytes += elems * sizeof(float);  // Unpacked.
+  plan.host_bytes = speculative ? 2 * moments : moments;
+  plan.pinned_bytes = 2 * round_up(static_cast<std::size_t>(wire), kPageBytes);
+  return plan;
+}
+
+CoreTier parse_core_tier(std::string_view name) {
+  if (name == "host" || name == "auto") return CoreTier::kHost;
+  SLUICEWAY_CHECK(name == "device", "tier: is \"", name, "\", expected host, device or auto");
+  return CoreTier::kDevice;
+}
+
+WireFormat parse_wire(std::string_view name) {
+  if (name == "fp32") return WireFormat::kF32;
+  if (name == "bf16") return WireFormat::kBF16;
+  SLUICEWAY_CHECK(name == "int8", "wire: is \"", name, "\", expected fp32, bf16 or int8");
+  return WireFormat::kInt8;
+}
+
+Rounding parse_rounding(std::string_view name, DType dtype) {
+  SLUICEWAY_CHECK(name == "auto" || name == "stochastic" || name == "residual",
+                  "weight_update: is \"", name, "\", expected auto, stochastic or residual");
+  if (dtype == DType::kF32) return Rounding::kNearest;
+  return name == "residual" ? Rounding::kResidual : Rounding::kStochastic;
+}
+
+}  // namespace sluiceway

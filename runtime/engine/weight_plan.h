@@ -1,0 +1,47 @@
+// What one compressed weight costs: bytes on each tier, and bytes over the link a step.
+//
+// The same numbers size the buffers (weight_slot.h) and answer `sluiceway plan`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "compress/gradient_codec.h"
+#include "kernels/base/dtype.h"
+#include "kernels/decompress.h"
+#include "kernels/wire.h"
+
+namespace sluiceway {
+
+// Where AdamW on the core runs.
+enum class CoreTier : std::uint8_t { kHost, kDevice };
+
+struct WeightSpec {
+  std::string name;       // Unique; its stable hash keys every random draw.
+  std::int64_t rows = 0;  // m
+  std::int64_t cols = 0;  // n
+  DType dtype = DType::kF32;
+  CodecConfig codec;
+  WireFormat wire = WireFormat::kBF16;
+  CoreTier tier = CoreTier::kHost;
+  Rounding rounding = Rounding::kNearest;  // kNearest for f32 weights only.
+};
+
+struct WeightPlan {
+  CoreShape core;
+  std::uint64_t d2h_bytes = 0;  // A step; 0 with CoreTier::kDevice.
+  std::uint64_t h2d_bytes = 0;
+  std::uint64_t projector_bytes = 0;  // Device; reserved by the codec.
+  std::uint64_t device_bytes = 0;     // Accumulator, both wire buffers, low bits, moments if there.
+  std::uint64_t host_bytes = 0;       // Moments, twice while speculative.
+  std::uint64_t pinned_bytes = 0;     // Gradient and direction in wire format, in whole pages.
+};
+
+// InvalidArgument: no elements, or a rounding that the weight's dtype cannot have.
+WeightPlan plan_weight(const WeightSpec& spec, bool speculative);
+
+CoreTier parse_core_tier(std::string_view name);              // "host", "device"
+WireFormat parse_wire(std::string_view name);                 // "fp32", "bf16", "int8"
+Rounding parse_rounding(std::string_view name, DType dtype);  // "auto", "stochastic", "residual"
+
+}  // namespace sluiceway

@@ -1,0 +1,142 @@
+#include "runtime/engine/weight_slot.h"
+
+#include "kernels/base/check.h"
+#include "kernels/philox.h"
+
+namespace sluiceway {
+WeightSlot::WeightSlot(WeightSpec weight_spec, DeviceId device, Budget& budget)
+    : spec(std::move(weight_spec)),
+      hash(stable_hash(spec.name)),
+      plan(plan_weight(spec, false)),
+      codec(make_codec(spec.codec, spec.rows, spec.cols, hash, budget)) {
+  const auto core_bytes = static_cast<std::size_t>(core_elems()) * sizeof(float);
+  const auto wire = static_cast<std::size_t>(plan.d2h_bytes);
+  const auto buffer = [&](Tier tier, std::size_t bytes, const char* what) {
+    return Buffer(budget, tier, device, bytes, concat(what, " of ", spec.name));
+  };
+  accumulator_ = buffer(Tier::kDevice, core_bytes, "core");
+  if (spec.rounding == Rounding::kResidual) {
+    const auto elems = static_cast<std::size_t>(spec.rows * spec.cols);
+    low_ = buffer(Tier::kDevice, elems * sizeof(std::uint16_t), "low halves");
+  }
+  const Tier moments_tier = spec.tier == CoreTier::kDevice ? Tier::kDevice : Tier::kHost;
+  m_[0] = buffer(moments_tier, core_bytes, "first moment");
+  v_[0] = buffer(moments_tier, core_bytes, "second moment");
+  if (spec.tier == CoreTier::kDevice) {
+    unpacked_ = buffer(Tier::kDevice, core_bytes, "direction");
+    return;
+  }
+  gradient = buffer(Tier::kPinned, wire, "staged gradient");
+  direction = buffer(Tier::kPinned, wire, "staged direction");
+  arrived = buffer(Tier::kDevice, wire, "arrived direction");
+  if (spec.wire != WireFormat::kF32) packed_ = buffer(Tier::kDevice, wire, "packed gradient");
+  if (spec.wire == WireFormat::kInt8) unpacked_ = buffer(Tier::kDevice, core_bytes, "direction");
+}
+
+void WeightSlot::add_spare(DeviceId device, Budget& budget) {
+  const auto core_bytes = static_cast<std::size_t>(core_elems()) * sizeof(float);
+  Buffer m(budget, Tier::kHost, device, core_bytes, "spare first moment of " + spec.name);
+  Buffer v(budget, Tier::kHost, device, core_bytes, "spare second moment of " + spec.name);
+  m_[1] = std::move(m);
+  v_[1] = std::move(v);
+}
+
+MatrixView<float> WeightSlot::core() const noexcept {
+  return {accumulator_.as<float>().data(), plan.core.rows, plan.core.cols};
+}
+
+MatrixView<std::uint16_t> WeightSlot::low_bits() const noexcept {
+  if (low_.size() == 0) return {};
+  return {low_.as<std::uint16_t>().data(), spec.rows, spec.cols};
+}
+
+Moments WeightSlot::moments(int which) const noexcept {
+  const auto at = static_cast<std::size_t>(which);
+  return {{m_[at].as<float>().data(), plan.core.rows, plan.core.cols},
+          {v_[at].as<float>().data(), plan.core.rows, plan.core.cols}};
+}
+
+std::span<const std::byte> WeightSlot::outgoing() const noexcept {
+  const Buffer& source = spec.wire == WireFormat::kF32 ? accumulator_ : packed_;
+  return {source.data(), source.size()};
+}
+
+void WeightSlot::accumulate(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) {
+  codec->compress(g, backwards == 0 ? 0.0F : 1.0F, core(), scratch, stream);
+  ++backwards;
+  scanned = false;
+}
+
+void WeightSlot::scan(bool pack) {
+  const std::span<const float> values = accumulator_.as<const float>();
+  if (pack && packed_.size() != 0) {
+    scan_result = cpu::pack(spec.wire, values, {packed_.data(), packed_.size()});
+  } else if (!scanned) {
+    scan_result = cpu::overflow_scan(values);
+  }
+  scanned = true;
+}
+
+void WeightSlot::clear() noexcept {
+  backwards = 0;
+  scanned = false;
+  submitted = false;
+  forecast.reset();
+}
+
+void WeightSlot::commit(int promised_backwards) noexcept {
+  expected = promised_backwards > 0 ? promised_backwards : backwards;
+  live = target;
+  ++steps;
+  clear();
+}
+
+std::size_t WeightSlot::scratch_elems() const noexcept { return codec->scratch_elems(); }
+
+std::size_t WeightSlot::host_scratch_elems() const noexcept {
+  return spec.wire == WireFormat::kInt8 ? 2 * static_cast<std::size_t>(core_elems()) : 0;
+}
+
+void WeightSlot::update_core(int from, int to, const AdamHyper& hyper, float scale,
+                             std::span<float> scratch) {
+  const auto f = static_cast<std::size_t>(from);
+  const auto t = static_cast<std::size_t>(to);
+  const AdamMoments moments{m_[f].as<const float>(), v_[f].as<const float>(), m_[t].as<float>(),
+                            v_[t].as<float>()};
+  if (spec.tier == CoreTier::kDevice) {
+    cpu::adam_direction(accumulator_.as<const float>(), scale, moments, hyper,
+                        unpacked_.as<float>());
+    return;
+  }
+  switch (spec.wire) {
+    case WireFormat::kF32:
+      cpu::adam_direction(gradient.as<const float>(), scale, moments, hyper, direction.as<float>());
+      return;
+    case WireFormat::kBF16:
+      cpu::adam_direction(gradient.as<const bf16>(), scale, moments, hyper, direction.as<bf16>());
+      return;
+    case WireFormat::kInt8: {
+      const auto elems = static_cast<std::size_t>(core_elems());
+      const std::span<float> g = scratch.first(elems);
+      const std::span<float> d = scratch.subspan(elems, elems);
+      cpu::unpack(spec.wire, gradient.as<const std::byte>(), g);
+      cpu::adam_direction(std::span<const float>(g), scale, moments, hyper, d);
+      cpu::pack(spec.wire, d, direction.as<std::byte>());
+    }
+  }
+}
+
+void WeightSlot::apply(std::span<float> scratch, StreamRef stream) {
+  AnyMatrix d{arrived.data(), plan.core.rows, plan.core.cols, plan.core.cols, DType::kF32};
+  if (spec.tier == CoreTier::kDevice || spec.wire == WireFormat::kInt8) {
+    d.data = unpacked_.data();
+    if (spec.tier == CoreTier::kHost) {
+      cpu::unpack(spec.wire, arrived.as<const std::byte>(), unpacked_.as<float>());
+    }
+  } else if (spec.wire == WireFormat::kBF16) {
+    d.dtype = DType::kBF16;
+  }
+  codec->apply(weight, low_bits(), d, update, scratch, stream);
+}
+
+}  // namespace sluiceway

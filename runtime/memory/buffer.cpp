@@ -1,0 +1,89 @@
+#include "runtime/memory/buffer.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "runtime/device/device_memory.h"
+#include "runtime/memory/scribble.h"
+
+namespace sluiceway {
+namespace {
+
+// Where the bytes of a tier live: only the device tier is the device's own memory.
+DeviceId home(Tier tier, DeviceId device) noexcept {
+  return tier == Tier::kHost ? DeviceId{} : device;
+}
+
+bool on_host(Tier tier, DeviceId device) noexcept {
+  return tier != Tier::kDevice || device.is_host();
+}
+
+std::uint64_t reserved_bytes(Tier tier, std::size_t bytes, std::string_view purpose) {
+  SLUICEWAY_CHECK(tier != Tier::kDisk, "buffer: ", purpose, ": ", format_bytes(bytes),
+                  " on the disk tier, expected device, host or pinned: the store holds the disk");
+  if (tier != Tier::kPinned) return bytes;
+  SLUICEWAY_CHECK(bytes <= SIZE_MAX - kPageBytes, "buffer: ", purpose, ": ", format_bytes(bytes),
+                  ", expected at most ", format_bytes(SIZE_MAX - kPageBytes));
+  return round_up(bytes, kPageBytes);
+}
+
+std::byte* allocate(Tier tier, DeviceId device, std::size_t bytes) {
+  void* pointer = tier == Tier::kPinned ? allocate_pinned_bytes(device, bytes)
+                                        : allocate_device_bytes(home(tier, device), bytes);
+  return static_cast<std::byte*>(pointer);
+}
+
+void deallocate(Tier tier, DeviceId device, std::byte* data, std::size_t bytes) noexcept {
+  if (tier == Tier::kPinned) {
+    free_pinned_bytes(device, data, bytes);
+  } else {
+    free_device_bytes(home(tier, device), data, bytes);
+  }
+}
+
+}  // namespace
+
+Buffer::Buffer(Budget& budget, Tier tier, DeviceId device, std::size_t bytes,
+               std::string_view purpose, Fill fill)
+    : reservation_(budget.reserve(tier, reserved_bytes(tier, bytes, purpose), purpose)),
+      data_(allocate(tier, device, bytes)),
+      bytes_(bytes),
+      tier_(tier),
+      device_(device) {
+  if (fill == Fill::kNone && !scribbles()) return;
+  const std::byte value = fill == Fill::kZero ? std::byte{0} : kScribble;
+  try {
+    fill_device_bytes(on_host(tier, device) ? DeviceId{} : device, data_, value, bytes_);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : reservation_(std::move(other.reservation_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      tier_(other.tier_),
+      device_(other.device_) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  Buffer taken(std::move(other));
+  std::swap(reservation_, taken.reservation_);
+  std::swap(data_, taken.data_);
+  std::swap(bytes_, taken.bytes_);
+  std::swap(tier_, taken.tier_);
+  std::swap(device_, taken.device_);
+  return *this;
+}
+
+Buffer::~Buffer() { release(); }
+
+void Buffer::release() noexcept {
+  if (data_ == nullptr) return;
+  if (on_host(tier_, device_)) scribble(data_, bytes_);
+  deallocate(tier_, device_, std::exchange(data_, nullptr), std::exchange(bytes_, 0));
+}
+
+}  // namespace sluiceway

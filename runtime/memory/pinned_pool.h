@@ -1,0 +1,79 @@
+// Pieces of one page-locked slab, each exactly as large as asked for, used to stage transfers.
+//
+// The slab is reserved in the budget and page-locked at construction; acquire() never allocates
+// memory for payloads. A piece starts on a cache line and is followed by less than one line of
+// waste: nothing is rounded to a power of two. Free neighbours join again. First fit: unfit for
+// many small pieces of long and mixed life, which would leave holes.
+//
+// Ownership:     a Lease owns one piece; ~Lease() or retire() gives it back.
+// Thread safety: the pool may be called from any thread, a Lease from one thread at a time. Who
+//                waits in acquire() is served when there is room, in no promised order.
+// Lifetime:      the pool outlives its leases; ~PinnedPool() waits for those that are retiring and
+//                terminates if one is still held.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "runtime/device/event.h"
+#include "runtime/memory/buffer.h"
+
+namespace sluiceway {
+
+class PinnedPool {
+  struct State;
+
+ public:
+  struct Config {
+    std::size_t slab_bytes = std::size_t{64} << 20;
+    std::uint64_t first_generation = 1;  // Where counting starts; tests start it at its end.
+  };
+
+  class Lease {  // Move-only. A moved-from or retired Lease is empty: bytes() has size 0.
+   public:
+    Lease(Lease&& other) noexcept;
+    Lease& operator=(Lease&& other) noexcept;
+    ~Lease();  // Reusable at once: no copy or disk request may still refer to the piece.
+
+    // Gives the piece back when `done` happens, and empties this Lease. Does not wait.
+    void retire(const Event& done) noexcept;
+    std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+    // Names this use of the piece; 0 for an empty Lease, never for another. A completion that
+    // carries a generation which is_current() denies belongs to a previous owner.
+    std::uint64_t generation() const noexcept { return generation_; }
+
+   private:
+    friend class PinnedPool;
+    Lease(std::shared_ptr<State> state, std::span<std::byte> bytes,
+          std::uint64_t generation) noexcept;
+    std::shared_ptr<State> state_;
+    std::span<std::byte> bytes_;
+    std::uint64_t generation_ = 0;
+  };
+
+  // OutOfMemory: both byte counts. InvalidArgument: an empty slab.
+  PinnedPool(Budget& budget, DeviceId device, Config config);
+  PinnedPool(const PinnedPool&) = delete;
+  PinnedPool& operator=(const PinnedPool&) = delete;
+  ~PinnedPool();
+
+  // `name` says in a Timeout whose piece it is. Waits for room as long as `timeout`.
+  // InvalidArgument: larger than the slab. Timeout: what is free, and every lease in flight.
+  [[nodiscard]] Lease acquire(std::size_t bytes, std::string_view name,
+                              std::chrono::milliseconds timeout);
+
+  bool is_current(std::uint64_t generation) const;  // Whether this lease is still held.
+  std::size_t in_flight() const;                    // Leases held or retiring.
+  std::size_t in_flight_bytes() const;
+  std::size_t slab_bytes() const noexcept;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace sluiceway

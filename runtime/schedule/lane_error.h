@@ -1,0 +1,15 @@
+// Names the lane and the payload in an error, and keeps the error's type.
+#pragma once
+
+#include <exception>
+#include <string_view>
+
+#include "runtime/schedule/lane.h"
+
+namespace sluiceway {
+
+// "executor: lane host, payload blocks.3.mlp: <what>". A type of error.h stays what it was,
+// std::bad_alloc becomes OutOfMemory, everything else becomes Error.
+std::exception_ptr name_error(std::exception_ptr error, Lane lane, std::string_view payload);
+
+}  // namespace sluiceway

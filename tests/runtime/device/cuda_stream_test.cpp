@@ -1,0 +1,235 @@
+// Streams, events, links and memory of CUDA device 0. A machine without one fails here.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <future>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "runtime/device/device_memory.h"
+#include "runtime/device/link_copy.h"
+#include "runtime/device/stream.h"
+#include "runtime/trace/trace.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+constexpr DeviceId kCuda0{0};
+
+class Allocation {
+ public:
+  using Free = void (*)(DeviceId, void*, std::size_t) noexcept;
+  Allocation(void* pointer, std::size_t bytes, Free free)
+      : pointer_(pointer), bytes_(bytes), free_(free) {}
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
+  ~Allocation() { free_(kCuda0, pointer_, bytes_); }
+  char* data() const { return static_cast<char*>(pointer_); }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  void* pointer_;
+  std::size_t bytes_;
+  Free free_;
+};
+
+Allocation on_device(std::size_t bytes) {
+  return {allocate_device_bytes(kCuda0, bytes), bytes, &free_device_bytes};
+}
+
+Allocation pinned(std::size_t bytes) {
+  return {allocate_pinned_bytes(kCuda0, bytes), bytes, &free_pinned_bytes};
+}
+
+class CudaStreamTest : public testing::Test {
+ protected:
+  static constexpr std::size_t kBytes = 1'000'003;
+  Stream stream = Stream::owned(kCuda0, {"cuda"});
+  LinkCopy up{kCuda0, LinkDirection::kHostToDevice, {}};
+  LinkCopy down{kCuda0, LinkDirection::kDeviceToHost, {}};
+
+  Stream::Task copy(LinkCopy& link, const Allocation& dst, const Allocation& src) {
+    return [&](StreamRef ref) { link.copy(dst.data(), src.data(), dst.size(), ref); };
+  }
+};
+
+TEST_F(CudaStreamTest, BytesCrossTheLinkAndComeBackCounted) {
+  const Allocation source = pinned(kBytes);
+  const Allocation device = on_device(kBytes);
+  const Allocation target = pinned(kBytes);
+  std::iota(source.data(), source.data() + kBytes, static_cast<char>(1));
+  std::memset(target.data(), 0, kBytes);
+  stream.enqueue(copy(up, device, source));
+  stream.enqueue(copy(down, target, device));
+  stream.synchronize();
+  EXPECT_EQ(std::memcmp(source.data(), target.data(), kBytes), 0);
+  EXPECT_EQ(up.bytes(), kBytes);
+  EXPECT_EQ(down.bytes(), kBytes);
+}
+
+TEST_F(CudaStreamTest, DoneComesInOrderWithTheTimeTheDeviceTook) {
+  const Allocation source = pinned(kBytes);
+  const Allocation device = on_device(kBytes);
+  std::vector<int> order;
+  std::vector<double> elapsed_us;
+  for (int i = 0; i < 10; ++i) {
+    stream.enqueue(copy(up, device, source), [&, i](const Completion& completion) {
+      order.push_back(i);
+      elapsed_us.push_back(completion.end_us - completion.begin_us);
+      EXPECT_EQ(completion.error, nullptr);
+      EXPECT_LE(completion.end_us, now_us());
+    });
+  }
+  stream.synchronize();
+  EXPECT_THAT(order, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+  EXPECT_THAT(elapsed_us, testing::Each(testing::Gt(0)));
+}
+
+TEST_F(CudaStreamTest, DoneMayEnqueueOnItsOwnStream) {
+  const Allocation source = pinned(kBytes);
+  const Allocation device = on_device(kBytes);
+  std::promise<void> second;
+  stream.enqueue(copy(up, device, source), [&](const Completion&) {
+    stream.enqueue(copy(up, device, source), [&](const Completion&) { second.set_value(); });
+  });
+  EXPECT_EQ(second.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
+}
+
+TEST_F(CudaStreamTest, WaitsForAnEventOfAWorker) {
+  const Allocation source = pinned(kBytes);
+  const Allocation device = on_device(kBytes);
+  const Allocation target = pinned(kBytes);
+  Stream host = Stream::host({"host"});
+  std::promise<void> opened;
+  host.enqueue([&](StreamRef) {
+    opened.get_future().wait();
+    std::memset(source.data(), 'n', kBytes);
+  });
+  std::memset(source.data(), 'o', kBytes);
+  stream.wait(host.record());
+  stream.enqueue(copy(up, device, source));
+  const Event copied = stream.record();
+  EXPECT_FALSE(copied.happened());
+  opened.set_value();
+  stream.enqueue(copy(down, target, device));
+  stream.synchronize();
+  EXPECT_TRUE(copied.happened());
+  EXPECT_EQ(target.data()[kBytes - 1], 'n');
+}
+
+TEST_F(CudaStreamTest, ManyWaitsForWorkersUseTheirSignalsAgain) {
+  Stream host = Stream::host({"host"});
+  for (int i = 0; i < 5000; ++i) {
+    host.enqueue([](StreamRef) {});
+    stream.wait(host.record());
+    if (i % 100 == 0) stream.synchronize();
+  }
+  stream.synchronize();
+}
+
+TEST_F(CudaStreamTest, WorkerWaitsForItsEvent) {
+  const Allocation source = pinned(kBytes);
+  const Allocation device = on_device(kBytes);
+  const Allocation target = pinned(kBytes);
+  std::memset(source.data(), 'x', kBytes);
+  Stream host = Stream::host({"host"});
+  char seen = 0;
+  stream.enqueue(copy(up, device, source));
+  stream.enqueue(copy(down, target, device));
+  host.wait(stream.record());
+  host.enqueue([&](StreamRef) { seen = target.data()[kBytes - 1]; });
+  host.synchronize();
+  EXPECT_EQ(seen, 'x');
+}
+
+TEST_F(CudaStreamTest, WaitsForAnotherCudaStream) {
+  const Allocation source = pinned(kBytes);
+  const Allocation device = on_device(kBytes);
+  const Allocation target = pinned(kBytes);
+  std::memset(source.data(), 'y', kBytes);
+  Stream second = Stream::owned(kCuda0, {"second"});
+  stream.enqueue(copy(up, device, source));
+  second.wait(stream.record());
+  second.enqueue(copy(down, target, device));
+  second.synchronize();
+  EXPECT_EQ(target.data()[kBytes - 1], 'y');
+}
+
+TEST_F(CudaStreamTest, ExceptionGoesToDoneOrToSynchronizeOnce) {
+  bool told = false;
+  stream.enqueue([](StreamRef) { throw std::runtime_error("told"); },
+                 [&](const Completion& completion) { told = completion.error != nullptr; });
+  stream.synchronize();
+  EXPECT_TRUE(told);
+  stream.enqueue([](StreamRef) { throw std::runtime_error("untold"); });
+  EXPECT_THAT([&] { stream.synchronize(); }, ThrowsMessage<std::runtime_error>("untold"));
+  stream.synchronize();
+}
+
+TEST_F(CudaStreamTest, TaskLivesUntilTheDeviceIsDoneWithIt) {
+  Stream host = Stream::host({"host"});
+  std::promise<void> opened;
+  host.enqueue([&](StreamRef) { opened.get_future().wait(); });
+  stream.wait(host.record());
+  auto held = std::make_shared<int>(1);
+  const std::weak_ptr<int> watch = held;
+  stream.enqueue([held = std::move(held)](StreamRef) {});
+  EXPECT_FALSE(watch.expired());
+  opened.set_value();
+  stream.synchronize();
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST_F(CudaStreamTest, DestructorFinishesWhatWasEnqueued) {
+  const Allocation source = pinned(kBytes);
+  const Allocation device = on_device(kBytes);
+  int finished = 0;
+  Event last;
+  {
+    Stream local = Stream::owned(kCuda0, {"local"});
+    for (int i = 0; i < 20; ++i) {
+      local.enqueue(copy(up, device, source), [&](const Completion&) { ++finished; });
+    }
+    last = local.record();
+  }
+  EXPECT_EQ(finished, 20);
+  EXPECT_TRUE(last.happened());
+  last.wait();
+}
+
+TEST_F(CudaStreamTest, ThrottledLinkIsRefused) {
+  EXPECT_THAT([] { LinkCopy(kCuda0, LinkDirection::kDeviceToHost, {.gbps = 12}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("rate is 12 GB/s")));
+}
+
+TEST_F(CudaStreamTest, OrdinalThatDoesNotExistIsRefused) {
+  const DeviceId beyond{device_count()};
+  EXPECT_THAT([&] { check_device(beyond); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected 0 to")));
+}
+
+TEST_F(CudaStreamTest, FillAndCopyReachDeviceMemory) {
+  const Allocation device = on_device(kBytes);
+  std::vector<char> target(kBytes);
+  fill_device_bytes(kCuda0, device.data(), std::byte{0x5A}, kBytes);
+  copy_device_bytes(kCuda0, target.data(), device.data(), kBytes);
+  EXPECT_THAT(target, testing::Each(0x5A));
+}
+
+TEST_F(CudaStreamTest, RefusalNamesAskedAndFreeBytes) {
+  EXPECT_THAT([] { allocate_device_bytes(kCuda0, std::size_t{1} << 50); },
+              ThrowsMessage<OutOfMemory>(HasSubstr("1125899906842624 bytes")));
+}
+
+}  // namespace
+}  // namespace sluiceway::test
