@@ -1,0 +1,46 @@
+// What a codec saves: enough to notice that it is loaded into another weight's codec, and the
+// values that were learned. Everything random is drawn again from the seed.
+//
+//   state  := magic header values
+//   magic  := "swproj1\0"
+//   header := family:char[16] seed:u64 weight_hash:u64 m:i64 n:i64 dm:i64 dn:i64 nnz:i64
+//             generation:u64 value_count:u64
+//   values := f32[value_count]            P row by row, then Q row by row; sparse_learned only
+//
+// Numbers are little-endian.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace sluiceway {
+
+struct CodecStateHeader {
+  std::array<char, 16> family{};
+  std::uint64_t seed = 0;
+  std::uint64_t weight_hash = 0;
+  std::int64_t m = 0, n = 0, dm = 0, dn = 0;
+  std::int64_t nnz = 0;  // Of a row; the block for block families, 0 for identity.
+  std::uint64_t generation = 0;
+  std::uint64_t value_count = 0;
+
+  void set_family(std::string_view name) noexcept;
+};
+
+std::vector<std::byte> write_codec_state(CodecStateHeader header, std::span<const float> p,
+                                         std::span<const float> q);
+
+struct CodecState {
+  CodecStateHeader header;
+  std::vector<float> values;
+};
+
+// Corrupt: not a state, cut short, or of another codec, weight or seed than `expected`, whose
+// generation is not compared.
+CodecState read_codec_state(std::span<const std::byte> bytes, CodecStateHeader expected);
+
+}  // namespace sluiceway

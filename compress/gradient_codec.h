@@ -1,0 +1,121 @@
+// Turns the gradient of one weight into a small core and a core into an update of the weight.
+//
+//   compress   S <- beta S + P^T G Q             core x from gradient m x n       [LSP] section 3
+//   apply      W <- decay W + alpha P D Q^T      in one pass over W
+//   bias       |P P^T G Q Q^T - G|_F^2 and |G|_F^2
+//
+// One codec serves one weight and owns its projectors; their bytes are reserved on the device tier.
+// Everything an engine needs of a family is here, so that an engine never asks which family it is.
+//
+// Thread safety: const calls from any thread; refresh() and load() while no other call runs.
+// Errors:        InvalidArgument names both shapes; nothing was changed.
+// Cost:          the header of the kernel that a call ends in.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/base/stream_ref.h"
+#include "kernels/base/view.h"
+#include "kernels/bias_norm.h"
+#include "kernels/decompress.h"
+#include "runtime/memory/budget.h"
+
+namespace sluiceway {
+
+class ProjectorLearner;
+
+struct CoreShape {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t elems() const noexcept { return rows * cols; }
+};
+
+// Both moments of AdamW on the core, f32, core-shaped, in host memory.
+struct Moments {
+  MatrixView<float> m;
+  MatrixView<float> v;
+};
+
+enum class MomentTransport : std::uint8_t {
+  kProjected,  // M <- A M B, V <- (A o A) V (B o B), A = P_new^T P_old, B = Q_old^T Q_new.
+  kKeep,
+  kReset,
+};
+MomentTransport parse_transport(std::string_view name);  // "projected", "keep", "reset"
+
+struct RefreshOptions {
+  double threshold = 0;   // Learn until the relative bias is at most this (alpha of the paper).
+  int learn_steps = 100;  // At most.
+  MomentTransport transport = MomentTransport::kProjected;
+};
+
+struct RefreshOutcome {
+  bool refreshed = false;  // False: this family has nothing to learn, or the bias was low enough.
+  double bias_before = 0;  // Relative: |b(G)|_F / |G|_F.
+  double bias_after = 0;
+  int learn_steps = 0;
+  double seconds = 0;  // Measuring and learning; part of the step that asked for it.
+};
+
+class GradientCodec {
+ public:
+  virtual ~GradientCodec() = default;
+
+  virtual std::string_view name() const noexcept = 0;
+  virtual CoreShape core() const noexcept = 0;
+  // 1/f for orthonormal columns (LSP.md section 2), 1 otherwise.
+  virtual float default_scale() const noexcept = 0;
+  virtual bool learns() const noexcept = 0;
+  virtual std::uint64_t generation() const noexcept = 0;   // Refreshes so far.
+  virtual std::size_t scratch_elems() const noexcept = 0;  // f32 elements that a call below needs.
+
+  virtual void compress(const AnyMatrix& g, float beta, MatrixView<float> s,
+                        std::span<float> scratch, StreamRef stream) const = 0;
+
+  // `d` is f32 or bf16. `low` is empty unless update.rounding is kResidual.
+  virtual void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
+                     const WeightUpdate& update, std::span<float> scratch,
+                     StreamRef stream) const = 0;
+
+  virtual BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const = 0;
+
+  // Measures the bias on calibration gradient `g`; where it exceeds options.threshold, draws new
+  // positions, learns values with `learner`, replaces the projectors and carries the moments over.
+  virtual RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
+                                 ProjectorLearner& learner, const Moments& moments,
+                                 StreamRef stream) = 0;
+
+  // What a resume needs beyond the constructor's arguments; load(save()) is bit-identical.
+  virtual std::vector<std::byte> save() const = 0;
+  virtual void load(std::span<const std::byte> state) = 0;  // Corrupt: wrong size or header.
+};
+
+struct CodecConfig {
+  std::string name = "auto";
+  double ratio = 0.25;      // f: P is m x round(f m), Q is n x round(f n), by groups for blocks.
+  std::int64_t d = 0;       // Square core of the paper, where > 0; `ratio` is then not used.
+  std::int64_t nnz = 4;     // r of the sparse families.
+  std::int64_t block = 32;  // Rows per group of the block families.
+  std::uint64_t seed = 0;
+};
+
+// The family that "auto" stands for; otherwise `name` itself. Unavailable names the families that
+// this version has, InvalidArgument lists all names that exist.
+std::string resolve_codec(std::string_view name);
+
+// `weight_hash` is the stable hash of the weight's name: it keys the random draws. `budget`
+// outlives the codec: a refresh reserves the new projectors before it gives back the old.
+std::unique_ptr<GradientCodec> make_codec(const CodecConfig& config, std::int64_t m, std::int64_t n,
+                                          std::uint64_t weight_hash, Budget& budget);
+
+// The shape that make_codec() would give its core, and the device bytes of its projectors, without
+// allocating anything: for `plan`.
+CoreShape core_shape(const CodecConfig& config, std::int64_t m, std::int64_t n);
+std::uint64_t projector_bytes(const CodecConfig& config, std::int64_t m, std::int64_t n);
+
+}  // namespace sluiceway

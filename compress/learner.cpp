@@ -1,0 +1,103 @@
+#include "compress/learner.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <utility>
+
+#include "compress/learner_objective.h"
+#include "kernels/base/check.h"
+
+namespace sluiceway {
+namespace {
+
+at::Tensor as_f32_tensor(const AnyMatrix& g) {
+  const at::ScalarType type = g.dtype == DType::kF32   ? at::kFloat
+                              : g.dtype == DType::kF16 ? at::kHalf
+                                                       : at::kBFloat16;
+  return at::from_blob(g.data, {g.rows, g.cols}, {g.stride, 1}, at::TensorOptions().dtype(type))
+      .to(at::kFloat);
+}
+
+SparsePattern pattern_of(const LearnableRows& x) {
+  // from_blob takes a mutable pointer; the copy in another type is what is kept.
+  const at::Tensor index = at::from_blob(const_cast<std::int32_t*>(x.index), {x.rows, x.nnz},
+                                         at::TensorOptions().dtype(at::kInt));
+  return {index.to(at::kLong), x.cols};
+}
+
+at::Tensor values_of(const LearnableRows& x) {
+  return at::from_blob(x.value.data(), {x.rows, x.nnz}, at::TensorOptions().dtype(at::kFloat));
+}
+
+void check_half(const char* name, const LearnableRows& x, std::int64_t rows, const AnyMatrix& g) {
+  SLUICEWAY_CHECK(x.rows == rows && std::ssize(x.value) == x.rows * x.nnz, "learn: ", name, " is ",
+                  x.rows, "x", x.cols, " with ", x.value.size(), " values, expected ", rows,
+                  " rows of ", x.nnz, " for a gradient of ", g.rows, "x", g.cols);
+}
+
+// Adam on one tensor, eps outside the square root.
+class Adam {
+ public:
+  Adam(at::Tensor value, const LearnOptions& options)
+      : value_(std::move(value)),
+        m_(at::zeros_like(value_)),
+        v_(at::zeros_like(value_)),
+        options_(options) {}
+
+  void step(const at::Tensor& grad, int t) {
+    m_.mul_(options_.beta1).add_(grad, 1 - options_.beta1);
+    v_.mul_(options_.beta2).addcmul_(grad, grad, 1 - options_.beta2);
+    const double m_scale = 1 / (1 - std::pow(options_.beta1, t));
+    const double v_scale = 1 / (1 - std::pow(options_.beta2, t));
+    const at::Tensor root = (v_ * v_scale).sqrt_().add_(options_.eps);
+    value_.addcdiv_(m_, root, -options_.learning_rate * m_scale);
+  }
+
+  const at::Tensor& value() const { return value_; }
+
+ private:
+  at::Tensor value_, m_, v_;
+  LearnOptions options_;
+};
+
+class TorchLearner final : public ProjectorLearner {
+ public:
+  LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
+                     const LearnOptions& options, StreamRef stream) override {
+    if (stream.device >= 0) {
+      throw Unavailable(
+          concat("learn: stream of CUDA device ", stream.device, ", expected the host device"));
+    }
+    check_half("P", p, g.rows, g);
+    check_half("Q", q, g.cols, g);
+    const at::NoGradGuard no_grad;
+    const BiasObjective objective(as_f32_tensor(g), pattern_of(p), pattern_of(q), options.beta);
+    Adam p_adam(values_of(p).clone(), options), q_adam(values_of(q).clone(), options);
+    at::Tensor best_p, best_q;
+    LearnOutcome outcome;
+    for (int t = 1;; ++t) {
+      const BiasObjective::Evaluation now = objective.evaluate(p_adam.value(), q_adam.value());
+      if (t == 1) outcome.bias_before = now.bias;
+      if (t == 1 || now.bias < outcome.bias_after) {
+        outcome.bias_after = now.bias;
+        best_p = p_adam.value().clone();
+        best_q = q_adam.value().clone();
+      }
+      if (now.bias <= options.threshold || t > options.max_steps || !std::isfinite(now.bias)) break;
+      p_adam.step(now.dp, t);
+      q_adam.step(now.dq, t);
+      outcome.steps = t;
+    }
+    values_of(p).copy_(best_p);
+    values_of(q).copy_(best_q);
+    return outcome;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<ProjectorLearner> make_torch_learner() { return std::make_unique<TorchLearner>(); }
+
+}  // namespace sluiceway

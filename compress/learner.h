@@ -1,0 +1,70 @@
+// Lowers the estimation bias of a pair of sparse projectors on a calibration gradient.
+//
+//   minimise  |b(G)|_F / |G|_F + beta (|P|_F + |Q|_F)      [LSP] section 1, divided by |G|_F, so
+//                                                           that a loss scale changes nothing
+//
+// over the values, whose positions stay, with Adam, until the relative bias is at most `threshold`
+// or max_steps are done. The best values met are the ones that stay.
+//
+//   name    shape   dtype             layout                       access
+//   g       m x n   f32 | bf16 | f16  row-major, stride            read
+//   p       m x dm  f32               index i32[m, r], value       index read, value read and
+//   written q       n x dn  f32               index i32[n, r], value       index read, value read
+//   and written
+//
+// Errors: InvalidArgument, naming both shapes; Unavailable: a device this learner does not run on.
+//         The values are as they were.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kernels/base/stream_ref.h"
+#include "kernels/base/view.h"
+
+namespace sluiceway {
+
+struct LearnOptions {
+  double threshold = 0;
+  int max_steps = 100;
+  double beta = 1e-4;
+  double learning_rate = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;  // Outside the square root.
+};
+
+struct LearnOutcome {
+  double bias_before = 0;  // Relative: |b(G)|_F / |G|_F.
+  double bias_after = 0;
+  int steps = 0;
+};
+
+// The rows of one projector: fixed positions, and the values that learning moves.
+struct LearnableRows {
+  const std::int32_t* index = nullptr;
+  std::span<float> value;  // rows * nnz
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t nnz = 0;
+};
+
+class ProjectorLearner {
+ public:
+  virtual ~ProjectorLearner() = default;
+
+  virtual LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
+                             const LearnOptions& options, StreamRef stream) = 0;
+};
+
+// With libtorch, on torch's own threads; lives in sluiceway::learner. The host device only so far.
+//
+// Numerics: f32; equal calls give equal bits for an equal number of threads.
+// Cost:     a step is 4 r m n flop for G Q and G^T P, 4 r d (m + n) for the masked products, about
+//           10 d^3 for products of cores, r^2 (m + n) for the Gram matrices. Memory, in elements of
+//           4 bytes: m n for the transpose of G, as much again unless G is f32 and dense, about
+//           6 d (m + n), 10 d^2 and 3 r^2 (m + n). It is torch's, not the budget's.
+std::unique_ptr<ProjectorLearner> make_torch_learner();
+
+}  // namespace sluiceway

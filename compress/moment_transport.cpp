@@ -1,0 +1,82 @@
+#include "compress/moment_transport.h"
+
+#include <Eigen/SparseCore>
+#include <algorithm>
+#include <vector>
+
+#include "kernels/base/check.h"
+
+namespace sluiceway {
+namespace {
+
+using Sparse = Eigen::SparseMatrix<float, Eigen::RowMajor>;
+using Core = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using CoreMap = Eigen::Map<Core, 0, Eigen::OuterStride<>>;
+
+CoreMap as_eigen(MatrixView<float> x) {
+  return {x.data, x.rows, x.cols, Eigen::OuterStride<>(x.stride)};
+}
+
+// left^T right for two projectors of the same weight.
+Sparse overlap(const SparseRows& left, const SparseRows& right) {
+  std::vector<Eigen::Triplet<double>> entries;
+  entries.reserve(static_cast<std::size_t>(left.rows * left.nnz * right.nnz));
+  for (std::int64_t i = 0; i < left.rows; ++i) {
+    for (std::int64_t a = i * left.nnz; a < (i + 1) * left.nnz; ++a) {
+      for (std::int64_t b = i * right.nnz; b < (i + 1) * right.nnz; ++b) {
+        entries.emplace_back(left.index[a], right.index[b],
+                             static_cast<double>(left.value[a]) * right.value[b]);
+      }
+    }
+  }
+  Eigen::SparseMatrix<double, Eigen::RowMajor> sum(left.cols, right.cols);
+  sum.setFromTriplets(entries.begin(), entries.end());
+  return sum.cast<float>();
+}
+
+void multiply_from_both_sides(MatrixView<float> x, const Sparse& a, const Sparse& b) {
+  Core left = a * as_eigen(x);
+  as_eigen(x).noalias() = left * b;
+}
+
+void fill_zero(MatrixView<float> x) {
+  for (std::int64_t i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, 0.0F);
+}
+
+void check_moment(const char* name, MatrixView<float> x, const SparseRows& p, const SparseRows& q) {
+  SLUICEWAY_CHECK(x.rows == p.cols && x.cols == q.cols, "transport_moments: ", name, " is ", x.rows,
+                  "x", x.cols, ", expected ", p.cols, "x", q.cols);
+}
+
+void check_same_shape(const char* name, const SparseRows& a, const SparseRows& b) {
+  SLUICEWAY_CHECK(a.rows == b.rows && a.cols == b.cols, "transport_moments: new ", name, " is ",
+                  b.rows, "x", b.cols, ", expected ", a.rows, "x", a.cols, " as before");
+}
+
+}  // namespace
+
+void transport_moments(MomentTransport how, const Moments& moments, const SparseRows& p_old,
+                       const SparseRows& p_new, const SparseRows& q_old, const SparseRows& q_new) {
+  check_same_shape("P", p_old, p_new);
+  check_same_shape("Q", q_old, q_new);
+  check_moment("m", moments.m, p_old, q_old);
+  check_moment("v", moments.v, p_old, q_old);
+  switch (how) {
+    case MomentTransport::kKeep:
+      return;
+    case MomentTransport::kReset:
+      fill_zero(moments.m);
+      fill_zero(moments.v);
+      return;
+    case MomentTransport::kProjected:
+      break;
+  }
+  Sparse a = overlap(p_new, p_old);
+  Sparse b = overlap(q_old, q_new);
+  multiply_from_both_sides(moments.m, a, b);
+  a = a.cwiseProduct(a).eval();
+  b = b.cwiseProduct(b).eval();
+  multiply_from_both_sides(moments.v, a, b);
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,28 @@
+// Carries AdamW's moments from one subspace into the next when a projector is replaced.
+//
+//   M <- A M B               A = P_new^T P_old,  B = Q_old^T Q_new          [LSP] section 1
+//   V <- (A o A) V (B o B)   o: element by element, so V stays nonnegative
+//
+//   name          shape    dtype   access
+//   moments.m, v  dm x dn  f32     read, write
+//   p_old, p_new  m x dm   f32     read
+//   q_old, q_new  n x dn   f32     read
+//
+// A and B are sparse, with at most m r^2 and n r^2 entries; nothing of size m x n is formed. The
+// step counter of AdamW is the engine's and stays.
+//
+// Numerics: A and B are summed in double and rounded to f32 once, products are in f32.
+// Errors:   InvalidArgument, naming both shapes, before a moment changes.
+// Cost:     2 r^2 (m dn + n dm) flop for each moment. Temporaries: one f32 core, and 16 bytes for
+//           each of the m r^2 + n r^2 entries.
+#pragma once
+
+#include "compress/gradient_codec.h"
+#include "kernels/base/view.h"
+
+namespace sluiceway {
+
+void transport_moments(MomentTransport how, const Moments& moments, const SparseRows& p_old,
+                       const SparseRows& p_new, const SparseRows& q_old, const SparseRows& q_new);
+
+}  // namespace sluiceway

@@ -1,0 +1,207 @@
+// What every codec promises, for each family and each awkward shape, against dense double.
+#include "compress/gradient_codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/compress/codec_fixture.h"
+#include "tests/support/tolerance.h"
+
+namespace sluiceway::test {
+namespace {
+
+struct Case {
+  std::string name;
+  CodecConfig config;
+  std::int64_t m, n;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class GradientCodecTest : public testing::TestWithParam<Case> {
+ protected:
+  GradientCodecTest()
+      : codec(make_codec(config, m, n, kWeight, budget)),
+        pair(drawn_pair(config, m, n)),
+        scratch(scratch_of(*codec)),
+        g(rng.matrix(m, n)) {}
+
+  Matrix compressed(float beta, Matrix s) {
+    codec->compress(any_matrix(g), beta, s.view(), scratch, {});
+    return s;
+  }
+  Matrix core_matrix(double scale = 1) {
+    return rng.matrix(codec->core().rows, codec->core().cols, scale);
+  }
+  double largest(const MatrixF64& x) {
+    double out = 0;
+    for (const double v : x.v) out = std::max(out, std::abs(v));
+    return out;
+  }
+
+  const CodecConfig config = GetParam().config;
+  const std::int64_t m = GetParam().m, n = GetParam().n;
+  Rng rng{20240611};
+  Budget budget = unlimited();
+  std::unique_ptr<GradientCodec> codec;
+  DensePair pair;
+  std::vector<float> scratch;
+  Matrix g;
+};
+
+TEST_P(GradientCodecTest, CoreHasTheShapeOfItsProjectors) {
+  EXPECT_EQ(codec->core().rows, pair.p.cols);
+  EXPECT_EQ(codec->core().cols, pair.q.cols);
+  EXPECT_EQ(codec->core().elems(), pair.p.cols * pair.q.cols);
+  EXPECT_EQ(codec->generation(), 0U);
+}
+
+TEST_P(GradientCodecTest, CompressMatchesTheDenseProduct) {
+  const MatrixF64 expected = reference_core(as_f64(g), pair.p, pair.q);
+  Matrix poisoned(expected.rows, expected.cols);
+  for (float& x : poisoned.v) x = std::nanf("");
+  EXPECT_TRUE(
+      all_near(compressed(0.0F, poisoned), expected, {.abs = 1e-5 * (1 + largest(expected))}));
+}
+
+TEST_P(GradientCodecTest, MicroBatchesAddUp) {
+  const Matrix before = core_matrix();
+  MatrixF64 expected = reference_core(as_f64(g), pair.p, pair.q);
+  for (std::size_t i = 0; i < expected.v.size(); ++i) expected.v[i] += to_f64(before.v[i]);
+  EXPECT_TRUE(
+      all_near(compressed(1.0F, before), expected, {.abs = 1e-5 * (1 + largest(expected))}));
+}
+
+TEST_P(GradientCodecTest, ApplyMatchesTheDenseProduct) {
+  Matrix w = rng.matrix(m, n), d = core_matrix();
+  MatrixF64 expected = reference_expanded(as_f64(d), pair.p, pair.q);
+  for (std::size_t i = 0; i < expected.v.size(); ++i) {
+    expected.v[i] = 0.75 * to_f64(w.v[i]) - 0.5 * expected.v[i];
+  }
+  codec->apply(any_matrix(w), {}, any_matrix(d), {.decay = 0.75F, .alpha = -0.5F}, scratch, {});
+  EXPECT_TRUE(all_near(w, expected, {.abs = 1e-5 * (1 + largest(expected))}));
+}
+
+TEST_P(GradientCodecTest, BiasMatchesTheDenseDefinition) {
+  const BiasNorm expected = reference_bias(as_f64(g), pair.p, pair.q);
+  const BiasNorm bias = codec->bias(any_matrix(g), scratch, {});
+  EXPECT_NEAR(bias.grad_sq, expected.grad_sq, 1e-6 * expected.grad_sq);
+  EXPECT_NEAR(bias.bias_sq, expected.bias_sq, 1e-5 * (expected.grad_sq + expected.bias_sq));
+}
+
+TEST_P(GradientCodecTest, SixteenBitGradientAndWeightAreAccepted) {
+  BasicMatrix<bf16> g16 = rounded_to<bf16>(g);
+  Matrix s = core_matrix();
+  codec->compress(any_matrix(g16), 0.0F, s.view(), scratch, {});
+  const MatrixF64 expected = reference_core(as_f64(g16), pair.p, pair.q);
+  EXPECT_TRUE(all_near(s, expected, {.abs = 1e-5 * (1 + largest(expected))}));
+
+  BasicMatrix<bf16> w = rounded_to<bf16>(rng.matrix(m, n));
+  BasicMatrix<bf16> d = rounded_to<bf16>(core_matrix());
+  MatrixF64 updated = reference_expanded(as_f64(d), pair.p, pair.q);
+  for (std::size_t i = 0; i < updated.v.size(); ++i) updated.v[i] += to_f64(w.v[i]);
+  codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = 1.0F}, scratch, {});
+  EXPECT_TRUE(all_near(w, updated, {.abs = 1e-4, .eps = 0.51}));
+}
+
+TEST_P(GradientCodecTest, EqualSeedsGiveEqualBits) {
+  const auto twin = make_codec(config, m, n, kWeight, budget);
+  Matrix s = core_matrix();
+  twin->compress(any_matrix(g), 0.0F, s.view(), scratch, {});
+  EXPECT_EQ(s, compressed(0.0F, core_matrix()));
+}
+
+TEST_P(GradientCodecTest, SavedAndLoadedIsBitIdentical) {
+  const auto twin = make_codec(config, m, n, kWeight, budget);
+  twin->load(codec->save());
+  EXPECT_EQ(twin->save(), codec->save());
+  Matrix s = core_matrix();
+  twin->compress(any_matrix(g), 0.0F, s.view(), scratch, {});
+  EXPECT_EQ(s, compressed(0.0F, core_matrix()));
+}
+
+TEST_P(GradientCodecTest, StateOfAnotherWeightIsCorrupt) {
+  const auto other = make_codec(config, m, n, kWeight + 1, budget);
+  EXPECT_THAT([&] { other->load(codec->save()); },
+              testing::ThrowsMessage<Corrupt>(testing::HasSubstr("weight hash")));
+}
+
+TEST_P(GradientCodecTest, WrongGradientShapeIsNamedAndTheCoreStays) {
+  Matrix wide = rng.matrix(m, n + 1);
+  const Matrix before = core_matrix();
+  Matrix s = before;
+  EXPECT_THROW(codec->compress(any_matrix(wide), 0.0F, s.view(), scratch, {}), InvalidArgument);
+  EXPECT_EQ(s, before);
+}
+
+TEST_P(GradientCodecTest, CudaStreamIsUnavailable) {
+  Matrix s = core_matrix();
+  EXPECT_THAT([&] { codec->compress(any_matrix(g), 0.0F, s.view(), scratch, {.device = 2}); },
+              testing::ThrowsMessage<Unavailable>(testing::HasSubstr("CUDA device 2")));
+}
+
+std::vector<Case> cases() {
+  struct Shape {
+    std::int64_t m, n;
+  };
+  struct Family {
+    std::string name;
+    CodecConfig config;
+  };
+  const std::vector<Shape> shapes = {{67, 41}, {64, 96}, {5, 70}, {1, 37}, {37, 1}, {1, 1}};
+  const std::vector<Family> families = {
+      {"identity", {.name = "identity"}},
+      {"block_quarter", {.name = "block_random", .seed = 3}},
+      {"block_half", {.name = "block_random", .ratio = 0.5, .block = 8, .seed = 3}},
+      {"block_whole", {.name = "block_random", .ratio = 1, .block = 16, .seed = 3}},
+      {"sparse_quarter", {.name = "sparse_learned", .seed = 3}},
+      {"sparse_half", {.name = "sparse_learned", .ratio = 0.5, .nnz = 8, .seed = 3}},
+  };
+  std::vector<Case> out;
+  for (const Family& family : families) {
+    for (const Shape& s : shapes) {
+      out.push_back({family.name + "_" + std::to_string(s.m) + "x" + std::to_string(s.n),
+                     family.config, s.m, s.n});
+    }
+  }
+  out.push_back({"sparse_square", {.name = "sparse_learned", .d = 20, .seed = 3}, 67, 41});
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, GradientCodecTest, testing::ValuesIn(cases()),
+                         [](const auto& param) { return param.param.name; });
+
+// Elements of size 1 in the core become elements of size 1 on the weight, for any rounding of
+// groups.
+TEST(GradientCodecScaleTest, OrthonormalUpdateKeepsItsSizeAfterScaling) {
+  for (const double ratio : {0.25, 0.3, 0.5, 1.0}) {
+    Rng rng(9);
+    Budget budget = unlimited();
+    const auto codec = make_codec({.ratio = ratio}, 67, 41, kWeight, budget);
+    Matrix w(67, 41), d = rng.matrix(codec->core().rows, codec->core().cols);
+    std::vector<float> scratch = scratch_of(*codec);
+    codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = codec->default_scale()}, scratch, {});
+    const auto mean_square = [](const Matrix& x) {
+      double sum = 0;
+      for (const float v : x.v) sum += to_f64(v) * to_f64(v);
+      return sum / static_cast<double>(x.v.size());
+    };
+    EXPECT_NEAR(mean_square(w), mean_square(d), 1e-4 * mean_square(d)) << ratio;
+  }
+}
+
+TEST(GradientCodecSeedTest, OtherWeightsAndOtherSeedsHaveOtherProjectors) {
+  for (const char* name : {"block_random", "sparse_learned"}) {
+    CodecConfig config{.name = name, .seed = 1};
+    const MatrixF64 p = drawn_pair(config, 64, 64).p;
+    EXPECT_NE(p, drawn_pair(config, 64, 64, 0, kWeight + 1).p) << name;
+    EXPECT_NE(p, drawn_pair(config, 64, 64).q) << name;
+    config.seed = 2;
+    EXPECT_NE(p, drawn_pair(config, 64, 64).p) << name;
+  }
+}
+
+}  // namespace
+}  // namespace sluiceway::test

@@ -1,0 +1,158 @@
+// Learning: lowers the bias on gradients it has not seen, stops where it should, repeats itself.
+#include "compress/learner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/compress/codec_fixture.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+// A pair as drawn for a codec, with values that learning may move.
+struct LearnablePair {
+  LearnablePair(std::int64_t m, std::int64_t n, std::int64_t dm, std::int64_t dn, std::int64_t nnz)
+      : budget(unlimited()),
+        projector({.m = m, .n = n, .dm = dm, .dn = dn}, nnz, {1, 0, kWeight}, budget) {}
+
+  LearnableRows p() { return half(projector.p(), projector.p_value()); }
+  LearnableRows q() { return half(projector.q(), projector.q_value()); }
+  LearnOutcome learn(Matrix& g, const LearnOptions& options) {
+    return make_torch_learner()->learn(any_matrix(g), p(), q(), options, {});
+  }
+  double bias(const Matrix& g) const {
+    const BiasNorm norm = reference_bias(as_f64(g), dense(projector.p()), dense(projector.q()));
+    return std::sqrt(norm.bias_sq / norm.grad_sq);
+  }
+  std::vector<float> values() {
+    std::vector<float> out(projector.p_value().begin(), projector.p_value().end());
+    out.insert(out.end(), projector.q_value().begin(), projector.q_value().end());
+    return out;
+  }
+  static LearnableRows half(const SparseRows& rows, std::span<float> value) {
+    return {rows.index, value, rows.rows, rows.cols, rows.nnz};
+  }
+
+  Budget budget;
+  SparseProjector projector;
+};
+
+class TorchLearnerTest : public testing::Test {
+ protected:
+  static constexpr std::int64_t m = 96, n = 64;
+  Rng rng{3};
+  Matrix left = rng.matrix(m, 4), right = rng.matrix(n, 4);
+  Matrix g = low_rank_gradient(rng, left, right, 0.5);
+  LearnablePair pair{m, n, m / 2, n / 2, 4};
+};
+
+TEST_F(TorchLearnerTest, LowersTheBiasOnHeldOutGradients) {
+  const Matrix held_out = low_rank_gradient(rng, left, right, 0.5);
+  const double before = pair.bias(held_out);
+  const LearnOutcome outcome = pair.learn(g, {.max_steps = 100});
+  EXPECT_EQ(outcome.steps, 100);
+  EXPECT_LT(pair.bias(held_out), 0.5 * before);
+  EXPECT_LT(pair.bias(held_out), 0.75) << "the strong directions are common to both gradients";
+}
+
+TEST_F(TorchLearnerTest, OutcomeTellsTheTrueBiases) {
+  const double before = pair.bias(g);
+  const LearnOutcome outcome = pair.learn(g, {.max_steps = 40});
+  EXPECT_NEAR(outcome.bias_before, before, 1e-4 * before);
+  EXPECT_NEAR(outcome.bias_after, pair.bias(g), 1e-4);
+}
+
+TEST_F(TorchLearnerTest, StopsAtTheThreshold) {
+  const LearnOutcome outcome = pair.learn(g, {.threshold = 1.0, .max_steps = 1000});
+  EXPECT_LE(outcome.bias_after, 1.0);
+  EXPECT_GT(outcome.steps, 0);
+  EXPECT_LT(outcome.steps, 200);
+}
+
+TEST_F(TorchLearnerTest, ZeroStepsAndAThresholdAlreadyMetLeaveTheValues) {
+  const std::vector<float> before = pair.values();
+  EXPECT_EQ(pair.learn(g, {.max_steps = 0}).steps, 0);
+  EXPECT_EQ(pair.learn(g, {.threshold = 100}).steps, 0);
+  EXPECT_EQ(pair.values(), before);
+}
+
+TEST_F(TorchLearnerTest, KeepsTheBestValuesItMet) {
+  const LearnOutcome outcome = pair.learn(g, {.max_steps = 30, .learning_rate = 5.0});
+  EXPECT_LE(outcome.bias_after, outcome.bias_before);
+  EXPECT_NEAR(outcome.bias_after, pair.bias(g), 1e-3 * outcome.bias_after);
+}
+
+TEST_F(TorchLearnerTest, EqualCallsGiveEqualBits) {
+  LearnablePair twin(m, n, m / 2, n / 2, 4);
+  pair.learn(g, {.max_steps = 20});
+  twin.learn(g, {.max_steps = 20});
+  EXPECT_EQ(pair.values(), twin.values());
+}
+
+TEST_F(TorchLearnerTest, RegulariserShrinksTheValues) {
+  LearnablePair free(m, n, m / 2, n / 2, 4);
+  free.learn(g, {.max_steps = 60, .beta = 0});
+  pair.learn(g, {.max_steps = 60, .beta = 1});
+  const auto sum_squares = [](const std::vector<float>& x) {
+    double sum = 0;
+    for (const float v : x) sum += to_f64(v) * to_f64(v);
+    return sum;
+  };
+  EXPECT_LT(sum_squares(pair.values()), sum_squares(free.values()));
+}
+
+TEST_F(TorchLearnerTest, StridedAndSixteenBitGradientsAreRead) {
+  LearnablePair twin(m, n, m / 2, n / 2, 4);
+  PaddedMatrix<float> padded(g);
+  make_torch_learner()->learn(padded.any(), twin.p(), twin.q(), {.max_steps = 3}, {});
+  pair.learn(g, {.max_steps = 3});
+  EXPECT_EQ(pair.values(), twin.values());
+
+  BasicMatrix<bf16> g16 = rounded_to<bf16>(g);
+  LearnablePair third(m, n, m / 2, n / 2, 4);
+  const LearnOutcome outcome =
+      make_torch_learner()->learn(any_matrix(g16), third.p(), third.q(), {.max_steps = 0}, {});
+  EXPECT_NEAR(outcome.bias_before, third.bias(g), 0.02);
+}
+
+TEST_F(TorchLearnerTest, OddShapesLearnToo) {
+  for (const auto& [rows, cols] : {std::pair{1, 37}, std::pair{37, 1}, std::pair{67, 41}}) {
+    Matrix small = rng.matrix(rows, cols);
+    LearnablePair odd(rows, cols, (rows + 1) / 2, (cols + 1) / 2, 3);
+    const double before = odd.bias(small);
+    odd.learn(small, {.max_steps = 50});
+    EXPECT_LE(odd.bias(small), before) << rows << "x" << cols;
+  }
+}
+
+TEST_F(TorchLearnerTest, WrongShapesAndDevicesAreRefused) {
+  Matrix wide = rng.matrix(m, n + 1);
+  EXPECT_THAT([&] { pair.learn(wide, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("Q is 64x32")));
+  EXPECT_THAT(
+      [&] { make_torch_learner()->learn(any_matrix(g), pair.p(), pair.q(), {}, {.device = 1}); },
+      ThrowsMessage<Unavailable>(HasSubstr("CUDA device 1")));
+}
+
+TEST_F(TorchLearnerTest, CodecLearnsThroughItsInterface) {
+  Budget budget = unlimited();
+  const auto codec = make_codec({.name = "sparse_learned", .ratio = 0.5}, m, n, kWeight, budget);
+  OwnedMoments moments(codec->core());
+  const auto learner = make_torch_learner();
+  const RefreshOutcome outcome =
+      codec->refresh(any_matrix(g), {.learn_steps = 50}, *learner, moments.view(), {});
+  EXPECT_TRUE(outcome.refreshed);
+  EXPECT_EQ(outcome.learn_steps, 50);
+  EXPECT_LT(outcome.bias_after, 0.6 * outcome.bias_before);
+  std::vector<float> scratch = scratch_of(*codec);
+  const BiasNorm after = codec->bias(any_matrix(g), scratch, {});
+  EXPECT_NEAR(outcome.bias_after, std::sqrt(after.bias_sq / after.grad_sq), 1e-9);
+}
+
+}  // namespace
+}  // namespace sluiceway::test

@@ -1,0 +1,138 @@
+// Storage of projectors: shapes of awkward weights, exact bytes, shards that agree with the whole.
+#include "compress/projector.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/compress/codec_fixture.h"
+#include "tests/support/tolerance.h"
+
+namespace sluiceway::test {
+namespace {
+
+TEST(BlockLayoutTest, FullGroupsKeepARoundedShare) {
+  const BlockRows half = BlockProjector::layout(128, 32, 0.25);
+  EXPECT_EQ(half.groups(), 4);
+  EXPECT_EQ(half.kept, 8);
+  EXPECT_EQ(half.last_kept, 8);
+  EXPECT_EQ(half.cols, 32);
+}
+
+TEST(BlockLayoutTest, ShortLastGroupKeepsItsOwnShare) {
+  const BlockRows half = BlockProjector::layout(32 * 3 + 7, 32, 0.25);
+  EXPECT_EQ(half.groups(), 4);
+  EXPECT_EQ(half.kept, 8);
+  EXPECT_EQ(half.last_kept, 2);
+  EXPECT_EQ(half.cols, 3 * 8 + 2);
+}
+
+TEST(BlockLayoutTest, WeightShorterThanABlockIsOneGroup) {
+  const BlockRows half = BlockProjector::layout(5, 32, 0.5);
+  EXPECT_EQ(half.groups(), 1);
+  EXPECT_EQ(half.block, 5);
+  EXPECT_EQ(half.kept, half.last_kept);
+  EXPECT_EQ(half.cols, 3);
+}
+
+TEST(BlockLayoutTest, AtLeastOneColumnIsKept) {
+  EXPECT_EQ(BlockProjector::layout(1, 32, 0.01).cols, 1);
+  EXPECT_EQ(BlockProjector::layout(33, 32, 0.01).cols, 2);
+}
+
+TEST(BlockProjectorTest, ColumnsOfAwkwardShapesAreOrthonormal) {
+  Budget budget = unlimited();
+  const BlockProjector pair(67, 5, 32, 0.25, {1, 0, kWeight}, budget);
+  for (const MatrixF64& x : {dense(pair.p()), dense(pair.q())}) {
+    const MatrixF64 gram = product(transposed(x), x);
+    EXPECT_TRUE(all_near(gram, dense_identity(x.cols), {.abs = 1e-6}));
+  }
+}
+
+TEST(BlockProjectorTest, ShardDrawsWhatTheWholeWeightHas) {
+  Budget budget = unlimited();
+  const DrawKey key{1, 0, kWeight};
+  const BlockProjector whole(96, 40, 32, 0.25, key, budget);
+  const BlockProjector shard(32, 40, 32, 0.25, key, budget, 64);
+  const float* const expected = whole.p().value + 64 * whole.p().kept;
+  for (std::int64_t i = 0; i < 32 * shard.p().kept; ++i) EXPECT_EQ(shard.p().value[i], expected[i]);
+}
+
+TEST(BlockProjectorTest, RejectsAShardThatCutsAGroup) {
+  Budget budget = unlimited();
+  EXPECT_THAT(
+      [&] {
+        BlockProjector(32, 40, 32, 0.25, {1, 0, kWeight}, budget, 33);
+      },
+      testing::ThrowsMessage<InvalidArgument>(
+          testing::AllOf(testing::HasSubstr("row 33"), testing::HasSubstr("32 rows"))));
+}
+
+TEST(BlockProjectorTest, ReservesExactlyTheBytesItNames) {
+  Budget budget = unlimited();
+  {
+    const BlockProjector pair(67, 45, 32, 0.25, {1, 0, kWeight}, budget);
+    EXPECT_EQ(budget.used(Tier::kDevice), BlockProjector::bytes(67, 45, 32, 0.25));
+    EXPECT_EQ(budget.used(Tier::kDevice), 4U * 8 * (67 + 45));
+  }
+  EXPECT_EQ(budget.used(Tier::kDevice), 0U);
+}
+
+TEST(SparseProjectorTest, ReservesExactlyTheBytesItNames) {
+  Budget budget = unlimited();
+  const ProjectorDims dims{.m = 67, .n = 45, .dm = 17, .dn = 3};
+  const SparseProjector pair(dims, 4, {1, 0, kWeight}, budget);
+  EXPECT_EQ(pair.q().nnz, 3) << "no more nonzeros than columns";
+  EXPECT_EQ(budget.used(Tier::kDevice), SparseProjector::bytes(dims, 4));
+}
+
+TEST(SparseProjectorTest, ColumnsFollowTheValues) {
+  Budget budget = unlimited();
+  SparseProjector pair({.m = 23, .n = 41, .dm = 7, .dn = 11}, 3, {1, 0, kWeight}, budget);
+  pair.q_value()[5] = 42.0F;
+  pair.values_changed();
+  const SparseColumns columns = pair.q_columns();
+  MatrixF64 from_columns(41, 11);
+  for (std::int64_t c = 0; c < 11; ++c) {
+    for (std::int32_t k = columns.offset[c]; k < columns.offset[c + 1]; ++k) {
+      from_columns(columns.row[k], c) = static_cast<double>(columns.value[k]);
+    }
+  }
+  EXPECT_EQ(from_columns, dense(pair.q()));
+}
+
+TEST(SparseProjectorTest, ShardDrawsWhatTheWholeWeightHas) {
+  Budget budget = unlimited();
+  const DrawKey key{1, 0, kWeight};
+  const SparseProjector whole({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, key, budget);
+  const SparseProjector shard({.m = 10, .n = 20, .dm = 13, .dn = 7, .row_offset = 31}, 4, key,
+                              budget);
+  EXPECT_EQ(dense(shard.p()), dense(whole.p().row_range(31, 41)));
+  EXPECT_EQ(dense(shard.q()), dense(whole.q()));
+}
+
+TEST(SparseProjectorTest, RefusesBytesBeyondTheBudgetAndGivesBackWhatItTook) {
+  Budget budget({1000, 0, 0, 0});
+  EXPECT_THROW(SparseProjector({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, {1, 0, kWeight}, budget),
+               OutOfMemory);
+  EXPECT_EQ(budget.used(Tier::kDevice), 0U);
+}
+
+// Random pairs keep P P^T at the identity on average, with the bias of LSP's analysis.
+TEST(SparseProjectorTest, RandomPairHasTheExpectedRelativeBias) {
+  Budget budget = unlimited();
+  Rng rng(7);
+  double sum = 0;
+  constexpr int kDraws = 10;
+  for (int i = 0; i < kDraws; ++i) {
+    const std::int64_t m = 96, n = 64;
+    const SparseProjector pair({.m = m, .n = n, .dm = m / 2, .dn = n / 2}, 4,
+                               {static_cast<std::uint64_t>(i), 0, kWeight}, budget);
+    const BiasNorm bias =
+        reference_bias(as_f64(rng.matrix(m, n)), dense(pair.p()), dense(pair.q()));
+    sum += bias.bias_sq / bias.grad_sq;
+  }
+  EXPECT_NEAR(sum / kDraws, 3.0 * 3.0 - 1.0, 0.6);
+}
+
+}  // namespace
+}  // namespace sluiceway::test
