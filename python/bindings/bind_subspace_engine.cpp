@@ -1,0 +1,210 @@
+#include <pybind11/stl.h>
+
+#include "python/bindings/bindings.h"
+#include "python/bindings/engine_class.h"
+#include "python/bindings/tensor_view.h"
+#include "runtime/engine/subspace_engine.h"
+
+namespace sluiceway {
+namespace {
+
+using Limits = std::array<std::optional<std::uint64_t>, kTierCount>;
+
+void bind_weight_spec(py::module_& m) {
+  py::class_<WeightSpec>(m, "WeightSpec", "What to train, and how it is compressed.")
+      .def(py::init([](std::string name, const at::Tensor& weight, std::string codec, double ratio,
+                       std::int64_t d, std::int64_t nnz, std::int64_t block, std::uint64_t seed,
+                       const std::string& wire, const std::string& tier,
+                       const std::string& weight_update) {
+             const AnyMatrix view = matrix_view(weight, name.c_str());
+             WeightSpec spec;
+             spec.name = std::move(name);
+             spec.rows = view.rows;
+             spec.cols = view.cols;
+             spec.dtype = view.dtype;
+             spec.codec = {std::move(codec), ratio, d, nnz, block, seed};
+             spec.wire = parse_wire(wire);
+             spec.tier = parse_core_tier(tier);
+             spec.rounding = parse_rounding(weight_update, spec.dtype);
+             return spec;
+           }),
+           py::arg("name"), py::arg("weight"), py::arg("codec"), py::arg("ratio"), py::arg("d"),
+           py::arg("nnz"), py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("tier"),
+           py::arg("weight_update"));
+}
+
+RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std::int64_t> every,
+                                     const std::string& source) {
+  RefreshPolicy::Config config = RefreshPolicy::default_config(resolve_codec(codec));
+  if (every) config.every = *every;
+  config.source = parse_calibration_source(source);
+  return config;
+}
+
+void bind_engine_options(py::module_& m) {
+  py::class_<EngineOptions>(m, "EngineOptions", "How an engine schedules, clips and throttles.")
+      .def(py::init([](std::array<double, 3> link, const Limits& limits,
+                       std::uint64_t resident_bytes, const std::string& order,
+                       const std::string& norm_mode, double max_norm, int promised_backwards,
+                       std::uint64_t seed, const std::string& codec,
+                       std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
+                       double refresh_threshold, int learn_steps, const std::string& transport,
+                       int device_cpu, int lane_cpu) {
+             EngineOptions options;
+             options.d2h = {link[0], link[2]};
+             options.h2d = {link[1], link[2]};
+             for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+               options.limits[tier] = limits[tier].value_or(Budget::kUnlimited);
+             }
+             options.resident_bytes = resident_bytes;
+             options.order = parse_order(order);
+             options.norm = parse_norm_choice(norm_mode);
+             options.max_norm = max_norm;
+             options.promised_backwards = promised_backwards;
+             options.seed = seed;
+             options.refresh = refresh_config(codec, refresh_every, refresh_source);
+             options.learn.threshold = refresh_threshold;
+             options.learn.learn_steps = learn_steps;
+             options.learn.transport = parse_transport(transport);
+             options.device_cpu = device_cpu;
+             options.lane_cpu = lane_cpu;
+             return options;
+           }),
+           py::kw_only(), py::arg("link"), py::arg("limits"), py::arg("resident_bytes"),
+           py::arg("order"), py::arg("norm_mode"), py::arg("max_norm"),
+           py::arg("promised_backwards"), py::arg("seed"), py::arg("codec"),
+           py::arg("refresh_every"), py::arg("refresh_source"), py::arg("refresh_threshold"),
+           py::arg("learn_steps"), py::arg("transport"), py::arg("device_cpu"), py::arg("lane_cpu"),
+           "link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, "
+           "host, pinned, disk, None for no limit.");
+}
+
+void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient) {
+  const bool rows_contiguous = gradient.dim() != 2 || gradient.stride(1) == 1;
+  const at::Tensor rows = rows_contiguous ? gradient : gradient.contiguous();
+  const AnyMatrix view = matrix_view(rows, "gradient");
+  const py::gil_scoped_release unlocked;
+  engine.add_gradient(weight, view, StreamRef{});
+}
+
+// Each hyper is (lr, beta1, beta2, eps, weight_decay, scale).
+py::tuple step(SubspaceEngine& engine, const std::vector<std::array<double, 6>>& hyper,
+               const std::vector<at::Tensor>& weights, float factor, double other_sum_squares) {
+  std::vector<WeightHyper> hypers;
+  hypers.reserve(hyper.size());
+  for (const auto& h : hyper) hypers.push_back({h[0], h[1], h[2], h[3], h[4], h[5]});
+  std::vector<AnyMatrix> views;
+  views.reserve(weights.size());
+  for (const at::Tensor& weight : weights) views.push_back(matrix_view(weight, "weight"));
+  StepOutcome outcome;
+  {
+    const py::gil_scoped_release unlocked;
+    outcome = engine.step({hypers, views, factor, other_sum_squares});
+  }
+  return py::make_tuple(outcome.skipped, outcome.grad_norm, outcome.clip_factor);
+}
+
+py::dict by_tier(const Budget::Limits& bytes) {
+  py::dict result;
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    result[py::str(std::string(to_string(static_cast<Tier>(tier))))] = bytes[tier];
+  }
+  return result;
+}
+
+py::dict take_stats(SubspaceEngine& engine) {
+  const EngineStats stats = engine.take_stats();
+  py::dict result;
+  result["d2h_bytes"] = stats.d2h_bytes;
+  result["h2d_bytes"] = stats.h2d_bytes;
+  result["stall_seconds"] = stats.stall_seconds;
+  result["host_seconds"] = stats.host_seconds;
+  result["learn_seconds"] = stats.learn_seconds;
+  result["recalled"] = stats.recalled;
+  result["refreshed"] = stats.refreshed;
+  result["bias_mean"] = stats.bias_mean;
+  result["used_bytes"] = by_tier(stats.used);
+  result["peak_bytes"] = by_tier(stats.peak);
+  result["speculative"] = stats.speculative;
+  return result;
+}
+
+py::dict describe(const SubspaceEngine& engine, int weight) {
+  const WeightSlot& slot = engine.slot(weight);
+  py::dict result;
+  result["name"] = slot.spec.name;
+  result["codec"] = std::string(slot.codec->name());
+  result["core_rows"] = slot.plan.core.rows;
+  result["core_cols"] = slot.plan.core.cols;
+  result["scale"] = slot.codec->default_scale();
+  result["d2h_bytes"] = slot.plan.d2h_bytes;
+  result["h2d_bytes"] = slot.plan.h2d_bytes;
+  result["device_bytes"] = slot.plan.device_bytes + slot.plan.projector_bytes;
+  result["host_bytes"] = slot.plan.host_bytes;
+  result["pinned_bytes"] = slot.plan.pinned_bytes;
+  return result;
+}
+
+void bind_trace(EngineClass& engine) {
+  engine
+      .def(
+          "enable_trace", [](SubspaceEngine& e, bool on) { e.trace().enable(on); }, py::arg("on"))
+      .def(
+          "add_trace_range",
+          [](SubspaceEngine& e, const std::string& row, const std::string& name, double begin_us,
+             double end_us) {
+            e.trace().add_range(e.trace().add_row(row), name, begin_us, end_us);
+          },
+          py::arg("row"), py::arg("name"), py::arg("begin_us"), py::arg("end_us"))
+      .def(
+          "write_trace",
+          [](SubspaceEngine& e, const std::string& path) { e.trace().write_json(path); },
+          py::arg("path"));
+}
+
+}  // namespace
+
+void bind_subspace_engine(py::module_& m) {
+  bind_weight_spec(m);
+  bind_engine_options(m);
+  m.def("now_us", &now_us, "Microseconds of the trace's clock.");
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  EngineClass engine(m, "SubspaceEngine", "Trains weights through compressed gradients.");
+  engine
+      .def(py::init([](EngineOptions options, std::vector<WeightSpec> weights) {
+             return std::unique_ptr<SubspaceEngine, EngineDeleter>(
+                 new SubspaceEngine(std::move(options), std::move(weights), make_torch_learner()));
+           }),
+           py::arg("options"), py::arg("weights"), unlocked)
+      .def("__len__", &SubspaceEngine::size)
+      .def("add_gradient", &add_gradient, py::arg("weight"), py::arg("gradient"))
+      .def("end_backward",
+           [](SubspaceEngine& e) {
+             GradientNorm norm;
+             {
+               const py::gil_scoped_release released;
+               norm = e.end_backward();
+             }
+             return py::make_tuple(norm.norm, norm.finite);
+           })
+      .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
+           py::arg("other_sum_squares"))
+      .def("has_gradient", &SubspaceEngine::has_gradient)
+      .def("drop", &SubspaceEngine::drop, unlocked)
+      .def("wait", &SubspaceEngine::wait, py::arg("weight"), unlocked)
+      .def("synchronize", &SubspaceEngine::synchronize, unlocked)
+      .def("finish", &SubspaceEngine::finish, unlocked)
+      .def("calibration_due", &SubspaceEngine::calibration_due)
+      .def("begin_calibration", &SubspaceEngine::begin_calibration, unlocked)
+      .def("end_calibration", &SubspaceEngine::end_calibration)
+      .def_property("committed_steps", &SubspaceEngine::committed_steps,
+                    &SubspaceEngine::set_committed_steps)
+      .def("note_device_times", &SubspaceEngine::note_device_times, py::arg("forward_s"),
+           py::arg("backward_s"))
+      .def("take_stats", &take_stats)
+      .def("describe", &describe, py::arg("weight"));
+  bind_trace(engine);
+  bind_weight_state(engine);
+}
+
+}  // namespace sluiceway

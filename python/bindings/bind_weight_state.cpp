@@ -1,0 +1,98 @@
+// State of one weight as a dictionary of tensors, for state_dict(); keys as torch.optim.AdamW's.
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "python/bindings/engine_class.h"
+#include "python/bindings/tensor_view.h"
+
+namespace sluiceway {
+namespace {
+
+at::Tensor copy_matrix(MatrixView<float> values) {
+  at::Tensor tensor = at::empty({values.rows, values.cols}, at::kFloat);
+  std::memcpy(tensor.mutable_data_ptr<float>(), values.data,
+              static_cast<std::size_t>(values.elems()) * sizeof(float));
+  return tensor;
+}
+
+at::Tensor copy_bytes(const void* bytes, std::size_t size) {
+  at::Tensor tensor = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
+  if (size != 0) std::memcpy(tensor.mutable_data_ptr(), bytes, size);
+  return tensor;
+}
+
+std::span<const std::byte> byte_span(const at::Tensor& tensor, const char* what) {
+  SLUICEWAY_CHECK(tensor.scalar_type() == at::kByte && tensor.is_contiguous(), what, ": is ",
+                  tensor.scalar_type(), ", expected contiguous uint8");
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()),
+          static_cast<std::size_t>(tensor.numel())};
+}
+
+py::dict weight_state(SubspaceEngine& engine, int weight) {
+  WeightSlot& slot = engine.quiescent_slot(weight);
+  const Moments moments = slot.moments(slot.live);
+  const std::vector<std::byte> codec = slot.codec->save();
+  const MatrixView<std::uint16_t> low = slot.low_bits();
+  py::dict state;
+  state["step"] = slot.steps;
+  state["exp_avg"] = copy_matrix(moments.m);
+  state["exp_avg_sq"] = copy_matrix(moments.v);
+  state["codec"] = copy_bytes(codec.data(), codec.size());
+  state["low_bits"] =
+      copy_bytes(low.data, static_cast<std::size_t>(low.elems()) * sizeof(std::uint16_t));
+  state["backwards"] = slot.expected;
+  return state;
+}
+
+std::span<float> moment_span(const py::dict& state, const char* key, const WeightSlot& slot) {
+  const auto tensor = state[key].cast<at::Tensor>();
+  const CoreShape core = slot.plan.core;
+  SLUICEWAY_CHECK(tensor.dim() == 2 && tensor.size(0) == core.rows && tensor.size(1) == core.cols,
+                  "load_state_dict: ", key, " of ", slot.spec.name, " is ", tensor.sizes(),
+                  ", expected [", core.rows, ", ", core.cols,
+                  "]; codec and ratio must be those of the saved run");
+  return f32_span(tensor, "load_state_dict");
+}
+
+void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state) {
+  WeightSlot& slot = engine.quiescent_slot(weight);
+  const std::span<float> m = moment_span(state, "exp_avg", slot);
+  const std::span<float> v = moment_span(state, "exp_avg_sq", slot);
+  const auto low = byte_span(state["low_bits"].cast<at::Tensor>(), "load_state_dict: low_bits");
+  const MatrixView<std::uint16_t> low_bits = slot.low_bits();
+  const std::size_t low_size = static_cast<std::size_t>(low_bits.elems()) * sizeof(std::uint16_t);
+  SLUICEWAY_CHECK(low.size() == low_size, "load_state_dict: low_bits of ", slot.spec.name, " has ",
+                  low.size(), " bytes, expected ", low_size,
+                  "; weight_update must be that of the saved run");
+  slot.codec->load(byte_span(state["codec"].cast<at::Tensor>(), "load_state_dict: codec"));
+  const Moments moments = slot.moments(slot.live);
+  std::copy(m.begin(), m.end(), moments.m.data);
+  std::copy(v.begin(), v.end(), moments.v.data);
+  if (low_size != 0) std::memcpy(low_bits.data, low.data(), low_size);
+  slot.steps = state["step"].cast<std::int64_t>();
+  slot.expected = state["backwards"].cast<int>();
+}
+
+}  // namespace
+
+void bind_weight_state(EngineClass& engine) {
+  engine
+      .def("weight_state", &weight_state, py::arg("weight"),
+           "step, exp_avg, exp_avg_sq (core-shaped), codec, low_bits, backwards: all copies.")
+      .def("load_weight_state", &load_weight_state, py::arg("weight"), py::arg("state"))
+      .def("refresh_state",
+           [](SubspaceEngine& e) {
+             const std::vector<std::byte> bytes = e.refresh_policy().save();
+             return copy_bytes(bytes.data(), bytes.size());
+           })
+      .def(
+          "load_refresh_state",
+          [](SubspaceEngine& e, const at::Tensor& bytes) {
+            e.refresh_policy().load(byte_span(bytes, "load_state_dict: refresh"));
+          },
+          py::arg("state"));
+}
+
+}  // namespace sluiceway

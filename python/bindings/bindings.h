@@ -1,0 +1,20 @@
+// The bind_<header>() functions of this module; each takes the module and adds to it.
+//
+// Without libtorch's casters, which take 12 s a file: whoever takes tensors includes tensor_view.h.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace sluiceway {
+
+namespace py = pybind11;
+
+void bind_errors(py::module_& m);
+void bind_adam(py::module_& m);
+void bind_cost_model(py::module_& m);
+void bind_host_memory(py::module_& m);
+void bind_loss_scale(py::module_& m);
+void bind_subspace_engine(py::module_& m);
+void bind_weight_plan(py::module_& m);
+
+}  // namespace sluiceway

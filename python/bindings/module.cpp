@@ -1,0 +1,13 @@
+// sluiceway._core: converts, releases the GIL, calls. No logic lives here.
+#include "python/bindings/bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The C++ runtime of Sluiceway; use the classes of `sluiceway` instead.";
+  sluiceway::bind_errors(m);
+  sluiceway::bind_adam(m);
+  sluiceway::bind_cost_model(m);
+  sluiceway::bind_host_memory(m);
+  sluiceway::bind_loss_scale(m);
+  sluiceway::bind_weight_plan(m);
+  sluiceway::bind_subspace_engine(m);
+}

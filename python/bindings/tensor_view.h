@@ -1,0 +1,56 @@
+// Where a tensor becomes a view: the one place that looks at its device, dtype and strides.
+//
+// Errors: Unavailable: a device this build does not run on. InvalidArgument: dtype or strides.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <span>
+
+#include "kernels/base/check.h"
+#include "kernels/base/view.h"
+
+namespace sluiceway {
+
+inline DType dtype_of_tensor(const at::Tensor& tensor, const char* what) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return DType::kF32;
+    case at::kHalf:
+      return DType::kF16;
+    case at::kBFloat16:
+      return DType::kBF16;
+    default:
+      throw InvalidArgument(
+          concat(what, ": is ", tensor.scalar_type(), ", expected float32, float16 or bfloat16"));
+  }
+}
+
+inline void check_host(const at::Tensor& tensor, const char* what) {
+  if (!tensor.device().is_cpu()) {
+    throw Unavailable(concat(what, ": is on ", tensor.device().str(),
+                             ", this build has the host device only; move the model to the CPU"));
+  }
+}
+
+// Rows must be contiguous; columns of a row are neighbours.
+inline AnyMatrix matrix_view(const at::Tensor& tensor, const char* what) {
+  check_host(tensor, what);
+  SLUICEWAY_CHECK(tensor.layout() == at::kStrided && tensor.dim() == 2, what, ": has ",
+                  tensor.dim(), " dimensions or is sparse, expected a dense matrix");
+  SLUICEWAY_CHECK(tensor.size(1) <= 1 || tensor.stride(1) == 1, what, ": neighbours in a row are ",
+                  tensor.stride(1), " elements apart, expected 1; call .contiguous()");
+  return {tensor.data_ptr(), tensor.size(0), tensor.size(1), tensor.stride(0),
+          dtype_of_tensor(tensor, what)};
+}
+
+// All elements of a contiguous f32 tensor.
+inline std::span<float> f32_span(const at::Tensor& tensor, const char* what) {
+  check_host(tensor, what);
+  SLUICEWAY_CHECK(tensor.scalar_type() == at::kFloat && tensor.is_contiguous(), what, ": is ",
+                  tensor.scalar_type(), ", expected contiguous float32");
+  return {tensor.mutable_data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+}
+
+}  // namespace sluiceway

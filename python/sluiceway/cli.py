@@ -1,0 +1,244 @@
+"""The command line: `sluiceway train | resume | plan | export`.
+
+Exit codes: 0 done; 1 failed while running; 2 the command or the config is wrong; 3 refused;
+130 interrupted after the step in flight. Modules that need torch are imported by the command that
+runs, after its config was found good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sluiceway import __version__
+from sluiceway.errors import Error, InvalidArgument, IoError, OutOfMemory, Unavailable
+from sluiceway.interrupt import Interrupt, Interrupted
+
+DONE, FAILED, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
+
+app = typer.Typer(
+    name="sluiceway",
+    help="Fine-tune language models on machines whose GPU, memory or bus is too small for it.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change one key of the config.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder, new or empty.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"sluiceway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and stop.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    config: Path,
+    out: Out = None,
+    settings: Settings = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Train what CONFIG, a YAML file, describes."""
+    from sluiceway.config import with_absolute_paths
+    from sluiceway.config_file import load_config
+
+    checked = with_absolute_paths(load_config(config, settings))
+    if dry_run:
+        _plan(checked, as_json)
+        return
+    from sluiceway.run_folder import RunFolder
+
+    path = out or Path("runs") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    RunFolder.check_new(path)
+    with Interrupt() as interrupt:
+        from sluiceway.run import Run
+        from sluiceway.session import read_inputs
+
+        inputs = read_inputs(checked, Path(checked.model.path))
+        folder = RunFolder.create(path, checked)
+        try:
+            with _progress_to(as_json) as sink:
+                summary = Run(checked, folder, interrupt, sink).train(inputs)
+        except BaseException:
+            folder.discard_if_unused()
+            raise
+        finally:
+            folder.close()
+    _report(path, summary, as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
+    settings: Settings = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Go on from the last save, bit for bit."""
+    from sluiceway.config import with_absolute_paths
+    from sluiceway.config_file import load_config
+    from sluiceway.resume import changes
+    from sluiceway.run_folder import CONFIG_FILE, RunFolder
+
+    RunFolder.check(folder)
+    before = load_config(folder / CONFIG_FILE)
+    after = with_absolute_paths(load_config(folder / CONFIG_FILE, settings))
+    for key, (was, now) in changes(before, after).items():
+        print(f"sluiceway: {key} was {was}, is now {now}", file=sys.stderr)
+    with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(folder)) as run_folder:
+        from sluiceway.run import Run
+
+        run_folder.write_config(after)
+        with _progress_to(as_json) as sink:
+            summary = Run(after, run_folder, interrupt, sink).train()
+    _report(folder, summary, as_json)
+
+
+@app.command()
+def plan(
+    config: Path, settings: Settings = None, as_json: AsJson = False, debug: Debug = False
+) -> None:
+    """Predict memory per tier, bytes per link and step time; reads config.json alone."""
+    from sluiceway.config_file import load_config
+
+    _plan(load_config(config, settings), as_json)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
+    to: Annotated[Path, typer.Option(help="A new folder.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write the last save as a transformers folder."""
+    from sluiceway.export import export as write
+    from sluiceway.sizes import format_bytes
+
+    step, count = write(folder, to)
+    if as_json:
+        print(json.dumps({"folder": str(to), "step": step, "bytes": count}))
+    else:
+        print(f"{to}: weights of step {step}, {format_bytes(count)}")
+
+
+def _plan(config: Any, as_json: bool) -> None:
+    from sluiceway.plan import make_plan, print_plan
+
+    figures = make_plan(config)
+    if as_json:
+        print(json.dumps(figures, indent=1))
+    else:
+        print_plan(figures)
+    if figures["over_budget"]:
+        raise OutOfMemory(figures["over_budget"])
+
+
+@contextlib.contextmanager
+def _progress_to(as_json: bool):
+    if not as_json:
+        yield sys.stdout
+        return
+    with open(os.devnull, "w") as nowhere:
+        yield nowhere
+
+
+def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"folder": str(path), **summary}))
+        return
+    ratio = summary.get("native_ratio")
+    held_out, first = summary.get("final_eval_loss"), summary.get("first_eval_loss")
+    parts = [f"{path}: {summary['steps']} steps"]
+    if summary.get("final_loss") is not None:
+        parts.append(f"loss {summary['final_loss']:.4f}")
+    if held_out is not None and first is not None:
+        parts.append(f"held-out loss {first:.4f} to {held_out:.4f}")
+    if ratio:
+        parts.append(f"{ratio:.3f} x native per step")
+    if summary["parameters"]["frozen_names"]:
+        parts.append("frozen: " + ", ".join(summary["parameters"]["frozen_names"][:3]))
+    print(", ".join(parts))
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt | Interrupted):
+        return INTERRUPTED
+    if isinstance(error, OutOfMemory):
+        return REFUSED
+    if isinstance(error, InvalidArgument | Unavailable):
+        return WRONG
+    if isinstance(error, IoError) and error.errno in (errno.ENOENT, errno.EISDIR, errno.EACCES):
+        return WRONG
+    return FAILED
+
+
+def _say(error: BaseException) -> None:
+    """One or two lines on stderr."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, Interrupted):
+        lines = ["interrupted; the step in flight is finished and saved, resume goes on from it"]
+    elif isinstance(error, KeyboardInterrupt):
+        lines = ["interrupted; what was saved before is still there"]
+    elif not isinstance(error, Error):
+        lines = [f"{type(error).__name__}: {lines[0] if lines else 'no text'}", "see --debug"]
+    print("sluiceway: " + "\n  ".join(lines[:2] or [type(error).__name__]), file=sys.stderr)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; return its exit code."""
+    try:
+        result = app(args=arguments, prog_name="sluiceway", standalone_mode=False)
+        code = result if isinstance(result, int) else DONE
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read us has gone; say nothing more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (Exception, KeyboardInterrupt) as error:
+        if hasattr(error, "format_message"):  # The command itself is wrong.
+            text = error.format_message()
+            if text.startswith("Usage:"):
+                print(text)
+            else:
+                print(f"sluiceway: {text.rstrip('.')}; see sluiceway --help", file=sys.stderr)
+            return WRONG
+        if "--debug" in arguments:
+            traceback.print_exc()
+        _say(error)
+        return _exit_code(error)

@@ -1,0 +1,155 @@
+"""From the arguments of SubspaceAdamW to the options of its engine."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway import _core
+from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.targets import CompressedWeight
+from sluiceway.types import Budget, Refresh
+
+_RESIDUALS = ("factored", "sign")
+
+
+def _check_number(name: str, value: float, low: float, high: float, closed: bool = True) -> None:
+    inside = low <= value <= high if closed else low <= value < high
+    if not inside:
+        end = "]" if closed else ")"
+        raise InvalidArgument(
+            f"SubspaceAdamW: {name} is {value}, expected in [{low:g}, {high:g}{end}"
+        )
+
+
+def check_hyperparameters(group: dict[str, Any]) -> None:
+    """Refuse learning rates, betas, eps and weight decay that AdamW cannot have."""
+    _check_number("lr", group["lr"], 0, math.inf)
+    for index, beta in enumerate(group["betas"]):
+        _check_number(f"betas[{index}]", beta, 0, 1, closed=False)
+    _check_number("eps", group["eps"], 0, math.inf)
+    _check_number("weight_decay", group["weight_decay"], 0, math.inf)
+
+
+def check_arguments(a: dict[str, Any]) -> None:
+    """Refuse what cannot be, or what this version does not have; nothing was changed."""
+    check_hyperparameters(a)
+    if a["d"] is None and not 0 < a["ratio"] <= 1:
+        raise InvalidArgument(f"SubspaceAdamW: ratio is {a['ratio']}, expected in (0, 1]")
+    if a["max_norm"] is not None and not a["max_norm"] > 0:
+        raise InvalidArgument(f"SubspaceAdamW: max_norm is {a['max_norm']}, expected above 0")
+    if a["accumulate"] != "auto" and (not isinstance(a["accumulate"], int) or a["accumulate"] < 1):
+        raise InvalidArgument(
+            f"SubspaceAdamW: accumulate is {a['accumulate']!r}, expected 'auto' or at least 1"
+        )
+    if a["scale"] != "auto" and not float(a["scale"]) > 0:
+        raise InvalidArgument(f"SubspaceAdamW: scale is {a['scale']}, expected 'auto' or above 0")
+    if a["residual"] in _RESIDUALS:
+        raise Unavailable(
+            f"SubspaceAdamW: residual {a['residual']!r} is not in this version, it has 'none'"
+        )
+    if a["residual"] not in ("auto", "none"):
+        raise InvalidArgument(
+            f"SubspaceAdamW: residual is {a['residual']!r}, expected auto, none, "
+            f"{' or '.join(_RESIDUALS)}"
+        )
+    if a["device"] not in ("auto", "host"):
+        raise Unavailable(
+            f"SubspaceAdamW: device {a['device']!r} is not in this build, it has 'host'; move the "
+            "model to the CPU"
+        )
+
+
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _limits(budget: Budget | None) -> list[int | None]:
+    """Bytes for device, host, pinned, disk; on the host device half of memory by default."""
+    given = budget or Budget()
+    memory = _half_of_memory()
+    defaults = (memory, memory, memory, None)
+    tiers = (given.device, given.host, given.pinned, given.disk)
+    return [d if t is None else t for t, d in zip(tiers, defaults, strict=True)]
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the model's parameters and buffers, each storage once."""
+    seen = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+    return sum(seen.values())
+
+
+def engine_for(
+    model: nn.Module, weights: list[CompressedWeight], a: dict[str, Any]
+) -> _core.SubspaceEngine:
+    """Build the engine that `a`, the arguments of SubspaceAdamW, describe."""
+    refresh: Refresh | None = a["refresh"]
+    link = a["link"]
+    pin = a["_pin"] or (-1, -1)
+    options = _core.EngineOptions(
+        link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
+        limits=_limits(a["budget"]),
+        resident_bytes=parameter_bytes(model),
+        order=a["schedule"],
+        norm_mode=a["norm_mode"],
+        max_norm=a["max_norm"] or 0.0,
+        promised_backwards=0 if a["accumulate"] == "auto" else a["accumulate"],
+        seed=a["seed"],
+        codec=a["codec"],
+        refresh_every=None if refresh is None else refresh.every,
+        refresh_source="rolling" if refresh is None else refresh.source,
+        refresh_threshold=0.0
+        if refresh is None or refresh.threshold is None
+        else refresh.threshold,
+        learn_steps=100 if refresh is None else refresh.learn_steps,
+        transport="projected" if refresh is None else refresh.transport,
+        device_cpu=pin[0],
+        lane_cpu=pin[1],
+    )
+    specs = [
+        _core.WeightSpec(
+            name=w.name,
+            weight=w.parameter.detach(),
+            codec="identity" if w.identity else a["codec"],
+            ratio=a["ratio"],
+            d=0 if w.identity else a["d"] or 0,
+            nnz=a["nnz"],
+            block=a["block"],
+            seed=a["seed"],
+            wire=a["wire"],
+            tier=a["tier"],
+            weight_update=a["weight_update"],
+        )
+        for w in weights
+    ]
+    return _core.SubspaceEngine(options, specs)
+
+
+def trainable_groups(
+    model: nn.Module, param_groups: Iterable[dict[str, Any]] | None, frozen: set[int]
+) -> list[dict[str, Any]]:
+    """The parameter groups as torch.optim takes them, without those that will be frozen."""
+    if param_groups is None:
+        param_groups = [{"params": list(model.parameters())}]
+    of_model = {id(p) for p in model.parameters()}
+    groups = []
+    for given in param_groups:
+        group = dict(given)
+        params = group["params"]
+        group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+        if any(id(p) not in of_model for p in group["params"]):
+            raise InvalidArgument(
+                "SubspaceAdamW: param_groups holds a tensor that is not a parameter of the model, "
+                "expected groups of model.parameters()"
+            )
+        group["params"] = [p for p in group["params"] if p.requires_grad and id(p) not in frozen]
+        groups.append(group)
+    return groups

@@ -1,0 +1,90 @@
+"""What SubspaceAdamW saves, and how it comes back bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sluiceway.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from sluiceway.optim import SubspaceAdamW
+
+_FORMAT = 1
+# What a state depends on: loading it into an optimizer that differs in these is refused.
+_MUST_MATCH = ("codec", "ratio", "d", "nnz", "block", "seed", "weight_update")
+
+
+def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
+    """Everything beside the parameters' own state and the parameter groups."""
+    arguments = optimizer.arguments
+    return {
+        "format": _FORMAT,
+        "arguments": {key: arguments[key] for key in _MUST_MATCH},
+        "names": [weight.name for weight in optimizer.weights],
+        "committed_steps": optimizer.engine.committed_steps,
+        "refresh": optimizer.engine.refresh_state(),
+        "loss_scale": list(optimizer.loss_scale.state()),
+        "skipped_steps": optimizer.skipped_steps,
+    }
+
+
+def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return the engine's part of `state_dict`.
+
+    Raises
+    ------
+    InvalidArgument
+        It is not of this class, or of a run with other arguments; the first difference is named.
+    """
+    saved = state_dict.get("sluiceway")
+    if saved is None:
+        raise InvalidArgument(
+            "load_state_dict: has no 'sluiceway' entry, expected a state_dict() of SubspaceAdamW"
+        )
+    if saved["format"] != _FORMAT:
+        raise InvalidArgument(
+            f"load_state_dict: format is {saved['format']}, this version reads {_FORMAT}"
+        )
+    for key in _MUST_MATCH:
+        if saved["arguments"][key] != optimizer.arguments[key]:
+            raise InvalidArgument(
+                f"load_state_dict: {key} was {saved['arguments'][key]!r} when it was saved, here "
+                f"it is {optimizer.arguments[key]!r}; make the optimizer with the saved value"
+            )
+    names = [weight.name for weight in optimizer.weights]
+    if saved["names"] != names:
+        odd = sorted(set(saved["names"]) ^ set(names))
+        raise InvalidArgument(
+            f"load_state_dict: {len(saved['names'])} compressed weights, here {len(names)}; "
+            f"differing: {', '.join(odd[:3]) or 'their order'}"
+        )
+    return saved
+
+
+def numbered_parameters(groups: list[dict[str, Any]]) -> list[torch.Tensor]:
+    """Parameters in the order in which torch numbers them in a state_dict."""
+    return [p for group in groups for p in group["params"]]
+
+
+def restore(optimizer: SubspaceAdamW, state: dict[int, Any], saved: dict[str, Any]) -> None:
+    """Put the states of parameters and engine back."""
+    parameters = numbered_parameters(optimizer.param_groups)
+    index_of = {id(weight.parameter): i for i, weight in enumerate(optimizer.weights)}
+    optimizer.zero_grad()
+    optimizer.state.clear()
+    for number, values in state.items():
+        parameter = parameters[number]
+        index = index_of.get(id(parameter))
+        if index is not None:
+            optimizer.engine.load_weight_state(index, values)
+            continue
+        optimizer.state[parameter] = {
+            key: value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in values.items()
+        }
+    optimizer.engine.load_refresh_state(saved["refresh"])
+    optimizer.engine.committed_steps = saved["committed_steps"]
+    optimizer.loss_scale.load(*saved["loss_scale"])
+    optimizer.skipped_steps = saved["skipped_steps"]

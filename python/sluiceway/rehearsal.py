@@ -1,0 +1,102 @@
+"""One training step on tensors that have shapes but no bytes: what would it hold, and compute?
+
+Every operator of the true model is dispatched, forward and backward, with gradients freed where
+the engine frees them; storages are counted while they live. Kernels' own scratch is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Bytes on the device, and floating-point operations of one micro-batch."""
+
+    weight_bytes: int
+    after_forward_bytes: int  # Weights and what the backward needs.
+    peak_bytes: int
+    forward_flops: int
+    backward_flops: int
+
+
+class _Account(TorchDispatchMode):
+    """Bytes that live, and operations done; torch's own flop counter would keep tensors alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self.flops = 0
+        self._seen: set[int] = set()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.now -= size
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if (count := flop_registry.get(function._overloadpacket)) is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.add(leaf)
+        return result
+
+
+def rehearse(
+    build: Callable[[], torch.nn.Module],
+    freed: set[str],
+    micro_batch: int,
+    sequence_length: int,
+    autocast: torch.dtype | None,
+) -> Rehearsal:
+    """Run one micro-batch of the model that `build` makes.
+
+    Parameters
+    ----------
+    freed : set of str
+        Parameters whose gradient goes as soon as it exists.
+    """
+    cast = torch.autocast("cpu", dtype=autocast) if autocast else contextlib.nullcontext()
+    with FakeTensorMode():
+        model = build().train()
+        for name, parameter in model.named_parameters():
+            if name in freed and parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_free)
+        ids = torch.zeros(micro_batch, sequence_length, dtype=torch.long)
+        with _Account() as account:
+            for parameter in model.parameters():
+                account.add(parameter)
+            weights = account.now
+            with cast:
+                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            kept, forward = account.now, account.flops
+            loss.backward()
+        return Rehearsal(weights, kept, account.peak, forward, account.flops - forward)
+
+
+def _free(parameter: torch.nn.Parameter) -> None:
+    parameter.grad = None

@@ -1,0 +1,89 @@
+"""Models that are small and still have what breaks optimizers: norms, biases, several linears."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WIDTH = 256  # 256 x 256 is the smallest square weight that is compressed.
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, width)
+        self.down = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    """Blocks between a small input layer and a small head, trained to fit random targets."""
+
+    def __init__(self, blocks: int = 2, width: int = WIDTH) -> None:
+        super().__init__()
+        self.enter = nn.Linear(16, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.leave = nn.Linear(width, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
+def make(kind: type[nn.Module] = Stack, seed: int = 0, **arguments: object) -> nn.Module:
+    torch.manual_seed(seed)
+    return kind(**arguments)
+
+
+def batch(step: int, rows: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets that are a function of `step` alone."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    return (
+        torch.randn(rows, 16, generator=generator),
+        torch.randn(rows, 8, generator=generator),
+    )
+
+
+def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+    x, y = batch(step)
+    return functional.mse_loss(model(x).float(), y)
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def two_groups(model: nn.Module, lr: float) -> list[dict]:
+    """Matrices with decay; vectors with none, at another rate."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() != 2]
+    return [
+        {"params": matrices, "lr": lr, "weight_decay": 0.05},
+        {"params": vectors, "lr": lr / 2, "weight_decay": 0.0},
+    ]
+
+
+def distance(left: nn.Module, right: nn.Module) -> float:
+    """Norm of the difference of all weights over the norm of `right`'s."""
+    difference = sum((a - b).double().square().sum() for a, b in _pairs(left, right))
+    size = sum(b.double().square().sum() for _, b in _pairs(left, right))
+    return float((difference / size).sqrt())
+
+
+def _pairs(left: nn.Module, right: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [
+        (a.detach().float(), b.detach().float())
+        for a, b in zip(left.parameters(), right.parameters(), strict=True)
+    ]
+
+
+def same_bits(left: nn.Module, right: nn.Module) -> bool:
+    return all(
+        torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True)
+    )

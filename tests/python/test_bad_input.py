@@ -1,0 +1,211 @@
+"""What bad input gets: an exit code, and one or two lines with what is and what was expected."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from conftest import assert_short_error, read_lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], ["No such command 'trian'"]),
+        (["train"], ["Missing argument"]),
+        (["train", "none.yaml"], ["none.yaml: cannot read the config"]),
+        (["train", "bad.yaml"], ["bad.yaml:3: unknown key", "did you mean train.steps?"]),
+        (["train", "run.yaml", "--set", "train.lr=x"], ["train.lr is 'x', expected"]),
+        (["train", "run.yaml", "--nonsense"], ["--nonsense"]),
+        (["resume", "none"], ["none: is not a folder, expected the folder of a run"]),
+        (["export", "none", "--to", "x"], ["none: is not a folder"]),
+        (["plan", "none.yaml"], ["none.yaml"]),
+    ],
+)
+def test_wrong_command_is_told_in_two_lines_without_loading_torch(
+    python_m_sluiceway, tmp_path, arguments, words
+):
+    (tmp_path / "bad.yaml").write_text("model: {path: m}\ntrain:\n  step: 1\ndata: {train: x}\n")
+    (tmp_path / "run.yaml").write_text("model: {path: m}\ndata: {train: x}\n")
+    outcome = python_m_sluiceway(*arguments, cwd=tmp_path)
+    assert_short_error(outcome, 2, *words)
+
+
+def test_python_m_sluiceway_trains(python_m_sluiceway, tiny_model, write_config, tmp_path):
+    config = write_config(tiny_model, train={"steps": 1})
+    outcome = python_m_sluiceway("train", config, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    folder = next((tmp_path / "runs").iterdir())
+    assert folder.name.startswith("run-")
+    assert str(folder.relative_to(tmp_path)) in outcome.out.splitlines()[-1]
+
+
+def test_debug_shows_the_traceback(python_m_sluiceway, tmp_path):
+    outcome = python_m_sluiceway("train", "none.yaml", "--debug", cwd=tmp_path)
+    assert outcome.code == 2
+    assert "Traceback" in outcome.err
+
+
+def test_folder_that_is_not_empty_is_refused_and_resume_named(
+    sluiceway, tiny_model, write_config, finished, tmp_path
+):
+    config = write_config(tiny_model)
+    outcome = sluiceway("train", config, "--out", finished[0])
+    assert_short_error(outcome, 2, "is not empty", f"sluiceway resume {finished[0]}")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    outcome = sluiceway("train", config, "--out", tmp_path / "other")
+    assert_short_error(outcome, 2, "is not empty", "choose another --out")
+
+
+@pytest.mark.parametrize(
+    ("make", "code", "words"),
+    [
+        (lambda d: d / "none", 2, ["is not there, expected a folder with config.json"]),
+        (lambda d: (d / "e").mkdir() or d / "e", 2, ["has no config.json"]),
+        (lambda d: _copy(d, without="model.safetensors"), 2, ["has no weights"]),
+        (lambda d: _copy(d, without="tokenizer.json"), 2, ["no tokenizer"]),
+        (lambda d: _copy(d, cut=("model.safetensors", 1000)), 1, ["copy it again"]),
+        (lambda d: _copy(d, cut=("model.safetensors", 4)), 1, ["4 bytes, expected"]),
+        (lambda d: _copy(d, cut=("config.json", 10)), 2, ["cannot be read as JSON"]),
+        (lambda d: _copy(d, config={"num_hidden_layers": 3}), 2, ["lack", "tensors, first"]),
+        (lambda d: _copy(d, config={"model_type": "abacus"}), 2, ["transformers cannot load"]),
+        (lambda d: _copy(d, config={"vocab_size": 100}), 2, ["the model has 100 embeddings"]),
+        (
+            lambda d: _copy(d, config={"max_position_embeddings": 16}),
+            2,
+            ["data.sequence_length is 32, expected at most 16"],
+        ),
+    ],
+)
+def test_bad_model_folder_is_told_what_is_wrong_with_it(
+    sluiceway, write_config, tiny_model, tmp_path, monkeypatch, make, code, words
+):
+    monkeypatch.setattr(_copy, "source", tiny_model, raising=False)
+    config = write_config(make(tmp_path))
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert_short_error(outcome, code, *words)
+    assert not (tmp_path / "out").exists()
+
+
+def _copy(folder, without=None, cut=None, config=None):
+    """A copy of the tiny model with one thing wrong."""
+    model = folder / "model"
+    model.mkdir()
+    for path in _copy.source.iterdir():
+        if path.name != without:
+            (model / path.name).write_bytes(path.read_bytes())
+    if cut:
+        os.truncate(model / cut[0], cut[1])
+    if config:
+        shape = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**shape, **config}))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"train": ["none.txt"]}, ["data.train: there is no file", "none.txt"]),
+        ({"train": ["*.none"]}, ["data.train: no file matches"]),
+        ({"train": ["empty.txt"]}, ["has no text in it"]),
+        ({"train": ["short.txt"]}, ["6 tokens in all, expected at least one sequence of 32"]),
+        ({"train": ["bad.jsonl"], "format": "jsonl"}, ["bad.jsonl:2", "is not JSON"]),
+        ({"train": ["long.jsonl"], "format": "jsonl", "packing": False}, ["long.jsonl:1: 100 tok"]),
+        ({"train": ["."]}, ["is a folder"]),
+    ],
+)
+def test_bad_data_is_told_with_file_and_line(
+    sluiceway, tiny_model, write_config, tmp_path, data, words
+):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text"\n')
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": "x" * 99}) + "\n")
+    outcome = sluiceway("train", write_config(tiny_model, data=data), cwd=tmp_path)
+    assert_short_error(outcome, 2, *words)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_learning_rate_that_explodes_stops_with_the_step_named_and_the_folder_kept(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    train = {"steps": 50, "lr": 1e30, "schedule": "constant", "max_skipped": 3, "max_norm": None}
+    config = write_config(tiny_model, train=train)
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert_short_error(outcome, 1, "skipped, as were all of the last 3 steps")
+    step = read_lines(tmp_path / "out")[-1]["step"]
+    assert f"step {step}:" in outcome.err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["status"], summary["skipped_steps"]) == ("failed", 3)
+
+
+def test_pinning_on_one_core_is_refused_and_says_what_to_set(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(tiny_model, device={"pin": True})
+    cores = os.sched_getaffinity(0)
+    server = sluiceway.server_pid
+    os.sched_setaffinity(server, {min(cores)})
+    try:
+        outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    finally:
+        os.sched_setaffinity(server, cores)
+    assert_short_error(outcome, 2, "may use 1 core, pinning needs 2", "device.pin: false")
+
+
+def test_gpu_that_is_not_there_is_unavailable(sluiceway, tiny_model, write_config, tmp_path):
+    config = write_config(tiny_model, device={"name": "cuda:7"})
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert_short_error(outcome, 2, "cuda:7 is not on this machine, it has host")
+
+
+def test_save_that_cannot_be_written_is_told_and_the_one_before_is_kept(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    folder = tmp_path / "out"
+    assert sluiceway("train", write_config(tiny_model), "--out", folder).code == 0
+    (folder / "checkpoint.new").write_text("a file where the save's folder should be")
+    outcome = sluiceway("resume", folder, "--set", "train.steps=7")
+    assert_short_error(outcome, 1, "the save could not be written, File exists")
+    state = json.loads((folder / "checkpoint" / "state.json").read_text())
+    assert state["position"]["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.micro_batch=4", "--set train.micro_batch: 2 cannot become 4 within a run"),
+        ("engine={kind: subspace}", "--set engine."),
+        ("train.sted=1", "unknown key train.sted, did you mean train.seed?"),
+    ],
+)
+def test_resume_refuses_what_cannot_change(sluiceway, finished, override, words):
+    before = (finished[0] / "config.yaml").read_text()
+    assert_short_error(sluiceway("resume", finished[0], "--set", override), 2, words)
+    assert (finished[0] / "config.yaml").read_text() == before
+
+
+def test_resume_refuses_other_data_than_the_run_began_with(
+    sluiceway, tiny_model, write_config, tmp_path, prose
+):
+    text = tmp_path / "mine.txt"
+    text.write_text(prose.read_text())
+    config = write_config(tiny_model, data={"train": [str(text)]}, train={"steps": 1})
+    assert sluiceway("train", config, "--out", tmp_path / "out").code == 0
+    text.write_text("Z" + prose.read_text()[1:])
+    outcome = sluiceway("resume", tmp_path / "out", "--set", "train.steps=2")
+    assert_short_error(outcome, 2, "the data is not what the run was begun with")
+
+
+def test_save_with_a_cut_file_is_corrupt_and_nothing_is_overwritten(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    folder = tmp_path / "out"
+    assert sluiceway("train", write_config(tiny_model), "--out", folder).code == 0
+    moments = folder / "checkpoint" / "optimizer.pt"
+    os.truncate(moments, 100)
+    outcome = sluiceway("resume", folder, "--set", "train.steps=9")
+    assert_short_error(outcome, 1, "optimizer.pt: 100 bytes, expected")
+    assert moments.stat().st_size == 100

@@ -1,0 +1,160 @@
+"""Saves: complete when they appear, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import errno
+import random
+import resource
+
+import numpy as np
+import pytest
+import torch
+from sluiceway import checkpoint
+from sluiceway.checkpoint import Position
+from sluiceway.errors import Corrupt, IoError
+from sluiceway.model import load_model
+from sluiceway.native import NativeAdamW
+
+
+def write_text(text):
+    def write(folder):
+        (folder / "a").write_text(text)
+        (folder / "b").write_text(text)
+
+    return write
+
+
+def contents(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_published_folder_replaces_the_one_before_and_leaves_nothing_else(tmp_path):
+    target = tmp_path / "checkpoint"
+    for text in ("first", "second"):
+        checkpoint.publish(target, write_text(text))
+    assert contents(target) == {"a": "second", "b": "second"}
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_disk_that_is_full_half_way_leaves_the_save_before_untouched(tmp_path):
+    target = tmp_path / "checkpoint"
+    checkpoint.publish(target, write_text("first"))
+
+    def full(folder):
+        (folder / "a").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(IoError) as refused:
+        checkpoint.publish(target, full)
+    assert refused.value.errno == errno.ENOSPC
+    assert "No space left on device" in str(refused.value)
+    assert contents(target) == {"a": "first", "b": "first"}
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("there", "left"),
+    [
+        ({"checkpoint.new": "half"}, None),
+        ({"checkpoint": "first", "checkpoint.new": "half"}, "first"),
+        ({"checkpoint.old": "first", "checkpoint.new": "second"}, "first"),
+        ({"checkpoint.old": "first", "checkpoint": "second"}, "second"),
+    ],
+)
+def test_kill_between_any_two_renames_leaves_a_whole_save(tmp_path, there, left):
+    for name, text in there.items():
+        (tmp_path / name).mkdir()
+        write_text(text)(tmp_path / name)
+    target = tmp_path / "checkpoint"
+    assert checkpoint.recover(target) is (left is not None)
+    if left:
+        assert contents(target) == {"a": left, "b": left}
+    checkpoint.publish(target, write_text("next"))
+    assert contents(target) == {"a": "next", "b": "next"}
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.fixture
+def trained(tiny_model):
+    model = load_model(tiny_model, torch.float32)
+    optimizer = NativeAdamW(model.parameters(), 1.0, True, lr=1e-2)
+    ids = torch.arange(24).reshape(2, 12)
+    for _ in range(3):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, torch.amp.GradScaler("cpu", enabled=True)
+
+
+def save(target, trained, tiny_model, **position):
+    model, optimizer, scaler = trained
+    checkpoint.save(
+        target, Position(**position), model, optimizer, scaler, tiny_model, {"data": "d"}
+    )
+
+
+def test_save_gives_back_weights_moments_and_all_three_noises_bit_for_bit(
+    tmp_path, trained, tiny_model
+):
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(5)
+    random.gauss(0, 1), np.random.standard_normal(), torch.randn(3)
+    save(tmp_path / "checkpoint", trained, tiny_model, step=7, first_eval_loss=0.1 + 0.2)
+    expected = [random.gauss(0, 1), np.random.standard_normal(), torch.randn(3).tolist()]
+
+    position, state = checkpoint.load_state(tmp_path / "checkpoint")
+    assert (position.step, position.first_eval_loss, state["data"]) == (7, 0.1 + 0.2, "d")
+    model = load_model(tmp_path / "checkpoint", torch.float32)
+    optimizer = NativeAdamW(model.parameters(), 1.0, True, lr=1e-2)
+    checkpoint.load_into(tmp_path / "checkpoint", optimizer, torch.amp.GradScaler("cpu"))
+    assert [random.gauss(0, 1), np.random.standard_normal(), torch.randn(3).tolist()] == expected
+    before = trained[0].state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    old, new = trained[1].state_dict()["state"], optimizer.state_dict()["state"]
+    assert old.keys() == new.keys()
+    for key in old:
+        assert all(torch.equal(old[key][k], new[key][k]) for k in old[key])
+
+
+def test_save_is_itself_a_model_folder_with_a_tokenizer(tmp_path, trained, tiny_model):
+    from transformers import AutoTokenizer
+
+    save(tmp_path / "checkpoint", trained, tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "checkpoint")
+    assert tokenizer("aé")["input_ids"] == list("aé".encode())
+
+
+@pytest.mark.parametrize("most", [1000, 100_000, 200_000])
+def test_file_size_limit_hit_inside_torch_or_safetensors_keeps_the_save_before(
+    tmp_path, trained, tiny_model, most
+):
+    save(tmp_path / "checkpoint", trained, tiny_model, step=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        with pytest.raises(IoError, match="the save could not be written"):
+            save(tmp_path / "checkpoint", trained, tiny_model, step=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    position, _ = checkpoint.load_state(tmp_path / "checkpoint")
+    assert position.step == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "random.pt"])
+def test_file_that_was_cut_is_corrupt_with_both_sizes(tmp_path, trained, tiny_model, name):
+    save(tmp_path / "checkpoint", trained, tiny_model)
+    path = tmp_path / "checkpoint" / name
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size - 1)
+    with pytest.raises(Corrupt, match=rf"{name}: {size - 1} bytes, expected {size}"):
+        checkpoint.load_state(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99, "position": {}, "files": {}}'])
+def test_state_that_cannot_be_read_is_corrupt_with_its_path(tmp_path, text):
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(Corrupt, match=r"state\.json"):
+        checkpoint.load_state(tmp_path)

@@ -1,0 +1,82 @@
+"""The line that ends `.ci/run` counts what happened, failures of every kind included."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COUNT = Path(__file__).resolve().parents[2] / ".ci" / "count.py"
+PRESETS = ["cpu", "clang", "asan", "tsan", "eager-spill"]
+STEPS = ["lint", "check-cuda", "check-wheel", "check-bench"]
+
+
+def suite(*cases: str) -> str:
+    return f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
+
+
+def case(name: str, inside: str = "", status: str = "run") -> str:
+    return f'<testcase name="{name}" status="{status}">{inside}</testcase>'
+
+
+def count(results: Path, test_status: int = 0, check_status: int = 0) -> tuple[str, int]:
+    done = subprocess.run(
+        [sys.executable, COUNT, results, str(test_status), str(check_status)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.stdout.splitlines()[-1], done.returncode
+
+
+@pytest.fixture
+def clean_results(tmp_path: Path) -> Path:
+    """Five presets of one binary with two cases, two Python cases, four steps: 16 in all."""
+    for preset in PRESETS:
+        (tmp_path / preset).mkdir()
+        (tmp_path / f"{preset}.xml").write_text(suite(case("a_test")))
+        (tmp_path / preset / "a_test.xml").write_text(suite(case("One"), case("Two")))
+    (tmp_path / "pytest.xml").write_text(suite(case("test_one"), case("test_two")))
+    for step in STEPS:
+        (tmp_path / f"{step}.ok").touch()
+    return tmp_path
+
+
+def test_a_clean_run_counts_cases_and_steps(clean_results: Path) -> None:
+    assert count(clean_results) == ("16 passed, 0 failed", 0)
+
+
+def test_a_step_that_did_not_apply_counts_neither_way(clean_results: Path) -> None:
+    (clean_results / "check-cuda.ok").rename(clean_results / "check-cuda.notrun")
+    assert count(clean_results) == ("15 passed, 0 failed", 0)
+
+
+def test_a_failed_case_is_one_failure(clean_results: Path) -> None:
+    failed = case("Two", "<failure message='no'/><failure message='no'/>")
+    (clean_results / "cpu" / "a_test.xml").write_text(suite(case("One"), failed))
+    (clean_results / "cpu.xml").write_text(suite(case("a_test", status="fail")))
+    assert count(clean_results, test_status=2) == ("15 passed, 1 failed", 1)
+
+
+def test_a_binary_that_crashed_after_its_cases_is_a_failure(clean_results: Path) -> None:
+    (clean_results / "asan.xml").write_text(suite(case("a_test", status="fail")))
+    assert count(clean_results, check_status=2) == ("16 passed, 1 failed", 1)
+
+
+def test_a_preset_that_did_not_build_is_a_failure(clean_results: Path) -> None:
+    (clean_results / "tsan.xml").unlink()
+    assert count(clean_results, check_status=2) == ("14 passed, 1 failed", 1)
+
+
+def test_python_tests_that_never_ran_are_a_failure(clean_results: Path) -> None:
+    (clean_results / "pytest.xml").unlink()
+    assert count(clean_results, test_status=2) == ("14 passed, 1 failed", 1)
+
+
+def test_a_step_that_failed_is_a_failure(clean_results: Path) -> None:
+    (clean_results / "lint.ok").unlink()
+    assert count(clean_results, check_status=2) == ("15 passed, 1 failed", 1)
+
+
+def test_an_unexplained_exit_status_is_a_failure(clean_results: Path) -> None:
+    assert count(clean_results, check_status=2) == ("16 passed, 1 failed", 1)

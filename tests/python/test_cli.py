@@ -1,0 +1,171 @@
+"""The command line: what a run leaves behind, how it is resumed, exported and interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+import yaml
+from conftest import assert_short_error, read_lines, wait_for_step
+
+
+def test_run_folder_holds_what_it_promises(finished):
+    folder, _ = finished
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.yaml", "metrics.jsonl", "summary.json", "trace.json", "checkpoint", "native"
+    }  # fmt: skip
+
+
+def test_metrics_have_a_line_a_step_and_held_out_losses_where_they_were_due(finished):
+    lines = read_lines(finished[0])
+    assert [line["step"] for line in lines] == list(range(7))
+    assert [line["step"] for line in lines if "eval_loss" in line] == [0, 2, 4, 6]
+    assert {line["tokens"] for line in lines[1:]} == {2 * 2 * 32}
+
+
+def test_summary_adds_losses_ratio_versions_machine_and_config_hash(finished):
+    summary = json.loads((finished[0] / "summary.json").read_text())
+    lines = read_lines(finished[0])
+    native = json.loads((finished[0] / "native" / "summary.json").read_text())
+    assert summary["status"] == "done"
+    assert summary["final_loss"] == lines[-1]["loss"]
+    assert summary["final_eval_loss"] == lines[-1]["eval_loss"] < summary["first_eval_loss"]
+    expected = summary["median_step_seconds"] / native["median_step_seconds"]
+    assert summary["native_ratio"] == pytest.approx(expected)
+    assert summary["versions"].keys() == {"sluiceway", "torch", "transformers", "python"}
+    assert len(summary["config_hash"]) == 16
+    assert summary["data"]["replaced_bytes"] == 0
+
+
+def test_comparison_has_equal_data_and_seeds(finished):
+    losses = [[line.get("loss") for line in read_lines(f)] for f in (finished[0],
+              finished[0] / "native")]  # fmt: skip
+    assert losses[0] == losses[1]
+
+
+def test_trace_is_chrome_json_with_a_range_for_every_step(finished):
+    events = json.loads((finished[0] / "trace.json").read_text())["traceEvents"]
+    names = [e["name"] for e in events if e["ph"] == "X"]
+    assert [f"step {k}" for k in range(1, 7)] == [n for n in names if n.startswith("step ")]
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events if e["ph"] == "X")
+
+
+def test_progress_is_lines_of_loss_rate_links_and_memory_when_there_is_no_terminal(finished):
+    out = finished[1].out
+    assert "\x1b" not in out
+    last = [line for line in out.splitlines() if "step 6/6" in line][-1]
+    for name in ("loss", "held-out", "tokens/s", "s/step", "d2h/h2d", "stall",
+                 "device/host/pinned", "ETA"):  # fmt: skip
+        assert f"{name} " in last
+    assert "% " in last.partition("native ")[2][:6]  # Share of native.
+
+
+def test_resolved_config_trains_the_same_run_again(sluiceway, finished, tmp_path):
+    folder, _ = finished
+    again = sluiceway(
+        "train", folder / "config.yaml", "--out", tmp_path / "again", "--set", "compare=null"
+    )
+    assert again.code == 0, again.err
+    weights = [
+        (f / "checkpoint" / "model.safetensors").read_bytes() for f in (folder, tmp_path / "again")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_finished_run_resumed_is_done_at_once_and_unchanged(sluiceway, finished):
+    folder, _ = finished
+    before = (folder / "checkpoint" / "model.safetensors").read_bytes()
+    outcome = sluiceway("resume", folder, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["steps"] == 6
+    assert (folder / "checkpoint" / "model.safetensors").read_bytes() == before
+
+
+def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(
+    sluiceway, finished, tmp_path
+):
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, _ = finished
+    outcome = sluiceway("export", folder, "--to", tmp_path / "model", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["step"] == 6
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not {"optimizer.pt", "random.pt", "state.json"} & names
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    saved = load_file(folder / "checkpoint" / "model.safetensors")
+    for name, tensor in saved.items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("a")["input_ids"] == [97]
+    again = sluiceway("export", folder, "--to", tmp_path / "model")
+    assert_short_error(again, 2, "is not empty")
+
+
+def test_resume_may_train_longer_and_says_what_was_changed(sluiceway, tiny_model, write_config,
+                                                           tmp_path):  # fmt: skip
+    folder = tmp_path / "out"
+    config = write_config(tiny_model, train={"steps": 2})
+    assert sluiceway("train", config, "--out", folder).code == 0
+    outcome = sluiceway("resume", folder, "--set", "train.steps=3")
+    assert outcome.code == 0
+    assert "train.steps was 2, is now 3" in outcome.err
+    assert [line["step"] for line in read_lines(folder)] == [0, 1, 2, 3]
+    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["steps"] == 3
+
+
+def test_plan_of_plain_adamw_counts_weights_gradients_and_moments(
+    sluiceway, tiny_model, write_config
+):
+    config = write_config(tiny_model)
+    plans = [sluiceway("plan", config, "--json"), sluiceway("train", config, "--dry-run", "--json")]
+    assert [plan.code for plan in plans] == [0, 0]
+    plan, dry = (json.loads(plan.out) for plan in plans)
+    assert dry["peak_bytes"] == plan["peak_bytes"]
+    assert plan["peak_bytes"]["device"] > 4 * 4 * plan["parameters"]["trained"]
+    assert plan["bytes_per_step"] == {"d2h": 0, "h2d": 0}
+    assert plan["seconds_per_step"] > 0
+
+
+def test_plan_beyond_a_budget_is_refused_with_both_counts(sluiceway, tiny_model, write_config):
+    config = write_config(tiny_model, budget={"device": "100KiB"})
+    outcome = sluiceway("plan", config)
+    assert_short_error(outcome, 3, "budget.device: the run needs", "102400 bytes (100 KiB)")
+
+
+# ---- Signals ----
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_finishes_the_step_saves_and_can_be_resumed(
+    sluiceway, tiny_model, write_config, tmp_path, number
+):
+    config = write_config(tiny_model, train={"steps": 100_000, "schedule": "constant"})
+    folder = tmp_path / "out"
+    command = sluiceway.start("train", config, "--out", folder)
+    wait_for_step(folder, 3)
+    command.signal(number)
+    assert_short_error(command.wait(), 130, "saved")
+    state = json.loads((folder / "checkpoint" / "state.json").read_text())
+    reached = state["position"]["step"]
+    assert reached >= 3
+    assert read_lines(folder)[-1]["step"] == reached
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    outcome = sluiceway("resume", folder, "--set", f"train.steps={reached + 2}")
+    assert outcome.code == 0, outcome.err
+    assert [line["step"] for line in read_lines(folder)] == list(range(reached + 3))
+
+
+def test_folder_that_another_process_runs_in_is_refused(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(tiny_model, train={"steps": 100_000})
+    command = sluiceway.start("train", config, "--out", tmp_path / "out")
+    wait_for_step(tmp_path / "out", 1)
+    assert_short_error(sluiceway("resume", tmp_path / "out"), 2, "another process is running it")
+    command.signal(signal.SIGKILL)
+    assert command.wait().code == -signal.SIGKILL

@@ -1,0 +1,191 @@
+"""Configs: what is refused, with which words, and that nothing is left unsaid in a resolved one."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from sluiceway import sizes
+from sluiceway.config import Config, SubspaceEngine, Train
+from sluiceway.config_file import check_config, load_config
+from sluiceway.errors import InvalidArgument, IoError, Unavailable
+
+SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\n"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def from_text(text, *overrides):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return load_config(path, list(overrides))
+
+    return from_text
+
+
+def test_smallest_config_gets_every_default(load):
+    config = load(SMALLEST)
+    assert config.engine == SubspaceEngine()
+    assert config.train == Train()
+    assert (config.model.dtype, config.model.autocast, config.trace) == ("fp32", None, True)
+
+
+def test_resolved_config_reads_back_as_itself(load):
+    config = load(SMALLEST, "budget.device=4GiB", "device.link={d2h_gbps: 12, h2d_gbps: 6}")
+    again = load(yaml.safe_dump(config.resolved()))
+    assert again == config
+    assert again.budget.device == 4 * 2**30
+
+
+def test_resolved_config_names_every_key_of_the_schema(load):
+    def keys(tree):
+        return {k: keys(v) for k, v in tree.items()} if isinstance(tree, dict) else None
+
+    written = keys(load(SMALLEST).resolved())
+    assert set(written) == set(Config.model_fields)
+    assert set(written["engine"]) == set(SubspaceEngine.model_fields)
+    assert set(written["train"]) == set(Train.model_fields)
+
+
+def test_unknown_key_is_refused_with_nearest_name_and_line(load):
+    with pytest.raises(InvalidArgument) as refused:
+        load(SMALLEST + "train:\n  steps: 3\n  warmpu_steps: 1\n")
+    text = str(refused.value)
+    assert "run.yaml:5: unknown key train.warmpu_steps" in text
+    assert "did you mean train.warmup_steps?" in text
+
+
+def test_key_of_a_deeper_section_is_refused_with_its_line(load):
+    with pytest.raises(InvalidArgument, match=r"run.yaml:4: unknown key device.link.d2h_gbs"):
+        load(SMALLEST + "device:\n  link: {d2h_gbs: 1, h2d_gbps: 1}\n")
+
+
+def test_key_in_the_wrong_section_is_told_where_it_belongs(load):
+    with pytest.raises(InvalidArgument, match=r"did you mean train\.lr\?"):
+        load(SMALLEST + "lr: 1\n")
+
+
+def test_key_of_another_engine_is_refused(load):
+    with pytest.raises(InvalidArgument, match=r"unknown key engine\.codec, known .*fused"):
+        load(SMALLEST, "engine={kind: native, codec: svd}")
+
+
+def test_misspelled_key_comes_before_the_value_it_leaves_missing(load):
+    with pytest.raises(InvalidArgument, match=r"did you mean model\.path\?"):
+        load("model: {pth: m}\ndata: {train: [pydoc]}\n")
+
+
+known_keys = st.sampled_from(
+    [
+        *(f"train.{key}" for key in Train.model_fields if len(key) > 4),
+        *(f"engine.{key}" for key in SubspaceEngine.model_fields if len(key) > 4),
+    ]
+)
+
+
+@given(key=known_keys, place=st.integers(0, 100))
+def test_swapping_two_letters_of_a_long_key_still_finds_it(key, place):
+    section, name = key.split(".")
+    at = place % (len(name) - 1)
+    typo = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+    tree = {"model": {"path": "m"}, "data": {"train": ["pydoc"]}, section: {typo: 1}}
+    if typo == name:
+        return
+    with pytest.raises(InvalidArgument, match=f"did you mean {key}"):
+        check_config(tree)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.lr=abc", "--set train.lr: train.lr is 'abc', expected a valid number"),
+        ("train.lr=-1", "train.lr is -1, expected greater than or equal to 0"),
+        ("train.steps=0", "train.steps is 0, expected greater than or equal to 1"),
+        ("train.steps=true", "train.steps is true, expected a number"),
+        ("train.max_norm=.nan", "train.max_norm is nan"),
+        ("train.betas=[0.9]", "train.betas is [0.9], expected one value more"),
+        ("train.betas=[0.9, 1]", "train.betas is 1, expected less than 1"),
+        ("train.warmup_steps=201", "train.warmup_steps is 201, expected at most train.steps, 200"),
+        ("train=3", "train is 3, expected keys of its own"),
+        ("model.dtype=fp8", "model.dtype is 'fp8', expected 'fp32', 'bf16' or 'fp16'"),
+        ("budget.device=4 GoB", "'4 GoB', expected bytes as an integer or a text such as"),
+        ("device.name=tpu", "device.name is 'tpu', expected auto, host, cuda or cuda:N"),
+        ("device.link={d2h_gbps: 1}", "device.link.h2d_gbps is missing"),
+        ("data.train=[]", "data.train is [], expected at least 1 value"),
+        ("engine={kind: nativ}", "engine.kind is 'nativ', expected one of: subspace, native"),
+        ("engine.ratio=1.5", "engine.ratio is 1.5, expected less than or equal to 1"),
+        ("nonsense", "--set nonsense: expected a.b=value"),
+        ("train.lr=[", "'[' is not a YAML value"),
+    ],
+)
+def test_bad_value_is_refused_with_what_is_and_what_was_expected(load, override, words):
+    with pytest.raises(InvalidArgument) as refused:
+        load(SMALLEST, override)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds nothing, expected keys such as model"),
+        ("- 1\n", "holds list"),
+        ("model: {path: m\n", "run.yaml:2: is not YAML"),
+        ("model: {path: m}\nmodel: {path: n}\n", "run.yaml:2: model is given twice, first in lin"),
+        ("data: {train: [pydoc]}\n", "model is missing"),
+    ],
+)
+def test_file_that_is_no_config_is_refused_with_the_line(load, text, words):
+    with pytest.raises(InvalidArgument) as refused:
+        load(text)
+    assert words in str(refused.value)
+
+
+def test_missing_file_is_an_io_error_with_its_name(tmp_path):
+    with pytest.raises(IoError) as refused:
+        load_config(tmp_path / "none.yaml")
+    assert refused.value.filename == str(tmp_path / "none.yaml")
+    assert refused.value.errno == 2
+
+
+@pytest.mark.parametrize("kind", ["exact", "zo"])
+def test_engine_of_a_later_version_is_unavailable_and_names_those_there_are(load, kind):
+    with pytest.raises(Unavailable, match=rf"{kind} is not in this version.*subspace, native"):
+        load(SMALLEST, f"engine={{kind: {kind}}}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["engine.residual=factored", "device.lane_threads=2", "store.path=x",
+     "engine.refresh={source: closure}"],
+)  # fmt: skip
+def test_value_of_a_later_version_is_unavailable(load, override):
+    with pytest.raises(Unavailable):
+        load(SMALLEST, override)
+
+
+def test_override_wins_over_the_file_and_is_parsed_as_yaml(load):
+    config = load(SMALLEST + "train: {lr: 1}\n", "train.lr=1e-3", "model.autocast=off")
+    assert config.train.lr == 1e-3
+    assert config.model.autocast is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("4kb", 4000), (7, 7), ("8B", 8)],
+)
+def test_sizes_are_read_in_binary_and_decimal_units(text, count):
+    assert sizes.parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", -1, True, "1e3", "4 XiB", 1.5])
+def test_size_that_is_none_is_refused(text):
+    with pytest.raises(InvalidArgument):
+        sizes.parse_bytes(text)
+
+
+@given(st.integers(0, 2**60))
+def test_shown_size_is_within_half_a_percent(count):
+    shown = sizes.format_bytes(count)
+    assert abs(sizes.parse_bytes(shown) - count) <= max(1, 0.006 * count)

@@ -1,0 +1,205 @@
+"""The training loop: rates, accumulation, clipping, skipped steps, evaluation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sluiceway.checkpoint import Position
+from sluiceway.config import Train
+from sluiceway.config_file import load_config
+from sluiceway.errors import Error
+from sluiceway.interrupt import Interrupt
+from sluiceway.loop import Loop
+from sluiceway.native import NativeAdamW
+from sluiceway.rates import learning_rate
+from sluiceway.session import open_workshop, read_inputs
+
+
+@pytest.fixture
+def open_loop(tiny_model, write_config):
+    """Build a loop of plain AdamW; gives it, its workshop and the lines it will write."""
+
+    def make(trained=True, **train):
+        config = load_config(write_config(tiny_model, train=train))
+        inputs = read_inputs(config, tiny_model)
+        shop = open_workshop(config, inputs, tiny_model, None)
+        lines = []
+        position = Position()
+        loop = Loop(config, shop, position, Interrupt(), lambda line, _: lines.append(line), None)
+        return loop, shop, lines, position
+
+    return make
+
+
+def poison(shop, *steps):
+    """Make the loss NaN in the forwards with these numbers, counted from 1."""
+    forward, count = shop.model.forward, 0
+
+    def poisoned(*args, **kwargs):
+        nonlocal count
+        result = forward(*args, **kwargs)
+        if shop.model.training:
+            count += 1
+            if count in steps:
+                result.loss = result.loss * math.nan
+        return result
+
+    shop.model.forward = poisoned
+
+
+def weights_of(shop):
+    return [p.detach().clone() for p in shop.model.parameters()]
+
+
+# ---- Learning rates ----
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1.0, 1.0, *(0.5 + 0.5 * math.cos(math.pi * k / 4) for k in (1, 2, 3))]),
+    ],
+)
+def test_rate_warms_up_linearly_and_then_follows_the_schedule(schedule, expected):
+    train = Train(lr=2.0, steps=6, warmup_steps=2, schedule=schedule)
+    rates = [learning_rate(train, step) / 2.0 for step in range(6)]
+    assert rates == pytest.approx(expected, abs=1e-15)
+
+
+def test_run_that_is_all_warmup_has_a_rate_in_every_step():
+    train = Train(lr=1.0, steps=4, warmup_steps=4)
+    assert [learning_rate(train, step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+
+
+# ---- Steps ----
+
+
+def test_accumulated_micro_batches_give_the_update_of_one_large_batch(open_loop):
+    results = []
+    for shape in ({"micro_batch": 6, "accumulate": 1}, {"micro_batch": 2, "accumulate": 3}):
+        loop, shop, lines, _ = open_loop(steps=3, lr=1e-3, **shape)
+        loop.run()
+        results.append((weights_of(shop), [line["loss"] for line in lines[1:]]))
+    (one, losses_one), (many, losses_many) = results
+    assert losses_one == pytest.approx(losses_many, rel=1e-5)
+    for a, b in zip(one, many, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=2e-5)
+
+
+def test_native_step_from_equal_gradients_is_torchs_with_its_clipping():
+    generator = torch.Generator().manual_seed(2)
+    ours, theirs = ([torch.nn.Parameter(torch.ones(7, 5)) for _ in range(3)] for _ in range(2))
+    mine = NativeAdamW(ours, 0.1, False, lr=1e-2)
+    plain = torch.optim.AdamW(theirs, lr=1e-2, foreach=False)
+    for _ in range(4):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(7, 5, generator=generator)
+            b.grad = a.grad.clone()
+        norm = torch.nn.utils.clip_grad_norm_(theirs, 0.1)
+        mine.step(), plain.step()
+        assert mine.stats()["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
+        assert norm > 0.1
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=0)
+
+
+def test_same_seed_gives_the_same_bits_and_another_seed_does_not(open_loop):
+    weights = []
+    for seed in (3, 3, 4):
+        loop, shop, _, _ = open_loop(steps=3, seed=seed)
+        loop.run()
+        weights.append(torch.cat([w.flatten() for w in weights_of(shop)]))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_every_line_has_the_fields_of_the_run_folder(open_loop):
+    loop, _, lines, _ = open_loop(steps=2, eval_every=1)
+    loop.run()
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    fields = {"loss", "lr", "grad_norm", "tokens", "skipped", "loss_scale", "seconds",
+              "device_seconds", "stall_seconds", "host_seconds", "eval_loss"}  # fmt: skip
+    for line in lines[1:]:
+        assert fields <= line.keys()
+        assert line["bytes"] == {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0}
+        assert set(line["peak_bytes"]) == {"device", "host", "pinned", "process"}
+        assert line["tokens"] == 2 * 32
+        assert 0 < line["device_seconds"] <= line["seconds"]
+
+
+def test_evaluation_is_the_mean_over_held_out_tokens_and_changes_nothing(open_loop):
+    loop, shop, lines, _ = open_loop(steps=1, eval_sequences=None, lr=0.0)
+    loop.run()
+    total = count = 0.0
+    for k in range(len(shop.held_out)):
+        start = int(shop.held_out.starts[k])
+        ids = torch.tensor(shop.held_out.tokens[start : start + 32], dtype=torch.long)[None]
+        with torch.no_grad():
+            logits = shop.model(input_ids=ids).logits.double()
+        total += torch.nn.functional.cross_entropy(
+            logits[0, :-1], ids[0, 1:], reduction="sum"
+        ).item()
+        count += 31
+    assert lines[0]["eval_loss"] == pytest.approx(total / count, rel=1e-6)
+    assert lines[1]["eval_loss"] == lines[0]["eval_loss"]
+
+
+def test_loss_that_is_not_a_number_skips_the_step_and_training_goes_on(open_loop):
+    loop, shop, lines, position = open_loop(steps=4)
+    poison(shop, 2)
+    loop.run()
+    assert [line["skipped"] for line in lines[1:]] == [0, 1, 0, 0]
+    assert math.isnan(lines[2]["loss"])
+    assert (position.step, position.skipped, position.skipped_in_row) == (4, 1, 0)
+
+
+def test_skipped_step_leaves_every_weight_as_it_was(open_loop):
+    loop, shop, _, _ = open_loop(steps=1, accumulate=2)
+    before = weights_of(shop)
+    poison(shop, 2)  # The first micro-batch has left gradients behind.
+    loop.run()
+    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(shop), strict=True))
+    assert all(p.grad is None for p in shop.model.parameters())
+
+
+def test_gradient_that_is_not_finite_skips_the_step_though_the_loss_is(open_loop):
+    loop, shop, lines, _ = open_loop(steps=2)
+    parameter = next(iter(shop.model.parameters()))
+    count = 0
+
+    def infinite(gradient):
+        nonlocal count
+        count += 1
+        return gradient * math.inf if count == 1 else gradient
+
+    parameter.register_hook(infinite)
+    loop.run()
+    assert [line["skipped"] for line in lines[1:]] == [1, 0]
+    assert all(torch.isfinite(p).all() for p in shop.model.parameters())
+
+
+def test_too_many_skipped_steps_in_a_row_stop_the_run_and_name_the_step(open_loop):
+    loop, shop, lines, _ = open_loop(steps=9, max_skipped=3)
+    poison(shop, 2, 4, 5, 6)
+    with pytest.raises(Error, match=r"step 6: skipped, as were all of the last 3 steps") as stop:
+        loop.run()
+    assert "the loss is nan" in str(stop.value)
+    assert lines[-1]["step"] == 6
+
+
+def test_float16_autocast_scales_the_loss_and_backs_off_after_an_overflow(tiny_model, write_config):
+    path = write_config(tiny_model, train={"steps": 3}, model={"autocast": "fp16"})
+    config = load_config(path)
+    shop = open_workshop(config, read_inputs(config, tiny_model), tiny_model, None)
+    lines = []
+    poison_gradient = iter([True, False, False])
+    next(iter(shop.model.parameters())).register_hook(
+        lambda g: g * math.inf if next(poison_gradient) else g
+    )
+    Loop(config, shop, Position(), Interrupt(), lambda line, _: lines.append(line), None).run()
+    assert [line["skipped"] for line in lines[1:]] == [1, 0, 0]
+    assert [line["loss_scale"] for line in lines[1:]] == [2.0**15] * 3
