@@ -1,0 +1,136 @@
+"""Kill `sluiceway train` at 20 random moments, resume each time, and compare the final weights.
+
+    python experiments/kill_resume/run.py [--kills 20] [--engine subspace] [--seed 0]
+
+Writes results.json beside itself: for each engine the kills (of which kind, at which step, whether
+it left a half-written save) and whether weights and every line of losses are those of a run that
+nobody stopped. Every command is a process of its own, started as a user would; device host, one
+torch thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "python"))
+
+from kills import kill_often, loss_lines, weights_hash  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results.json"
+STEPS, SAVE_EVERY = 100, 4
+
+
+@dataclass
+class Ended:
+    """What kill_often asks of a command that has ended."""
+
+    code: int
+    err: str
+
+
+class Running:
+    """A command that is running."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "sluiceway", *arguments],
+            cwd=REPOSITORY,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._popen.pid
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
+    def wait(self) -> Ended:
+        """Wait for its end."""
+        _, err = self._popen.communicate()
+        return Ended(self._popen.returncode, err)
+
+
+def start(*arguments: object) -> Running:
+    """Start `sluiceway` with these arguments."""
+    return Running([str(a) for a in arguments])
+
+
+def write_config(path: Path, engine: dict) -> Path:
+    """Write the quickstart's config, short, saving often and on one thread."""
+    import yaml
+
+    tree = yaml.safe_load((REPOSITORY / "configs" / "quickstart.yaml").read_text())
+    tree["train"] |= {
+        "steps": STEPS,
+        "save_every": SAVE_EVERY,
+        "eval_every": 20,
+        "eval_sequences": 8,
+        "micro_batch": 1,
+        "accumulate": 2,
+    }
+    tree["device"] |= {"pin": False, "link": {"d2h_gbps": 1.0, "h2d_gbps": 1.0, "latency_us": 10}}
+    tree["engine"] = engine
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def measure(engine: dict, kills: int, seed: int) -> dict:
+    """One engine: a whole run, a killed one, and how they compare."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = write_config(folder / "run.yaml", engine)
+        whole, killed = folder / "whole", folder / "killed"
+        ended = start("train", config, "--out", whole).wait()
+        if ended.code != 0:
+            raise SystemExit(f"{engine}: train ended with {ended.code}: {ended.err}")
+        summary = json.loads((whole / "summary.json").read_text())
+        span = 2 * SAVE_EVERY * summary["median_step_seconds"]
+        record = kill_often(start, config, killed, kills, span, random.Random(seed))
+        return {
+            "engine": engine,
+            "steps": STEPS,
+            "kills": record,
+            "same_weights": weights_hash(killed) == weights_hash(whole),
+            "same_losses": loss_lines(killed) == loss_lines(whole),
+            "weights_sha256": weights_hash(whole),
+        }
+
+
+def main() -> None:
+    """Measure every engine asked for, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", nargs="+", default=["native", "subspace"])
+    args = parser.parse_args()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    runs = []
+    for kind in args.engine:
+        runs.append(measure({"kind": kind}, args.kills, args.seed))
+        one = runs[-1]
+        saving = sum(kill["in_save"] for kill in one["kills"])
+        print(
+            f"{kind}: {len(one['kills'])} kills, {saving} of them in a save; "
+            f"same weights: {one['same_weights']}, same losses: {one['same_losses']}",
+            flush=True,
+        )
+    result = {"commit": commit, "cores": os.cpu_count(), "seed": args.seed, "runs": runs}
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    if not all(run["same_weights"] and run["same_losses"] for run in runs):
+        raise SystemExit("the bits differ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Start a run through the command line, and read the files that a run folder promises."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WARMUP_STEPS = 3  # The first steps allocate; they are not part of a median.
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One finished run: `metrics.jsonl`, `summary.json` and `trace.json` of a folder."""
+
+    path: Path
+
+    @cached_property
+    def lines(self) -> list[dict]:
+        """Every line of metrics.jsonl."""
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").open()]
+
+    @cached_property
+    def summary(self) -> dict:
+        """The contents of summary.json."""
+        return json.loads((self.path / "summary.json").read_text())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run is there and went on to its last step."""
+        summary = self.path / "summary.json"
+        return summary.exists() and json.loads(summary.read_text())["status"] == "done"
+
+    @cached_property
+    def steps(self) -> list[dict]:
+        """The lines that are steps; a line before the first step only carries a loss."""
+        return [line for line in self.lines if line["step"] > 0 and line.get("seconds")]
+
+    @property
+    def timed(self) -> list[dict]:
+        """The steps after the warm-up."""
+        return self.steps[WARMUP_STEPS:] or self.steps
+
+    @property
+    def step_seconds(self) -> float:
+        """Median seconds of a step."""
+        return statistics.median(line["seconds"] for line in self.timed)
+
+    @property
+    def stall_share(self) -> float:
+        """Share of the step time in which the device had nothing to run."""
+        whole = sum(line["seconds"] for line in self.timed)
+        return sum(line.get("stall_seconds") or 0.0 for line in self.timed) / whole
+
+    def bytes_per_step(self, link: str) -> float:
+        """Median bytes that crossed `link` (d2h or h2d) in a step."""
+        return statistics.median((line.get("bytes") or {}).get(link, 0) for line in self.timed)
+
+    def peak_bytes(self, tier: str) -> int:
+        """Most bytes a tier (device, host, pinned, process) ever held."""
+        return max((line.get("peak_bytes") or {}).get(tier, 0) for line in self.steps)
+
+    @property
+    def evals(self) -> list[tuple[int, float]]:
+        """(step, held-out loss) wherever it was measured, in order."""
+        return [(x["step"], x["eval_loss"]) for x in self.lines if x.get("eval_loss") is not None]
+
+    @property
+    def loss_before(self) -> float:
+        """Held-out loss before the first step."""
+        step, loss = self.evals[0]
+        if step != 0:
+            raise ValueError(f"{self.path}: first held-out loss is of step {step}, expected 0")
+        return loss
+
+    @property
+    def loss_after(self) -> float:
+        """Held-out loss after the last step."""
+        return self.evals[-1][1]
+
+    @cached_property
+    def trace_events(self) -> list[dict]:
+        """The events of trace.json."""
+        trace = json.loads((self.path / "trace.json").read_text())
+        return trace["traceEvents"] if isinstance(trace, dict) else trace
+
+
+def as_override(value: object) -> str:
+    """Write a value as the YAML that `--set a.b=` takes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {as_override(v)}" for k, v in value.items()) + "}"
+    return "null" if value is None else str(value)
+
+
+def train(
+    config: Path, folder: Path, overrides: Mapping[str, object], log: Path | None = None
+) -> RunFolder:
+    """Run `sluiceway train` in its own process; with `log` its output goes there.
+
+    A folder that holds an earlier run is replaced.
+    """
+    if (folder / "config.yaml").exists():
+        shutil.rmtree(folder)
+    command = [sys.executable, "-m", "sluiceway", "train", str(config), "--out", str(folder)]
+    for key, value in overrides.items():
+        command += ["--set", f"{key}={as_override(value)}"]
+    if log is None:
+        subprocess.run(command, check=True, cwd=REPOSITORY)
+    else:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as sink:
+            subprocess.run(command, check=True, cwd=REPOSITORY, stdout=sink, stderr=sink)
+    return RunFolder(folder)
+
+
+def provenance() -> dict[str, str]:
+    """Commit and command that a JSON file of results names."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {"commit": commit, "command": " ".join(["python", *sys.argv])}

@@ -1,0 +1,108 @@
+"""Store a trained base model as the folder that the quickstart loads, and write its card.
+
+    python experiments/quickstart/store_model.py --run runs/base
+
+Weights are rounded to bf16; the losses on the card are measured after that, on the stored files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+
+import torch
+from byte_tokenizer import write_tokenizer
+from stdlib_corpus import SHINGLE_WORDS, Corpus, load_corpus
+from train_base import CONFIG, CONTEXT, SHORT, held_out_loss
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+CARD = """---
+license: apache-2.0
+library_name: transformers
+---
+# Byte-level Llama, 3 M parameters, trained on Python's standard library
+
+The model that the quickstart fine-tunes. It has read Python source and no English manual.
+
+| what | value |
+|---|---|
+| shape | Llama; {layers} layers, hidden {hidden}, {heads} heads, intermediate {inner}, context {context}, tied embeddings |
+| parameters | {parameters:,} (stored in bf16) |
+| tokens | one per UTF-8 byte, and 256 for end of text and padding |
+| text | source of the standard library of Python {python}: {train_files} files, {train_tokens:,} tokens |
+| left out | `pydoc_data`, `test`, `idlelib`, `site-packages`, every folder named test or tests, and files that share {shingle} words in a row with `pydoc_data.topics`: {shared} |
+| held out | {held_files} files, {held_tokens:,} tokens, chosen by the hash of the file's name |
+| training | {steps:,} steps, {seen:,} tokens, {minutes:.0f} minutes of wall clock on one core that other jobs shared, fp32; Muon for matrices (lr {muon_lr}), AdamW for the rest (lr {adam_lr}); warmup, then linear to zero |
+| **held-out loss** | **{loss_long:.4f} nats a byte** (all held-out files, windows of {context}); {loss_short:.4f} with windows of {short} |
+
+Made by
+
+```
+python experiments/quickstart/train_base.py --minutes {budget} --seed {seed} --out runs/base
+python experiments/quickstart/store_model.py --run runs/base
+```
+
+The budget is wall-clock time, so a second run takes a different number of steps (a quiet core takes
+more); `--steps {steps}` in its place counts the schedule in steps. `training.json` holds the course of the run. The text is under the licence of Python (PSF).
+"""  # noqa: E501 - rows of a table
+
+
+def card(corpus: Corpus, final: dict, losses: tuple[float, float], parameters: int) -> str:
+    """Fill the card with what was counted and measured."""
+    arguments = final["arguments"]
+    return CARD.format(
+        layers=CONFIG.num_hidden_layers,
+        hidden=CONFIG.hidden_size,
+        heads=CONFIG.num_attention_heads,
+        inner=CONFIG.intermediate_size,
+        context=CONTEXT,
+        short=SHORT,
+        parameters=parameters,
+        python=platform.python_version(),
+        train_files=len(corpus.train_files),
+        train_tokens=len(corpus.train),
+        shingle=SHINGLE_WORDS,
+        shared=", ".join(f"`{name}`" for name in corpus.shared_files),
+        held_files=len(corpus.held_out_files),
+        held_tokens=len(corpus.held_out),
+        steps=final["step"],
+        seen=final["tokens"],
+        minutes=final["seconds"] / 60,
+        muon_lr=arguments["muon_lr"],
+        adam_lr=arguments["adam_lr"],
+        budget=arguments["minutes"],
+        seed=arguments["seed"],
+        loss_long=losses[0],
+        loss_short=losses[1],
+    )
+
+
+def main() -> None:
+    """Round, store, load again, measure, describe."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path, default=Path("runs/base"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    model = LlamaForCausalLM(CONFIG)
+    model.load_state_dict(torch.load(args.run / "best.pt", weights_only=True)["model"])
+    model.to(torch.bfloat16).save_pretrained(args.out)
+    (args.out / "model.safetensors").chmod(0o644)
+    write_tokenizer(args.out, CONTEXT)
+    stored = AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+    corpus = load_corpus()
+    held_out = torch.from_numpy(corpus.held_out)
+    losses = (held_out_loss(stored, held_out, CONTEXT), held_out_loss(stored, held_out, SHORT))
+    final = json.loads((args.run / "final.json").read_text())
+    parameters = sum(p.numel() for p in stored.parameters())
+    (args.out / "README.md").write_text(card(corpus, final, losses, parameters))
+    course = {**final, "held_out_512": losses[0], "held_out_256": losses[1]}
+    (args.out / "training.json").write_text(json.dumps(course, indent=1) + "\n")
+    print(f"{args.out}: {losses[0]:.4f} nats a byte, windows of {CONTEXT}; "
+          f"{losses[1]:.4f}, windows of {SHORT}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
