@@ -37,7 +37,7 @@ class ModelHooks:
         self._optimizer = weakref.ref(optimizer)
         self._handles: list[Any] = []
         # Weights whose module ran in the current forward. A module whose forward is never called
-        # (MultiheadAttention reads out_proj.weight directly) is waited for at the root instead.
+        # is waited for at the root instead.
         self._seen: set[int] = set()
         self._unseen: set[int] = set()
         self._count = len(weights)
@@ -116,7 +116,8 @@ class ModelHooks:
         if self._seen:
             self._unseen = set(range(self._count)) - self._seen
             self._seen = set()
-        for index in self._unseen:
+        # Out of training, models have paths that read weights without calling their modules.
+        for index in self._unseen if model.training else range(self._count):
             optimizer.engine.wait(index)
         self.forward_began_us = _core.now_us()
         optimizer.before_forward(model.training and torch.is_grad_enabled())

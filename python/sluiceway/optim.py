@@ -35,6 +35,12 @@ class SubspaceAdamW(torch.optim.Optimizer):
     forward [LSP-Offload, arXiv 2406.10181]. Norms, biases and small weights are trained with AdamW
     on the device. Embeddings and head are frozen unless `embeddings="identity"`.
 
+    What differs from torch's own optimizers: updates are applied while the next forward already
+    runs, each before its layer, so whoever reads a parameter outside of its model (`p.data`, an
+    average of weights, `copy.deepcopy(model)`) calls `synchronize()` first; `model.state_dict()`
+    does that by itself. `step()` uses up the gradients of compressed weights, with or without
+    `zero_grad()`. Neither the optimizer nor, while it is open, its model can be pickled.
+
     Parameters
     ----------
     model : torch.nn.Module
@@ -301,10 +307,24 @@ class SubspaceAdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a `state_dict()`; training goes on from it bit for bit."""
         self._check_open()
-        saved = check_state(self, state_dict)
+        check_state(self, state_dict)
+        before = self.state_dict()
+        try:
+            self._restore(state_dict)
+        except Exception:
+            self._restore(before)  # A state that turns out broken half-way changes nothing.
+            raise
+
+    def _restore(self, state_dict: dict[str, Any]) -> None:
         # torch's version would cast f32 moments to the dtype of a 16-bit parameter.
         super().load_state_dict({**state_dict, "state": {}})
-        restore(self, state_dict["state"], saved)
+        restore(self, state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise InvalidArgument(
+            "SubspaceAdamW: cannot be copied or pickled, as it holds threads and hooks of its "
+            "model, expected state_dict(); load that into an optimizer made for the other model"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, while the optimizer is being made; refused afterwards."""

@@ -30,6 +30,8 @@ def _check_number(name: str, value: float, low: float, high: float, closed: bool
 def check_hyperparameters(group: dict[str, Any]) -> None:
     """Refuse learning rates, betas, eps and weight decay that AdamW cannot have."""
     _check_number("lr", group["lr"], 0, math.inf)
+    if len(group["betas"]) != 2:
+        raise InvalidArgument(f"SubspaceAdamW: betas are {group['betas']}, expected two numbers")
     for index, beta in enumerate(group["betas"]):
         _check_number(f"betas[{index}]", beta, 0, 1, closed=False)
     _check_number("eps", group["eps"], 0, math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 _FORMAT = 1
 # What a state depends on: loading it into an optimizer that differs in these is refused.
 _MUST_MATCH = ("codec", "ratio", "d", "nnz", "block", "seed", "weight_update")
+_ENGINE_ENTRIES = (
+    "arguments",
+    "names",
+    "committed_steps",
+    "refresh",
+    "loss_scale",
+    "skipped_steps",
+)
+_WEIGHT_ENTRIES = ("step", "exp_avg", "exp_avg_sq", "codec", "low_bits", "backwards")
 
 
 def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
@@ -30,8 +40,8 @@ def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
     }
 
 
-def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return the engine's part of `state_dict`.
+def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
+    """Refuse a `state_dict` that this optimizer cannot take over.
 
     Raises
     ------
@@ -43,15 +53,17 @@ def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> dict[st
         raise InvalidArgument(
             "load_state_dict: has no 'sluiceway' entry, expected a state_dict() of SubspaceAdamW"
         )
-    if saved["format"] != _FORMAT:
+    if saved.get("format") != _FORMAT:
         raise InvalidArgument(
-            f"load_state_dict: format is {saved['format']}, this version reads {_FORMAT}"
+            f"load_state_dict: format is {saved.get('format')}, this version reads {_FORMAT}"
         )
+    _check_entries("the state_dict", state_dict, ("state", "param_groups"))
+    _check_entries("its 'sluiceway' entry", saved, _ENGINE_ENTRIES)
     for key in _MUST_MATCH:
-        if saved["arguments"][key] != optimizer.arguments[key]:
+        if saved["arguments"].get(key) != optimizer.arguments[key]:
             raise InvalidArgument(
-                f"load_state_dict: {key} was {saved['arguments'][key]!r} when it was saved, here "
-                f"it is {optimizer.arguments[key]!r}; make the optimizer with the saved value"
+                f"load_state_dict: {key} was {saved['arguments'].get(key)!r} when it was saved, "
+                f"here it is {optimizer.arguments[key]!r}; make the optimizer with the saved value"
             )
     names = [weight.name for weight in optimizer.weights]
     if saved["names"] != names:
@@ -60,7 +72,18 @@ def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> dict[st
             f"load_state_dict: {len(saved['names'])} compressed weights, here {len(names)}; "
             f"differing: {', '.join(odd[:3]) or 'their order'}"
         )
-    return saved
+    numbers = {id(p): i for i, p in enumerate(numbered_parameters(optimizer.param_groups))}
+    for weight in optimizer.weights:
+        values = state_dict["state"].get(numbers[id(weight.parameter)], {})
+        _check_entries(f"the state of {weight.name}", values, _WEIGHT_ENTRIES)
+
+
+def _check_entries(what: str, found: dict[str, Any], expected: Sequence[str]) -> None:
+    for key in expected:
+        if key not in found:
+            raise InvalidArgument(
+                f"load_state_dict: {what} has no {key!r}, expected all of {', '.join(expected)}"
+            )
 
 
 def numbered_parameters(groups: list[dict[str, Any]]) -> list[torch.Tensor]:
@@ -68,13 +91,14 @@ def numbered_parameters(groups: list[dict[str, Any]]) -> list[torch.Tensor]:
     return [p for group in groups for p in group["params"]]
 
 
-def restore(optimizer: SubspaceAdamW, state: dict[int, Any], saved: dict[str, Any]) -> None:
+def restore(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
     """Put the states of parameters and engine back."""
+    saved = state_dict["sluiceway"]
     parameters = numbered_parameters(optimizer.param_groups)
     index_of = {id(weight.parameter): i for i, weight in enumerate(optimizer.weights)}
     optimizer.zero_grad()
     optimizer.state.clear()
-    for number, values in state.items():
+    for number, values in state_dict["state"].items():
         parameter = parameters[number]
         index = index_of.get(id(parameter))
         if index is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sluiceway import _core
+from sluiceway.errors import InvalidArgument
 
 
 class OrdinaryParameters:
@@ -18,9 +19,20 @@ class OrdinaryParameters:
     parameters : list of (str, torch.Tensor)
         Names key the stochastic rounding of bf16 parameters.
     seed : int
+
+    Raises
+    ------
+    InvalidArgument
+        A parameter has a dtype or a layout that the kernel does not take.
     """
 
     def __init__(self, parameters: list[tuple[str, torch.Tensor]], seed: int) -> None:
+        for name, p in parameters:
+            if p.dtype not in (torch.float32, torch.bfloat16) or not p.is_contiguous():
+                raise InvalidArgument(
+                    f"SubspaceAdamW: {name} is {p.dtype} with strides {tuple(p.stride())}, "
+                    "expected contiguous float32 or bfloat16; convert or freeze it"
+                )
         self._parameters = parameters
         self._seed = seed
 

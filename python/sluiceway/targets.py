@@ -50,6 +50,9 @@ def _owners(model: nn.Module) -> dict[int, tuple[str, nn.Parameter, list[tuple[n
             name = f"{prefix}.{local}" if prefix else local
             entry = found.setdefault(id(parameter), (name, parameter, []))
             entry[2].append((module, local))
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):  # Reads it without calling out_proj.
+            found[id(module.out_proj.weight)][2].append((module, "out_proj.weight"))
     return found
 
 

@@ -1,0 +1,234 @@
+"""Nothing done around SubspaceAdamW loses a gradient, an update or a state without saying so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import sluiceway as sw
+import torch
+from small_models import Stack, batch, loss_of, make, same_bits, weights_of
+from torch import nn
+from torch.nn import functional
+
+LR = 1e-3
+SLOW = sw.Link(d2h_gbps=0.05, h2d_gbps=0.05)  # A step's updates are still under way after it.
+
+
+def block_random(model, **arguments):
+    return sw.SubspaceAdamW(model, lr=LR, codec="block_random", **arguments)
+
+
+def train(model, opt, steps, first=0):
+    for step in range(first, first + steps):
+        loss_of(model, step).backward()
+        opt.step()
+        opt.zero_grad()
+
+
+class Breaks(torch.autograd.Function):
+    """Passes values through; its backward raises."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("backward broke")
+
+
+@pytest.mark.parametrize("clear", [True, False], ids=["zero_grad", "next-forward"])
+def test_a_backward_that_raises_leaves_nothing_behind(clear):
+    ours, plain = make(), make()
+    with block_random(ours) as opt, block_random(plain) as other:
+        train(ours, opt, 2)
+        x, _ = batch(7)
+        half = ours.blocks[0](ours.enter(x))
+        with pytest.raises(RuntimeError, match="broke"):
+            ours.leave(ours.blocks[1](Breaks.apply(half))).sum().backward()
+        if clear:
+            opt.zero_grad()
+        else:  # Ordinary gradients are torch's to clear; the cores go with the broken backward.
+            for p in ours.parameters():
+                p.grad = None
+        train(ours, opt, 2, first=2)
+        train(plain, other, 4)
+    assert same_bits(ours, plain)
+
+
+def test_the_state_of_a_fresh_optimizer_takes_it_back_to_the_start():
+    ours, plain = make(), make()
+    with block_random(ours) as opt, block_random(plain) as other:
+        start, weights = opt.state_dict(), weights_of(ours)
+        train(ours, opt, 3)
+        opt.load_state_dict(start)
+        ours.load_state_dict(weights)
+        train(ours, opt, 3)
+        train(plain, other, 3)
+    assert same_bits(ours, plain)
+
+
+def test_weights_loaded_after_a_step_are_not_overwritten_by_its_updates():
+    model = make()
+    weights = weights_of(model)
+    with block_random(model, link=SLOW) as opt:
+        train(model, opt, 1)
+        model.load_state_dict(weights)
+        opt.synchronize()
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+
+
+def test_weights_read_through_state_dict_after_a_step_have_its_updates():
+    ours, waited = make(), make()
+    with block_random(ours, link=SLOW) as opt, block_random(waited, link=SLOW) as other:
+        train(ours, opt, 1)
+        train(waited, other, 1)
+        other.synchronize()
+        assert all(torch.equal(p, weights_of(waited)[n]) for n, p in ours.state_dict().items())
+
+
+class Folded(nn.Module):
+    """In eval() it reads its weight without calling the module that holds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(16, 1024)
+        self.layer = nn.Linear(1024, 1024)
+        self.leave = nn.Linear(1024, 8)
+
+    def forward(self, x):
+        x = self.enter(x)
+        layer = self.layer if self.training else lambda x: x @ self.layer.weight.t()
+        return self.leave(layer(x))
+
+
+def test_evaluation_that_goes_around_modules_sees_the_updates_of_the_last_step():
+    ours, waited = make(Folded), make(Folded)
+    with block_random(ours, link=SLOW) as opt, block_random(waited, link=SLOW) as other:
+        for step in range(2):
+            train(ours.train(), opt, 1, first=step)
+            train(waited.train(), other, 1, first=step)
+            other.synchronize()
+            with torch.inference_mode():
+                x, _ = batch(50)
+                assert torch.equal(ours.eval()(x), waited.eval()(x))
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["sentinel", "other"])
+def test_an_assigned_gradient_is_refused(which):
+    model = make(Stack)
+    with block_random(model) as opt:
+        weight = opt.weights[which].parameter
+        weight.grad = torch.ones_like(weight)
+        with pytest.raises(sw.InvalidArgument, match=r"no backward\(\) gave it"):
+            opt.step()
+        weight.grad = None
+        train(model, opt, 1)
+
+
+def test_clipping_between_two_backwards_is_refused():
+    model = make()
+    with block_random(model):
+        loss_of(model, 0).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        with pytest.raises(sw.InvalidArgument, match="between two backwards"):
+            loss_of(model, 1).backward()
+
+
+def test_a_calibration_closure_need_not_use_every_weight():
+    model = make()
+
+    def closure():
+        x, y = batch(90)
+        hidden = model.blocks[0](model.enter(x))
+        return functional.mse_loss(model.leave(hidden), y)
+
+    refresh = sw.Refresh(every=2, closure=closure, learn_steps=3)
+    with sw.SubspaceAdamW(model, lr=LR, codec="sparse_learned", refresh=refresh) as opt:
+        train(model, opt, 5)
+        opt.synchronize()
+        assert opt.skipped_steps == 0
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_a_dropped_optimizer_gives_frozen_weights_back():
+    model = nn.Sequential(nn.Embedding(300, 256), nn.Linear(256, 256))
+    opt = block_random(model)
+    assert not model[0].weight.requires_grad
+    del opt
+    assert model[0].weight.requires_grad
+
+
+@pytest.mark.parametrize("copies", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
+def test_copying_is_refused_and_says_what_to_do(copies):
+    with (
+        block_random(make()) as opt,
+        pytest.raises(sw.InvalidArgument, match=r"expected state_dict\(\)"),
+    ):
+        copies(opt)
+
+
+def test_ordinary_parameters_the_kernel_does_not_take_are_refused_at_once():
+    for spoiled in (
+        torch.ones(16, dtype=torch.float64),
+        torch.ones(16, dtype=torch.float16),
+        torch.ones(32, 4).t(),
+    ):
+        model = make()
+        model.register_parameter("spoiled", nn.Parameter(spoiled))
+        with pytest.raises(sw.InvalidArgument, match=r"spoiled is .*expected contiguous float32"):
+            block_random(model)
+        assert not model._forward_pre_hooks
+
+
+def test_betas_must_be_two():
+    with pytest.raises(sw.InvalidArgument, match="expected two numbers"):
+        block_random(make(), betas=(0.9, 0.99, 0.999))
+
+
+def _without(key):
+    def spoil(state):
+        del state["state"][_last_weight(state)][key]
+
+    return spoil
+
+
+def _last_weight(state):
+    return max(number for number, values in state["state"].items() if "codec" in values)
+
+
+def _of_wrong_shape(state):
+    values = state["state"][_last_weight(state)]
+    values["exp_avg"] = values["exp_avg"][1:]
+
+
+def _with_broken_codec(state):
+    values = state["state"][_last_weight(state)]
+    values["codec"] = values["codec"][:-1]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda state: state.pop("state"), "has no 'state'"),
+        (lambda state: state["sluiceway"].pop("refresh"), "has no 'refresh'"),
+        (lambda state: state["state"].pop(_last_weight(state)), "has no 'step'"),
+        (_without("codec"), "has no 'codec'"),
+        (_of_wrong_shape, "exp_avg of blocks.1.down.weight"),
+        (_with_broken_codec, "codec|bytes"),
+    ],
+    ids=["state", "refresh", "weight", "codec", "shape", "codec-bytes"],
+)
+def test_a_broken_state_is_refused_whole(spoil, message):
+    ours, plain = make(), make()
+    with block_random(ours) as opt, block_random(plain) as other:
+        broken = copy.deepcopy(opt.state_dict())
+        train(ours, opt, 2)
+        spoil(broken)
+        with pytest.raises(sw.Error, match=message):
+            opt.load_state_dict(broken)
+        train(ours, opt, 2, first=2)
+        train(plain, other, 4)
+    assert same_bits(ours, plain)
