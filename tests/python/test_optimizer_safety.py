@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 LR = 1e-3
-SLOW = sw.Link(d2h_gbps=0.05, h2d_gbps=0.05)  # A step's updates are still under way after it.
+SLOW = sw.Link(d2h_gbps=1e-4, h2d_gbps=1e-4)  # A step is still under way long after step().
 
 
 def block_random(model, **arguments):
@@ -83,9 +83,9 @@ def test_weights_loaded_after_a_step_are_not_overwritten_by_its_updates():
 def test_weights_read_through_state_dict_after_a_step_have_its_updates():
     ours, waited = make(), make()
     with block_random(ours, link=SLOW) as opt, block_random(waited, link=SLOW) as other:
-        train(ours, opt, 1)
         train(waited, other, 1)
         other.synchronize()
+        train(ours, opt, 1)
         assert all(torch.equal(p, weights_of(waited)[n]) for n, p in ours.state_dict().items())
 
 
@@ -94,9 +94,9 @@ class Folded(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.enter = nn.Linear(16, 1024)
-        self.layer = nn.Linear(1024, 1024)
-        self.leave = nn.Linear(1024, 8)
+        self.enter = nn.Linear(16, 512)
+        self.layer = nn.Linear(512, 512)
+        self.leave = nn.Linear(512, 8)
 
     def forward(self, x):
         x = self.enter(x)
@@ -108,9 +108,9 @@ def test_evaluation_that_goes_around_modules_sees_the_updates_of_the_last_step()
     ours, waited = make(Folded), make(Folded)
     with block_random(ours, link=SLOW) as opt, block_random(waited, link=SLOW) as other:
         for step in range(2):
-            train(ours.train(), opt, 1, first=step)
             train(waited.train(), other, 1, first=step)
             other.synchronize()
+            train(ours.train(), opt, 1, first=step)
             with torch.inference_mode():
                 x, _ = batch(50)
                 assert torch.equal(ours.eval()(x), waited.eval()(x))
