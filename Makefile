@@ -11,7 +11,7 @@ RESULTS := build/results
 PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-certificates \
   libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libxxhash-dev \
   libeigen3-dev liburing-dev
-CHECK_PACKAGES := clang clang-format clang-tidy
+CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy
 
 # Lets two build folders share compiled objects.
 export CCACHE_NOHASHDIR := 1
@@ -23,12 +23,12 @@ PY_FILES  = $(shell git ls-files '*.py')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: demo test check bench lint format clean help build install ctest pytest \
-  check-clang check-asan check-tsan check-eager-spill check-cuda check-wheel check-bench
+  check-asan check-tsan check-eager-spill check-cuda check-wheel check-bench
 
 help:
 	@echo 'make demo     fine-tune a small model three ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++ and the Python tests'
-	@echo 'make check    clang, sanitizers, eager spill, lint, CUDA compile, wheel, benchmarks once'
+	@echo 'make check    sanitizers, clang, eager spill, lint, CUDA compile, wheel, benchmarks once'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
@@ -108,12 +108,12 @@ bench: build
 
 # ---- Checks --------------------------------------------------------------------------------------
 
-CHECKS := check-clang check-asan check-tsan check-eager-spill lint check-cuda check-wheel check-bench
+CHECKS := check-asan check-tsan check-eager-spill lint check-cuda check-wheel check-bench
 
 check:
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
 
-check-clang check-asan check-tsan check-eager-spill: check-%: $(STAMPS)/packages \
+check-asan check-tsan check-eager-spill: check-%: $(STAMPS)/packages \
     $(STAMPS)/check-packages $(STAMPS)/requirements
 	@rm -f $(RESULTS)/$@.ok
 	@$(call build_preset,$*)
@@ -155,8 +155,8 @@ lint: $(STAMPS)/packages $(STAMPS)/check-packages $(STAMPS)/requirements
 	clang-format --dry-run --Werror $(CPP_FILES)
 	$(PY) -m ruff format --check $(PY_FILES)
 	$(PY) -m ruff check $(PY_FILES)
-	@[ -f build/clang/build.ninja ] || cmake --preset clang
-	.ci/tidy build/clang $(JOBS)
+	@[ -f build/cpu/build.ninja ] || cmake --preset cpu
+	.ci/tidy build/cpu $(JOBS)
 	@$(passed)
 
 format: $(STAMPS)/check-packages $(STAMPS)/requirements

@@ -9,7 +9,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-PRESETS = ["cpu", "clang", "asan", "tsan", "eager-spill"]
+PRESETS = ["cpu", "asan", "tsan", "eager-spill"]
 STEPS = ["lint", "check-cuda", "check-wheel", "check-bench"]
 
 

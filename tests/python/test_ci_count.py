@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 COUNT = Path(__file__).resolve().parents[2] / ".ci" / "count.py"
-PRESETS = ["cpu", "clang", "asan", "tsan", "eager-spill"]
+PRESETS = ["cpu", "asan", "tsan", "eager-spill"]
 STEPS = ["lint", "check-cuda", "check-wheel", "check-bench"]
 
 
