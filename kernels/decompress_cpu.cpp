@@ -49,19 +49,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace sluiceway {
-namespace {
-
-void check_weight(const AnyMatrix& w, const MatrixView<std::uint16_t>& low,
-                  const WeightUpdate& update, std::int64_t rows, std::int64_t cols) {
-  check_shape("decompress", named("w", w), rows, cols);
-  const bool residual = update.rounding == Rounding::kResidual;
-  check_shape("decompress", named("low", low), residual ? rows : 0, residual ? cols : 0);
-  SLUICEWAY_CHECK(update.rounding == Rounding::kNearest || w.dtype == DType::kBF16,
-                  "decompress: w is ", to_string(w.dtype), " with ",
-                  residual ? "residual" : "stochastic", " rounding, expected bf16");
-}
-
-}  // namespace
 
 HWY_EXPORT(update_sparse);
 HWY_EXPORT(update_blocks);
@@ -86,7 +73,7 @@ namespace cpu {
 void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                 const SparseRows& p, const SparseRows& q, const WeightUpdate& update,
                 std::span<float> scratch) {
-  check_weight(w, low, update, p.rows, q.rows);
+  check_weight("decompress", w, low, update, p.rows, q.rows);
   check_shape("decompress", named("d", d), p.cols, q.cols);
   check_scratch("decompress", scratch.size(), decompress_scratch_elems(p, q));
   HWY_DYNAMIC_DISPATCH(update_sparse)(w, low, d, p, q, update, scratch);
@@ -97,7 +84,7 @@ void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatr
                 std::span<float> scratch) {
   check_blocks("decompress", "p", p);
   check_blocks("decompress", "q", q);
-  check_weight(w, low, update, p.rows, q.rows);
+  check_weight("decompress", w, low, update, p.rows, q.rows);
   check_shape("decompress", named("d", d), p.cols, q.cols);
   check_scratch("decompress", scratch.size(), decompress_scratch_elems(p, q));
   HWY_DYNAMIC_DISPATCH(update_blocks)(w, low, d, p, q, update, scratch);
@@ -105,7 +92,7 @@ void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatr
 
 void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                 const WeightUpdate& update) {
-  check_weight(w, low, update, d.rows, d.cols);
+  check_weight("decompress", w, low, update, d.rows, d.cols);
   check_shape("decompress", named("d", d), d.rows, d.cols);
   HWY_DYNAMIC_DISPATCH(update_identity)(w, low, d, update);
 }

@@ -38,6 +38,16 @@ void check_blocks(const char* function, const char* name, const BlockRows& p) {
                   p.rows, "x", cols, " from its ", groups, " groups");
 }
 
+void check_weight(const char* function, const AnyMatrix& w, const MatrixView<std::uint16_t>& low,
+                  const WeightUpdate& update, std::int64_t rows, std::int64_t cols) {
+  check_shape(function, named("w", w), rows, cols);
+  const bool residual = update.rounding == Rounding::kResidual;
+  check_shape(function, named("low", low), residual ? rows : 0, residual ? cols : 0);
+  SLUICEWAY_CHECK(update.rounding == Rounding::kNearest || w.dtype == DType::kBF16, function,
+                  ": w is ", to_string(w.dtype), " with ", residual ? "residual" : "stochastic",
+                  " rounding, expected bf16");
+}
+
 void check_scratch(const char* function, std::size_t elems, std::int64_t expected) {
   SLUICEWAY_CHECK(static_cast<std::int64_t>(elems) >= expected, function, ": scratch has ", elems,
                   " elements, expected ", expected);

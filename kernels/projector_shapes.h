@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/base/view.h"
+#include "kernels/decompress.h"
 
 namespace sluiceway {
 
@@ -52,6 +53,9 @@ NamedShape named(const char* name, const M& m) noexcept {
 
 void check_shape(const char* function, const NamedShape& m, std::int64_t rows, std::int64_t cols);
 void check_blocks(const char* function, const char* name, const BlockRows& p);
+// A weight of this shape, whose type has the rounding, and low bits where the rounding needs them.
+void check_weight(const char* function, const AnyMatrix& w, const MatrixView<std::uint16_t>& low,
+                  const WeightUpdate& update, std::int64_t rows, std::int64_t cols);
 void check_scratch(const char* function, std::size_t elems, std::int64_t expected);
 
 }  // namespace sluiceway

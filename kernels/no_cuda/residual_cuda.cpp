@@ -1,0 +1,24 @@
+#include "kernels/no_cuda/unavailable.h"
+#include "kernels/residual.h"
+
+namespace sluiceway::cuda {
+
+void residual_moments(const AnyMatrix&, std::span<float>, std::span<float>, StreamRef) {
+  throw_unavailable("residual_moments");
+}
+
+void residual_rms(double*, const AnyMatrix&, const FactoredRoots&, StreamRef) {
+  throw_unavailable("residual_rms");
+}
+
+void residual_apply(const AnyMatrix&, MatrixView<std::uint16_t>, const AnyMatrix&,
+                    const FactoredRoots&, const WeightUpdate&, StreamRef) {
+  throw_unavailable("residual_apply");
+}
+
+void residual_sign(const AnyMatrix&, MatrixView<std::uint16_t>, const AnyMatrix&,
+                   const WeightUpdate&, StreamRef) {
+  throw_unavailable("residual_sign");
+}
+
+}  // namespace sluiceway::cuda

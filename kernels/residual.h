@@ -1,0 +1,68 @@
+// The part of a gradient that a projection leaves, and an update from it with factored moments.
+//
+//   R = G - P S Q^T                            formed in place of G by decompress(), alpha = -1
+//   r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2  residual_moments()
+//   U_ij = R_ij / (a_i b_j + eps)              a, b: roots of V's factors [Adafactor] algorithm 4
+//   W <- decay W + alpha U                     residual_apply(); alpha sign(R) in residual_sign()
+//
+//   name    shape   dtype             layout                                 access
+//   r       m x n   f32 | bf16 | f16  row-major, stride in elements          read
+//   w       m x n   f32 | bf16        row-major, stride in elements          read, write
+//   low     m x n   u16               row-major; kResidual only, else empty  read, write
+//   rows, a m       f32                                                      written, read
+//   cols, b n       f32                                                      written, read
+//
+// Numerics: squares and their sums in f32, each sum in a fixed order: equal bits from call to call
+//           on one instruction set, 1e-5 relative to the exact mean. U in f32; W rounded once, as
+//           decompress() does. A NaN or an infinity in R is one in the means of its row and column.
+// Aliasing: w, low, rows and cols overlap nothing.
+// Errors:   InvalidArgument, naming both shapes, before any element changes.
+// Cost:     each reads r once; residual_apply() and residual_sign() read and write w (and low)
+//           once. 3 flop an element for the moments, 5 for the others.
+// Source:   [Adafactor] Shazeer and Stern, arXiv 1804.04235.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/stream_ref.h"
+#include "kernels/base/view.h"
+#include "kernels/decompress.h"
+
+namespace sluiceway {
+
+// Roots of the factors of V: sqrt(V_ij) = row[i] * col[j].
+struct FactoredRoots {
+  std::span<const float> row;
+  std::span<const float> col;
+  float eps = 0;
+};
+
+}  // namespace sluiceway
+
+namespace sluiceway::cpu {
+
+// All run on the calling thread.
+void residual_moments(const AnyMatrix& r, std::span<float> rows, std::span<float> cols);
+// sqrt(mean U_ij^2); 0 for an empty matrix.
+double residual_rms(const AnyMatrix& r, const FactoredRoots& roots);
+void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                    const FactoredRoots& roots, const WeightUpdate& update);
+void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                   const WeightUpdate& update);
+
+}  // namespace sluiceway::cpu
+
+namespace sluiceway::cuda {
+
+// Enqueue on `stream`; all pointers, `rms` too, are device pointers and stay valid until then.
+// Unavailable in a build without CUDA, CudaError if the launch is refused.
+void residual_moments(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
+                      StreamRef stream);
+void residual_rms(double* rms, const AnyMatrix& r, const FactoredRoots& roots, StreamRef stream);
+void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                    const FactoredRoots& roots, const WeightUpdate& update, StreamRef stream);
+void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                   const WeightUpdate& update, StreamRef stream);
+
+}  // namespace sluiceway::cuda

@@ -1,0 +1,239 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/residual_cpu.cpp"
+#include <hwy/foreach_target.h>
+// foreach_target.h comes first: it includes this file once for each instruction set.
+#include <hwy/highway.h>
+
+#include <cmath>
+
+#include "kernels/base/check.h"
+#include "kernels/projector_shapes.h"
+#include "kernels/residual.h"
+#include "kernels/row_ops-inl.h"
+#include "kernels/weight_update-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluiceway {
+namespace HWY_NAMESPACE {
+
+// Hands r to an operation in tiles of kPieceRows by kTileCols, row by row: sums of columns and
+// roots stay in the first-level cache, and as many rows are read at once as memory serves well.
+//
+//   op.touch(i, rows, j, cols)  this tile comes next
+//   op.take(x, i, j, count)     x[0 .. count) is r[i][j .. j + count)
+template <class Op>
+HWY_INLINE void for_pieces(const AnyMatrix& r, Op& op) {
+  with_type(r, [&](auto view) HWY_ATTR {
+    for (std::int64_t i = 0; i < r.rows; i += kPieceRows) {
+      const std::int64_t rows = std::min(kPieceRows, r.rows - i);
+      for (std::int64_t j = 0; j < r.cols; j += kTileCols) {
+        const std::int64_t cols = std::min(kTileCols, r.cols - j);
+        prefetch_piece(r, i, rows, j, cols);
+        op.touch(i, rows, j, cols);
+        for (std::int64_t x = i; x < i + rows; ++x) op.take(view.row(x) + j, x, j, cols);
+      }
+    }
+  });
+}
+
+// Sum of x^2 over a piece of a row; each square is also added to `cols`.
+template <typename T>
+HWY_INLINE float add_squares(const T* HWY_RESTRICT x, std::int64_t count,
+                             float* HWY_RESTRICT cols) {
+  const RowTag d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  auto sum = hn::Zero(d);
+  std::int64_t j = 0;
+  for (; j + lanes <= count; j += lanes) {
+    const auto v = load_f32(d, x + j);
+    const auto square = hn::Mul(v, v);
+    sum = hn::Add(sum, square);
+    hn::StoreU(hn::Add(hn::LoadU(d, cols + j), square), d, cols + j);
+  }
+  float tail = 0;
+  for (; j < count; ++j) {
+    const float square = to_float(x[j]) * to_float(x[j]);
+    tail += square;
+    cols[j] += square;
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) + tail;
+}
+
+// to[j] = x[j] / (a b[j] + eps)
+template <typename T>
+HWY_INLINE void normalize(const T* HWY_RESTRICT x, float a, const float* HWY_RESTRICT b, float eps,
+                          std::int64_t count, float* HWY_RESTRICT to) {
+  const RowTag d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto va = hn::Set(d, a), ve = hn::Set(d, eps);
+  std::int64_t j = 0;
+  for (; j + lanes <= count; j += lanes) {
+    const auto root = hn::MulAdd(va, hn::LoadU(d, b + j), ve);
+    hn::StoreU(hn::Div(load_f32(d, x + j), root), d, to + j);
+  }
+  for (; j < count; ++j) to[j] = to_float(x[j]) / (a * b[j] + eps);
+}
+
+class MomentsOp {
+ public:
+  MomentsOp(std::span<float> rows, std::span<float> cols) : rows_(rows.data()), cols_(cols.data()) {
+    std::fill(rows.begin(), rows.end(), 0.0F);
+    std::fill(cols.begin(), cols.end(), 0.0F);
+  }
+  void touch(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
+  template <typename T>
+  HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
+    rows_[i] += add_squares(x, count, cols_ + j);
+  }
+
+ private:
+  float* const rows_;
+  float* const cols_;
+};
+
+class RmsOp {
+ public:
+  explicit RmsOp(const FactoredRoots& roots) : roots_(roots) {}
+  void touch(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
+  template <typename T>
+  HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
+    normalize(x, roots_.row.data()[i], roots_.col.data() + j, roots_.eps, count, piece_);
+    sum_ += static_cast<double>(add_squares(piece_, count, unused_));
+  }
+  double sum() const { return sum_; }
+
+ private:
+  const FactoredRoots roots_;
+  HWY_ALIGN float piece_[kTileCols];
+  HWY_ALIGN float unused_[kTileCols] = {};
+  double sum_ = 0;
+};
+
+class ApplyOp {
+ public:
+  ApplyOp(const AnyMatrix& w, MatrixView<std::uint16_t> low, const FactoredRoots& roots,
+          const WeightUpdate& update)
+      : sink_(w, low, update), roots_(roots) {}
+  HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
+                        std::int64_t cols) const {
+    sink_.touch(i, rows, j, cols);
+  }
+  template <typename T>
+  HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
+    normalize(x, roots_.row.data()[i], roots_.col.data() + j, roots_.eps, count, piece_);
+    sink_.take(i, j, piece_, count);
+  }
+
+ private:
+  UpdateSink sink_;
+  const FactoredRoots roots_;
+  HWY_ALIGN float piece_[kTileCols];
+};
+
+class SignOp {
+ public:
+  SignOp(const AnyMatrix& w, MatrixView<std::uint16_t> low, const WeightUpdate& update)
+      : sink_(w, low, update) {}
+  HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
+                        std::int64_t cols) const {
+    sink_.touch(i, rows, j, cols);
+  }
+  template <typename T>
+  HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
+    for (std::int64_t k = 0; k < count; ++k) {
+      const float v = to_float(x[k]);
+      piece_[k] = v > 0 ? 1.0F : v < 0 ? -1.0F : v;  // 0 stays 0 and a NaN a NaN.
+    }
+    sink_.take(i, j, piece_, count);
+  }
+
+ private:
+  UpdateSink sink_;
+  HWY_ALIGN float piece_[kTileCols];
+};
+
+void moments(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
+  MomentsOp op(rows, cols);
+  for_pieces(r, op);
+  if (r.rows * r.cols == 0) return;
+  const float per_row = 1.0F / static_cast<float>(r.cols);
+  const float per_col = 1.0F / static_cast<float>(r.rows);
+  for (float& x : rows) x *= per_row;
+  for (float& x : cols) x *= per_col;
+}
+
+double rms(const AnyMatrix& r, const FactoredRoots& roots) {
+  RmsOp op(roots);
+  for_pieces(r, op);
+  return std::sqrt(op.sum() / static_cast<double>(r.rows * r.cols));
+}
+
+void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+           const FactoredRoots& roots, const WeightUpdate& update) {
+  ApplyOp op(w, low, roots, update);
+  for_pieces(r, op);
+}
+
+void sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+          const WeightUpdate& update) {
+  SignOp op(w, low, update);
+  for_pieces(r, op);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sluiceway
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace sluiceway {
+namespace {
+
+void check_size(const char* function, const char* name, std::size_t size, std::int64_t expected) {
+  SLUICEWAY_CHECK(size == static_cast<std::size_t>(expected), function, ": ", name, " has ", size,
+                  " elements, expected ", expected);
+}
+
+void check_roots(const char* function, const AnyMatrix& r, const FactoredRoots& roots) {
+  check_size(function, "roots.row", roots.row.size(), r.rows);
+  check_size(function, "roots.col", roots.col.size(), r.cols);
+}
+
+}  // namespace
+
+HWY_EXPORT(moments);
+HWY_EXPORT(rms);
+HWY_EXPORT(apply);
+HWY_EXPORT(sign);
+
+namespace cpu {
+
+void residual_moments(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
+  check_size("residual_moments", "rows", rows.size(), r.rows);
+  check_size("residual_moments", "cols", cols.size(), r.cols);
+  HWY_DYNAMIC_DISPATCH(moments)(r, rows, cols);
+}
+
+double residual_rms(const AnyMatrix& r, const FactoredRoots& roots) {
+  check_roots("residual_rms", r, roots);
+  if (r.rows * r.cols == 0) return 0;
+  return HWY_DYNAMIC_DISPATCH(rms)(r, roots);
+}
+
+void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                    const FactoredRoots& roots, const WeightUpdate& update) {
+  check_roots("residual_apply", r, roots);
+  check_weight("residual_apply", w, low, update, r.rows, r.cols);
+  HWY_DYNAMIC_DISPATCH(apply)(w, low, r, roots, update);
+}
+
+void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                   const WeightUpdate& update) {
+  check_weight("residual_sign", w, low, update, r.rows, r.cols);
+  HWY_DYNAMIC_DISPATCH(sign)(w, low, r, update);
+}
+
+}  // namespace cpu
+}  // namespace sluiceway
+
+#endif  // HWY_ONCE

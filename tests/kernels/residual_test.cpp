@@ -1,0 +1,218 @@
+// The residual kernels against double-precision references, on every backend of this build.
+#include "kernels/residual.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/base/error.h"
+#include "tests/support/backend.h"
+#include "tests/support/guarded_array.h"
+#include "tests/support/projector_fixture.h"
+#include "tests/support/tolerance.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+struct Means {
+  std::vector<double> rows, cols;
+};
+
+Means reference_means(const MatrixF64& r) {
+  Means means{std::vector<double>(static_cast<std::size_t>(r.rows)),
+              std::vector<double>(static_cast<std::size_t>(r.cols))};
+  for (std::int64_t i = 0; i < r.rows; ++i) {
+    for (std::int64_t j = 0; j < r.cols; ++j) {
+      const double square = r(i, j) * r(i, j);
+      means.rows[static_cast<std::size_t>(i)] += square / static_cast<double>(r.cols);
+      means.cols[static_cast<std::size_t>(j)] += square / static_cast<double>(r.rows);
+    }
+  }
+  return means;
+}
+
+// Roots of a matrix of this shape, away from zero, and U of a residual.
+struct OwnedRoots {
+  std::vector<float> row, col;
+  float eps = 1e-3F;
+
+  OwnedRoots(Rng& rng, std::int64_t m, std::int64_t n) : row(rng.vector(m)), col(rng.vector(n)) {
+    for (float& x : row) x = std::abs(x) + 0.1F;
+    for (float& x : col) x = std::abs(x) + 0.1F;
+  }
+  FactoredRoots view() const { return {row, col, eps}; }
+  MatrixF64 normalized(const MatrixF64& r) const {
+    MatrixF64 u = r;
+    for (std::int64_t i = 0; i < r.rows; ++i) {
+      for (std::int64_t j = 0; j < r.cols; ++j) {
+        u(i, j) /= static_cast<double>(row[static_cast<std::size_t>(i)]) *
+                       static_cast<double>(col[static_cast<std::size_t>(j)]) +
+                   static_cast<double>(eps);
+      }
+    }
+    return u;
+  }
+};
+
+MatrixF64 updated(const MatrixF64& w, const MatrixF64& u, const WeightUpdate& update) {
+  MatrixF64 out = w;
+  for (std::size_t i = 0; i < out.v.size(); ++i) {
+    out.v[i] =
+        static_cast<double>(update.decay) * w.v[i] + static_cast<double>(update.alpha) * u.v[i];
+  }
+  return out;
+}
+
+const std::vector<std::pair<std::int64_t, std::int64_t>> kShapes = {{67, 41}, {5, 307}, {61, 563},
+                                                                    {8, 256}, {1, 1},   {523, 3}};
+
+class ResidualTest : public BackendTest {
+ protected:
+  Rng rng{20261121};
+
+  template <typename T>
+  void check_moments(std::int64_t m, std::int64_t n) {
+    const BasicMatrix<T> r = rounded_to<T>(rng.matrix(m, n));
+    PaddedMatrix<T> padded(r);
+    GuardedArray<float> rows(static_cast<std::size_t>(m), 1), cols(static_cast<std::size_t>(n), 3);
+    cpu::residual_moments(padded.any(), rows.span(), cols.span());
+    const Means expected = reference_means(as_f64(r));
+    const Tolerance tolerance{.eps = 84};  // 1e-5
+    EXPECT_TRUE(all_near(rows.span(), expected.rows, tolerance)) << m << "x" << n;
+    EXPECT_TRUE(all_near(cols.span(), expected.cols, tolerance)) << m << "x" << n;
+    EXPECT_TRUE(rows.guards_intact() && cols.guards_intact());
+    EXPECT_EQ(padded.matrix(), r);
+  }
+
+  template <typename TW, typename TR>
+  void check_updates(std::int64_t m, std::int64_t n) {
+    const WeightUpdate update{.decay = 0.75F, .alpha = -0.5F};
+    const BasicMatrix<TW> w = rounded_to<TW>(rng.matrix(m, n));
+    const BasicMatrix<TR> r = rounded_to<TR>(rng.matrix(m, n));
+    const OwnedRoots roots(rng, m, n);
+    PaddedMatrix<TW> applied(w), signs(w);
+    PaddedMatrix<TR> residual(r);
+    const MatrixF64 u = roots.normalized(as_f64(r));
+    MatrixF64 sign = u;
+    for (double& x : sign.v) x = x > 0 ? 1 : x < 0 ? -1 : 0;
+    const Tolerance tolerance{.abs = 1e-6, .eps = std::is_same_v<TW, float> ? 4.0 : 0.51};
+
+    cpu::residual_apply(applied.any(), {}, residual.any(), roots.view(), update);
+    EXPECT_TRUE(all_near(applied.matrix(), updated(as_f64(w), u, update), tolerance));
+    cpu::residual_sign(signs.any(), {}, residual.any(), update);
+    EXPECT_TRUE(all_near(signs.matrix(), updated(as_f64(w), sign, update), tolerance));
+    EXPECT_TRUE(applied.padding_intact() && signs.padding_intact());
+    EXPECT_EQ(residual.matrix(), r);
+
+    double squares = 0;
+    for (const double x : u.v) squares += x * x;
+    const double rms = std::sqrt(squares / static_cast<double>(m * n));
+    EXPECT_NEAR(cpu::residual_rms(residual.any(), roots.view()), rms, 1e-5 * rms);
+  }
+};
+
+TEST_P(ResidualTest, MomentsMatchTheReferenceOnOddShapes) {
+  for (const auto& [m, n] : kShapes) {
+    check_moments<float>(m, n);
+    check_moments<bf16>(m, n);
+    check_moments<f16>(m, n);
+  }
+}
+
+TEST_P(ResidualTest, UpdatesMatchTheReferenceOnOddShapes) {
+  for (const auto& [m, n] : kShapes) {
+    check_updates<float, float>(m, n);
+    check_updates<float, bf16>(m, n);
+    check_updates<bf16, bf16>(m, n);
+    check_updates<bf16, float>(m, n);
+  }
+}
+
+TEST_P(ResidualTest, MeansOfManyRowsKeepTheirAccuracy) {
+  check_moments<float>(20011, 5);
+  check_moments<float>(3, 30011);
+}
+
+TEST_P(ResidualTest, WhatIsNotFiniteShowsInTheMeansOfItsRowAndColumnAlone) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    Matrix r = rng.matrix(19, 293);
+    r(17, 260) = bad;
+    std::vector<float> rows(19), cols(293);
+    cpu::residual_moments(any_matrix(r), rows, cols);
+    for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(std::isfinite(rows[i]), i != 17);
+    for (std::size_t j = 0; j < cols.size(); ++j) EXPECT_EQ(std::isfinite(cols[j]), j != 260);
+  }
+}
+
+TEST_P(ResidualTest, ZeroResidualAndZeroRootsLeaveTheWeight) {
+  Matrix w = rng.matrix(13, 29), r(13, 29);
+  const Matrix before = w;
+  const std::vector<float> row(13), col(29);
+  cpu::residual_apply(any_matrix(w), {}, any_matrix(r), {row, col, 1e-8F}, {.alpha = -1});
+  EXPECT_EQ(w, before);
+  cpu::residual_sign(any_matrix(w), {}, any_matrix(r), {.alpha = -1});
+  EXPECT_EQ(w, before);
+}
+
+TEST_P(ResidualTest, EmptyMatrixIsAccepted) {
+  for (const auto& [m, n] : {std::pair<std::int64_t, std::int64_t>{0, 7}, {7, 0}, {0, 0}}) {
+    Matrix w(m, n), r(m, n);
+    std::vector<float> rows(static_cast<std::size_t>(m)), cols(static_cast<std::size_t>(n));
+    cpu::residual_moments(any_matrix(r), rows, cols);
+    EXPECT_EQ(cpu::residual_rms(any_matrix(r), {rows, cols, 0}), 0);
+    cpu::residual_apply(any_matrix(w), {}, any_matrix(r), {rows, cols, 0}, {});
+    cpu::residual_sign(any_matrix(w), {}, any_matrix(r), {});
+  }
+}
+
+TEST_P(ResidualTest, LowBitsMakeTheUpdateExact) {
+  const Matrix r = rng.matrix(31, 83);
+  Matrix residual = r, exact = rng.matrix(31, 83);
+  const OwnedRoots roots(rng, 31, 83);
+  BasicMatrix<bf16> hi(31, 83);
+  BasicMatrix<std::uint16_t> low(31, 83);
+  for (std::size_t i = 0; i < exact.v.size(); ++i) {
+    hi.v[i] = residual_hi(exact.v[i]);
+    low.v[i] = residual_low(exact.v[i]);
+  }
+  WeightUpdate update{.decay = 0.5F, .alpha = 0.125F};
+  cpu::residual_apply(any_matrix(exact), {}, any_matrix(residual), roots.view(), update);
+  update.rounding = Rounding::kResidual;
+  cpu::residual_apply(any_matrix(hi), low.view(), any_matrix(residual), roots.view(), update);
+  for (std::size_t i = 0; i < exact.v.size(); ++i) {
+    ASSERT_EQ(join_residual(hi.v[i], low.v[i]), exact.v[i]) << i;
+  }
+}
+
+TEST_P(ResidualTest, RejectsWrongShapes) {
+  Matrix w = rng.matrix(5, 7), r = rng.matrix(5, 8);
+  const OwnedRoots roots(rng, 5, 8), turned(rng, 8, 5);
+  std::vector<float> rows(5), cols(8);
+  EXPECT_THAT([&] { cpu::residual_moments(any_matrix(r), cols, rows); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("rows has 8 elements, expected 5")));
+  EXPECT_THAT([&] { cpu::residual_rms(any_matrix(r), turned.view()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("roots.row has 8 elements, expected 5")));
+  EXPECT_THAT([&] { cpu::residual_apply(any_matrix(w), {}, any_matrix(r), roots.view(), {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("residual_apply: w is 5x7, expected 5x8")));
+  EXPECT_THAT([&] { cpu::residual_sign(any_matrix(w), {}, any_matrix(r), {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("residual_sign: w is 5x7, expected 5x8")));
+}
+
+TEST(NoCudaTest, ResidualSaysThatItIsUnavailable) {
+  const AnyMatrix none;
+  EXPECT_THROW(cuda::residual_moments(none, {}, {}, StreamRef{}), Unavailable);
+  EXPECT_THROW(cuda::residual_rms(nullptr, none, {}, StreamRef{}), Unavailable);
+  EXPECT_THROW(cuda::residual_apply(none, {}, none, {}, {}, StreamRef{}), Unavailable);
+  EXPECT_THROW(cuda::residual_sign(none, {}, none, {}, StreamRef{}), Unavailable);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, ResidualTest, testing::ValuesIn(built_backends()), backend_name);
+
+}  // namespace
+}  // namespace sluiceway::test
