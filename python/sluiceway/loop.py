@@ -13,9 +13,10 @@ import torch
 
 from sluiceway.checkpoint import Position
 from sluiceway.config import Config
-from sluiceway.data import Batch, Batches, Prefetch, Sequences, in_order
+from sluiceway.data import Batch, Batches, Prefetch, Sequences
 from sluiceway.errors import Error
 from sluiceway.footprint import DevicePeak, peak_resident_bytes
+from sluiceway.held_out import loss_of, mean_loss
 from sluiceway.interrupt import Interrupt, Interrupted
 from sluiceway.placement import Placement
 from sluiceway.rates import learning_rate
@@ -141,7 +142,7 @@ class Loop:
         for batch in batches:
             share = batch.learned / learned
             with self._shop.timeline.range("forward"):
-                loss = self._loss(batch)
+                loss = loss_of(self._shop.model, self._shop.placement, batch)
                 total += loss.item() * share
             if not math.isfinite(total):
                 optimizer.zero_grad()
@@ -156,25 +157,15 @@ class Loop:
             optimizer.zero_grad()
         return total, skipped
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        device = self._shop.placement.device
-        inputs = {
-            name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()
-        }
-        with self._shop.placement.cast():
-            return self._shop.model(**inputs, use_cache=False).loss
-
     def _evaluate(self) -> float:
         """Mean loss of the held-out tokens, in nats."""
-        train, total, learned = self._config.train, 0.0, 0
-        self._shop.optimizer.synchronize()
-        self._shop.model.eval()
-        with torch.no_grad(), self._shop.timeline.range("evaluation"):
-            for batch in in_order(self._shop.held_out, train.micro_batch, train.eval_sequences):
-                total += self._loss(batch).item() * batch.learned
-                learned += batch.learned
-        self._shop.model.train()
-        return total / learned
+        train, shop = self._config.train, self._shop
+        shop.optimizer.synchronize()
+        with shop.timeline.range("evaluation"):
+            loss, _ = mean_loss(
+                shop.model, shop.placement, shop.held_out, train.micro_batch, train.eval_sequences
+            )
+        return loss
 
     def _line(
         self, loss: float, rate: float, skipped: bool, tokens: int, seconds: float, waited: float

@@ -56,11 +56,12 @@ def read_inputs(config: Config, folder: Path) -> Inputs:
     check_context(shape, str(folder), config.data.sequence_length)
     placement = choose_placement(config)
     tokenizer = load_tokenizer(folder)
-    train, held_out, counts = load_sequences(config, tokenizer, _vocabulary(shape, tokenizer))
+    train, held_out, counts = load_sequences(config, tokenizer, vocabulary_of(shape, tokenizer))
     return Inputs(placement, train, held_out, counts)
 
 
-def _vocabulary(shape: dict, tokenizer: Any) -> int:
+def vocabulary_of(shape: dict, tokenizer: Any) -> int:
+    """Rows of the embedding, by a model's config.json, else by its tokenizer."""
     size = shape.get("vocab_size")
     return size if isinstance(size, int) else len(tokenizer)
 
