@@ -1,4 +1,4 @@
-"""The command line: `sluiceway train | resume | plan | export`.
+"""The command line: `sluiceway train | resume | eval | export | plan | doctor | bench`.
 
 Exit codes: 0 done; 1 failed while running; 2 the command or the config is wrong; 3 refused;
 130 interrupted after the step in flight. Modules that need torch are imported by the command that
@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -28,7 +28,6 @@ DONE, FAILED, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
 app = typer.Typer(
     name="sluiceway",
     help="Fine-tune language models on machines whose GPU, memory or bus is too small for it.",
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -39,6 +38,7 @@ Settings = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
+Dtype = Literal["fp32", "bf16", "fp16"]
 Out = Annotated[Path | None, typer.Option(help="Run folder, new or empty.")]
 
 
@@ -127,16 +127,70 @@ def resume(
 def plan(
     config: Path, settings: Settings = None, as_json: AsJson = False, debug: Debug = False
 ) -> None:
-    """Predict memory per tier, bytes per link and step time; reads config.json alone."""
+    """Predict memory, traffic and step time; reads config.json alone."""
     from sluiceway.config_file import load_config
 
     _plan(load_config(config, settings), as_json)
 
 
+@app.command("eval")
+def evaluate(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR_OR_MODEL", help="Folder of a run, or of a model.")
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="File, quoted glob or pydoc; may be repeated. Default: the run's data.eval.",
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["text", "jsonl"] | None,
+        typer.Option(help="Of the files. Default: the run's, else text.", show_default=False),
+    ] = None,
+    sequence_length: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens. Default: the run's, else 256 or the model's context."),
+    ] = None,
+    packing: Annotated[
+        bool | None,
+        typer.Option(
+            "--packing/--no-packing",
+            help="Join documents and cut. Default: the run's, else yes.",
+            show_default=False,
+        ),
+    ] = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most so many. Default: as the run on its own data, else all."),
+    ] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Of weights. Default: the run's, else fp32.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Held-out loss of a run's last save, or of a model."""
+    from sluiceway.evaluate import Asked, describe
+    from sluiceway.evaluate import evaluate as measure
+
+    figures = measure(folder, Asked(data, format, sequence_length, packing, dtype, sequences))
+    print(json.dumps(figures) if as_json else describe(figures))
+
+
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
-    to: Annotated[Path, typer.Option(help="A new folder.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder.")],
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Convert weights. Default: as they are.", show_default=False),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model folder that is there.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -144,11 +198,12 @@ def export(
     from sluiceway.export import export as write
     from sluiceway.sizes import format_bytes
 
-    step, count = write(folder, to)
+    with Interrupt():
+        done = write(folder, to, dtype, force)
     if as_json:
-        print(json.dumps({"folder": str(to), "step": step, "bytes": count}))
+        print(json.dumps(done))
     else:
-        print(f"{to}: weights of step {step}, {format_bytes(count)}")
+        print(f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}")
 
 
 def _plan(config: Any, as_json: bool) -> None:

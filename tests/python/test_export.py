@@ -1,0 +1,288 @@
+"""`sluiceway export`: what the folder holds, what may be replaced, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import assert_short_error
+from safetensors.torch import load_file, save_file
+from sluiceway import replace_folder as replacing
+from sluiceway.replace_folder import replace_folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the finished run, to be spoiled."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    return folder
+
+
+def contents(folder):
+    """Every file below a folder, with its bytes."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def put_weights(run, tensors, name="model.safetensors"):
+    """Write weights into a run's save, and their size where the save keeps it."""
+    save = run / "checkpoint"
+    save_file(tensors, save / name, metadata={"format": "pt"})
+    note_size(save, name)
+
+
+def note_size(save, name, gone=False):
+    state = json.loads((save / "state.json").read_text())
+    state["files"][name] = (save / name).stat().st_size if not gone else 0
+    if gone:
+        del state["files"][name]
+    (save / "state.json").write_text(json.dumps(state))
+
+
+# ---- What is written ----
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_converted_weights_are_those_of_the_save_rounded_once(sluiceway, finished, tmp_path, dtype):
+    from transformers import AutoModelForCausalLM
+
+    torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+    to = tmp_path / "model"
+    outcome = sluiceway("export", finished[0], "--to", to, "--dtype", dtype, "--json")
+    assert outcome.code == 0, outcome.err
+    said = json.loads(outcome.out)
+    assert (said["step"], said["dtype"]) == (6, dtype)
+    assert said["bytes"] == sum(path.stat().st_size for path in to.iterdir())
+    saved = load_file(finished[0] / "checkpoint" / "model.safetensors")
+    written = load_file(to / "model.safetensors")
+    assert written.keys() == saved.keys()
+    for name, tensor in saved.items():
+        assert torch.equal(written[name], tensor.to(torch_dtype)), name
+    model = AutoModelForCausalLM.from_pretrained(to)
+    assert {p.dtype for p in model.parameters()} == {torch_dtype}
+
+
+def test_shards_are_converted_one_by_one_and_their_index_says_the_new_size(
+    sluiceway, run, tmp_path
+):
+    from transformers import AutoModelForCausalLM
+
+    save = run / "checkpoint"
+    model = AutoModelForCausalLM.from_pretrained(save)
+    (save / "model.safetensors").unlink()
+    model.save_pretrained(save, max_shard_size="20KB")
+    note_size(save, "model.safetensors", gone=True)
+    shards = sorted(path.name for path in save.glob("*.safetensors"))
+    assert len(shards) > 2
+    for name in [*shards, "model.safetensors.index.json", "config.json"]:
+        note_size(save, name)
+    to = tmp_path / "model"
+    outcome = sluiceway("export", run, "--to", to, "--dtype", "bf16")
+    assert outcome.code == 0, outcome.err
+    index = json.loads((to / "model.safetensors.index.json").read_text())
+    size = sum(t.nbytes for name in shards for t in load_file(to / name).values())
+    assert index["metadata"]["total_size"] == size
+    again = AutoModelForCausalLM.from_pretrained(to)
+    for (name, mine), theirs in zip(again.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs.bfloat16()), name
+
+
+def test_tensors_of_every_dtype_and_size_survive_conversion(tmp_path):
+    from sluiceway.weight_stream import copy_weights
+
+    tensors = {
+        "steps": torch.arange(7),
+        "mask": torch.tensor([True, False, True]),
+        "wide": torch.linspace(-1, 1, 11, dtype=torch.float64),
+        "weight": torch.linspace(-3, 3, 13),
+        "nothing": torch.zeros(0, 4),
+        "scalar": torch.tensor(0.1),
+        "large": torch.linspace(-3, 3, (8 << 20) // 4 + 5),  # More than one piece.
+        "not finite": torch.tensor([torch.inf, -torch.inf, torch.nan, 1.0]),
+    }
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    counted = []
+    copy_weights(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "bf16", counted.append)
+    written = load_file(tmp_path / "b.safetensors")
+    assert written.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        expected = tensor.bfloat16() if tensor.is_floating_point() else tensor
+        assert torch.equal(written[name].nan_to_num(9), expected.nan_to_num(9)), name
+    assert sum(counted) == sum(t.nbytes for t in tensors.values())
+
+
+def test_memory_does_not_grow_with_a_tensor(tmp_path):
+    size = 256 << 20
+    header = {"big": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    with (tmp_path / "a").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + size)
+    script = (
+        "import resource, sys; from pathlib import Path\n"
+        "from sluiceway.weight_stream import copy_weights\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak()\n"
+        "for name, dtype in (('copied', None), ('converted', 'bf16')):\n"
+        "    copy_weights(Path('a'), Path(name), dtype, lambda count: None)\n"
+        "print(peak() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) << 10 < size // 4
+    sizes = [(tmp_path / name).stat().st_size for name in ("copied", "converted")]
+    assert sizes == [8 + len(text) + size, pytest.approx(size // 2, abs=4096)]
+
+
+# ---- What may be replaced ----
+
+
+def test_force_replaces_a_model_folder_and_nothing_beside_it(sluiceway, finished, tmp_path):
+    to = tmp_path / "model"
+    assert sluiceway("export", finished[0], "--to", to, "--dtype", "bf16").code == 0
+    (to / "letter.txt").write_text("dear")
+    beside = [tmp_path / f"model.{name}" for name in ("old", "new")]
+    for folder in beside:
+        folder.mkdir()
+        (folder / "mine").write_text("keep")
+    outcome = sluiceway("export", finished[0], "--to", to, "--force")
+    assert outcome.code == 0, outcome.err
+    assert not (to / "letter.txt").exists()
+    saved = (finished[0] / "checkpoint" / "model.safetensors").read_bytes()
+    assert (to / "model.safetensors").read_bytes() == saved
+    assert [(folder / "mine").read_text() for folder in beside] == ["keep", "keep"]
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "model.old", "model.new"}
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("model", [], ["is not empty, expected a new folder", "--force"]),
+        ("letters", [], ["is not empty, expected a new folder", "--force"]),
+        ("letters", ["--force"], ["has no config.json but letter.txt"]),
+        ("letters/letter.txt", ["--force"], ["is a file, expected a new folder"]),
+        (".", ["--force"], ["is where the run keeps its save"]),
+        ("run", ["--force"], ["is where the run keeps its save"]),
+        ("run/checkpoint", ["--force"], ["is where the run keeps its save"]),
+        ("run/checkpoint/model", [], ["is where the run keeps its save"]),
+    ],
+)
+def test_folder_that_may_not_be_replaced_is_refused_and_kept(
+    sluiceway, run, tmp_path, target, options, words
+):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "letter.txt").write_text("dear")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    before = contents(tmp_path)
+    outcome = sluiceway("export", run, "--to", tmp_path / target, *options)
+    assert_short_error(outcome, 2, *words)
+    assert contents(tmp_path) == before
+
+
+def test_empty_folder_is_filled_and_a_link_to_a_folder_stays_one(sluiceway, finished, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    outcome = sluiceway("export", finished[0], "--to", tmp_path / "link")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there" / "model.safetensors").is_file()
+
+
+# ---- Nothing is lost ----
+
+
+def test_value_that_does_not_fit_is_named_and_the_old_folder_stays(sluiceway, run, tmp_path):
+    to = tmp_path / "model"
+    assert sluiceway("export", run, "--to", to).code == 0
+    before = contents(to)
+    tensors = load_file(run / "checkpoint" / "model.safetensors")
+    tensors["model.norm.weight"][3] = -1e5
+    put_weights(run, tensors)
+    outcome = sluiceway("export", run, "--to", to, "--force", "--dtype", "fp16")
+    assert_short_error(outcome, 2, "--dtype fp16: model.norm.weight has 1e+05", "take bf16")
+    assert contents(to) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+def test_disk_that_is_full_leaves_the_old_folder_and_no_rest(
+    python_m_sluiceway, run, tmp_path, sluiceway
+):
+    to = tmp_path / "model"
+    assert sluiceway("export", run, "--to", to).code == 0
+    before = contents(to)
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    outcome = python_m_sluiceway("export", run, "--to", to, "--force", preexec_fn=limit)
+    assert_short_error(outcome, 1, "cannot be written, File too large; what was there is untouched")
+    assert contents(to) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
+
+
+@pytest.mark.parametrize(
+    ("file", "size", "code", "words"),
+    [
+        ("model.safetensors", 1000, 1, ["model.safetensors: 1000 bytes, expected"]),
+        ("state.json", 10, 1, ["state.json: cannot be read"]),
+    ],
+)
+def test_cut_save_is_not_exported(sluiceway, run, tmp_path, file, size, code, words):
+    with (run / "checkpoint" / file).open("r+b") as stream:
+        stream.truncate(size)
+    outcome = sluiceway("export", run, "--to", tmp_path / "model")
+    assert_short_error(outcome, code, *words)
+    assert not (tmp_path / "model").exists()
+
+
+def test_run_without_a_save_says_what_makes_one(sluiceway, run, tmp_path):
+    shutil.rmtree(run / "checkpoint")
+    outcome = sluiceway("export", run, "--to", tmp_path / "model")
+    assert_short_error(outcome, 2, "has no save yet", f"sluiceway resume {run}")
+
+
+def test_save_before_the_last_is_exported_where_it_alone_is_left(sluiceway, run, tmp_path):
+    (run / "checkpoint").rename(run / "checkpoint.old")
+    outcome = sluiceway("export", run, "--to", tmp_path / "model")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert (run / "checkpoint.old").exists()  # Whoever owns the run puts it right.
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_interrupted_replacement_leaves_what_was_there(tmp_path, error):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "old").write_text("old")
+
+    def write_half():
+        with replace_folder(tmp_path / "model") as fresh:
+            (fresh / "new").write_text("half")
+            raise error
+
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        write_half()
+    assert contents(tmp_path) == {"model/old": b"old"}
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_replacement_is_whole_with_and_without_the_exchange_call(tmp_path, monkeypatch, exchanges):
+    if not exchanges:
+        monkeypatch.setattr(replacing, "_exchange", lambda one, other: False)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "old").write_text("old")
+    with replace_folder(tmp_path / "model") as fresh:
+        (fresh / "new").write_text("new")
+        assert contents(tmp_path / "model") == {"old": b"old"}
+    assert contents(tmp_path) == {"model/new": b"new"}
