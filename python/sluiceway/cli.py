@@ -206,6 +206,78 @@ def export(
         print(f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}")
 
 
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="The page; default: DIR/report.html.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write one HTML page about runs, side by side."""
+    from sluiceway.report import write_report
+    from sluiceway.sizes import format_bytes
+
+    written = write_report(folders, out)
+    if as_json:
+        print(json.dumps(written))
+    else:
+        names = ", ".join(run["name"] for run in written["runs"])
+        print(f"{written['report']}: {names}, {format_bytes(written['bytes'])}")
+
+
+@app.command()
+def doctor(
+    path: Annotated[Path, typer.Option(help="Folder on the disk to look at.")] = Path("."),
+    quick: Annotated[bool, typer.Option("--quick", help="Measure no rates.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """What this machine offers, and what is missing."""
+    from sluiceway import doctor
+
+    findings = doctor.examine(path, quick)
+    print(json.dumps(doctor.as_json(findings)) if as_json else doctor.describe(findings))
+    doctor.check(findings)
+
+
+@app.command()
+def bench(
+    what: Annotated[
+        Literal["link", "disk", "kernels", "step"] | None,
+        typer.Argument(help="Default: all but step.", show_default=False),
+    ] = None,
+    config: Annotated[Path, typer.Option(help="Of step: which run.", show_default=True)] = Path(
+        "configs/quickstart.yaml"
+    ),
+    settings: Settings = None,
+    steps: Annotated[int, typer.Option(min=1, help="Of step: how many, of each engine.")] = 8,
+    path: Annotated[Path, typer.Option(help="Of disk: a folder on it.")] = Path("."),
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Roofs of this machine, and how close we come."""
+    from sluiceway.config_file import load_config
+
+    checked = load_config(config, settings) if what == "step" else None
+    with Interrupt() as interrupt:
+        from sluiceway import bench
+
+        parts = {
+            "link": bench.bench_link,
+            "disk": lambda: bench.bench_disk(path),
+            "kernels": bench.bench_kernels,
+            "step": lambda: bench.bench_step(checked, steps, interrupt),
+        }
+        names = [what] if what else ["link", "disk", "kernels"]
+        found = {}
+        for name in names:
+            found[name] = parts[name]()
+            if not as_json:
+                print(getattr(bench, f"describe_{name}")(found[name]), flush=True)
+    if as_json:
+        print(json.dumps(found))
+
+
 def _plan(config: Any, as_json: bool) -> None:
     from sluiceway.plan import make_plan, print_plan
 

@@ -1,0 +1,43 @@
+"""Rates that this machine can reach at best, which everything else is compared with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def best_seconds(work: Callable[[], object], budget: float = 0.3) -> float:
+    """Shortest of the calls of `work` that fit into `budget` seconds, after one to warm up."""
+    work()
+    best, deadline = float("inf"), time.perf_counter() + budget
+    while best == float("inf") or time.perf_counter() < deadline:
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def link_seconds(size: int, device: torch.device) -> dict[str, float]:
+    """Seconds to copy `size` bytes over the link, each way.
+
+    A GPU's link is PCIe, from and to page-locked memory. The host device has a link of its own
+    memory: both ways are one copy there.
+    """
+    if device.type != "cuda":
+        source = torch.zeros(size, dtype=torch.uint8).random_()
+        target = torch.empty_like(source)
+        seconds = best_seconds(lambda: target.copy_(source))
+        return {"d2h": seconds, "h2d": seconds}
+    host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def copied(target: torch.Tensor, source: torch.Tensor) -> float:
+        def work() -> None:
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize(device)
+
+        return best_seconds(work)
+
+    return {"d2h": copied(host, there), "h2d": copied(there, host)}

@@ -1,0 +1,171 @@
+"""`sluiceway doctor`: what it finds agrees with the machine, and what is missing has its price."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+
+import pytest
+from conftest import assert_short_error
+from sluiceway import disk, doctor
+
+NAMES = ["python", "torch", "compiled module", "gpu", "driver", "cores", "memory", "memlock",
+         "io_uring", "O_DIRECT", "free space"]  # fmt: skip
+RATES = ["disk write", "disk read", "link"]
+
+
+def findings(outcome):
+    """What --json says, by name."""
+    assert outcome.code == 0, outcome.err
+    said = json.loads(outcome.out)
+    assert said["ok"] is True
+    return {finding["name"]: finding for finding in said["findings"]}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder to look at; machines with a GPU look like those without one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
+
+
+def test_person_gets_one_line_for_each_thing_and_rates_leave_no_file(sluiceway, tmp_path):
+    outcome = sluiceway("doctor", "--path", tmp_path)
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    for name in NAMES + RATES:
+        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert line[len(name) :].split()[0] in ("ok", "slow", "missing")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_found_is_what_the_system_says(sluiceway, tmp_path):
+    found = findings(sluiceway("doctor", "--path", tmp_path, "--quick", "--json"))
+    assert not found.keys() & set(RATES)
+    assert found["cores"]["figures"]["usable"] == len(os.sched_getaffinity(0))
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    assert found["memlock"]["figures"]["bytes"] == (None if soft < 0 else soft)
+    with open("/proc/meminfo") as file:
+        total = int(file.readline().split()[1]) << 10
+    assert found["memory"]["figures"]["total_bytes"] == pytest.approx(total, rel=0.01)
+    room = os.statvfs(tmp_path)
+    assert found["free space"]["figures"]["bytes"] == pytest.approx(
+        room.f_bavail * room.f_frsize, rel=0.1
+    )
+    with open("/proc/cpuinfo") as file:
+        flags = set(file.read().split())
+    for name, flag in (("AVX2", "avx2"), ("AVX512-BF16", "avx512_bf16"), ("AMX", "amx_bf16")):
+        if name in found:  # Other processors have other instruction sets.
+            assert found[name]["found"] == ("yes" if flag in flags else "no")
+
+
+def test_rates_are_positive_and_say_whether_the_page_cache_was_passed(sluiceway, tmp_path):
+    found = findings(sluiceway("doctor", "--path", tmp_path, "--json"))
+    for way in ("write", "read"):
+        figures = found[f"disk {way}"]["figures"]
+        assert figures["gbps"] > 0
+        assert figures["bytes"] >= 4 << 20
+        assert figures["direct"] == (found["O_DIRECT"]["verdict"] == "ok")
+    assert min(found["link"]["figures"].values()) > 0
+
+
+def test_small_limits_are_slow_and_say_what_to_do(python_m_sluiceway, here):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    outcome = python_m_sluiceway("doctor", "--path", here, "--quick", "--json", preexec_fn=limit)
+    found = findings(outcome)
+    assert (found["memlock"]["found"], found["memlock"]["verdict"]) == ("64 KiB", "slow")
+    assert "limits.conf" in found["memlock"]["advice"]
+    assert (found["cores"]["figures"]["usable"], found["cores"]["verdict"]) == (1, "slow")
+    assert "takes turns" in found["cores"]["advice"]
+
+
+def test_gpu_that_torch_cannot_use_is_missing_and_says_why(python_m_sluiceway, here, monkeypatch):
+    (here / "nvidia-smi").write_text("#!/bin/sh\necho '550.54, Imaginary 9000'\n")
+    (here / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    found = findings(python_m_sluiceway("doctor", "--path", here, "--quick", "--json"))
+    assert found["driver"]["found"] == "550.54"
+    assert found["gpu"]["verdict"] == "missing"
+    assert "Imaginary 9000, which torch cannot use" in found["gpu"]["found"]
+    assert "host device computes instead" in found["gpu"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "hint"),
+    [("sluiceway._core", "compiled module", "pip install ."), ("torch", "torch", "pip install")],
+)
+def test_required_module_that_does_not_load_is_exit_code_one_and_how_to_get_it(
+    python_m_sluiceway, here, monkeypatch, module, name, hint
+):
+    (here / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            raise ImportError('not for you')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    outcome = python_m_sluiceway("doctor", "--path", here, "--quick", "--json")
+    assert_short_error(outcome, 1, f"{name} is missing, not for you", hint)
+    said = json.loads(outcome.out)
+    assert said["ok"] is False
+    assert [f["name"] for f in said["findings"] if f["required"] and f["verdict"] == "missing"] == [
+        name
+    ]
+
+
+def test_disk_that_refuses_is_a_finding(python_m_sluiceway, here):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    outcome = python_m_sluiceway("doctor", "--path", here, "--json", preexec_fn=limit)
+    found = findings(outcome)
+    assert found["disk write"]["verdict"] == "missing"
+    assert "cannot be measured, File too large" in found["disk write"]["found"]
+    assert list(here.iterdir()) == []
+
+
+def test_path_that_is_no_folder_is_refused(sluiceway, tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("file", "none"):
+        outcome = sluiceway("doctor", "--path", tmp_path / name)
+        assert_short_error(outcome, 2, f"{name} is not a folder")
+
+
+def test_file_system_without_o_direct_is_measured_through_the_page_cache(tmp_path, monkeypatch):
+    system_open = os.open
+
+    def refuse_direct(path, flags, *rest):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return system_open(path, flags, *rest)
+
+    monkeypatch.setattr(disk.os, "open", refuse_direct)
+    assert not disk.has_direct(tmp_path)
+    rates = disk.disk_rates(tmp_path, size=8 << 20)
+    assert (rates["direct"], rates["bytes"]) == (False, 8 << 20)
+    found = {f.name: f for f in doctor.examine(tmp_path, quick=True)}
+    assert found["O_DIRECT"].verdict == "missing"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.EPERM, "not allowed"), (errno.ENOSYS, "this kernel has none")]
+)
+def test_io_uring_that_is_refused_says_by_whom(tmp_path, monkeypatch, number, words):
+    class Kernel:
+        def syscall(self, *arguments):
+            ctypes.set_errno(number)
+            return -1
+
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda *_, **__: Kernel())
+    finding = doctor._io_uring()
+    assert finding.verdict == "missing"
+    assert words in finding.found
