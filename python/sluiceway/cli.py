@@ -1,4 +1,4 @@
-"""The command line: `sluiceway train | resume | eval | export | plan | doctor | bench`.
+"""The command line: `sluiceway train | resume | eval | export | report | plan | doctor | bench`.
 
 Exit codes: 0 done; 1 failed while running; 2 the command or the config is wrong; 3 refused;
 130 interrupted after the step in flight. Modules that need torch are imported by the command that

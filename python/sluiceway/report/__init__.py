@@ -1,0 +1,66 @@
+"""One self-contained HTML page about one run or several, side by side."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from sluiceway.errors import IoError
+from sluiceway.report.folders import read_runs
+from sluiceway.report.page import make_page
+from sluiceway.report.runs import Run
+
+_FILE = "report.html"
+
+
+def write_report(folders: list[Path], out: Path | None = None) -> dict[str, Any]:
+    """Write the page; return what it says, without the curves.
+
+    Parameters
+    ----------
+    folders : list of Path
+        Folders of runs. What a run was compared with is taken along.
+    out : Path or None
+        The page; None: report.html in the only folder, or in the working directory for several.
+
+    Raises
+    ------
+    sluiceway.errors.IoError
+        No such run folder, or the page cannot be written.
+    sluiceway.errors.InvalidArgument
+        A run folder has nothing to show yet, or cannot be understood.
+    """
+    runs = read_runs(folders)
+    path = out or (folders[0] / _FILE if len(folders) == 1 else Path(_FILE))
+    page = make_page(runs, time.strftime("%Y-%m-%d %H:%M:%S %Z")).encode()
+    _write(path, page)
+    return {"report": str(path), "bytes": len(page), "runs": [_short(run) for run in runs]}
+
+
+def _short(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "status": run.status,
+        "figures": run.figures,
+        "notes": run.notes,
+    }
+
+
+def _write(path: Path, page: bytes) -> None:
+    """Whole or not at all: a browser may have the old page open."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
+        fresh.write_bytes(page)
+        os.replace(fresh, path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise IoError(
+            f"{path}: the report cannot be written, {error.strerror}; choose another --out",
+            error.errno,
+            str(path),
+        ) from None

@@ -1,0 +1,167 @@
+"""Run folders as they are found: going on, interrupted, cut off, or without some of their files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.report.runs import Run
+from sluiceway.report.trace import read_step
+from sluiceway.run_folder import COMPARISON, CONFIG_FILE, RunFolder, finite
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Read every folder, and after each what it was compared with.
+
+    Raises
+    ------
+    sluiceway.errors.IoError, sluiceway.errors.InvalidArgument
+        As `write_report` says.
+    """
+    runs: list[Run] = []
+    seen: set[Path] = set()
+    names = _names(folders)
+    for folder, name in zip(folders, names, strict=True):
+        comparison = folder / COMPARISON
+        for path, label in ((folder, name), (comparison, f"{name}/{COMPARISON}")):
+            if path.resolve() in seen or (path is comparison and not _has_metrics(path)):
+                continue
+            seen.add(path.resolve())
+            runs.append(_read(path, label))
+    return runs
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the folders apart."""
+    parts = [folder.resolve().parts for folder in folders]
+
+    def name(own: tuple[str, ...]) -> str:
+        for length in range(1, len(own)):
+            end = own[-length:]
+            if all(other == own or other[-length:] != end for other in parts):
+                return "/".join(end)
+        return "/".join(own)
+
+    return [name(own) for own in parts]
+
+
+def _has_metrics(folder: Path) -> bool:
+    path = RunFolder(folder).metrics_path
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _read(path: Path, name: str) -> Run:
+    RunFolder.check(path)
+    folder, notes = RunFolder(path), []
+    running = _is_held(folder.metrics_path)
+    config = _config(path / CONFIG_FILE)
+    lines = _lines(folder.metrics_path, notes)
+    if not lines:
+        raise InvalidArgument(
+            f"{path}: metrics.jsonl has no {'whole ' if notes else ''}line, expected at least "
+            "one; there is nothing to report before the first step"
+        )
+    summary = _summary(folder, lines[-1]["step"], notes)
+    native = RunFolder(path / COMPARISON).summary_path
+    if "native" not in summary and native.is_file():  # It is there before the run's own summary.
+        summary["native"] = _object(native.read_bytes())
+    status = "running" if running else summary.get("status", "stopped")
+    if status == "stopped":
+        notes.append("no summary of the last step: the process was ended from outside")
+    step = read_step(folder.trace_path, notes)
+    return Run(path, name, status, config, summary, lines, notes, step)
+
+
+def _is_held(metrics: Path) -> bool:
+    """Whether a process trains into it: it would hold the lock that `RunFolder` takes."""
+    with contextlib.suppress(FileNotFoundError, PermissionError), metrics.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # A file system without locks cannot tell.
+            return False
+    return False
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """As it was written, not as this version's schema reads it: old runs are shown, too."""
+    try:
+        tree = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f":{where.line + 1}" if where else ""
+        raise InvalidArgument(f"{path}{line}: not YAML, expected a run's config") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if not isinstance(tree, dict):
+        raise InvalidArgument(f"{path}: has no keys, expected a run's config")
+    return tree
+
+
+def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Whole lines by step; what does not parse is left out, and noted."""
+    try:
+        raw = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    *whole, last = raw.split(b"\n")
+    if last:
+        notes.append(
+            f"the last line of metrics.jsonl is half-written ({len(last)} bytes), left out"
+        )
+    by_step: dict[int, dict[str, Any]] = {}
+    bad, twice = [], 0
+    for place, text in enumerate(whole, start=1):
+        line = _object(text)
+        step = line.get("step")
+        if not isinstance(step, int) or step < 0:
+            bad.append(place)
+            continue
+        twice += step in by_step
+        by_step[step] = line
+    if bad:
+        some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        notes.append(f"metrics.jsonl: {len(bad)} lines are not metrics, left out: line {some}")
+    if twice:
+        notes.append(f"metrics.jsonl: {twice} steps are there twice, the later line counts")
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _summary(folder: RunFolder, last_step: int, notes: list[str]) -> dict[str, Any]:
+    """The summary if it speaks of the last step; what never changes in a run from an older one."""
+    path = folder.summary_path
+    try:
+        summary = _object(path.read_bytes()) if path.exists() else {}
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if path.exists() and not summary:
+        notes.append("summary.json does not parse, left out")
+    if summary and summary.get("steps") != last_step:
+        notes.append(
+            f"summary.json is of step {summary.get('steps')}, metrics.jsonl of step {last_step}: "
+            "figures are taken from the metrics"
+        )
+        lasting = ("engine", "precision", "parameters", "data", "versions", "machine", "commit",
+                   "config_hash", "first_eval_loss", "native")  # fmt: skip
+        summary = {key: summary[key] for key in lasting if key in summary}
+    return summary
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """The JSON object in `text`, numbers that are not finite as None; {} if it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return finite(value) if isinstance(value, dict) else {}
+
+
+def _unreadable(path: Path, error: OSError) -> IoError:
+    return IoError(f"{path}: cannot be read, {error.strerror}", error.errno, str(path))

@@ -1,0 +1,180 @@
+"""The charts of the page, section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sluiceway.report import units
+from sluiceway.report.bars import kinds_legend, memory_bars, timeline
+from sluiceway.report.chart import Line, line_chart
+from sluiceway.report.runs import LINKS, TIERS, Run
+from sluiceway.report.tables import step_table
+
+_SMOOTHED = 25  # Means in the length of the longest run.
+_TITLES = {
+    "d2h": "device to host (d2h)",
+    "h2d": "host to device (h2d)",
+    "disk_read": "disk to host (disk_read)",
+    "disk_written": "host to disk (disk_written)",
+    "device": "device",
+    "host": "host",
+    "pinned": "pinned: page-locked host memory",
+    "process": "process: resident set",
+}
+_X: dict[str, tuple[str, Callable]] = {
+    "steps": ("step", units.count),
+    "tokens": ("tokens", units.count),
+    "seconds": ("time in steps", units.seconds),
+}
+
+
+def loss(runs: list[Run], points: int) -> str:
+    """Training and held-out loss over steps, tokens and time."""
+    charts = []
+    for x, title in (("steps", "steps"), ("tokens", "tokens"), ("seconds", "wall-clock time")):
+        lines = _lines(runs, "loss", points, x, smooth=True)
+        for place, run in enumerate(runs):
+            if (curve := run.curves.get("eval_loss")) is not None:
+                thin = curve.thinned(points)
+                name = f"{run.name}, held out"
+                lines.append(Line(place, name, "dots", getattr(thin, x), thin.values))
+        charts.append(
+            line_chart(
+                f"Loss over {title}, nats per token", lines, *_X[x], units.number, may_be_log=True
+            )
+        )
+    window = _window(runs)
+    means = f", thick lines their mean over {window} steps, thin lines every step" if window else ""
+    held = any("eval_loss" in run.curves for run in runs)
+    dots = "dashed lines with markers: held-out loss" if held else "held-out loss: never measured"
+    text = (
+        f"Solid lines: training loss{means}; {dots}. Time counts steps, not evaluations or saves."
+    )
+    return _section(charts, text)
+
+
+def throughput(runs: list[Run], points: int) -> str:
+    """Tokens per second, seconds per step, stall share."""
+    charts = [
+        _chart(runs, "tokens_per_second", "Tokens per second", units.rate, points, smooth=True),
+        _chart(runs, "seconds", "Seconds per step", units.seconds, points, smooth=True),
+        _chart(runs, "stall_share", "Stall share of a step", units.share, points, smooth=True),
+    ]
+    text = "Stall: the device had nothing to run because it waited for a link or the host."
+    return _section(charts, text)
+
+
+def links(runs: list[Run], points: int) -> str:
+    """A chart for every link that something crossed."""
+    used = [link for link in LINKS if any(_peak(run, link) for run in runs)]
+    if not used:
+        return '<p class="none">Nothing crossed a link.</p>'
+    charts = [_chart(runs, link, _TITLES[link], units.size, points) for link in used]
+    idle = [link for link in LINKS if link not in used]
+    return _section(charts, f"Nothing crossed: {', '.join(idle)}." if idle else "")
+
+
+def memory(runs: list[Run]) -> str:
+    """Bars: the peak of each tier."""
+    figures = []
+    for tier in TIERS:
+        peaks = [
+            (place, run.name, (run.figures.get("peak_bytes") or {}).get(tier) or 0)
+            for place, run in enumerate(runs)
+        ]
+        most = max(peak for _, _, peak in peaks)
+        if most:
+            figures.append(memory_bars(_TITLES[tier], peaks, most))
+    empty = '<p class="none">No peak was measured.</p>'
+    return f'<div class="charts">{"".join(figures)}</div>' if figures else empty
+
+
+def rate(runs: list[Run], points: int) -> str:
+    """Learning rate, gradient norm, skipped steps and, of compressed runs, estimation bias."""
+    charts = [
+        _chart(runs, "lr", "Learning rate", units.number, points),
+        _chart(
+            runs,
+            "grad_norm",
+            "Gradient norm",
+            units.number,
+            points,
+            smooth=True,
+            may_be_log=True,
+        ),
+    ]
+    skipped = any(run.figures.get("skipped_steps") for run in runs)
+    if skipped:
+        title = "Skipped steps so far"
+        charts.append(_chart(runs, "skipped_so_far", title, units.count, points))
+    if any(_peak(run, "bias_mean") for run in runs):
+        title = "Estimation bias, mean over weights"
+        charts.append(_chart(runs, "bias_mean", title, units.number, points, smooth=True))
+    return _section(charts, "" if skipped else "No step was skipped.")
+
+
+def step(runs: list[Run]) -> str:
+    """The lanes of one step of every run that has a trace."""
+    traced = [run for run in runs if run.step is not None]
+    if not traced:
+        return '<p class="none">No run has a trace with a step in it (config: trace).</p>'
+    long = max(run.step.seconds for run in traced)
+    parts = [
+        "<p>A step of ordinary length from the middle of the trace. A row is a lane; the same "
+        "scale for all runs. What host, h2d and apply do at its beginning belongs to the step "
+        "before it.</p>",
+        kinds_legend([run.step for run in traced]),
+    ]
+    for run in traced:
+        one = run.step
+        title = f"{run.name}: {one.name}, {units.seconds(one.seconds)}"
+        if one.steps < run.figures["steps"]:
+            title += f" (the trace holds {one.steps} of {run.figures['steps']} steps)"
+        parts += [timeline(one, title, long), step_table(one, run.name)]
+    missing = [run.name for run in runs if run.step is None]
+    if missing:
+        parts.append(f'<p class="none">Without a trace: {", ".join(missing)}.</p>')
+    return "".join(parts)
+
+
+def _section(charts: list[str], text: str) -> str:
+    said = f'<p class="soft">{text}</p>' if text else ""
+    return f'{said}<div class="charts">{"".join(charts)}</div>'
+
+
+def _peak(run: Run, name: str) -> float:
+    curve = run.curves.get(name)
+    return max(curve.finite, default=0) if curve is not None else 0
+
+
+def _window(runs: list[Run]) -> int:
+    """Steps in a running mean; 0: the runs are too short for one."""
+    window = max(run.figures["steps"] for run in runs) // _SMOOTHED
+    return window if window > 1 else 0
+
+
+def _lines(runs: list[Run], name: str, points: int, x: str, smooth: bool = False) -> list[Line]:
+    window, lines = _window(runs) if smooth else 0, []
+    for place, run in enumerate(runs):
+        curve = run.curves.get(name)
+        if curve is None:
+            continue
+        thin = curve.thinned(points)
+        if window:
+            lines.append(Line(place, "", "thin", getattr(thin, x), thin.values))
+            thin = curve.smoothed(window).thinned(points)
+        lines.append(Line(place, run.name, "line", getattr(thin, x), thin.values))
+    return lines
+
+
+def _chart(
+    runs: list[Run],
+    name: str,
+    title: str,
+    text: Callable,
+    points: int,
+    smooth: bool = False,
+    may_be_log: bool = False,
+) -> str:
+    lines = _lines(runs, name, points, "steps", smooth)
+    return line_chart(title, lines, *_X["steps"], text, from_zero=True, may_be_log=may_be_log)
