@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,16 @@ class Run:
         curves["skipped_so_far"] = curves.pop("skipped").summed()
         return {name: curve for name, curve in curves.items() if curve.steps}
 
+    @cached_property
+    def _so_far(self) -> list[tuple[int, float]]:
+        """Tokens and seconds up to the end of each line."""
+        tokens = accumulate(_number(line, "tokens") or 0 for line in self.lines)
+        seconds = accumulate(_number(line, "seconds") or 0.0 for line in self.lines)
+        return list(zip(tokens, seconds, strict=True))
+
     def _curve(self, value: Callable[[dict[str, Any]], Any]) -> Curve:
-        tokens, seconds = 0, 0.0
         curve = Curve([], [], [], [])
-        for line in self.lines:
-            tokens += _number(line, "tokens") or 0
-            seconds += _number(line, "seconds") or 0.0
+        for line, (tokens, seconds) in zip(self.lines, self._so_far, strict=True):
             found = value(line)
             if found is not _ABSENT:
                 curve.add(line["step"], tokens, seconds, found)
