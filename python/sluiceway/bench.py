@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,44 @@ _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
 _ELEMENTS = 8 << 20  # Of a weight: larger than any cache with its moments.
 _ADAM = {"factor": 1.0, "step": 1, "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
          "weight_decay": 0.01, "seed": 0}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What there is to measure.
+
+    Parameters
+    ----------
+    config : Config or None
+        Of the run whose step is measured.
+    steps : int
+        Of each engine.
+    path : Path
+        Folder on the disk that is measured.
+    interrupt : Interrupt
+        Entered by the caller.
+    """
+
+    config: Config | None
+    steps: int
+    path: Path
+    interrupt: Interrupt
+
+    def measure(self, what: str | None) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Name, figures and table of `what`; of all that need no config when it is None."""
+        for name in [what] if what else ["link", "disk", "kernels"]:
+            if name == "link":
+                found = bench_link()
+                yield name, found, describe_link(found)
+            elif name == "disk":
+                found = bench_disk(self.path)
+                yield name, found, describe_disk(found)
+            elif name == "kernels":
+                found = bench_kernels()
+                yield name, found, describe_kernels(found)
+            elif self.config is not None:
+                found = bench_step(self.config, self.steps, self.interrupt)
+                yield name, found, describe_step(found)
 
 
 def _device() -> torch.device:

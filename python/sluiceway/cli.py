@@ -1,14 +1,11 @@
 """The command line: `sluiceway train | resume | eval | export | report | plan | doctor | bench`.
 
-Exit codes: 0 done; 1 failed while running; 2 the command or the config is wrong; 3 refused;
-130 interrupted after the step in flight. Modules that need torch are imported by the command that
-runs, after its config was found good.
+Modules that need torch are imported by the command that runs, after its config was found good.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import sys
@@ -20,10 +17,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sluiceway import __version__
-from sluiceway.errors import Error, InvalidArgument, IoError, OutOfMemory, Unavailable
-from sluiceway.interrupt import Interrupt, Interrupted
-
-DONE, FAILED, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
+from sluiceway.errors import OutOfMemory
+from sluiceway.exit_codes import DONE, FAILED, WRONG, exit_code, say
+from sluiceway.interrupt import Interrupt
 
 app = typer.Typer(
     name="sluiceway",
@@ -260,20 +256,13 @@ def bench(
 
     checked = load_config(config, settings) if what == "step" else None
     with Interrupt() as interrupt:
-        from sluiceway import bench
+        from sluiceway.bench import Bench
 
-        parts = {
-            "link": bench.bench_link,
-            "disk": lambda: bench.bench_disk(path),
-            "kernels": bench.bench_kernels,
-            "step": lambda: bench.bench_step(checked, steps, interrupt),
-        }
-        names = [what] if what else ["link", "disk", "kernels"]
         found = {}
-        for name in names:
-            found[name] = parts[name]()
+        for name, figures, text in Bench(checked, steps, path, interrupt).measure(what):
+            found[name] = figures
             if not as_json:
-                print(getattr(bench, f"describe_{name}")(found[name]), flush=True)
+                print(text, flush=True)
     if as_json:
         print(json.dumps(found))
 
@@ -317,30 +306,6 @@ def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
     print(", ".join(parts))
 
 
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt | Interrupted):
-        return INTERRUPTED
-    if isinstance(error, OutOfMemory):
-        return REFUSED
-    if isinstance(error, InvalidArgument | Unavailable):
-        return WRONG
-    if isinstance(error, IoError) and error.errno in (errno.ENOENT, errno.EISDIR, errno.EACCES):
-        return WRONG
-    return FAILED
-
-
-def _say(error: BaseException) -> None:
-    """One or two lines on stderr."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, Interrupted):
-        lines = ["interrupted; the step in flight is finished and saved, resume goes on from it"]
-    elif isinstance(error, KeyboardInterrupt):
-        lines = ["interrupted; what was saved before is still there"]
-    elif not isinstance(error, Error):
-        lines = [f"{type(error).__name__}: {lines[0] if lines else 'no text'}", "see --debug"]
-    print("sluiceway: " + "\n  ".join(lines[:2] or [type(error).__name__]), file=sys.stderr)
-
-
 def main() -> None:
     """Run the command line and exit."""
     sys.exit(run(sys.argv[1:]))
@@ -353,6 +318,8 @@ def run(arguments: list[str]) -> int:
         code = result if isinstance(result, int) else DONE
         sys.stdout.flush()
         return code
+    except SystemExit as ending:  # Shell completion ends this way.
+        return ending.code if isinstance(ending.code, int) else DONE
     except BrokenPipeError:
         # Whoever read us has gone; say nothing more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -367,5 +334,5 @@ def run(arguments: list[str]) -> int:
             return WRONG
         if "--debug" in arguments:
             traceback.print_exc()
-        _say(error)
-        return _exit_code(error)
+        say(error)
+        return exit_code(error)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import shutil
+import sys
 
 import pytest
 from conftest import assert_short_error, read_lines
+from sluiceway.meter import meter
 
 
 @pytest.fixture
@@ -113,6 +116,42 @@ def test_person_gets_one_line_with_loss_perplexity_tokens_and_seconds(
     for words in (f"{finished[0]}: step 6: loss ", "nats per token, perplexity ", "62 tokens in ",
                   "2 of ", f"from {prose}"):  # fmt: skip
         assert words in line
+
+
+def test_loss_that_is_not_finite_is_said_and_null_in_json(sluiceway, tiny_model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    options = ["--data", "pydoc", "--sequences", 1]
+    said = json.loads(sluiceway("eval", model, *options, "--json").out)
+    assert (said["loss"], said["perplexity"], said["tokens"]) == (None, None, 127)
+    assert "loss is not finite, perplexity -" in sluiceway("eval", model, *options).out
+
+
+class Stream(io.StringIO):
+    """What stderr is to a command: a terminal or not."""
+
+    def __init__(self, terminal):
+        super().__init__()
+        self.isatty = lambda: terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_goes_to_stderr_when_that_is_a_terminal_and_nowhere_else(
+    monkeypatch, capsys, terminal
+):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", Stream(terminal))
+    with meter("evaluate", 10) as advance:
+        advance(4)
+    shown = sys.stderr.getvalue()
+    assert ("evaluate" in shown and "4/10" in shown) == terminal
+    assert bool(shown) == terminal
+    assert capsys.readouterr().out == ""
 
 
 # ---- What eval refuses ----
