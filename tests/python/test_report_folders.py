@@ -184,6 +184,8 @@ def test_what_is_no_run_is_refused_in_one_line_and_nothing_is_written(sluiceway,
     (tmp_path / "file").write_text("dear")
     write_run(tmp_path / "unbegun", [])
     write_run(tmp_path / "good", [line_of(1)])
+    write_run(tmp_path / "comparing", [])
+    write_run(tmp_path / "comparing" / "native", [line_of(1)])
     bad = write_run(tmp_path / "bad", [line_of(1)])
     (bad / "config.yaml").write_text("model: {path: m\ntrain: [\n")
     half = write_run(tmp_path / "half", [])
@@ -194,6 +196,7 @@ def test_what_is_no_run_is_refused_in_one_line_and_nothing_is_written(sluiceway,
         (["empty"], "empty: has no config.yaml, expected the folder of a run"),
         (["good", "empty"], "empty: has no config.yaml"),
         (["unbegun"], "unbegun: metrics.jsonl has no line, expected at least one"),
+        (["comparing"], "metrics.jsonl has no line, expected at least one; try comparing/native"),
         (["half"], "half: metrics.jsonl has no whole line"),
         (["bad"], "config.yaml:2: not YAML"),
         (["good", "--out", "empty"], "empty: the report cannot be written, it is a folder"),

@@ -63,9 +63,11 @@ def _read(path: Path, name: str) -> Run:
     config = _config(path / CONFIG_FILE)
     lines = _lines(folder.metrics_path, notes)
     if not lines:
+        comparison = path / COMPARISON
+        hint = f"try {comparison}" if _has_metrics(comparison) else "wait for the first step"
         raise InvalidArgument(
             f"{path}: metrics.jsonl has no {'whole ' if notes else ''}line, expected at least "
-            "one; there is nothing to report before the first step"
+            f"one; {hint}"
         )
     summary = _summary(folder, lines[-1]["step"], notes)
     native = RunFolder(path / COMPARISON).summary_path
