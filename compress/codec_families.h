@@ -17,9 +17,20 @@ struct CodecRequest {
   std::uint64_t weight_hash = 0;
 };
 
-std::unique_ptr<GradientCodec> make_identity(const CodecRequest& request);
-std::unique_ptr<GradientCodec> make_block_random(const CodecRequest& request, Budget& budget);
-std::unique_ptr<GradientCodec> make_sparse_learned(const CodecRequest& request, Budget& budget);
+// Family identity or none.
+std::unique_ptr<GradientCodec> make_plain(std::string_view family, const CodecRequest& request);
+// Family block_random, block_pca, svd, galore or topk_columns.
+std::unique_ptr<GradientCodec> make_block(std::string_view family, const CodecRequest& request,
+                                          Budget& budget);
+// Family sparse_random or sparse_learned.
+std::unique_ptr<GradientCodec> make_sparse(std::string_view family, const CodecRequest& request,
+                                           Budget& budget);
+
+bool is_block(std::string_view family) noexcept;
+std::size_t block_scratch_elems(const BlockLayouts& layouts) noexcept;
+std::size_t sparse_scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
+BlockLayouts block_layouts(std::string_view family, const CodecConfig& config, std::int64_t m,
+                           std::int64_t n);
 
 // m x n and the core that `config` gives it: d x d, or round(ratio m) x round(ratio n).
 ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_t n);

@@ -5,7 +5,8 @@
 //   magic  := "swproj1\0"
 //   header := family:char[16] seed:u64 weight_hash:u64 m:i64 n:i64 dm:i64 dn:i64 nnz:i64
 //             generation:u64 value_count:u64
-//   values := f32[value_count]            P row by row, then Q row by row; sparse_learned only
+//   values := f32[value_count]            P row by row, then Q row by row; only of families that
+//                                         learn or are fitted
 //
 // Numbers are little-endian.
 #pragma once

@@ -58,8 +58,8 @@ struct RefreshOutcome {
   bool refreshed = false;  // False: this family has nothing to learn, or the bias was low enough.
   double bias_before = 0;  // Relative: |b(G)|_F / |G|_F.
   double bias_after = 0;
-  int learn_steps = 0;
-  double seconds = 0;  // Measuring and learning; part of the step that asked for it.
+  int learn_steps = 0;  // Of sparse_learned.
+  double seconds = 0;   // Measuring and learning; part of the step that asked for it.
 };
 
 class GradientCodec {
@@ -70,7 +70,9 @@ class GradientCodec {
   virtual CoreShape core() const noexcept = 0;
   // 1/f for orthonormal columns (LSP.md section 2), 1 otherwise.
   virtual float default_scale() const noexcept = 0;
-  virtual bool learns() const noexcept = 0;
+  virtual bool learns() const noexcept = 0;  // refresh() may change the projectors.
+  // Nothing can be compressed before a first refresh().
+  virtual bool wants_calibration() const noexcept { return false; }
   virtual std::uint64_t generation() const noexcept = 0;   // Refreshes so far.
   virtual std::size_t scratch_elems() const noexcept = 0;  // f32 elements that a call below needs.
 
@@ -88,7 +90,7 @@ class GradientCodec {
   // positions, learns values with `learner`, replaces the projectors and carries the moments over.
   virtual RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
                                  ProjectorLearner& learner, const Moments& moments,
-                                 StreamRef stream) = 0;
+                                 std::span<float> scratch, StreamRef stream) = 0;
 
   // What a resume needs beyond the constructor's arguments; load(save()) is bit-identical.
   virtual std::vector<std::byte> save() const = 0;
@@ -104,8 +106,8 @@ struct CodecConfig {
   std::uint64_t seed = 0;
 };
 
-// The family that "auto" stands for; otherwise `name` itself. Unavailable names the families that
-// this version has, InvalidArgument lists all names that exist.
+// The family that "auto" stands for where nothing is known of a budget; otherwise `name` itself.
+// InvalidArgument lists all names that exist.
 std::string resolve_codec(std::string_view name);
 
 // `weight_hash` is the stable hash of the weight's name: it keys the random draws. `budget`
@@ -113,9 +115,10 @@ std::string resolve_codec(std::string_view name);
 std::unique_ptr<GradientCodec> make_codec(const CodecConfig& config, std::int64_t m, std::int64_t n,
                                           std::uint64_t weight_hash, Budget& budget);
 
-// The shape that make_codec() would give its core, and the device bytes of its projectors, without
-// allocating anything: for `plan`.
+// The shape that make_codec() would give its core, the device bytes of its projectors, and
+// scratch_elems(), without allocating anything: for `plan`.
 CoreShape core_shape(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::uint64_t projector_bytes(const CodecConfig& config, std::int64_t m, std::int64_t n);
+std::size_t codec_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 
 }  // namespace sluiceway

@@ -1,9 +1,13 @@
 #include "compress/learner.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "compress/learner_objective.h"
@@ -62,17 +66,62 @@ class Adam {
   LearnOptions options_;
 };
 
+at::Tensor as_tensor(MatrixView<float> x) {
+  return at::from_blob(x.data, {x.rows, x.cols}, {x.stride, 1},
+                       at::TensorOptions().dtype(at::kFloat));
+}
+
+at::Tensor orthonormal(const at::Tensor& x) { return std::get<0>(at::linalg_qr(x)); }
+
+void require_host(StreamRef stream) {
+  if (stream.device < 0) return;
+  throw Unavailable(
+      concat("learn: stream of CUDA device ", stream.device, ", expected the host device"));
+}
+
+// Hooks inherit an autocast that surrounds backward(); learning is done in f32.
+class WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
+};
+
 class TorchLearner final : public ProjectorLearner {
  public:
+  void leading_directions(const AnyMatrix& g, MatrixView<float> p, MatrixView<float> q,
+                          std::uint64_t seed, StreamRef stream) override {
+    require_host(stream);
+    SLUICEWAY_CHECK(p.cols == 0 || (p.rows == g.rows && p.cols <= std::min(g.rows, g.cols)),
+                    "learn: P is ", p.rows, "x", p.cols, ", expected ", g.rows,
+                    " rows and at most ", std::min(g.rows, g.cols), " columns");
+    SLUICEWAY_CHECK(q.cols == 0 || (q.rows == g.cols && q.cols <= std::min(g.rows, g.cols)),
+                    "learn: Q is ", q.rows, "x", q.cols, ", expected ", g.cols,
+                    " rows and at most ", std::min(g.rows, g.cols), " columns");
+    constexpr std::int64_t kMore = 8;
+    const at::NoGradGuard no_grad;
+    const WithoutAutocast full_precision;
+    const at::Tensor full = as_f32_tensor(g);
+    // Powers of a gradient of 1e-12 would be lost in f32.
+    const at::Tensor largest = full.abs().max();
+    const at::Tensor a = largest.item<float>() > 0 ? full / largest : full;
+    const std::int64_t k = std::min({g.rows, g.cols, std::max(p.cols, q.cols) + kMore});
+    at::Generator random = at::detail::createCPUGenerator(seed);
+    at::Tensor left = orthonormal(a.matmul(at::randn({g.cols, k}, random, at::kFloat)));
+    for (int power = 0; power < 2; ++power) {
+      left = orthonormal(a.matmul(orthonormal(a.t().matmul(left))));
+    }
+    // a = left core right^T with a small core: its directions are those of a, in order.
+    const at::Tensor right = orthonormal(a.t().matmul(left));
+    const auto [u, values, vt] = at::linalg_svd(left.t().matmul(a).matmul(right), false);
+    if (p.cols > 0) as_tensor(p).copy_(orthonormal(left.matmul(u.narrow(1, 0, p.cols))));
+    if (q.cols > 0) as_tensor(q).copy_(orthonormal(right.matmul(vt.t().narrow(1, 0, q.cols))));
+  }
+
   LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
                      const LearnOptions& options, StreamRef stream) override {
-    if (stream.device >= 0) {
-      throw Unavailable(
-          concat("learn: stream of CUDA device ", stream.device, ", expected the host device"));
-    }
+    require_host(stream);
     check_half("P", p, g.rows, g);
     check_half("Q", q, g.cols, g);
     const at::NoGradGuard no_grad;
+    const WithoutAutocast full_precision;
     const BiasObjective objective(as_f32_tensor(g), pattern_of(p), pattern_of(q), options.beta);
     Adam p_adam(values_of(p).clone(), options), q_adam(values_of(q).clone(), options);
     at::Tensor best_p, best_q;

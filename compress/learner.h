@@ -8,10 +8,10 @@
 //
 //   name    shape   dtype             layout                       access
 //   g       m x n   f32 | bf16 | f16  row-major, stride            read
-//   p       m x dm  f32               index i32[m, r], value       index read, value read and
-//   written q       n x dn  f32               index i32[n, r], value       index read, value read
-//   and written
+//   p       m x dm  f32               index i32[m, r], value       values read and written
+//   q       n x dn  f32               index i32[n, r], value       values read and written
 //
+// Source: [HMT] Halko, Martinsson, Tropp, arXiv 0909.4061.
 // Errors: InvalidArgument, naming both shapes; Unavailable: a device this learner does not run on.
 //         The values are as they were.
 #pragma once
@@ -53,6 +53,13 @@ struct LearnableRows {
 class ProjectorLearner {
  public:
   virtual ~ProjectorLearner() = default;
+
+  // Orthonormal bases of the p.cols and q.cols leading left and right singular directions of g, by
+  // a randomised range finder with two power iterations [HMT] algorithm 4.4; either may be empty.
+  // `seed` keys its random start. Cost: about 12 m n k flop, k = max(p.cols, q.cols) + 8, and
+  // three decompositions of k columns.
+  virtual void leading_directions(const AnyMatrix& g, MatrixView<float> p, MatrixView<float> q,
+                                  std::uint64_t seed, StreamRef stream) = 0;
 
   virtual LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
                              const LearnOptions& options, StreamRef stream) = 0;

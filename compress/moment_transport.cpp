@@ -34,6 +34,32 @@ Sparse overlap(const SparseRows& left, const SparseRows& right) {
   return sum.cast<float>();
 }
 
+// The same for blocks, whose groups are the same on both sides.
+Sparse overlap(const BlockRows& left, const BlockRows& right) {
+  using Panel = Eigen::Map<const Core, 0, Eigen::OuterStride<>>;
+  std::vector<Eigen::Triplet<float>> entries;
+  for (std::int64_t group = 0; group < left.groups(); ++group) {
+    const bool last = group + 1 == left.groups();
+    const std::int64_t first = group * left.block, kept = last ? left.last_kept : left.kept;
+    const std::int64_t rows = last ? left.rows - first : left.block;
+    const auto panel = [&](const BlockRows& x) {
+      return Panel(x.value + first * x.kept, rows, kept, Eigen::OuterStride<>(x.kept));
+    };
+    const Eigen::MatrixXd sum =
+        panel(left).cast<double>().transpose() * panel(right).cast<double>();
+    for (std::int64_t i = 0; i < kept; ++i) {
+      for (std::int64_t j = 0; j < kept; ++j) {
+        entries.emplace_back(static_cast<int>(group * left.kept + i),
+                             static_cast<int>(group * left.kept + j),
+                             static_cast<float>(sum(i, j)));
+      }
+    }
+  }
+  Sparse all(left.cols, right.cols);
+  all.setFromTriplets(entries.begin(), entries.end());
+  return all;
+}
+
 void multiply_from_both_sides(MatrixView<float> x, const Sparse& a, const Sparse& b) {
   Core left = a * as_eigen(x);
   as_eigen(x).noalias() = left * b;
@@ -43,20 +69,21 @@ void fill_zero(MatrixView<float> x) {
   for (std::int64_t i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, 0.0F);
 }
 
-void check_moment(const char* name, MatrixView<float> x, const SparseRows& p, const SparseRows& q) {
+template <class Rows>
+void check_moment(const char* name, MatrixView<float> x, const Rows& p, const Rows& q) {
   SLUICEWAY_CHECK(x.rows == p.cols && x.cols == q.cols, "transport_moments: ", name, " is ", x.rows,
                   "x", x.cols, ", expected ", p.cols, "x", q.cols);
 }
 
-void check_same_shape(const char* name, const SparseRows& a, const SparseRows& b) {
+template <class Rows>
+void check_same_shape(const char* name, const Rows& a, const Rows& b) {
   SLUICEWAY_CHECK(a.rows == b.rows && a.cols == b.cols, "transport_moments: new ", name, " is ",
                   b.rows, "x", b.cols, ", expected ", a.rows, "x", a.cols, " as before");
 }
 
-}  // namespace
-
-void transport_moments(MomentTransport how, const Moments& moments, const SparseRows& p_old,
-                       const SparseRows& p_new, const SparseRows& q_old, const SparseRows& q_new) {
+template <class Rows>
+void transport(MomentTransport how, const Moments& moments, const Rows& p_old, const Rows& p_new,
+               const Rows& q_old, const Rows& q_new) {
   check_same_shape("P", p_old, p_new);
   check_same_shape("Q", q_old, q_new);
   check_moment("m", moments.m, p_old, q_old);
@@ -77,6 +104,18 @@ void transport_moments(MomentTransport how, const Moments& moments, const Sparse
   a = a.cwiseProduct(a).eval();
   b = b.cwiseProduct(b).eval();
   multiply_from_both_sides(moments.v, a, b);
+}
+
+}  // namespace
+
+void transport_moments(MomentTransport how, const Moments& moments, const SparseRows& p_old,
+                       const SparseRows& p_new, const SparseRows& q_old, const SparseRows& q_new) {
+  transport(how, moments, p_old, p_new, q_old, q_new);
+}
+
+void transport_moments(MomentTransport how, const Moments& moments, const BlockRows& p_old,
+                       const BlockRows& p_new, const BlockRows& q_old, const BlockRows& q_new) {
+  transport(how, moments, p_old, p_new, q_old, q_new);
 }
 
 }  // namespace sluiceway

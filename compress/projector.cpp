@@ -26,12 +26,6 @@ std::int64_t rounded_share(double ratio, std::int64_t rows) noexcept {
   return std::clamp<std::int64_t>(std::llround(ratio * static_cast<double>(rows)), 1, rows);
 }
 
-std::int64_t first_group(std::int64_t row_offset, std::int64_t block) {
-  SLUICEWAY_CHECK(row_offset % block == 0, "BlockProjector: shard starts at row ", row_offset,
-                  ", expected a multiple of the block, ", block, " rows");
-  return row_offset / block;
-}
-
 }  // namespace
 
 // ---- Sparse -------------------------------------------------------------------------------------
@@ -82,7 +76,7 @@ std::uint64_t SparseProjector::bytes(const ProjectorDims& dims, std::int64_t nnz
 
 // ---- Blocks -------------------------------------------------------------------------------------
 
-BlockRows BlockProjector::layout(std::int64_t rows, std::int64_t block, double ratio) noexcept {
+BlockRows block_layout(std::int64_t rows, std::int64_t block, double ratio) noexcept {
   BlockRows half;
   half.rows = rows;
   half.block = std::min(block, rows);
@@ -93,12 +87,16 @@ BlockRows BlockProjector::layout(std::int64_t rows, std::int64_t block, double r
   return half;
 }
 
-BlockProjector::Half::Half(const BlockRows& layout, const DrawKey& key, DrawPurpose purpose,
-                           std::int64_t first_group, Budget& budget)
-    : value(device_array(budget, layout.rows * layout.kept, sizeof(float))), view(layout) {
+BlockProjector::Half::Half(const BlockRows& layout, Budget& budget)
+    : value(budget, Tier::kDevice, DeviceId{},
+            static_cast<std::size_t>(layout.rows * layout.kept) * sizeof(float), "projectors",
+            Fill::kZero),
+      view(layout) {
+  view.value = value.as<float>().data();
+}
+
+void BlockProjector::Half::draw(const DrawKey& key, DrawPurpose purpose, std::int64_t first_group) {
   float* const first = value.as<float>().data();
-  view.value = first;
-  std::fill_n(first, view.rows * view.kept, 0.0F);  // Columns that the last group does not use.
   for (std::int64_t g = 0; g < view.groups(); ++g) {
     const bool last = g == view.groups() - 1;
     draw_orthonormal(key, purpose, first_group + g, last ? view.rows - g * view.block : view.block,
@@ -107,18 +105,17 @@ BlockProjector::Half::Half(const BlockRows& layout, const DrawKey& key, DrawPurp
   }
 }
 
-BlockProjector::BlockProjector(std::int64_t m, std::int64_t n, std::int64_t block, double ratio,
-                               const DrawKey& key, Budget& budget, std::int64_t row_offset)
-    : dims_{m, n, layout(m, block, ratio).cols, layout(n, block, ratio).cols, row_offset},
-      p_(layout(m, block, ratio), key, DrawPurpose::kBlockP, first_group(row_offset, block),
-         budget),
-      q_(layout(n, block, ratio), key, DrawPurpose::kBlockQ, 0, budget) {}
+BlockProjector::BlockProjector(const BlockLayouts& layouts, Budget& budget, std::int64_t row_offset)
+    : dims_{layouts.p.rows, layouts.q.rows, layouts.p.cols, layouts.q.cols, row_offset},
+      p_(layouts.p, budget),
+      q_(layouts.q, budget) {
+  SLUICEWAY_CHECK(row_offset % layouts.p.block == 0, "BlockProjector: shard starts at row ",
+                  row_offset, ", expected a multiple of the block, ", layouts.p.block, " rows");
+}
 
-std::uint64_t BlockProjector::bytes(std::int64_t m, std::int64_t n, std::int64_t block,
-                                    double ratio) noexcept {
-  const BlockRows p = layout(m, block, ratio);
-  const BlockRows q = layout(n, block, ratio);
-  return 4 * static_cast<std::uint64_t>(p.rows * p.kept + q.rows * q.kept);
+void BlockProjector::draw(const DrawKey& key) {
+  p_.draw(key, DrawPurpose::kBlockP, dims_.row_offset / p_.view.block);
+  q_.draw(key, DrawPurpose::kBlockQ, 0);
 }
 
 }  // namespace sluiceway

@@ -62,25 +62,37 @@ class SparseProjector {
   SparseColumns columns_;
 };
 
+// The shapes of P and Q of a block family; their `value` is null.
+struct BlockLayouts {
+  BlockRows p, q;
+
+  std::uint64_t bytes() const noexcept {
+    return 4 * static_cast<std::uint64_t>(p.rows * p.kept + q.rows * q.kept);
+  }
+};
+
+// Rows in contiguous groups of `block`, of which round(ratio * rows of the group) columns are kept,
+// at least one. A weight with fewer rows than that is one group.
+BlockRows block_layout(std::int64_t rows, std::int64_t block, double ratio) noexcept;
+
 class BlockProjector {
  public:
-  // Rows in contiguous groups of `block`, of which round(ratio * rows of the group) columns are
-  // kept, at least one. A weight with fewer rows than that is one group.
-  BlockProjector(std::int64_t m, std::int64_t n, std::int64_t block, double ratio,
-                 const DrawKey& key, Budget& budget, std::int64_t row_offset = 0);
+  // All values zero.
+  BlockProjector(const BlockLayouts& layouts, Budget& budget, std::int64_t row_offset = 0);
 
   const ProjectorDims& dims() const noexcept { return dims_; }
   BlockRows p() const noexcept { return p_.view; }
   BlockRows q() const noexcept { return q_.view; }
+  std::span<float> p_value() noexcept { return p_.value.as<float>(); }
+  std::span<float> q_value() noexcept { return q_.value.as<float>(); }
 
-  static BlockRows layout(std::int64_t rows, std::int64_t block, double ratio) noexcept;
-  static std::uint64_t bytes(std::int64_t m, std::int64_t n, std::int64_t block,
-                             double ratio) noexcept;
+  // Random orthonormal columns in every group.
+  void draw(const DrawKey& key);
 
  private:
   struct Half {
-    Half(const BlockRows& layout, const DrawKey& key, DrawPurpose purpose, std::int64_t first_group,
-         Budget& budget);
+    Half(const BlockRows& layout, Budget& budget);
+    void draw(const DrawKey& key, DrawPurpose purpose, std::int64_t first_group);
     Buffer value;
     BlockRows view;
   };

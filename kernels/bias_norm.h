@@ -12,8 +12,8 @@
 // Numerics: elements of the bias in f32, squares summed in double per row panel.
 // Aliasing: scratch overlaps nothing.
 // Errors:   InvalidArgument, naming both shapes, before scratch changes. Sparse indices are
-// trusted. Cost:     compress and decompress: twice their flop; reads g twice. Scratch is the core
-// and one
+//           trusted.
+// Cost:     compress and decompress: twice their flop; reads g twice. Scratch is the core and one
 //           panel of rows.
 #pragma once
 

@@ -23,6 +23,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream_ref.h"
+#include "kernels/base/view.h"
 
 namespace sluiceway {
 
@@ -48,6 +49,8 @@ ScanResult overflow_scan(std::span<const T> x);
 
 template <typename Dst>
 ScanResult overflow_scan_copy(std::span<const float> src, std::span<Dst> dst);
+
+ScanResult overflow_scan(const AnyMatrix& x);  // Row after row where rows are not contiguous.
 
 }  // namespace sluiceway::cpu
 

@@ -102,6 +102,35 @@ ScanResult overflow_scan_copy(std::span<const float> src, std::span<bf16> dst) {
   return HWY_DYNAMIC_DISPATCH(copy_bf16)(src.data(), dst.data(), src.size());
 }
 
+namespace {
+
+template <typename T>
+ScanResult scan_rows(MatrixView<const T> x) {
+  const auto row = static_cast<std::size_t>(x.cols);
+  if (x.contiguous()) {
+    return overflow_scan(std::span(x.data, static_cast<std::size_t>(x.rows) * row));
+  }
+  ScanResult all;
+  for (std::int64_t i = 0; i < x.rows; ++i) {
+    all = merge(all, overflow_scan(std::span(x.row(i), row)));
+  }
+  return all;
+}
+
+}  // namespace
+
+ScanResult overflow_scan(const AnyMatrix& x) {
+  switch (x.dtype) {
+    case DType::kF16:
+      return scan_rows(x.as<const f16>());
+    case DType::kBF16:
+      return scan_rows(x.as<const bf16>());
+    case DType::kF32:
+      break;
+  }
+  return scan_rows(x.as<const float>());
+}
+
 }  // namespace cpu
 }  // namespace sluiceway
 

@@ -1,4 +1,6 @@
-"""Measure this machine's one-core rate and print the link rate that keeps a laptop's ratio.
+"""Measure this machine's rate and print the link rate that keeps a laptop's ratio to it.
+
+One core, forward and backward, in the precision that runs of the quickstart take here.
 
     python experiments/quickstart/link_rate.py
 
@@ -15,6 +17,9 @@ import time
 from pathlib import Path
 
 import torch
+from run_folder import REPOSITORY
+from sluiceway.config_file import load_config
+from sluiceway.placement import Placement, choose_placement
 from transformers import AutoModelForCausalLM
 
 CARD_LINK_GBPS = 12.0
@@ -30,14 +35,18 @@ def flop_per_token(model: torch.nn.Module, length: int) -> float:
     return 6.0 * (linear + attention)
 
 
-def step_seconds(model: torch.nn.Module, rows: int, length: int, repeats: int) -> float:
+def step_seconds(
+    model: torch.nn.Module, placement: Placement, rows: int, length: int, repeats: int
+) -> float:
     """Median processor seconds of a forward and backward on one thread; others may run beside."""
     torch.set_num_threads(1)
     tokens = torch.randint(256, (rows, length), generator=torch.Generator().manual_seed(0))
     times = []
     for _ in range(repeats + 2):
         began = time.process_time()
-        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        with placement.cast():
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
         times.append(time.process_time() - began)
         model.zero_grad()
     return statistics.median(times[2:])
@@ -54,13 +63,16 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    seconds = step_seconds(model, args.rows, args.length, args.repeats)
+    config = load_config(REPOSITORY / "configs/quickstart.yaml")
+    placement = choose_placement(config)
+    seconds = step_seconds(model, placement, args.rows, args.length, args.repeats)
     tokens = args.rows * args.length
     rate = flop_per_token(model, args.length) * tokens / seconds
     link = CARD_LINK_GBPS * rate / CARD_FLOP_PER_S * CARD_TOKENS / tokens
     print(json.dumps({
         "flop_per_token": flop_per_token(model, args.length), "tokens": tokens,
-        "seconds": seconds, "flop_per_s": rate, "link_gbps": link,
+        "precision": placement.autocast or "fp32", "seconds": seconds, "flop_per_s": rate,
+        "link_gbps": link,
     }))  # fmt: skip
 
 

@@ -4,9 +4,10 @@
 
 Cores are pinned as the config says: torch and the device streams on one, link and host lanes on
 the other, native on the same one core. The ways take turns (A B C A B C ...), so a disturbance
-hits all of them. At the config's own link rate every way runs `--rounds` times; then both
-offloaders run at multiples of that rate, to find the rate at which the full gradients catch up.
-Writes link_sweep.json; `--table` prints it for the README.
+hits all of them. At the config's own link rate every way runs `--rounds` times. Then block_random
+and full gradients run at multiples of that rate, to find the rate at which the full gradients catch
+up; and native and svd at more tokens a step, as dense projectors cost the same for any number of
+tokens. Writes link_sweep.json; `--table` prints it for the README.
 """
 
 from __future__ import annotations
@@ -22,19 +23,28 @@ from demo import BARRIER, NATIVE
 from run_folder import REPOSITORY, provenance, train
 
 RESULTS = Path(__file__).parent / "link_sweep.json"
-WAYS = {"native": NATIVE, "subspace edf": {}, "identity barrier": BARRIER}
-OFFLOADERS = ("subspace edf", "identity barrier")
+WAYS = {
+    "native": NATIVE,
+    "block_random": {"engine.codec": "block_random", "engine.residual": "none"},
+    "block_random + residual": {"engine.codec": "block_random", "engine.residual": "factored"},
+    "svd + residual": {"engine.codec": "svd", "engine.residual": "factored"},
+    "full gradients, barriers": BARRIER,
+}
+SWEPT = ("block_random + residual", "full gradients, barriers")
 MULTIPLES = (0.25, 0.5, 2, 4, 8, 32)
+BATCHES = (8, 16, 32)  # Sequences a step, beside the config's 4.
 
 
-def measure(args: argparse.Namespace, way: str, gbps: float, turn: int) -> dict:
+def measure(args: argparse.Namespace, way: str, gbps: float, batch: int, turn: int) -> dict:
     """Run a few steps and return the medians."""
-    folder = args.out / f"{way.replace(' ', '_')}_{gbps:.4g}_{turn}"
-    overrides = {**WAYS[way], "train.steps": args.steps, "train.warmup_steps": 0, "data.eval": "[]",
-                 "trace": "false", "device.link.d2h_gbps": gbps,
+    plain = "".join(c if c.isalnum() else "_" for c in way)
+    folder = args.out / f"{plain}_{gbps:.4g}_{batch}_{turn}"
+    steps = max(8, args.steps * 4 // batch)
+    overrides = {**WAYS[way], "train.steps": steps, "train.warmup_steps": 0, "data.eval": "[]",
+                 "train.micro_batch": batch, "trace": "false", "device.link.d2h_gbps": gbps,
                  "device.link.h2d_gbps": gbps}  # fmt: skip
     run = train(args.config, folder, overrides, log=folder.with_suffix(".log"))
-    point = {"way": way, "gbps": gbps, "turn": turn, "seconds": run.step_seconds,
+    point = {"way": way, "gbps": gbps, "batch": batch, "turn": turn, "seconds": run.step_seconds,
              "stall_share": run.stall_share, "d2h": run.bytes_per_step("d2h"),
              "h2d": run.bytes_per_step("h2d")}  # fmt: skip
     print(json.dumps(point), flush=True)
@@ -42,8 +52,12 @@ def measure(args: argparse.Namespace, way: str, gbps: float, turn: int) -> dict:
 
 
 def median_seconds(points: list[dict], way: str, gbps: float) -> float:
-    """Median over the turns of a way's step time at a link rate."""
-    return statistics.median(p["seconds"] for p in points if (p["way"], p["gbps"]) == (way, gbps))
+    """Median over the turns of a way's step time at a link rate and the config's batch."""
+    batch = min(p["batch"] for p in points)
+    chosen = (way, gbps, batch)
+    return statistics.median(
+        p["seconds"] for p in points if (p["way"], p["gbps"], p["batch"]) == chosen
+    )
 
 
 def crossover(points: list[dict]) -> float | None:
@@ -51,8 +65,8 @@ def crossover(points: list[dict]) -> float | None:
 
     Interpolates the ratio of step times linearly in the logarithm of the rate.
     """
-    rates = sorted({p["gbps"] for p in points if p["way"] != "native"})
-    ratios = [median_seconds(points, OFFLOADERS[1], r) / median_seconds(points, OFFLOADERS[0], r)
+    rates = sorted({p["gbps"] for p in points if p["way"] in SWEPT})
+    ratios = [median_seconds(points, SWEPT[1], r) / median_seconds(points, SWEPT[0], r)
               for r in rates]  # fmt: skip
     for place in range(len(rates) - 1):
         low, high = ratios[place], ratios[place + 1]
@@ -62,38 +76,55 @@ def crossover(points: list[dict]) -> float | None:
     return None
 
 
+def ratios_to_native(points: list[dict], way: str, batch: int, gbps: float) -> list[float]:
+    """One a turn."""
+
+    def seconds(name: str) -> dict[int, float]:
+        return {p["turn"]: p["seconds"] for p in points
+                if (p["way"], p["batch"], p["gbps"]) == (name, batch, gbps)}  # fmt: skip
+
+    native, mine = seconds("native"), seconds(way)
+    return [mine[turn] / native[turn] for turn in mine]
+
+
 def table(result: dict) -> str:
-    """Markdown: ratios to native per turn at the config's rate, then the sweep."""
+    """Markdown: ratios to native per turn at the config's rate, then the sweeps."""
     points, base = result["points"], result["base_gbps"]
-    native = {p["turn"]: p["seconds"] for p in points if p["way"] == "native"}
+    smallest = min(p["batch"] for p in points)
     rows = ["| way | ratio to native, median (spread over turns) | stall share |", "|---|---|---|"]
-    for way in OFFLOADERS:
-        mine = [p for p in points if p["way"] == way and p["gbps"] == base]
-        ratios = [p["seconds"] / native[p["turn"]] for p in mine]
-        stall = statistics.median(p["stall_share"] for p in mine)
+    for way in list(WAYS)[1:]:
+        ratios = ratios_to_native(points, way, smallest, base)
+        stall = statistics.median(
+            p["stall_share"] for p in points if (p["way"], p["gbps"]) == (way, base)
+        )
         rows.append(f"| {way} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
                     f"{max(ratios):.3f}) | {100 * stall:.1f} % |")  # fmt: skip
-    rows += [
-        "",
-        "| link GB/s | subspace edf, s/step | identity barrier, s/step | ratio |",
-        "|---|---|---|---|",
-    ]
-    for rate in sorted({p["gbps"] for p in points if p["way"] != "native"}):
-        ours, full = (median_seconds(points, way, rate) for way in OFFLOADERS)
+    rows += ["", f"| link GB/s | {SWEPT[0]}, s/step | {SWEPT[1]}, s/step | ratio |",
+             "|---|---|---|---|"]  # fmt: skip
+    for rate in sorted({p["gbps"] for p in points if p["way"] in SWEPT}):
+        ours, full = (median_seconds(points, way, rate) for way in SWEPT)
         rows.append(f"| {rate:.4g} | {ours:.3f} | {full:.3f} | {full / ours:.2f} |")
     where, top = result["crossover_gbps"], max(p["gbps"] for p in points)
     found = f"catch up at {where:.3g} GB/s" if where else f"do not catch up up to {top:.3g} GB/s"
-    rows += ["", f"Full gradients {found}."]
+    rows += ["", f"Full gradients {found}.", "",
+             "| tokens a step | svd + residual, ratio to native |", "|---|---|"]  # fmt: skip
+    for batch in sorted({p["batch"] for p in points}):
+        ratio = statistics.median(ratios_to_native(points, "svd + residual", batch, base))
+        rows.append(f"| {256 * batch} | {ratio:.3f} |")
     return "\n".join(rows)
 
 
 def sweep(args: argparse.Namespace) -> dict:
-    """Take turns at the config's rate, then at its multiples."""
-    base = yaml.safe_load(args.config.read_text())["device"]["link"]["d2h_gbps"]
-    points = [measure(args, way, base, turn) for turn in range(args.rounds) for way in WAYS]
+    """Take turns at the config's rate, then at its multiples, then with more tokens."""
+    config = yaml.safe_load(args.config.read_text())
+    base, batch = config["device"]["link"]["d2h_gbps"], config["train"]["micro_batch"]
+    points = [measure(args, way, base, batch, turn) for turn in range(args.rounds) for way in WAYS]
     for turn in range(args.sweep_rounds):
         for multiple in args.multiples:
-            points += [measure(args, way, base * multiple, turn) for way in OFFLOADERS]
+            points += [measure(args, way, base * multiple, batch, turn) for way in SWEPT]
+        for larger in BATCHES:
+            points += [measure(args, way, base, larger, turn)
+                       for way in ("native", "svd + residual")]  # fmt: skip
     return {**provenance(), "base_gbps": base, "steps": args.steps,
             "crossover_gbps": crossover(points), "points": points}  # fmt: skip
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import torch
 from byte_tokenizer import write_tokenizer
 from stdlib_corpus import SHINGLE_WORDS, Corpus, load_corpus
-from train_base import CONFIG, CONTEXT, SHORT, held_out_loss
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from train_base import CONTEXT, SHORT, held_out_loss, shape_of
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 CARD = """---
 license: apache-2.0
 library_name: transformers
 ---
-# Byte-level Llama, 3 M parameters, trained on Python's standard library
+# Byte-level Llama, {millions:.1f} M parameters, trained on Python's standard library
 
-The model that the quickstart fine-tunes. It has read Python source and no English manual.
+A base model to fine-tune. It has read Python source and no English manual.
 
 | what | value |
 |---|---|
@@ -40,7 +40,7 @@ The model that the quickstart fine-tunes. It has read Python source and no Engli
 Made by
 
 ```
-python experiments/quickstart/train_base.py --minutes {budget} --seed {seed} --out runs/base
+python experiments/quickstart/train_base.py --minutes {budget} --seed {seed} --layers {layers} --inner {inner} --out runs/base
 python experiments/quickstart/store_model.py --run runs/base
 ```
 
@@ -49,14 +49,17 @@ more); `--steps {steps}` in its place counts the schedule in steps. `training.js
 """  # noqa: E501 - rows of a table
 
 
-def card(corpus: Corpus, final: dict, losses: tuple[float, float], parameters: int) -> str:
+def card(
+    corpus: Corpus, final: dict, losses: tuple[float, float], parameters: int, shape: LlamaConfig
+) -> str:
     """Fill the card with what was counted and measured."""
     arguments = final["arguments"]
     return CARD.format(
-        layers=CONFIG.num_hidden_layers,
-        hidden=CONFIG.hidden_size,
-        heads=CONFIG.num_attention_heads,
-        inner=CONFIG.intermediate_size,
+        layers=shape.num_hidden_layers,
+        hidden=shape.hidden_size,
+        heads=shape.num_attention_heads,
+        inner=shape.intermediate_size,
+        millions=parameters / 1e6,
         context=CONTEXT,
         short=SHORT,
         parameters=parameters,
@@ -86,7 +89,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    model = LlamaForCausalLM(CONFIG)
+    final = json.loads((args.run / "final.json").read_text())
+    shape = shape_of(*(int(final["arguments"][key]) for key in ("layers", "inner")))
+    model = LlamaForCausalLM(shape)
     model.load_state_dict(torch.load(args.run / "best.pt", weights_only=True)["model"])
     model.to(torch.bfloat16).save_pretrained(args.out)
     (args.out / "model.safetensors").chmod(0o644)
@@ -95,9 +100,8 @@ def main() -> None:
     corpus = load_corpus()
     held_out = torch.from_numpy(corpus.held_out)
     losses = (held_out_loss(stored, held_out, CONTEXT), held_out_loss(stored, held_out, SHORT))
-    final = json.loads((args.run / "final.json").read_text())
     parameters = sum(p.numel() for p in stored.parameters())
-    (args.out / "README.md").write_text(card(corpus, final, losses, parameters))
+    (args.out / "README.md").write_text(card(corpus, final, losses, parameters, shape))
     course = {**final, "held_out_512": losses[0], "held_out_256": losses[1]}
     (args.out / "training.json").write_text(json.dumps(course, indent=1) + "\n")
     print(f"{args.out}: {losses[0]:.4f} nats a byte, windows of {CONTEXT}; "

@@ -1,4 +1,4 @@
-"""Train the quickstart's base model: a byte-level Llama of 3 M parameters on Python's own source.
+"""Train a base model: a byte-level Llama on Python's own source.
 
     python experiments/quickstart/train_base.py --minutes 43 --out runs/base --seed 1
     python experiments/quickstart/store_model.py --run runs/base
@@ -28,20 +28,24 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 CONTEXT = 512
 SHORT = 256  # Length of the windows until --long-from; they are cheaper.
-CONFIG = LlamaConfig(
-    vocab_size=VOCABULARY_SIZE,
-    hidden_size=256,
-    intermediate_size=640,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    max_position_embeddings=CONTEXT,
-    tie_word_embeddings=True,
-    bos_token_id=END_OF_TEXT_ID,
-    eos_token_id=END_OF_TEXT_ID,
-    pad_token_id=END_OF_TEXT_ID,
-    attention_dropout=0.0,
-)
+
+
+def shape_of(layers: int, inner: int) -> LlamaConfig:
+    """Config of a base model: 4 layers of 640 for the quickstart, 3.0 M weights in the blocks."""
+    return LlamaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=256,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=END_OF_TEXT_ID,
+        pad_token_id=END_OF_TEXT_ID,
+        attention_dropout=0.0,
+    )
 
 
 @dataclass
@@ -159,7 +163,7 @@ def train(args: argparse.Namespace) -> None:
     corpus = load_corpus()
     stream, held_out = torch.from_numpy(corpus.train), torch.from_numpy(corpus.held_out)
     print(f"{len(stream):,} tokens to train on, {len(held_out):,} held out", flush=True)
-    model = LlamaForCausalLM(CONFIG)
+    model = LlamaForCausalLM(shape_of(args.layers, args.inner))
     optimizers = optimizers_for(model, args)
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     progress = Progress()
@@ -195,6 +199,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/base"))
     parser.add_argument("--minutes", type=float, default=43.0)
     parser.add_argument("--steps", type=int, default=0, help="instead of minutes")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--inner", type=int, default=640, help="width inside a layer's MLP")
     parser.add_argument("--muon-lr", type=float, default=0.01)
     parser.add_argument("--adam-lr", type=float, default=3e-3)
     parser.add_argument("--batch-tokens", type=int, default=2048)

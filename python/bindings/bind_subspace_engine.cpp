@@ -15,7 +15,7 @@ void bind_weight_spec(py::module_& m) {
       .def(py::init([](std::string name, const at::Tensor& weight, std::string codec, double ratio,
                        std::int64_t d, std::int64_t nnz, std::int64_t block, std::uint64_t seed,
                        const std::string& wire, const std::string& tier,
-                       const std::string& weight_update) {
+                       const std::string& weight_update, const std::string& residual) {
              const AnyMatrix view = matrix_view(weight, name.c_str());
              WeightSpec spec;
              spec.name = std::move(name);
@@ -26,11 +26,12 @@ void bind_weight_spec(py::module_& m) {
              spec.wire = parse_wire(wire);
              spec.tier = parse_core_tier(tier);
              spec.rounding = parse_rounding(weight_update, spec.dtype);
+             spec.residual = parse_residual(residual);
              return spec;
            }),
            py::arg("name"), py::arg("weight"), py::arg("codec"), py::arg("ratio"), py::arg("d"),
            py::arg("nnz"), py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("tier"),
-           py::arg("weight_update"));
+           py::arg("weight_update"), py::arg("residual"));
 }
 
 RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std::int64_t> every,
@@ -49,7 +50,7 @@ void bind_engine_options(py::module_& m) {
                        std::uint64_t seed, const std::string& codec,
                        std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
                        double refresh_threshold, int learn_steps, const std::string& transport,
-                       int device_cpu, int lane_cpu) {
+                       bool residual_at_once, int residual_every, int device_cpu, int lane_cpu) {
              EngineOptions options;
              options.d2h = {link[0], link[2]};
              options.h2d = {link[1], link[2]};
@@ -66,6 +67,8 @@ void bind_engine_options(py::module_& m) {
              options.learn.threshold = refresh_threshold;
              options.learn.learn_steps = learn_steps;
              options.learn.transport = parse_transport(transport);
+             options.residual_at_once = residual_at_once;
+             options.residual_every = residual_every;
              options.device_cpu = device_cpu;
              options.lane_cpu = lane_cpu;
              return options;
@@ -74,32 +77,50 @@ void bind_engine_options(py::module_& m) {
            py::arg("order"), py::arg("norm_mode"), py::arg("max_norm"),
            py::arg("promised_backwards"), py::arg("seed"), py::arg("codec"),
            py::arg("refresh_every"), py::arg("refresh_source"), py::arg("refresh_threshold"),
-           py::arg("learn_steps"), py::arg("transport"), py::arg("device_cpu"), py::arg("lane_cpu"),
+           py::arg("learn_steps"), py::arg("transport"), py::arg("residual_at_once"),
+           py::arg("residual_every"), py::arg("device_cpu"), py::arg("lane_cpu"),
            "link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, "
            "host, pinned, disk, None for no limit.");
 }
 
-void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient) {
-  const bool rows_contiguous = gradient.dim() != 2 || gradient.stride(1) == 1;
-  const at::Tensor rows = rows_contiguous ? gradient : gradient.contiguous();
-  const AnyMatrix view = matrix_view(rows, "gradient");
+AnyMatrix gradient_view(const at::Tensor& gradient) { return matrix_view(gradient, "gradient"); }
+
+void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient,
+                  const at::Tensor& total) {
+  const AnyMatrix g = gradient_view(gradient), sum = gradient_view(total);
   const py::gil_scoped_release unlocked;
-  engine.add_gradient(weight, view, StreamRef{});
+  engine.add_gradient(weight, g, sum, StreamRef{});
 }
 
-// Each hyper is (lr, beta1, beta2, eps, weight_decay, scale).
-py::tuple step(SubspaceEngine& engine, const std::vector<std::array<double, 6>>& hyper,
-               const std::vector<at::Tensor>& weights, float factor, double other_sum_squares) {
-  std::vector<WeightHyper> hypers;
-  hypers.reserve(hyper.size());
-  for (const auto& h : hyper) hypers.push_back({h[0], h[1], h[2], h[3], h[4], h[5]});
-  std::vector<AnyMatrix> views;
-  views.reserve(weights.size());
-  for (const at::Tensor& weight : weights) views.push_back(matrix_view(weight, "weight"));
+// Each is (lr, beta1, beta2, eps, weight_decay, scale).
+using Hypers = std::vector<std::array<double, 6>>;
+
+std::vector<WeightHyper> hypers_of(const Hypers& hyper) {
+  std::vector<WeightHyper> out;
+  out.reserve(hyper.size());
+  for (const auto& h : hyper) out.push_back({h[0], h[1], h[2], h[3], h[4], h[5]});
+  return out;
+}
+
+std::vector<AnyMatrix> views_of(const std::vector<at::Tensor>& weights) {
+  std::vector<AnyMatrix> out;
+  out.reserve(weights.size());
+  for (const at::Tensor& weight : weights) out.push_back(matrix_view(weight, "weight"));
+  return out;
+}
+
+void prepare(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::Tensor>& weights) {
+  engine.prepare(hypers_of(hyper), views_of(weights));
+}
+
+py::tuple step(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::Tensor>& weights,
+               float factor, double other_sum_squares, float unscale) {
+  const std::vector<WeightHyper> hypers = hypers_of(hyper);
+  const std::vector<AnyMatrix> views = views_of(weights);
   StepOutcome outcome;
   {
     const py::gil_scoped_release unlocked;
-    outcome = engine.step({hypers, views, factor, other_sum_squares});
+    outcome = engine.step({hypers, views, factor, other_sum_squares, unscale});
   }
   return py::make_tuple(outcome.skipped, outcome.grad_norm, outcome.clip_factor);
 }
@@ -137,6 +158,7 @@ py::dict describe(const SubspaceEngine& engine, int weight) {
   result["core_rows"] = slot.plan.core.rows;
   result["core_cols"] = slot.plan.core.cols;
   result["scale"] = slot.codec->default_scale();
+  result["residual"] = std::string(to_string(slot.spec.residual));
   result["d2h_bytes"] = slot.plan.d2h_bytes;
   result["h2d_bytes"] = slot.plan.h2d_bytes;
   result["device_bytes"] = slot.plan.device_bytes + slot.plan.projector_bytes;
@@ -177,7 +199,14 @@ void bind_subspace_engine(py::module_& m) {
            }),
            py::arg("options"), py::arg("weights"), unlocked)
       .def("__len__", &SubspaceEngine::size)
-      .def("add_gradient", &add_gradient, py::arg("weight"), py::arg("gradient"))
+      .def("prepare", &prepare, py::arg("hyper"), py::arg("weights"))
+      .def("add_gradient", &add_gradient, py::arg("weight"), py::arg("gradient"), py::arg("total"),
+           "`gradient` of a backward, rows contiguous, and the sum of a step's; see the header.")
+      .def("hold_residual", &SubspaceEngine::hold_residual, py::arg("weight"))
+      .def(
+          "residual_done",
+          [](const SubspaceEngine& e, int weight) { return e.slot(weight).residual_done; },
+          py::arg("weight"))
       .def("end_backward",
            [](SubspaceEngine& e) {
              GradientNorm norm;
@@ -188,7 +217,7 @@ void bind_subspace_engine(py::module_& m) {
              return py::make_tuple(norm.norm, norm.finite);
            })
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
-           py::arg("other_sum_squares"))
+           py::arg("other_sum_squares"), py::arg("unscale"))
       .def("has_gradient", &SubspaceEngine::has_gradient)
       .def("drop", &SubspaceEngine::drop, unlocked)
       .def("wait", &SubspaceEngine::wait, py::arg("weight"), unlocked)

@@ -30,6 +30,10 @@ std::span<const std::byte> byte_span(const at::Tensor& tensor, const char* what)
           static_cast<std::size_t>(tensor.numel())};
 }
 
+std::span<const float> residual_moments_of(const WeightSlot& slot) {
+  return slot.residual ? slot.residual->moments() : std::span<const float>();
+}
+
 py::dict weight_state(SubspaceEngine& engine, int weight) {
   WeightSlot& slot = engine.quiescent_slot(weight);
   const Moments moments = slot.moments(slot.live);
@@ -43,6 +47,9 @@ py::dict weight_state(SubspaceEngine& engine, int weight) {
   state["low_bits"] =
       copy_bytes(low.data, static_cast<std::size_t>(low.elems()) * sizeof(std::uint16_t));
   state["backwards"] = slot.expected;
+  const std::span<const float> residual = residual_moments_of(slot);
+  state["residual"] = copy_bytes(residual.data(), residual.size_bytes());
+  state["residual_step"] = slot.residual ? slot.residual->steps() : 0;
   return state;
 }
 
@@ -66,13 +73,24 @@ void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state
   SLUICEWAY_CHECK(low.size() == low_size, "load_state_dict: low_bits of ", slot.spec.name, " has ",
                   low.size(), " bytes, expected ", low_size,
                   "; weight_update must be that of the saved run");
+  const auto residual =
+      byte_span(state["residual"].cast<at::Tensor>(), "load_state_dict: residual");
+  const std::size_t residual_size = residual_moments_of(slot).size_bytes();
+  SLUICEWAY_CHECK(residual.size() == residual_size, "load_state_dict: residual of ", slot.spec.name,
+                  " has ", residual.size(), " bytes, expected ", residual_size,
+                  "; residual must be that of the saved run");
   slot.codec->load(byte_span(state["codec"].cast<at::Tensor>(), "load_state_dict: codec"));
   const Moments moments = slot.moments(slot.live);
   std::copy(m.begin(), m.end(), moments.m.data);
   std::copy(v.begin(), v.end(), moments.v.data);
   if (low_size != 0) std::memcpy(low_bits.data, low.data(), low_size);
+  if (slot.residual) {
+    const auto* const values = reinterpret_cast<const float*>(residual.data());
+    slot.residual->load(state["residual_step"].cast<std::int64_t>(),
+                        {values, residual_size / sizeof(float)});
+  }
   slot.steps = state["step"].cast<std::int64_t>();
-  slot.expected = state["backwards"].cast<int>();
+  engine.forecast_backwards(weight, state["backwards"].cast<int>());
 }
 
 }  // namespace
@@ -80,7 +98,8 @@ void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state
 void bind_weight_state(EngineClass& engine) {
   engine
       .def("weight_state", &weight_state, py::arg("weight"),
-           "step, exp_avg, exp_avg_sq (core-shaped), codec, low_bits, backwards: all copies.")
+           "step, exp_avg, exp_avg_sq (core-shaped), codec, low_bits, backwards, residual, "
+           "residual_step: all copies.")
       .def("load_weight_state", &load_weight_state, py::arg("weight"), py::arg("state"))
       .def("refresh_state",
            [](SubspaceEngine& e) {

@@ -239,10 +239,6 @@ def check_available(config: Config) -> None:
         raise Unavailable(
             "engine.refresh.source: closure needs the Python class, a config has: rolling"
         )
-    if isinstance(engine, SubspaceEngine) and engine.residual in ("factored", "sign"):
-        raise Unavailable(
-            f"engine.residual: {engine.residual} is not in this version, it has: auto, none"
-        )
 
 
 def with_absolute_paths(config: Config) -> Config:

@@ -41,6 +41,9 @@ class ModelHooks:
         self._seen: set[int] = set()
         self._unseen: set[int] = set()
         self._count = len(weights)
+        # Gradients that residuals need: of the step being gathered, and of the one being applied.
+        self._totals: dict[int, torch.Tensor] = {}
+        self._lent: dict[int, torch.Tensor] = {}
         self._backward_open = False
         self.forward_began_us = 0.0
         self.backward_began_us = 0.0
@@ -61,10 +64,18 @@ class ModelHooks:
 
     def _add_weight(self, index: int, weight: CompressedWeight) -> None:
         def before_forward(_module: nn.Module, _inputs: Any) -> None:
-            self._seen.add(index)
             optimizer = self._optimizer()
-            if optimizer is not None:
-                optimizer.engine.wait(index)
+            if optimizer is None:
+                return
+            optimizer.engine.wait(index)
+            if torch._C._current_graph_task_id() != -1:  # A forward that checkpointing repeats.
+                return
+            self._lent.pop(index, None)
+            if index in self._seen:
+                optimizer.engine.hold_residual(index)
+            if _computes_in_fp16():  # Perhaps from inside the model's own forward.
+                optimizer.expect_scaled_loss()
+            self._seen.add(index)
 
         def after_accumulation(parameter: torch.Tensor) -> None:
             optimizer = self._optimizer()
@@ -78,11 +89,26 @@ class ModelHooks:
                 )
             if not self._backward_open:
                 self._open_backward(optimizer)
-            optimizer.engine.add_gradient(index, gradient)
+            if gradient.stride(-1) != 1:
+                gradient = gradient.contiguous()
+            self._add_gradient(optimizer, index, gradient)
 
         for module in weight.modules:
             self._keep(module.register_forward_pre_hook(before_forward))
         self._keep(weight.parameter.register_post_accumulate_grad_hook(after_accumulation))
+
+    def _add_gradient(self, optimizer: SubspaceAdamW, index: int, gradient: torch.Tensor) -> None:
+        if optimizer.calibrating or not optimizer.has_residual(index):
+            optimizer.engine.add_gradient(index, gradient, gradient)
+            return
+        total = self._totals.get(index)
+        if total is None:
+            self._totals[index] = total = gradient
+        else:
+            total.add_(gradient)
+        optimizer.engine.add_gradient(index, gradient, total)
+        if optimizer.engine.residual_done(index):
+            del self._totals[index]
 
     def _open_backward(self, optimizer: SubspaceAdamW) -> None:
         self._backward_open = True
@@ -119,12 +145,28 @@ class ModelHooks:
         # Out of training, models have paths that read weights without calling their modules.
         for index in self._unseen if model.training else range(self._count):
             optimizer.engine.wait(index)
+            self._lent.pop(index, None)
         self.forward_began_us = _core.now_us()
         optimizer.before_forward(model.training and torch.is_grad_enabled())
+        self._seen = set()  # A calibration has run a forward of its own.
 
     def abandon_backward(self) -> None:
-        """The backward that is open will not close."""
+        """The backward that is open will not close, and its gradients go."""
         self._backward_open = False
+        self.drop_totals()
+
+    def drop_totals(self) -> None:
+        """The gradients of the step that was being gathered go."""
+        self._totals.clear()
+
+    def lend_totals(self) -> None:
+        """A step begins to be applied: each gradient lives until its weight was waited for."""
+        self._lent.update(self._totals)
+        self._totals.clear()
+
+    def take_back_totals(self) -> None:
+        """Every step is applied."""
+        self._lent.clear()
 
     def _synchronize(self, *_: Any) -> None:
         optimizer = self._optimizer()
@@ -135,3 +177,10 @@ class ModelHooks:
         """Take every hook away; idempotent."""
         while self._handles:
             self._handles.pop().remove()
+
+
+def _computes_in_fp16() -> bool:
+    return any(
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+        for kind in ("cpu", "cuda")
+    )

@@ -17,6 +17,7 @@ from sluiceway.optim_config import (
     check_hyperparameters,
     engine_for,
     parameter_bytes,
+    residual_at_once,
     trainable_groups,
 )
 from sluiceway.optim_state import check_state, engine_state, numbered_parameters, restore
@@ -50,13 +51,21 @@ class SubspaceAdamW(torch.optim.Optimizer):
     max_norm : float, optional
         Clip the common norm of all gradients at this value inside `step()`.
     codec : str
-        "auto", "block_random", "sparse_learned" or "identity".
+        "auto" (svd where its projectors fit the device budget, else block_random), "svd",
+        "block_random", "block_pca", "sparse_learned", "sparse_random", "identity" or "none".
     ratio : float
         f in (0, 1]: cores are round(f m) x round(f n).
     d : int, optional
         Square d x d cores instead, for sparse families.
     nnz, block : int
         Nonzeros a row of sparse projectors; rows per group of block projectors.
+    residual : str
+        What is done with the part of the gradient that the codec leaves: "factored" trains with it
+        on the device, as Adafactor does, "sign" by its sign, "none" drops it. "auto" is factored
+        for codecs with orthonormal columns and for "none", else none. While it waits for `step()`
+        the gradient stays on the device; see `accumulate`.
+    residual_every : int
+        Steps between the residuals of a weight, each the square root of that as large.
     scale : float or "auto"
         Factor on the compressed update; "auto" is 1/f for orthonormal codecs.
     refresh : Refresh, optional
@@ -82,8 +91,12 @@ class SubspaceAdamW(torch.optim.Optimizer):
     budget : Budget, optional
         Bytes per tier.
     accumulate : int or "auto"
-        Backwards per step: a promise that lets payloads leave during the last one. Any number
-        works; a wrong forecast is noticed and costs one more transfer.
+        Backwards per step. "auto": any number works; a wrong forecast is noticed and costs one more
+        transfer. A number is a promise: residuals are then applied, and gradients freed, during the
+        last backward, where neither `zero_grad()` nor a skipped step undoes them, one more backward
+        is refused, and a save belongs after `step()`. Under autocast(float16) they wait all the
+        same, and follow what scales the gradient, clipping included; do not promise with a
+        GradScaler otherwise.
     loss_scale : None, "dynamic" or float
         Scale for `scale_loss()`, removed inside `step()`; not needed with GradScaler.
     seed : int
@@ -150,6 +163,9 @@ class SubspaceAdamW(torch.optim.Optimizer):
         self.loss_scale = _loss_scale(loss_scale)
         _core.count_host_allocations()
         self.engine = engine_for(model, self.weights, arguments)
+        for index, weight in enumerate(self.weights):
+            if len(weight.modules) > 1:
+                self.engine.hold_residual(index)
         self._fixed_groups = False
         super().__init__(
             groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -161,11 +177,14 @@ class SubspaceAdamW(torch.optim.Optimizer):
         self._scale = 0.0 if scale == "auto" else float(scale)
         self._clock = StepClock(self.engine, parameter_bytes(model))
         self._refresh = refresh
+        self._residuals = [self.engine.describe(i)["residual"] != "none" for i in self._indices()]
+        self._residual_at_once = any(self._residuals) and residual_at_once(arguments)
+        self._scaled_loss = False
         self.engine.enable_trace(trace is not None)
         self.overflowed = False
         self.skipped_steps = 0
         self._gathered = False  # Cores are accumulated, and the sentinel stands for them.
-        self._calibrating = False
+        self.calibrating = False
         self._opened_in = os.getpid()
         self._hooks = ModelHooks(self, model, self.weights)
         self._closed = False
@@ -174,13 +193,16 @@ class SubspaceAdamW(torch.optim.Optimizer):
 
     def begin_backward(self) -> None:
         """First gradient of a backward: a sentinel that somebody removed means zero_grad()."""
-        if self._calibrating:
+        if self.calibrating:
             return
         self._drop_if_zeroed()
         if self._gathered:
             self.sentinel.check_unscaled()
         self.sentinel.remove()
         self._gathered = False  # Until end_backward(): no sentinel stands for the cores.
+        if self._residual_at_once:
+            self._early = [w.parameter.detach() for w in self.weights]  # Kept: the engine reads it.
+            self.engine.prepare(self._hypers(), self._early)
 
     def abandon_backward(self) -> None:
         """A backward raised: what the step has gathered is not whole, and goes."""
@@ -191,25 +213,37 @@ class SubspaceAdamW(torch.optim.Optimizer):
 
     def end_backward(self) -> None:
         """All gradients of a backward are in: place the sentinel that stands for them."""
-        if self._calibrating:
+        if self.calibrating:
             return
         norm, _ = self.engine.end_backward()
         self.sentinel.place(norm)
         self._gathered = True
         self._clock.backward(self._hooks.forward_began_us, self._hooks.backward_began_us)
 
+    def has_residual(self, index: int) -> bool:
+        """Whether a weight is trained with what its codec leaves too."""
+        return self._residuals[index]
+
+    def expect_scaled_loss(self) -> None:
+        """A forward in float16: its gradients will be scaled, by how much only `step()` learns."""
+        if not self._scaled_loss:
+            for index in self._indices():
+                self.engine.hold_residual(index)
+            self._scaled_loss = True
+
     def before_forward(self, training: bool) -> None:
         """A forward of the whole model begins."""
         self._drop_if_zeroed()
         refresh = self._refresh
         closure_due = refresh is not None and refresh.closure is not None and training
-        free = closure_due and not self._calibrating and not self.engine.has_gradient()
+        free = closure_due and not self.calibrating and not self.engine.has_gradient()
         if free and self.engine.calibration_due():
             self._calibrate(refresh.closure)
 
     def _drop_if_zeroed(self) -> None:
         # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
         if self._gathered and self.sentinel.vanished():
+            self._hooks.drop_totals()
             self.engine.drop()
             self._gathered = False
 
@@ -217,12 +251,12 @@ class SubspaceAdamW(torch.optim.Optimizer):
         gradients = self._ordinary.gradients()
         self.sentinel.remove()
         self.engine.begin_calibration()
-        self._calibrating = True
+        self.calibrating = True
         try:
             with torch.enable_grad():
                 closure().backward()
         finally:
-            self._calibrating = False
+            self.calibrating = False
             self.engine.end_calibration()
             for parameter, gradient in gradients:
                 parameter.grad = gradient
@@ -257,7 +291,9 @@ class SubspaceAdamW(torch.optim.Optimizer):
         squares = self._ordinary.sum_squares() * scale * scale
         # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
         self._stepping = weights = [w.parameter.detach() for w in self.weights]
-        skipped, norm, clip = self.engine.step(self._hypers(), weights, factor, squares)
+        unscale = factor if self._scaled_loss else scale
+        skipped, norm, clip = self.engine.step(self._hypers(), weights, factor, squares, unscale)
+        self._hooks.lend_totals()
         if not skipped:
             self._ordinary.step(self.param_groups, self.state, clip * scale)
             for weight in weights:
@@ -346,6 +382,7 @@ class SubspaceAdamW(torch.optim.Optimizer):
         """Wait until every enqueued step is applied to the weights."""
         self._check_open()
         self.engine.synchronize()
+        self._hooks.take_back_totals()
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step: seconds, bytes per link, peak bytes per tier, norm."""
@@ -358,7 +395,10 @@ class SubspaceAdamW(torch.optim.Optimizer):
 
     def describe(self) -> list[dict[str, Any]]:
         """Codec, core shape and bytes of each compressed weight."""
-        return [self.engine.describe(index) for index in range(len(self.weights))]
+        return [self.engine.describe(index) for index in self._indices()]
+
+    def _indices(self) -> range:
+        return range(len(self.weights))
 
     def close(self) -> None:
         """Apply what is enqueued, write the trace, take the hooks away; idempotent."""

@@ -15,7 +15,8 @@ from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.targets import CompressedWeight
 from sluiceway.types import Budget, Refresh
 
-_RESIDUALS = ("factored", "sign")
+# Codecs whose columns are orthonormal, or that have none, leave a true complement of the core.
+_LEAVES_A_COMPLEMENT = ("auto", "svd", "block_random", "block_pca", "none")
 
 
 def _check_number(name: str, value: float, low: float, high: float, closed: bool = True) -> None:
@@ -51,14 +52,13 @@ def check_arguments(a: dict[str, Any]) -> None:
         )
     if a["scale"] != "auto" and not float(a["scale"]) > 0:
         raise InvalidArgument(f"SubspaceAdamW: scale is {a['scale']}, expected 'auto' or above 0")
-    if a["residual"] in _RESIDUALS:
-        raise Unavailable(
-            f"SubspaceAdamW: residual {a['residual']!r} is not in this version, it has 'none'"
-        )
-    if a["residual"] not in ("auto", "none"):
+    if a["residual"] not in ("auto", "factored", "sign", "none"):
         raise InvalidArgument(
-            f"SubspaceAdamW: residual is {a['residual']!r}, expected auto, none, "
-            f"{' or '.join(_RESIDUALS)}"
+            f"SubspaceAdamW: residual is {a['residual']!r}, expected auto, factored, sign or none"
+        )
+    if not isinstance(a["residual_every"], int) or a["residual_every"] < 1:
+        raise InvalidArgument(
+            f"SubspaceAdamW: residual_every is {a['residual_every']!r}, expected at least 1"
         )
     if a["device"] not in ("auto", "host"):
         raise Unavailable(
@@ -67,17 +67,34 @@ def check_arguments(a: dict[str, Any]) -> None:
         )
 
 
+def resolve_residual(codec: str, residual: str, nnz: int = 0) -> str:
+    """What "auto" stands for: factored where the codec leaves a complement of its core."""
+    if residual != "auto":
+        return residual
+    sketch = codec == "sparse_random" and nnz == 1
+    return "factored" if codec in _LEAVES_A_COMPLEMENT or sketch else "none"
+
+
+def residual_at_once(a: dict[str, Any]) -> bool:
+    """Whether residuals need not wait for `step()`: backwards are promised, the loss is plain."""
+    return a["accumulate"] != "auto" and a["loss_scale"] is None
+
+
 def _half_of_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def device_limit(given: int | None) -> int:
+    """Bytes of the device tier: what the budget gives, else half of memory on the host device."""
+    return _half_of_memory() if given is None else given
 
 
 def _limits(budget: Budget | None) -> list[int | None]:
     """Bytes for device, host, pinned, disk; on the host device half of memory by default."""
     given = budget or Budget()
     memory = _half_of_memory()
-    defaults = (memory, memory, memory, None)
-    tiers = (given.device, given.host, given.pinned, given.disk)
-    return [d if t is None else t for t, d in zip(tiers, defaults, strict=True)]
+    host, pinned = (memory if tier is None else tier for tier in (given.host, given.pinned))
+    return [device_limit(given.device), host, pinned, given.disk]
 
 
 def parameter_bytes(model: nn.Module) -> int:
@@ -113,9 +130,12 @@ def engine_for(
         else refresh.threshold,
         learn_steps=100 if refresh is None else refresh.learn_steps,
         transport="projected" if refresh is None else refresh.transport,
+        residual_at_once=residual_at_once(a),
+        residual_every=a["residual_every"],
         device_cpu=pin[0],
         lane_cpu=pin[1],
     )
+    residual = resolve_residual(a["codec"], a["residual"], a["nnz"])
     specs = [
         _core.WeightSpec(
             name=w.name,
@@ -129,6 +149,7 @@ def engine_for(
             wire=a["wire"],
             tier=a["tier"],
             weight_update=a["weight_update"],
+            residual="none" if w.identity else residual,
         )
         for w in weights
     ]

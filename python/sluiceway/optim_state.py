@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 # What a state depends on: loading it into an optimizer that differs in these is refused.
-_MUST_MATCH = ("codec", "ratio", "d", "nnz", "block", "seed", "weight_update")
+_MUST_MATCH = ("codec", "ratio", "d", "nnz", "block", "seed", "weight_update", "residual")
 _ENGINE_ENTRIES = (
     "arguments",
     "names",
@@ -23,7 +23,16 @@ _ENGINE_ENTRIES = (
     "loss_scale",
     "skipped_steps",
 )
-_WEIGHT_ENTRIES = ("step", "exp_avg", "exp_avg_sq", "codec", "low_bits", "backwards")
+_WEIGHT_ENTRIES = (
+    "step",
+    "exp_avg",
+    "exp_avg_sq",
+    "codec",
+    "low_bits",
+    "backwards",
+    "residual",
+    "residual_step",
+)
 
 
 def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:

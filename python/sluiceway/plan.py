@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ def make_plan(config: Config) -> dict[str, Any]:
     placement = choose_placement(config)
     if config.device.threads is not None:
         torch.set_num_threads(config.device.threads)
-    weights, ordinary, freed = _select(config)
+    selected = _select(config)
+    weights, ordinary = selected.weights, selected.ordinary
     rehearsal = rehearse(
         lambda: _build(config),
-        freed,
+        selected.freed,
         config.train.micro_batch,
         config.data.sequence_length,
         DTYPES[placement.autocast] if placement.autocast else None,
@@ -47,7 +49,7 @@ def make_plan(config: Config) -> dict[str, Any]:
     return {
         "model": config.model.path,
         "engine": config.engine.kind,
-        "codec": _codec(config),
+        "codec": selected.codec,
         "parameters": _count(config),
         "compressed_weights": len(weights),
         "peak_bytes": tiers,
@@ -91,12 +93,6 @@ def _count(config: Config) -> dict[str, int]:
     return {"trained": trained, "frozen": sum(p.numel() for p in parameters) - trained}
 
 
-def _codec(config: Config) -> str | None:
-    if not isinstance(config.engine, SubspaceEngine):
-        return None
-    return _core().resolve_codec(config.engine.codec)
-
-
 def _core() -> Any:
     try:
         from sluiceway import _core
@@ -107,42 +103,73 @@ def _core() -> Any:
     return _core
 
 
-def _select(config: Config) -> tuple[list[dict[str, Any]], int, set[str]]:
-    """What each compressed weight costs, bytes of the others' gradients, and freed gradients."""
+@dataclass(frozen=True)
+class _Selected:
+    """Which codec there will be, what each compressed weight costs, and what else is trained."""
+
+    codec: str | None
+    weights: list[dict[str, Any]]
+    ordinary: int  # Elements.
+    freed: set[str]  # Weights whose gradient goes as soon as it exists.
+
+
+def _select(config: Config) -> _Selected:
     model, engine = _on_meta(config), config.engine
     if not isinstance(engine, SubspaceEngine):
-        return [], sum(p.numel() for p in model.parameters() if p.requires_grad), set()
+        ordinary = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return _Selected(None, [], ordinary, set())
+    from sluiceway.optim_config import device_limit, resolve_residual
     from sluiceway.targets import select_weights
 
     selection = select_weights(model, engine.target, engine.embeddings)
+    keywords = {
+        "ratio": engine.ratio,
+        "d": engine.d or 0,
+        "nnz": engine.nnz,
+        "block": engine.block,
+        "wire": engine.wire,
+        "tier": engine.tier,
+        "weight_update": engine.weight_update,
+        "weight_dtype": config.model.dtype,
+        "residual": resolve_residual(engine.codec, engine.residual, engine.nnz),
+    }
+    plain = {"d": 0, "residual": "none"}  # Of embeddings that go through the identity codec.
+    codec = engine.codec
+    if codec == "auto":
+        whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+        free = device_limit(config.budget.device) - whole
+        free -= sum(
+            _core().weight_plan("identity", *w.parameter.shape, False, False, **keywords | plain)[
+                "device_bytes"
+            ]
+            for w in selection.compressed
+            if w.identity
+        )
+        shapes = [tuple(w.parameter.shape) for w in selection.compressed if not w.identity]
+        codec = _core().auto_codec(shapes, max(0, free), **keywords)
     order, norm = config.schedule.order, config.schedule.norm
     speculative = norm == "speculative" or (norm == "auto" and order != "barrier")
     weights = []
     for weight in selection.compressed:
         m, n = weight.parameter.shape
         cost = _core().weight_plan(
-            codec="identity" if weight.identity else engine.codec,
+            codec="identity" if weight.identity else codec,
             m=m,
             n=n,
-            ratio=engine.ratio,
-            d=0 if weight.identity else engine.d or 0,
-            nnz=engine.nnz,
-            block=engine.block,
-            wire=engine.wire,
-            weight_update=engine.weight_update,
-            tier=engine.tier,
-            norm_mode="speculative" if speculative else "exact",
-            weight_dtype=config.model.dtype,
+            speculative=speculative,
+            held=config.train.accumulate > 1 or config.model.autocast == "fp16",
+            **keywords | (plain if weight.identity else {}),
         )
         weights.append({**cost, "elements": m * n})
-    freed = {weight.name for weight in selection.compressed}
-    return weights, sum(p.numel() for _, p in selection.ordinary), freed
+    ordinary = sum(p.numel() for _, p in selection.ordinary)
+    return _Selected(codec, weights, ordinary, {w.name for w in selection.compressed})
 
 
 def _tiers(
     config: Config, rehearsal: Rehearsal, weights: list[dict[str, Any]], ordinary: int
 ) -> dict[str, int]:
     tiers = {tier: sum(w[f"{tier}_bytes"] for w in weights) for tier in _TIERS}
+    tiers["device"] += 2 * max((w["scratch_bytes"] for w in weights), default=0)
     # Moments of what is trained on the device: f32 in our engine, the weight's dtype in torch's.
     is_ours = isinstance(config.engine, SubspaceEngine)
     moment = 4 if is_ours else DTYPES[config.model.dtype].itemsize

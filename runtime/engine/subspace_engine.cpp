@@ -9,6 +9,7 @@ namespace sluiceway {
 namespace {
 
 constexpr std::uint32_t kWeightRoundingPurpose = 1;
+constexpr std::uint32_t kResidualRoundingPurpose = 2;
 
 // Bytes of a scratch buffer that serves every slot in turn.
 std::size_t largest(const std::vector<std::unique_ptr<WeightSlot>>& slots,
@@ -21,6 +22,11 @@ std::size_t largest(const std::vector<std::unique_ptr<WeightSlot>>& slots,
 std::vector<std::unique_ptr<WeightSlot>> make_slots(std::vector<WeightSpec> weights,
                                                     DeviceId device, Budget& budget) {
   SLUICEWAY_CHECK(!weights.empty(), "SubspaceEngine: 0 weights, expected at least one");
+  const std::string automatic(
+      auto_codec(weights, budget.limit(Tier::kDevice) - budget.used(Tier::kDevice)));
+  for (WeightSpec& spec : weights) {
+    if (spec.codec.name == "auto") spec.codec.name = automatic;
+  }
   std::vector<std::unique_ptr<WeightSlot>> slots;
   slots.reserve(weights.size());
   for (WeightSpec& spec : weights) {
@@ -79,7 +85,11 @@ SubspaceEngine::SubspaceEngine(EngineOptions options, std::vector<WeightSpec> we
   config.trace = &trace_;
   for (const Lane lane : kLanes) config.trace_rows[index(lane)] = trace_.add_row(to_string(lane));
   executor_ = std::make_unique<Executor>(config);
-  for (const auto& slot : slots_) slot->expected = std::max(1, options_.promised_backwards);
+  for (const auto& slot : slots_) {
+    slot->expected = std::max(1, options_.promised_backwards);
+    slot->residual_at_once = options_.residual_at_once && options_.promised_backwards > 0;
+    if (!slot->residual_at_once || slot->expected > 1) slot->hold_gradient(budget_);
+  }
   if (norm_mode_.speculative()) ensure_spares();
 }
 
@@ -95,10 +105,54 @@ void SubspaceEngine::check_shape(const WeightSlot& slot, const AnyMatrix& matrix
 
 // ---- A step -------------------------------------------------------------------------------------
 
-void SubspaceEngine::add_gradient(int weight, const AnyMatrix& g, StreamRef compute) {
+void SubspaceEngine::prepare(std::span<const WeightHyper> hyper,
+                             std::span<const AnyMatrix> weights) {
+  SLUICEWAY_CHECK(hyper.size() == slots_.size() && weights.size() == slots_.size(),
+                  "SubspaceEngine: prepare with ", hyper.size(), " hyperparameters and ",
+                  weights.size(), " weights, expected ", slots_.size(), " of each");
+  early_.resize(slots_.size());
+  for (std::size_t i = 0; i < slots_.size(); ++i) early_[i] = {hyper[i], weights[i]};
+}
+
+void SubspaceEngine::hold_residual(int weight) {
+  WeightSlot& slot = *slots_.at(static_cast<std::size_t>(weight));
+  slot.hold_gradient(budget_);
+  slot.residual_at_once = false;
+}
+
+bool SubspaceEngine::residual_turn(int weight) const noexcept {
+  return (committed_steps_ + weight) % options_.residual_every == 0;
+}
+
+ResidualStep SubspaceEngine::residual_step(const WeightSlot& slot, const WeightHyper& hyper) const {
+  ResidualStep step;
+  step.lr = hyper.lr * std::sqrt(static_cast<double>(options_.residual_every));
+  step.beta2 = hyper.beta2;
+  step.eps = hyper.eps;
+  // Decay goes with the core's update; a weight without one has only this.
+  step.update.decay =
+      slot.has_core()
+          ? 1.0F
+          : static_cast<float>(1 - options_.residual_every * hyper.lr * hyper.weight_decay);
+  step.update.rounding = slot.spec.rounding;
+  step.update.key = {options_.seed, static_cast<std::uint64_t>(committed_steps_), slot.hash,
+                     kResidualRoundingPurpose};
+  return step;
+}
+
+void SubspaceEngine::add_gradient(int weight, const AnyMatrix& g, const AnyMatrix& total,
+                                  StreamRef compute) {
   WeightSlot& slot = *slots_.at(static_cast<std::size_t>(weight));
   check_shape(slot, g, "gradient");
   if (calibrating_) return calibrate(weight, g, compute);
+  SLUICEWAY_CHECK(!slot.residual_done, "SubspaceEngine: ", slot.spec.name,
+                  " gets a gradient after the last of the ", slot.expected,
+                  " backwards that were promised for a step, expected step() first; set accumulate "
+                  "to the true number, or to \"auto\"");
+  if (slot.residual) {
+    check_shape(slot, total, "sum of gradients");
+    slot.total = total;
+  }
   if (slot.submitted) {  // More backwards than were forecast: take the payload back, send it again.
     executor_->recall(weight);
     slot.submitted = false;
@@ -106,13 +160,22 @@ void SubspaceEngine::add_gradient(int weight, const AnyMatrix& g, StreamRef comp
   } else if (options_.order == Order::kBarrier ? !gathering() : executor_->busy(weight)) {
     wait(weight);  // No forward of ours has read the weight since its last update.
   }
-  if (slot.backwards == 0 && refresh_.due(committed_steps_, weight) &&
-      options_.refresh.source == CalibrationSource::kRolling) {
+  const bool due = refresh_.due(committed_steps_, weight) &&
+                   options_.refresh.source == CalibrationSource::kRolling;
+  if (slot.backwards == 0 && (due || slot.codec->wants_calibration()))
     calibrate(weight, g, compute);
-  }
   {
     const TraceRange range(&trace_, device_row_, "compress");
     slot.accumulate(g, compress_scratch_.as<float>(), compute);
+  }
+  if (slot.residual && slot.residual_at_once && slot.backwards == slot.expected) {
+    const TraceRange range(&trace_, device_row_, "residual");
+    const Early& early = early_.at(static_cast<std::size_t>(weight));
+    if (residual_turn(weight)) {
+      slot.apply_residual(slot.total, early.weight, residual_step(slot, early.hyper),
+                          compress_scratch_.as<float>(), compute);
+    }
+    slot.residual_done = true;
   }
   if (slot.backwards >= slot.expected) submit(weight, When::kGathering);
 }
@@ -125,7 +188,8 @@ void SubspaceEngine::calibrate(int weight, const AnyMatrix& g, StreamRef compute
   if (!std::isfinite(norms.grad_sq) || norms.grad_sq == 0) return;  // Nothing to learn from.
   if (slot.codec->learns()) {
     const RefreshOutcome outcome =
-        slot.codec->refresh(g, options_.learn, *learner_, slot.moments(slot.live), compute);
+        slot.codec->refresh(g, options_.learn, *learner_, slot.moments(slot.live),
+                            compress_scratch_.as<float>(), compute);
     stats_.refreshed += outcome.refreshed ? 1 : 0;
     bias_sum_ += outcome.refreshed ? outcome.bias_after : outcome.bias_before;
   } else {
@@ -140,20 +204,20 @@ void SubspaceEngine::calibrate(int weight, const AnyMatrix& g, StreamRef compute
 // being applied is written before release(); a speculative host task carries its own copy.
 void SubspaceEngine::submit(int weight, When when) {
   WeightSlot& slot = *slots_[static_cast<std::size_t>(weight)];
-  slot.scan(true);
+  if (slot.has_core()) slot.scan(true);
   slot.submitted = true;
   Payload payload;
   payload.layer = weight;
   payload.name = slot.spec.name;
   payload.tasks[index(Lane::kApply)] = [this, &slot, live = slot.live](StreamRef stream) {
-    if (slot.spec.tier == CoreTier::kDevice) {
+    if (slot.spec.tier == CoreTier::kDevice && slot.has_core()) {
       slot.update_core(live, live, slot.adam, slot.factor, {});
     }
     slot.apply(apply_scratch_.as<float>(), stream);
   };
   payload.hold_before = Lane::kApply;
   slot.target = slot.live;
-  if (slot.spec.tier == CoreTier::kHost) add_link_tasks(slot, payload, when);
+  if (slot.spec.tier == CoreTier::kHost && slot.has_core()) add_link_tasks(slot, payload, when);
   executor_->submit(std::move(payload));
 }
 
@@ -259,6 +323,12 @@ bool SubspaceEngine::begin_updates(const StepRequest& request, float factor) {
     slot.adam = adam;
     slot.factor = factor;
     slot.weight = request.weights[i];
+    slot.residual_due = slot.residual && !slot.residual_done && residual_turn(static_cast<int>(i));
+    if (slot.residual_due) {
+      slot.residual_gradient = slot.total;
+      slot.residual_step = residual_step(slot, hyper);
+      slot.residual_step.factor = request.unscale;
+    }
     const double own_scale = static_cast<double>(slot.codec->default_scale());
     const double scale = hyper.scale > 0 ? hyper.scale : own_scale;
     slot.update.decay = static_cast<float>(1 - hyper.lr * hyper.weight_decay);
@@ -321,6 +391,12 @@ void SubspaceEngine::begin_calibration() {
 }
 
 void SubspaceEngine::end_calibration() { calibrating_ = false; }
+
+void SubspaceEngine::forecast_backwards(int weight, int backwards) {
+  SLUICEWAY_CHECK(backwards > 0, "SubspaceEngine: backwards a step are ", backwards,
+                  ", expected 1 or more");
+  if (options_.promised_backwards == 0) quiescent_slot(weight).expected = backwards;
+}
 
 WeightSlot& SubspaceEngine::quiescent_slot(int weight) {
   wait(weight);

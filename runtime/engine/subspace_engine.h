@@ -45,8 +45,10 @@ struct EngineOptions {
   std::uint64_t resident_bytes = 0;  // Of the model, on the device before the engine comes.
   Order order = Order::kEdf;
   NormChoice norm = NormChoice::kAuto;
-  double max_norm = 0;         // 0: the engine does not clip.
-  int promised_backwards = 0;  // Micro-batches a step; 0: as many as in the last step.
+  double max_norm = 0;            // 0: the engine does not clip.
+  int promised_backwards = 0;     // Micro-batches a step; 0: as many as in the last step.
+  bool residual_at_once = false;  // In the last promised backward; otherwise it waits for step().
+  int residual_every = 1;  // Steps between a weight's turns; each is then sqrt() of it as large.
   std::uint64_t seed = 0;
   RefreshPolicy::Config refresh;
   RefreshOptions learn;
@@ -64,6 +66,7 @@ struct StepRequest {
   std::span<const AnyMatrix> weights;  // One a weight, as they are now.
   float factor = 1;                    // What others multiplied the gradient with: unscale, clip.
   double other_sum_squares = 0;        // Of gradients outside the engine, for the common norm.
+  float unscale = 1;                   // The part of `factor` that undoes a loss scale.
 };
 
 struct StepOutcome {
@@ -104,7 +107,18 @@ class SubspaceEngine {
   const WeightSlot& slot(int weight) const { return *slots_.at(static_cast<std::size_t>(weight)); }
 
   // ---- A step ----
-  void add_gradient(int weight, const AnyMatrix& g, StreamRef compute);
+  // `total`, where the weight has a residual: the sum of the step's gradients, this one included.
+  // It is used up, and lent until wait() has returned after the step, or until the residual is
+  // done.
+  void add_gradient(int weight, const AnyMatrix& g, const AnyMatrix& total, StreamRef compute);
+  void add_gradient(int weight, const AnyMatrix& g, StreamRef compute) {
+    add_gradient(weight, g, g, compute);
+  }
+  // What residuals that are applied at once read; before the first gradient of a backward.
+  void prepare(std::span<const WeightHyper> hyper, std::span<const AnyMatrix> weights);
+  // This weight's residual waits for step(): the weight is used twice in a forward, or the loss is
+  // scaled. OutOfMemory: nothing changed.
+  void hold_residual(int weight);
   GradientNorm end_backward();
   StepOutcome step(const StepRequest& request);
   bool has_gradient() const noexcept;  // Something was added since the last step() or drop().
@@ -121,7 +135,8 @@ class SubspaceEngine {
   // ---- State; synchronizes first ----
   std::int64_t committed_steps() const noexcept { return committed_steps_; }
   void set_committed_steps(std::int64_t steps);
-  WeightSlot& quiescent_slot(int weight);  // No lane touches it until the next step().
+  void forecast_backwards(int weight, int backwards);  // Where no number was promised.
+  WeightSlot& quiescent_slot(int weight);              // No lane touches it until the next step().
   RefreshPolicy& refresh_policy() noexcept { return refresh_; }
 
   // ---- Numbers ----
@@ -132,6 +147,12 @@ class SubspaceEngine {
   Budget& budget() noexcept { return budget_; }
 
  private:
+  struct Early {
+    WeightHyper hyper;
+    AnyMatrix weight;
+  };
+  bool residual_turn(int weight) const noexcept;
+  ResidualStep residual_step(const WeightSlot& slot, const WeightHyper& hyper) const;
   void check_shape(const WeightSlot& slot, const AnyMatrix& matrix, const char* what) const;
   void calibrate(int weight, const AnyMatrix& g, StreamRef compute);
   // A payload that leaves while its step is being gathered does not know the clip factor yet.
@@ -157,6 +178,7 @@ class SubspaceEngine {
   std::unique_ptr<Executor> executor_;  // After the streams: it drains before they end.
   NormModeChooser norm_mode_;
   std::int64_t committed_steps_ = 0;
+  std::vector<Early> early_;
   float forecast_factor_ = 1;
   bool calibrating_ = false;
   EngineStats stats_;

@@ -17,12 +17,25 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
                   "plan_weight: ", spec.name, " is ", to_string(spec.dtype),
                   ", expected plain updates for f32 weights and stochastic or residual ones for "
                   "bf16 weights");
+  SLUICEWAY_CHECK(spec.residual != ResidualKind::kNone || resolve_codec(spec.codec.name) != "none",
+                  "plan_weight: ", spec.name,
+                  " has codec none and residual none, which trains nothing, expected a residual or "
+                  "another codec");
+  SLUICEWAY_CHECK(
+      spec.residual == ResidualKind::kNone || resolve_codec(spec.codec.name) != "identity",
+      "plan_weight: ", spec.name,
+      " has codec identity, which leaves no residual, expected residual none");
   WeightPlan plan;
   plan.core = core_shape(spec.codec, spec.rows, spec.cols);
   plan.projector_bytes = projector_bytes(spec.codec, spec.rows, spec.cols);
+  plan.scratch_bytes = sizeof(float) * codec_scratch_elems(spec.codec, spec.rows, spec.cols);
   const auto elems = static_cast<std::uint64_t>(plan.core.elems());
   const std::uint64_t moments = 2 * elems * sizeof(float);
-  plan.device_bytes = elems * sizeof(float);
+  plan.device_bytes =
+      elems * sizeof(float) + GradientResidual::bytes(spec.residual, spec.rows, spec.cols);
+  if (spec.residual != ResidualKind::kNone) {
+    plan.held_bytes = static_cast<std::uint64_t>(spec.rows * spec.cols) * size_bytes(spec.dtype);
+  }
   if (spec.rounding == Rounding::kResidual) {
     plan.device_bytes += static_cast<std::uint64_t>(spec.rows * spec.cols) * sizeof(std::uint16_t);
   }
@@ -39,6 +52,17 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   plan.host_bytes = speculative ? 2 * moments : moments;
   plan.pinned_bytes = 2 * round_up(static_cast<std::size_t>(wire), kPageBytes);
   return plan;
+}
+
+std::string_view auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes) {
+  std::uint64_t needed = 0, scratch = 0;
+  for (WeightSpec spec : specs) {
+    if (spec.codec.name == "auto") spec.codec.name = "svd";
+    const WeightPlan plan = plan_weight(spec, false);
+    needed += plan.device_bytes + plan.projector_bytes + plan.held_bytes;
+    scratch = std::max(scratch, plan.scratch_bytes);
+  }
+  return needed + 2 * scratch <= device_bytes ? "svd" : "block_random";
 }
 
 CoreTier parse_core_tier(std::string_view name) {

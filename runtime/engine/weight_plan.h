@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "compress/gradient_codec.h"
+#include "compress/gradient_residual.h"
 #include "kernels/base/dtype.h"
 #include "kernels/decompress.h"
 #include "kernels/wire.h"
@@ -25,6 +27,7 @@ struct WeightSpec {
   WireFormat wire = WireFormat::kBF16;
   CoreTier tier = CoreTier::kHost;
   Rounding rounding = Rounding::kNearest;  // kNearest for f32 weights only.
+  ResidualKind residual = ResidualKind::kNone;
 };
 
 struct WeightPlan {
@@ -32,13 +35,20 @@ struct WeightPlan {
   std::uint64_t d2h_bytes = 0;  // A step; 0 with CoreTier::kDevice.
   std::uint64_t h2d_bytes = 0;
   std::uint64_t projector_bytes = 0;  // Device; reserved by the codec.
-  std::uint64_t device_bytes = 0;     // Accumulator, both wire buffers, low bits, moments if there.
+  std::uint64_t device_bytes = 0;     // Accumulator, both wire buffers, low bits, moments if there,
+                                      // and the state of the residual.
+  std::uint64_t held_bytes = 0;       // Device: the gradient, while a residual waits for step().
+  std::uint64_t scratch_bytes = 0;    // Device; two of the largest serve all weights.
   std::uint64_t host_bytes = 0;       // Moments, twice while speculative.
   std::uint64_t pinned_bytes = 0;     // Gradient and direction in wire format, in whole pages.
 };
 
 // InvalidArgument: no elements, or a rounding that the weight's dtype cannot have.
 WeightPlan plan_weight(const WeightSpec& spec, bool speculative);
+
+// The family that "auto" stands for: svd where the projectors of all these weights and all else
+// that they need fit into `device_bytes`, block_random otherwise.
+std::string_view auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes);
 
 CoreTier parse_core_tier(std::string_view name);              // "host", "device"
 WireFormat parse_wire(std::string_view name);                 // "fp32", "bf16", "int8"

@@ -9,6 +9,9 @@ WeightSlot::WeightSlot(WeightSpec weight_spec, DeviceId device, Budget& budget)
       hash(stable_hash(spec.name)),
       plan(plan_weight(spec, false)),
       codec(make_codec(spec.codec, spec.rows, spec.cols, hash, budget)) {
+  if (spec.residual != ResidualKind::kNone) {
+    residual.emplace(spec.residual, spec.rows, spec.cols, budget, spec.name);
+  }
   const auto core_bytes = static_cast<std::size_t>(core_elems()) * sizeof(float);
   const auto wire = static_cast<std::size_t>(plan.d2h_bytes);
   const auto buffer = [&](Tier tier, std::size_t bytes, const char* what) {
@@ -41,6 +44,11 @@ void WeightSlot::add_spare(DeviceId device, Budget& budget) {
   v_[1] = std::move(v);
 }
 
+void WeightSlot::hold_gradient(Budget& budget) {
+  if (plan.held_bytes == 0 || held_.bytes() != 0) return;
+  held_ = budget.reserve(Tier::kDevice, plan.held_bytes, "the gradient of " + spec.name);
+}
+
 MatrixView<float> WeightSlot::core() const noexcept {
   return {accumulator_.as<float>().data(), plan.core.rows, plan.core.cols};
 }
@@ -65,6 +73,9 @@ void WeightSlot::accumulate(const AnyMatrix& g, std::span<float> scratch, Stream
   codec->compress(g, backwards == 0 ? 0.0F : 1.0F, core(), scratch, stream);
   ++backwards;
   scanned = false;
+  if (has_core()) return;
+  scan_result = cpu::overflow_scan(total);  // Now: the residual uses the gradient up.
+  scanned = true;
 }
 
 void WeightSlot::scan(bool pack) {
@@ -81,6 +92,8 @@ void WeightSlot::clear() noexcept {
   backwards = 0;
   scanned = false;
   submitted = false;
+  residual_done = false;
+  total = {};
   forecast.reset();
 }
 
@@ -126,7 +139,15 @@ void WeightSlot::update_core(int from, int to, const AdamHyper& hyper, float sca
   }
 }
 
+void WeightSlot::apply_residual(const AnyMatrix& whole, const AnyMatrix& w,
+                                const ResidualStep& step, std::span<float> scratch,
+                                StreamRef stream) {
+  residual->apply(*codec, whole, core(), w, low_bits(), step, scratch, stream);
+}
+
 void WeightSlot::apply(std::span<float> scratch, StreamRef stream) {
+  if (residual_due) apply_residual(residual_gradient, weight, residual_step, scratch, stream);
+  if (!has_core()) return;
   AnyMatrix d{arrived.data(), plan.core.rows, plan.core.cols, plan.core.cols, DType::kF32};
   if (spec.tier == CoreTier::kDevice || spec.wire == WireFormat::kInt8) {
     d.data = unpacked_.data();

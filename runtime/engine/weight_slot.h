@@ -7,6 +7,7 @@
 //   direction     core      wire    pinned   what AdamW on the core made of it
 //   arrived       core      wire    device   the direction, ready to be applied
 //   low           m x n     u16     device   low halves of the weight, for residual updates
+//   residual      m + n     f32     device   moments of what the codec leaves, if that is trained
 //
 // With CoreTier::kDevice the moments and one f32 direction live on the device and nothing crosses.
 //
@@ -41,11 +42,17 @@ class WeightSlot {
   // AdamW on the core. Reads moments `from`, writes moments `to`; equal for an update in place.
   // `scratch` has host_scratch_elems() elements.
   void update_core(int from, int to, const AdamHyper& hyper, float scale, std::span<float> scratch);
-  // W <- decay W + alpha P D Q^T, with what arrived.
+  // Trains the weight with the residual of `whole`, the gradient of a step, which is used up.
+  void apply_residual(const AnyMatrix& whole, const AnyMatrix& w, const ResidualStep& step,
+                      std::span<float> scratch, StreamRef stream);
+  // W <- decay W + alpha P D Q^T, with what arrived; first the residual, where it waited.
   void apply(std::span<float> scratch, StreamRef stream);
+  void hold_gradient(
+      Budget& budget);  // Counts a gradient that is kept. OutOfMemory, with its name.
 
   Moments moments(int which) const noexcept;
   bool has_spare() const noexcept { return m_[1].size() != 0 || core_elems() == 0; }
+  bool has_core() const noexcept { return core_elems() > 0; }
   void add_spare(DeviceId device, Budget& budget);  // OutOfMemory: nothing changed.
 
   std::int64_t core_elems() const noexcept { return plan.core.elems(); }
@@ -62,6 +69,8 @@ class WeightSlot {
   std::uint64_t hash = 0;  // Of the name.
   WeightPlan plan;
   std::unique_ptr<GradientCodec> codec;
+  std::optional<GradientResidual> residual;
+  bool residual_at_once = false;  // In the last promised backward; otherwise it waits for step().
   Buffer gradient, direction, arrived;
 
   // The gradient of the step that is being gathered.
@@ -69,6 +78,8 @@ class WeightSlot {
   int expected = 1;   // After how many the payload leaves.
   bool scanned = false;
   bool submitted = false;
+  bool residual_done = false;  // Applied before step().
+  AnyMatrix total;             // The gradient so far, lent by the caller; only with a residual.
   ScanResult scan_result{};
   struct Forecast {  // With what a speculative payload was computed.
     AdamHyper adam{};
@@ -82,11 +93,15 @@ class WeightSlot {
   float factor = 1;  // Unscale and clip.
   WeightUpdate update{};
   AnyMatrix weight;
+  bool residual_due = false;
+  AnyMatrix residual_gradient;
+  ResidualStep residual_step;
 
   std::int64_t steps = 0;  // Committed updates of this weight.
   int live = 0;            // Which copy of the moments is committed.
 
  private:
+  Budget::Reservation held_;
   Buffer accumulator_, packed_, unpacked_, low_;
   std::array<Buffer, 2> m_, v_;
 };

@@ -23,32 +23,24 @@ TEST(CodecFactoryTest, AutoIsBlockRandom) {
 }
 
 TEST(CodecFactoryTest, EachNameMakesItsFamily) {
-  for (const char* name : {"identity", "block_random", "sparse_learned"}) {
+  for (const char* name : {"svd", "block_random", "block_pca", "sparse_learned", "sparse_random",
+                           "identity", "none", "galore", "topk_columns"}) {
     EXPECT_EQ(make({.name = name})->name(), name);
-  }
-}
-
-TEST(CodecFactoryTest, NamesOfLaterVersionsAreUnavailableAndNameWhatThereIs) {
-  for (const std::string name : {"svd", "block_pca", "sparse_random", "none"}) {
-    EXPECT_THAT(
-        [&] { resolve_codec(name); },
-        ThrowsMessage<Unavailable>(AllOf(HasSubstr("\"" + name + "\""),
-                                         HasSubstr("block_random sparse_learned identity"))));
   }
 }
 
 TEST(CodecFactoryTest, UnknownNameListsAllThatExist) {
   EXPECT_THAT([] { resolve_codec("pca"); },
               ThrowsMessage<InvalidArgument>(AllOf(
-                  HasSubstr("\"pca\""), HasSubstr("auto block_random sparse_learned identity svd "
-                                                  "block_pca sparse_random none"))));
+                  HasSubstr("\"pca\""), HasSubstr("auto svd block_random block_pca sparse_learned "
+                                                  "sparse_random identity none"))));
 }
 
-TEST(CodecFactoryTest, OnlyTheSparseFamilyTakesASquareCore) {
-  for (const char* name : {"identity", "block_random", "auto"}) {
+TEST(CodecFactoryTest, OnlySparseFamiliesTakeASquareCore) {
+  for (const char* name : {"identity", "block_random", "svd", "none", "auto"}) {
     EXPECT_THAT([&] { make({.name = name, .d = 16}); },
                 ThrowsMessage<InvalidArgument>(
-                    AllOf(HasSubstr("d is 16"), HasSubstr("only sparse_learned"))));
+                    AllOf(HasSubstr("d is 16"), HasSubstr("only sparse families"))));
   }
   const CoreShape core = make({.name = "sparse_learned", .d = 16})->core();
   EXPECT_EQ(core.rows, 16);
@@ -81,7 +73,10 @@ TEST(CodecFactoryTest, PlanAgreesWithWhatIsMade) {
   for (const CodecConfig& config :
        {CodecConfig{.name = "identity"}, CodecConfig{.ratio = 0.5},
         CodecConfig{.ratio = 0.3, .block = 7}, CodecConfig{.name = "sparse_learned"},
-        CodecConfig{.name = "sparse_learned", .d = 5, .nnz = 8}}) {
+        CodecConfig{.name = "sparse_learned", .d = 5, .nnz = 8}, CodecConfig{.name = "svd"},
+        CodecConfig{.name = "block_pca", .block = 16}, CodecConfig{.name = "galore"},
+        CodecConfig{.name = "topk_columns"}, CodecConfig{.name = "none"},
+        CodecConfig{.name = "sparse_random", .nnz = 1}}) {
     Budget budget = unlimited();
     const auto codec = make_codec(config, 67, 45, kWeight, budget);
     const CoreShape planned = core_shape(config, 67, 45);
@@ -108,7 +103,13 @@ TEST(CodecScaleTest, RoundedGroupsScaleByWhatTheyKeep) {
   EXPECT_FLOAT_EQ(codec->default_scale(), static_cast<float>(1 / std::sqrt(kept)));
 }
 
+TEST(CodecScaleTest, CountSketchHasOrthonormalColumnsToo) {
+  EXPECT_FLOAT_EQ(make({.name = "sparse_random", .nnz = 1})->default_scale(), 4.0F);
+}
+
 TEST(CodecScaleTest, OtherFamiliesAreNotScaled) {
+  EXPECT_EQ(make({.name = "sparse_random"})->default_scale(), 1.0F);
+  EXPECT_EQ(make({.name = "none"})->default_scale(), 1.0F);
   EXPECT_EQ(make({.name = "identity"})->default_scale(), 1.0F);
   EXPECT_EQ(make({.name = "sparse_learned"})->default_scale(), 1.0F);
 }

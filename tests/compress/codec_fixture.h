@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,11 +40,26 @@ inline DensePair drawn_pair(const CodecConfig& config, std::int64_t m, std::int6
   const DrawKey key{config.seed, generation, weight};
   if (family == "identity") return {dense_identity(m), dense_identity(n)};
   if (family == "block_random") {
-    const BlockProjector pair(m, n, config.block, config.ratio, key, budget);
+    BlockProjector pair(block_layouts(family, config, m, n), budget);
+    pair.draw(key);
     return {dense(pair.p()), dense(pair.q())};
   }
   const SparseProjector pair(sparse_dims(config, m, n), config.nnz, key, budget);
   return {dense(pair.p()), dense(pair.q())};
+}
+
+// P and Q of a fitted block family, read back from what the codec saves.
+inline DensePair stored_pair(const GradientCodec& codec, const CodecConfig& config, std::int64_t m,
+                             std::int64_t n) {
+  BlockLayouts layouts = block_layouts(codec.name(), config, m, n);
+  const std::vector<std::byte> state = codec.save();
+  std::vector<float> values(static_cast<std::size_t>(m * layouts.p.kept + n * layouts.q.kept));
+  const std::size_t bytes = values.size() * sizeof(float);
+  if (state.size() < bytes) throw Corrupt("stored_pair: the state holds no values");
+  std::memcpy(values.data(), state.data() + (state.size() - bytes), bytes);
+  layouts.p.value = values.data();
+  layouts.q.value = values.data() + m * layouts.p.kept;
+  return {dense(layouts.p), dense(layouts.q)};
 }
 
 inline std::vector<float> scratch_of(const GradientCodec& codec) {

@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "tests/compress/codec_fixture.h"
+#include "tests/compress/exact_learner.h"
+#include "tests/support/tolerance.h"
 
 namespace sluiceway::test {
 namespace {
@@ -144,14 +146,87 @@ TEST_F(TorchLearnerTest, CodecLearnsThroughItsInterface) {
   const auto codec = make_codec({.name = "sparse_learned", .ratio = 0.5}, m, n, kWeight, budget);
   OwnedMoments moments(codec->core());
   const auto learner = make_torch_learner();
+  std::vector<float> scratch = scratch_of(*codec);
   const RefreshOutcome outcome =
-      codec->refresh(any_matrix(g), {.learn_steps = 50}, *learner, moments.view(), {});
+      codec->refresh(any_matrix(g), {.learn_steps = 50}, *learner, moments.view(), scratch, {});
   EXPECT_TRUE(outcome.refreshed);
   EXPECT_EQ(outcome.learn_steps, 50);
   EXPECT_LT(outcome.bias_after, 0.6 * outcome.bias_before);
-  std::vector<float> scratch = scratch_of(*codec);
   const BiasNorm after = codec->bias(any_matrix(g), scratch, {});
   EXPECT_NEAR(outcome.bias_after, std::sqrt(after.bias_sq / after.grad_sq), 1e-9);
+}
+
+// ---- Leading directions -------------------------------------------------------------------------
+
+double energy_left(const Matrix& p, const Matrix& g) {
+  double sum = 0;
+  for (const double x : product(transposed(as_f64(p)), as_f64(g)).v) sum += x * x;
+  return sum;
+}
+
+double energy_right(const Matrix& q, const Matrix& g) {
+  double sum = 0;
+  for (const double x : product(as_f64(g), as_f64(q)).v) sum += x * x;
+  return sum;
+}
+
+class LeadingDirectionsTest : public TorchLearnerTest {
+ protected:
+  void find(Matrix& g_, Matrix& p, Matrix& q, std::uint64_t seed = 1) {
+    make_torch_learner()->leading_directions(any_matrix(g_), p.view(), q.view(), seed, {});
+  }
+};
+
+TEST_F(LeadingDirectionsTest, HoldAlmostAllThatTheBestOnesHold) {
+  for (const double noise : {0.0, 0.5}) {
+    Matrix gradient = low_rank_gradient(rng, left, right, noise);
+    Matrix p(m, 12), q(n, 12), best_p(m, 12), best_q(n, 12);
+    find(gradient, p, q);
+    ExactLearner().leading_directions(any_matrix(gradient), best_p.view(), best_q.view(), 0, {});
+    EXPECT_GT(energy_left(p, gradient), 0.99 * energy_left(best_p, gradient));
+    EXPECT_GT(energy_right(q, gradient), 0.99 * energy_right(best_q, gradient));
+    for (const Matrix& x : {p, q}) {
+      const MatrixF64 gram = product(transposed(as_f64(x)), as_f64(x));
+      EXPECT_TRUE(all_near(gram, dense_identity(12), {.abs = 1e-5}));
+    }
+  }
+}
+
+TEST_F(LeadingDirectionsTest, ComeInOrderAndRepeatThemselves) {
+  Matrix p(m, 12), q(n, 12), again_p(m, 12), again_q(n, 12);
+  find(g, p, q);
+  find(g, again_p, again_q);
+  EXPECT_EQ(p, again_p);
+  EXPECT_EQ(q, again_q);
+  Matrix first(m, 4), unused;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t c = 0; c < 4; ++c) first(i, c) = p(i, c);
+  }
+  Matrix best(m, 4);
+  ExactLearner().leading_directions(any_matrix(g), best.view(), unused.view(), 0, {});
+  EXPECT_GT(energy_left(first, g), 0.999 * energy_left(best, g));
+}
+
+TEST_F(LeadingDirectionsTest, EitherSideMayBeLeftOut) {
+  Matrix p(m, 5), q(n, 5), unused;
+  find(g, p, unused);
+  find(g, unused, q);
+  EXPECT_GT(energy_left(p, g), 0);
+  EXPECT_GT(energy_right(q, g), 0);
+}
+
+TEST_F(LeadingDirectionsTest, TinyGradientsKeepTheirDirections) {
+  Matrix tiny = g, p(m, 4), q(n, 4), tiny_p(m, 4), tiny_q(n, 4);
+  for (float& x : tiny.v) x *= 1e-20F;
+  find(g, p, q);
+  find(tiny, tiny_p, tiny_q);
+  EXPECT_NEAR(energy_left(tiny_p, g), energy_left(p, g), 1e-3 * energy_left(p, g));
+}
+
+TEST_F(LeadingDirectionsTest, MoreColumnsThanDirectionsAreRefused) {
+  Matrix p(m, n + 1), q(n, 4);
+  EXPECT_THAT([&] { find(g, p, q); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("at most 64 columns")));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace sluiceway::test {
 namespace {
 
 TEST(BlockLayoutTest, FullGroupsKeepARoundedShare) {
-  const BlockRows half = BlockProjector::layout(128, 32, 0.25);
+  const BlockRows half = block_layout(128, 32, 0.25);
   EXPECT_EQ(half.groups(), 4);
   EXPECT_EQ(half.kept, 8);
   EXPECT_EQ(half.last_kept, 8);
@@ -19,7 +19,7 @@ TEST(BlockLayoutTest, FullGroupsKeepARoundedShare) {
 }
 
 TEST(BlockLayoutTest, ShortLastGroupKeepsItsOwnShare) {
-  const BlockRows half = BlockProjector::layout(32 * 3 + 7, 32, 0.25);
+  const BlockRows half = block_layout(32 * 3 + 7, 32, 0.25);
   EXPECT_EQ(half.groups(), 4);
   EXPECT_EQ(half.kept, 8);
   EXPECT_EQ(half.last_kept, 2);
@@ -27,7 +27,7 @@ TEST(BlockLayoutTest, ShortLastGroupKeepsItsOwnShare) {
 }
 
 TEST(BlockLayoutTest, WeightShorterThanABlockIsOneGroup) {
-  const BlockRows half = BlockProjector::layout(5, 32, 0.5);
+  const BlockRows half = block_layout(5, 32, 0.5);
   EXPECT_EQ(half.groups(), 1);
   EXPECT_EQ(half.block, 5);
   EXPECT_EQ(half.kept, half.last_kept);
@@ -35,13 +35,14 @@ TEST(BlockLayoutTest, WeightShorterThanABlockIsOneGroup) {
 }
 
 TEST(BlockLayoutTest, AtLeastOneColumnIsKept) {
-  EXPECT_EQ(BlockProjector::layout(1, 32, 0.01).cols, 1);
-  EXPECT_EQ(BlockProjector::layout(33, 32, 0.01).cols, 2);
+  EXPECT_EQ(block_layout(1, 32, 0.01).cols, 1);
+  EXPECT_EQ(block_layout(33, 32, 0.01).cols, 2);
 }
 
 TEST(BlockProjectorTest, ColumnsOfAwkwardShapesAreOrthonormal) {
   Budget budget = unlimited();
-  const BlockProjector pair(67, 5, 32, 0.25, {1, 0, kWeight}, budget);
+  BlockProjector pair({block_layout(67, 32, 0.25), block_layout(5, 32, 0.25)}, budget);
+  pair.draw({1, 0, kWeight});
   for (const MatrixF64& x : {dense(pair.p()), dense(pair.q())}) {
     const MatrixF64 gram = product(transposed(x), x);
     EXPECT_TRUE(all_near(gram, dense_identity(x.cols), {.abs = 1e-6}));
@@ -51,8 +52,11 @@ TEST(BlockProjectorTest, ColumnsOfAwkwardShapesAreOrthonormal) {
 TEST(BlockProjectorTest, ShardDrawsWhatTheWholeWeightHas) {
   Budget budget = unlimited();
   const DrawKey key{1, 0, kWeight};
-  const BlockProjector whole(96, 40, 32, 0.25, key, budget);
-  const BlockProjector shard(32, 40, 32, 0.25, key, budget, 64);
+  const BlockRows q = block_layout(40, 32, 0.25);
+  BlockProjector whole({block_layout(96, 32, 0.25), q}, budget);
+  BlockProjector shard({block_layout(32, 32, 0.25), q}, budget, 64);
+  whole.draw(key);
+  shard.draw(key);
   const float* const expected = whole.p().value + 64 * whole.p().kept;
   for (std::int64_t i = 0; i < 32 * shard.p().kept; ++i) EXPECT_EQ(shard.p().value[i], expected[i]);
 }
@@ -61,7 +65,7 @@ TEST(BlockProjectorTest, RejectsAShardThatCutsAGroup) {
   Budget budget = unlimited();
   EXPECT_THAT(
       [&] {
-        BlockProjector(32, 40, 32, 0.25, {1, 0, kWeight}, budget, 33);
+        BlockProjector({block_layout(32, 32, 0.25), block_layout(40, 32, 0.25)}, budget, 33);
       },
       testing::ThrowsMessage<InvalidArgument>(
           testing::AllOf(testing::HasSubstr("row 33"), testing::HasSubstr("32 rows"))));
@@ -70,8 +74,9 @@ TEST(BlockProjectorTest, RejectsAShardThatCutsAGroup) {
 TEST(BlockProjectorTest, ReservesExactlyTheBytesItNames) {
   Budget budget = unlimited();
   {
-    const BlockProjector pair(67, 45, 32, 0.25, {1, 0, kWeight}, budget);
-    EXPECT_EQ(budget.used(Tier::kDevice), BlockProjector::bytes(67, 45, 32, 0.25));
+    const BlockLayouts layouts{block_layout(67, 32, 0.25), block_layout(45, 32, 0.25)};
+    const BlockProjector pair(layouts, budget);
+    EXPECT_EQ(budget.used(Tier::kDevice), layouts.bytes());
     EXPECT_EQ(budget.used(Tier::kDevice), 4U * 8 * (67 + 45));
   }
   EXPECT_EQ(budget.used(Tier::kDevice), 0U);

@@ -13,6 +13,7 @@
 #include "kernels/base/error.h"
 #include "tests/support/backend.h"
 #include "tests/support/guarded_array.h"
+#include "tests/support/projector_fixture.h"
 #include "tests/support/rng.h"
 #include "tests/support/scan_reference.h"
 
@@ -238,6 +239,17 @@ TEST_P(OverflowScanCopyTest, RejectsUnequalLengthsAndWritesNothing) {
   EXPECT_THAT([&] { cpu::overflow_scan_copy(std::span<const float>(x), std::span<bf16>(dst)); },
               ThrowsMessage<InvalidArgument>(HasSubstr("dst has 4 elements, expected 5")));
   EXPECT_EQ(dst, std::vector<bf16>(4, bf16{0xABCD}));
+}
+
+TEST_P(OverflowScanTest, AMatrixWithPaddingIsScannedWithoutIt) {
+  const Matrix x = rng.matrix(7, 83);
+  PaddedMatrix<float> padded(x);
+  const ScanResult expected = reference_scan(x.v), seen = cpu::overflow_scan(padded.any());
+  EXPECT_TRUE(seen.finite);
+  EXPECT_EQ(seen.abs_max, expected.abs_max);
+  EXPECT_NEAR(seen.sum_squares, expected.sum_squares, 1e-6 * expected.sum_squares);
+  padded.at(6, 82) = std::nanf("");
+  EXPECT_FALSE(cpu::overflow_scan(padded.any()).finite);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, OverflowScanTest, testing::ValuesIn(built_backends()),

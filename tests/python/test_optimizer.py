@@ -289,8 +289,22 @@ def test_gradients_that_are_not_finite_change_nothing():
         {"codec": "block_random", "wire": "int8", "norm_mode": "speculative"},
         {"codec": "block_random", "tier": "device"},
         {"codec": "sparse_learned", "refresh": sw.Refresh(every=3, learn_steps=5)},
+        {"codec": "svd", "accumulate": 1},
+        {"codec": "block_pca", "refresh": sw.Refresh(every=3)},
+        {"codec": "none", "accumulate": 1},
+        {"codec": "sparse_random", "nnz": 1, "residual": "sign"},
     ],
-    ids=["identity", "block_random", "int8-speculative", "device", "sparse_learned"],
+    ids=[
+        "identity",
+        "block_random",
+        "int8-speculative",
+        "device",
+        "sparse_learned",
+        "svd",
+        "block_pca",
+        "none",
+        "sketch-sign",
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_state_dict_in_the_middle_continues_bit_for_bit(arguments, dtype):
@@ -402,8 +416,10 @@ def test_accumulation_keeps_everything_when_the_sentinel_weight_comes_first_in_b
 def test_errors_name_what_is_and_what_was_expected():
     with pytest.raises(sw.InvalidArgument, match="no trainable linear weight"):
         sw.SubspaceAdamW(nn.Sequential(nn.LayerNorm(4)))
-    with pytest.raises(sw.Unavailable, match="svd"):
-        sw.SubspaceAdamW(make(), codec="svd")
+    with pytest.raises(sw.InvalidArgument, match="residual is 'half'"):
+        sw.SubspaceAdamW(make(), residual="half")
+    with pytest.raises(sw.InvalidArgument, match="trains nothing"):
+        sw.SubspaceAdamW(make(), codec="none", residual="none")
     with pytest.raises(sw.InvalidArgument, match="nonsense"):
         sw.SubspaceAdamW(make(), codec="nonsense")
     with pytest.raises(sw.InvalidArgument, match=r"ratio is 1\.5"):

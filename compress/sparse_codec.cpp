@@ -1,9 +1,14 @@
-// The family "sparse_learned": the paper's projectors, r nonzeros a row, values learned.
+// Sparse families: r nonzeros a row, at positions drawn without replacement.
 //
-// Positions are drawn without replacement in each row; values start as +-1/sqrt(r), which the paper
-// offers beside N(0, 1/r): every row then has length 1 and the relative bias of the random pair is
-// the smaller one, sqrt((1 + m/dm)(1 + n/dn) - 1) on average. Until its first refresh a codec has
-// such a random pair, and the first refresh follows the same rule as every other.
+//   sparse_learned   the paper's projectors, values learned
+//   sparse_random    as they are drawn; nnz = 1 is the count sketch: columns normalised
+//
+// Values start as +-1/sqrt(r), which the paper offers beside N(0, 1/r): every row then has length 1
+// and the relative bias of the random pair is the smaller one, sqrt((1 + m/dm)(1 + n/dn) - 1) on
+// average. Until its first refresh a codec has such a random pair, and the first refresh follows
+// the same rule as every other. Rows of length 1 also make an update with elements of size 1 one of
+// the same size on the weight, so its scale is 1; the count sketch, whose columns are orthonormal,
+// has the 1/f of the block families.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -36,25 +41,48 @@ std::span<const float> values_of(const SparseRows& rows) {
   return {rows.value, static_cast<std::size_t>(rows.rows * rows.nnz)};
 }
 
-class SparseLearnedCodec final : public GradientCodec {
+// A column that no row draws stays zero.
+void normalize_columns(const SparseRows& rows, std::span<float> value) {
+  std::vector<double> squares(static_cast<std::size_t>(rows.cols));
+  for (std::size_t k = 0; k < value.size(); ++k) {
+    squares[static_cast<std::size_t>(rows.index[k])] += static_cast<double>(value[k] * value[k]);
+  }
+  for (std::size_t k = 0; k < value.size(); ++k) {
+    const double norm = std::sqrt(squares[static_cast<std::size_t>(rows.index[k])]);
+    value[k] = static_cast<float>(static_cast<double>(value[k]) / norm);
+  }
+}
+
+class SparseCodec final : public GradientCodec {
  public:
-  SparseLearnedCodec(const CodecRequest& request, Budget& budget)
-      : budget_(budget),
+  SparseCodec(std::string_view family, const CodecRequest& request, Budget& budget)
+      : learned_(family == "sparse_learned"),
+        budget_(budget),
         key_{request.config.seed, 0, request.weight_hash},
         nnz_(request.config.nnz),
-        projector_(sparse_dims(request.config, request.m, request.n), nnz_, key_, budget) {}
+        projector_(sparse_dims(request.config, request.m, request.n), nnz_, key_, budget) {
+    if (!is_sketch()) return;
+    normalize_columns(projector_.p(), projector_.p_value());
+    normalize_columns(projector_.q(), projector_.q_value());
+    projector_.values_changed();
+  }
 
-  std::string_view name() const noexcept override { return "sparse_learned"; }
+  std::string_view name() const noexcept override {
+    return learned_ ? "sparse_learned" : "sparse_random";
+  }
   CoreShape core() const noexcept override { return {projector_.dims().dm, projector_.dims().dn}; }
-  float default_scale() const noexcept override { return 1.0F; }
-  bool learns() const noexcept override { return true; }
+  float default_scale() const noexcept override {
+    if (!is_sketch()) return 1.0F;
+    const ProjectorDims& dims = projector_.dims();
+    const double kept = static_cast<double>(dims.dm) / static_cast<double>(dims.m) *
+                        static_cast<double>(dims.dn) / static_cast<double>(dims.n);
+    return static_cast<float>(1 / std::sqrt(kept));
+  }
+  bool learns() const noexcept override { return learned_; }
   std::uint64_t generation() const noexcept override { return projector_.generation(); }
 
   std::size_t scratch_elems() const noexcept override {
-    const SparseRows p = projector_.p(), q = projector_.q();
-    return static_cast<std::size_t>(
-        std::max({compress_scratch_elems(p, projector_.q_columns()), decompress_scratch_elems(p, q),
-                  bias_norm_scratch_elems(p, q)}));
+    return sparse_scratch_elems(projector_.dims(), nnz_);
   }
 
   void compress(const AnyMatrix& g, float beta, MatrixView<float> s, std::span<float> scratch,
@@ -76,9 +104,10 @@ class SparseLearnedCodec final : public GradientCodec {
 
   RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
                          ProjectorLearner& learner, const Moments& moments,
-                         StreamRef stream) override;
+                         std::span<float> scratch, StreamRef stream) override;
 
   std::vector<std::byte> save() const override {
+    if (!learned_) return write_codec_state(header(), {}, {});
     return write_codec_state(header(), values_of(projector_.p()), values_of(projector_.q()));
   }
   void load(std::span<const std::byte> state) override;
@@ -94,22 +123,23 @@ class SparseLearnedCodec final : public GradientCodec {
     return {projector_.dims(), nnz_, {key_.seed, generation, key_.weight_hash}, budget_};
   }
 
+  bool is_sketch() const noexcept { return !learned_ && nnz_ == 1; }
   CodecStateHeader header() const noexcept;
 
+  const bool learned_;
   Budget& budget_;
   DrawKey key_;
   std::int64_t nnz_;
   SparseProjector projector_;
 };
 
-RefreshOutcome SparseLearnedCodec::refresh(const AnyMatrix& g, const RefreshOptions& options,
-                                           ProjectorLearner& learner, const Moments& moments,
-                                           StreamRef stream) {
-  const auto start = std::chrono::steady_clock::now();
-  Buffer scratch(budget_, Tier::kDevice, DeviceId{}, scratch_elems() * sizeof(float),
-                 "calibration of projectors", Fill::kNone);
+RefreshOutcome SparseCodec::refresh(const AnyMatrix& g, const RefreshOptions& options,
+                                    ProjectorLearner& learner, const Moments& moments,
+                                    std::span<float> scratch, StreamRef stream) {
   RefreshOutcome outcome;
-  outcome.bias_before = relative_bias(bias(g, scratch.as<float>(), stream));
+  if (!learned_) return outcome;
+  const auto start = std::chrono::steady_clock::now();
+  outcome.bias_before = relative_bias(bias(g, scratch, stream));
   outcome.bias_after = outcome.bias_before;
   // A gradient that is not finite compares false, and teaches nothing.
   if (std::isfinite(outcome.bias_before) && outcome.bias_before > options.threshold) {
@@ -122,7 +152,7 @@ RefreshOutcome SparseLearnedCodec::refresh(const AnyMatrix& g, const RefreshOpti
                                      learnable(next.q(), next.q_value()), learn, stream)
                               .steps;
     next.values_changed();
-    const double bias_after = relative_bias(bias_of(next, g, scratch.as<float>(), stream));
+    const double bias_after = relative_bias(bias_of(next, g, scratch, stream));
     if (std::isfinite(bias_after)) {
       transport_moments(options.transport, moments, projector_.p(), next.p(), projector_.q(),
                         next.q());
@@ -135,7 +165,7 @@ RefreshOutcome SparseLearnedCodec::refresh(const AnyMatrix& g, const RefreshOpti
   return outcome;
 }
 
-CodecStateHeader SparseLearnedCodec::header() const noexcept {
+CodecStateHeader SparseCodec::header() const noexcept {
   CodecStateHeader header;
   header.set_family(name());
   header.seed = key_.seed;
@@ -147,12 +177,15 @@ CodecStateHeader SparseLearnedCodec::header() const noexcept {
   header.dn = dims.dn;
   header.nnz = nnz_;
   header.generation = generation();
-  header.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
+  if (learned_) {
+    header.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
+  }
   return header;
 }
 
-void SparseLearnedCodec::load(std::span<const std::byte> state) {
+void SparseCodec::load(std::span<const std::byte> state) {
   const CodecState stored = read_codec_state(state, header());
+  if (!learned_) return;
   SparseProjector loaded = draw(stored.header.generation);
   const auto p_end = stored.values.begin() + static_cast<std::ptrdiff_t>(loaded.p_value().size());
   std::copy(stored.values.begin(), p_end, loaded.p_value().begin());
@@ -163,8 +196,18 @@ void SparseLearnedCodec::load(std::span<const std::byte> state) {
 
 }  // namespace
 
-std::unique_ptr<GradientCodec> make_sparse_learned(const CodecRequest& request, Budget& budget) {
-  return std::make_unique<SparseLearnedCodec>(request, budget);
+std::size_t sparse_scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept {
+  const SparseRows p{nullptr, nullptr, dims.m, dims.dm, std::min(nnz, dims.dm)};
+  const SparseRows q{nullptr, nullptr, dims.n, dims.dn, std::min(nnz, dims.dn)};
+  const SparseColumns columns{nullptr, nullptr, nullptr, dims.n, dims.dn};
+  return static_cast<std::size_t>(
+      std::max({compress_scratch_elems(p, columns), decompress_scratch_elems(p, q),
+                bias_norm_scratch_elems(p, q)}));
+}
+
+std::unique_ptr<GradientCodec> make_sparse(std::string_view family, const CodecRequest& request,
+                                           Budget& budget) {
+  return std::make_unique<SparseCodec>(family, request, budget);
 }
 
 }  // namespace sluiceway

@@ -12,8 +12,16 @@
 namespace sluiceway::test {
 namespace {
 
+class SparseLearner : public ProjectorLearner {
+ public:
+  void leading_directions(const AnyMatrix& /*g*/, MatrixView<float> /*p*/, MatrixView<float> /*q*/,
+                          std::uint64_t /*seed*/, StreamRef /*stream*/) final {
+    ADD_FAILURE() << "a sparse codec asked for singular directions";
+  }
+};
+
 // Multiplies what it is given, so that a test knows the result without learning anything.
-class ScalingLearner final : public ProjectorLearner {
+class ScalingLearner final : public SparseLearner {
  public:
   explicit ScalingLearner(float factor) : factor_(factor) {}
 
@@ -33,7 +41,7 @@ class ScalingLearner final : public ProjectorLearner {
   float factor_;
 };
 
-class ThrowingLearner final : public ProjectorLearner {
+class ThrowingLearner final : public SparseLearner {
  public:
   LearnOutcome learn(const AnyMatrix& /*g*/, const LearnableRows& p, const LearnableRows& /*q*/,
                      const LearnOptions& /*options*/, StreamRef /*stream*/) override {
@@ -51,7 +59,8 @@ class SparseLearnedCodecTest : public testing::Test {
   }
   std::unique_ptr<GradientCodec> make() { return make_codec(config, m, n, kWeight, budget); }
   RefreshOutcome refresh(ProjectorLearner& learner, const RefreshOptions& options) {
-    return codec->refresh(any_matrix(g), options, learner, moments.view(), {});
+    std::vector<float> scratch = scratch_of(*codec);
+    return codec->refresh(any_matrix(g), options, learner, moments.view(), scratch, {});
   }
   double relative_bias(const DensePair& pair) {
     const BiasNorm norm = reference_bias(as_f64(g), pair.p, pair.q);
@@ -203,7 +212,8 @@ TEST_F(SparseLearnedCodecTest, ReloadedCodecRefreshesLikeTheOriginal) {
   const auto loaded = make();
   loaded->load(codec->save());
   OwnedMoments twin = moments;
-  loaded->refresh(any_matrix(g), {}, learner, twin.view(), {});
+  std::vector<float> space = scratch_of(*loaded);
+  loaded->refresh(any_matrix(g), {}, learner, twin.view(), space, {});
   refresh(learner, {});
   EXPECT_EQ(loaded->save(), codec->save());
   EXPECT_EQ(twin.m, moments.m);
@@ -216,7 +226,8 @@ TEST_F(SparseLearnedCodecTest, FamiliesThatDoNotLearnIgnoreARefresh) {
     OwnedMoments theirs(other->core());
     const std::vector<std::byte> before = other->save();
     EXPECT_FALSE(other->learns());
-    EXPECT_FALSE(other->refresh(any_matrix(g), {}, learner, theirs.view(), {}).refreshed);
+    std::vector<float> space = scratch_of(*other);
+    EXPECT_FALSE(other->refresh(any_matrix(g), {}, learner, theirs.view(), space, {}).refreshed);
     EXPECT_EQ(other->save(), before);
   }
   EXPECT_EQ(learner.calls, 0);

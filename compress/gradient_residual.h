@@ -1,0 +1,66 @@
+// Trains a weight with what its codec leaves of the gradient, on the device, with m + n of state.
+//
+//   R <- G - P S Q^T                                        in place of G
+//   v_r <- b2 v_r + (1 - b2) mean_j R^2, v_c likewise       V = v_r v_c / mean(v_r)   [Adafactor]
+//   U = R / (sqrt(V / (1 - b2^t)) + eps)
+//   W <- decay W - lr U / max(1, rms(U))                    the clip of [Adafactor] section 6
+//
+// kSign takes U = sign(R) and has no state. There is no first moment and no link traffic: the
+// update is as large as AdamW's, element by element, and takes AdamW's learning rate.
+//
+// Ownership: owns v_r and v_c, reserved on the device tier. G is used up.
+// Numerics:  see kernels/residual.h; R is rounded to the type of G once.
+// Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, nothing changed.
+// Cost:      codec.apply() once on G (reads and writes it) and three reads of R, two for kSign; W
+//            is read and written once.
+// Source:    LSP.md section 2; [Adafactor] Shazeer and Stern, arXiv 1804.04235.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "compress/gradient_codec.h"
+#include "runtime/memory/buffer.h"
+
+namespace sluiceway {
+
+enum class ResidualKind : std::uint8_t { kNone, kFactored, kSign };
+ResidualKind parse_residual(std::string_view name);  // "none", "factored", "sign"
+std::string_view to_string(ResidualKind kind) noexcept;
+
+struct ResidualStep {
+  double lr = 0;
+  double beta2 = 0;
+  double eps = 0;
+  float factor = 1;     // Unscales the gradient; clipping by the global norm is no part of it.
+  WeightUpdate update;  // All but alpha.
+};
+
+class GradientResidual {
+ public:
+  GradientResidual(ResidualKind kind, std::int64_t m, std::int64_t n, Budget& budget,
+                   std::string_view weight_name);
+
+  // `s` is the core of `g`; empty for a codec without one. False, and nothing but g changed: the
+  // residual was not finite.
+  bool apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
+             const AnyMatrix& w, MatrixView<std::uint16_t> low, const ResidualStep& step,
+             std::span<float> scratch, StreamRef stream);
+
+  ResidualKind kind() const noexcept { return kind_; }
+  std::int64_t steps() const noexcept { return steps_; }
+  // v_r and v_c, one after the other; empty for kSign.
+  std::span<const float> moments() const noexcept { return moments_.as<const float>(); }
+  void load(std::int64_t steps, std::span<const float> moments);
+
+  static std::uint64_t bytes(ResidualKind kind, std::int64_t m, std::int64_t n) noexcept;
+
+ private:
+  ResidualKind kind_;
+  std::int64_t m_, n_;
+  Buffer moments_, roots_;  // Of the rows, then of the columns.
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace sluiceway
