@@ -63,7 +63,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    config = load_config(REPOSITORY / "configs/quickstart.yaml")
+    config = load_config(REPOSITORY / "configs/quickstart.yaml", ["device.pin=false"])
     placement = choose_placement(config)
     seconds = step_seconds(model, placement, args.rows, args.length, args.repeats)
     tokens = args.rows * args.length

@@ -10,7 +10,8 @@ from typing import Any, TextIO
 
 from sluiceway import checkpoint
 from sluiceway.checkpoint import Position
-from sluiceway.config import Config
+from sluiceway.choices import choice_lines, codec_choices
+from sluiceway.config import Config, SubspaceEngine
 from sluiceway.engines import native_twin
 from sluiceway.errors import Error, InvalidArgument
 from sluiceway.interrupt import Interrupt, Interrupted
@@ -97,6 +98,9 @@ class Run:
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         unfinished = position.step < steps
+        if isinstance(self._config.engine, SubspaceEngine):
+            for text in choice_lines(codec_choices(shop.optimizer)):
+                print(f"{kind}: {text}", file=self._out, flush=True)
         with Progress(kind, steps, seconds, self._out) as progress:
             try:
                 Loop(self._config, shop, position, self._interrupt, watch, save).run()

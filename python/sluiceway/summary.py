@@ -15,7 +15,8 @@ import torch
 
 import sluiceway
 from sluiceway.checkpoint import Position
-from sluiceway.config import Config
+from sluiceway.choices import codec_choices
+from sluiceway.config import Config, SubspaceEngine
 from sluiceway.loop import Workshop
 from sluiceway.session import Inputs
 
@@ -82,6 +83,8 @@ def summarise(
         summary["native_ratio"] = mine / theirs if mine and theirs else None
         kept = ("median_step_seconds", "first_eval_loss", "final_eval_loss", "peak_bytes")
         summary["native"] = {key: native.get(key) for key in kept}
+    if isinstance(config.engine, SubspaceEngine):
+        summary["codecs"] = codec_choices(shop.optimizer)
     return summary | {
         "engine": config.engine.kind,
         "precision": {
