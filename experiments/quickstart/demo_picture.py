@@ -14,6 +14,7 @@ from run_folder import RunFolder
 
 STEP = re.compile(r"step( \d+)?")  # Ranges that hold a whole step; they only say where to look.
 COLOURS = ("#4c566a", "#d08770", "#2e7d8c", "#8f6fa8")
+STALLED = "#d8dee9"  # The device waits.
 LANES = {"loop": "#4c566a", "device": "#2e7d8c", "d2h": "#d08770", "host": "#b48a00",
          "h2d": "#8f6fa8", "apply": "#5a8f3c"}  # fmt: skip
 SMOOTHED = 12  # Steps in the running mean of the training loss.
@@ -64,15 +65,17 @@ def draw_timeline(axes, run: RunFolder, title: str) -> float:
     rows = sorted(names, key=lambda tid: order.index(names[tid]) if names[tid] in order else 99)
     rows = [tid for tid in rows if names[tid] in order or any(e["tid"] == tid for e in inside)]
     for place, tid in enumerate(rows):
-        bars = [clipped(e, begin, end) for e in inside if e["tid"] == tid]
+        mine = sorted((e for e in inside if e["tid"] == tid), key=lambda e: e["name"] == "stall")
+        bars = [clipped(e, begin, end) for e in mine]
         colour = LANES.get(names[tid], COLOURS[0])
-        axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=colour, edgecolor=colour, lw=0.4)
+        colours = [STALLED if e["name"] == "stall" else colour for e in mine]
+        axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=colours, edgecolor=colours, lw=0.4)
         if names[tid] == "loop":
             label(axes, [e for e in inside if e["tid"] == tid], begin, end, place)
     axes.set_yticks(range(len(rows)), [names[tid] for tid in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("ms")
-    axes.set_title(title, fontsize=10)
+    axes.set_title(f"{title}; pale: the device waits", fontsize=10)
     return (end - begin) / 1e3
 
 
