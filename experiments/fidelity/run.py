@@ -1,0 +1,71 @@
+"""The whole experiment in one command, resumable: every fine-tune is a file of its own.
+
+    python experiments/fidelity/run.py                 # all stages, two at a time
+    python experiments/fidelity/run.py --stages screen # one of them
+    python experiments/fidelity/run.py --count         # what is done and what is left
+
+Each stage is planned from the results of the ones before it, so it begins when they are complete.
+A fine-tune that is there is never repeated; Ctrl-C loses those that are running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+from stages import STAGES, Results
+from train_one import Job
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def work(job: Job) -> str:
+    """Run one job in a worker and write its file whole or not at all."""
+    import torch
+    from run_folder import provenance
+    from train_one import run
+
+    torch.set_num_threads(1)
+    partial = RESULTS / f"{job.key}.tmp"
+    partial.write_text(json.dumps({**run(job), **provenance()}, indent=1) + "\n")
+    partial.rename(RESULTS / f"{job.key}.json")
+    return job.key
+
+
+def begin_worker() -> None:
+    """Workers end with the terminal's Ctrl-C, without a traceback each."""
+    import signal
+    import sys
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "quickstart"))
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--count", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    RESULTS.mkdir(exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    for name in args.stages:
+        while True:  # A stage may ask for more rates, once it has seen some.
+            results = Results(RESULTS)
+            jobs = list(dict.fromkeys(STAGES[name](results)))
+            missing = [job for job in jobs if not results.has(job)]
+            print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} done", flush=True)
+            if not missing or args.count:
+                break
+            with context.Pool(args.workers, begin_worker, maxtasksperchild=8) as pool:
+                for done, key in enumerate(pool.imap_unordered(work, missing), 1):
+                    print(f"  {done}/{len(missing)} {key}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

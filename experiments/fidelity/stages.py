@@ -1,0 +1,182 @@
+"""Which fine-tunes the experiment consists of, planned from what is known so far."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from train_one import Job
+
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)  # The same for every method; extended where the edge is best.
+LOWEST, HIGHEST = 2.5e-4, 6.4e-2
+PLAIN = ("adamw", "adafactor", "lora8", "lora32")
+BASELINES = ("galore", "galore+residual", "apollo", "topk_columns")
+RANDOM_AND_FITTED = ("svd", "block_random", "block_pca", "count_sketch", "sparse_random")
+CODEC_ROWS = (
+    "none+residual",
+    "none+sign",
+    *RANDOM_AND_FITTED,
+    *(f"{codec}+residual" for codec in RANDOM_AND_FITTED),
+    "block_random+sign",
+    "sparse_learned",
+)
+HEADLINE = ("adamw", "adafactor", "lora8", "lora32", "galore", "apollo", "none+residual",
+            "block_random", "block_random+residual", "svd+residual")  # fmt: skip
+MODELS, SHIFTS = ("small", "quickstart"), ("prose", "cpp")
+
+
+class Results:
+    """Every fine-tune that is done."""
+
+    def __init__(self, folder: Path) -> None:
+        self._found = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
+
+    def has(self, job: Job) -> bool:
+        """Whether it is there."""
+        return job.key in self._found
+
+    def loss(self, job: Job, part: str = "final") -> float:
+        """Held-out loss after it; infinite when the loss was not finite."""
+        value = self._found[job.key]["after"][part]
+        return value if value == value else float("inf")
+
+    def of(self, job: Job) -> dict:
+        """All that was written down."""
+        return self._found[job.key]
+
+    def best_rate(self, job: Job, rates: Iterable[float]) -> float | None:
+        """The rate with the lowest loss on `pick`; None while one of `rates` is missing."""
+        jobs = [replace(job, lr=rate) for rate in rates]
+        if not all(map(self.has, jobs)):
+            return None
+        return min(jobs, key=lambda j: self.loss(j, "pick")).lr
+
+    def tuned_rate(self, job: Job, rates: Iterable[float] = RATES) -> float | None:
+        """The best rate once it is not at an edge of what was tried; None while it may be."""
+        tried = tried_rates(self, job, rates)
+        best = self.best_rate(job, tried)
+        if best is None or _beyond(best, tried) is not None:
+            return None
+        return best
+
+
+def _beyond(best: float, tried: list[float]) -> float | None:
+    if best == min(tried) and best / 2 >= LOWEST:
+        return best / 2
+    if best == max(tried) and best * 2 <= HIGHEST:
+        return best * 2
+    return None
+
+
+def tried_rates(results: Results, job: Job, rates: Iterable[float] = RATES) -> list[float]:
+    """`rates`, and those beyond an edge that was best."""
+    tried = sorted(rates)
+    while (best := results.best_rate(job, tried)) is not None:
+        further = _beyond(best, tried)
+        if further is None:
+            break
+        tried = sorted([*tried, further])
+    return tried
+
+
+def tuned(results: Results, job: Job, rates: Iterable[float] = RATES) -> list[Job]:
+    """One job a rate."""
+    return [replace(job, lr=rate) for rate in tried_rates(results, job, rates)]
+
+
+def _job(method: str, model: str = "small", shift: str = "prose", ratio: float = 0.25,
+         steps: int = 200, refresh: str = "never") -> Job:  # fmt: skip
+    return Job(model, shift, method, ratio, 0.0, 0, steps, refresh)
+
+
+def screen(results: Results) -> list[Job]:
+    """Every row on the small model, prose, f = 1/4, one seed."""
+    rows = (*PLAIN, *BASELINES, *CODEC_ROWS)
+    return [job for method in rows for job in tuned(results, _job(method))]
+
+
+def best_codecs(results: Results, count: int = 4) -> list[str]:
+    """Codec rows of the screen by their loss on `pick`; empty while the screen runs."""
+    losses = {}
+    for method in CODEC_ROWS:
+        if method.startswith("none"):
+            continue
+        rate = results.tuned_rate(_job(method))
+        if rate is None:
+            return []
+        losses[method] = results.loss(replace(_job(method), lr=rate), "pick")
+    return sorted(losses, key=losses.get)[:count]
+
+
+def ratios(results: Results) -> list[Job]:
+    """f = 1/8 and 1/2 for the best codecs, three rates."""
+    return [
+        job
+        for method in best_codecs(results)
+        for ratio in (0.125, 0.5)
+        for job in tuned(results, _job(method, ratio=ratio), RATES[:3])
+    ]
+
+
+def headline(results: Results) -> list[Job]:
+    """Ten rows, two models, two shifts: rates on seed 0, then two more seeds."""
+    jobs = []
+    for model in MODELS:
+        for shift in SHIFTS:
+            native = results.tuned_rate(_job("adamw", model, shift), RATES[:3])
+            for method in HEADLINE:
+                job = _job(method, model, shift)
+                first = RATES[1:] if method.startswith("lora") else RATES[:3]
+                jobs += tuned(results, job, first)
+                best = results.tuned_rate(job, first)
+                chosen = {rate for rate in (best, native) if rate is not None}
+                jobs += [replace(job, lr=rate, seed=seed) for rate in sorted(chosen)
+                         for seed in (0, 1, 2)]  # fmt: skip
+    return jobs
+
+
+def long(results: Results) -> list[Job]:
+    """1,000 steps, three seeds, for the five best rows of the screen."""
+    losses = {}
+    for method in HEADLINE:
+        rate = results.tuned_rate(_job(method), tried_rates(results, _job(method)))
+        if rate is None:
+            return []
+        losses[method] = results.loss(replace(_job(method), lr=rate), "pick")
+    best = sorted(losses, key=losses.get)[:5]
+    jobs = []
+    for method in dict.fromkeys(["adamw", *best]):
+        job = _job(method, steps=1000)
+        jobs += tuned(results, job, (1e-3, 2e-3))
+        rate = results.tuned_rate(job, (1e-3, 2e-3))
+        jobs += [replace(job, lr=rate, seed=seed) for seed in (1, 2) if rate is not None]
+    return jobs
+
+
+def refresh(results: Results) -> list[Job]:
+    """Never, every 50 and 200 steps, and the paper's trigger, in runs of 400 steps."""
+    jobs = []
+    for method in ("svd+residual", "sparse_learned"):
+        rate = results.tuned_rate(_job(method))
+        if rate is None:
+            continue
+        jobs += [replace(_job(method, steps=400, refresh=when), lr=rate)
+                 for when in ("never", "50", "200", "bias")]  # fmt: skip
+    return jobs
+
+
+STAGES: dict[str, Callable[[Results], list[Job]]] = {
+    "screen": screen,
+    "ratios": ratios,
+    "headline": headline,
+    "refresh": refresh,
+    "long": long,
+}
+
+
+def median_and_range(values: list[float]) -> tuple[float, float, float]:
+    """Median, smallest, largest."""
+    return statistics.median(values), min(values), max(values)
