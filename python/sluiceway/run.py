@@ -53,7 +53,9 @@ class Run:
                 f"{inputs.fingerprint}, expected {state['data']}); put the files back"
             )
         native = self._native(inputs) if self._config.compare == "native" else None
-        shop = self._open(inputs, source)
+        # A run that is over takes no step, and its trace stays.
+        unfinished = position.step < self._config.train.steps
+        shop = self._open(inputs, source, trace=unfinished)
         with _closing(shop):
             if saved:
                 checkpoint.load_into(source, shop.optimizer, shop.scaler)
@@ -61,9 +63,9 @@ class Run:
             self._folder.cut_back(position.step or -1)
             return self._train(inputs, shop, position, native, source)
 
-    def _open(self, inputs: Inputs, source: Path) -> Workshop:
-        trace = self._folder.trace_path if self._config.trace else None
-        shop = open_workshop(self._config, inputs, source, trace)
+    def _open(self, inputs: Inputs, source: Path, trace: bool = True) -> Workshop:
+        path = self._folder.trace_path if self._config.trace and trace else None
+        shop = open_workshop(self._config, inputs, source, path)
         seed_everything(self._config.train.seed)  # What loading drew is not part of a run.
         return shop
 

@@ -157,7 +157,7 @@ def test_engine_of_a_later_version_is_unavailable_and_names_those_there_are(load
 
 @pytest.mark.parametrize(
     "override",
-    ["engine.residual=factored", "device.lane_threads=2", "store.path=x",
+    ["device.lane_threads=2", "store.path=x",
      "engine.refresh={source: closure}"],
 )  # fmt: skip
 def test_value_of_a_later_version_is_unavailable(load, override):

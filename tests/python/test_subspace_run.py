@@ -137,8 +137,16 @@ def test_model_without_any_large_linear_layer_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_codec_of_a_later_version_is_unavailable_and_names_those_there_are(
-    sluiceway, subspace, tmp_path
-):
-    outcome = sluiceway("train", subspace(engine={"codec": "svd"}), "--out", tmp_path / "out")
-    assert_short_error(outcome, 2, "svd", "block_random", "identity")
+def test_codec_without_a_core_needs_a_residual(sluiceway, subspace, tmp_path):
+    engine = {"codec": "none", "residual": "none"}
+    outcome = sluiceway("train", subspace(engine=engine), "--out", tmp_path / "out")
+    assert_short_error(outcome, 2, "codec none and residual none", "expected a residual")
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_path):
+    outcome = sluiceway("train", subspace(), "--out", tmp_path / "out")
+    assert "256x256: svd, core 64x64, residual factored; " in outcome.out
+    choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
+    assert sum(choice["weights"] for choice in choices) == 2 * 7
+    assert {c["why"] for c in choices} == {"auto: svd's projectors fit the device budget"}
