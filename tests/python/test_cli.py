@@ -76,11 +76,12 @@ def test_resolved_config_trains_the_same_run_again(sluiceway, finished, tmp_path
 
 def test_finished_run_resumed_is_done_at_once_and_unchanged(sluiceway, finished):
     folder, _ = finished
-    before = (folder / "checkpoint" / "model.safetensors").read_bytes()
+    kept = [folder / "checkpoint" / "model.safetensors", folder / "trace.json"]
+    before = [path.read_bytes() for path in kept]
     outcome = sluiceway("resume", folder, "--json")
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["steps"] == 6
-    assert (folder / "checkpoint" / "model.safetensors").read_bytes() == before
+    assert [path.read_bytes() for path in kept] == before
 
 
 def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(
