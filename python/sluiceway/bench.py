@@ -193,7 +193,7 @@ def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
     from sluiceway.checkpoint import Position
     from sluiceway.meter import meter
     from sluiceway.session import open_workshop, seed_everything
-    from sluiceway.summary import step_figures
+    from sluiceway.step_figures import step_figures
 
     shop = open_workshop(config, inputs, Path(config.model.path), None)
     seed_everything(config.train.seed)

@@ -7,6 +7,7 @@ import errno
 import os
 import typing
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -222,3 +223,14 @@ def _section_of(schema: type[BaseModel] | None, key: str) -> type[BaseModel] | N
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
+
+
+def flattened(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """A tree of sections with its keys written `a.b.c`; an empty section is a value."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= flattened(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat

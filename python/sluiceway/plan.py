@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model import check_context, check_model_folder, prepare_model, quiet_transformers
 from sluiceway.placement import DTYPES, choose_placement
 from sluiceway.rehearsal import Rehearsal, rehearse
+from sluiceway.roofs import best_seconds
 from sluiceway.sizes import format_bytes
 
 _ADAM_BYTES = 28  # Read and written per parameter: gradient, moments, weight.
@@ -214,26 +214,16 @@ def _speeds(config: Config, precision: str) -> dict[str, Any]:
     }
 
 
-def _best_seconds(work: Any, budget: float = 0.2) -> float:
-    work()
-    best, deadline = float("inf"), time.perf_counter() + budget
-    while time.perf_counter() < deadline:
-        began = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - began)
-    return best if best < float("inf") else budget
-
-
 def _measured_tflops(config: Config, dtype: torch.dtype) -> float:
     tokens = min(1024, config.train.micro_batch * config.data.sequence_length)
     a, b = torch.ones(tokens, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-    return 2 * tokens * 512 * 512 / _best_seconds(lambda: a @ b) / 1e12
+    return 2 * tokens * 512 * 512 / best_seconds(lambda: a @ b) / 1e12
 
 
 def _measured_gbps() -> float:
     source = torch.ones(16 << 20)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source)) / 1e9
+    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source)) / 1e9
 
 
 def _seconds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluiceway.config import Config
+from sluiceway.config_file import flattened
 from sluiceway.errors import InvalidArgument
 
 # Keys, or whole sections, that do not change what the weights mean to the optimizer's state.
@@ -34,7 +35,7 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     sluiceway.errors.InvalidArgument
         One of them cannot change within a run.
     """
-    old, new = _flat(before.resolved()), _flat(after.resolved())
+    old, new = flattened(before.resolved()), flattened(after.resolved())
     found = {
         key: (old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
@@ -47,14 +48,3 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
                 + ", ".join(_CHANGEABLE)
             )
     return found
-
-
-def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{above}{key}"
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
+from sluiceway.config_file import flattened
 from sluiceway.report import units
 from sluiceway.report.runs import LINKS, TIERS, Run
 from sluiceway.report.trace import StepTrace
@@ -26,7 +27,7 @@ def origin(runs: list[Run]) -> str:
 
 def config(runs: list[Run]) -> str:
     """Keys that differ; the whole config below."""
-    flat = [dict(_flat(run.config)) for run in runs]
+    flat = [flattened(run.config) for run in runs]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     differ = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]
     rows = {key: [_plain(one.get(key)) for one in flat] for key in keys}
@@ -94,14 +95,6 @@ def _table(runs: list[Run], rows: dict[str, list[Any]], title: str) -> str:
 def _scroll(table: str, title: str) -> str:
     name = escape(title)
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">{table}</div>'
-
-
-def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _plain(value: Any) -> str | None:
