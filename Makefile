@@ -11,6 +11,7 @@ RESULTS := build/results
 PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-certificates \
   libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libxxhash-dev \
   libeigen3-dev liburing-dev
+TEST_PACKAGES  := chromium
 CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy
 
 # Lets two build folders share compiled objects.
@@ -53,6 +54,9 @@ endef
 $(STAMPS)/packages: Makefile
 	$(call debian_packages,$(PACKAGES))
 
+$(STAMPS)/test-packages: Makefile
+	$(call debian_packages,$(TEST_PACKAGES))
+
 $(STAMPS)/check-packages: Makefile
 	$(call debian_packages,$(CHECK_PACKAGES))
 
@@ -93,7 +97,7 @@ install: $(STAMPS)/install
 ctest: build
 	$(call test_preset,cpu)
 
-pytest: $(STAMPS)/install
+pytest: $(STAMPS)/install $(STAMPS)/test-packages
 	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/pytest.xml
 	OMP_WAIT_POLICY=passive $(PY) -m pytest --junitxml=$(RESULTS)/pytest.xml
 
