@@ -59,20 +59,29 @@ HWY_INLINE float add_squares(const T* HWY_RESTRICT x, std::int64_t count,
   return hn::GetLane(hn::SumOfLanes(d, sum)) + tail;
 }
 
-// to[j] = x[j] / (a b[j] + eps)
-template <typename T>
-HWY_INLINE void normalize(const T* HWY_RESTRICT x, float a, const float* HWY_RESTRICT b, float eps,
-                          std::int64_t count, float* HWY_RESTRICT to) {
-  const RowTag d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto va = hn::Set(d, a), ve = hn::Set(d, eps);
-  std::int64_t j = 0;
-  for (; j + lanes <= count; j += lanes) {
-    const auto root = hn::MulAdd(va, hn::LoadU(d, b + j), ve);
-    hn::StoreU(hn::Div(load_f32(d, x + j), root), d, to + j);
+// x / (a b + eps) for a row's root `a` and the roots `b` of its columns.
+class Normalizer {
+ public:
+  using V = hn::Vec<RowTag>;
+
+  Normalizer(const FactoredRoots& roots, std::int64_t i, std::int64_t j)
+      : row_(roots.row.data()[i]), col_(roots.col.data() + j), eps_(roots.eps) {}
+  template <typename T>
+  HWY_INLINE V vector(const T* x, std::int64_t j) const {
+    const RowTag d;
+    const V root = hn::MulAdd(hn::Set(d, row_), hn::LoadU(d, col_ + j), hn::Set(d, eps_));
+    return hn::Div(load_f32(d, x + j), root);
   }
-  for (; j < count; ++j) to[j] = to_float(x[j]) / (a * b[j] + eps);
-}
+  template <typename T>
+  float one(const T* x, std::int64_t j) const {
+    return to_float(x[j]) / (row_ * col_[j] + eps_);
+  }
+
+ private:
+  const float row_;
+  const float* const col_;
+  const float eps_;
+};
 
 class MomentsOp {
  public:
@@ -97,15 +106,24 @@ class RmsOp {
   void touch(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
   template <typename T>
   HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
-    normalize(x, roots_.row.data()[i], roots_.col.data() + j, roots_.eps, count, piece_);
-    sum_ += static_cast<double>(add_squares(piece_, count, unused_));
+    const RowTag d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const Normalizer u(roots_, i, j);
+    auto even = hn::Zero(d), odd = hn::Zero(d);
+    std::int64_t k = 0;
+    for (; k + 2 * lanes <= count; k += 2 * lanes) {
+      const auto a = u.vector(x, k), b = u.vector(x, k + lanes);
+      even = hn::MulAdd(a, a, even);
+      odd = hn::MulAdd(b, b, odd);
+    }
+    float tail = 0;
+    for (; k < count; ++k) tail += u.one(x, k) * u.one(x, k);
+    sum_ += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd))) + tail);
   }
   double sum() const { return sum_; }
 
  private:
   const FactoredRoots roots_;
-  HWY_ALIGN float piece_[kTileCols];
-  HWY_ALIGN float unused_[kTileCols] = {};
   double sum_ = 0;
 };
 
@@ -120,7 +138,12 @@ class ApplyOp {
   }
   template <typename T>
   HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
-    normalize(x, roots_.row.data()[i], roots_.col.data() + j, roots_.eps, count, piece_);
+    const RowTag d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    const Normalizer u(roots_, i, j);
+    std::int64_t k = 0;
+    for (; k + lanes <= count; k += lanes) hn::StoreU(u.vector(x, k), d, piece_ + k);
+    for (; k < count; ++k) piece_[k] = u.one(x, k);
     sink_.take(i, j, piece_, count);
   }
 
@@ -140,9 +163,17 @@ class SignOp {
   }
   template <typename T>
   HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
-    for (std::int64_t k = 0; k < count; ++k) {
+    const RowTag d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    std::int64_t k = 0;
+    for (; k + lanes <= count; k += lanes) {  // 0 stays 0 and a NaN a NaN.
+      const auto v = load_f32(d, x + k);
+      const auto has_sign = hn::Gt(hn::Abs(v), hn::Zero(d));
+      hn::StoreU(hn::IfThenElse(has_sign, hn::CopySign(hn::Set(d, 1.0F), v), v), d, piece_ + k);
+    }
+    for (; k < count; ++k) {
       const float v = to_float(x[k]);
-      piece_[k] = v > 0 ? 1.0F : v < 0 ? -1.0F : v;  // 0 stays 0 and a NaN a NaN.
+      piece_[k] = v > 0 ? 1.0F : v < 0 ? -1.0F : v;
     }
     sink_.take(i, j, piece_, count);
   }
