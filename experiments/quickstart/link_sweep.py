@@ -92,13 +92,17 @@ def table(result: dict) -> str:
     points, base = result["points"], result["base_gbps"]
     smallest = min(p["batch"] for p in points)
     rows = ["| way | ratio to native, median (spread over turns) | stall share |", "|---|---|---|"]
-    for way in list(WAYS)[1:]:
+    for way in WAYS:
+        if way == "native" or not any(p["way"] == way for p in points):
+            continue
         ratios = ratios_to_native(points, way, smallest, base)
         stall = statistics.median(
             p["stall_share"] for p in points if (p["way"], p["gbps"]) == (way, base)
         )
         rows.append(f"| {way} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
                     f"{max(ratios):.3f}) | {100 * stall:.1f} % |")  # fmt: skip
+    if all(p["gbps"] == base and p["batch"] == smallest for p in points):
+        return "\n".join(rows)
     rows += ["", f"| link GB/s | {SWEPT[0]}, s/step | {SWEPT[1]}, s/step | ratio |",
              "|---|---|---|---|"]  # fmt: skip
     for rate in sorted({p["gbps"] for p in points if p["way"] in SWEPT}):
@@ -118,7 +122,9 @@ def sweep(args: argparse.Namespace) -> dict:
     """Take turns at the config's rate, then at its multiples, then with more tokens."""
     config = yaml.safe_load(args.config.read_text())
     base, batch = config["device"]["link"]["d2h_gbps"], config["train"]["micro_batch"]
-    points = [measure(args, way, base, batch, turn) for turn in range(args.rounds) for way in WAYS]
+    points = [
+        measure(args, way, base, batch, turn) for turn in range(args.rounds) for way in args.ways
+    ]
     for turn in range(args.sweep_rounds):
         for multiple in args.multiples:
             points += [measure(args, way, base * multiple, batch, turn) for way in SWEPT]
@@ -126,7 +132,8 @@ def sweep(args: argparse.Namespace) -> dict:
             points += [measure(args, way, base, larger, turn)
                        for way in ("native", "svd + residual")]  # fmt: skip
     return {**provenance(), "base_gbps": base, "steps": args.steps,
-            "crossover_gbps": crossover(points), "points": points}  # fmt: skip
+            "crossover_gbps": crossover(points) if args.sweep_rounds else None,
+            "points": points}  # fmt: skip
 
 
 def main() -> None:
@@ -136,7 +143,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/link_sweep")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sweep-rounds", type=int, default=1)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--sweep-rounds", type=int, default=1, help="0: no sweeps")
     parser.add_argument("--multiples", type=float, nargs="+", default=MULTIPLES)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print link_sweep.json as tables")
