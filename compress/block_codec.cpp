@@ -76,11 +76,7 @@ class BlockCodec final : public GradientCodec {
 
   std::string_view name() const noexcept override { return family_; }
   CoreShape core() const noexcept override { return {header_.dm, header_.dn}; }
-  float default_scale() const noexcept override {
-    const double kept = static_cast<double>(header_.dm) / static_cast<double>(header_.m) *
-                        static_cast<double>(header_.dn) / static_cast<double>(header_.n);
-    return static_cast<float>(1 / std::sqrt(kept));
-  }
+  float default_scale() const noexcept override { return orthonormal_scale(projector_.dims()); }
   bool learns() const noexcept override { return !is_random(family_); }
   bool wants_calibration() const noexcept override { return learns() && header_.generation == 0; }
   std::uint64_t generation() const noexcept override { return header_.generation; }
@@ -150,11 +146,7 @@ RefreshOutcome BlockCodec::refresh(const AnyMatrix& g, const RefreshOptions& opt
   if (!learns()) return outcome;
   require_host_stream(stream, name());
   const auto start = std::chrono::steady_clock::now();
-  const auto relative_bias = [&](const BlockProjector& projector) {
-    const BiasNorm norm = cpu::bias_norm(g, projector.p(), projector.q(), scratch);
-    return norm.grad_sq == 0 ? 0 : std::sqrt(norm.bias_sq / norm.grad_sq);
-  };
-  outcome.bias_before = outcome.bias_after = relative_bias(projector_);
+  outcome.bias_before = outcome.bias_after = relative_bias(bias(g, scratch, stream));
   // A gradient that is not finite compares false, and teaches nothing; a gradient of zeros neither.
   const double enough = wants_calibration() ? 0 : options.threshold;
   if (std::isfinite(outcome.bias_before) && outcome.bias_before > enough) {
@@ -167,11 +159,11 @@ RefreshOutcome BlockCodec::refresh(const AnyMatrix& g, const RefreshOptions& opt
                         next.q());
       projector_ = std::move(next);
     }
-    outcome.bias_after = relative_bias(projector_);
+    outcome.bias_after = relative_bias(bias(g, scratch, stream));
     ++header_.generation;
     outcome.refreshed = true;
   }
-  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  outcome.seconds = seconds_since(start);
   return outcome;
 }
 

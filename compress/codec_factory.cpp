@@ -75,6 +75,20 @@ ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_
   return {.m = m, .n = n, .dm = share(config.ratio, m), .dn = share(config.ratio, n)};
 }
 
+float orthonormal_scale(const ProjectorDims& dims) noexcept {
+  const double kept = static_cast<double>(dims.dm) / static_cast<double>(dims.m) *
+                      static_cast<double>(dims.dn) / static_cast<double>(dims.n);
+  return static_cast<float>(1 / std::sqrt(kept));
+}
+
+double relative_bias(const BiasNorm& norm) noexcept {
+  return norm.grad_sq == 0 ? 0 : std::sqrt(norm.bias_sq / norm.grad_sq);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 void require_host_stream(StreamRef stream, std::string_view codec) {
   if (stream.device < 0) return;
   throw Unavailable(concat(codec, ": stream of CUDA device ", stream.device,

@@ -1,6 +1,7 @@
 // What the factory asks of each family; one .cpp a family. Only compress/ includes this.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -34,6 +35,15 @@ BlockLayouts block_layouts(std::string_view family, const CodecConfig& config, s
 
 // m x n and the core that `config` gives it: d x d, or round(ratio m) x round(ratio n).
 ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_t n);
+
+// What makes an update of a core with elements of size 1 one of size 1 on the weight, where P and Q
+// have orthonormal columns: 1 / sqrt(dm dn / (m n)), the 1/f of LSP.md section 2.
+float orthonormal_scale(const ProjectorDims& dims) noexcept;
+
+// |b(G)|_F / |G|_F; 0 for a gradient of zeros, NaN for one that is not finite.
+double relative_bias(const BiasNorm& norm) noexcept;
+
+double seconds_since(std::chrono::steady_clock::time_point start);
 
 // Unavailable on a CUDA stream: the arrays of this version's projectors are in host memory.
 void require_host_stream(StreamRef stream, std::string_view codec);

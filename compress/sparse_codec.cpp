@@ -25,14 +25,6 @@
 namespace sluiceway {
 namespace {
 
-double relative_bias(const BiasNorm& norm) {
-  return norm.grad_sq == 0 ? 0 : std::sqrt(norm.bias_sq / norm.grad_sq);
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 LearnableRows learnable(const SparseRows& rows, std::span<float> value) {
   return {rows.index, value, rows.rows, rows.cols, rows.nnz};
 }
@@ -72,11 +64,7 @@ class SparseCodec final : public GradientCodec {
   }
   CoreShape core() const noexcept override { return {projector_.dims().dm, projector_.dims().dn}; }
   float default_scale() const noexcept override {
-    if (!is_sketch()) return 1.0F;
-    const ProjectorDims& dims = projector_.dims();
-    const double kept = static_cast<double>(dims.dm) / static_cast<double>(dims.m) *
-                        static_cast<double>(dims.dn) / static_cast<double>(dims.n);
-    return static_cast<float>(1 / std::sqrt(kept));
+    return is_sketch() ? orthonormal_scale(projector_.dims()) : 1.0F;
   }
   bool learns() const noexcept override { return learned_; }
   std::uint64_t generation() const noexcept override { return projector_.generation(); }
