@@ -1,0 +1,165 @@
+"""Does learning lower the bias of the paper's projectors on gradients that they have not seen?
+
+    python experiments/projectors/sparse_learned.py            # writes sparse_learned.json
+    python experiments/projectors/sparse_learned.py --table    # prints it for the README
+
+Goes on from what is in the file.
+
+Gradients are those of the quickstart model on prose. One, the mean over a few batches, is learned
+from; the others, of as many batches each, share no sequence with it or with one another. The
+product's optimizer learns and measures: gradients are given to its engine as calibration, and a
+threshold that no bias reaches turns a calibration into a measurement alone. Beside it: what theory
+has for random projectors, and the singular directions of the calibration gradient, which no pair of
+this core size can beat there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from sluiceway import Refresh, SubspaceAdamW
+from sluiceway.data import Batches
+
+EXPERIMENTS = Path(__file__).resolve().parents[1]
+sys.path += [str(EXPERIMENTS / name) for name in ("fidelity", "quickstart")]
+
+from methods import block_weights  # noqa: E402
+from run_folder import provenance  # noqa: E402
+from tasks import load_model, load_text  # noqa: E402
+
+RESULTS = Path(__file__).with_suffix(".json")
+MICRO_BATCH = 4
+HELD_OUT = 4  # Gradients.
+LEARN_STEPS = (0, 100)  # The random pair, and the default.
+NNZ, SHARES, BATCHES = (4, 8), (2, 4), (1, 8)
+
+Gradients = dict[str, torch.Tensor]
+
+
+def gradients(model: torch.nn.Module, batches: Batches, positions: range) -> Gradients:
+    """Mean over the batches at `positions`, by the name of the weight."""
+    model.zero_grad()
+    for position in positions:
+        loss = model(**batches[position].inputs, use_cache=False).loss
+        (loss / len(positions)).backward()
+    return {name: p.grad.clone() for name, p in block_weights(model)}
+
+
+def calibrate(optimizer: SubspaceAdamW, given: Gradients) -> dict[str, float]:
+    """Show every weight its gradient; the relative bias on it afterwards."""
+    engine, biases = optimizer.engine, {}
+    engine.begin_calibration()
+    for index, weight in enumerate(optimizer.weights):
+        engine.take_stats()
+        engine.add_gradient(index, given[weight.name], given[weight.name])
+        biases[weight.name] = engine.take_stats()["bias_mean"]
+    engine.end_calibration()
+    return biases
+
+
+def measured(model: torch.nn.Module, nnz: int, d: int, steps: int, known: Gradients,
+             held_out: list[Gradients]) -> dict:  # fmt: skip
+    """Learn for `steps` steps on `known`, then measure on every gradient."""
+
+    def optimizer(refresh: Refresh) -> SubspaceAdamW:
+        names = [name for name, _ in block_weights(model)]
+        return SubspaceAdamW(model, codec="sparse_learned", nnz=nnz, d=d, residual="none",
+                             target=names, refresh=refresh)  # fmt: skip
+
+    with optimizer(Refresh(threshold=0.0, learn_steps=steps)) as learning:
+        calibrate(learning, known)
+        state = learning.state_dict()
+    with optimizer(Refresh(threshold=math.inf)) as measuring:
+        measuring.load_state_dict(state)
+        return {"calibration": calibrate(measuring, known),
+                "held_out": [calibrate(measuring, g) for g in held_out]}  # fmt: skip
+
+
+def orthonormal_bias(g: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> float:
+    """Relative bias of a pair with orthonormal columns, where |b|^2 = |G|^2 - |P^T G Q|^2."""
+    kept = (p.T @ g.double() @ q).square().sum() / g.double().square().sum()
+    return math.sqrt(max(0.0, 1 - kept.item()))
+
+
+def singular(d: int, known: Gradients, held_out: list[Gradients]) -> dict:
+    """The same with the leading d singular directions of each weight's gradient in `known`."""
+    pairs = {}
+    for name, g in known.items():
+        u, _, vt = torch.linalg.svd(g.double(), full_matrices=False)
+        pairs[name] = (u[:, :d], vt[:d].T)
+
+    def biases(of: Gradients) -> dict[str, float]:
+        return {name: orthonormal_bias(g, *pairs[name]) for name, g in of.items()}
+
+    return {"calibration": biases(known), "held_out": [biases(g) for g in held_out]}
+
+
+def random_bias(m: int, n: int, d: int) -> float:
+    """Of a random (d, r)-sparse pair with values of +-1/sqrt(r), whatever r."""
+    return math.sqrt((1 + m / d) * (1 + n / d) - 1)
+
+
+def setting(model: torch.nn.Module, key: dict, all_gradients: list[Gradients]) -> list[dict]:
+    """Every row of one core size: a pair of projectors, its biases on every weight and gradient."""
+    known, *held_out = all_gradients
+    d = key["d"]
+    rows = [{**key, "pair": f"sparse r={nnz}", "learn_steps": steps,
+             **measured(model, nnz, d, steps, known, held_out)}
+            for nnz in NNZ for steps in LEARN_STEPS]  # fmt: skip
+    theory = {name: random_bias(*g.shape, d) for name, g in known.items()}
+    return [
+        *rows,
+        {**key, "pair": "random, in theory", "calibration": theory, "held_out": [theory]},
+        {**key, "pair": "svd", **singular(d, known, held_out)},
+    ]
+
+
+def run(rows: list[dict]) -> None:
+    """Measure the settings that `rows` lacks; the file is written after each."""
+    model = load_model("quickstart")
+    batches = Batches(load_text("prose").train, MICRO_BATCH, 0)
+    width = model.config.hidden_size  # The smaller side of every weight: n of the paper's d.
+    for count in BATCHES:
+        positions = [range(i * count, (i + 1) * count) for i in range(1 + HELD_OUT)]
+        all_gradients = [gradients(model, batches, p) for p in positions]
+        for share in SHARES:
+            key = {"batches": count, "d": width // share, "d_of_n": f"n/{share}"}
+            if any(key.items() <= row.items() for row in rows):
+                continue
+            rows += setting(model, key, all_gradients)
+            RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+            print(f"{count} batches a gradient, d = {key['d']}: done", flush=True)
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown: mean over weights; held out: over gradients too, with the spread over those."""
+    lines = ["| batches a gradient | d | pair | learning steps | calibration | held out |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for row in rows:
+        known = statistics.mean(row["calibration"].values())
+        means = [statistics.mean(biases.values()) for biases in row["held_out"]]
+        unseen = f"{statistics.mean(means):.3f} ({min(means):.3f} to {max(means):.3f})"
+        lines.append(f"| {row['batches']} | {row['d_of_n']} | {row['pair']} "
+                     f"| {row.get('learn_steps', '')} | {known:.3f} | {unseen} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, or print what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", action="store_true", help="print sparse_learned.json")
+    args = parser.parse_args()
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    if not args.table:
+        run(rows)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
