@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 WIDTH = 256  # 256 x 256 is the smallest square weight that is compressed.
 
@@ -33,6 +34,38 @@ class Stack(nn.Module):
         x = self.enter(x)
         for block in self.blocks:
             x = block(x)
+        return self.leave(x)
+
+
+class Checkpointed(Stack):
+    reentrant = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.leave(x)
+
+
+class CheckpointedReentrant(Checkpointed):
+    reentrant = True
+
+
+class Tied(Stack):
+    """The second block uses the weight of the first, inside checkpointed segments too."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.blocks[1].up.weight = self.blocks[0].up.weight
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            if self.reentrant is None:
+                x = block(x)
+            else:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
         return self.leave(x)
 
 

@@ -11,20 +11,13 @@ import torch
 from small_models import Stack, batch, loss_of, make, same_bits, weights_of
 from torch import nn
 from torch.nn import functional
+from twins import LR, train
 
-LR = 1e-3
 SLOW = sw.Link(d2h_gbps=1e-4, h2d_gbps=1e-4)  # A step is still under way long after step().
 
 
 def block_random(model, **arguments):
     return sw.SubspaceAdamW(model, lr=LR, codec="block_random", **arguments)
-
-
-def train(model, opt, steps, first=0):
-    for step in range(first, first + steps):
-        loss_of(model, step).backward()
-        opt.step()
-        opt.zero_grad()
 
 
 class Breaks(torch.autograd.Function):

@@ -9,27 +9,17 @@ from small_models import batch, loss_of, make, same_bits, weights_of
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-
-LR = 1e-3
+from twins import LR, train
 
 
 def subspace(model, codec="block_random", **arguments):
     return sw.SubspaceAdamW(model, lr=LR, codec=codec, **arguments)
 
 
-def train(model, opt, steps, micro_batches=1, loss=loss_of):
-    for step in range(steps):
-        for micro in range(micro_batches):
-            loss(model, 10 * step + micro).backward()
-        opt.step()
-        opt.zero_grad()
-    return model
-
-
 def trained(steps=3, micro_batches=1, kind=None, loss=loss_of, **arguments):
     model = make(kind) if kind else make()
     with subspace(model, **arguments) as opt:
-        train(model, opt, steps, micro_batches, loss)
+        train(model, opt, steps, loss=loss, micro_batches=micro_batches)
     return model
 
 

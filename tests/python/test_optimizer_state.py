@@ -1,0 +1,85 @@
+"""The state of SubspaceAdamW: training goes on from it bit for bit, in any process."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import sluiceway as sw
+import torch
+from small_models import batch, make, same_bits
+from torch.nn import functional
+from twins import LR, identity, train
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"codec": "identity", "wire": "fp32"},
+        {"codec": "block_random"},
+        {"codec": "block_random", "wire": "int8", "norm_mode": "speculative"},
+        {"codec": "block_random", "tier": "device"},
+        {"codec": "sparse_learned", "refresh": sw.Refresh(every=3, learn_steps=5)},
+        {"codec": "svd", "accumulate": 1},
+        {"codec": "block_pca", "refresh": sw.Refresh(every=3)},
+        {"codec": "none", "accumulate": 1},
+        {"codec": "sparse_random", "nnz": 1, "residual": "sign"},
+    ],
+    ids=[
+        "identity",
+        "block_random",
+        "int8-speculative",
+        "device",
+        "sparse_learned",
+        "svd",
+        "block_pca",
+        "none",
+        "sketch-sign",
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_state_dict_in_the_middle_continues_bit_for_bit(arguments, dtype):
+    def typed():
+        return make().to(dtype)
+
+    def loss(model, step):
+        x, y = batch(step)
+        return functional.mse_loss(model(x.to(dtype)).float(), y)
+
+    whole = typed()
+    with sw.SubspaceAdamW(whole, lr=LR, **arguments) as opt:
+        train(whole, opt, 9, loss=loss)
+    first = typed()
+    with sw.SubspaceAdamW(first, lr=LR, **arguments) as opt:
+        train(first, opt, 5, loss=loss)
+        stored = io.BytesIO()
+        torch.save({"model": first.state_dict(), "opt": opt.state_dict()}, stored)
+    stored.seek(0)
+    saved = torch.load(stored, weights_only=True)
+    second = typed()
+    with sw.SubspaceAdamW(second, lr=LR, **arguments) as opt:
+        second.load_state_dict(saved["model"])
+        opt.load_state_dict(saved["opt"])
+        train(second, opt, 4, first=5, loss=loss)
+    assert same_bits(second, whole)
+
+
+def test_loading_its_own_state_is_harmless():
+    ours, plain = make(), make()
+    with identity(ours) as opt, identity(plain) as other:
+        opt.load_state_dict(opt.state_dict())
+        train(ours, opt, 2)
+        opt.load_state_dict(opt.state_dict())
+        train(ours, opt, 2, first=2)
+        train(plain, other, 4)
+    assert same_bits(ours, plain)
+
+
+def test_state_of_another_codec_is_refused_by_name():
+    with sw.SubspaceAdamW(make(), codec="block_random") as opt:
+        state = opt.state_dict()
+    with (
+        sw.SubspaceAdamW(make(), codec="identity") as opt,
+        pytest.raises(sw.InvalidArgument, match=r"codec was 'block_random'.*'identity'"),
+    ):
+        opt.load_state_dict(state)
