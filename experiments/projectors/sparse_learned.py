@@ -20,6 +20,7 @@ import json
 import math
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ from tasks import load_model, load_text  # noqa: E402
 RESULTS = Path(__file__).with_suffix(".json")
 MICRO_BATCH = 4
 HELD_OUT = 4  # Gradients.
-LEARN_STEPS = (0, 100)  # The random pair, and the default.
+LEARN_STEPS = (0, 30, 100, 300)  # 0: the random pair; 100: the default.
 NNZ, SHARES, BATCHES = (4, 8), (2, 4), (1, 8)
 
 Gradients = dict[str, torch.Tensor]
@@ -105,36 +106,33 @@ def random_bias(m: int, n: int, d: int) -> float:
     return math.sqrt((1 + m / d) * (1 + n / d) - 1)
 
 
-def setting(model: torch.nn.Module, key: dict, all_gradients: list[Gradients]) -> list[dict]:
-    """Every row of one core size: a pair of projectors, its biases on every weight and gradient."""
-    known, *held_out = all_gradients
-    d = key["d"]
-    rows = [{**key, "pair": f"sparse r={nnz}", "learn_steps": steps,
-             **measured(model, nnz, d, steps, known, held_out)}
-            for nnz in NNZ for steps in LEARN_STEPS]  # fmt: skip
-    theory = {name: random_bias(*g.shape, d) for name, g in known.items()}
-    return [
-        *rows,
-        {**key, "pair": "random, in theory", "calibration": theory, "held_out": [theory]},
-        {**key, "pair": "svd", **singular(d, known, held_out)},
-    ]
+def in_theory(d: int, known: Gradients) -> dict:
+    """The same for random pairs."""
+    biases = {name: random_bias(*g.shape, d) for name, g in known.items()}
+    return {"calibration": biases, "held_out": [biases]}
 
 
 def run(rows: list[dict]) -> None:
-    """Measure the settings that `rows` lacks; the file is written after each."""
+    """Measure the rows that are not there; the file is written after each."""
     model = load_model("quickstart")
     batches = Batches(load_text("prose").train, MICRO_BATCH, 0)
     width = model.config.hidden_size  # The smaller side of every weight: n of the paper's d.
     for count in BATCHES:
         positions = [range(i * count, (i + 1) * count) for i in range(1 + HELD_OUT)]
-        all_gradients = [gradients(model, batches, p) for p in positions]
+        known, *held_out = (gradients(model, batches, p) for p in positions)
         for share in SHARES:
-            key = {"batches": count, "d": width // share, "d_of_n": f"n/{share}"}
-            if any(key.items() <= row.items() for row in rows):
-                continue
-            rows += setting(model, key, all_gradients)
-            RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
-            print(f"{count} batches a gradient, d = {key['d']}: done", flush=True)
+            d = width // share
+            pairs = {(f"sparse r={nnz}", steps): partial(measured, model, nnz, d, steps)
+                     for nnz in NNZ for steps in LEARN_STEPS}  # fmt: skip
+            pairs["random, in theory", None] = lambda g, _, d=d: in_theory(d, g)
+            pairs["svd", None] = partial(singular, d)
+            for (pair, steps), biases in pairs.items():
+                key = {"batches": count, "d": f"n/{share}", "pair": pair, "learn_steps": steps}
+                if any(key.items() <= row.items() for row in rows):
+                    continue
+                rows.append({**key, **biases(known, held_out)})
+                RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+                print(key, flush=True)
 
 
 def table(rows: list[dict]) -> str:
@@ -145,8 +143,9 @@ def table(rows: list[dict]) -> str:
         known = statistics.mean(row["calibration"].values())
         means = [statistics.mean(biases.values()) for biases in row["held_out"]]
         unseen = f"{statistics.mean(means):.3f} ({min(means):.3f} to {max(means):.3f})"
-        lines.append(f"| {row['batches']} | {row['d_of_n']} | {row['pair']} "
-                     f"| {row.get('learn_steps', '')} | {known:.3f} | {unseen} |")  # fmt: skip
+        steps = "" if row["learn_steps"] is None else row["learn_steps"]
+        lines.append(f"| {row['batches']} | {row['d']} | {row['pair']} | {steps} | {known:.3f} "
+                     f"| {unseen} |")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -156,6 +155,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print sparse_learned.json")
     args = parser.parse_args()
     rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    torch.set_num_threads(1)  # Weights of this size gain nothing from a second one.
     if not args.table:
         run(rows)
     print(table(rows))
