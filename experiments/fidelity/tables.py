@@ -1,0 +1,296 @@
+"""Turn the fine-tunes that are done into RESULTS.md.
+
+    python experiments/fidelity/tables.py
+
+Learning rates are chosen on `pick`, losses shown are of `final`. A row is shown once all fine-tunes
+that its stage asks for are there; those that are not are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from stages import HEADLINE, PLAIN, STAGES, Results, median_and_range
+from train_one import Job
+
+FOLDER = Path(__file__).parent
+REFERENCE = "adamw"
+# What codec="auto" stands for, and what it has to beat.
+DEFAULTS = [m for m in reversed(HEADLINE) if m.startswith(("svd+res", "block_random+res"))]
+RIVALS = [m for m in HEADLINE if m.startswith(("lora", "galore", "adafactor", "none+"))]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in one setting, at its best rate."""
+
+    best: Job  # Of the first seed.
+    seeds: tuple[int, ...]
+
+    def jobs(self, rate: float | None = None) -> list[Job]:
+        """One a seed, at the best rate or another one."""
+        return [replace(self.best, lr=rate or self.best.lr, seed=seed) for seed in self.seeds]
+
+
+class Look(NamedTuple):
+    """A loss on the way."""
+
+    step: int
+    seconds: float
+    cpu_seconds: float | None
+    loss: float
+
+
+class Stage:
+    """What is there of one stage."""
+
+    def __init__(self, results: Results, name: str) -> None:
+        planned: dict[Job, list[Job]] = {}
+        for job in dict.fromkeys(STAGES[name](results)):
+            planned.setdefault(replace(job, lr=0.0, seed=0), []).append(job)
+        self.rows = [
+            _row(results, setting, jobs)
+            for setting, jobs in planned.items()
+            if all(map(results.has, jobs))
+        ]
+        self.missing = len(planned) - len(self.rows)
+        self._native = {_text_and_steps(r.best): r for r in self.rows if r.best.method == REFERENCE}
+
+    def native(self, row: Row) -> Row | None:
+        """AdamW's row for the same model, text and steps."""
+        return self._native.get(_text_and_steps(row.best))
+
+
+def _row(results: Results, setting: Job, jobs: list[Job]) -> Row:
+    seeds = {job.lr: tuple(sorted(j.seed for j in jobs if j.lr == job.lr)) for job in jobs}
+    most = max(seeds.values(), key=len)  # Rates that lost have the first seed alone.
+    best = results.best_rate(setting, [rate for rate, mine in seeds.items() if mine == most])
+    return Row(replace(setting, lr=best), most)
+
+
+def _text_and_steps(job: Job) -> tuple[str, str, int]:
+    return job.model, job.shift, job.steps
+
+
+Native = Callable[[Row], Row | None]
+
+
+def shares(results: Results, jobs: list[Job], native: list[Job]) -> list[float]:
+    """Gain over AdamW's gain, seed by seed: equal seeds have equal batches."""
+
+    def gain(job: Job) -> float:
+        return results.of(job)["before"]["final"] - results.loss(job)
+
+    return [gain(job) / gain(other) for job, other in zip(jobs, native, strict=True)]
+
+
+def looks(results: Results, job: Job) -> list[Look]:
+    """Losses on the way; older files do not have the processor's seconds."""
+    entries = results.of(job)["curve"]
+    return [Look(*e) if len(e) == 4 else Look(e[0], e[1], None, e[2]) for e in entries]
+
+
+def loss_at(curve: Sequence[tuple[float | None, float]], time: float | None) -> float | None:
+    """Loss when `time` had passed, on a line between two looks; the last one when it was over."""
+    if time is None or any(at is None for at, _ in curve) or time < curve[0][0]:
+        return None
+    for (begin, high), (end, low) in pairwise(curve):
+        if time <= end:
+            return high + (low - high) * (time - begin) / (end - begin)
+    return curve[-1][1]
+
+
+# ---- Text ----------------------------------------------------------------------------------------
+
+
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Markdown."""
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def number(value: float | None, form: str = ".4f") -> str:
+    """A number; "-" where there is none."""
+    if value is None:
+        return "-"
+    return format(value, form) if math.isfinite(value) else "diverged"
+
+
+def spread(values: list[float], form: str = ".4f") -> str:
+    """Median, and the range where there are several."""
+    median, low, high = median_and_range(values)
+    if len(values) == 1 or not math.isfinite(high - low):
+        return number(median, form)
+    return f"{median:{form}} ({low:{form}} to {high:{form}})"
+
+
+def kib(count: int | None) -> str:
+    """Bytes in KiB."""
+    return "-" if count is None else f"{count / 1024:,.0f}"
+
+
+def at_rate(results: Results, row: Row, native: Row | None, rate: float) -> tuple[str, str]:
+    """Loss and share of AdamW's gain at a rate; the reference is at its own best one."""
+    jobs = row.jobs(rate)
+    if not all(map(results.has, jobs)):
+        return "-", "-"
+    loss = spread([results.loss(job) for job in jobs])
+    if native is None:
+        return loss, "-"
+    return loss, spread(shares(results, jobs, native.jobs()), ".3f")
+
+
+def compared(results: Results, rows: Iterable[Row], native_of: Native) -> str:
+    """Rows by their loss: at the best rate and at AdamW's, with what each costs."""
+    columns = ("method", "f", "best lr", "loss", "share", "loss at AdamW's lr", "share",
+               "device state, KiB", "link, KiB a step", "CPU s")  # fmt: skip
+    lines = []
+    for row in sorted(rows, key=lambda r: _median_loss(results, r.jobs())):
+        native = native_of(row)
+        mine = [results.of(job) for job in row.jobs()]
+        cpu = [run["cpu_seconds"] for run in mine if "cpu_seconds" in run]
+        at_native = at_rate(results, row, native, native.best.lr) if native else ("-", "-")
+        has_core = row.best.method not in PLAIN and not row.best.method.startswith("none")
+        lines.append((row.best.method, f"{row.best.ratio:g}" if has_core else "-",
+                      f"{row.best.lr:g}",
+                      *at_rate(results, row, native, row.best.lr), *at_native,
+                      kib(mine[0]["device_state_bytes"]), kib(mine[0]["link_bytes"]),
+                      number(statistics.median(cpu), ".0f") if cpu else "-"))  # fmt: skip
+    return table(columns, lines)
+
+
+def _median_loss(results: Results, jobs: list[Job]) -> float:
+    return statistics.median(results.loss(job) for job in jobs)
+
+
+def contests(results: Results, stage: Stage, mine: str, same_rate: bool) -> str:
+    """One sentence: in which settings the median loss of `mine` is below each rival's."""
+    of = {(r.best.method, *_text_and_steps(r.best)): r for r in stage.rows}
+    texts = []
+    for rival in RIVALS:
+        won, lost, clear = 0, [], 0
+        for (method, *setting), row in of.items():
+            other, native = of.get((rival, *setting)), stage.native(row)
+            if method != mine or other is None or native is None:
+                continue
+            jobs = row.jobs(native.best.lr if same_rate else None)
+            ours, theirs = ([results.loss(j) for j in js] for js in (jobs, other.jobs()))
+            behind = statistics.median(ours) - statistics.median(theirs)
+            won += behind < 0
+            clear += max(ours) < min(theirs)
+            if behind >= 0:
+                lost.append(f"{setting[0]} {setting[1]} by {number(behind)}")
+        if won or lost:
+            wins = f"{rival} in {won} of {won + len(lost)} ({clear} with every seed)"
+            texts.append(wins + (f", behind in {' and '.join(lost)}" if lost else ""))
+    where = "at AdamW's rate" if same_rate else "at its best rate"
+    return f"- `{mine}` {where} is ahead of {'; '.join(texts)}." if texts else ""
+
+
+def headline(results: Results, stage: Stage) -> str:
+    """Every model and text, then who is ahead of whom."""
+    parts = []
+    for model, shift in dict.fromkeys((r.best.model, r.best.shift) for r in stage.rows):
+        rows = [r for r in stage.rows if (r.best.model, r.best.shift) == (model, shift)]
+        parts.append(f"### {model}, {shift}\n\n{compared(results, rows, stage.native)}")
+    sentences = [contests(results, stage, m, same) for m in DEFAULTS for same in (False, True)]
+    ahead = "\n".join(filter(None, sentences))
+    if ahead:
+        parts.append("### Who is ahead\n\nBy median loss; every rival at its own best rate. "
+                     f"Settings are models and texts.\n\n{ahead}")  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def equal_time(results: Results, stage: Stage) -> str:
+    """Loss when tuned AdamW had ended, by the clock and by the processor's seconds."""
+    columns = ("model", "text", "method", "seconds a run", "loss at AdamW's end", "CPU s a run",
+               "loss at AdamW's CPU end")  # fmt: skip
+    lines = []
+    for row in stage.rows:
+        native = stage.native(row)
+        if native is None:
+            continue
+        cells = []
+        curves = [looks(results, job) for job in row.jobs()]
+        ends = [looks(results, job)[-1] for job in native.jobs()]
+        for clock in ("seconds", "cpu_seconds"):
+            mine = [[(getattr(look, clock), look.loss) for look in curve] for curve in curves]
+            lengths = [curve[-1][0] for curve in mine]
+            losses = [loss_at(c, getattr(e, clock)) for c, e in zip(mine, ends, strict=True)]
+            cells += ["-" if None in lengths else number(statistics.median(lengths), ".0f"),
+                      "-" if None in losses else spread(losses)]  # fmt: skip
+        lines.append((row.best.model, row.best.shift, row.best.method, *cells))
+    return table(columns, lines)
+
+
+def refreshed(results: Results, stage: Stage) -> str:
+    """Loss by when projectors are replaced."""
+    lines = [
+        (r.best.method, r.best.refresh, f"{r.best.lr:g}", number(results.loss(r.best)),
+         number(results.of(r.best).get("cpu_seconds"), ".0f"))
+        for r in stage.rows
+    ]  # fmt: skip
+    return table(("method", "refresh", "lr", "loss", "CPU s"), lines)
+
+
+SHARE = ("`loss` is nats a byte on `final`; `share` is (before - after) / (before - after of AdamW "
+         "at its best rate)")  # fmt: skip
+PAIRED = f"{SHARE}, taken seed by seed and then the median, range in brackets. Three seeds."
+
+
+def document(results: Results) -> str:
+    """All of RESULTS.md."""
+    stages = {name: Stage(results, name) for name in STAGES}
+    screen = stages["screen"]
+
+    def plainly(results: Results, stage: Stage) -> str:
+        return compared(results, stage.rows, stage.native)
+
+    def section(title: str, name: str, text: str, body: Callable[[Results, Stage], str]) -> str:
+        stage = stages[name]
+        content = body(results, stage) if stage.rows else "Nothing yet."
+        missing = f"\n\nRows not complete: {stage.missing}." if stage.missing else ""
+        return f"## {title}\n\n{text}\n\n{content}{missing}"
+
+    parts = [
+        "# Fidelity: results\n\nWritten by `python experiments/fidelity/tables.py` from "
+        f"`results/`; code of {', '.join(_commits(results, stages.values())) or 'unknown commit'}.",
+        section("Screen", "screen", f"Small model, prose, one seed. {SHARE}.", plainly),
+        section("Core sizes", "ratios", f"Small model, prose, one seed. {SHARE}.",
+                lambda r, s: compared(r, s.rows, screen.native)),
+        section("Headline", "headline", PAIRED, headline),
+        section("Equal time", "headline",
+                "Each method at its best rate, loss on the glance set. Its schedule is that of "
+                "all steps, and may not be over when AdamW has ended; a run that ended earlier "
+                "counts with its last loss. `-`: not there, or AdamW ended before the first look.",
+                equal_time),
+        section("Refresh", "refresh", "Small model, prose, 400 steps, one seed.", refreshed),
+        section("1,000 steps", "long", f"Small model, prose. {PAIRED}", plainly),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _commits(results: Results, stages: Iterable[Stage]) -> list[str]:
+    runs = (results.of(job) for stage in stages for row in stage.rows for job in row.jobs())
+    return sorted({run["commit"][:12] for run in runs if run.get("commit")})
+
+
+def main() -> None:
+    """Write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--out", type=Path, default=FOLDER / "RESULTS.md")
+    args = parser.parse_args()
+    args.out.write_text(document(Results(args.results)))
+    print(args.out)
+
+
+if __name__ == "__main__":
+    main()
