@@ -75,8 +75,9 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
         recover(target)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        kept = "the one before it is untouched" if target.exists() else "there is none before it"
         raise IoError(
-            f"{target}: the save could not be written, {reason}; the one before it is untouched",
+            f"{target}: the save could not be written, {reason}; {kept}",
             getattr(error, "errno", None),
             str(target),
         ) from None
@@ -126,13 +127,25 @@ def save(
     def write(folder: Path) -> None:
         copy_side_files(side_files, folder)
         model.save_pretrained(folder)
-        torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
-        torch.save(_noise() | {"scaler": scaler.state_dict()}, folder / RANDOM_FILE)
+        _write(optimizer.state_dict(), folder / OPTIMIZER_FILE)
+        _write(_noise() | {"scaler": scaler.state_dict()}, folder / RANDOM_FILE)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
         state = {"format": _FORMAT, "position": asdict(position), "files": sizes, **extra}
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
 
     publish(target, write)
+
+
+def _write(state: dict[str, Any], path: Path) -> None:
+    # Given a path, torch says "unexpected pos 704 vs 598" of a full disk; given a file, at least
+    # the error before its own is the system's.
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def copy_side_files(source: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from sluiceway.checkpoint import Position
 from sluiceway.choices import choice_lines, codec_choices
 from sluiceway.config import Config, SubspaceEngine
 from sluiceway.engines import native_twin
-from sluiceway.errors import Error, InvalidArgument
+from sluiceway.errors import Error, InvalidArgument, IoError
 from sluiceway.interrupt import Interrupt, Interrupted
 from sluiceway.loop import Loop, Workshop
 from sluiceway.progress import Progress
@@ -86,7 +86,7 @@ class Run:
                 shop.optimizer,
                 shop.scaler,
                 source,
-                {"data": inputs.fingerprint},
+                {"data": inputs.fingerprint, "config": self._config.resolved()},
             )
 
         def watch(line: dict[str, Any], at: Position) -> None:
@@ -106,12 +106,13 @@ class Run:
         with Progress(kind, steps, seconds, self._out) as progress:
             try:
                 Loop(self._config, shop, position, self._interrupt, watch, save).run()
+                if unfinished or not self._folder.checkpoint_path.exists():
+                    save()
             except (Interrupted, Error) as error:
                 status = "interrupted" if isinstance(error, Interrupted) else "failed"
-                self._folder.write_summary(sum_up(status))
+                with contextlib.suppress(IoError):  # As of a full disk, which `error` may be about.
+                    self._folder.write_summary(sum_up(status))
                 raise
-        if unfinished or not self._folder.checkpoint_path.exists():
-            save()
         summary = sum_up("done")
         self._folder.write_summary(summary)
         return summary
@@ -151,9 +152,9 @@ def _closing(shop: Workshop):
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Error):
-            shop.optimizer.close()
-        shop.timeline.write()
+        for end in (shop.optimizer.close, shop.timeline.write):
+            with contextlib.suppress(Error):
+                end()
         raise
     shop.optimizer.close()
     shop.timeline.write()

@@ -8,13 +8,14 @@ import fcntl
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
 
 from sluiceway.config import Config
-from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.errors import Corrupt, InvalidArgument, IoError
 
 CONFIG_FILE = "config.yaml"
 COMPARISON = "native"  # Run folder, inside a run folder, of what it is compared with.
@@ -50,9 +51,9 @@ class RunFolder:
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            folder.write_config(config)
         except OSError as error:
             raise _refused(path, "cannot be made", error) from None
+        folder.write_config(config)
         folder._lock()
         return folder
 
@@ -103,31 +104,49 @@ class RunFolder:
         """Add one line to metrics.jsonl; numbers that are not finite become null."""
         if self._metrics is None:
             raise ValueError("RunFolder.append: the folder is closed")
-        self._metrics.write(json.dumps(finite(line)) + "\n")
-        self._metrics.flush()
+        with _refusals(self.metrics_path):
+            self._metrics.write(json.dumps(finite(line)) + "\n")
+            self._metrics.flush()
 
     def sync_metrics(self) -> None:
         """Make the lines durable: a save must not be ahead of them."""
         if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
+            with _refusals(self.metrics_path):
+                os.fsync(self._metrics.fileno())
 
     def cut_back(self, step: int) -> None:
-        """Drop the lines after `step`, and a last line that is not whole."""
+        """Drop the lines after `step`, and a last line that is not whole.
+
+        Raises
+        ------
+        sluiceway.errors.Corrupt
+            A whole line is no line of metrics; the file is as it was.
+        """
         if self._metrics is None:
             raise ValueError("RunFolder.cut_back: the folder is closed")
         keep = 0
         with self.metrics_path.open("rb") as file:
-            for raw in file:
-                if not raw.endswith(b"\n") or json.loads(raw)["step"] > step:
+            for number, raw in enumerate(file, start=1):
+                if not raw.endswith(b"\n") or self._step_of(raw, number) > step:
                     break
                 keep += len(raw)
         self._metrics.truncate(keep)
 
+    def _step_of(self, raw: bytes, number: int) -> int:
+        try:
+            return int(json.loads(raw)["step"])
+        except (ValueError, KeyError, TypeError):
+            raise Corrupt(
+                f"{self.metrics_path}:{number}: is not a line of metrics, expected an object with "
+                "a step; take the line out"
+            ) from None
+
     def lines(self) -> list[dict[str, Any]]:
-        """Every line of metrics.jsonl."""
+        """Every whole line of metrics.jsonl."""
         if not self.metrics_path.exists():
             return []
-        return [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
+        lines = self.metrics_path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json, whole or not at all."""
@@ -154,7 +173,8 @@ class RunFolder:
     def close(self) -> None:
         """Let others have the folder; idempotent."""
         if self._metrics is not None:
-            self._metrics.close()
+            with contextlib.suppress(OSError):  # Of a line whose append() has said so.
+                self._metrics.close()
             self._metrics = None
 
 
@@ -169,11 +189,23 @@ def finite(value: Any) -> Any:
 
 def _replace(path: Path, text: str) -> None:
     fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with _refusals(path):
+            with fresh.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _refused(path, "cannot be written", error) from None
 
 
 def _refused(path: Path, what: str, error: OSError) -> IoError:

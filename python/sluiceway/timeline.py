@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sluiceway.errors import IoError
+
 _MOST = 20000  # Ranges; a long run keeps its beginning.
 _ROW = "loop"
 
@@ -54,7 +56,13 @@ class Timeline:
         self._add(name, began, self._clock())
 
     def write(self) -> None:
-        """Write what was kept."""
+        """Write what was kept.
+
+        Raises
+        ------
+        sluiceway.errors.IoError
+            The disk refused.
+        """
         if self._path is None:
             return
         zero = min((began for _, began, _ in self._ranges), default=0.0)
@@ -65,4 +73,11 @@ class Timeline:
         for name, began, ended in self._ranges:
             times = {"ts": round(began - zero, 1), "dur": round(ended - began, 1)}
             events.append({"ph": "X", "name": name, **row, **times})
-        self._path.write_text(json.dumps({"traceEvents": events}) + "\n")
+        try:
+            self._path.write_text(json.dumps({"traceEvents": events}) + "\n")
+        except OSError as error:
+            raise IoError(
+                f"{self._path}: the trace cannot be written, {error.strerror}; the run is saved",
+                error.errno,
+                str(self._path),
+            ) from None
