@@ -102,13 +102,12 @@ def resume(
     """Go on from the last save, bit for bit."""
     from sluiceway.config import with_absolute_paths
     from sluiceway.config_file import load_config
-    from sluiceway.resume import changes
+    from sluiceway.resume import changes, config_of_save
     from sluiceway.run_folder import CONFIG_FILE, RunFolder
 
     RunFolder.check(folder)
-    before = load_config(folder / CONFIG_FILE)
     after = with_absolute_paths(load_config(folder / CONFIG_FILE, settings))
-    for key, (was, now) in changes(before, after).items():
+    for key, (was, now) in changes(config_of_save(folder), after).items():
         print(f"sluiceway: {key} was {was}, is now {now}", file=sys.stderr)
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(folder)) as run_folder:
         from sluiceway.run import Run
@@ -301,6 +300,8 @@ def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
         parts.append(f"held-out loss {first:.4f} to {held_out:.4f}")
     if ratio:
         parts.append(f"{ratio:.3f} x native per step")
+    if summary["data"]["replaced_bytes"]:
+        parts.append(f"{summary['data']['replaced_bytes']} bytes were not UTF-8")
     if summary["parameters"]["frozen_names"]:
         parts.append("frozen: " + ", ".join(summary["parameters"]["frozen_names"][:3]))
     print(", ".join(parts))

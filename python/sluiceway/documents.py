@@ -144,7 +144,7 @@ def _read_jsonl(path: Path, text: str) -> Iterator[Document]:
         place = f"{path}:{number}"
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # A number of 5,000 digits is a ValueError.
             column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             raise InvalidArgument(
                 f"{place}{column}: is not JSON, expected one object a line"
@@ -158,12 +158,26 @@ def _document(record: object, place: str) -> Document:
             f"{place}: is a {type(record).__name__}, expected an object with text or messages"
         )
     if "messages" in record:
-        return Document(place, messages=_checked_messages(record["messages"], place))
+        messages = _checked_messages(record["messages"], place)
+        for message in messages:
+            _check_characters(message["content"], place)
+        return Document(place, messages=messages)
     text = record.get("text")
     if not isinstance(text, str):
         has = ", ".join(sorted(map(str, record))) or "no keys"
         raise InvalidArgument(f"{place}: has {has}, expected a string text, or messages")
+    _check_characters(text, place)
     return Document(place, text)
+
+
+def _check_characters(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise InvalidArgument(
+            f"{place}: has {half}, half of a surrogate pair, expected whole characters"
+        ) from None
 
 
 def _checked_messages(messages: object, place: str) -> list[dict]:

@@ -13,7 +13,7 @@ from sluiceway.errors import Error, InvalidArgument, IoError, OutOfMemory, Unava
 from sluiceway.interrupt import Interrupted
 
 DONE, FAILED, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
-_WRONG_PATH = (errno.ENOENT, errno.EISDIR, errno.EACCES)
+_WRONG_PATH = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES)
 
 
 def exit_code(error: BaseException) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from sluiceway.config import Config
-from sluiceway.config_file import flattened
+from sluiceway.config_file import check_config, flattened, load_config
 from sluiceway.errors import InvalidArgument
+from sluiceway.run_folder import CONFIG_FILE
 
 # Keys, or whole sections, that do not change what the weights mean to the optimizer's state.
 _CHANGEABLE = (
@@ -25,6 +28,21 @@ _CHANGEABLE = (
     "schedule",
     "trace",
 )
+_NAMED = 4  # Differences in one error; another engine would bring dozens.
+
+
+def config_of_save(folder: Path) -> Config:
+    """What a run's last save was made with; without one, what its config.yaml says now."""
+    from sluiceway.checkpoint import STATE_FILE  # Loads torch.
+
+    for save in ("checkpoint", "checkpoint.old"):
+        path = folder / save / STATE_FILE
+        try:
+            tree = json.loads(path.read_text())["config"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # Whoever loads the save says what is wrong with it.
+        return check_config(tree, name=str(path))
+    return load_config(folder / CONFIG_FILE)
 
 
 def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
@@ -33,18 +51,25 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        One of them cannot change within a run.
+        Some of them cannot change within a run; the text names them.
     """
     old, new = flattened(before.resolved()), flattened(after.resolved())
     found = {
         key: (old.get(key), new.get(key))
-        for key in sorted(old.keys() | new.keys())
+        # A key that only one of two engines has says less than the engine.
+        for key in sorted(old.keys() | new.keys(), key=lambda k: (k not in old or k not in new, k))
         if old.get(key) != new.get(key)
     }
-    for key, (was, now) in found.items():
-        if not any(key == allowed or key.startswith(allowed + ".") for allowed in _CHANGEABLE):
-            raise InvalidArgument(
-                f"--set {key}: {was} cannot become {now} within a run; what can change: "
-                + ", ".join(_CHANGEABLE)
-            )
+    fixed = [key for key in found if not _is_changeable(key)]
+    if fixed:
+        named = ", ".join(f"{k} was {found[k][0]}, is now {found[k][1]}" for k in fixed[:_NAMED])
+        more = f", and {len(fixed) - _NAMED} keys more" if len(fixed) > _NAMED else ""
+        raise InvalidArgument(
+            f"resume: {named}{more}; expected what the run began with, what can change: "
+            + ", ".join(_CHANGEABLE)
+        )
     return found
+
+
+def _is_changeable(key: str) -> bool:
+    return any(key == allowed or key.startswith(allowed + ".") for allowed in _CHANGEABLE)

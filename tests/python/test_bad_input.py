@@ -18,6 +18,13 @@ from conftest import assert_short_error, read_lines
         (["train", "bad.yaml"], ["bad.yaml:3: unknown key", "did you mean train.steps?"]),
         (["train", "run.yaml", "--set", "train.lr=x"], ["train.lr is 'x', expected"]),
         (["train", "run.yaml", "--nonsense"], ["--nonsense"]),
+        (["train", "ratio.yaml"], ["ratio.yaml:3: engine.ratio is 1.5, expected less than or"]),
+        (["train", "run.yaml", "--set", "engine.ratio=0"], ["engine.ratio is 0, expected greater"]),
+        (["plan", "run.yaml", "--set", "engine.ratio=-0.5"], ["engine.ratio is -0.5, expected gr"]),
+        (["plan", "run.yaml", "--set", "engine.ratio=.nan"], ["engine.ratio is nan, expected"]),
+        (["train", "size.yaml"], ["size.yaml:3: budget.device size: '4 GoB', expected bytes"]),
+        (["train", "run.yaml", "--set", "engine={kind: zo}"], ["it has: subspace, native"]),
+        (["train", "run.yaml", "--set", "store.path=x"], ["store.path: this version", "null"]),
         (["resume", "none"], ["none: is not a folder, expected the folder of a run"]),
         (["export", "none", "--to", "x"], ["none: is not a folder"]),
         (["plan", "none.yaml"], ["none.yaml"]),
@@ -27,7 +34,10 @@ def test_wrong_command_is_told_in_two_lines_without_loading_torch(
     python_m_sluiceway, tmp_path, arguments, words
 ):
     (tmp_path / "bad.yaml").write_text("model: {path: m}\ntrain:\n  step: 1\ndata: {train: x}\n")
-    (tmp_path / "run.yaml").write_text("model: {path: m}\ndata: {train: x}\n")
+    good = "model: {path: m}\ndata: {train: x}\n"
+    (tmp_path / "run.yaml").write_text(good)
+    (tmp_path / "ratio.yaml").write_text(good + "engine: {ratio: 1.5}\n")
+    (tmp_path / "size.yaml").write_text(good + "budget: {device: 4 GoB}\n")
     outcome = python_m_sluiceway(*arguments, cwd=tmp_path)
     assert_short_error(outcome, 2, *words)
 
@@ -69,6 +79,10 @@ def test_folder_that_is_not_empty_is_refused_and_resume_named(
         (lambda d: _copy(d, cut=("model.safetensors", 1000)), 1, ["copy it again"]),
         (lambda d: _copy(d, cut=("model.safetensors", 4)), 1, ["4 bytes, expected"]),
         (lambda d: _copy(d, cut=("config.json", 10)), 2, ["cannot be read as JSON"]),
+        (lambda d: _copy(d, cut=("tokenizer.json", 100)), 2, ["no tokenizer"]),
+        (lambda d: _shards(d, lambda shard: os.truncate(shard, 50)), 1, ["50 bytes, expected"]),
+        (lambda d: _shards(d, os.unlink), 2, [".safetensors: cannot be read, No such file"]),
+        (lambda d: _copy(d, config={"vocab_size": 300}), 2, ["transformers cannot load"]),
         (lambda d: _copy(d, config={"num_hidden_layers": 3}), 2, ["lack", "tensors, first"]),
         (lambda d: _copy(d, config={"model_type": "abacus"}), 2, ["transformers cannot load"]),
         (lambda d: _copy(d, config={"vocab_size": 100}), 2, ["the model has 100 embeddings"]),
@@ -104,6 +118,19 @@ def _copy(folder, without=None, cut=None, config=None):
     return model
 
 
+def _shards(folder, spoil):
+    """The tiny model in several files, one of which is spoiled."""
+    from transformers import AutoModelForCausalLM
+
+    model = _copy(folder, without="model.safetensors")
+    AutoModelForCausalLM.from_pretrained(_copy.source).save_pretrained(model, max_shard_size="20KB")
+    spoil(sorted(model.glob("*.safetensors"))[1])
+    return model
+
+
+CHAT = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "three"}]
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -114,6 +141,12 @@ def _copy(folder, without=None, cut=None, config=None):
         ({"train": ["bad.jsonl"], "format": "jsonl"}, ["bad.jsonl:2", "is not JSON"]),
         ({"train": ["long.jsonl"], "format": "jsonl", "packing": False}, ["long.jsonl:1: 100 tok"]),
         ({"train": ["."]}, ["is a folder"]),
+        ({"train": ["short.txt/x"]}, ["data.train: there is no file", "short.txt/x"]),
+        ({"eval": ["empty.txt"]}, ["data.eval: ", "empty.txt has no text in it"]),
+        ({"train": ["empty.txt"], "format": "jsonl"}, ["data.train: ", "has no text in it"]),
+        ({"train": ["chat.jsonl"], "format": "jsonl"}, ["chat.jsonl:2: ", "no chat template"]),
+        ({"train": ["half.jsonl"], "format": "jsonl"}, ["half.jsonl:1: has \\ud83d, half of a"]),
+        ({"train": ["digits.jsonl"], "format": "jsonl"}, ["digits.jsonl:1: is not JSON"]),
     ],
 )
 def test_bad_data_is_told_with_file_and_line(
@@ -123,9 +156,27 @@ def test_bad_data_is_told_with_file_and_line(
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text"\n')
     (tmp_path / "long.jsonl").write_text(json.dumps({"text": "x" * 99}) + "\n")
+    chat = json.dumps({"text": "a"}) + "\n" + json.dumps({"messages": CHAT}) + "\n"
+    (tmp_path / "chat.jsonl").write_text(chat)
+    (tmp_path / "half.jsonl").write_text('{"text": "\\ud83d"}\n')
+    (tmp_path / "digits.jsonl").write_text('{"text": ' + "9" * 5000 + "}\n")
     outcome = sluiceway("train", write_config(tiny_model, data=data), cwd=tmp_path)
     assert_short_error(outcome, 2, *words)
     assert not (tmp_path / "runs").exists()
+
+
+def test_bytes_that_are_not_utf8_are_counted_and_training_goes_on(
+    sluiceway, tiny_model, write_config, tmp_path, prose
+):
+    (tmp_path / "x.txt").write_bytes(b"good \xff bad \xc3( end " + prose.read_bytes())
+    config = write_config(tiny_model, data={"train": [str(tmp_path / "x.txt")]}, train={"steps": 1})
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert "2 bytes were not UTF-8" in outcome.out.splitlines()[-1]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["data"]["replaced_bytes"] == 2
+    outcome = sluiceway("eval", tiny_model, "--data", tmp_path / "x.txt", "--sequences", 1)
+    assert "2 bytes were not UTF-8" in outcome.out
 
 
 def test_learning_rate_that_explodes_stops_with_the_step_named_and_the_folder_kept(
@@ -159,53 +210,3 @@ def test_gpu_that_is_not_there_is_unavailable(sluiceway, tiny_model, write_confi
     config = write_config(tiny_model, device={"name": "cuda:7"})
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
     assert_short_error(outcome, 2, "cuda:7 is not on this machine, it has host")
-
-
-def test_save_that_cannot_be_written_is_told_and_the_one_before_is_kept(
-    sluiceway, tiny_model, write_config, tmp_path
-):
-    folder = tmp_path / "out"
-    assert sluiceway("train", write_config(tiny_model), "--out", folder).code == 0
-    (folder / "checkpoint.new").write_text("a file where the save's folder should be")
-    outcome = sluiceway("resume", folder, "--set", "train.steps=7")
-    assert_short_error(outcome, 1, "the save could not be written, File exists")
-    state = json.loads((folder / "checkpoint" / "state.json").read_text())
-    assert state["position"]["step"] == 6
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("train.micro_batch=4", "--set train.micro_batch: 2 cannot become 4 within a run"),
-        ("engine={kind: subspace}", "--set engine."),
-        ("train.sted=1", "unknown key train.sted, did you mean train.seed?"),
-    ],
-)
-def test_resume_refuses_what_cannot_change(sluiceway, finished, override, words):
-    before = (finished[0] / "config.yaml").read_text()
-    assert_short_error(sluiceway("resume", finished[0], "--set", override), 2, words)
-    assert (finished[0] / "config.yaml").read_text() == before
-
-
-def test_resume_refuses_other_data_than_the_run_began_with(
-    sluiceway, tiny_model, write_config, tmp_path, prose
-):
-    text = tmp_path / "mine.txt"
-    text.write_text(prose.read_text())
-    config = write_config(tiny_model, data={"train": [str(text)]}, train={"steps": 1})
-    assert sluiceway("train", config, "--out", tmp_path / "out").code == 0
-    text.write_text("Z" + prose.read_text()[1:])
-    outcome = sluiceway("resume", tmp_path / "out", "--set", "train.steps=2")
-    assert_short_error(outcome, 2, "the data is not what the run was begun with")
-
-
-def test_save_with_a_cut_file_is_corrupt_and_nothing_is_overwritten(
-    sluiceway, tiny_model, write_config, tmp_path
-):
-    folder = tmp_path / "out"
-    assert sluiceway("train", write_config(tiny_model), "--out", folder).code == 0
-    moments = folder / "checkpoint" / "optimizer.pt"
-    os.truncate(moments, 100)
-    outcome = sluiceway("resume", folder, "--set", "train.steps=9")
-    assert_short_error(outcome, 1, "optimizer.pt: 100 bytes, expected")
-    assert moments.stat().st_size == 100

@@ -1,0 +1,116 @@
+"""What resume refuses, and that what it refuses is as it was: config, data, save, metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+import yaml
+from conftest import assert_short_error, read_lines
+
+
+def test_save_that_cannot_be_written_is_told_and_the_one_before_is_kept(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    folder = tmp_path / "out"
+    assert sluiceway("train", write_config(tiny_model), "--out", folder).code == 0
+    (folder / "checkpoint.new").write_text("a file where the save's folder should be")
+    outcome = sluiceway("resume", folder, "--set", "train.steps=7")
+    assert_short_error(outcome, 1, "the save could not be written, File exists")
+    state = json.loads((folder / "checkpoint" / "state.json").read_text())
+    assert state["position"]["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (["train.micro_batch=4"], ["resume: train.micro_batch was 2, is now 4; expected what"]),
+        (
+            ["train.micro_batch=4", "train.steps=9", "train.seed=7"],
+            ["resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; expected"],
+        ),
+        (["engine={kind: subspace}"], ["engine.kind was native, is now subspace", "keys more"]),
+        (["train.sted=1"], ["unknown key train.sted, did you mean train.seed?"]),
+    ],
+)
+def test_resume_refuses_what_cannot_change(sluiceway, finished, override, words):
+    before = (finished[0] / "config.yaml").read_text()
+    settings = [word for one in override for word in ("--set", one)]
+    assert_short_error(sluiceway("resume", finished[0], *settings), 2, *words)
+    assert (finished[0] / "config.yaml").read_text() == before
+
+
+def test_config_that_was_edited_in_the_run_folder_is_held_against_the_save(
+    sluiceway, finished, tmp_path
+):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    path = folder / "config.yaml"
+    tree = yaml.safe_load(path.read_text())
+    tree["train"] |= {"micro_batch": 4, "seed": 7}
+    path.write_text(yaml.safe_dump(tree))
+    words = "resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; expected"
+    assert_short_error(sluiceway("resume", folder), 2, words)
+    tree["train"] |= {"micro_batch": 2, "seed": 0, "steps": 7}
+    path.write_text(yaml.safe_dump(tree))
+    outcome = sluiceway("resume", folder)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == "sluiceway: train.steps was 6, is now 7\n"
+    path.write_text("model: {path: m\n")
+    assert_short_error(sluiceway("resume", folder), 2, "config.yaml:2: is not YAML")
+
+
+def test_run_folder_that_is_half_written_is_taken_up_from_what_it_has(
+    sluiceway, finished, tmp_path
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert_short_error(sluiceway("resume", folder), 2, "has no config.yaml, expected the folder of")
+    shutil.copyfile(finished[0] / "config.yaml", folder / "config.yaml")
+    (folder / "metrics.jsonl").write_text('{"step": 0, "eval_l')
+    (folder / "checkpoint.new").mkdir()
+    outcome = sluiceway("resume", folder)
+    assert outcome.code == 0, outcome.err
+    assert [line["step"] for line in read_lines(folder)] == list(range(7))
+    assert not (folder / "checkpoint.new").exists()
+
+
+def test_line_of_metrics_that_is_damaged_is_named_and_nothing_is_cut(sluiceway, finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = b"\0" * len(lines[2][:-1]) + b"\n"
+    path.write_bytes(b"".join(lines))
+    outcome = sluiceway("resume", folder, "--set", "train.steps=7")
+    assert_short_error(outcome, 1, "metrics.jsonl:3: is not a line of metrics", "take the line out")
+    assert path.read_bytes() == b"".join(lines)
+    path.write_bytes(b"".join(lines[:2] + lines[3:]))
+    assert sluiceway("resume", folder, "--set", "train.steps=7").code == 0
+    assert [line["step"] for line in read_lines(folder)] == [0, 1, 3, 4, 5, 6, 7]
+
+
+def test_resume_refuses_other_data_than_the_run_began_with(
+    sluiceway, tiny_model, write_config, tmp_path, prose
+):
+    text = tmp_path / "mine.txt"
+    text.write_text(prose.read_text())
+    config = write_config(tiny_model, data={"train": [str(text)]}, train={"steps": 1})
+    assert sluiceway("train", config, "--out", tmp_path / "out").code == 0
+    text.write_text("Z" + prose.read_text()[1:])
+    outcome = sluiceway("resume", tmp_path / "out", "--set", "train.steps=2")
+    assert_short_error(outcome, 2, "the data is not what the run was begun with")
+
+
+def test_save_with_a_cut_file_is_corrupt_and_nothing_is_overwritten(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    folder = tmp_path / "out"
+    assert sluiceway("train", write_config(tiny_model), "--out", folder).code == 0
+    moments = folder / "checkpoint" / "optimizer.pt"
+    os.truncate(moments, 100)
+    outcome = sluiceway("resume", folder, "--set", "train.steps=9")
+    assert_short_error(outcome, 1, "optimizer.pt: 100 bytes, expected")
+    assert moments.stat().st_size == 100

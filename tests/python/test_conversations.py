@@ -1,0 +1,143 @@
+"""Conversations: which tokens carry the loss, by a real tokenizer, a real template and a command.
+
+The template writes ChatML. What must be learned is worked out here from the text alone: with a
+tokenizer of bytes a token is a byte, and the assistant's turns are where their text is.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_short_error, read_lines
+from sluiceway.data import collate
+from sluiceway.documents import read_documents
+from sluiceway.model import load_tokenizer
+from sluiceway.sequences import IGNORED, make_sequences
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TALKS = [
+    [("system", "Count."), ("user", "one"), ("assistant", "two"), ("user", "three?"),
+     ("assistant", "four, äé"), ("user", "thanks")],
+    [("user", "assistant"), ("assistant", ""), ("assistant", "again"), ("user", "x"),
+     ("assistant", "yes")],
+]  # fmt: skip
+
+
+@pytest.fixture
+def chat_model(tiny_model, tmp_path):
+    """The tiny model, whose tokenizer is one of bytes, with a chat template."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def chats(tmp_path):
+    """The talks as a file of conversations, with a text between them."""
+    path = tmp_path / "chats.jsonl"
+    records = [
+        {"messages": [{"role": role, "content": text} for role, text in talk]} for talk in TALKS
+    ]
+    records.insert(1, {"text": "plain"})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def expected(talk):
+    """Bytes of a talk up to the assistant's last turn, and which of them are the assistant's."""
+    ids, learned = [], []
+    last = max(k for k, (role, _) in enumerate(talk) if role == "assistant")
+    for role, text in talk[: last + 1]:
+        head, turn = f"<{role}>".encode(), f"{text}</>\n".encode()
+        ids += [*head, *turn]
+        learned += [False] * len(head) + [role == "assistant"] * len(turn)
+    return ids, learned
+
+
+def sequences_of(model, chats, length, packing):
+    corpus = read_documents([str(chats)], "jsonl", "train")
+    return make_sequences(corpus, load_tokenizer(model), length, packing, "train", 257)
+
+
+def test_labels_are_the_assistants_turns_and_nothing_else(chat_model, chats):
+    sequences = sequences_of(chat_model, chats, 128, packing=False)
+    rows = [expected(TALKS[0]), ([*b"plain", 256], [True] * 6), expected(TALKS[1])]
+    batch = collate(sequences, [0, 1, 2])
+    for row, (ids, learned) in enumerate(rows):
+        labels = [i if mark else IGNORED for i, mark in zip(ids, learned, strict=True)]
+        assert batch.inputs["input_ids"][row, : len(ids)].tolist() == ids
+        assert batch.inputs["labels"][row, : len(ids)].tolist() == labels
+        assert (batch.inputs["labels"][row, len(ids) :] == IGNORED).all()
+    # A sequence's first token is predicted from nothing: only the plain text's is marked.
+    assert batch.learned == sum(sum(learned) for _, learned in rows) - 1
+
+
+def test_packing_keeps_every_mark_on_its_token(chat_model, chats):
+    length = 16
+    sequences = sequences_of(chat_model, chats, length, packing=True)
+    plain = ([*b"plain", 256], [True] * 6)
+    parts = [expected(TALKS[0]), plain, expected(TALKS[1])]
+    ids, learned = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
+    cuts = range(0, len(ids) - length + 1, length)
+    wanted = [start for start in cuts if learned[start + 1 : start + length].any()]
+    assert sequences.starts.tolist() == wanted
+    assert 0 < len(wanted) < len(cuts)  # A piece of user's text alone is left out.
+    for k, start in enumerate(wanted):
+        inputs = collate(sequences, [k]).inputs
+        assert inputs["input_ids"][0].tolist() == ids[start : start + length].tolist()
+        marks = (inputs["labels"][0] != IGNORED).tolist()
+        assert marks == learned[start : start + length].tolist()
+
+
+def test_loss_of_a_run_is_the_mean_over_the_assistants_tokens(
+    sluiceway, chat_model, chats, write_config, tmp_path
+):
+    from transformers import AutoModelForCausalLM
+
+    data = {"train": [str(chats)], "eval": [str(chats)], "format": "jsonl", "packing": False,
+            "sequence_length": 128}  # fmt: skip
+    train = {"steps": 1, "micro_batch": 2, "accumulate": 2, "eval_sequences": None}
+    config = write_config(chat_model, data=data, train=train)
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    model = AutoModelForCausalLM.from_pretrained(chat_model)
+    losses = []
+    for ids, learned in [expected(TALKS[0]), ([*b"plain", 256], [True] * 6), expected(TALKS[1])]:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].double()
+        each = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
+        losses.append(each[torch.tensor(learned[1:])])
+    lines = read_lines(tmp_path / "out")
+    assert lines[0]["eval_loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+    everything = sum(len(part) for part in losses)
+    said = sluiceway("eval", chat_model, "--data", chats, "--format", "jsonl", "--no-packing",
+                     "--json")  # fmt: skip
+    assert json.loads(said.out)["tokens"] == everything
+    # Two micro-batches of two draw the three sequences and one of the next epoch.
+    assert lines[1]["loss"] == pytest.approx(lines[0]["eval_loss"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses the messages, roles must alt"),
+        ("{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}", "rewrites earlier"),
+        ("{% if", "chat template refuses the messages"),
+    ],
+)
+def test_template_that_cannot_be_used_is_said_with_file_and_line(
+    sluiceway, chat_model, chats, write_config, tmp_path, template, words
+):
+    (chat_model / "chat_template.jinja").write_text(template)
+    data = {"train": [str(chats)], "format": "jsonl"}
+    outcome = sluiceway("train", write_config(chat_model, data=data), "--out", tmp_path / "out")
+    assert_short_error(outcome, 2, f"{chats}:1: the tokenizer's chat template", words)
+    assert not (tmp_path / "out").exists()
