@@ -181,7 +181,8 @@ class Loop:
         scaled = self._shop.scaler.is_enabled()
         line["loss_scale"] = self._shop.scaler.get_scale() if scaled else stats.get("loss_scale")
         stall = stats.get("stall_seconds") or 0.0
-        line |= {"seconds": seconds, "device_seconds": max(0.0, seconds - waited - stall)}
+        line |= {"seconds": seconds, "data_seconds": waited}
+        line["device_seconds"] = max(0.0, seconds - waited - stall)
         known = ("stall_seconds", "host_seconds", "learn_seconds", "bytes", "subspace")
         line |= {key: stats[key] for key in known if key in stats}
         line["peak_bytes"] = stats["peak_bytes"] | {"process": peak_resident_bytes()}

@@ -110,11 +110,15 @@ class Progress:
     def _traffic(self, last: dict[str, Any], seconds: float) -> dict[str, str]:
         counts, peaks = last.get("bytes") or {}, last.get("peak_bytes") or {}
         links = "/".join(format_bytes(counts.get(link, 0)) for link in ("d2h", "h2d"))
-        stalled = sum(line.get("stall_seconds") or 0.0 for line in self._recent)
+        stalled, waited = (
+            sum(line.get(key) or 0.0 for line in self._recent)
+            for key in ("stall_seconds", "data_seconds")
+        )
         tiers = "/".join(format_bytes(peaks.get(t, 0)) for t in ("device", "host", "pinned"))
         return {
             "d2h/h2d": links,
             "stall": f"{100 * stalled / seconds:.1f}%",
+            "data": f"{100 * waited / seconds:.1f}%",
             "device/host/pinned": tiers,
         }
 

@@ -24,6 +24,7 @@ def step_figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "mean_step_seconds": seconds / len(timed),
         "tokens_per_second": sum(line["tokens"] for line in timed) / seconds,
         "stall_share": sum(line.get("stall_seconds") or 0.0 for line in timed) / seconds,
+        "data_share": sum(line.get("data_seconds") or 0.0 for line in timed) / seconds,
         "learn_seconds": sum(line.get("learn_seconds") or 0.0 for line in steps),
         "bytes_per_step": {
             link: statistics.median(line["bytes"].get(link, 0) for line in timed) for link in links

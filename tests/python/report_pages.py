@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def line_of(step: int, **fields) -> dict:
     return {
         "step": step, "loss": 3.0 - 0.1 * step, "lr": 0.001, "grad_norm": 1.5, "tokens": 64,
         "skipped": 0, "loss_scale": 1.0, "seconds": 0.25, "stall_seconds": 0.025,
+        "data_seconds": 0.01,
         "bytes": {"d2h": 4096, "h2d": 2048, "disk_read": 0, "disk_written": 0},
         "peak_bytes": {"device": 3 << 20, "host": 2 << 20, "pinned": 1 << 20, "process": 9 << 20},
     } | fields  # fmt: skip
@@ -88,3 +90,14 @@ def report_on(sluiceway, folders: tuple[Path, ...], out: Path) -> Page:
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
     return Page(out)
+
+
+def console_of(chromium: str, page: Path, picture: Path) -> list[str]:
+    """Draw a page in a browser; return what it wrote to the console."""
+    done = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+         "--enable-logging=stderr", "--window-size=1200,1600", f"--screenshot={picture}",
+         f"--user-data-dir={picture.parent / 'profile'}", page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]

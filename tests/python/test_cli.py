@@ -56,7 +56,7 @@ def test_progress_is_lines_of_loss_rate_links_and_memory_when_there_is_no_termin
     out = finished[1].out
     assert "\x1b" not in out
     last = [line for line in out.splitlines() if "step 6/6" in line][-1]
-    for name in ("loss", "held-out", "tokens/s", "s/step", "d2h/h2d", "stall",
+    for name in ("loss", "held-out", "tokens/s", "s/step", "d2h/h2d", "stall", "data",
                  "device/host/pinned", "ETA"):  # fmt: skip
         assert f"{name} " in last
     assert "% " in last.partition("native ")[2][:6]  # Share of native.

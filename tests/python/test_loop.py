@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
 from sluiceway.checkpoint import Position
 from sluiceway.config import Train
 from sluiceway.config_file import load_config
+from sluiceway.data import Prefetch
 from sluiceway.errors import Error
 from sluiceway.interrupt import Interrupt
 from sluiceway.loop import Loop
 from sluiceway.native import NativeAdamW
 from sluiceway.rates import learning_rate
 from sluiceway.session import open_workshop, read_inputs
+from sluiceway.step_figures import step_figures
 
 
 @pytest.fixture
@@ -122,13 +125,34 @@ def test_every_line_has_the_fields_of_the_run_folder(open_loop):
     loop.run()
     assert [line["step"] for line in lines] == [0, 1, 2]
     fields = {"loss", "lr", "grad_norm", "tokens", "skipped", "loss_scale", "seconds",
-              "device_seconds", "stall_seconds", "host_seconds", "eval_loss"}  # fmt: skip
+              "device_seconds", "stall_seconds", "host_seconds", "data_seconds",
+              "eval_loss"}  # fmt: skip
     for line in lines[1:]:
         assert fields <= line.keys()
         assert line["bytes"] == {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0}
         assert set(line["peak_bytes"]) == {"device", "host", "pinned", "process"}
         assert line["tokens"] == 2 * 32
         assert 0 < line["device_seconds"] <= line["seconds"]
+        assert 0 < line["data_seconds"] < line["seconds"]
+
+
+def test_data_that_comes_late_is_in_the_step_and_not_in_the_devices_time(open_loop, monkeypatch):
+    late, take = 0.05, Prefetch.next
+
+    def slow(prefetch):
+        time.sleep(late)
+        return take(prefetch)
+
+    monkeypatch.setattr(Prefetch, "next", slow)
+    loop, _, lines, _ = open_loop(steps=8, accumulate=2)
+    loop.run()
+    for line in lines[1:]:
+        assert 2 * late <= line["data_seconds"] < line["seconds"]
+        assert line["device_seconds"] <= line["seconds"] - line["data_seconds"]
+    timed = lines[1:][3:]
+    share = sum(line["data_seconds"] for line in timed) / sum(line["seconds"] for line in timed)
+    assert step_figures(lines)["data_share"] == pytest.approx(share)
+    assert share > 0.1
 
 
 def test_evaluation_is_the_mean_over_held_out_tokens_and_changes_nothing(open_loop):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from conftest import read_lines
-from report_pages import Page, line_of, report_on, write_run
+from report_pages import Page, console_of, line_of, report_on, write_run
 from sluiceway.report import units
 from sluiceway.report.axis import make_axis
 
@@ -55,6 +53,8 @@ def test_embedded_curves_are_the_lines_of_metrics(reported, name, inner):
     for key in ("loss", "lr", "grad_norm", "seconds"):
         assert curves[key]["step"] == [line["step"] for line in steps]
         assert curves[key]["value"] == pytest.approx([line[key] for line in steps])
+    waits = [line["data_seconds"] / line["seconds"] for line in steps]
+    assert curves["data_share"]["value"] == pytest.approx(waits)
     rates = [line["tokens"] / line["seconds"] for line in steps]
     assert curves["tokens_per_second"]["value"] == pytest.approx(rates)
     assert curves["d2h"]["value"] == [line["bytes"]["d2h"] for line in steps]
@@ -86,6 +86,7 @@ def test_tables_show_losses_ratio_engine_precision_versions_machine_and_commit(r
         f"{summary['final_eval_loss']:.4f}",
         f"{summary['native_ratio']:.3f} x",
         units.seconds(summary["median_step_seconds"]),
+        units.share(summary["data_share"]),
         units.size(summary["peak_bytes"]["device"]),
         "native",
         summary["versions"]["torch"],
@@ -290,17 +291,6 @@ def test_ticks_are_told_apart_and_lie_on_the_axis(text, from_zero):
 # ---- In a browser ----
 
 
-def _console(chromium: str, page: Path, picture: Path) -> list[str]:
-    """Draw a page; return what it wrote to the console."""
-    done = subprocess.run(
-        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-         "--enable-logging=stderr", "--window-size=1200,1600", f"--screenshot={picture}",
-         f"--user-data-dir={picture.parent / 'profile'}", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
 def test_page_is_drawn_by_a_browser_without_a_complaint(reported, tmp_path):
     page, folder, _ = reported
     assert all(page.points(f"Loss over {x}", "line") for x in ("steps", "tokens", "wall-clock"))
@@ -310,7 +300,7 @@ def test_page_is_drawn_by_a_browser_without_a_complaint(reported, tmp_path):
     from PIL import Image
 
     picture = tmp_path / "page.png"
-    assert _console(chromium, folder / "report.html", picture) == []
+    assert console_of(chromium, folder / "report.html", picture) == []
     colours = Image.open(picture).convert("RGB").getcolors(1 << 20)
     drawn = {colour: count for count, colour in colours}
     for run in ((0x00, 0x67, 0xA5), (0xC4, 0x4E, 0x00)):  # Curves of both runs.
@@ -318,4 +308,4 @@ def test_page_is_drawn_by_a_browser_without_a_complaint(reported, tmp_path):
     # The page's own policy would be heard if it loaded something.
     broken = tmp_path / "broken.html"
     broken.write_text(page.source.replace("<h1>", '<img src="http://127.0.0.1:9/x.png"><h1>'))
-    assert _console(chromium, broken, picture) != []
+    assert console_of(chromium, broken, picture) != []

@@ -57,8 +57,21 @@ def test_run_that_goes_on_is_shown_as_running_with_figures_of_its_lines(report, 
     assert (figures["steps"], figures["tokens"], figures["skipped_steps"]) == (7, 7 * 64, 0)
     assert (figures["first_eval_loss"], figures["final_eval_loss"]) == (3.25, 2.75)
     assert figures["median_step_seconds"] == pytest.approx(0.55)  # Steps 4 to 7.
+    assert figures["data_share"] == pytest.approx(4 * 0.01 / (0.4 + 0.5 + 0.6 + 0.7))
     assert figures["peak_bytes"]["device"] == 3 << 20
     assert "3 MiB" in page.words["td"]
+
+
+def test_run_that_did_not_measure_its_waits_for_data_gets_a_page_without_them(report, tmp_path):
+    lines = [line_of(k) for k in (1, 2)]
+    share = "Share of a step spent waiting for data"
+    page = report(write_run(tmp_path / "new", lines))
+    assert share in page.words["figcaption"]
+    for line in lines:
+        del line["data_seconds"]
+    page = report(write_run(tmp_path / "old", lines))
+    assert share not in page.words["figcaption"]
+    assert "data_share" not in page.runs["old"]["curves"]
 
 
 def test_killed_run_is_shown_as_stopped(report, tmp_path):

@@ -71,8 +71,8 @@ class Run:
 
             figures |= step_figures([_complete(line) for line in self.lines])
         known = (*figures, "final_loss", "median_step_seconds", "mean_step_seconds",
-                 "tokens_per_second", "stall_share", "learn_seconds", "bytes_per_step",
-                 "peak_bytes", "native_ratio")  # fmt: skip
+                 "tokens_per_second", "stall_share", "data_share", "learn_seconds",
+                 "bytes_per_step", "peak_bytes", "native_ratio")  # fmt: skip
         figures |= {key: self.summary[key] for key in known if key in self.summary}
         mine = figures.get("median_step_seconds")
         theirs = (self.summary.get("native") or {}).get("median_step_seconds")
@@ -144,6 +144,7 @@ _CURVES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "seconds": _field("seconds"),
     "tokens_per_second": _per_second("tokens"),
     "stall_share": _per_second("stall_seconds"),
+    "data_share": _per_second("data_seconds"),
     "bias_mean": _field("subspace", "bias_mean"),
     **{link: _field("bytes", link) for link in LINKS},
 }
@@ -151,7 +152,7 @@ _CURVES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def _complete(line: dict[str, Any]) -> dict[str, Any]:
     """The line with numbers wherever `step_figures` counts on them."""
-    keys = ("seconds", "loss", "tokens", "stall_seconds", "learn_seconds")
+    keys = ("seconds", "loss", "tokens", "stall_seconds", "data_seconds", "learn_seconds")
     numbers = {key: _number(line, key) for key in keys}
     numbers["tokens"] = numbers["tokens"] or 0
     for group in ("bytes", "peak_bytes"):

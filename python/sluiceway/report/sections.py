@@ -54,13 +54,16 @@ def loss(runs: list[Run], points: int) -> str:
 
 
 def throughput(runs: list[Run], points: int) -> str:
-    """Tokens per second, seconds per step, stall share."""
+    """Tokens per second, seconds per step, shares of stalls and of waiting for data."""
     charts = [
         _chart(runs, "tokens_per_second", "Tokens per second", units.rate, points, smooth=True),
         _chart(runs, "seconds", "Seconds per step", units.seconds, points, smooth=True),
         _chart(runs, "stall_share", "Stall share of a step", units.share, points, smooth=True),
     ]
     text = "Stall: the device had nothing to run because it waited for a link or the host."
+    if any("data_share" in run.curves for run in runs):  # Older runs did not measure it.
+        title = "Share of a step spent waiting for data"
+        charts.append(_chart(runs, "data_share", title, units.share, points, smooth=True))
     return _section(charts, text)
 
 

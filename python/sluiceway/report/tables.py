@@ -204,6 +204,7 @@ _SUMMARY: tuple[Row, ...] = (
     ("of native AdamW's", _figure("native_ratio", lambda ratio: f"{ratio:.3f} x")),
     ("tokens per second", _figure("tokens_per_second", units.rate)),
     ("stall share", _figure("stall_share", units.share)),
+    ("waiting for data", _figure("data_share", units.share)),
     *((f"{link} per step, median", _bytes_of(link)) for link in LINKS),
     *((f"{tier}, peak", _of_budget(tier)) for tier in TIERS),
     ("skipped steps", _figure("skipped_steps", units.count)),
