@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import sluiceway as sw
@@ -62,6 +64,30 @@ def test_state_dict_in_the_middle_continues_bit_for_bit(arguments, dtype):
         opt.load_state_dict(saved["opt"])
         train(second, opt, 4, first=5, loss=loss)
     assert same_bits(second, whole)
+
+
+def continue_from(path):
+    """Train on from a file, in whatever process this is; replaces it by the weights."""
+    saved = torch.load(path, weights_only=True)
+    model = make(seed=5)  # Nothing may depend on what it started from.
+    with sw.SubspaceAdamW(model, lr=LR) as opt:
+        model.load_state_dict(saved["model"])
+        opt.load_state_dict(saved["opt"])
+        train(model, opt, 4, first=5)
+        torch.save(model.state_dict(), path)
+
+
+def test_another_process_continues_the_default_codec_bit_for_bit(tmp_path):
+    whole, first = make(), make()
+    with sw.SubspaceAdamW(whole, lr=LR) as opt:
+        train(whole, opt, 9)
+    with sw.SubspaceAdamW(first, lr=LR) as opt:
+        train(first, opt, 5)
+        torch.save({"model": first.state_dict(), "opt": opt.state_dict()}, tmp_path / "saved.pt")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(continue_from, tmp_path / "saved.pt").result()
+    first.load_state_dict(torch.load(tmp_path / "saved.pt", weights_only=True))
+    assert same_bits(first, whole)
 
 
 def test_loading_its_own_state_is_harmless():
