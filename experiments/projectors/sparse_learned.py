@@ -130,23 +130,48 @@ def run(rows: list[dict]) -> None:
                 key = {"batches": count, "d": f"n/{share}", "pair": pair, "learn_steps": steps}
                 if any(key.items() <= row.items() for row in rows):
                     continue
-                rows.append({**key, **biases(known, held_out)})
-                RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+                found = biases(known, held_out)
+                rows.append({**key, "calibration": listed(found["calibration"]),
+                             "held_out": [listed(of) for of in found["held_out"]]})  # fmt: skip
+                write(list(known), rows)
                 print(key, flush=True)
 
 
+def listed(biases: dict[str, float]) -> list[float]:
+    """In the order of the weights."""
+    return [round(bias, 5) for bias in biases.values()]
+
+
+def write(weights: list[str], rows: list[dict]) -> None:
+    """One line a row."""
+    lines = ",\n".join(map(json.dumps, rows))
+    head = json.dumps({**provenance(), "weights": weights}, indent=1)
+    RESULTS.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
+
+
+def means(row: dict) -> tuple[float, list[float]]:
+    """Mean bias over weights: on the calibration gradient, and on each of those held out."""
+    return statistics.mean(row["calibration"]), [statistics.mean(of) for of in row["held_out"]]
+
+
+def cells(rows: list[dict]) -> list[str]:
+    """Calibration, held out; one number a row in each."""
+    known = " / ".join(f"{means(row)[0]:.3f}" for row in rows)
+    unseen = " / ".join(f"{statistics.mean(means(row)[1]):.3f}" for row in rows)
+    return [known, unseen]
+
+
 def table(rows: list[dict]) -> str:
-    """Markdown: mean over weights; held out: over gradients too, with the spread over those."""
-    lines = ["| batches a gradient | d | pair | learning steps | calibration | held out |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    """Markdown; learned pairs have a number for each of LEARN_STEPS."""
+    steps = " / ".join(map(str, LEARN_STEPS))
+    lines = [f"| batches | d | pair | calibration, {steps} steps | held out, {steps} steps |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    grouped: dict[tuple, list[dict]] = {}
     for row in rows:
-        known = statistics.mean(row["calibration"].values())
-        means = [statistics.mean(biases.values()) for biases in row["held_out"]]
-        unseen = f"{statistics.mean(means):.3f} ({min(means):.3f} to {max(means):.3f})"
-        steps = "" if row["learn_steps"] is None else row["learn_steps"]
-        lines.append(f"| {row['batches']} | {row['d']} | {row['pair']} | {steps} | {known:.3f} "
-                     f"| {unseen} |")  # fmt: skip
-    return "\n".join(lines)
+        grouped.setdefault((row["batches"], row["d"], row["pair"]), []).append(row)
+    lines += [f"| {' | '.join([*map(str, key), *cells(same)])} |" for key, same in grouped.items()]
+    spread = max((max(of) - min(of)) / (max(of) + min(of)) for _, of in map(means, rows))
+    return "\n".join([*lines, "", f"Held-out gradients differ by at most +-{spread:.1%} in a row."])
 
 
 def main() -> None:
