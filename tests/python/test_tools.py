@@ -22,24 +22,6 @@ def run(finished, tmp_path):
     return folder
 
 
-def transformers_loss(folder, documents, length, sequences):
-    """Mean loss of a model over packed documents, by transformers alone."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer, model = (c.from_pretrained(folder) for c in (AutoTokenizer, AutoModelForCausalLM))
-    ids = []
-    for text in documents:
-        ids += [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-    with torch.no_grad():
-        losses = [
-            model(input_ids=row, labels=row).loss.item()
-            for k in range(sequences)
-            for row in [torch.tensor([ids[k * length : (k + 1) * length]])]
-        ]
-    return sum(losses) / len(losses)
-
-
 # ---- What eval says ----
 
 
@@ -54,24 +36,6 @@ def test_run_evaluates_to_the_loss_that_training_ended_with(sluiceway, finished)
     assert (said["step"], said["sequences"], said["tokens"]) == (6, 4, 4 * 31)
     assert said["seconds"] > 0
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
-def test_exported_model_evaluates_to_the_loss_that_transformers_finds(
-    sluiceway, finished, tmp_path
-):
-    from sluiceway.documents import pydoc_text
-
-    to = tmp_path / "model"
-    assert sluiceway("export", finished[0], "--to", to).code == 0
-    options = ["--data", "pydoc", "--sequence-length", 32, "--sequences", 4, "--json"]
-    outcome = sluiceway("eval", to, *options)
-    assert outcome.code == 0, outcome.err
-    said = json.loads(outcome.out)
-    of_the_run = json.loads(sluiceway("eval", finished[0], "--json").out)
-    expected = transformers_loss(to, pydoc_text("eval"), 32, 4)
-    assert said["loss"] == pytest.approx(of_the_run["loss"], abs=1e-6)
-    assert said["loss"] == pytest.approx(expected, abs=1e-6)
-    assert said["step"] is None
 
 
 def test_data_is_files_and_globs_and_every_sequence_counts(sluiceway, tiny_model, prose, tmp_path):
