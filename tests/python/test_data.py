@@ -18,7 +18,7 @@ class ByteTokens:
     eos_token_id = 256
     chat_template = "template"
 
-    def __call__(self, text, verbose=True):
+    def __call__(self, text, verbose=True, add_special_tokens=True):
         return {"input_ids": list(text.encode())}
 
     def apply_chat_template(self, messages, tokenize, add_generation_prompt, return_dict):

@@ -1,0 +1,181 @@
+"""Tokens of large data: cut into pieces for the tokenizer, kept in files, mapped from there."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+from sluiceway import tokens as module
+from sluiceway.documents import Corpus, Document, pydoc_text
+from sluiceway.errors import InvalidArgument
+from sluiceway.sequences import make_sequences
+from sluiceway.tokens import tokenise
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Byte-level BPE with merges, split by white space as GPT-2's is; it begins each text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<s>", "</s>"], show_progress=False
+    )
+    bpe.train_from_iterator(pydoc_text("eval"), trainer)
+    bpe.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Where tokens are kept, of data of any size."""
+    monkeypatch.setattr(module, "_KEPT_FROM", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "sluiceway" / "tokens"
+
+
+def corpus_of(*texts):
+    turns = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "three"}]
+    documents = [Document(f"t:{k}", text) for k, text in enumerate(texts, start=1)]
+    return Corpus([*documents, Document("t:0", messages=turns)])
+
+
+def chatting(tokenizer, template="{% for m in messages %}{{ m.content }};{% endfor %}"):
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def kept_files(cache):
+    return sorted(str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file())
+
+
+# ---- Pieces ----
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "short", "x" * 1000, "line\n" * 200, "para\n\n" * 200, "a b\n" + "y" * 500 + "\nc\n" * 99],
+)
+def test_pieces_are_the_text_and_none_is_long(monkeypatch, text):
+    monkeypatch.setattr(module, "_PIECE", 16)
+    pieces = list(module._pieces(text))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 32
+    assert len(pieces) <= len(text) // 16 + 1
+
+
+def test_text_in_pieces_has_the_tokens_of_the_text_as_one(monkeypatch, tokenizer):
+    text = max(pydoc_text("train"), key=len)
+    whole = tokenizer(text)["input_ids"]
+    assert (whole[0], whole[-1]) == (0, 1)
+    monkeypatch.setattr(module, "_PIECE", 500)
+    assert len(list(module._pieces(text))) > 20
+    stream = tokenise(Corpus([Document("t:1", text)]), tokenizer)
+    assert stream.tokens.tolist() == whole
+    assert stream.lengths.tolist() == [len(whole)]
+
+
+# ---- What is kept ----
+
+
+def test_tokens_are_kept_and_mapped_and_the_tokenizer_is_not_asked_again(
+    cache, tokenizer, monkeypatch
+):
+    corpus = corpus_of("one text\n", "  ", "another, äé")
+    chatting(tokenizer)
+    first = tokenise(corpus, tokenizer)
+    assert len(kept_files(cache)) == 3
+    monkeypatch.setattr(module, "_tokens_of", None)
+    again = tokenise(corpus, tokenizer)
+    monkeypatch.undo()
+    plain = tokenise(corpus, tokenizer)
+    assert isinstance(again.tokens, np.memmap)
+    assert not isinstance(plain.tokens, np.memmap)
+    for name in ("tokens", "learned", "lengths"):
+        expected = getattr(plain, name)
+        for stream in (first, again):
+            assert getattr(stream, name).dtype == expected.dtype
+            assert np.array_equal(getattr(stream, name), expected)
+    assert again.lengths[1] == 0
+    assert 0 < again.learned.sum() < len(again.tokens)
+
+
+def test_sequences_of_mapped_tokens_have_the_fingerprint_of_those_in_memory(
+    cache, tokenizer, monkeypatch
+):
+    corpus = corpus_of(*pydoc_text("eval")[:4])
+    chatting(tokenizer)
+    mapped = make_sequences(corpus, tokenizer, 32, True, "train", 600)
+    monkeypatch.undo()
+    assert make_sequences(corpus, tokenizer, 32, True, "train", 600).fingerprint == (
+        mapped.fingerprint
+    )
+
+
+def test_other_text_template_or_merges_are_other_tokens(cache, tokenizer):
+    tokenise(corpus_of("a"), chatting(tokenizer))
+    tokenise(corpus_of("b"), tokenizer)
+    tokenise(corpus_of("a"), chatting(tokenizer, "{% for m in messages %}{{ m.role }}{% endfor %}"))
+    tokenizer.add_tokens(["text"])
+    tokenise(corpus_of("a"), tokenizer)
+    assert len(kept_files(cache)) == 4 * 3
+
+
+@pytest.mark.parametrize("name", ["tokens", "learned", "lengths"])
+@pytest.mark.parametrize("size", [None, 0, 4, 7])
+def test_file_that_is_cut_or_missing_is_made_again(cache, tokenizer, name, size):
+    corpus = corpus_of("one text")
+    expected = tokenise(corpus, chatting(tokenizer)).tokens.tolist()
+    path = next(cache.glob(f"*/{name}"))
+    content = path.read_bytes()
+    path.unlink() if size is None else os.truncate(path, size)
+    assert tokenise(corpus, tokenizer).tokens.tolist() == expected
+    assert path.read_bytes() == content
+    assert len(kept_files(cache)) == 3
+
+
+# ---- What is not ----
+
+
+def test_cache_that_cannot_be_written_is_done_without(cache, tokenizer):
+    cache.parent.mkdir()
+    cache.write_text("a file where the folder should be")
+    stream = tokenise(corpus_of("one text"), chatting(tokenizer))
+    assert not isinstance(stream.tokens, np.memmap)
+    assert len(stream.tokens) == stream.lengths.sum() > 0
+
+
+def test_conversation_that_is_refused_leaves_nothing_behind(cache, tokenizer):
+    with pytest.raises(InvalidArgument, match="t:0: has messages, but the model's tokenizer has"):
+        tokenise(corpus_of("one text"), chatting(tokenizer, None))
+    assert kept_files(cache) == []
+    assert list(cache.iterdir()) == []
+
+
+def test_small_data_writes_nothing(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tokenise(corpus_of("one text"), chatting(tokenizer))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_keeps_the_tokens_of_large_data_and_says_nothing_of_it(
+    python_m_sluiceway, tiny_model, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with (tmp_path / "x.jsonl").open("w") as file:
+        for number in range(43):  # A little over what is kept.
+            file.write(json.dumps({"text": f"{number} {'word ' * 20_000}"}) + "\n")
+    options = ["--data", "x.jsonl", "--format", "jsonl", "--sequences", 1]
+    outcome = python_m_sluiceway("eval", tiny_model, *options, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+    (folder,) = (tmp_path / "cache" / "sluiceway" / "tokens").iterdir()
+    count = (folder / "learned").stat().st_size
+    assert count > module._KEPT_FROM
+    assert (folder / "tokens").stat().st_size == 4 * count
