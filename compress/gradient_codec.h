@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "compress/factored_moment.h"
 #include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 #include "kernels/bias_norm.h"
@@ -35,10 +36,11 @@ struct CoreShape {
   std::int64_t elems() const noexcept { return rows * cols; }
 };
 
-// Both moments of AdamW on the core, f32, core-shaped, in host memory.
+// Both moments of AdamW on the core, f32, in host memory; the second either whole or factored.
 struct Moments {
   MatrixView<float> m;
-  MatrixView<float> v;
+  MatrixView<float> v;      // Empty where it is factored.
+  FactoredMoment factored;  // Empty where it is not.
 };
 
 enum class MomentTransport : std::uint8_t {

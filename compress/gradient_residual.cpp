@@ -2,37 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string>
 
 #include "compress/codec_families.h"
+#include "compress/factored_moment.h"
 #include "kernels/base/check.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/residual.h"
 
 namespace sluiceway {
-namespace {
-
-// Rows and columns of a state of m + n elements.
-struct Factors {
-  std::span<float> rows, cols;
-  Factors(std::span<float> both, std::int64_t m)
-      : rows(both.first(static_cast<std::size_t>(m))),
-        cols(both.subspan(static_cast<std::size_t>(m))) {}
-};
-
-double mean(std::span<const float> x) {
-  return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
-}
-
-void average(std::span<float> x, std::span<const float> now, double beta, double factor_squared) {
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    x[i] = static_cast<float>(beta * static_cast<double>(x[i]) +
-                              (1 - beta) * factor_squared * static_cast<double>(now[i]));
-  }
-}
-
-}  // namespace
 
 ResidualKind parse_residual(std::string_view name) {
   if (name == "none") return ResidualKind::kNone;
@@ -83,27 +61,19 @@ bool GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
     cpu::residual_sign(w, low, g, update);
     return true;
   }
-  const Factors now(roots_.as<float>(), m_), kept(moments_.as<float>(), m_);
-  cpu::residual_moments(g, now.rows, now.cols);
-  const double total = mean(now.rows);
-  if (!std::isfinite(total)) return false;
+  const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), m_);
+  const FactoredMoment kept = FactoredMoment::of(moments_.as<float>(), m_);
+  cpu::mean_squares(g, now.row, now.col);
+  if (!std::isfinite(mean(now.row))) return false;
   const double factor = static_cast<double>(step.factor);
-  average(kept.rows, now.rows, step.beta2, factor * factor);
-  average(kept.cols, now.cols, step.beta2, factor * factor);
+  advance(kept, now, step.beta2, factor, kept);
   ++steps_;
-  // Roots of V, in units of R before it is unscaled: row[i] col[j] = sqrt(V_ij) / factor.
-  const double mean_row = mean(kept.rows);
-  const double correction = 1 - std::pow(step.beta2, static_cast<double>(steps_));
-  for (std::size_t i = 0; i < kept.rows.size(); ++i) {
-    const double row = mean_row > 0 ? static_cast<double>(kept.rows[i]) / mean_row : 0;
-    now.rows[i] = static_cast<float>(std::sqrt(row) / factor);
+  // In units of R before it is unscaled.
+  const FactoredRoots roots = roots_of(kept, step.beta2, steps_, factor, step.eps, now);
+  if (std::isfinite(step.max_rms)) {
+    const double rms = cpu::residual_rms(g, roots);
+    update.alpha = static_cast<float>(-step.lr / std::max(1.0, rms / step.max_rms));
   }
-  for (std::size_t j = 0; j < kept.cols.size(); ++j) {
-    now.cols[j] = static_cast<float>(std::sqrt(static_cast<double>(kept.cols[j]) / correction));
-  }
-  const FactoredRoots roots{now.rows, now.cols, static_cast<float>(step.eps / factor)};
-  const double rms = cpu::residual_rms(g, roots);
-  update.alpha = static_cast<float>(-step.lr / std::max(1.0, rms));
   cpu::residual_apply(w, low, g, roots, update);
   return true;
 }

@@ -3,7 +3,7 @@
 //   R <- G - P S Q^T                                        in place of G
 //   v_r <- b2 v_r + (1 - b2) mean_j R^2, v_c likewise       V = v_r v_c / mean(v_r)   [Adafactor]
 //   U = R / (sqrt(V / (1 - b2^t)) + eps)
-//   W <- decay W - lr U / max(1, rms(U))                    the clip of [Adafactor] section 6
+//   W <- decay W - lr U / max(1, rms(U) / max_rms)          the clip of [Adafactor] section 6
 //
 // kSign takes U = sign(R) and has no state. There is no first moment and no link traffic: the
 // update is as large as AdamW's, element by element, and takes AdamW's learning rate.
@@ -34,6 +34,7 @@ struct ResidualStep {
   double beta2 = 0;
   double eps = 0;
   float factor = 1;     // Unscales the gradient; clipping by the global norm is no part of it.
+  double max_rms = 1;   // Infinity: the RMS is not measured, which saves a read of R.
   WeightUpdate update;  // All but alpha.
 };
 

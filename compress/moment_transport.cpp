@@ -65,6 +65,19 @@ void multiply_from_both_sides(MatrixView<float> x, const Sparse& a, const Sparse
   as_eigen(x).noalias() = left * b;
 }
 
+// The same for V = row col^T / mean(row): the product is of rank one again, and its means are the
+// new factors.
+void multiply_from_both_sides(const FactoredMoment& v, const Sparse& a, const Sparse& b) {
+  using Vector = Eigen::Map<Eigen::VectorXf>;
+  Vector row(v.row.data(), static_cast<Eigen::Index>(v.row.size()));
+  Vector col(v.col.data(), static_cast<Eigen::Index>(v.col.size()));
+  const float before = row.mean();
+  if (before == 0) return;  // No step was taken yet.
+  const Eigen::VectorXf new_row = a * row, new_col = b.transpose() * col;
+  row = new_row * (new_col.mean() / before);
+  col = new_col * (new_row.mean() / before);
+}
+
 void fill_zero(MatrixView<float> x) {
   for (std::int64_t i = 0; i < x.rows; ++i) std::fill_n(x.row(i), x.cols, 0.0F);
 }
@@ -87,13 +100,24 @@ void transport(MomentTransport how, const Moments& moments, const Rows& p_old, c
   check_same_shape("P", p_old, p_new);
   check_same_shape("Q", q_old, q_new);
   check_moment("m", moments.m, p_old, q_old);
-  check_moment("v", moments.v, p_old, q_old);
+  const bool factored = !moments.factored.row.empty();
+  if (factored) {
+    const FactoredMoment& v = moments.factored;
+    SLUICEWAY_CHECK(static_cast<std::int64_t>(v.row.size()) == p_old.cols &&
+                        static_cast<std::int64_t>(v.col.size()) == q_old.cols,
+                    "transport_moments: factored v is ", v.row.size(), "x", v.col.size(),
+                    ", expected ", p_old.cols, "x", q_old.cols);
+  } else {
+    check_moment("v", moments.v, p_old, q_old);
+  }
   switch (how) {
     case MomentTransport::kKeep:
       return;
     case MomentTransport::kReset:
       fill_zero(moments.m);
       fill_zero(moments.v);
+      std::fill(moments.factored.row.begin(), moments.factored.row.end(), 0.0F);
+      std::fill(moments.factored.col.begin(), moments.factored.col.end(), 0.0F);
       return;
     case MomentTransport::kProjected:
       break;
@@ -103,7 +127,11 @@ void transport(MomentTransport how, const Moments& moments, const Rows& p_old, c
   multiply_from_both_sides(moments.m, a, b);
   a = a.cwiseProduct(a).eval();
   b = b.cwiseProduct(b).eval();
-  multiply_from_both_sides(moments.v, a, b);
+  if (factored) {
+    multiply_from_both_sides(moments.factored, a, b);
+  } else {
+    multiply_from_both_sides(moments.v, a, b);
+  }
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // Carries AdamW's moments from one subspace into the next when a projector is replaced.
 //
 //   M <- A M B               A = P_new^T P_old,  B = Q_old^T Q_new          [LSP] section 1
-//   V <- (A o A) V (B o B)   o: element by element, so V stays nonnegative
+//   V <- (A o A) V (B o B)   o: element by element, so V stays nonnegative; a factored V stays one
 //
 //   name          shape    dtype   access
-//   moments.m, v  dm x dn  f32     read, write
+//   moments.m, v  dm x dn  f32     read, write; or moments.factored, dm + dn
 //   p_old, p_new  m x dm   f32     read
 //   q_old, q_new  n x dn   f32     read
 //

@@ -34,13 +34,20 @@ struct AdamFormula {
         keep(set(d, 1.0 - h.lr * h.weight_decay)),
         minus_lr(set(d, -h.lr)) {}
 
-  // Advances m and v by the raw gradient g; returns the direction.
-  HWY_INLINE V direction(V g, V& m, V& v) const {
+  // Advances m by the raw gradient g; returns the scaled gradient.
+  HWY_INLINE V advance_first(V g, V& m) const {
     const V scaled = hn::Mul(g, scale);
     m = hn::MulAdd(one_minus_beta1, hn::Sub(scaled, m), m);
+    return scaled;
+  }
+  HWY_INLINE V corrected_first(V m) const { return hn::Mul(m, inverse_correction1); }
+
+  // Advances m and v by the raw gradient g; returns the direction.
+  HWY_INLINE V direction(V g, V& m, V& v) const {
+    const V scaled = advance_first(g, m);
     v = hn::MulAdd(beta2, v, hn::Mul(hn::Mul(one_minus_beta2, scaled), scaled));
     const V denominator = hn::MulAdd(hn::Sqrt(v), inverse_sqrt_correction2, eps);
-    return hn::Div(hn::Mul(m, inverse_correction1), denominator);
+    return hn::Div(corrected_first(m), denominator);
   }
 
   HWY_INLINE V moved(V w, V d) const { return hn::MulAdd(minus_lr, d, hn::Mul(keep, w)); }

@@ -1,7 +1,7 @@
 // The part of a gradient that a projection leaves, and an update from it with factored moments.
 //
 //   R = G - P S Q^T                            formed in place of G by decompress(), alpha = -1
-//   r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2  residual_moments()
+//   r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2  mean_squares()
 //   U_ij = R_ij / (a_i b_j + eps)              a, b: roots of V's factors [Adafactor] algorithm 4
 //   W <- decay W + alpha U                     residual_apply(); alpha sign(R) in residual_sign()
 //
@@ -28,22 +28,12 @@
 #include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 #include "kernels/decompress.h"
-
-namespace sluiceway {
-
-// Roots of the factors of V: sqrt(V_ij) = row[i] * col[j].
-struct FactoredRoots {
-  std::span<const float> row;
-  std::span<const float> col;
-  float eps = 0;
-};
-
-}  // namespace sluiceway
+#include "kernels/factored_roots.h"
 
 namespace sluiceway::cpu {
 
 // All run on the calling thread.
-void residual_moments(const AnyMatrix& r, std::span<float> rows, std::span<float> cols);
+void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols);
 // sqrt(mean U_ij^2); 0 for an empty matrix.
 double residual_rms(const AnyMatrix& r, const FactoredRoots& roots);
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
@@ -57,8 +47,8 @@ namespace sluiceway::cuda {
 
 // Enqueue on `stream`; all pointers, `rms` too, are device pointers and stay valid until then.
 // Unavailable in a build without CUDA, CudaError if the launch is refused.
-void residual_moments(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
-                      StreamRef stream);
+void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
+                  StreamRef stream);
 void residual_rms(double* rms, const AnyMatrix& r, const FactoredRoots& roots, StreamRef stream);
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                     const FactoredRoots& roots, const WeightUpdate& update, StreamRef stream);

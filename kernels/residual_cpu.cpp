@@ -225,11 +225,6 @@ void check_size(const char* function, const char* name, std::size_t size, std::i
                   " elements, expected ", expected);
 }
 
-void check_roots(const char* function, const AnyMatrix& r, const FactoredRoots& roots) {
-  check_size(function, "roots.row", roots.row.size(), r.rows);
-  check_size(function, "roots.col", roots.col.size(), r.cols);
-}
-
 }  // namespace
 
 HWY_EXPORT(moments);
@@ -239,21 +234,21 @@ HWY_EXPORT(sign);
 
 namespace cpu {
 
-void residual_moments(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
-  check_size("residual_moments", "rows", rows.size(), r.rows);
-  check_size("residual_moments", "cols", cols.size(), r.cols);
+void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
+  check_size("mean_squares", "rows", rows.size(), r.rows);
+  check_size("mean_squares", "cols", cols.size(), r.cols);
   HWY_DYNAMIC_DISPATCH(moments)(r, rows, cols);
 }
 
 double residual_rms(const AnyMatrix& r, const FactoredRoots& roots) {
-  check_roots("residual_rms", r, roots);
+  check_roots("residual_rms", roots, r.rows, r.cols);
   if (r.rows * r.cols == 0) return 0;
   return HWY_DYNAMIC_DISPATCH(rms)(r, roots);
 }
 
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                     const FactoredRoots& roots, const WeightUpdate& update) {
-  check_roots("residual_apply", r, roots);
+  check_roots("residual_apply", roots, r.rows, r.cols);
   check_weight("residual_apply", w, low, update, r.rows, r.cols);
   HWY_DYNAMIC_DISPATCH(apply)(w, low, r, roots, update);
 }

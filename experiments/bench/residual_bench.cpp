@@ -34,7 +34,7 @@ const WeightUpdate kUpdate{.decay = 1.0F, .alpha = 1e-6F};
 void moments(benchmark::State& state) {
   Case c(state);
   run_against_roof(state, c.bytes(), &Roof::read_gb_per_s,
-                   [&] { cpu::residual_moments(c.residual(), c.row, c.col); });
+                   [&] { cpu::mean_squares(c.residual(), c.row, c.col); });
 }
 
 void rms(benchmark::State& state) {
@@ -67,7 +67,7 @@ void residual_step(benchmark::State& state) {
   std::vector<float> row(c.row.size()), col(c.col.size());
   run_against_roof(state, 7 * c.bytes(), &Roof::update_gb_per_s, [&] {
     cpu::decompress(c.residual(), {}, core, p.view(), q.view(), {.alpha = -1e-6F}, scratch);
-    cpu::residual_moments(c.residual(), row, col);
+    cpu::mean_squares(c.residual(), row, col);
     benchmark::DoNotOptimize(cpu::residual_rms(c.residual(), c.roots()));
     cpu::residual_apply(c.weight(), {}, c.residual(), c.roots(), kUpdate);
   });

@@ -3,8 +3,8 @@
 
 namespace sluiceway::cuda {
 
-void residual_moments(const AnyMatrix&, std::span<float>, std::span<float>, StreamRef) {
-  throw_unavailable("residual_moments");
+void mean_squares(const AnyMatrix&, std::span<float>, std::span<float>, StreamRef) {
+  throw_unavailable("mean_squares");
 }
 
 void residual_rms(double*, const AnyMatrix&, const FactoredRoots&, StreamRef) {

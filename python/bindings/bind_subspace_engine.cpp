@@ -15,7 +15,8 @@ void bind_weight_spec(py::module_& m) {
       .def(py::init([](std::string name, const at::Tensor& weight, std::string codec, double ratio,
                        std::int64_t d, std::int64_t nnz, std::int64_t block, std::uint64_t seed,
                        const std::string& wire, const std::string& tier,
-                       const std::string& weight_update, const std::string& residual) {
+                       const std::string& weight_update, const std::string& residual,
+                       const std::string& second_moment) {
              const AnyMatrix view = matrix_view(weight, name.c_str());
              WeightSpec spec;
              spec.name = std::move(name);
@@ -27,11 +28,12 @@ void bind_weight_spec(py::module_& m) {
              spec.tier = parse_core_tier(tier);
              spec.rounding = parse_rounding(weight_update, spec.dtype);
              spec.residual = parse_residual(residual);
+             spec.second_moment = parse_second_moment(second_moment);
              return spec;
            }),
            py::arg("name"), py::arg("weight"), py::arg("codec"), py::arg("ratio"), py::arg("d"),
            py::arg("nnz"), py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("tier"),
-           py::arg("weight_update"), py::arg("residual"));
+           py::arg("weight_update"), py::arg("residual"), py::arg("second_moment"));
 }
 
 RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std::int64_t> every,
@@ -50,7 +52,8 @@ void bind_engine_options(py::module_& m) {
                        std::uint64_t seed, const std::string& codec,
                        std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
                        double refresh_threshold, int learn_steps, const std::string& transport,
-                       bool residual_at_once, int residual_every, int device_cpu, int lane_cpu) {
+                       bool residual_at_once, int residual_every, double residual_max_rms,
+                       int device_cpu, int lane_cpu) {
              EngineOptions options;
              options.d2h = {link[0], link[2]};
              options.h2d = {link[1], link[2]};
@@ -69,6 +72,7 @@ void bind_engine_options(py::module_& m) {
              options.learn.transport = parse_transport(transport);
              options.residual_at_once = residual_at_once;
              options.residual_every = residual_every;
+             options.residual_max_rms = residual_max_rms;
              options.device_cpu = device_cpu;
              options.lane_cpu = lane_cpu;
              return options;
@@ -78,7 +82,8 @@ void bind_engine_options(py::module_& m) {
            py::arg("promised_backwards"), py::arg("seed"), py::arg("codec"),
            py::arg("refresh_every"), py::arg("refresh_source"), py::arg("refresh_threshold"),
            py::arg("learn_steps"), py::arg("transport"), py::arg("residual_at_once"),
-           py::arg("residual_every"), py::arg("device_cpu"), py::arg("lane_cpu"),
+           py::arg("residual_every"), py::arg("residual_max_rms"), py::arg("device_cpu"),
+           py::arg("lane_cpu"),
            "link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, "
            "host, pinned, disk, None for no limit.");
 }
@@ -159,6 +164,7 @@ py::dict describe(const SubspaceEngine& engine, int weight) {
   result["core_cols"] = slot.plan.core.cols;
   result["scale"] = slot.codec->default_scale();
   result["residual"] = std::string(to_string(slot.spec.residual));
+  result["second_moment"] = std::string(to_string(slot.spec.second_moment));
   result["d2h_bytes"] = slot.plan.d2h_bytes;
   result["h2d_bytes"] = slot.plan.h2d_bytes;
   result["device_bytes"] = slot.plan.device_bytes + slot.plan.projector_bytes;

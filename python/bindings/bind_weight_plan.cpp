@@ -31,6 +31,7 @@ WeightSpec spec_of(const std::string& codec, std::int64_t m, std::int64_t n,
   spec.tier = parse_core_tier(rest["tier"].cast<std::string>());
   spec.rounding = parse_rounding(rest["weight_update"].cast<std::string>(), spec.dtype);
   spec.residual = parse_residual(rest["residual"].cast<std::string>());
+  spec.second_moment = parse_second_moment(rest["second_moment"].cast<std::string>());
   return spec;
 }
 
@@ -63,7 +64,8 @@ void bind_weight_plan(py::module_& m) {
   m.def("weight_plan", &weight_plan, py::arg("codec"), py::arg("m"), py::arg("n"),
         py::arg("speculative"), py::arg("held"),
         "Bytes per tier and per step of one m x n weight, without allocating anything. Keywords, "
-        "as of WeightSpec: ratio d nnz block wire tier weight_update residual, and weight_dtype.");
+        "as of WeightSpec: ratio d nnz block wire tier weight_update residual second_moment, and "
+        "weight_dtype.");
   m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("device_bytes"),
         "The family that \"auto\" is for weights of these shapes; keywords as of weight_plan.");
 }

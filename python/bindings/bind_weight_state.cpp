@@ -34,6 +34,17 @@ std::span<const float> residual_moments_of(const WeightSlot& slot) {
   return slot.residual ? slot.residual->moments() : std::span<const float>();
 }
 
+// Core-shaped, or the means of rows and then of columns.
+at::Tensor copy_second(const WeightSlot& slot, const Moments& moments) {
+  if (slot.spec.second_moment == SecondMoment::kFull) return copy_matrix(moments.v);
+  const FactoredMoment& v = moments.factored;
+  at::Tensor tensor =
+      at::empty({static_cast<std::int64_t>(v.row.size() + v.col.size())}, at::kFloat);
+  float* const to = tensor.mutable_data_ptr<float>();
+  std::copy(v.col.begin(), v.col.end(), std::copy(v.row.begin(), v.row.end(), to));
+  return tensor;
+}
+
 py::dict weight_state(SubspaceEngine& engine, int weight) {
   WeightSlot& slot = engine.quiescent_slot(weight);
   const Moments moments = slot.moments(slot.live);
@@ -42,7 +53,7 @@ py::dict weight_state(SubspaceEngine& engine, int weight) {
   py::dict state;
   state["step"] = slot.steps;
   state["exp_avg"] = copy_matrix(moments.m);
-  state["exp_avg_sq"] = copy_matrix(moments.v);
+  state["exp_avg_sq"] = copy_second(slot, moments);
   state["codec"] = copy_bytes(codec.data(), codec.size());
   state["low_bits"] =
       copy_bytes(low.data, static_cast<std::size_t>(low.elems()) * sizeof(std::uint16_t));
@@ -53,20 +64,22 @@ py::dict weight_state(SubspaceEngine& engine, int weight) {
   return state;
 }
 
-std::span<float> moment_span(const py::dict& state, const char* key, const WeightSlot& slot) {
+std::span<float> moment_span(const py::dict& state, const char* key, const WeightSlot& slot,
+                             at::IntArrayRef expected) {
   const auto tensor = state[key].cast<at::Tensor>();
-  const CoreShape core = slot.plan.core;
-  SLUICEWAY_CHECK(tensor.dim() == 2 && tensor.size(0) == core.rows && tensor.size(1) == core.cols,
-                  "load_state_dict: ", key, " of ", slot.spec.name, " is ", tensor.sizes(),
-                  ", expected [", core.rows, ", ", core.cols,
-                  "]; codec and ratio must be those of the saved run");
+  SLUICEWAY_CHECK(tensor.sizes() == expected, "load_state_dict: ", key, " of ", slot.spec.name,
+                  " is ", tensor.sizes(), ", expected ", expected,
+                  "; codec, ratio and second_moment must be those of the saved run");
   return f32_span(tensor, "load_state_dict");
 }
 
 void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state) {
   WeightSlot& slot = engine.quiescent_slot(weight);
-  const std::span<float> m = moment_span(state, "exp_avg", slot);
-  const std::span<float> v = moment_span(state, "exp_avg_sq", slot);
+  const CoreShape core = slot.plan.core;
+  const std::span<float> m = moment_span(state, "exp_avg", slot, {core.rows, core.cols});
+  const bool full = slot.spec.second_moment == SecondMoment::kFull;
+  const std::span<float> v = full ? moment_span(state, "exp_avg_sq", slot, {core.rows, core.cols})
+                                  : moment_span(state, "exp_avg_sq", slot, {core.rows + core.cols});
   const auto low = byte_span(state["low_bits"].cast<at::Tensor>(), "load_state_dict: low_bits");
   const MatrixView<std::uint16_t> low_bits = slot.low_bits();
   const std::size_t low_size = static_cast<std::size_t>(low_bits.elems()) * sizeof(std::uint16_t);
@@ -82,7 +95,12 @@ void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state
   slot.codec->load(byte_span(state["codec"].cast<at::Tensor>(), "load_state_dict: codec"));
   const Moments moments = slot.moments(slot.live);
   std::copy(m.begin(), m.end(), moments.m.data);
-  std::copy(v.begin(), v.end(), moments.v.data);
+  if (full) {
+    std::copy(v.begin(), v.end(), moments.v.data);
+  } else {
+    std::copy_n(v.begin(), core.rows, moments.factored.row.begin());
+    std::copy_n(v.begin() + core.rows, core.cols, moments.factored.col.begin());
+  }
   if (low_size != 0) std::memcpy(low_bits.data, low.data(), low_size);
   if (slot.residual) {
     const auto* const values = reinterpret_cast<const float*>(residual.data());
@@ -98,7 +116,8 @@ void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state
 void bind_weight_state(EngineClass& engine) {
   engine
       .def("weight_state", &weight_state, py::arg("weight"),
-           "step, exp_avg, exp_avg_sq (core-shaped), codec, low_bits, backwards, residual, "
+           "step, exp_avg (core-shaped), exp_avg_sq (too, or means of rows and columns), codec, "
+           "low_bits, backwards, residual, "
            "residual_step: all copies.")
       .def("load_weight_state", &load_weight_state, py::arg("weight"), py::arg("state"))
       .def("refresh_state",

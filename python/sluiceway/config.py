@@ -135,6 +135,7 @@ class SubspaceEngine(Section):
     block: Count = 32
     residual: Literal["auto", "factored", "sign", "none"] = "auto"
     residual_every: Count = 1
+    second_moment: Literal["auto", "full", "factored"] = "auto"
     scale: Literal["auto"] | Positive = "auto"
     refresh: RefreshPolicy | None = None  # null: fitted once, kept.
     wire: Literal["bf16", "fp32", "int8"] = "bf16"

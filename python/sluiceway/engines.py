@@ -58,6 +58,7 @@ def _subspace(
         "block": engine.block,
         "residual": engine.residual,
         "residual_every": engine.residual_every,
+        "second_moment": engine.second_moment,
         "scale": engine.scale,
         "refresh": Refresh(**engine.refresh.model_dump()) if engine.refresh else None,
         "schedule": config.schedule.order,

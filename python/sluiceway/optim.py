@@ -66,6 +66,9 @@ class SubspaceAdamW(torch.optim.Optimizer):
         the gradient stays on the device; see `accumulate`.
     residual_every : int
         Steps between the residuals of a weight, each the square root of that as large.
+    second_moment : str
+        "full", or "factored": of a core's second moment only the means of rows and columns are
+        kept, which halves the state on the host. "auto" is full.
     scale : float or "auto"
         Factor on the compressed update; "auto" is 1/f for orthonormal codecs.
     refresh : Refresh, optional
@@ -128,6 +131,7 @@ class SubspaceAdamW(torch.optim.Optimizer):
         block: int = 32,
         residual: str = "auto",
         residual_every: int = 1,
+        second_moment: str = "auto",
         scale: float | str = "auto",
         refresh: Refresh | None = None,
         schedule: str = "edf",
@@ -146,6 +150,7 @@ class SubspaceAdamW(torch.optim.Optimizer):
         param_groups: Iterable[dict[str, Any]] | None = None,
         trace: str | os.PathLike | None = None,
         _pin: tuple[int, int] | None = None,
+        _residual_max_rms: float = 1.0,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__", "model")}
         self._closed = True  # Until everything below has worked.

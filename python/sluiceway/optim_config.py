@@ -56,6 +56,11 @@ def check_arguments(a: dict[str, Any]) -> None:
         raise InvalidArgument(
             f"SubspaceAdamW: residual is {a['residual']!r}, expected auto, factored, sign or none"
         )
+    if a["second_moment"] not in ("auto", "full", "factored"):
+        raise InvalidArgument(
+            f"SubspaceAdamW: second_moment is {a['second_moment']!r}, expected auto, full or "
+            "factored"
+        )
     if not isinstance(a["residual_every"], int) or a["residual_every"] < 1:
         raise InvalidArgument(
             f"SubspaceAdamW: residual_every is {a['residual_every']!r}, expected at least 1"
@@ -73,6 +78,11 @@ def resolve_residual(codec: str, residual: str, nnz: int = 0) -> str:
         return residual
     sketch = codec == "sparse_random" and nnz == 1
     return "factored" if codec in _LEAVES_A_COMPLEMENT or sketch else "none"
+
+
+def resolve_second_moment(codec: str, second_moment: str) -> str:
+    """What "auto" stands for."""
+    return "full" if second_moment == "auto" else second_moment
 
 
 def residual_at_once(a: dict[str, Any]) -> bool:
@@ -132,10 +142,12 @@ def engine_for(
         transport="projected" if refresh is None else refresh.transport,
         residual_at_once=residual_at_once(a),
         residual_every=a["residual_every"],
+        residual_max_rms=a["_residual_max_rms"],
         device_cpu=pin[0],
         lane_cpu=pin[1],
     )
     residual = resolve_residual(a["codec"], a["residual"], a["nnz"])
+    second_moment = resolve_second_moment(a["codec"], a["second_moment"])
     specs = [
         _core.WeightSpec(
             name=w.name,
@@ -150,6 +162,7 @@ def engine_for(
             tier=a["tier"],
             weight_update=a["weight_update"],
             residual="none" if w.identity else residual,
+            second_moment="full" if w.identity else second_moment,
         )
         for w in weights
     ]

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 # What a state depends on: loading it into an optimizer that differs in these is refused.
-_MUST_MATCH = ("codec", "ratio", "d", "nnz", "block", "seed", "weight_update", "residual")
+_MUST_MATCH = (
+    "codec",
+    "ratio",
+    "d",
+    "nnz",
+    "block",
+    "seed",
+    "weight_update",
+    "residual",
+    "second_moment",
+)
 _ENGINE_ENTRIES = (
     "arguments",
     "names",

@@ -118,7 +118,11 @@ def _select(config: Config) -> _Selected:
     if not isinstance(engine, SubspaceEngine):
         ordinary = sum(p.numel() for p in model.parameters() if p.requires_grad)
         return _Selected(None, [], ordinary, set())
-    from sluiceway.optim_config import device_limit, resolve_residual
+    from sluiceway.optim_config import (
+        device_limit,
+        resolve_residual,
+        resolve_second_moment,
+    )
     from sluiceway.targets import select_weights
 
     selection = select_weights(model, engine.target, engine.embeddings)
@@ -132,8 +136,9 @@ def _select(config: Config) -> _Selected:
         "weight_update": engine.weight_update,
         "weight_dtype": config.model.dtype,
         "residual": resolve_residual(engine.codec, engine.residual, engine.nnz),
+        "second_moment": resolve_second_moment(engine.codec, engine.second_moment),
     }
-    plain = {"d": 0, "residual": "none"}  # Of embeddings that go through the identity codec.
+    plain = {"d": 0, "residual": "none", "second_moment": "full"}  # Of embeddings that go through the identity codec.
     codec = engine.codec
     if codec == "auto":
         whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])

@@ -129,6 +129,7 @@ ResidualStep SubspaceEngine::residual_step(const WeightSlot& slot, const WeightH
   step.lr = hyper.lr * std::sqrt(static_cast<double>(options_.residual_every));
   step.beta2 = hyper.beta2;
   step.eps = hyper.eps;
+  step.max_rms = options_.residual_max_rms;
   // Decay goes with the core's update; a weight without one has only this.
   step.update.decay =
       slot.has_core()

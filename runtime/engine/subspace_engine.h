@@ -49,6 +49,7 @@ struct EngineOptions {
   int promised_backwards = 0;     // Micro-batches a step; 0: as many as in the last step.
   bool residual_at_once = false;  // In the last promised backward; otherwise it waits for step().
   int residual_every = 1;  // Steps between a weight's turns; each is then sqrt() of it as large.
+  double residual_max_rms = 1;  // Clips the residual's update; infinity: not at all.
   std::uint64_t seed = 0;
   RefreshPolicy::Config refresh;
   RefreshOptions learn;

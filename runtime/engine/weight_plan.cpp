@@ -5,6 +5,10 @@
 
 namespace sluiceway {
 
+std::int64_t second_moment_elems(SecondMoment kind, const CoreShape& core) noexcept {
+  return kind == SecondMoment::kFull ? core.elems() : core.rows + core.cols;
+}
+
 WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   SLUICEWAY_CHECK(spec.rows > 0 && spec.cols > 0, "plan_weight: ", spec.name, " is ", spec.rows,
                   "x", spec.cols, ", expected at least 1x1");
@@ -30,7 +34,11 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   plan.projector_bytes = projector_bytes(spec.codec, spec.rows, spec.cols);
   plan.scratch_bytes = sizeof(float) * codec_scratch_elems(spec.codec, spec.rows, spec.cols);
   const auto elems = static_cast<std::uint64_t>(plan.core.elems());
-  const std::uint64_t moments = 2 * elems * sizeof(float);
+  const auto second =
+      static_cast<std::uint64_t>(second_moment_elems(spec.second_moment, plan.core));
+  const std::uint64_t moments = (elems + second) * sizeof(float);
+  const std::uint64_t roots =
+      spec.second_moment == SecondMoment::kFactored ? second * sizeof(float) : 0;
   plan.device_bytes =
       elems * sizeof(float) + GradientResidual::bytes(spec.residual, spec.rows, spec.cols);
   if (spec.residual != ResidualKind::kNone) {
@@ -40,7 +48,7 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
     plan.device_bytes += static_cast<std::uint64_t>(spec.rows * spec.cols) * sizeof(std::uint16_t);
   }
   if (spec.tier == CoreTier::kDevice) {
-    plan.device_bytes += moments + elems * sizeof(float);  // And the direction.
+    plan.device_bytes += moments + roots + elems * sizeof(float);  // And the direction.
     return plan;
   }
   const std::uint64_t wire = wire_bytes(spec.wire, plan.core.elems());
@@ -49,7 +57,7 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   plan.device_bytes += wire;                                     // Direction.
   if (spec.wire != WireFormat::kF32) plan.device_bytes += wire;  // Packed gradient.
   if (spec.wire == WireFormat::kInt8) plan.device_bytes += elems * sizeof(float);  // Unpacked.
-  plan.host_bytes = speculative ? 2 * moments : moments;
+  plan.host_bytes = (speculative ? 2 * moments : moments) + roots;
   plan.pinned_bytes = 2 * round_up(static_cast<std::size_t>(wire), kPageBytes);
   return plan;
 }
@@ -69,6 +77,17 @@ CoreTier parse_core_tier(std::string_view name) {
   if (name == "host" || name == "auto") return CoreTier::kHost;
   SLUICEWAY_CHECK(name == "device", "tier: is \"", name, "\", expected host, device or auto");
   return CoreTier::kDevice;
+}
+
+SecondMoment parse_second_moment(std::string_view name) {
+  if (name == "full") return SecondMoment::kFull;
+  SLUICEWAY_CHECK(name == "factored", "second_moment: is \"", name,
+                  "\", expected full or factored");
+  return SecondMoment::kFactored;
+}
+
+std::string_view to_string(SecondMoment kind) noexcept {
+  return kind == SecondMoment::kFull ? "full" : "factored";
 }
 
 WireFormat parse_wire(std::string_view name) {

@@ -18,6 +18,9 @@ namespace sluiceway {
 // Where AdamW on the core runs.
 enum class CoreTier : std::uint8_t { kHost, kDevice };
 
+// How AdamW on the core keeps its second moment: an element each, or the means of rows and columns.
+enum class SecondMoment : std::uint8_t { kFull, kFactored };
+
 struct WeightSpec {
   std::string name;       // Unique; its stable hash keys every random draw.
   std::int64_t rows = 0;  // m
@@ -28,7 +31,11 @@ struct WeightSpec {
   CoreTier tier = CoreTier::kHost;
   Rounding rounding = Rounding::kNearest;  // kNearest for f32 weights only.
   ResidualKind residual = ResidualKind::kNone;
+  SecondMoment second_moment = SecondMoment::kFull;
 };
+
+// Floats of the second moment of a core; as many again are scratch where it is factored.
+std::int64_t second_moment_elems(SecondMoment kind, const CoreShape& core) noexcept;
 
 struct WeightPlan {
   CoreShape core;
@@ -39,7 +46,7 @@ struct WeightPlan {
                                       // and the state of the residual.
   std::uint64_t held_bytes = 0;       // Device: the gradient, while a residual waits for step().
   std::uint64_t scratch_bytes = 0;    // Device; two of the largest serve all weights.
-  std::uint64_t host_bytes = 0;       // Moments, twice while speculative.
+  std::uint64_t host_bytes = 0;       // Moments, twice while speculative; roots, if factored.
   std::uint64_t pinned_bytes = 0;     // Gradient and direction in wire format, in whole pages.
 };
 
@@ -50,7 +57,9 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative);
 // that they need fit into `device_bytes`, block_random otherwise.
 std::string_view auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes);
 
-CoreTier parse_core_tier(std::string_view name);              // "host", "device"
+CoreTier parse_core_tier(std::string_view name);          // "host", "device"
+SecondMoment parse_second_moment(std::string_view name);  // "full", "factored"
+std::string_view to_string(SecondMoment kind) noexcept;
 WireFormat parse_wire(std::string_view name);                 // "fp32", "bf16", "int8"
 Rounding parse_rounding(std::string_view name, DType dtype);  // "auto", "stochastic", "residual"
 

@@ -1,7 +1,9 @@
 #include "runtime/engine/weight_slot.h"
 
 #include "kernels/base/check.h"
+#include "kernels/factored_adam.h"
 #include "kernels/philox.h"
+#include "kernels/residual.h"
 
 namespace sluiceway {
 WeightSlot::WeightSlot(WeightSpec weight_spec, DeviceId device, Budget& budget)
@@ -24,7 +26,12 @@ WeightSlot::WeightSlot(WeightSpec weight_spec, DeviceId device, Budget& budget)
   }
   const Tier moments_tier = spec.tier == CoreTier::kDevice ? Tier::kDevice : Tier::kHost;
   m_[0] = buffer(moments_tier, core_bytes, "first moment");
-  v_[0] = buffer(moments_tier, core_bytes, "second moment");
+  const std::size_t second_bytes =
+      sizeof(float) * static_cast<std::size_t>(second_moment_elems(spec.second_moment, plan.core));
+  v_[0] = buffer(moments_tier, second_bytes, "second moment");
+  if (spec.second_moment == SecondMoment::kFactored) {
+    roots_ = buffer(moments_tier, second_bytes, "roots of the second moment");
+  }
   if (spec.tier == CoreTier::kDevice) {
     unpacked_ = buffer(Tier::kDevice, core_bytes, "direction");
     return;
@@ -39,7 +46,7 @@ WeightSlot::WeightSlot(WeightSpec weight_spec, DeviceId device, Budget& budget)
 void WeightSlot::add_spare(DeviceId device, Budget& budget) {
   const auto core_bytes = static_cast<std::size_t>(core_elems()) * sizeof(float);
   Buffer m(budget, Tier::kHost, device, core_bytes, "spare first moment of " + spec.name);
-  Buffer v(budget, Tier::kHost, device, core_bytes, "spare second moment of " + spec.name);
+  Buffer v(budget, Tier::kHost, device, v_[0].size(), "spare second moment of " + spec.name);
   m_[1] = std::move(m);
   v_[1] = std::move(v);
 }
@@ -60,8 +67,13 @@ MatrixView<std::uint16_t> WeightSlot::low_bits() const noexcept {
 
 Moments WeightSlot::moments(int which) const noexcept {
   const auto at = static_cast<std::size_t>(which);
-  return {{m_[at].as<float>().data(), plan.core.rows, plan.core.cols},
-          {v_[at].as<float>().data(), plan.core.rows, plan.core.cols}};
+  Moments moments{{m_[at].as<float>().data(), plan.core.rows, plan.core.cols}, {}, {}};
+  if (spec.second_moment == SecondMoment::kFactored) {
+    moments.factored = FactoredMoment::of(v_[at].as<float>(), plan.core.rows);
+  } else {
+    moments.v = {v_[at].as<float>().data(), plan.core.rows, plan.core.cols};
+  }
+  return moments;
 }
 
 std::span<const std::byte> WeightSlot::outgoing() const noexcept {
@@ -110,30 +122,47 @@ std::size_t WeightSlot::host_scratch_elems() const noexcept {
   return spec.wire == WireFormat::kInt8 ? 2 * static_cast<std::size_t>(core_elems()) : 0;
 }
 
-void WeightSlot::update_core(int from, int to, const AdamHyper& hyper, float scale,
-                             std::span<float> scratch) {
+template <typename T>
+void WeightSlot::advance_core(std::span<T> g, int from, int to, const AdamHyper& hyper, float scale,
+                              std::span<T> d) {
   const auto f = static_cast<std::size_t>(from);
   const auto t = static_cast<std::size_t>(to);
-  const AdamMoments moments{m_[f].as<const float>(), v_[f].as<const float>(), m_[t].as<float>(),
-                            v_[t].as<float>()};
-  if (spec.tier == CoreTier::kDevice) {
-    cpu::adam_direction(accumulator_.as<const float>(), scale, moments, hyper,
-                        unpacked_.as<float>());
+  if (spec.second_moment == SecondMoment::kFull) {
+    const AdamMoments both{m_[f].as<const float>(), v_[f].as<const float>(), m_[t].as<float>(),
+                           v_[t].as<float>()};
+    cpu::adam_direction(std::span<const T>(g), scale, both, hyper, d);
     return;
+  }
+  const Moments before = moments(from), after = moments(to);
+  const MatrixView<T> core(g.data(), plan.core.rows, plan.core.cols);
+  const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), plan.core.rows);
+  cpu::mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, now.row, now.col);
+  advance(before.factored, now, hyper.beta2, static_cast<double>(scale), after.factored);
+  const FactoredRoots roots =
+      roots_of(after.factored, hyper.beta2, hyper.step, 1.0, hyper.eps, now);
+  cpu::factored_adam_direction<T>(core, scale, before.m, after.m, roots, hyper,
+                                  {d.data(), plan.core.rows, plan.core.cols});
+}
+
+void WeightSlot::update_core(int from, int to, const AdamHyper& hyper, float scale,
+                             std::span<float> scratch) {
+  const auto advance_f32 = [&](std::span<float> g, std::span<float> d) {
+    advance_core(g, from, to, hyper, scale, d);
+  };
+  if (spec.tier == CoreTier::kDevice) {
+    return advance_f32(accumulator_.as<float>(), unpacked_.as<float>());
   }
   switch (spec.wire) {
     case WireFormat::kF32:
-      cpu::adam_direction(gradient.as<const float>(), scale, moments, hyper, direction.as<float>());
-      return;
+      return advance_f32(gradient.as<float>(), direction.as<float>());
     case WireFormat::kBF16:
-      cpu::adam_direction(gradient.as<const bf16>(), scale, moments, hyper, direction.as<bf16>());
-      return;
+      return advance_core(gradient.as<bf16>(), from, to, hyper, scale, direction.as<bf16>());
     case WireFormat::kInt8: {
       const auto elems = static_cast<std::size_t>(core_elems());
       const std::span<float> g = scratch.first(elems);
       const std::span<float> d = scratch.subspan(elems, elems);
       cpu::unpack(spec.wire, gradient.as<const std::byte>(), g);
-      cpu::adam_direction(std::span<const float>(g), scale, moments, hyper, d);
+      advance_f32(g, d);
       cpu::pack(spec.wire, d, direction.as<std::byte>());
     }
   }

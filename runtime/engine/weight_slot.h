@@ -3,7 +3,7 @@
 //   accumulator   core      f32     device   sum of the compressed micro-batches
 //   packed        core      wire    device   the accumulator as it crosses (f32 wire: unused)
 //   gradient      core      wire    pinned   as it arrived on the host
-//   moments       core      f32     host     m and v; a second copy while speculative
+//   moments       core      f32     host     m and v, or v's dm + dn means; twice while speculative
 //   direction     core      wire    pinned   what AdamW on the core made of it
 //   arrived       core      wire    device   the direction, ready to be applied
 //   low           m x n     u16     device   low halves of the weight, for residual updates
@@ -101,9 +101,14 @@ class WeightSlot {
   int live = 0;            // Which copy of the moments is committed.
 
  private:
+  template <typename T>
+  void advance_core(std::span<T> g, int from, int to, const AdamHyper& hyper, float scale,
+                    std::span<T> d);
+
   Budget::Reservation held_;
   Buffer accumulator_, packed_, unpacked_, low_;
   std::array<Buffer, 2> m_, v_;
+  Buffer roots_;  // Of a factored v.
 };
 
 }  // namespace sluiceway

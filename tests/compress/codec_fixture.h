@@ -70,7 +70,7 @@ inline std::vector<float> scratch_of(const GradientCodec& codec) {
 struct OwnedMoments {
   Matrix m, v;
   explicit OwnedMoments(CoreShape core) : m(core.rows, core.cols), v(core.rows, core.cols) {}
-  Moments view() { return {m.view(), v.view()}; }
+  Moments view() { return {m.view(), v.view(), {}}; }
 };
 
 // A gradient as fine-tuning has them: a few strong directions and noise.

@@ -54,6 +54,55 @@ TEST_F(MomentTransportTest, ProjectedMatchesTheDenseFormulas) {
   EXPECT_TRUE(all_near(moments.v, as_matrix(expected_v), {.abs = 1e-6 * v_size}));
 }
 
+TEST_F(MomentTransportTest, FactoredSecondMomentGoesWhereTheWholeOneWould) {
+  std::vector<float> both(rng.vector(dm + dn));
+  for (float& x : both) x = x * x;
+  const FactoredMoment factored = FactoredMoment::of(both, dm);
+  const auto whole = [&] {
+    MatrixF64 v(dm, dn);
+    for (std::int64_t i = 0; i < dm; ++i) {
+      for (std::int64_t j = 0; j < dn; ++j) {
+        v(i, j) = to_f64(factored.row[static_cast<std::size_t>(i)]) *
+                  to_f64(factored.col[static_cast<std::size_t>(j)]) / mean(factored.row);
+      }
+    }
+    return v;
+  };
+  const Dense a = as_eigen(dense(p_new.view())).transpose() * as_eigen(dense(p_old.view()));
+  const Dense b = as_eigen(dense(q_old.view())).transpose() * as_eigen(dense(q_new.view()));
+  const Dense expected = a.cwiseProduct(a) * as_eigen(whole()) * b.cwiseProduct(b);
+  transport_moments(MomentTransport::kProjected, {moments.m.view(), {}, factored}, p_old.view(),
+                    p_new.view(), q_old.view(), q_new.view());
+  EXPECT_TRUE(
+      all_near(whole(), as_matrix(expected), {.abs = 2e-6 * expected.cwiseAbs().maxCoeff()}));
+  for (std::int64_t i = 0; i < dm; ++i) {  // The factors are the means of rows.
+    EXPECT_NEAR(factored.row[static_cast<std::size_t>(i)], expected.row(i).mean(),
+                1e-5 * expected.maxCoeff());
+  }
+}
+
+TEST_F(MomentTransportTest, FactoredSecondMomentOfNoStepStaysZero) {
+  std::vector<float> both(static_cast<std::size_t>(dm + dn), 0.0F);
+  transport_moments(MomentTransport::kProjected,
+                    {moments.m.view(), {}, FactoredMoment::of(both, dm)}, p_old.view(),
+                    p_new.view(), q_old.view(), q_new.view());
+  EXPECT_EQ(both, std::vector<float>(both.size(), 0.0F));
+}
+
+TEST_F(MomentTransportTest, FactoredSecondMomentOfAnotherShapeIsRefused) {
+  std::vector<float> both(static_cast<std::size_t>(dm + dn), 1.0F);
+  const OwnedMoments before = moments;
+  EXPECT_THAT(
+      [&] {
+        transport_moments(MomentTransport::kProjected,
+                          {moments.m.view(), {}, FactoredMoment::of(both, dm - 1)}, p_old.view(),
+                          p_new.view(), q_old.view(), q_new.view());
+      },
+      testing::ThrowsMessage<InvalidArgument>(
+          testing::HasSubstr("factored v is 22x12, expected 23x11")));
+  EXPECT_EQ(moments.m, before.m);
+}
+
 TEST_F(MomentTransportTest, SecondMomentStaysNonnegative) {
   transport(MomentTransport::kProjected);
   EXPECT_GE(*std::min_element(moments.v.v.begin(), moments.v.v.end()), 0.0F);
@@ -61,8 +110,8 @@ TEST_F(MomentTransportTest, SecondMomentStaysNonnegative) {
 
 TEST_F(MomentTransportTest, StridedMomentsLeaveTheirPaddingAlone) {
   PaddedMatrix<float> padded_m(moments.m), padded_v(moments.v);
-  transport_moments(MomentTransport::kProjected, {padded_m.view(), padded_v.view()}, p_old.view(),
-                    p_new.view(), q_old.view(), q_new.view());
+  transport_moments(MomentTransport::kProjected, {padded_m.view(), padded_v.view(), {}},
+                    p_old.view(), p_new.view(), q_old.view(), q_new.view());
   transport(MomentTransport::kProjected);
   EXPECT_EQ(padded_m.matrix(), moments.m);
   EXPECT_EQ(padded_v.matrix(), moments.v);

@@ -80,7 +80,7 @@ class ResidualTest : public BackendTest {
     const BasicMatrix<T> r = rounded_to<T>(rng.matrix(m, n));
     PaddedMatrix<T> padded(r);
     GuardedArray<float> rows(static_cast<std::size_t>(m), 1), cols(static_cast<std::size_t>(n), 3);
-    cpu::residual_moments(padded.any(), rows.span(), cols.span());
+    cpu::mean_squares(padded.any(), rows.span(), cols.span());
     const Means expected = reference_means(as_f64(r));
     const Tolerance tolerance{.eps = 84};  // 1e-5
     EXPECT_TRUE(all_near(rows.span(), expected.rows, tolerance)) << m << "x" << n;
@@ -144,7 +144,7 @@ TEST_P(ResidualTest, WhatIsNotFiniteShowsInTheMeansOfItsRowAndColumnAlone) {
     Matrix r = rng.matrix(19, 293);
     r(17, 260) = bad;
     std::vector<float> rows(19), cols(293);
-    cpu::residual_moments(any_matrix(r), rows, cols);
+    cpu::mean_squares(any_matrix(r), rows, cols);
     for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(std::isfinite(rows[i]), i != 17);
     for (std::size_t j = 0; j < cols.size(); ++j) EXPECT_EQ(std::isfinite(cols[j]), j != 260);
   }
@@ -164,7 +164,7 @@ TEST_P(ResidualTest, EmptyMatrixIsAccepted) {
   for (const auto& [m, n] : {std::pair<std::int64_t, std::int64_t>{0, 7}, {7, 0}, {0, 0}}) {
     Matrix w(m, n), r(m, n);
     std::vector<float> rows(static_cast<std::size_t>(m)), cols(static_cast<std::size_t>(n));
-    cpu::residual_moments(any_matrix(r), rows, cols);
+    cpu::mean_squares(any_matrix(r), rows, cols);
     EXPECT_EQ(cpu::residual_rms(any_matrix(r), {rows, cols, 0}), 0);
     cpu::residual_apply(any_matrix(w), {}, any_matrix(r), {rows, cols, 0}, {});
     cpu::residual_sign(any_matrix(w), {}, any_matrix(r), {});
@@ -194,10 +194,10 @@ TEST_P(ResidualTest, RejectsWrongShapes) {
   Matrix w = rng.matrix(5, 7), r = rng.matrix(5, 8);
   const OwnedRoots roots(rng, 5, 8), turned(rng, 8, 5);
   std::vector<float> rows(5), cols(8);
-  EXPECT_THAT([&] { cpu::residual_moments(any_matrix(r), cols, rows); },
+  EXPECT_THAT([&] { cpu::mean_squares(any_matrix(r), cols, rows); },
               ThrowsMessage<InvalidArgument>(HasSubstr("rows has 8 elements, expected 5")));
   EXPECT_THAT([&] { cpu::residual_rms(any_matrix(r), turned.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("roots.row has 8 elements, expected 5")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("roots are 8x5, expected 5x8")));
   EXPECT_THAT([&] { cpu::residual_apply(any_matrix(w), {}, any_matrix(r), roots.view(), {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("residual_apply: w is 5x7, expected 5x8")));
   EXPECT_THAT([&] { cpu::residual_sign(any_matrix(w), {}, any_matrix(r), {}); },
@@ -206,7 +206,7 @@ TEST_P(ResidualTest, RejectsWrongShapes) {
 
 TEST(NoCudaTest, ResidualSaysThatItIsUnavailable) {
   const AnyMatrix none;
-  EXPECT_THROW(cuda::residual_moments(none, {}, {}, StreamRef{}), Unavailable);
+  EXPECT_THROW(cuda::mean_squares(none, {}, {}, StreamRef{}), Unavailable);
   EXPECT_THROW(cuda::residual_rms(nullptr, none, {}, StreamRef{}), Unavailable);
   EXPECT_THROW(cuda::residual_apply(none, {}, none, {}, {}, StreamRef{}), Unavailable);
   EXPECT_THROW(cuda::residual_sign(none, {}, none, {}, StreamRef{}), Unavailable);

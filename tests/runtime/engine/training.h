@@ -19,7 +19,8 @@ inline const WeightHyper kHyper{kLr, kBeta1, kBeta2, kEps, kDecay, 0};
 class Training {
  public:
   Training(EngineOptions options, const std::string& codec, WireFormat wire = WireFormat::kF32,
-           CoreTier tier = CoreTier::kHost, ResidualKind residual = ResidualKind::kNone) {
+           CoreTier tier = CoreTier::kHost, ResidualKind residual = ResidualKind::kNone,
+           SecondMoment second_moment = SecondMoment::kFull) {
     std::vector<WeightSpec> specs;
     for (const auto& [rows, cols] : {std::pair{13, 29}, {31, 7}, {17, 17}}) {
       weights.push_back(rng_.matrix(rows, cols));
@@ -34,6 +35,7 @@ class Training {
       spec.wire = wire;
       spec.tier = tier;
       spec.residual = residual;
+      spec.second_moment = second_moment;
       specs.push_back(spec);
     }
     options.limits.fill(Budget::kUnlimited);

@@ -21,6 +21,7 @@ struct Case {
   CoreTier tier;
   DType dtype;
   Rounding rounding;
+  SecondMoment second_moment = SecondMoment::kFull;
 };
 
 class WeightPlanTest : public testing::TestWithParam<Case> {};
@@ -35,6 +36,7 @@ WeightSpec spec_of(const Case& c) {
   spec.wire = c.wire;
   spec.tier = c.tier;
   spec.rounding = c.rounding;
+  spec.second_moment = c.second_moment;
   return spec;
 }
 
@@ -64,15 +66,18 @@ TEST_P(WeightPlanTest, WhatCrossesIsTheCoreInTheWireFormat) {
   EXPECT_EQ(plan.h2d_bytes, wire);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engine, WeightPlanTest,
-                         testing::Values(Case{"block_random", WireFormat::kBF16, CoreTier::kHost,
-                                              DType::kF32, Rounding::kNearest},
-                                         Case{"sparse_learned", WireFormat::kInt8, CoreTier::kHost,
-                                              DType::kBF16, Rounding::kStochastic},
-                                         Case{"identity", WireFormat::kF32, CoreTier::kHost,
-                                              DType::kBF16, Rounding::kResidual},
-                                         Case{"block_random", WireFormat::kBF16, CoreTier::kDevice,
-                                              DType::kF32, Rounding::kNearest}));
+INSTANTIATE_TEST_SUITE_P(
+    Engine, WeightPlanTest,
+    testing::Values(
+        Case{"block_random", WireFormat::kBF16, CoreTier::kHost, DType::kF32, Rounding::kNearest},
+        Case{"sparse_learned", WireFormat::kInt8, CoreTier::kHost, DType::kBF16,
+             Rounding::kStochastic},
+        Case{"identity", WireFormat::kF32, CoreTier::kHost, DType::kBF16, Rounding::kResidual},
+        Case{"block_random", WireFormat::kBF16, CoreTier::kDevice, DType::kF32, Rounding::kNearest},
+        Case{"block_random", WireFormat::kBF16, CoreTier::kHost, DType::kF32, Rounding::kNearest,
+             SecondMoment::kFactored},
+        Case{"block_random", WireFormat::kBF16, CoreTier::kDevice, DType::kF32, Rounding::kNearest,
+             SecondMoment::kFactored}));
 
 TEST(WeightPlanErrorTest, NamesTheWeightAndTheDtypeItCannotHave) {
   Case c{"identity", WireFormat::kF32, CoreTier::kHost, DType::kF32, Rounding::kStochastic};

@@ -1,0 +1,45 @@
+// AdamW's direction with a factored second moment: two thirds of the bytes of adam_direction().
+//
+//   g <- grad_scale * g
+//   m <- m + (1 - beta1) (g - m)
+//   d =  (m / (1 - beta1^t)) / (a_i b_j + eps)     a, b: roots of V / (1 - beta2^t) [Adafactor]
+//
+//   name         shape   dtype        layout                          access
+//   g            m x n   f32 | bf16   row-major, stride in elements   read
+//   m_in, m_out  m x n   f32          row-major, stride in elements   read, written
+//   roots        m, n    f32                                          read; eps comes with them
+//   d            m x n   f32 | bf16   row-major, stride in elements   written, nearest even
+//
+// The means of g^2 that V is made of are those of mean_squares().
+//
+// Numerics: f32; m has the bits that adam_direction() gives it. Equal bits for any alignment.
+// Aliasing: m_out may be exactly m_in; nothing else overlaps.
+// Errors:   InvalidArgument, naming both shapes, or the step if below 1; nothing was written.
+// Cost:     14 bytes an element with bf16 g and d: reads g, m, writes m, d; the means read g again.
+#pragma once
+
+#include "kernels/adam.h"
+#include "kernels/base/stream_ref.h"
+#include "kernels/base/view.h"
+#include "kernels/factored_roots.h"
+
+namespace sluiceway::cpu {
+
+// Of `hyper`, beta1 and step are used.
+template <typename T>
+void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView<const float> m_in,
+                             MatrixView<float> m_out, const FactoredRoots& roots,
+                             const AdamHyper& hyper, MatrixView<T> d);
+
+}  // namespace sluiceway::cpu
+
+namespace sluiceway::cuda {
+
+// Enqueue on `stream` and return; all pointers are device memory and stay valid until then.
+// Throw Unavailable in a build without CUDA.
+template <typename T>
+void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView<const float> m_in,
+                             MatrixView<float> m_out, const FactoredRoots& roots,
+                             const AdamHyper& hyper, MatrixView<T> d, StreamRef stream);
+
+}  // namespace sluiceway::cuda

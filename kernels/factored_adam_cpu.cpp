@@ -1,0 +1,126 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/factored_adam_cpu.cpp"
+#include <hwy/foreach_target.h>
+// foreach_target.h comes first: it includes this file once for each instruction set.
+#include <hwy/highway.h>
+
+#include "kernels/adam-inl.h"
+#include "kernels/base/check.h"
+#include "kernels/factored_adam.h"
+
+#ifndef SLUICEWAY_KERNELS_FACTORED_ADAM_PASS_
+#define SLUICEWAY_KERNELS_FACTORED_ADAM_PASS_
+namespace sluiceway {
+
+template <typename T>
+struct FactoredAdamPass {  // Shapes are checked already.
+  MatrixView<const T> g;
+  float grad_scale;
+  MatrixView<const float> m_in;
+  MatrixView<float> m_out;
+  FactoredRoots roots;
+  AdamHyper hyper;
+  MatrixView<T> d;
+};
+
+}  // namespace sluiceway
+#endif  // SLUICEWAY_KERNELS_FACTORED_ADAM_PASS_
+
+HWY_BEFORE_NAMESPACE();
+namespace sluiceway {
+namespace HWY_NAMESPACE {
+
+template <typename T>
+struct FactoredRow {
+  const T* g;
+  const float* m_in;
+  float* m_out;
+  T* d;
+  float root;
+  const float* roots;
+
+  template <class D, class Lanes>
+  HWY_INLINE void advance(D tag, Lanes lanes, const AdamFormula<D>& formula, std::int64_t j) const {
+    auto m = lanes.load(tag, m_in + j);
+    formula.advance_first(lanes.load(tag, g + j), m);
+    lanes.store(tag, m, m_out + j);
+    const auto denominator =
+        hn::MulAdd(hn::Set(tag, root), lanes.load(tag, roots + j), formula.eps);
+    lanes.store(tag, hn::Div(formula.corrected_first(m), denominator), d + j);
+  }
+};
+
+template <typename T>
+HWY_INLINE void sweep_rows(const FactoredAdamPass<T>& pass) {
+  using D = hn::ScalableTag<float>;
+  const D tag;
+  const AdamFormula<D> formula(tag, pass.grad_scale, pass.hyper);
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  for (std::int64_t i = 0; i < pass.g.rows; ++i) {
+    const FactoredRow<T> row{pass.g.row(i),
+                             pass.m_in.row(i),
+                             pass.m_out.row(i),
+                             pass.d.row(i),
+                             pass.roots.row[static_cast<std::size_t>(i)],
+                             pass.roots.col.data()};
+    std::int64_t j = 0;
+    for (; j + lanes <= pass.g.cols; j += lanes) row.advance(tag, WholeVector(), formula, j);
+    if (j < pass.g.cols) {
+      row.advance(tag, FirstLanes{static_cast<std::size_t>(pass.g.cols - j)}, formula, j);
+    }
+  }
+}
+
+void factored_f32(const FactoredAdamPass<float>& pass) { sweep_rows(pass); }
+void factored_bf16(const FactoredAdamPass<bf16>& pass) { sweep_rows(pass); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sluiceway
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace sluiceway {
+namespace {
+
+HWY_EXPORT(factored_f32);
+HWY_EXPORT(factored_bf16);
+void dispatch(const FactoredAdamPass<float>& pass) { HWY_DYNAMIC_DISPATCH(factored_f32)(pass); }
+void dispatch(const FactoredAdamPass<bf16>& pass) { HWY_DYNAMIC_DISPATCH(factored_bf16)(pass); }
+
+template <typename A, typename B>
+void check_as_g(const char* name, MatrixView<A> x, MatrixView<B> g) {
+  SLUICEWAY_CHECK(x.rows == g.rows && x.cols == g.cols, "factored_adam_direction: ", name, " is ",
+                  x.rows, "x", x.cols, ", expected ", g.rows, "x", g.cols, " as g is");
+}
+
+}  // namespace
+
+namespace cpu {
+
+template <typename T>
+void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView<const float> m_in,
+                             MatrixView<float> m_out, const FactoredRoots& roots,
+                             const AdamHyper& hyper, MatrixView<T> d) {
+  SLUICEWAY_CHECK(hyper.step >= 1, "factored_adam_direction: step is ", hyper.step,
+                  ", expected 1 or more; the first step is 1");
+  check_as_g("m_in", m_in, g);
+  check_as_g("m_out", m_out, g);
+  check_as_g("d", d, g);
+  check_roots("factored_adam_direction", roots, g.rows, g.cols);
+  AdamHyper with_eps = hyper;
+  with_eps.eps = static_cast<double>(roots.eps);
+  dispatch(FactoredAdamPass<T>{g, grad_scale, m_in, m_out, roots, with_eps, d});
+}
+
+template void factored_adam_direction(MatrixView<const float>, float, MatrixView<const float>,
+                                      MatrixView<float>, const FactoredRoots&, const AdamHyper&,
+                                      MatrixView<float>);
+template void factored_adam_direction(MatrixView<const bf16>, float, MatrixView<const float>,
+                                      MatrixView<float>, const FactoredRoots&, const AdamHyper&,
+                                      MatrixView<bf16>);
+
+}  // namespace cpu
+}  // namespace sluiceway
+
+#endif  // HWY_ONCE

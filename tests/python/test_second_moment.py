@@ -1,0 +1,76 @@
+"""A factored second moment of the core: what it saves, and that it comes back bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import sluiceway as sw
+import torch
+from small_models import make, same_bits
+from twins import LR, train
+
+
+def subspace(model, **arguments):
+    return sw.SubspaceAdamW(model, lr=LR, codec="block_random", **arguments)
+
+
+def host_bytes(**arguments):
+    with subspace(make(), **arguments) as opt:
+        return [w["host_bytes"] for w in opt.describe()]
+
+
+def test_it_takes_the_means_of_rows_and_columns_in_place_of_a_core():
+    core = 64 * 64
+    means = roots = 64 + 64
+    assert host_bytes(norm_mode="exact", second_moment="full")[0] == 4 * (core + core)
+    assert host_bytes(norm_mode="exact", second_moment="factored")[0] == 4 * (core + means + roots)
+
+
+@pytest.mark.parametrize("norm_mode", ["exact", "speculative"])
+@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
+def test_a_save_goes_on_bit_for_bit(norm_mode, wire):
+    arguments = {"second_moment": "factored", "norm_mode": norm_mode, "wire": wire}
+    whole, halved = make(), make()
+    with subspace(whole, **arguments) as opt:
+        train(whole, opt, 5)
+    with subspace(halved, **arguments) as opt:
+        train(halved, opt, 2)
+        state, weights = copy.deepcopy(opt.state_dict()), copy.deepcopy(halved.state_dict())
+    first = next(s for s in state["state"].values() if "codec" in s)
+    assert first["exp_avg"].shape == (64, 64)
+    assert first["exp_avg_sq"].shape == (128,)
+    resumed = make()
+    resumed.load_state_dict(weights)
+    with subspace(resumed, **arguments) as opt:
+        opt.load_state_dict(state)
+        train(resumed, opt, 3, first=2)
+    assert same_bits(resumed, whole)
+
+
+def test_it_is_another_optimizer_and_its_state_is_not_taken_for_the_other():
+    full, factored = make(), make()
+    with subspace(full, second_moment="full") as opt:
+        train(full, opt, 3)
+        state = opt.state_dict()
+    with subspace(factored, second_moment="factored") as opt:
+        train(factored, opt, 3)
+        with pytest.raises(sw.InvalidArgument, match="second_moment was 'full' when it was saved"):
+            opt.load_state_dict(state)
+    assert not same_bits(full, factored)
+
+
+def test_a_word_that_it_does_not_know_is_refused():
+    with pytest.raises(sw.InvalidArgument, match="second_moment is 'half', expected auto, full"):
+        subspace(make(), second_moment="half")
+
+
+def test_a_refresh_carries_it_over():
+    model = make()
+    refresh = sw.Refresh(every=2)
+    with sw.SubspaceAdamW(
+        model, lr=LR, codec="svd", second_moment="factored", refresh=refresh
+    ) as opt:
+        train(model, opt, 6)
+        assert all(torch.isfinite(p).all() for p in model.parameters())
+        assert opt.stats()["grad_norm"] > 0
