@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,12 @@ from torch import nn
 WEIGHT_DECAY = 0.01
 CODECS = ("svd", "block_random", "block_pca", "sparse_random", "sparse_learned", "count_sketch",
           "galore", "topk_columns", "none")  # fmt: skip
+OPTIONS = {
+    "residual": {"residual": "factored"},
+    "sign": {"residual": "sign"},
+    "unclipped": {"_residual_max_rms": math.inf},  # Adafactor's clip is left out.
+    "factored_v": {"second_moment": "factored"},  # Of the core.
+}
 
 
 @dataclass
@@ -40,8 +47,8 @@ def trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: int,
     Parameters
     ----------
     method : str
-        adamw, adafactor, lora8, lora32, apollo, or CODEC, CODEC+residual, CODEC+sign with a codec
-        of CODECS; `none+residual` is the residual alone.
+        adamw, adafactor, lora8, lora32, apollo, or a codec of CODECS with any of OPTIONS, as in
+        `svd+residual+factored_v`; `none+residual` is the residual alone.
     ratio : float
         f of the codecs; a core is f m x f n.
     """
@@ -69,7 +76,10 @@ def trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: int,
 def _subspace(model, method, ratio, lr, seed, refresh) -> SubspaceAdamW:
     from sluiceway import Refresh
 
-    codec, _, residual = method.partition("+")
+    codec, *chosen = method.split("+")
+    options = {"residual": "none", "second_moment": "full"}
+    for name in chosen:
+        options |= OPTIONS[name]
     names = [n for n, _ in block_weights(model)]
     return SubspaceAdamW(
         model,
@@ -78,12 +88,12 @@ def _subspace(model, method, ratio, lr, seed, refresh) -> SubspaceAdamW:
         codec="sparse_random" if codec == "count_sketch" else codec,
         nnz=1 if codec == "count_sketch" else 4,
         ratio=ratio,
-        residual={"": "none", "residual": "factored", "sign": "sign"}[residual],
         refresh=Refresh(**refresh) if refresh else None,
         accumulate=1,
         target=names,
         seed=seed,
         norm_mode="exact",
+        **options,
     )
 
 

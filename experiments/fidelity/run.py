@@ -62,7 +62,7 @@ def main() -> None:
             print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} done", flush=True)
             if not missing or args.count:
                 break
-            with context.Pool(args.workers, begin_worker, maxtasksperchild=8) as pool:
+            with context.Pool(args.workers, begin_worker, maxtasksperchild=50) as pool:
                 for done, key in enumerate(pool.imap_unordered(work, missing), 1):
                     print(f"  {done}/{len(missing)} {key}", flush=True)
 

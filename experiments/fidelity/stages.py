@@ -22,7 +22,11 @@ CODEC_ROWS = (
     *(f"{codec}+residual" for codec in RANDOM_AND_FITTED),
     "block_random+sign",
     "sparse_learned",
-)
+    *(f"{row}+{option}"
+      for row in ("svd+residual", "block_random+residual")
+      for option in ("unclipped", "factored_v", "unclipped+factored_v")),
+    "none+residual+unclipped",
+)  # fmt: skip
 HEADLINE = ("adamw", "adafactor", "lora8", "lora32", "galore", "apollo", "none+residual",
             "block_random", "block_random+residual", "svd+residual")  # fmt: skip
 MODELS, SHIFTS = ("small", "quickstart"), ("prose", "cpp")

@@ -40,20 +40,25 @@ A base model to fine-tune. It has read Python source and no English manual.
 Made by
 
 ```
-python experiments/quickstart/train_base.py --minutes {budget} --seed {seed} --layers {layers} --inner {inner} --out runs/base
-python experiments/quickstart/store_model.py --run runs/base
+python experiments/quickstart/train_base.py {budget} --seed {seed} --layers {layers} --inner {inner} --out runs/base
+python experiments/quickstart/store_model.py --run runs/base {out}
 ```
 
-The budget is wall-clock time, so a second run takes a different number of steps (a quiet core takes
-more); `--steps {steps}` in its place counts the schedule in steps. `training.json` holds the course of the run. The text is under the licence of Python (PSF).
+{repeat} `training.json` holds the course of the run. The text is under the licence of Python (PSF).
 """  # noqa: E501 - rows of a table
 
+COUNTED = "The schedule counts steps: a second run on one thread gives the same weights."
+TIMED = (
+    "The budget is wall-clock time, so a second run takes a different number of steps (a quiet "
+    "core\ntakes more); `--steps {steps}` in its place counts the schedule in steps."
+)
 
-def card(
-    corpus: Corpus, final: dict, losses: tuple[float, float], parameters: int, shape: LlamaConfig
-) -> str:
+
+def card(corpus: Corpus, final: dict, losses: tuple[float, float], parameters: int,
+         shape: LlamaConfig, out: Path) -> str:  # fmt: skip
     """Fill the card with what was counted and measured."""
     arguments = final["arguments"]
+    counted = arguments["steps"] != "0"
     return CARD.format(
         layers=shape.num_hidden_layers,
         hidden=shape.hidden_size,
@@ -75,7 +80,9 @@ def card(
         minutes=final["seconds"] / 60,
         muon_lr=arguments["muon_lr"],
         adam_lr=arguments["adam_lr"],
-        budget=arguments["minutes"],
+        budget=f"--steps {final['step']}" if counted else f"--minutes {arguments['minutes']}",
+        out=f"--out {out}",
+        repeat=COUNTED if counted else TIMED.format(steps=final["step"]),
         seed=arguments["seed"],
         loss_long=losses[0],
         loss_short=losses[1],
@@ -101,7 +108,7 @@ def main() -> None:
     held_out = torch.from_numpy(corpus.held_out)
     losses = (held_out_loss(stored, held_out, CONTEXT), held_out_loss(stored, held_out, SHORT))
     parameters = sum(p.numel() for p in stored.parameters())
-    (args.out / "README.md").write_text(card(corpus, final, losses, parameters, shape))
+    (args.out / "README.md").write_text(card(corpus, final, losses, parameters, shape, args.out))
     course = {**final, "held_out_512": losses[0], "held_out_256": losses[1]}
     (args.out / "training.json").write_text(json.dumps(course, indent=1) + "\n")
     print(f"{args.out}: {losses[0]:.4f} nats a byte, windows of {CONTEXT}; "
