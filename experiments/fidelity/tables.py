@@ -92,9 +92,11 @@ def shares(results: Results, jobs: list[Job], native: list[Job]) -> list[float]:
 
 
 def looks(results: Results, job: Job) -> list[Look]:
-    """Losses on the way; older files do not have the processor's seconds."""
-    entries = results.of(job)["curve"]
-    return [Look(*e) if len(e) == 4 else Look(e[0], e[1], None, e[2]) for e in entries]
+    """Losses on the way, infinite where not finite; older files lack the processor's seconds."""
+    found = []
+    for step, seconds, *cpu, loss in results.of(job)["curve"]:
+        found.append(Look(step, seconds, *(cpu or [None]), loss if loss == loss else math.inf))
+    return found
 
 
 def loss_at(curve: Sequence[tuple[float | None, float]], time: float | None) -> float | None:
@@ -103,7 +105,8 @@ def loss_at(curve: Sequence[tuple[float | None, float]], time: float | None) -> 
         return None
     for (begin, high), (end, low) in pairwise(curve):
         if time <= end:
-            return high + (low - high) * (time - begin) / (end - begin)
+            lost = math.isinf(high + low)
+            return math.inf if lost else high + (low - high) * (time - begin) / (end - begin)
     return curve[-1][1]
 
 
@@ -126,9 +129,9 @@ def number(value: float | None, form: str = ".4f") -> str:
 def spread(values: list[float], form: str = ".4f") -> str:
     """Median, and the range where there are several."""
     median, low, high = median_and_range(values)
-    if len(values) == 1 or not math.isfinite(high - low):
+    if len(values) == 1:
         return number(median, form)
-    return f"{median:{form}} ({low:{form}} to {high:{form}})"
+    return f"{number(median, form)} ({number(low, form)} to {number(high, form)})"
 
 
 def kib(count: int | None) -> str:

@@ -166,6 +166,7 @@ def test_loss_at_a_time_lies_between_two_looks():
     assert loss_at(curve, 1.0) is None
     assert loss_at([(None, 1.5)], 1.0) is None
     assert loss_at(curve, None) is None
+    assert loss_at([(2.0, float("inf")), (4.0, float("inf"))], 3.0) == float("inf")
 
 
 def test_equal_time_ends_when_adamw_of_the_same_seed_did(write, tmp_path):
@@ -180,7 +181,10 @@ def test_equal_time_ends_when_adamw_of_the_same_seed_did(write, tmp_path):
     assert line[3:] == ["8", "1.4400 (1.4000 to 1.4600)", "3", "1.4000 (1.4000 to 1.4000)"]
 
 
-def test_a_loss_that_is_not_finite_is_called_diverged():
+def test_a_loss_that_is_not_finite_is_called_diverged(write, tmp_path):
     assert spread([float("inf")]) == "diverged"
     assert spread([1.0, 2.0, 1.5]) == "1.5000 (1.0000 to 2.0000)"
-    assert spread([1.0, float("inf"), float("inf")]) == "diverged"
+    assert spread([1.0, float("inf"), 1.5]) == "1.5000 (1.0000 to diverged)"
+    nan = float("nan")
+    write(job("adamw", 1e-3), nan, nan, [[40, 2.0, 1.0, nan]])
+    assert looks(Results(tmp_path), job("adamw", 1e-3))[0].loss == float("inf")
