@@ -82,14 +82,16 @@ def test_save_that_does_not_fit_leaves_the_one_before_and_the_run_goes_on_from_i
     assert_goes_on_to_the_same_end(sluiceway, run, whole)
 
 
+@pytest.mark.parametrize("summary_fits", [True, False])
 def test_line_of_metrics_that_does_not_fit_ends_the_run_and_is_cut_on_resume(
-    sluiceway, begun, limited
+    sluiceway, begun, limited, summary_fits
 ):
     run, whole = begun
     before, metrics = saved(run), run / "metrics.jsonl"
     filled = metrics.read_bytes()
-    assert (run / "config.yaml").stat().st_size < len(filled)
-    with limited(len(filled) + 100):
+    config, summary = (len((run / name).read_bytes()) for name in ("config.yaml", "summary.json"))
+    assert config < summary - 50 < len(filled)
+    with limited(len(filled) + 100 if summary_fits else summary - 50):
         outcome = sluiceway("resume", run, "--set", "train.steps=6")
     outcome.err = outcome.err.partition("\n")[2]
     assert_short_error(outcome, 1, "metrics.jsonl: cannot be written, File too large")
