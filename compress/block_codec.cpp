@@ -14,6 +14,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -24,6 +25,8 @@
 #include "compress/moment_transport.h"
 #include "kernels/base/check.h"
 #include "kernels/compress.h"
+#include "kernels/overflow_scan.h"
+#include "kernels/residual_form.h"
 
 namespace sluiceway {
 namespace {
@@ -96,6 +99,13 @@ class BlockCodec final : public GradientCodec {
     cpu::decompress(w, low, d, projector_.p(), projector_.q(), update, scratch);
   }
 
+  void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
+                      std::span<float> cols, std::span<float> scratch,
+                      StreamRef stream) const override {
+    require_host_stream(stream, name());
+    cpu::residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch);
+  }
+
   BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const override {
     require_host_stream(stream, name());
     return cpu::bias_norm(g, projector_.p(), projector_.q(), scratch);
@@ -122,6 +132,13 @@ class BlockCodec final : public GradientCodec {
   CodecStateHeader header_;
 };
 
+// Relative bias while P and Q are zeros: all of a gradient. Needs no pass of products.
+double lost_without_projectors(const AnyMatrix& g) {
+  const ScanResult scan = cpu::overflow_scan(g);
+  if (!scan.finite) return std::numeric_limits<double>::quiet_NaN();
+  return scan.sum_squares > 0 ? 1 : 0;
+}
+
 void BlockCodec::fit(BlockProjector& next, const AnyMatrix& g, ProjectorLearner& learner,
                      StreamRef stream) const {
   if (family_ == "block_pca") {
@@ -146,11 +163,13 @@ RefreshOutcome BlockCodec::refresh(const AnyMatrix& g, const RefreshOptions& opt
   if (!learns()) return outcome;
   require_host_stream(stream, name());
   const auto start = std::chrono::steady_clock::now();
-  outcome.bias_before = outcome.bias_after = relative_bias(bias(g, scratch, stream));
+  const bool first = wants_calibration();
+  outcome.bias_before =
+      first ? lost_without_projectors(g) : relative_bias(bias(g, scratch, stream));
+  outcome.bias_after = outcome.bias_before;
   // A gradient that is not finite compares false, and teaches nothing; a gradient of zeros neither.
-  const double enough = wants_calibration() ? 0 : options.threshold;
-  if (std::isfinite(outcome.bias_before) && outcome.bias_before > enough) {
-    if (wants_calibration()) {
+  if (outcome.bias_before > (first ? 0 : options.threshold)) {
+    if (first) {
       fit(projector_, g, learner, stream);
     } else {
       BlockProjector next(layouts_, budget_);

@@ -40,9 +40,6 @@ ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_
 // have orthonormal columns: 1 / sqrt(dm dn / (m n)), the 1/f of LSP.md section 2.
 float orthonormal_scale(const ProjectorDims& dims) noexcept;
 
-// |b(G)|_F / |G|_F; 0 for a gradient of zeros, NaN for one that is not finite.
-double relative_bias(const BiasNorm& norm) noexcept;
-
 double seconds_since(std::chrono::steady_clock::time_point start);
 
 // Unavailable on a CUDA stream: the arrays of this version's projectors are in host memory.

@@ -86,6 +86,11 @@ class GradientCodec {
                      const WeightUpdate& update, std::span<float> scratch,
                      StreamRef stream) const = 0;
 
+  // G <- G - P S Q^T for the core `s` of `g`; rows and cols get the means of its squares.
+  virtual void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
+                              std::span<float> cols, std::span<float> scratch,
+                              StreamRef stream) const = 0;
+
   virtual BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const = 0;
 
   // Measures the bias on calibration gradient `g`; where it exceeds options.threshold, draws new
@@ -107,6 +112,9 @@ struct CodecConfig {
   std::int64_t block = 32;  // Rows per group of the block families.
   std::uint64_t seed = 0;
 };
+
+// |b(G)|_F / |G|_F; 0 for a gradient of zeros, NaN for one that is not finite.
+double relative_bias(const BiasNorm& norm) noexcept;
 
 // The family that "auto" stands for where nothing is known of a budget; otherwise `name` itself.
 // InvalidArgument lists all names that exist.

@@ -7,7 +7,6 @@
 #include "compress/codec_families.h"
 #include "compress/factored_moment.h"
 #include "kernels/base/check.h"
-#include "kernels/overflow_scan.h"
 #include "kernels/residual.h"
 
 namespace sluiceway {
@@ -32,16 +31,19 @@ std::string_view to_string(ResidualKind kind) noexcept {
 }
 
 std::uint64_t GradientResidual::bytes(ResidualKind kind, std::int64_t m, std::int64_t n) noexcept {
-  return kind == ResidualKind::kFactored ? 2 * sizeof(float) * static_cast<std::uint64_t>(m + n)
-                                         : 0;
+  const std::uint64_t means = sizeof(float) * static_cast<std::uint64_t>(m + n);
+  return kind == ResidualKind::kNone ? 0 : kind == ResidualKind::kSign ? means : 2 * means;
 }
 
 GradientResidual::GradientResidual(ResidualKind kind, std::int64_t m, std::int64_t n,
                                    Budget& budget, std::string_view weight_name)
     : kind_(kind), m_(m), n_(n) {
-  const auto half = static_cast<std::size_t>(bytes(kind, m, n)) / 2;
-  moments_ = Buffer(budget, Tier::kDevice, {}, half, concat("residual moments of ", weight_name));
-  roots_ = Buffer(budget, Tier::kDevice, {}, half, concat("residual roots of ", weight_name));
+  const auto means = static_cast<std::size_t>(bytes(ResidualKind::kSign, m, n));
+  if (kind == ResidualKind::kFactored) {
+    moments_ =
+        Buffer(budget, Tier::kDevice, {}, means, concat("residual moments of ", weight_name));
+  }
+  roots_ = Buffer(budget, Tier::kDevice, {}, means, concat("residual means of ", weight_name));
 }
 
 bool GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
@@ -50,21 +52,16 @@ bool GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
   require_host_stream(stream, "residual");
   SLUICEWAY_CHECK(g.rows == m_ && g.cols == n_, "residual: gradient is ", g.rows, "x", g.cols,
                   ", expected ", m_, "x", n_);
-  if (s.elems() > 0) {
-    const AnyMatrix core{s.data, s.rows, s.cols, s.stride, DType::kF32};
-    codec.apply(g, {}, core, {.alpha = -1.0F}, scratch, stream);
-  }
+  const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), m_);
+  codec.leave_residual(g, s, now.row, now.col, scratch, stream);
+  if (!std::isfinite(mean(now.row))) return false;
   WeightUpdate update = step.update;
   update.alpha = static_cast<float>(-step.lr);
   if (kind_ == ResidualKind::kSign) {
-    if (!cpu::overflow_scan(g).finite) return false;
     cpu::residual_sign(w, low, g, update);
     return true;
   }
-  const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), m_);
   const FactoredMoment kept = FactoredMoment::of(moments_.as<float>(), m_);
-  cpu::mean_squares(g, now.row, now.col);
-  if (!std::isfinite(mean(now.row))) return false;
   const double factor = static_cast<double>(step.factor);
   advance(kept, now, step.beta2, factor, kept);
   ++steps_;

@@ -11,8 +11,8 @@
 // Ownership: owns v_r and v_c, reserved on the device tier. G is used up.
 // Numerics:  see kernels/residual.h; R is rounded to the type of G once.
 // Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, nothing changed.
-// Cost:      codec.apply() once on G (reads and writes it) and three reads of R, two for kSign; W
-//            is read and written once.
+// Cost:      codec.leave_residual() once (reads and writes G), then R is read twice, once for kSign
+//            or without a clip; W is read and written once.
 // Source:    LSP.md section 2; [Adafactor] Shazeer and Stern, arXiv 1804.04235.
 #pragma once
 
@@ -60,7 +60,8 @@ class GradientResidual {
  private:
   ResidualKind kind_;
   std::int64_t m_, n_;
-  Buffer moments_, roots_;  // Of the rows, then of the columns.
+  Buffer moments_;  // Of the rows, then of the columns; none for kSign.
+  Buffer roots_;    // Means of the gradient at hand, then roots of the moments.
   std::int64_t steps_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include "compress/codec_state.h"
 #include "kernels/compress.h"
 #include "kernels/overflow_scan.h"
+#include "kernels/residual.h"
 
 namespace sluiceway {
 namespace {
@@ -40,6 +41,14 @@ class PlainCodec final : public GradientCodec {
              StreamRef stream) const override {
     require_host_stream(stream, name());
     if (whole_) cpu::decompress(w, low, d, update);
+  }
+
+  // Only of "none": the engine refuses a residual of "identity", which leaves nothing.
+  void leave_residual(const AnyMatrix& g, MatrixView<float> /*s*/, std::span<float> rows,
+                      std::span<float> cols, std::span<float> /*scratch*/,
+                      StreamRef stream) const override {
+    require_host_stream(stream, name());
+    cpu::mean_squares(g, rows, cols);
   }
 
   BiasNorm bias(const AnyMatrix& g, std::span<float> /*scratch*/, StreamRef stream) const override {

@@ -21,6 +21,7 @@
 #include "compress/moment_transport.h"
 #include "kernels/base/check.h"
 #include "kernels/compress.h"
+#include "kernels/residual_form.h"
 
 namespace sluiceway {
 namespace {
@@ -84,6 +85,13 @@ class SparseCodec final : public GradientCodec {
              StreamRef stream) const override {
     require_host_stream(stream, name());
     cpu::decompress(w, low, d, projector_.p(), projector_.q(), update, scratch);
+  }
+
+  void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
+                      std::span<float> cols, std::span<float> scratch,
+                      StreamRef stream) const override {
+    require_host_stream(stream, name());
+    cpu::residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch);
   }
 
   BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const override {

@@ -2,6 +2,7 @@
 //
 //   sink.touch(i, rows, j, cols)  this piece comes soon: a chance to ask memory for it
 //   sink.take(i, j, x, count)     x[0 .. count) is (P D Q^T)[i][j .. j + count)
+//   sink.done(i, rows, j, cols)   all rows of this piece were taken
 //
 // Sparse: Y = (panel of P) D, transposed, then lanes run over rows while a row of Q selects columns
 // of Y. Blocks: T = D_g Q^T of one group, then P_g T.
@@ -63,6 +64,7 @@ HWY_INLINE void expand(const AnyMatrix& d, const SparseRows& p, const SparseRows
       for (std::int64_t i = 0; i < rows; ++i) {
         sink.take(first + i, col, tile_rows + i * kTileCols, cols);
       }
+      sink.done(first, rows, col, cols);
     }
   }
 }
@@ -120,6 +122,7 @@ HWY_INLINE void expand(const AnyMatrix& d, const BlockRows& p, const BlockRows& 
                             (cols + lanes - 1) / lanes);
         for (std::int64_t x = 0; x < piece; ++x)
           sink.take(row + i + x, col, tile + x * stride, cols);
+        sink.done(row + i, piece, col, cols);
       }
     }
   }

@@ -48,6 +48,16 @@ void check_weight(const char* function, const AnyMatrix& w, const MatrixView<std
                   " rounding, expected bf16");
 }
 
+void check_means(const char* function, std::span<const float> rows, std::span<const float> cols,
+                 const AnyMatrix& g) {
+  const auto check = [function](const char* name, std::size_t size, std::int64_t expected) {
+    SLUICEWAY_CHECK(static_cast<std::int64_t>(size) == expected, function, ": ", name, " has ",
+                    size, " elements, expected ", expected);
+  };
+  check("rows", rows.size(), g.rows);
+  check("cols", cols.size(), g.cols);
+}
+
 void check_scratch(const char* function, std::size_t elems, std::int64_t expected) {
   SLUICEWAY_CHECK(static_cast<std::int64_t>(elems) >= expected, function, ": scratch has ", elems,
                   " elements, expected ", expected);

@@ -56,6 +56,9 @@ void check_blocks(const char* function, const char* name, const BlockRows& p);
 // A weight of this shape, whose type has the rounding, and low bits where the rounding needs them.
 void check_weight(const char* function, const AnyMatrix& w, const MatrixView<std::uint16_t>& low,
                   const WeightUpdate& update, std::int64_t rows, std::int64_t cols);
+// Means of squares of g's rows and columns.
+void check_means(const char* function, std::span<const float> rows, std::span<const float> cols,
+                 const AnyMatrix& g);
 void check_scratch(const char* function, std::size_t elems, std::int64_t expected);
 
 }  // namespace sluiceway

@@ -10,53 +10,40 @@
 #include "kernels/projector_shapes.h"
 #include "kernels/residual.h"
 #include "kernels/row_ops-inl.h"
+#include "kernels/squares-inl.h"
 #include "kernels/weight_update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sluiceway {
 namespace HWY_NAMESPACE {
 
-// Hands r to an operation in tiles of kPieceRows by kTileCols, row by row: sums of columns and
-// roots stay in the first-level cache, and as many rows are read at once as memory serves well.
+// f(i, rows, j, cols) for tiles of kPieceRows by kTileCols: sums of columns and roots stay in the
+// first-level cache, and as many rows are read at once as memory serves well.
+template <class F>
+HWY_INLINE void for_tiles(const AnyMatrix& r, const F& f) {
+  for (std::int64_t i = 0; i < r.rows; i += kPieceRows) {
+    const std::int64_t rows = std::min(kPieceRows, r.rows - i);
+    for (std::int64_t j = 0; j < r.cols; j += kTileCols) {
+      const std::int64_t cols = std::min(kTileCols, r.cols - j);
+      prefetch_piece(r, i, rows, j, cols);
+      f(i, rows, j, cols);
+    }
+  }
+}
+
+// Hands r to an operation row by row of each tile.
 //
 //   op.touch(i, rows, j, cols)  this tile comes next
 //   op.take(x, i, j, count)     x[0 .. count) is r[i][j .. j + count)
 template <class Op>
 HWY_INLINE void for_pieces(const AnyMatrix& r, Op& op) {
   with_type(r, [&](auto view) HWY_ATTR {
-    for (std::int64_t i = 0; i < r.rows; i += kPieceRows) {
-      const std::int64_t rows = std::min(kPieceRows, r.rows - i);
-      for (std::int64_t j = 0; j < r.cols; j += kTileCols) {
-        const std::int64_t cols = std::min(kTileCols, r.cols - j);
-        prefetch_piece(r, i, rows, j, cols);
-        op.touch(i, rows, j, cols);
-        for (std::int64_t x = i; x < i + rows; ++x) op.take(view.row(x) + j, x, j, cols);
-      }
-    }
+    for_tiles(r,
+              [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t cols) HWY_ATTR {
+                op.touch(i, rows, j, cols);
+                for (std::int64_t x = i; x < i + rows; ++x) op.take(view.row(x) + j, x, j, cols);
+              });
   });
-}
-
-// Sum of x^2 over a piece of a row; each square is also added to `cols`.
-template <typename T>
-HWY_INLINE float add_squares(const T* HWY_RESTRICT x, std::int64_t count,
-                             float* HWY_RESTRICT cols) {
-  const RowTag d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  auto sum = hn::Zero(d);
-  std::int64_t j = 0;
-  for (; j + lanes <= count; j += lanes) {
-    const auto v = load_f32(d, x + j);
-    const auto square = hn::Mul(v, v);
-    sum = hn::Add(sum, square);
-    hn::StoreU(hn::Add(hn::LoadU(d, cols + j), square), d, cols + j);
-  }
-  float tail = 0;
-  for (; j < count; ++j) {
-    const float square = to_float(x[j]) * to_float(x[j]);
-    tail += square;
-    cols[j] += square;
-  }
-  return hn::GetLane(hn::SumOfLanes(d, sum)) + tail;
 }
 
 // x / (a b + eps) for a row's root `a` and the roots `b` of its columns.
@@ -81,23 +68,6 @@ class Normalizer {
   const float row_;
   const float* const col_;
   const float eps_;
-};
-
-class MomentsOp {
- public:
-  MomentsOp(std::span<float> rows, std::span<float> cols) : rows_(rows.data()), cols_(cols.data()) {
-    std::fill(rows.begin(), rows.end(), 0.0F);
-    std::fill(cols.begin(), cols.end(), 0.0F);
-  }
-  void touch(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
-  template <typename T>
-  HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
-    rows_[i] += add_squares(x, count, cols_ + j);
-  }
-
- private:
-  float* const rows_;
-  float* const cols_;
 };
 
 class RmsOp {
@@ -183,14 +153,13 @@ class SignOp {
   HWY_ALIGN float piece_[kTileCols];
 };
 
-void moments(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
-  MomentsOp op(rows, cols);
-  for_pieces(r, op);
-  if (r.rows * r.cols == 0) return;
-  const float per_row = 1.0F / static_cast<float>(r.cols);
-  const float per_col = 1.0F / static_cast<float>(r.rows);
-  for (float& x : rows) x *= per_row;
-  for (float& x : cols) x *= per_col;
+void means(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
+  SquareSums sums(rows, cols);
+  with_type(r, [&](auto view) HWY_ATTR {
+    for_tiles(r, [&](std::int64_t i, std::int64_t height, std::int64_t j, std::int64_t width)
+                     HWY_ATTR { sums.add(view, i, height, j, width); });
+  });
+  sums.divide();
 }
 
 double rms(const AnyMatrix& r, const FactoredRoots& roots) {
@@ -218,16 +187,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace sluiceway {
-namespace {
-
-void check_size(const char* function, const char* name, std::size_t size, std::int64_t expected) {
-  SLUICEWAY_CHECK(size == static_cast<std::size_t>(expected), function, ": ", name, " has ", size,
-                  " elements, expected ", expected);
-}
-
-}  // namespace
-
-HWY_EXPORT(moments);
+HWY_EXPORT(means);
 HWY_EXPORT(rms);
 HWY_EXPORT(apply);
 HWY_EXPORT(sign);
@@ -235,9 +195,8 @@ HWY_EXPORT(sign);
 namespace cpu {
 
 void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
-  check_size("mean_squares", "rows", rows.size(), r.rows);
-  check_size("mean_squares", "cols", cols.size(), r.cols);
-  HWY_DYNAMIC_DISPATCH(moments)(r, rows, cols);
+  check_means("mean_squares", rows, cols, r);
+  HWY_DYNAMIC_DISPATCH(means)(r, rows, cols);
 }
 
 double residual_rms(const AnyMatrix& r, const FactoredRoots& roots) {

@@ -37,8 +37,9 @@ HWY_INLINE void with_type(const AnyMatrix& g, const F& f) {
 }
 
 // Asks memory for rows [i, i + rows) of columns [j, j + cols), all rows side by side: several
-// streams at once are served faster than one after the other. Not worth it where the second-level
-// cache holds the matrix anyway.
+// streams at once are served faster than one after the other. Into the second-level cache: the few
+// fill buffers of the first stay free for what is computed meanwhile. Not worth it where the
+// second-level cache holds the matrix anyway.
 HWY_INLINE void prefetch_piece(const AnyMatrix& m, std::int64_t i, std::int64_t rows,
                                std::int64_t j, std::int64_t cols) {
   const auto elem = static_cast<std::int64_t>(size_bytes(m.dtype));
@@ -46,7 +47,9 @@ HWY_INLINE void prefetch_piece(const AnyMatrix& m, std::int64_t i, std::int64_t 
   if (m.rows * m.stride * elem <= kCacheBytes) return;
   const char* const first = static_cast<const char*>(m.data) + (i * m.stride + j) * elem;
   for (std::int64_t at = 0; at < cols * elem; at += kLineBytes) {
-    for (std::int64_t x = 0; x < rows; ++x) __builtin_prefetch(first + x * m.stride * elem + at);
+    for (std::int64_t x = 0; x < rows; ++x) {
+      __builtin_prefetch(first + x * m.stride * elem + at, 0, 2);
+    }
   }
 }
 

@@ -34,6 +34,8 @@ class UpdateSink {
     prefetch_piece(w_, i, rows, j, cols);
   }
 
+  HWY_INLINE void done(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
+
   HWY_INLINE void take(std::int64_t i, std::int64_t j, const float* x, std::int64_t count) {
     const std::int64_t at = i * w_.stride + j;
     switch (w_.dtype) {

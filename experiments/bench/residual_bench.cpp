@@ -1,12 +1,12 @@
 // The residual kernels, each against the roof that its reads and writes of R and W bind.
 //
-// residual_step is the whole of what a step does: G - P S Q^T in place (G read and written),
-// moments (a read), RMS (a read), update (a read of R, W read and written), every one of them
-// counted.
+// residual_step is the whole of what a step does: G - P S Q^T in place with its means (G read and
+// written), RMS (a read), update (a read of R, W read and written), every one of them counted.
 #include "experiments/bench/against_roof.h"
 #include "experiments/bench/projector_bench.h"
 #include "kernels/decompress.h"
 #include "kernels/residual.h"
+#include "kernels/residual_form.h"
 
 namespace sluiceway::bench {
 namespace {
@@ -55,19 +55,35 @@ void sign(benchmark::State& state) {
                    [&] { cpu::residual_sign(c.weight(), {}, c.residual(), kUpdate); });
 }
 
+// A gradient, a core and block projectors of an f of 1/4.
+struct Formed : Case {
+  BlockSide p, q;
+  Array<float> s;
+  std::vector<float> scratch, row_means, col_means;
+
+  explicit Formed(const benchmark::State& state)
+      : Case(state),
+        p(m, 32, 8),
+        q(n, 32, 8),
+        s(random_array<float>(p.view().cols * q.view().cols, 3)),
+        scratch(static_cast<std::size_t>(decompress_scratch_elems(p.view(), q.view()))),
+        row_means(row.size()),
+        col_means(col.size()) {}
+  void form() {
+    const MatrixView<float> core(s.get(), p.view().cols, q.view().cols);
+    cpu::residual_form(residual(), core, p.view(), q.view(), row_means, col_means, scratch);
+  }
+};
+
+void form(benchmark::State& state) {
+  Formed c(state);
+  run_against_roof(state, 2 * c.bytes(), &Roof::update_gb_per_s, [&] { c.form(); });
+}
+
 void residual_step(benchmark::State& state) {
-  Case c(state);
-  const std::int64_t block = 32, kept = 8;
-  const BlockSide p(c.m, block, kept), q(c.n, block, kept);
-  const std::int64_t dm = p.view().cols, dn = q.view().cols;
-  const Array<float> s = random_array<float>(dm * dn, 3);
-  const AnyMatrix core{s.get(), dm, dn, dn, DType::kF32};
-  std::vector<float> scratch(
-      static_cast<std::size_t>(decompress_scratch_elems(p.view(), q.view())));
-  std::vector<float> row(c.row.size()), col(c.col.size());
-  run_against_roof(state, 7 * c.bytes(), &Roof::update_gb_per_s, [&] {
-    cpu::decompress(c.residual(), {}, core, p.view(), q.view(), {.alpha = -1e-6F}, scratch);
-    cpu::mean_squares(c.residual(), row, col);
+  Formed c(state);
+  run_against_roof(state, 6 * c.bytes(), &Roof::update_gb_per_s, [&] {
+    c.form();
     benchmark::DoNotOptimize(cpu::residual_rms(c.residual(), c.roots()));
     cpu::residual_apply(c.weight(), {}, c.residual(), c.roots(), kUpdate);
   });
@@ -82,6 +98,7 @@ BENCHMARK(moments)->Apply(shapes);
 BENCHMARK(rms)->Apply(shapes);
 BENCHMARK(apply)->Apply(shapes);
 BENCHMARK(sign)->Apply(shapes);
+BENCHMARK(form)->Apply(shapes);
 BENCHMARK(residual_step)->Apply(shapes);
 
 }  // namespace

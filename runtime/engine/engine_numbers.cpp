@@ -63,7 +63,7 @@ EngineStats SubspaceEngine::take_stats() {
   stats.d2h_bytes = d2h - std::exchange(counted_d2h_, d2h);
   stats.h2d_bytes = h2d - std::exchange(counted_h2d_, h2d);
   stats.host_seconds = executor_->take_use().seconds[index(Lane::kHost)];
-  stats.bias_mean = bias_count_ == 0 ? 0 : bias_sum_ / static_cast<double>(bias_count_);
+  if (bias_count_ > 0) stats.bias_mean = bias_sum_ / static_cast<double>(bias_count_);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     stats.used[tier] = budget_.used(static_cast<Tier>(tier));
     stats.peak[tier] = budget_.peak(static_cast<Tier>(tier));

@@ -185,17 +185,18 @@ void SubspaceEngine::calibrate(int weight, const AnyMatrix& g, StreamRef compute
   WeightSlot& slot = *slots_[static_cast<std::size_t>(weight)];
   const TraceRange range(&trace_, device_row_, "calibrate");
   const double begin_us = now_us();
-  const BiasNorm norms = slot.codec->bias(g, compress_scratch_.as<float>(), compute);
-  if (!std::isfinite(norms.grad_sq) || norms.grad_sq == 0) return;  // Nothing to learn from.
+  double bias = 0;
   if (slot.codec->learns()) {
     const RefreshOutcome outcome =
         slot.codec->refresh(g, options_.learn, *learner_, slot.moments(slot.live),
                             compress_scratch_.as<float>(), compute);
     stats_.refreshed += outcome.refreshed ? 1 : 0;
-    bias_sum_ += outcome.refreshed ? outcome.bias_after : outcome.bias_before;
+    bias = outcome.bias_after;
   } else {
-    bias_sum_ += std::sqrt(norms.bias_sq / norms.grad_sq);
+    bias = relative_bias(slot.codec->bias(g, compress_scratch_.as<float>(), compute));
   }
+  if (!std::isfinite(bias) || bias == 0) return;  // A gradient that tells nothing: the next one.
+  bias_sum_ += bias;
   ++bias_count_;
   refresh_.measured(committed_steps_, weight);
   stats_.learn_seconds += (now_us() - begin_us) * 1e-6;

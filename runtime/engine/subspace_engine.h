@@ -88,9 +88,9 @@ struct EngineStats {
   double host_seconds = 0;     // The host lane was busy.
   double learn_seconds = 0;    // Calibration and learning, inside the step's time.
   std::uint64_t recalled = 0;  // Payloads taken back because a step differed from the forecast.
-  std::uint64_t refreshed = 0;    // Projectors replaced.
-  double bias_mean = 0;           // Relative bias where it was measured; 0 otherwise.
-  Budget::Limits used{}, peak{};  // By tier.
+  std::uint64_t refreshed = 0;      // Projectors replaced.
+  std::optional<double> bias_mean;  // Relative bias, over the weights where it was measured.
+  Budget::Limits used{}, peak{};    // By tier.
   bool speculative = false;
 };
 

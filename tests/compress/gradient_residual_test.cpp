@@ -189,7 +189,7 @@ TEST_F(GradientResidualTest, ReservesExactlyWhatItNames) {
               GradientResidual::bytes(ResidualKind::kFactored, kM, kN));
   }
   EXPECT_EQ(budget.used(Tier::kDevice), before);
-  EXPECT_EQ(GradientResidual::bytes(ResidualKind::kSign, kM, kN), 0U);
+  EXPECT_EQ(GradientResidual::bytes(ResidualKind::kSign, kM, kN), 4U * (kM + kN));
 }
 
 TEST(ResidualNameTest, IsReadFromItsName) {
