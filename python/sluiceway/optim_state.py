@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 _FORMAT = 1
 # What a state depends on: loading it into an optimizer that differs in these is refused.
 _MUST_MATCH = (
-    "codec",
     "ratio",
     "d",
     "nnz",
@@ -28,6 +27,7 @@ _MUST_MATCH = (
 _ENGINE_ENTRIES = (
     "arguments",
     "names",
+    "codecs",
     "committed_steps",
     "refresh",
     "loss_scale",
@@ -52,6 +52,7 @@ def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
         "format": _FORMAT,
         "arguments": {key: arguments[key] for key in _MUST_MATCH},
         "names": [weight.name for weight in optimizer.weights],
+        "codecs": [choice["codec"] for choice in optimizer.describe()],
         "committed_steps": optimizer.engine.committed_steps,
         "refresh": optimizer.engine.refresh_state(),
         "loss_scale": list(optimizer.loss_scale.state()),
@@ -91,6 +92,12 @@ def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
             f"load_state_dict: {len(saved['names'])} compressed weights, here {len(names)}; "
             f"differing: {', '.join(odd[:3]) or 'their order'}"
         )
+    for name, codec, choice in zip(names, saved["codecs"], optimizer.describe(), strict=True):
+        if codec != choice["codec"]:
+            raise InvalidArgument(
+                f"load_state_dict: codec of {name} was {codec!r} when it was saved, here it is "
+                f"{choice['codec']!r}; make the optimizer with codec={codec!r}"
+            )
     numbers = {id(p): i for i, p in enumerate(numbered_parameters(optimizer.param_groups))}
     for weight in optimizer.weights:
         values = state_dict["state"].get(numbers[id(weight.parameter)], {})

@@ -138,7 +138,11 @@ def _select(config: Config) -> _Selected:
         "residual": resolve_residual(engine.codec, engine.residual, engine.nnz),
         "second_moment": resolve_second_moment(engine.codec, engine.second_moment),
     }
-    plain = {"d": 0, "residual": "none", "second_moment": "full"}  # Of embeddings that go through the identity codec.
+    plain = {
+        "d": 0,
+        "residual": "none",
+        "second_moment": "full",
+    }  # Of embeddings that go through the identity codec.
     codec = engine.codec
     if codec == "auto":
         whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])

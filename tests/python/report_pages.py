@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -92,8 +93,10 @@ def report_on(sluiceway, folders: tuple[Path, ...], out: Path) -> Page:
     return Page(out)
 
 
-def console_of(chromium: str, page: Path, picture: Path) -> list[str]:
+def console_of(page: Path, picture: Path) -> list[str]:
     """Draw a page in a browser; return what it wrote to the console."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert chromium, "no chromium on PATH; make test installs it"
     done = subprocess.run(
         [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
          "--enable-logging=stderr", "--window-size=1200,1600", f"--screenshot={picture}",

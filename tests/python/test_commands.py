@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,11 +126,9 @@ def test_report_of_the_run_opens_in_a_browser(said, resumed, tmp_path):
     d2h = page.runs["out"]["curves"]["d2h"]["value"]
     assert d2h == [line["bytes"]["d2h"] for line in read_lines(resumed[0])[1:]]
     assert sum(d2h) > 0
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is not None:  # Without a browser, parsing is what can be checked.
-        picture = tmp_path / "page.png"
-        assert console_of(chromium, resumed[0] / "report.html", picture) == []
-        assert picture.stat().st_size > 10_000
+    picture = tmp_path / "page.png"
+    assert console_of(resumed[0] / "report.html", picture) == []
+    assert picture.stat().st_size > 10_000
 
 
 def test_doctor_measures_this_machine(said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -109,3 +110,21 @@ def test_state_of_another_codec_is_refused_by_name():
         pytest.raises(sw.InvalidArgument, match=r"codec was 'block_random'.*'identity'"),
     ):
         opt.load_state_dict(state)
+
+
+def test_auto_that_chooses_another_codec_here_is_refused_by_name_and_what_helps_does_help():
+    roomy, narrow, helped = make(), make(), make()
+    with sw.SubspaceAdamW(roomy, lr=LR) as opt:
+        train(roomy, opt, 1)
+        state, weights = opt.state_dict(), copy.deepcopy(roomy.state_dict())
+        train(roomy, opt, 2, first=1)
+    with (
+        sw.SubspaceAdamW(narrow, lr=LR, budget=sw.Budget(device="2800KiB")) as opt,
+        pytest.raises(sw.InvalidArgument, match="was 'svd' when it was saved, here it is 'block_"),
+    ):
+        opt.load_state_dict(state)
+    helped.load_state_dict(weights)
+    with sw.SubspaceAdamW(helped, lr=LR, codec="svd") as opt:
+        opt.load_state_dict(state)
+        train(helped, opt, 2, first=1)
+    assert same_bits(helped, roomy)

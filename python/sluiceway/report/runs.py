@@ -127,6 +127,16 @@ def _field(*keys: str) -> Callable[[dict[str, Any]], Any]:
     return value
 
 
+def _where_measured(*keys: str) -> Callable[[dict[str, Any]], Any]:
+    """A number of those lines that have one."""
+
+    def value(line: dict[str, Any]) -> Any:
+        found = _number(line, *keys)
+        return _ABSENT if found is None else found
+
+    return value
+
+
 def _per_second(key: str) -> Callable[[dict[str, Any]], Any]:
     def value(line: dict[str, Any]) -> Any:
         part, seconds = _number(line, key), _number(line, "seconds")
@@ -145,7 +155,7 @@ _CURVES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "tokens_per_second": _per_second("tokens"),
     "stall_share": _per_second("stall_seconds"),
     "data_share": _per_second("data_seconds"),
-    "bias_mean": _field("subspace", "bias_mean"),
+    "bias_mean": _where_measured("subspace", "bias_mean"),
     **{link: _field("bytes", link) for link in LINKS},
 }
 

@@ -110,7 +110,7 @@ def rate(runs: list[Run], points: int) -> str:
     if skipped:
         title = "Skipped steps so far"
         charts.append(_chart(runs, "skipped_so_far", title, units.count, points))
-    if any(_peak(run, "bias_mean") for run in runs):
+    if any(_points(run, "bias_mean") > 1 for run in runs):
         title = "Estimation bias, mean over weights"
         charts.append(_chart(runs, "bias_mean", title, units.number, points, smooth=True))
     return _section(charts, "" if skipped else "No step was skipped.")
@@ -148,6 +148,11 @@ def _section(charts: list[str], text: str) -> str:
 def _peak(run: Run, name: str) -> float:
     curve = run.curves.get(name)
     return max(curve.finite, default=0) if curve is not None else 0
+
+
+def _points(run: Run, name: str) -> int:
+    curve = run.curves.get(name)
+    return len(curve.finite) if curve is not None else 0
 
 
 def _window(runs: list[Run]) -> int:
