@@ -97,11 +97,34 @@ class RmsOp {
   double sum_ = 0;
 };
 
-class ApplyOp {
+struct Normalized {  // U = R / roots
+  const FactoredRoots roots;
+  Normalizer at(std::int64_t i, std::int64_t j) const { return {roots, i, j}; }
+};
+
+struct Signs {  // U = sign(R); 0 stays 0 and a NaN a NaN.
+  Signs at(std::int64_t, std::int64_t) const { return *this; }
+  template <typename T>
+  HWY_INLINE hn::Vec<RowTag> vector(const T* x, std::int64_t j) const {
+    const RowTag d;
+    const auto v = load_f32(d, x + j);
+    const auto has_sign = hn::Gt(hn::Abs(v), hn::Zero(d));
+    return hn::IfThenElse(has_sign, hn::CopySign(hn::Set(d, 1.0F), v), v);
+  }
+  template <typename T>
+  float one(const T* x, std::int64_t j) const {
+    const float v = to_float(x[j]);
+    return v > 0 ? 1.0F : v < 0 ? -1.0F : v;
+  }
+};
+
+// W <- decay W + alpha U
+template <class Direction>
+class UpdateOp {
  public:
-  ApplyOp(const AnyMatrix& w, MatrixView<std::uint16_t> low, const FactoredRoots& roots,
-          const WeightUpdate& update)
-      : sink_(w, low, update), roots_(roots) {}
+  UpdateOp(const AnyMatrix& w, MatrixView<std::uint16_t> low, const Direction& direction,
+           const WeightUpdate& update)
+      : sink_(w, low, update), direction_(direction) {}
   HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
                         std::int64_t cols) const {
     sink_.touch(i, rows, j, cols);
@@ -110,7 +133,7 @@ class ApplyOp {
   HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
     const RowTag d;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const Normalizer u(roots_, i, j);
+    const auto u = direction_.at(i, j);
     std::int64_t k = 0;
     for (; k + lanes <= count; k += lanes) hn::StoreU(u.vector(x, k), d, piece_ + k);
     for (; k < count; ++k) piece_[k] = u.one(x, k);
@@ -119,37 +142,7 @@ class ApplyOp {
 
  private:
   UpdateSink sink_;
-  const FactoredRoots roots_;
-  HWY_ALIGN float piece_[kTileCols];
-};
-
-class SignOp {
- public:
-  SignOp(const AnyMatrix& w, MatrixView<std::uint16_t> low, const WeightUpdate& update)
-      : sink_(w, low, update) {}
-  HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
-                        std::int64_t cols) const {
-    sink_.touch(i, rows, j, cols);
-  }
-  template <typename T>
-  HWY_INLINE void take(const T* x, std::int64_t i, std::int64_t j, std::int64_t count) {
-    const RowTag d;
-    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    std::int64_t k = 0;
-    for (; k + lanes <= count; k += lanes) {  // 0 stays 0 and a NaN a NaN.
-      const auto v = load_f32(d, x + k);
-      const auto has_sign = hn::Gt(hn::Abs(v), hn::Zero(d));
-      hn::StoreU(hn::IfThenElse(has_sign, hn::CopySign(hn::Set(d, 1.0F), v), v), d, piece_ + k);
-    }
-    for (; k < count; ++k) {
-      const float v = to_float(x[k]);
-      piece_[k] = v > 0 ? 1.0F : v < 0 ? -1.0F : v;
-    }
-    sink_.take(i, j, piece_, count);
-  }
-
- private:
-  UpdateSink sink_;
+  const Direction direction_;
   HWY_ALIGN float piece_[kTileCols];
 };
 
@@ -170,13 +163,13 @@ double rms(const AnyMatrix& r, const FactoredRoots& roots) {
 
 void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
            const FactoredRoots& roots, const WeightUpdate& update) {
-  ApplyOp op(w, low, roots, update);
+  UpdateOp<Normalized> op(w, low, {roots}, update);
   for_pieces(r, op);
 }
 
 void sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
           const WeightUpdate& update) {
-  SignOp op(w, low, update);
+  UpdateOp<Signs> op(w, low, {}, update);
   for_pieces(r, op);
 }
 
