@@ -143,7 +143,19 @@ def load_model(folder: str | os.PathLike, dtype: torch.dtype) -> torch.nn.Module
             f"expected all that {type(model).__name__} has"
         )
     model.config.use_cache = False
+    _own_memory(model)
     return model
+
+
+def _own_memory(model: torch.nn.Module) -> None:
+    """Copy weights out of the mapped file, one after the other.
+
+    A mapped weight begins wherever the file's header ends, and products of matrices may round
+    otherwise there than at the start of a cache line: a save would then evaluate to another last
+    digit than the run that wrote it. Nor may a run end because somebody replaces the file.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _first(error: BaseException) -> str:

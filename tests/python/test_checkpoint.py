@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import resource
+import shutil
 
 import numpy as np
 import pytest
@@ -158,3 +159,14 @@ def test_state_that_cannot_be_read_is_corrupt_with_its_path(tmp_path, text):
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(Corrupt, match=r"state\.json"):
         checkpoint.load_state(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loaded_weights_are_aligned_and_do_not_hang_on_their_file(small_model, tmp_path, dtype):
+    folder = tmp_path / "model"
+    shutil.copytree(small_model, folder)
+    model = load_model(folder, dtype)
+    (folder / "model.safetensors").write_bytes(b"")  # A mapped page would now be a bus error.
+    assert {p.data_ptr() % 64 for p in model.parameters()} == {0}
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

@@ -67,8 +67,9 @@ def test_state_dict_in_the_middle_continues_bit_for_bit(arguments, dtype):
     assert same_bits(second, whole)
 
 
-def continue_from(path):
+def continue_from(path, threads):
     """Train on from a file, in whatever process this is; replaces it by the weights."""
+    torch.set_num_threads(threads)
     saved = torch.load(path, weights_only=True)
     model = make(seed=5)  # Nothing may depend on what it started from.
     with sw.SubspaceAdamW(model, lr=LR) as opt:
@@ -86,7 +87,7 @@ def test_another_process_continues_the_default_codec_bit_for_bit(tmp_path):
         train(first, opt, 5)
         torch.save({"model": first.state_dict(), "opt": opt.state_dict()}, tmp_path / "saved.pt")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(continue_from, tmp_path / "saved.pt").result()
+        pool.submit(continue_from, tmp_path / "saved.pt", torch.get_num_threads()).result()
     first.load_state_dict(torch.load(tmp_path / "saved.pt", weights_only=True))
     assert same_bits(first, whole)
 
