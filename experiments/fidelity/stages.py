@@ -28,7 +28,8 @@ CODEC_ROWS = (
     "none+residual+unclipped",
 )  # fmt: skip
 HEADLINE = ("adamw", "adafactor", "lora8", "lora32", "galore", "apollo", "none+residual",
-            "block_random", "block_random+residual", "svd+residual")  # fmt: skip
+            "block_random", "block_random+residual+factored_v",
+            "svd+residual+factored_v")  # fmt: skip
 MODELS, SHIFTS = ("small", "quickstart"), ("prose", "cpp")
 
 

@@ -81,8 +81,10 @@ def resolve_residual(codec: str, residual: str, nnz: int = 0) -> str:
 
 
 def resolve_second_moment(codec: str, second_moment: str) -> str:
-    """What "auto" stands for."""
-    return "full" if second_moment == "auto" else second_moment
+    """What "auto" stands for: factored where it was measured to cost nothing, else as AdamW's."""
+    if second_moment != "auto":
+        return second_moment
+    return "factored" if codec in _LEAVES_A_COMPLEMENT else "full"
 
 
 def residual_at_once(a: dict[str, Any]) -> bool:
