@@ -150,9 +150,9 @@ def load_model(folder: str | os.PathLike, dtype: torch.dtype) -> torch.nn.Module
 def _own_memory(model: torch.nn.Module) -> None:
     """Copy weights out of the mapped file, one after the other.
 
-    A mapped weight begins wherever the file's header ends, and products of matrices may round
-    otherwise there than at the start of a cache line: a save would then evaluate to another last
-    digit than the run that wrote it. Nor may a run end because somebody replaces the file.
+    A mapped weight begins wherever the file's header ends: at the start of a cache line products
+    of matrices are faster, and round as those of any other load. Nor may a run end because
+    somebody replaces the file.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
