@@ -4,7 +4,7 @@
     python experiments/projectors/svd_calibration.py --table   # prints it for the README
 
 Both get the same random gradient. The product's optimizer is given it as calibration and measures
-the bias three times beside the fit. CPU seconds are those of all threads; where they are far less
+the bias once after the fit. CPU seconds are those of all threads; where they are far less
 than the seconds, other programs held the processor. Goes on from what is in the file.
 """
 

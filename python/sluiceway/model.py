@@ -150,9 +150,8 @@ def load_model(folder: str | os.PathLike, dtype: torch.dtype) -> torch.nn.Module
 def _own_memory(model: torch.nn.Module) -> None:
     """Copy weights out of the mapped file, one after the other.
 
-    A mapped weight begins wherever the file's header ends: at the start of a cache line products
-    of matrices are faster, and round as those of any other load. Nor may a run end because
-    somebody replaces the file.
+    A run must not end, or change, because somebody replaces the file. And torch's own memory
+    begins at a cache line, a mapped weight wherever the file's header ends.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
