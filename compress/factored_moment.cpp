@@ -1,6 +1,8 @@
 #include "compress/factored_moment.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace sluiceway {
@@ -29,6 +31,11 @@ void advance(const FactoredMoment& from, const FactoredMoment& means, double bet
 FactoredRoots roots_of(const FactoredMoment& moment, double beta2, std::int64_t step,
                        double divisor, double eps, const FactoredMoment& out) {
   const double mean_row = mean(moment.row);
+  if (!std::isfinite(mean_row) || !std::isfinite(mean(moment.col))) {
+    std::fill(out.row.begin(), out.row.end(), std::numeric_limits<float>::infinity());
+    std::fill(out.col.begin(), out.col.end(), 1.0F);
+    return {out.row, out.col, static_cast<float>(eps / divisor)};
+  }
   const double correction = 1 - std::pow(beta2, static_cast<double>(step));
   for (std::size_t i = 0; i < out.row.size(); ++i) {
     const double row = mean_row > 0 ? static_cast<double>(moment.row[i]) / mean_row : 0;

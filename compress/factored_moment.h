@@ -28,7 +28,8 @@ struct FactoredMoment {
 void advance(const FactoredMoment& from, const FactoredMoment& means, double beta2, double factor,
              const FactoredMoment& to);
 
-// Writes row[i] col[j] = sqrt(V_ij / (1 - beta2^step)) / divisor to `out`.
+// Writes row[i] col[j] = sqrt(V_ij / (1 - beta2^step)) / divisor to `out`. Infinite for a moment
+// that is: what is divided by it becomes 0, as with the whole moment of AdamW.
 FactoredRoots roots_of(const FactoredMoment& moment, double beta2, std::int64_t step,
                        double divisor, double eps, const FactoredMoment& out);
 

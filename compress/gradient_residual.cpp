@@ -54,7 +54,7 @@ bool GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
                   ", expected ", m_, "x", n_);
   const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), m_);
   codec.leave_residual(g, s, now.row, now.col, scratch, stream);
-  if (!std::isfinite(mean(now.row))) return false;
+  if (!std::isfinite(mean(now.row)) || !std::isfinite(mean(now.col))) return false;
   WeightUpdate update = step.update;
   update.alpha = static_cast<float>(-step.lr);
   if (kind_ == ResidualKind::kSign) {

@@ -1,9 +1,9 @@
 // The part of a gradient that a projection leaves, and an update from it with factored moments.
 //
-//   R = G - P S Q^T                            formed in place of G by decompress(), alpha = -1
-//   r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2  mean_squares()
-//   U_ij = R_ij / (a_i b_j + eps)              a, b: roots of V's factors [Adafactor] algorithm 4
-//   W <- decay W + alpha U                     residual_apply(); alpha sign(R) in residual_sign()
+//   R = G - P S Q^T                            formed in place of G by residual_form(), with r and
+//   c r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2  mean_squares(), where there is no P S Q^T U_ij =
+//   R_ij / (a_i b_j + eps)              a, b: roots of V's factors [Adafactor] algorithm 4 W <-
+//   decay W + alpha U                     residual_apply(); alpha sign(R) in residual_sign()
 //
 //   name    shape   dtype             layout                                 access
 //   r       m x n   f32 | bf16 | f16  row-major, stride in elements          read
@@ -13,8 +13,9 @@
 //   cols, b n       f32                                                      written, read
 //
 // Numerics: squares and their sums in f32, each sum in a fixed order: equal bits from call to call
-//           on one instruction set, 1e-5 relative to the exact mean. U in f32; W rounded once, as
-//           decompress() does. A NaN or an infinity in R is one in the means of its row and column.
+//           on one instruction set; a mean is within 1e-8 (m + n) of the exact one. U in f32; W
+//           rounded once, as decompress() does. A NaN or an infinity in R is one in the means of
+//           its row and column.
 // Aliasing: w, low, rows and cols overlap nothing.
 // Errors:   InvalidArgument, naming both shapes, before any element changes.
 // Cost:     each reads r once; residual_apply() and residual_sign() read and write w (and low)
@@ -33,7 +34,9 @@
 namespace sluiceway::cpu {
 
 // All run on the calling thread.
-void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols);
+// Of scale * r.
+void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
+                  float scale = 1.0F);
 // sqrt(mean U_ij^2); 0 for an empty matrix.
 double residual_rms(const AnyMatrix& r, const FactoredRoots& roots);
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
@@ -47,7 +50,7 @@ namespace sluiceway::cuda {
 
 // Enqueue on `stream`; all pointers, `rms` too, are device pointers and stay valid until then.
 // Unavailable in a build without CUDA, CudaError if the launch is refused.
-void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
+void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols, float scale,
                   StreamRef stream);
 void residual_rms(double* rms, const AnyMatrix& r, const FactoredRoots& roots, StreamRef stream);
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,

@@ -146,8 +146,8 @@ class UpdateOp {
   HWY_ALIGN float piece_[kTileCols];
 };
 
-void means(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
-  SquareSums sums(rows, cols);
+void means(const AnyMatrix& r, std::span<float> rows, std::span<float> cols, float scale) {
+  SquareSums sums(rows, cols, scale);
   with_type(r, [&](auto view) HWY_ATTR {
     for_tiles(r, [&](std::int64_t i, std::int64_t height, std::int64_t j, std::int64_t width)
                      HWY_ATTR { sums.add(view, i, height, j, width); });
@@ -187,9 +187,9 @@ HWY_EXPORT(sign);
 
 namespace cpu {
 
-void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols) {
+void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols, float scale) {
   check_means("mean_squares", rows, cols, r);
-  HWY_DYNAMIC_DISPATCH(means)(r, rows, cols);
+  HWY_DYNAMIC_DISPATCH(means)(r, rows, cols, scale);
 }
 
 double residual_rms(const AnyMatrix& r, const FactoredRoots& roots) {

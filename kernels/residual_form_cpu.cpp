@@ -18,7 +18,7 @@ namespace HWY_NAMESPACE {
 class FormSink {
  public:
   FormSink(const AnyMatrix& g, std::span<float> rows, std::span<float> cols)
-      : g_(g), update_(g, {}, {.alpha = -1.0F}), sums_(rows, cols) {}
+      : g_(g), update_(g, {}, {.alpha = -1.0F}), sums_(rows, cols, 1.0F) {}
 
   HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
                         std::int64_t cols) const {

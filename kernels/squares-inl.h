@@ -20,7 +20,9 @@ namespace HWY_NAMESPACE {
 
 class SquareSums {
  public:
-  SquareSums(std::span<float> rows, std::span<float> cols) : rows_(rows), cols_(cols) {
+  // Of scale times what is added: a loss scale must not square to infinity.
+  SquareSums(std::span<float> rows, std::span<float> cols, float scale)
+      : rows_(rows), cols_(cols), scale_(scale) {
     std::fill(rows.begin(), rows.end(), 0.0F);
     std::fill(cols.begin(), cols.end(), 0.0F);
   }
@@ -53,8 +55,9 @@ class SquareSums {
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const T* const x = r.row(i) + j;
     float* HWY_RESTRICT const cols = cols_.data() + j;
+    const V scale = hn::Set(d, scale_);
     const auto square = [&](V& row, V col, std::int64_t at) HWY_ATTR {
-      const V v = load_f32(d, x + at);
+      const V v = hn::Mul(scale, load_f32(d, x + at));
       row = hn::MulAdd(v, v, row);
       return hn::MulAdd(v, v, col);
     };
@@ -78,7 +81,7 @@ class SquareSums {
     }
     for (; k < count; ++k) {
       for (std::int64_t y = 0; y < kCount; ++y) {
-        const float v = to_float(x[y * r.stride + k]);
+        const float v = scale_ * to_float(x[y * r.stride + k]);
         sums[y] += v * v;
         cols[k] += v * v;
       }
@@ -86,6 +89,7 @@ class SquareSums {
   }
 
   const std::span<float> rows_, cols_;
+  const float scale_;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -3,7 +3,7 @@
 
 namespace sluiceway::cuda {
 
-void mean_squares(const AnyMatrix&, std::span<float>, std::span<float>, StreamRef) {
+void mean_squares(const AnyMatrix&, std::span<float>, std::span<float>, float, StreamRef) {
   throw_unavailable("mean_squares");
 }
 

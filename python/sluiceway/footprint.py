@@ -52,7 +52,6 @@ class DevicePeak:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._core = _core() if device.type == "cpu" else None
-        self._uncounted = 0
         with contextlib.suppress(OSError):  # Not every kernel lets us reset it.
             Path("/proc/self/clear_refs").write_text("5")
         self._before = resident_bytes()
@@ -62,19 +61,10 @@ class DevicePeak:
             self._core.count_host_allocations()
             self._core.reset_host_peak()
 
-    def model_is_loaded(self, model: torch.nn.Module) -> None:
-        """Weights that are mapped from a file are on the device tier, but nobody allocated them."""
-        if self._core is None:
-            return
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in model.parameters()}
-        whole = sum(storage.nbytes() for storage in storages.values())
-        if self._core.host_allocated_bytes() < whole:
-            self._uncounted = whole
-
     def read(self) -> int:
         """In bytes."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         if self._core is not None:
-            return self._core.host_peak_bytes() + self._uncounted
+            return self._core.host_peak_bytes()
         return max(0, peak_resident_bytes() - self._before)

@@ -27,6 +27,9 @@ _CHANGEABLE = (
     "budget",
     "schedule",
     "trace",
+    "model.path",  # Weights come from the save.
+    "data.train",  # What is read must have the same tokens: the loop checks.
+    "data.eval",
 )
 _NAMED = 4  # Differences in one error; another engine would bring dozens.
 

@@ -197,7 +197,8 @@ def _replace(path: Path, text: str) -> None:
                 os.fsync(file.fileno())
             fresh.replace(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # What went wrong before it is what counts.
+            fresh.unlink()
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def make_sequences(
             f"data.{part}: the tokenizer gives token {tokens.max()}, the model has {vocabulary} "
             "embeddings; expected a tokenizer made for this model"
         )
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
     if packing:
         starts = np.arange(len(tokens) // length, dtype=np.int64) * length
         lengths = np.full(len(starts), length, np.int64)

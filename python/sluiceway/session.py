@@ -92,7 +92,6 @@ def open_workshop(config: Config, inputs: Inputs, folder: Path, trace: Path | No
         model, getattr(config.engine, "embeddings", "trained"), config.model.checkpointing
     )
     model.to(placement.device)
-    peak.model_is_loaded(model)
     optimizer = make_optimizer(config, model, placement, trace)
     timeline = Timeline(trace)
     timeline.hand_over(optimizer)

@@ -61,7 +61,7 @@ def tokenise(corpus: Corpus, tokenizer: Any) -> TokenStream:
         with replace_folder(folder) as fresh, meter("tokenise", size) as advance:
             _write(fresh, _each(corpus, tokenizer, advance))
     except IoError:  # A cache that is full or may not be written is no reason not to train.
-        return _in_memory(corpus, tokenizer)
+        pass  # Or another run was faster.
     return _mapped(folder, len(corpus.documents)) or _in_memory(corpus, tokenizer)
 
 
@@ -94,11 +94,21 @@ def _cache() -> Path:
 def _key(corpus: Corpus, tokenizer: Any) -> str:
     """Changes with every document, and with whatever the tokenizer makes of one."""
     import tokenizers
+    import transformers
 
-    about = (tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id, tokenizer.chat_template)
-    digest = hashlib.sha256(json.dumps([tokenizers.__version__, _PIECE, *about]).encode())
+    about = (
+        (tokenizers.__version__, transformers.__version__, _PIECE),
+        tokenizer.backend_tokenizer.to_str(),
+        tokenizer.chat_template,
+        {key: str(value) for key, value in tokenizer.special_tokens_map.items()},
+        tokenizer.eos_token_id,
+        getattr(tokenizer, "split_special_tokens", False),
+    )
+    digest = hashlib.sha256(json.dumps(about).encode())
     for document in corpus.documents:
-        digest.update(json.dumps([document.text, document.messages]).encode())
+        text = document.text.encode()
+        digest.update(json.dumps([len(text), document.messages]).encode())
+        digest.update(text)
     return digest.hexdigest()[:32]
 
 

@@ -195,7 +195,8 @@ void SubspaceEngine::calibrate(int weight, const AnyMatrix& g, StreamRef compute
   } else {
     bias = relative_bias(slot.codec->bias(g, compress_scratch_.as<float>(), compute));
   }
-  if (!std::isfinite(bias) || bias == 0) return;  // A gradient that tells nothing: the next one.
+  // A gradient that tells nothing; the next one may.
+  if (!std::isfinite(bias) || (bias == 0 && slot.codec->learns())) return;
   bias_sum_ += bias;
   ++bias_count_;
   refresh_.measured(committed_steps_, weight);

@@ -136,8 +136,9 @@ void WeightSlot::advance_core(std::span<T> g, int from, int to, const AdamHyper&
   const Moments before = moments(from), after = moments(to);
   const MatrixView<T> core(g.data(), plan.core.rows, plan.core.cols);
   const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), plan.core.rows);
-  cpu::mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, now.row, now.col);
-  advance(before.factored, now, hyper.beta2, static_cast<double>(scale), after.factored);
+  cpu::mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, now.row, now.col,
+                    scale);
+  advance(before.factored, now, hyper.beta2, 1.0, after.factored);
   const FactoredRoots roots =
       roots_of(after.factored, hyper.beta2, hyper.step, 1.0, hyper.eps, now);
   cpu::factored_adam_direction<T>(core, scale, before.m, after.m, roots, hyper,

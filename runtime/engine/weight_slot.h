@@ -7,7 +7,8 @@
 //   direction     core      wire    pinned   what AdamW on the core made of it
 //   arrived       core      wire    device   the direction, ready to be applied
 //   low           m x n     u16     device   low halves of the weight, for residual updates
-//   residual      m + n     f32     device   moments of what the codec leaves, if that is trained
+//   roots         dm + dn   f32     host     of a factored second moment
+//   residual      m + n     f32     device   moments of what the codec leaves, and their roots
 //
 // With CoreTier::kDevice the moments and one f32 direction live on the device and nothing crosses.
 //

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "tests/support/rng.h"
@@ -51,6 +52,17 @@ TEST(FactoredMomentTest, RootsMultiplyToTheRootOfTheMoment) {
       EXPECT_NEAR(static_cast<double>(roots.row[i]) * static_cast<double>(roots.col[j]), expected,
                   1e-6 * expected);
     }
+  }
+}
+
+TEST(FactoredMomentTest, AMomentThatOverflowedDividesToZero) {
+  Rng rng{8};
+  Owned moment(rng), out(rng);
+  moment.both[2] = std::numeric_limits<float>::infinity();
+  moment.both[kRows + 1] = 0;
+  const FactoredRoots roots = roots_of(moment.view(), kBeta2, 1, 1.0, 1e-8, out.view());
+  for (const float row : roots.row) {
+    for (const float col : roots.col) EXPECT_EQ(1.0F / (row * col + roots.eps), 0.0F);
   }
 }
 

@@ -158,6 +158,18 @@ TEST_F(GradientResidualTest, WhatIsNotFiniteChangesNothing) {
   EXPECT_TRUE(std::equal(moments.begin(), moments.end(), residual.moments().begin()));
 }
 
+TEST_F(GradientResidualTest, AColumnWhoseSquaresOverflowChangesNothing) {
+  const auto none = make_codec({.name = "none"}, kM, kN, kWeight, budget);
+  GradientResidual residual = make(ResidualKind::kFactored);
+  Matrix w = rng.matrix(kM, kN), g = rng.matrix(kM, kN);
+  const Matrix before = w;
+  for (std::int64_t i = 0; i < kM; ++i)
+    g(i, 3) = 1e19F;  // Each square is finite, so is a row's mean.
+  EXPECT_FALSE(residual.apply(*none, any_matrix(g), {}, any_matrix(w), {}, step, {}, {}));
+  EXPECT_EQ(w, before);
+  EXPECT_EQ(residual.steps(), 0);
+}
+
 TEST_F(GradientResidualTest, ZeroGradientLeavesTheWeight) {
   GradientResidual residual = make(ResidualKind::kFactored);
   Matrix w = rng.matrix(kM, kN);

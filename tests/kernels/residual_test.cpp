@@ -190,6 +190,19 @@ TEST_P(ResidualTest, LowBitsMakeTheUpdateExact) {
   }
 }
 
+TEST_P(ResidualTest, MeansAreOfTheScaledMatrix) {
+  const Matrix small = rng.matrix(9, 37);
+  Matrix large = small;
+  const float scale = std::ldexp(1.0F, -80);
+  for (float& x : large.v) x *= std::ldexp(1.0F, 80);  // Its squares are infinite.
+  Matrix copy = small;
+  std::vector<float> rows(9), cols(37), scaled_rows(9), scaled_cols(37);
+  cpu::mean_squares(any_matrix(copy), rows, cols);
+  cpu::mean_squares(any_matrix(large), scaled_rows, scaled_cols, scale);
+  EXPECT_EQ(scaled_rows, rows);
+  EXPECT_EQ(scaled_cols, cols);
+}
+
 TEST_P(ResidualTest, RejectsWrongShapes) {
   Matrix w = rng.matrix(5, 7), r = rng.matrix(5, 8);
   const OwnedRoots roots(rng, 5, 8), turned(rng, 8, 5);
@@ -206,7 +219,7 @@ TEST_P(ResidualTest, RejectsWrongShapes) {
 
 TEST(NoCudaTest, ResidualSaysThatItIsUnavailable) {
   const AnyMatrix none;
-  EXPECT_THROW(cuda::mean_squares(none, {}, {}, StreamRef{}), Unavailable);
+  EXPECT_THROW(cuda::mean_squares(none, {}, {}, 1.0F, StreamRef{}), Unavailable);
   EXPECT_THROW(cuda::residual_rms(nullptr, none, {}, StreamRef{}), Unavailable);
   EXPECT_THROW(cuda::residual_apply(none, {}, none, {}, {}, StreamRef{}), Unavailable);
   EXPECT_THROW(cuda::residual_sign(none, {}, none, {}, StreamRef{}), Unavailable);

@@ -114,3 +114,21 @@ def test_save_with_a_cut_file_is_corrupt_and_nothing_is_overwritten(
     outcome = sluiceway("resume", folder, "--set", "train.steps=9")
     assert_short_error(outcome, 1, "optimizer.pt: 100 bytes, expected")
     assert moments.stat().st_size == 100
+
+
+def test_model_and_data_that_moved_do_not_keep_a_run_from_going_on(
+    sluiceway, tiny_model, write_config, prose, tmp_path
+):
+    model, text, folder = tmp_path / "model", tmp_path / "a.txt", tmp_path / "out"
+    shutil.copytree(tiny_model, model)
+    shutil.copy(prose, text)
+    config = write_config(model, data={"train": [str(text)]})
+    assert sluiceway("train", config, "--out", folder).code == 0
+    model.rename(tmp_path / "moved")
+    moved = text.rename(tmp_path / "b.txt")
+    outcome = sluiceway(
+        "resume", folder, "--set", "train.steps=7",
+        "--set", f"model.path={tmp_path / 'moved'}", "--set", f"data.train=[{moved}]",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert read_lines(folder)[-1]["step"] == 7

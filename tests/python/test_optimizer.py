@@ -192,3 +192,14 @@ def test_evaluation_between_backward_and_step_does_not_wait_for_held_work():
             opt.zero_grad()
         train(plain, other, 4)
     assert same_bits(ours, plain)
+
+
+def test_identity_weights_are_measured_once_a_turn():
+    model = make()
+    with sw.SubspaceAdamW(model, codec="identity", refresh=sw.Refresh(every=3)) as opt:
+        measured = []
+        for step in range(7):
+            train(model, opt, 1, first=step)
+            measured.append(opt.stats()["subspace"]["bias_mean"])
+    assert 0 < measured.count(0.0) < len(measured)
+    assert measured.count(None) > 0

@@ -8,6 +8,7 @@ import pytest
 import sluiceway as sw
 import torch
 from small_models import make, same_bits
+from torch import nn
 from twins import LR, train
 
 
@@ -74,3 +75,18 @@ def test_a_refresh_carries_it_over():
         train(model, opt, 6)
         assert all(torch.isfinite(p).all() for p in model.parameters())
         assert opt.stats()["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("norm_mode", ["exact", "speculative"])
+def test_a_gradient_that_clipping_tames_does_not_overflow_in_it(norm_mode):
+    torch.manual_seed(0)
+    model = nn.Linear(256, 256, bias=False)
+    arguments = {"second_moment": "factored", "norm_mode": norm_mode, "max_norm": 1.0}
+    with subspace(model, residual="none", **arguments) as opt:
+        for scale in (1.0, 1e22, 1.0):  # The squares of the second are infinite in f32.
+            (scale * model(torch.randn(8, 256)).square().mean()).backward()
+            opt.step()
+            opt.zero_grad()
+            assert not opt.overflowed
+        opt.synchronize()
+        assert torch.isfinite(model.weight).all()

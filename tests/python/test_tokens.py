@@ -124,7 +124,9 @@ def test_other_text_template_or_merges_are_other_tokens(cache, tokenizer):
     tokenise(corpus_of("a"), chatting(tokenizer, "{% for m in messages %}{{ m.role }}{% endfor %}"))
     tokenizer.add_tokens(["text"])
     tokenise(corpus_of("a"), tokenizer)
-    assert len(kept_files(cache)) == 4 * 3
+    tokenizer.bos_token = "x"  # Which a template may print.
+    tokenise(corpus_of("a"), tokenizer)
+    assert len(kept_files(cache)) == 5 * 3
 
 
 @pytest.mark.parametrize("name", ["tokens", "learned", "lengths"])
@@ -179,3 +181,9 @@ def test_command_keeps_the_tokens_of_large_data_and_says_nothing_of_it(
     count = (folder / "learned").stat().st_size
     assert count > module._KEPT_FROM
     assert (folder / "tokens").stat().st_size == 4 * count
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_documents_without_a_token_are_an_error(tokenizer, packing):
+    with pytest.raises(InvalidArgument, match="0 tokens in all"):
+        make_sequences(Corpus([Document("t:1", "  ")]), tokenizer, 32, packing, "train", 600)
