@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "python/bindings/engine_class.h"
 #include "python/bindings/tensor_view.h"
@@ -34,26 +35,28 @@ std::span<const float> residual_moments_of(const WeightSlot& slot) {
   return slot.residual ? slot.residual->moments() : std::span<const float>();
 }
 
-// Core-shaped, or the means of rows and then of columns.
-at::Tensor copy_second(const WeightSlot& slot, const Moments& moments) {
-  if (slot.spec.second_moment == SecondMoment::kFull) return copy_matrix(moments.v);
-  const FactoredMoment& v = moments.factored;
-  at::Tensor tensor =
-      at::empty({static_cast<std::int64_t>(v.row.size() + v.col.size())}, at::kFloat);
-  float* const to = tensor.mutable_data_ptr<float>();
-  std::copy(v.col.begin(), v.col.end(), std::copy(v.row.begin(), v.row.end(), to));
+// Of the second moment: that of the core, or the means of its rows and then of its columns.
+std::vector<std::int64_t> second_shape(const WeightSlot& slot) {
+  const CoreShape core = slot.plan.core;
+  if (slot.spec.second_moment == SecondMoment::kFactored) return {core.rows + core.cols};
+  return {core.rows, core.cols};
+}
+
+at::Tensor copy_second(const WeightSlot& slot) {
+  const std::span<const float> values = slot.second_moment(slot.live);
+  at::Tensor tensor = at::empty(second_shape(slot), at::kFloat);
+  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<float>());
   return tensor;
 }
 
 py::dict weight_state(SubspaceEngine& engine, int weight) {
   WeightSlot& slot = engine.quiescent_slot(weight);
-  const Moments moments = slot.moments(slot.live);
   const std::vector<std::byte> codec = slot.codec->save();
   const MatrixView<std::uint16_t> low = slot.low_bits();
   py::dict state;
   state["step"] = slot.steps;
-  state["exp_avg"] = copy_matrix(moments.m);
-  state["exp_avg_sq"] = copy_second(slot, moments);
+  state["exp_avg"] = copy_matrix(slot.moments(slot.live).m);
+  state["exp_avg_sq"] = copy_second(slot);
   state["codec"] = copy_bytes(codec.data(), codec.size());
   state["low_bits"] =
       copy_bytes(low.data, static_cast<std::size_t>(low.elems()) * sizeof(std::uint16_t));
@@ -77,9 +80,7 @@ void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state
   WeightSlot& slot = engine.quiescent_slot(weight);
   const CoreShape core = slot.plan.core;
   const std::span<float> m = moment_span(state, "exp_avg", slot, {core.rows, core.cols});
-  const bool full = slot.spec.second_moment == SecondMoment::kFull;
-  const std::span<float> v = full ? moment_span(state, "exp_avg_sq", slot, {core.rows, core.cols})
-                                  : moment_span(state, "exp_avg_sq", slot, {core.rows + core.cols});
+  const std::span<float> v = moment_span(state, "exp_avg_sq", slot, second_shape(slot));
   const auto low = byte_span(state["low_bits"].cast<at::Tensor>(), "load_state_dict: low_bits");
   const MatrixView<std::uint16_t> low_bits = slot.low_bits();
   const std::size_t low_size = static_cast<std::size_t>(low_bits.elems()) * sizeof(std::uint16_t);
@@ -93,14 +94,8 @@ void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state
                   " has ", residual.size(), " bytes, expected ", residual_size,
                   "; residual must be that of the saved run");
   slot.codec->load(byte_span(state["codec"].cast<at::Tensor>(), "load_state_dict: codec"));
-  const Moments moments = slot.moments(slot.live);
-  std::copy(m.begin(), m.end(), moments.m.data);
-  if (full) {
-    std::copy(v.begin(), v.end(), moments.v.data);
-  } else {
-    std::copy_n(v.begin(), core.rows, moments.factored.row.begin());
-    std::copy_n(v.begin() + core.rows, core.cols, moments.factored.col.begin());
-  }
+  std::copy(m.begin(), m.end(), slot.moments(slot.live).m.data);
+  std::copy(v.begin(), v.end(), slot.second_moment(slot.live).begin());
   if (low_size != 0) std::memcpy(low_bits.data, low.data(), low_size);
   if (slot.residual) {
     const auto* const values = reinterpret_cast<const float*>(residual.data());

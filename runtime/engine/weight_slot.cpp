@@ -76,6 +76,10 @@ Moments WeightSlot::moments(int which) const noexcept {
   return moments;
 }
 
+std::span<float> WeightSlot::second_moment(int which) const noexcept {
+  return v_[static_cast<std::size_t>(which)].as<float>();
+}
+
 std::span<const std::byte> WeightSlot::outgoing() const noexcept {
   const Buffer& source = spec.wire == WireFormat::kF32 ? accumulator_ : packed_;
   return {source.data(), source.size()};

@@ -52,6 +52,8 @@ class WeightSlot {
       Budget& budget);  // Counts a gradient that is kept. OutOfMemory, with its name.
 
   Moments moments(int which) const noexcept;
+  // v of moments(), whichever way it is kept, as one array.
+  std::span<float> second_moment(int which) const noexcept;
   bool has_spare() const noexcept { return m_[1].size() != 0 || core_elems() == 0; }
   bool has_core() const noexcept { return core_elems() > 0; }
   void add_spare(DeviceId device, Budget& budget);  // OutOfMemory: nothing changed.
