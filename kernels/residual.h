@@ -1,9 +1,9 @@
 // The part of a gradient that a projection leaves, and an update from it with factored moments.
 //
-//   R = G - P S Q^T                            formed in place of G by residual_form(), with r and
-//   c r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2  mean_squares(), where there is no P S Q^T U_ij =
-//   R_ij / (a_i b_j + eps)              a, b: roots of V's factors [Adafactor] algorithm 4 W <-
-//   decay W + alpha U                     residual_apply(); alpha sign(R) in residual_sign()
+//   R = G - P S Q^T                       formed in place of G, with r and c, by residual_form()
+//   r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2                mean_squares(), without P S Q^T
+//   U_ij = R_ij / (a_i b_j + eps)         a, b: roots of V's factors [Adafactor] algorithm 4
+//   W <- decay W + alpha U                residual_apply(); alpha sign(R) in residual_sign()
 //
 //   name    shape   dtype             layout                                 access
 //   r       m x n   f32 | bf16 | f16  row-major, stride in elements          read

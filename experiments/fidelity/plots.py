@@ -85,14 +85,14 @@ def draw_headline(results: Results, stage: Stage) -> Figure:
 
 
 def medians(results: Results, row: Row) -> Iterator[tuple[float, float, float]]:
-    """Step, seconds and loss of every look, medians over seeds."""
+    """Step, CPU seconds and loss of every look, medians over seeds."""
     for same_step in zip(*(looks(results, job) for job in row.jobs()), strict=True):
         yield (same_step[0].step, *(statistics.median(getattr(look, name) for look in same_step)
-                                    for name in ("seconds", "loss")))  # fmt: skip
+                                    for name in ("cpu_seconds", "loss")))  # fmt: skip
 
 
 def draw_curves(results: Results, stage: Stage) -> Figure:
-    """Loss over steps above, over seconds below; one column a model and text."""
+    """Loss over steps above, over the processor's seconds below; one column a model and text."""
     shown = panels(stage)
     figure, grid = plt.subplots(2, len(shown), squeeze=False, sharey="col", layout="constrained",
                                 figsize=(max(6, 3.2 * len(shown)), 6))  # fmt: skip
@@ -106,7 +106,7 @@ def draw_curves(results: Results, stage: Stage) -> Figure:
                 axes.plot(over, losses, color=colour, marker=marker, ms=4, lw=1.3, label=method)
         column[0].set_title(f"{model}, {shift}", fontsize=10)
         column[0].set_xlabel("steps")
-        column[1].set_xlabel("seconds")
+        column[1].set_xlabel("CPU seconds")
         for axes in column:
             axes.grid(color="#e5e5e5", lw=0.6)
     for axes in grid[:, 0]:

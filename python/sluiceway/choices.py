@@ -18,7 +18,7 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
     for weight, costs in zip(optimizer.weights, optimizer.describe(), strict=True):
         shape = list(weight.parameter.shape)
         core = [costs["core_rows"], costs["core_cols"]]
-        key = (*shape, costs["codec"], *core, costs["residual"])
+        key = (*shape, costs["codec"], *core, costs["residual"], costs["second_moment"])
         group = groups.setdefault(
             key,
             {
@@ -27,6 +27,7 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
                 "codec": costs["codec"],
                 "core": core,
                 "residual": costs["residual"],
+                "second_moment": costs["second_moment"],
                 "why": _reason(weight.identity, optimizer.arguments["codec"], costs["codec"]),
                 **dict.fromkeys(_COSTS, 0),
             },
@@ -50,7 +51,8 @@ def choice_lines(choices: list[dict[str, Any]]) -> list[str]:
     """One line a group."""
     return [
         f"{c['weights']} x {c['shape'][0]}x{c['shape'][1]}: {c['codec']}, core "
-        f"{c['core'][0]}x{c['core'][1]}, residual {c['residual']}; "
+        f"{c['core'][0]}x{c['core'][1]}, second moment {c['second_moment']}, "
+        f"residual {c['residual']}; "
         f"{format_bytes(c['device_bytes'])} on the device, {format_bytes(c['host_bytes'])} on the "
         f"host, {format_bytes(c['d2h_bytes'])} each way a step ({c['why']})"
         for c in choices

@@ -14,11 +14,13 @@ def test_weights_of_one_kind_are_one_line_with_summed_bytes():
     assert choice["weights"] == 4
     assert choice["shape"] == [256, 256]
     assert choice["core"] == [64, 64]
-    assert choice["residual"] == "factored"
+    assert choice["residual"] == choice["second_moment"] == "factored"
     assert choice["device_bytes"] == sum(c["device_bytes"] for c in costs)
     assert choice["d2h_bytes"] == 4 * 64 * 64 * 2
     (line,) = choice_lines([choice])
-    assert line.startswith("4 x 256x256: block_random, core 64x64, residual factored; ")
+    assert line.startswith(
+        "4 x 256x256: block_random, core 64x64, second moment factored, residual factored; "
+    )
     assert line.endswith("32 KiB each way a step (as configured)")
 
 

@@ -146,7 +146,7 @@ def test_codec_without_a_core_needs_a_residual(sluiceway, subspace, tmp_path):
 
 def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_path):
     outcome = sluiceway("train", subspace(), "--out", tmp_path / "out")
-    assert "256x256: svd, core 64x64, residual factored; " in outcome.out
+    assert "256x256: svd, core 64x64, second moment factored, residual factored; " in outcome.out
     choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
     assert sum(choice["weights"] for choice in choices) == 2 * 7
     assert {c["why"] for c in choices} == {"auto: svd's projectors fit the device budget"}
