@@ -7,9 +7,28 @@
 #include "compress/codec_families.h"
 #include "compress/factored_moment.h"
 #include "kernels/base/check.h"
+#include "kernels/overflow_scan.h"
 #include "kernels/residual.h"
 
 namespace sluiceway {
+
+namespace {
+
+// A residual below this share of the gradient is what rounding leaves of one that the codec holds
+// wholly: of G's elements in 16 bits, of sums of some thousand products in f32.
+double rounding_share(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kBF16:
+      return 0x1p-8;
+    case DType::kF16:
+      return 0x1p-11;
+    case DType::kF32:
+      break;
+  }
+  return 1e-5;
+}
+
+}  // namespace
 
 ResidualKind parse_residual(std::string_view name) {
   if (name == "none") return ResidualKind::kNone;
@@ -53,8 +72,13 @@ bool GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
   SLUICEWAY_CHECK(g.rows == m_ && g.cols == n_, "residual: gradient is ", g.rows, "x", g.cols,
                   ", expected ", m_, "x", n_);
   const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), m_);
+  const double seen =
+      cpu::overflow_scan({s.data, s.rows, s.cols, s.stride, DType::kF32}).sum_squares;
   codec.leave_residual(g, s, now.row, now.col, scratch, stream);
   if (!std::isfinite(mean(now.row)) || !std::isfinite(mean(now.col))) return false;
+  const double left = mean(now.row) * static_cast<double>(m_ * n_);
+  const double share = rounding_share(g.dtype);
+  if (left < share * share * seen) return false;  // |S| is |P S Q^T| where columns are orthonormal.
   WeightUpdate update = step.update;
   update.alpha = static_cast<float>(-step.lr);
   if (kind_ == ResidualKind::kSign) {

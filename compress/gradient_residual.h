@@ -6,13 +6,15 @@
 //   W <- decay W - lr U / max(1, rms(U) / max_rms)          the clip of [Adafactor] section 6
 //
 // kSign takes U = sign(R) and has no state. There is no first moment and no link traffic: the
-// update is as large as AdamW's, element by element, and takes AdamW's learning rate.
+// update is as large as AdamW's, element by element, and takes AdamW's learning rate. For that very
+// reason a residual that is nothing but rounding, as of a gradient whose rank fits the core, is
+// left out: 1e-5 of the core's norm in f32, one unit in the last place of G in 16 bits.
 //
 // Ownership: owns v_r and v_c, reserved on the device tier. G is used up.
 // Numerics:  see kernels/residual.h; R is rounded to the type of G once.
 // Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, nothing changed.
 // Cost:      codec.leave_residual() once (reads and writes G), then R is read twice, once for kSign
-//            or without a clip; W is read and written once.
+//            or without a clip; W is read and written once, S read once more.
 // Source:    LSP.md section 2; [Adafactor] Shazeer and Stern, arXiv 1804.04235.
 #pragma once
 
@@ -44,7 +46,7 @@ class GradientResidual {
                    std::string_view weight_name);
 
   // `s` is the core of `g`; empty for a codec without one. False, and nothing but g changed: the
-  // residual was not finite.
+  // residual was not finite, or nothing but rounding.
   bool apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
              const AnyMatrix& w, MatrixView<std::uint16_t> low, const ResidualStep& step,
              std::span<float> scratch, StreamRef stream);

@@ -151,6 +151,7 @@ py::dict take_stats(SubspaceEngine& engine) {
   result["bias_mean"] = stats.bias_mean;
   result["used_bytes"] = by_tier(stats.used);
   result["peak_bytes"] = by_tier(stats.peak);
+  result["held_bytes"] = stats.held_bytes;
   result["speculative"] = stats.speculative;
   return result;
 }

@@ -51,7 +51,9 @@ class StepClock:
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step; keys and units of a line of metrics.jsonl."""
         raw, peak = self._raw, self._raw["peak_bytes"]
-        device = peak["device"] - self._counted_twice + _core.host_peak_bytes()
+        # A gradient that waits for step() is torch's, and reserved by the engine beside it.
+        counted_twice = self._counted_twice + raw["held_bytes"]
+        device = peak["device"] - counted_twice + _core.host_peak_bytes()
         return {
             "seconds": self._seconds,
             "device_seconds": max(0.0, self._seconds - raw["stall_seconds"]),

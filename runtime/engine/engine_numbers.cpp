@@ -68,6 +68,7 @@ EngineStats SubspaceEngine::take_stats() {
     stats.used[tier] = budget_.used(static_cast<Tier>(tier));
     stats.peak[tier] = budget_.peak(static_cast<Tier>(tier));
   }
+  for (const auto& slot : slots_) stats.held_bytes += slot->held_bytes();
   stats.speculative = norm_mode_.speculative();
   stats_ = {};
   bias_sum_ = 0;

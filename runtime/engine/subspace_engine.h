@@ -91,6 +91,7 @@ struct EngineStats {
   std::uint64_t refreshed = 0;      // Projectors replaced.
   std::optional<double> bias_mean;  // Relative bias, over the weights where it was measured.
   Budget::Limits used{}, peak{};    // By tier.
+  std::uint64_t held_bytes = 0;     // Of `used`: gradients of others that wait for step().
   bool speculative = false;
 };
 

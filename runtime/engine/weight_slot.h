@@ -48,8 +48,9 @@ class WeightSlot {
                       std::span<float> scratch, StreamRef stream);
   // W <- decay W + alpha P D Q^T, with what arrived; first the residual, where it waited.
   void apply(std::span<float> scratch, StreamRef stream);
-  void hold_gradient(
-      Budget& budget);  // Counts a gradient that is kept. OutOfMemory, with its name.
+  // Counts a gradient that is kept until step(). OutOfMemory, with its name.
+  void hold_gradient(Budget& budget);
+  std::uint64_t held_bytes() const noexcept { return held_.bytes(); }
 
   Moments moments(int which) const noexcept;
   // v of moments(), whichever way it is kept, as one array.

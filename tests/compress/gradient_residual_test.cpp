@@ -178,6 +178,25 @@ TEST_F(GradientResidualTest, ZeroGradientLeavesTheWeight) {
   EXPECT_EQ(w, before);
 }
 
+TEST_F(GradientResidualTest, RoundingOfAGradientThatFitsTheCoreTrainsNothing) {
+  for (const ResidualKind kind : {ResidualKind::kFactored, ResidualKind::kSign}) {
+    GradientResidual residual = make(kind);
+    const Matrix core = rng.matrix(codec->core().rows, codec->core().cols);
+    const MatrixF64 exact = reference_expanded(as_f64(core), pair.p, pair.q);
+    Matrix held(kM, kN);
+    for (std::size_t i = 0; i < held.v.size(); ++i) held.v[i] = static_cast<float>(exact.v[i]);
+    Matrix w = rng.matrix(kM, kN);
+    const Matrix before = w;
+    EXPECT_FALSE(apply(residual, held, w, step));
+    EXPECT_EQ(w, before);
+    EXPECT_EQ(residual.steps(), 0);
+    Matrix more = held;
+    for (float& x : more.v) x += static_cast<float>(1e-3 * rng.normal());  // Not in the core.
+    EXPECT_TRUE(apply(residual, more, w, step));
+    EXPECT_NE(w, before);
+  }
+}
+
 TEST_F(GradientResidualTest, LoadedStateGoesOnBitForBit) {
   GradientResidual first = make(ResidualKind::kFactored), second = make(ResidualKind::kFactored);
   Matrix w = rng.matrix(kM, kN);
