@@ -128,7 +128,7 @@ def _decode(path: Path, corpus: Corpus) -> str:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         text = raw.decode("utf-8", errors="replace")
-        corpus.replaced += text.count("\ufffd") - raw.count("\ufffd".encode())
+        corpus.replaced += len(raw) - len(raw.decode("utf-8", errors="ignore").encode())
     return text.removeprefix("\ufeff")
 
 
@@ -160,7 +160,7 @@ def _document(record: object, place: str) -> Document:
     if "messages" in record:
         messages = _checked_messages(record["messages"], place)
         for message in messages:
-            _check_characters(message["content"], place)
+            _check_characters(json.dumps(message, ensure_ascii=False), place)
         return Document(place, messages=messages)
     text = record.get("text")
     if not isinstance(text, str):

@@ -12,6 +12,7 @@ that reads the same: its tokens then cost neither time nor memory of the process
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import os
@@ -30,7 +31,11 @@ from sluiceway.replace_folder import replace_folder
 
 _KEPT_FROM = 4 << 20  # Characters.
 _PIECE = 1 << 18  # Characters that a tokenizer gets at once: it needs 140 bytes for each.
+_REVISION = 2  # Of what this file makes of a document.
 _WORD_END = re.compile(r"\S(?= \S)")
+_MARK = "\ue000"  # For private use: no text that a template writes has it.
+# Templates that write today's date get this one: equal data has to give equal tokens on every day.
+_DAY = datetime.date(2024, 7, 26)
 _FILES = {"tokens": np.int32, "learned": np.bool_, "lengths": np.int64}
 
 
@@ -97,7 +102,7 @@ def _key(corpus: Corpus, tokenizer: Any) -> str:
     import transformers
 
     about = (
-        (tokenizers.__version__, transformers.__version__, _PIECE),
+        (tokenizers.__version__, transformers.__version__, _PIECE, _REVISION),
         tokenizer.backend_tokenizer.to_str(),
         tokenizer.chat_template,
         {key: str(value) for key, value in tokenizer.special_tokens_map.items()},
@@ -136,8 +141,7 @@ def _write(folder: Path, parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> None
 
 def _tokens_of(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
     if document.messages is not None:
-        ids, learned = _conversation(document, tokenizer)
-        return np.array(ids, np.int32), np.array(learned, bool)
+        return _conversation(document, tokenizer)
     if not document.text.strip():
         return np.zeros(0, np.int32), np.zeros(0, bool)
     tokens = _text(document.text, tokenizer)
@@ -170,39 +174,75 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _conversation(document: Document, tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """Tokens of all turns up to the assistant's last, its own turns marked."""
+def _conversation(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of all turns up to the assistant's last; its own turns are marked.
+
+    Turns are found in the template's text, not among tokens, as those may merge across an edge:
+    a token is marked if any of its characters is the assistant's.
+    """
     if tokenizer.chat_template is None:
         raise InvalidArgument(
             f"{document.place}: has messages, but the model's tokenizer has no chat template; "
             "expected one, or records with text"
         )
+    if not tokenizer.is_fast:
+        raise InvalidArgument(
+            f"{document.place}: has messages, but the model's tokenizer cannot say where its "
+            "tokens are; expected one with a tokenizer.json, or records with text"
+        )
     messages = document.messages or []
-    ids: list[int] = []
-    learned: list[bool] = []
+    text = ""
+    turns: list[tuple[int, int]] = []
     for turn, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _templated(document, tokenizer, messages[:turn], True) if turn else []
         upto = _templated(document, tokenizer, messages[: turn + 1], False)
-        if upto[: len(before)] != before or before[: len(ids)] != ids:
+        begin = _turn_begins(document, tokenizer, messages[: turn + 1])
+        if begin is None or begin < len(text) or not upto.startswith(text):
             raise InvalidArgument(
                 f"{document.place}: the tokenizer's chat template rewrites earlier turns when turn "
                 f"{turn + 1} is added, expected turns that only append"
             )
-        learned += [False] * (len(before) - len(ids)) + [True] * (len(upto) - len(before))
-        ids = upto
-    return ids, learned
+        turns.append((begin, len(upto)))
+        text = upto
+    marks = np.zeros(len(text) + 1, np.int64)  # marks[i]: the assistant's characters before i.
+    for begin, end in turns:
+        marks[begin + 1 : end + 1] = 1
+    marks = np.cumsum(marks)
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    begins, ends = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
+    return np.array(found["input_ids"], np.int32), marks[ends] > marks[begins]
 
 
-def _templated(document: Document, tokenizer: Any, messages: list, prompt: bool) -> list[int]:
+def _turn_begins(document: Document, tokenizer: Any, messages: list) -> int | None:
+    """Where the last turn begins in the template's text; None if earlier turns were rewritten.
+
+    It is after the generation prompt where turns begin with it, else where the content is.
+    """
+    earlier, last = messages[:-1], messages[-1]
+    upto = _templated(document, tokenizer, messages, False)
+    if earlier:
+        before, prompt = (_templated(document, tokenizer, earlier, p) for p in (False, True))
+        if prompt != before and upto.startswith(prompt):
+            return len(prompt)
+        if not upto.startswith(before):
+            return None
+    marked = _templated(document, tokenizer, [*earlier, {**last, "content": _MARK}], False)
+    begin = marked.find(_MARK)
+    if begin < 0:
+        raise InvalidArgument(
+            f"{document.place}: the tokenizer's chat template leaves out what turn {len(messages)} "
+            "says, expected one that writes every message"
+        )
+    return begin if upto.startswith(marked[:begin]) else None
+
+
+def _templated(document: Document, tokenizer: Any, messages: list, prompt: bool) -> str:
     from jinja2 import TemplateError
 
     try:
-        return list(
-            tokenizer.apply_chat_template(
-                messages, tokenize=True, add_generation_prompt=prompt, return_dict=False
-            )
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=prompt, strftime_now=_DAY.strftime
         )
     except (TemplateError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

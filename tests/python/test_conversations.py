@@ -6,6 +6,7 @@ tokenizer of bytes a token is a byte, and the assistant's turns are where their 
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -14,9 +15,12 @@ import pytest
 import torch
 from conftest import assert_short_error, read_lines
 from sluiceway.data import collate
-from sluiceway.documents import read_documents
+from sluiceway.documents import Corpus, Document, read_documents
 from sluiceway.model import load_tokenizer
 from sluiceway.sequences import IGNORED, make_sequences
+from sluiceway.tokens import tokenise
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>\n{% endfor %}"
@@ -49,6 +53,65 @@ def chats(tmp_path):
     records.insert(1, {"text": "plain"})
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
+
+
+def marked(template, tokenizer, talk):
+    """The text of a talk with what is learned in [[ ]]."""
+    tokenizer.chat_template = template
+    messages = [{"role": role, "content": text} for role, text in talk]
+    corpus = Corpus([Document("t:1", messages=messages)])
+    stream = tokenise(corpus, tokenizer)
+    text = ""
+    for learned, run in itertools.groupby(
+        zip(stream.learned, stream.tokens, strict=True), lambda x: x[0]
+    ):
+        part = tokenizer.decode([token for _, token in run])
+        text += f"[[{part}]]" if learned else part
+    return text
+
+
+@pytest.fixture(scope="module")
+def merging():
+    """A tokenizer that merges across the edges of turns: "\\n\\n" is one token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters, show_progress=False)
+    tokenizer.train_from_iterator(["\n\n", "q\n\n", "\n\n a"] * 50, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</>")
+
+
+CHATML = "{% if messages[0].role != 'system' %}<system>Be kind.</>\n{% endif %}" + TEMPLATE
+PLAIN = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n{% endfor %}"
+PROMPTED = PLAIN + "{% if add_generation_prompt %}assistant:\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "talk", "text"),
+    [
+        pytest.param(CHATML, [("assistant", "hi"), ("user", "q"), ("assistant", "a")],
+                     "<system>Be kind.</>\n<assistant>[[hi</>\n]]<user>q</>\n<assistant>[[a</>\n]]",
+                     id="assistant-first"),
+        pytest.param(PROMPTED, [("user", "q"), ("assistant", "a\n"), ("user", "r")],
+                     "user:\nq\nassistant:\n[[a\n\n]]", id="ends-in-a-newline"),
+        pytest.param(PROMPTED, [("user", "q"), ("assistant", "\n a")],
+                     "user:\nq\nassistant:[[\n\n a\n]]", id="begins-with-a-newline"),
+        pytest.param(PLAIN, [("user", "q"), ("assistant", "a"), ("assistant", "b")],
+                     "user:\nq\nassistant:\n[[a\n]]assistant:\n[[b\n]]", id="no-prompt"),
+        pytest.param(PLAIN + "{% if add_generation_prompt %}assistant:\n<think>{% endif %}",
+                     [("user", "q"), ("assistant", "a")],
+                     "user:\nq\nassistant:\n[[a\n]]", id="prompt-that-turns-lack"),
+    ],
+)  # fmt: skip
+def test_turns_are_found_in_the_text_however_tokens_merge(merging, template, talk, text):
+    assert marked(template, merging, talk) == text
+
+
+def test_template_that_writes_the_date_gives_the_same_tokens_on_every_day(merging):
+    template = "{{ strftime_now('%d %b %Y') }}\n" + PROMPTED
+    talk = [("user", "q"), ("assistant", "a")]
+    assert marked(template, merging, talk) == "26 Jul 2024\nuser:\nq\nassistant:\n[[a\n]]"
 
 
 def expected(talk):
@@ -130,6 +193,7 @@ def test_loss_of_a_run_is_the_mean_over_the_assistants_tokens(
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses the messages, roles must alt"),
         ("{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}", "rewrites earlier"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what turn 3 says"),
         ("{% if", "chat template refuses the messages"),
     ],
 )

@@ -17,13 +17,15 @@ class ByteTokens:
 
     eos_token_id = 256
     chat_template = "template"
+    is_fast = True
 
-    def __call__(self, text, verbose=True, add_special_tokens=True):
-        return {"input_ids": list(text.encode())}
+    def __call__(self, text, verbose=True, add_special_tokens=True, return_offsets_mapping=False):
+        spans = [(k, k + 1) for k, c in enumerate(text) for _ in c.encode()]
+        return {"input_ids": list(text.encode()), "offset_mapping": spans}
 
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt, return_dict):
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt, strftime_now):
         text = "".join(f"<{m['role']}>{m['content']}|" for m in messages)
-        return list((text + "<assistant>" * add_generation_prompt).encode())
+        return text + "<assistant>" * add_generation_prompt
 
 
 def sequences_of(*texts, length=8, packing=True, vocabulary=257):
@@ -156,7 +158,7 @@ def test_template_that_cannot_mark_turns_is_refused_with_the_place(template, wor
     tokenizer = ByteTokens()
     tokenizer.chat_template = template
     if template:
-        tokenizer.apply_chat_template = lambda m, **_: [len(m)] * 5
+        tokenizer.apply_chat_template = lambda m, **_: f"{len(m)}{m[-1]['content']}"
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant")]
     with pytest.raises(InvalidArgument) as refused:
         make_sequences(Corpus([Document("t:1", messages=turns)]), tokenizer, 9, False, "train", 257)

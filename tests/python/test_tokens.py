@@ -121,7 +121,9 @@ def test_sequences_of_mapped_tokens_have_the_fingerprint_of_those_in_memory(
 def test_other_text_template_or_merges_are_other_tokens(cache, tokenizer):
     tokenise(corpus_of("a"), chatting(tokenizer))
     tokenise(corpus_of("b"), tokenizer)
-    tokenise(corpus_of("a"), chatting(tokenizer, "{% for m in messages %}{{ m.role }}{% endfor %}"))
+    tokenise(
+        corpus_of("a"), chatting(tokenizer, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    )
     tokenizer.add_tokens(["text"])
     tokenise(corpus_of("a"), tokenizer)
     tokenizer.bos_token = "x"  # Which a template may print.
