@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -99,8 +100,8 @@ class SubspaceAdamW(torch.optim.Optimizer):
         transfer. A number is a promise: residuals are then applied, and gradients freed, during the
         last backward, where neither `zero_grad()` nor a skipped step undoes them, one more backward
         is refused, and a save belongs after `step()`. Under autocast(float16) they wait all the
-        same, and follow what scales the gradient, clipping included; do not promise with a
-        GradScaler otherwise.
+        same, and follow what scales the gradient, clipping included; a promise beside a GradScaler
+        is refused otherwise.
     loss_scale : None, "dynamic" or float
         Scale for `scale_loss()`, removed inside `step()`; not needed with GradScaler.
     seed : int
@@ -231,11 +232,23 @@ class SubspaceAdamW(torch.optim.Optimizer):
         return self._residuals[index]
 
     def expect_scaled_loss(self) -> None:
-        """A forward in float16: its gradients will be scaled, by how much only `step()` learns."""
+        """Gradients are scaled, by how much only `step()` learns."""
         if not self._scaled_loss:
             for index in self._indices():
                 self.engine.hold_residual(index)
             self._scaled_loss = True
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by torch's GradScaler alone, before it calls `step()`: gradients are scaled."""
+        if self._residual_at_once and not self._scaled_loss:
+            raise InvalidArgument(
+                "SubspaceAdamW: a GradScaler scales the gradients, but accumulate="
+                f"{self.arguments['accumulate']} lets residuals train before it unscales them; "
+                "expected accumulate='auto'"
+            )
+        self.expect_scaled_loss()
+        return False
 
     def before_forward(self, training: bool) -> None:
         """A forward of the whole model begins."""
@@ -339,6 +352,7 @@ class SubspaceAdamW(torch.optim.Optimizer):
         self._check_open()
         self.synchronize()
         state_dict = super().state_dict()
+        state_dict["state"] = copy.deepcopy(state_dict["state"])  # As those of the weights below.
         numbers = {id(p): i for i, p in enumerate(numbered_parameters(self.param_groups))}
         for index, weight in enumerate(self.weights):
             state = self.engine.weight_state(index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,28 +14,49 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.targets import CompressedWeight
-from sluiceway.types import Budget, Refresh
+from sluiceway.types import Budget, Link, Refresh
 
 # Codecs whose columns are orthonormal, or that have none, leave a true complement of the core.
 _LEAVES_A_COMPLEMENT = ("auto", "svd", "block_random", "block_pca", "none")
 
 
-def _check_number(name: str, value: float, low: float, high: float, closed: bool = True) -> None:
-    inside = low <= value <= high if closed else low <= value < high
+_TYPES = {"refresh": Refresh, "link": Link, "budget": Budget}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one number, of torch or numpy too; its spelling is none."""
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return not isinstance(value, str | bytes)
+
+
+def _check_number(name: str, value: Any, low: float, high: float, ends: str = "[]") -> None:
+    inside = _is_number(value) and (
+        (low <= value if ends[0] == "[" else low < value)
+        and (value <= high if ends[1] == "]" else value < high)
+    )
     if not inside:
-        end = "]" if closed else ")"
         raise InvalidArgument(
-            f"SubspaceAdamW: {name} is {value}, expected in [{low:g}, {high:g}{end}"
+            f"SubspaceAdamW: {name} is {value!r}, expected in {ends[0]}{low:g}, {high:g}{ends[1]}"
+        )
+
+
+def _check_count(name: str, value: Any, low: int) -> None:
+    if not isinstance(value, Integral) or not low <= value < 2**63:
+        raise InvalidArgument(
+            f"SubspaceAdamW: {name} is {value!r}, expected a whole number, at least {low}"
         )
 
 
 def check_hyperparameters(group: dict[str, Any]) -> None:
     """Refuse learning rates, betas, eps and weight decay that AdamW cannot have."""
     _check_number("lr", group["lr"], 0, math.inf)
-    if len(group["betas"]) != 2:
+    if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
         raise InvalidArgument(f"SubspaceAdamW: betas are {group['betas']}, expected two numbers")
     for index, beta in enumerate(group["betas"]):
-        _check_number(f"betas[{index}]", beta, 0, 1, closed=False)
+        _check_number(f"betas[{index}]", beta, 0, 1, "[)")
     _check_number("eps", group["eps"], 0, math.inf)
     _check_number("weight_decay", group["weight_decay"], 0, math.inf)
 
@@ -42,16 +64,26 @@ def check_hyperparameters(group: dict[str, Any]) -> None:
 def check_arguments(a: dict[str, Any]) -> None:
     """Refuse what cannot be, or what this version does not have; nothing was changed."""
     check_hyperparameters(a)
-    if a["d"] is None and not 0 < a["ratio"] <= 1:
-        raise InvalidArgument(f"SubspaceAdamW: ratio is {a['ratio']}, expected in (0, 1]")
-    if a["max_norm"] is not None and not a["max_norm"] > 0:
-        raise InvalidArgument(f"SubspaceAdamW: max_norm is {a['max_norm']}, expected above 0")
-    if a["accumulate"] != "auto" and (not isinstance(a["accumulate"], int) or a["accumulate"] < 1):
-        raise InvalidArgument(
-            f"SubspaceAdamW: accumulate is {a['accumulate']!r}, expected 'auto' or at least 1"
-        )
-    if a["scale"] != "auto" and not float(a["scale"]) > 0:
-        raise InvalidArgument(f"SubspaceAdamW: scale is {a['scale']}, expected 'auto' or above 0")
+    for name, kind in _TYPES.items():
+        if a[name] is not None and not isinstance(a[name], kind):
+            raise InvalidArgument(
+                f"SubspaceAdamW: {name} is {a[name]!r}, expected a sluiceway.{kind.__name__}"
+            )
+    if not isinstance(a["codec"], str):
+        raise InvalidArgument(f"SubspaceAdamW: codec is {a['codec']!r}, expected a name")
+    if a["d"] is None:
+        _check_number("ratio", a["ratio"], 0, 1, "(]")
+    else:
+        _check_count("d", a["d"], 1)
+    _check_count("nnz", a["nnz"], 1)
+    _check_count("block", a["block"], 1)
+    _check_count("seed", a["seed"], 0)
+    if a["max_norm"] is not None:
+        _check_number("max_norm", a["max_norm"], 0, math.inf, "(]")
+    if a["accumulate"] != "auto":
+        _check_count("accumulate", a["accumulate"], 1)
+    if a["scale"] != "auto":
+        _check_number("scale", a["scale"], 0, math.inf, "(]")
     if a["residual"] not in ("auto", "factored", "sign", "none"):
         raise InvalidArgument(
             f"SubspaceAdamW: residual is {a['residual']!r}, expected auto, factored, sign or none"
@@ -61,10 +93,7 @@ def check_arguments(a: dict[str, Any]) -> None:
             f"SubspaceAdamW: second_moment is {a['second_moment']!r}, expected auto, full or "
             "factored"
         )
-    if not isinstance(a["residual_every"], int) or a["residual_every"] < 1:
-        raise InvalidArgument(
-            f"SubspaceAdamW: residual_every is {a['residual_every']!r}, expected at least 1"
-        )
+    _check_count("residual_every", a["residual_every"], 1)
     if a["device"] not in ("auto", "host"):
         raise Unavailable(
             f"SubspaceAdamW: device {a['device']!r} is not in this build, it has 'host'; move the "

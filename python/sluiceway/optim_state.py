@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim_config import resolve_residual, resolve_second_moment
 
 if TYPE_CHECKING:
     from sluiceway.optim import SubspaceAdamW
@@ -45,12 +46,21 @@ _WEIGHT_ENTRIES = (
 )
 
 
+def _settled(optimizer: SubspaceAdamW) -> dict[str, Any]:
+    """What _MUST_MATCH came to: "auto" is as good as what it stands for."""
+    a = optimizer.arguments
+    return {
+        **{key: a[key] for key in _MUST_MATCH},
+        "residual": resolve_residual(a["codec"], a["residual"], a["nnz"]),
+        "second_moment": resolve_second_moment(a["codec"], a["second_moment"]),
+    }
+
+
 def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
     """Everything beside the parameters' own state and the parameter groups."""
-    arguments = optimizer.arguments
     return {
         "format": _FORMAT,
-        "arguments": {key: arguments[key] for key in _MUST_MATCH},
+        "arguments": _settled(optimizer),
         "names": [weight.name for weight in optimizer.weights],
         "codecs": [choice["codec"] for choice in optimizer.describe()],
         "committed_steps": optimizer.engine.committed_steps,
@@ -79,12 +89,6 @@ def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
         )
     _check_entries("the state_dict", state_dict, ("state", "param_groups"))
     _check_entries("its 'sluiceway' entry", saved, _ENGINE_ENTRIES)
-    for key in _MUST_MATCH:
-        if saved["arguments"].get(key) != optimizer.arguments[key]:
-            raise InvalidArgument(
-                f"load_state_dict: {key} was {saved['arguments'].get(key)!r} when it was saved, "
-                f"here it is {optimizer.arguments[key]!r}; make the optimizer with the saved value"
-            )
     names = [weight.name for weight in optimizer.weights]
     if saved["names"] != names:
         odd = sorted(set(saved["names"]) ^ set(names))
@@ -98,10 +102,33 @@ def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
                 f"load_state_dict: codec of {name} was {codec!r} when it was saved, here it is "
                 f"{choice['codec']!r}; make the optimizer with codec={codec!r}"
             )
-    numbers = {id(p): i for i, p in enumerate(numbered_parameters(optimizer.param_groups))}
-    for weight in optimizer.weights:
-        values = state_dict["state"].get(numbers[id(weight.parameter)], {})
-        _check_entries(f"the state of {weight.name}", values, _WEIGHT_ENTRIES)
+    for key, value in _settled(optimizer).items():
+        if saved["arguments"].get(key) != value:
+            raise InvalidArgument(
+                f"load_state_dict: {key} was {saved['arguments'].get(key)!r} when it was saved, "
+                f"here it is {value!r}; make the optimizer with the saved value"
+            )
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if (found := [len(group["params"]) for group in state_dict["param_groups"]]) != sizes:
+        raise InvalidArgument(
+            f"load_state_dict: parameter groups of {found} parameters, here of {sizes}; make the "
+            "optimizer with the groups of the saved one"
+        )
+    index_of = {id(weight.parameter): i for i, weight in enumerate(optimizer.weights)}
+    for number, parameter in enumerate(numbered_parameters(optimizer.param_groups)):
+        values = state_dict["state"].get(number)
+        shape = tuple(parameter.shape)
+        name = f"parameter {number}"
+        if (index := index_of.get(id(parameter))) is not None:
+            name = names[index]
+            _check_entries(f"the state of {name}", values or {}, _WEIGHT_ENTRIES)
+            choice = optimizer.engine.describe(index)
+            shape = (choice["core_rows"], choice["core_cols"])
+        if values and tuple(values["exp_avg"].shape) != shape:
+            raise InvalidArgument(
+                f"load_state_dict: exp_avg of {name} is {tuple(values['exp_avg'].shape)}, "
+                f"expected {shape}"
+            )
 
 
 def _check_entries(what: str, found: dict[str, Any], expected: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sluiceway as sw
 import torch
-from small_models import distance, loss_of, make, weights_of
+from small_models import distance, loss_of, make, same_bits, weights_of
 from torch import nn
 from twins import LR, close_to_native, identity, train
 
@@ -48,6 +48,31 @@ def test_model_zero_grad_after_a_step_the_scaler_left_out_drops_the_overflow():
         opt.synchronize()
         assert all(torch.isfinite(p).all() for p in model.parameters())
         assert not torch.equal(before["blocks.0.up.weight"], model.blocks[0].up.weight)
+
+
+@pytest.mark.parametrize("codec", ["auto", "block_random", "none"])
+def test_grad_scaler_that_grows_trains_as_one_that_does_not(codec):
+    def trained(growth_interval):
+        model = make()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=growth_interval)
+        with sw.SubspaceAdamW(model, lr=LR, codec=codec) as opt:
+            for step in range(6):
+                scaler.scale(loss_of(model, step)).backward()
+                scaler.step(opt)
+                scaler.update()
+                opt.zero_grad()
+        return model
+
+    assert same_bits(trained(2), trained(1000))  # Powers of two: not even rounding differs.
+
+
+def test_grad_scaler_beside_promised_backwards_is_refused():
+    model = make()
+    scaler = torch.amp.GradScaler("cpu")
+    with sw.SubspaceAdamW(model, accumulate=1) as opt:
+        scaler.scale(loss_of(model, 0)).backward()
+        with pytest.raises(sw.InvalidArgument, match=r"GradScaler.*expected accumulate='auto'"):
+            scaler.step(opt)
 
 
 def test_own_loss_scale_is_removed_in_step_and_backs_off():

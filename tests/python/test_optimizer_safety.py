@@ -225,3 +225,43 @@ def test_a_broken_state_is_refused_whole(spoil, message):
         train(ours, opt, 2, first=2)
         train(plain, other, 4)
     assert same_bits(ours, plain)
+
+
+def test_a_refused_state_keeps_the_gradient_that_is_gathered():
+    model, other = make(), make()
+    with sw.SubspaceAdamW(model, lr=LR) as opt, sw.SubspaceAdamW(other, lr=LR) as reference:
+        broken = opt.state_dict()
+        train(other, reference, 1)
+        number = max(broken["state"])
+        broken["state"][number] = {**broken["state"][number], "exp_avg": torch.zeros(3)}
+        loss_of(model, 0).backward()
+        with pytest.raises(sw.InvalidArgument, match=r"exp_avg of .* is \(3,\), expected"):
+            opt.load_state_dict(broken)
+        opt.step()
+    assert same_bits(model, other)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("lr", None),
+        ("lr", "1e-3"),
+        ("betas", 0.9),
+        ("eps", float("nan")),
+        ("ratio", "0.5"),
+        ("max_norm", "x"),
+        ("scale", "foo"),
+        ("seed", -1),
+        ("seed", 1.5),
+        ("seed", 2**63),
+        ("codec", None),
+        ("d", 0),
+        ("accumulate", 0),
+        ("link", (1, 2, 3)),
+        ("budget", "4GiB"),
+        ("refresh", 5),
+    ],
+)
+def test_argument_of_the_wrong_kind_is_named_with_what_was_expected(argument, value):
+    with pytest.raises(sw.InvalidArgument, match=f"SubspaceAdamW: {argument} .*, expected "):
+        sw.SubspaceAdamW(make(), **{argument: value})

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 import pytest
 import sluiceway as sw
 import torch
-from small_models import batch, make, same_bits
+from small_models import batch, make, same_bits, two_groups
 from torch.nn import functional
 from twins import LR, identity, train
 
@@ -101,6 +101,36 @@ def test_loading_its_own_state_is_harmless():
         train(ours, opt, 2, first=2)
         train(plain, other, 4)
     assert same_bits(ours, plain)
+
+
+def test_a_state_that_is_kept_does_not_follow_the_training():
+    model = make()
+    with sw.SubspaceAdamW(model, lr=LR) as opt:
+        train(model, opt, 2)
+        state = opt.state_dict()
+        before = copy.deepcopy(state["state"])
+        train(model, opt, 3, first=2)
+    assert {int(values["step"]) for values in state["state"].values()} == {2}
+    for number, values in before.items():
+        assert torch.equal(values["exp_avg"], state["state"][number]["exp_avg"])
+
+
+def test_what_auto_stands_for_takes_over_the_state_of_auto():
+    with sw.SubspaceAdamW(make(), lr=LR) as opt:
+        state = opt.state_dict()
+    with sw.SubspaceAdamW(make(), lr=LR, residual="factored", second_moment="factored") as opt:
+        opt.load_state_dict(state)
+
+
+def test_state_of_other_groups_is_refused_with_their_sizes():
+    one, two = make(), make()
+    with sw.SubspaceAdamW(one, lr=LR) as opt:
+        state = opt.state_dict()
+    with (
+        sw.SubspaceAdamW(two, lr=LR, param_groups=two_groups(two, LR)) as opt,
+        pytest.raises(sw.InvalidArgument, match=r"groups of \[14\] parameters, here of \[6, 8\]"),
+    ):
+        opt.load_state_dict(state)
 
 
 def test_state_of_another_codec_is_refused_by_name():
