@@ -18,7 +18,7 @@ import typer
 
 from sluiceway import __version__
 from sluiceway.errors import OutOfMemory
-from sluiceway.exit_codes import DONE, FAILED, WRONG, exit_code, say
+from sluiceway.exit_codes import DONE, FAILED, INTERRUPTED, WRONG, exit_code, say
 from sluiceway.interrupt import Interrupt
 
 app = typer.Typer(
@@ -112,7 +112,6 @@ def resume(
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(folder)) as run_folder:
         from sluiceway.run import Run
 
-        run_folder.write_config(after)
         with _progress_to(as_json) as sink:
             summary = Run(after, run_folder, interrupt, sink).train()
     _report(folder, summary, as_json)
@@ -172,7 +171,10 @@ def evaluate(
     from sluiceway.evaluate import evaluate as measure
 
     figures = measure(folder, Asked(data, format, sequence_length, packing, dtype, sequences))
-    print(json.dumps(figures) if as_json else describe(figures))
+    if as_json:
+        _print_json(figures)
+    else:
+        print(describe(figures))
 
 
 @app.command()
@@ -196,7 +198,7 @@ def export(
     with Interrupt():
         done = write(folder, to, dtype, force)
     if as_json:
-        print(json.dumps(done))
+        _print_json(done)
     else:
         print(f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}")
 
@@ -214,7 +216,7 @@ def report(
 
     written = write_report(folders, out)
     if as_json:
-        print(json.dumps(written))
+        _print_json(written)
     else:
         names = ", ".join(run["name"] for run in written["runs"])
         print(f"{written['report']}: {names}, {format_bytes(written['bytes'])}")
@@ -231,7 +233,10 @@ def doctor(
     from sluiceway import doctor
 
     findings = doctor.examine(path, quick)
-    print(json.dumps(doctor.as_json(findings)) if as_json else doctor.describe(findings))
+    if as_json:
+        _print_json(doctor.as_json(findings))
+    else:
+        print(doctor.describe(findings))
     doctor.check(findings)
 
 
@@ -263,7 +268,7 @@ def bench(
             if not as_json:
                 print(text, flush=True)
     if as_json:
-        print(json.dumps(found))
+        _print_json(found)
 
 
 def _plan(config: Any, as_json: bool) -> None:
@@ -271,11 +276,17 @@ def _plan(config: Any, as_json: bool) -> None:
 
     figures = make_plan(config)
     if as_json:
-        print(json.dumps(figures, indent=1))
+        _print_json(figures)
     else:
         print_plan(figures)
     if figures["over_budget"]:
         raise OutOfMemory(figures["over_budget"])
+
+
+def _print_json(figures: dict[str, Any]) -> None:
+    from sluiceway.run_folder import finite
+
+    print(json.dumps(finite(figures)))
 
 
 @contextlib.contextmanager
@@ -289,7 +300,7 @@ def _progress_to(as_json: bool):
 
 def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"folder": str(path), **summary}))
+        _print_json({"folder": str(path), **summary})
         return
     ratio = summary.get("native_ratio")
     held_out, first = summary.get("final_eval_loss"), summary.get("first_eval_loss")
@@ -318,6 +329,8 @@ def run(arguments: list[str]) -> int:
         result = app(args=arguments, prog_name="sluiceway", standalone_mode=False)
         code = result if isinstance(result, int) else DONE
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer swallows a KeyboardInterrupt, and says nothing.
+            say(KeyboardInterrupt())
         return code
     except SystemExit as ending:  # Shell completion ends this way.
         return ending.code if isinstance(ending.code, int) else DONE

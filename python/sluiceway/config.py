@@ -48,7 +48,7 @@ Size = Annotated[int, BeforeValidator(_bytes)]
 Names = Annotated[list[str], BeforeValidator(_one_is_a_list)]
 Int = Annotated[int, BeforeValidator(_numbers_are_not_switches)]
 Count = Annotated[Int, Field(ge=1)]
-Natural = Annotated[Int, Field(ge=0)]
+Natural = Annotated[Int, Field(ge=0, lt=2**63)]
 Float = Annotated[float, BeforeValidator(_numbers_are_not_switches)]
 Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[Float, Field(ge=0, allow_inf_nan=False)]
@@ -231,6 +231,10 @@ def check_available(config: Config) -> None:
     if config.device.lane_threads != 1:
         raise Unavailable(
             f"device.lane_threads: {config.device.lane_threads} is not in this version, it has 1"
+        )
+    if config.schedule.norm == "lagged":
+        raise Unavailable(
+            "schedule.norm: lagged is not in this version, it has auto, exact and speculative"
         )
     if config.store.path is not None:
         raise Unavailable(

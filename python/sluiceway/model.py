@@ -142,7 +142,6 @@ def load_model(folder: str | os.PathLike, dtype: torch.dtype) -> torch.nn.Module
             f"model.path: the weights in {folder} lack {len(missing)} tensors, first {missing[0]}; "
             f"expected all that {type(model).__name__} has"
         )
-    model.config.use_cache = False
     _own_memory(model)
     return model
 

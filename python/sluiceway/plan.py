@@ -12,13 +12,15 @@ import torch
 from sluiceway.config import Config, LinkRate, SubspaceEngine
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model import check_context, check_model_folder, prepare_model, quiet_transformers
-from sluiceway.placement import DTYPES, choose_placement
+from sluiceway.placement import DTYPES, Placement, choose_placement
 from sluiceway.rehearsal import Rehearsal, rehearse
 from sluiceway.roofs import best_seconds
 from sluiceway.sizes import format_bytes
 
 _ADAM_BYTES = 28  # Read and written per parameter: gradient, moments, weight.
 _TIERS = ("device", "host", "pinned")
+_MEASURED_WEIGHTS = 1 << 26  # One larger layer is a matrix product, for the clock.
+_MEASURED_TOKENS = 1024
 
 
 def make_plan(config: Config) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def make_plan(config: Config) -> dict[str, Any]:
         DTYPES[placement.autocast] if placement.autocast else None,
     )
     tiers = _tiers(config, rehearsal, weights, ordinary)
-    speeds = _speeds(config, placement.autocast or config.model.dtype)
+    speeds = _speeds(config, placement)
     links = {link: sum(w[f"{link}_bytes"] for w in weights) for link in ("d2h", "h2d")}
     return {
         "model": config.model.path,
@@ -65,12 +67,14 @@ def make_plan(config: Config) -> dict[str, Any]:
     }
 
 
-def _build(config: Config) -> torch.nn.Module:
+def _build(config: Config, layers: int | None = None) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     quiet_transformers()
     try:
         shape = AutoConfig.from_pretrained(config.model.path, local_files_only=True)
+        if layers is not None:
+            shape.num_hidden_layers = layers
         model = AutoModelForCausalLM.from_config(shape, dtype=DTYPES[config.model.dtype])
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -210,23 +214,62 @@ def _over_budget(config: Config, tiers: dict[str, int]) -> str | None:
     return None
 
 
-def _speeds(config: Config, precision: str) -> dict[str, Any]:
+def _speeds(config: Config, placement: Placement) -> dict[str, Any]:
     """Rates that times are predicted from: the config's, else measured on this machine."""
     device = config.device
     host = device.host_gbps or _measured_gbps()
     return {
-        "tflops": device.tflops or _measured_tflops(config, DTYPES[precision]),
-        "tflops_from": "config" if device.tflops else "matrix products measured here",
+        **_tflops(config, placement),
         "memory_gbps": device.memory_gbps or host,
         "host_gbps": host,
         "host_gbps_from": "config" if device.host_gbps else "copies measured here",
     }
 
 
-def _measured_tflops(config: Config, dtype: torch.dtype) -> float:
-    tokens = min(1024, config.train.micro_batch * config.data.sequence_length)
-    a, b = torch.ones(tokens, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-    return 2 * tokens * 512 * 512 / best_seconds(lambda: a @ b) / 1e12
+def _tflops(config: Config, placement: Placement) -> dict[str, Any]:
+    """Rate of a whole forward and backward: products are a small part of it where a model is."""
+    if config.device.tflops:
+        return {"tflops": config.device.tflops, "tflops_from": "config"}
+    threads = torch.get_num_threads()
+    try:
+        if placement.device_cpu is not None:
+            torch.set_num_threads(1)  # As the run, which has one core for torch.
+        if (measured := _one_layer_tflops(config, placement)) is not None:
+            return {"tflops": measured, "tflops_from": "one layer, forward and backward, here"}
+        dtype = DTYPES[placement.autocast or config.model.dtype]
+        a, b = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        rate = 2 * 1024 * 512 * 512 / best_seconds(lambda: a @ b) / 1e12
+        return {"tflops": rate, "tflops_from": "matrix products measured here"}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _one_layer_tflops(config: Config, placement: Placement) -> float | None:
+    """Of the model with one layer, at most _MEASURED_TOKENS a sequence; None where it is large."""
+
+    def build() -> torch.nn.Module:
+        return _build(config, layers=1)
+
+    try:
+        with torch.device("meta"):
+            weights = sum(p.numel() for p in build().parameters())
+    except InvalidArgument:  # Of a kind that cannot have one layer alone.
+        return None
+    if weights > _MEASURED_WEIGHTS:
+        return None
+    length = min(config.data.sequence_length, _MEASURED_TOKENS)
+    batch = min(config.train.micro_batch, max(1, _MEASURED_TOKENS // length))
+    cast = DTYPES[placement.autocast] if placement.autocast else None
+    work = rehearse(build, set(), batch, length, cast)
+    model = build().train()
+    ids = torch.zeros(batch, length, dtype=torch.long)
+
+    def step() -> None:
+        with placement.cast():
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+
+    return (work.forward_flops + work.backward_flops) / best_seconds(step) / 1e12
 
 
 def _measured_gbps() -> float:
@@ -273,7 +316,7 @@ def _seconds(
         "h2d_s": [crossing(w, "h2d", link.h2d_gbps) for w in weights],
         "apply_s": [2 * element * w["elements"] / bandwidth for w in weights],
     }
-    barriers = {"exact": (True,), "speculative": (False,), "lagged": (False,)}
+    barriers = {"exact": (True,), "speculative": (False,)}
     step = min(
         _core().predict_step(order=config.schedule.order, norm_barrier=barrier, **times)
         for barrier in barriers.get(config.schedule.norm, (True, False))

@@ -46,6 +46,11 @@ class Run:
         saved = checkpoint.recover(self._folder.checkpoint_path)
         source = self._folder.checkpoint_path if saved else Path(self._config.model.path)
         position, state = checkpoint.load_state(source) if saved else (Position(), {})
+        if position.step > self._config.train.steps:
+            raise InvalidArgument(
+                f"{self._folder.path}: train.steps is {self._config.train.steps}, but the last "
+                f"save is of step {position.step}; expected that or more"
+            )
         inputs = inputs or read_inputs(self._config, source)
         if saved and state["data"] != inputs.fingerprint:
             raise InvalidArgument(
@@ -59,6 +64,8 @@ class Run:
         with _closing(shop):
             if saved:
                 checkpoint.load_into(source, shop.optimizer, shop.scaler)
+            # Only now: a resume that was refused has changed nothing.
+            self._folder.write_config(self._config)
             # At step 0 the line before the first step is written again, too.
             self._folder.cut_back(position.step or -1)
             return self._train(inputs, shop, position, native, source)
@@ -139,7 +146,10 @@ class Run:
                 self._folder.append(line)
                 progress(line, at)
 
-            Loop(self._config, shop, position, self._interrupt, watch, None).run()
+            try:
+                Loop(self._config, shop, position, self._interrupt, watch, None).run()
+            except Interrupted:
+                raise KeyboardInterrupt from None  # Nothing was to be saved.
             lines = self._folder.lines()
             summary = summarise(self._config, inputs, shop, position, lines, "done", None)
         self._folder.write_summary(summary)

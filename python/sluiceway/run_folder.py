@@ -37,6 +37,7 @@ class RunFolder:
         self.trace_path = path / "trace.json"
         self.checkpoint_path = path / "checkpoint"
         self._metrics: TextIO | None = None
+        self._made: list[Path] = []  # Folders that were not there before, the deepest first.
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
@@ -49,6 +50,7 @@ class RunFolder:
         """
         cls.check_new(path)
         folder = cls(path)
+        folder._made = [p for p in (path, *path.parents) if not p.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -168,7 +170,8 @@ class RunFolder:
         for path in (self.metrics_path, self.path / CONFIG_FILE, self.trace_path):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self.path.rmdir()
+            for path in self._made:
+                path.rmdir()
 
     def close(self) -> None:
         """Let others have the folder; idempotent."""

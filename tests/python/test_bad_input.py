@@ -165,18 +165,30 @@ def test_bad_data_is_told_with_file_and_line(
     assert not (tmp_path / "runs").exists()
 
 
+def test_refused_run_leaves_the_folders_that_were_there_and_no_others(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    (tmp_path / "there").mkdir()
+    config = write_config(tiny_model, engine={"kind": "subspace"})
+    for out in ("there", "new/deep"):
+        outcome = sluiceway("train", config, "--out", tmp_path / out)
+        assert_short_error(outcome, 2, "no trainable linear weight")
+    assert list((tmp_path / "there").iterdir()) == []
+    assert not (tmp_path / "new").exists()
+
+
 def test_bytes_that_are_not_utf8_are_counted_and_training_goes_on(
     sluiceway, tiny_model, write_config, tmp_path, prose
 ):
-    (tmp_path / "x.txt").write_bytes(b"good \xff bad \xc3( end " + prose.read_bytes())
+    (tmp_path / "x.txt").write_bytes(b"good \xff bad \xc3( \xe2\x82 end " + prose.read_bytes())
     config = write_config(tiny_model, data={"train": [str(tmp_path / "x.txt")]}, train={"steps": 1})
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err
-    assert "2 bytes were not UTF-8" in outcome.out.splitlines()[-1]
+    assert "4 bytes were not UTF-8" in outcome.out.splitlines()[-1]
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["data"]["replaced_bytes"] == 2
+    assert summary["data"]["replaced_bytes"] == 4
     outcome = sluiceway("eval", tiny_model, "--data", tmp_path / "x.txt", "--sequences", 1)
-    assert "2 bytes were not UTF-8" in outcome.out
+    assert "4 bytes were not UTF-8" in outcome.out
 
 
 def test_learning_rate_that_explodes_stops_with_the_step_named_and_the_folder_kept(

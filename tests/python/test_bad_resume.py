@@ -32,13 +32,16 @@ def test_save_that_cannot_be_written_is_told_and_the_one_before_is_kept(
             ["resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; expected"],
         ),
         (["engine={kind: subspace}"], ["engine.kind was native, is now subspace", "keys more"]),
+        (["data.train=/nowhere.txt"], ["there is no file /nowhere.txt"]),
+        (["train.steps=2"], ["train.steps is 2, but the last save is of step 6; expected that or"]),
         (["train.sted=1"], ["unknown key train.sted, did you mean train.seed?"]),
     ],
 )
 def test_resume_refuses_what_cannot_change(sluiceway, finished, override, words):
     before = (finished[0] / "config.yaml").read_text()
     settings = [word for one in override for word in ("--set", one)]
-    assert_short_error(sluiceway("resume", finished[0], *settings), 2, *words)
+    outcome = sluiceway("resume", finished[0], *settings)
+    assert_short_error(outcome, 2, *words)
     assert (finished[0] / "config.yaml").read_text() == before
 
 
@@ -100,8 +103,10 @@ def test_resume_refuses_other_data_than_the_run_began_with(
     config = write_config(tiny_model, data={"train": [str(text)]}, train={"steps": 1})
     assert sluiceway("train", config, "--out", tmp_path / "out").code == 0
     text.write_text("Z" + prose.read_text()[1:])
+    before = (tmp_path / "out" / "config.yaml").read_bytes()
     outcome = sluiceway("resume", tmp_path / "out", "--set", "train.steps=2")
     assert_short_error(outcome, 2, "the data is not what the run was begun with")
+    assert (tmp_path / "out" / "config.yaml").read_bytes() == before
 
 
 def test_save_with_a_cut_file_is_corrupt_and_nothing_is_overwritten(

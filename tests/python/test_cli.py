@@ -85,7 +85,7 @@ def test_finished_run_resumed_is_done_at_once_and_unchanged(sluiceway, finished)
 
 
 def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(
-    sluiceway, finished, tmp_path
+    sluiceway, tiny_model, finished, tmp_path
 ):
     import torch
     from safetensors.torch import load_file
@@ -102,6 +102,10 @@ def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(
     saved = load_file(folder / "checkpoint" / "model.safetensors")
     for name, tensor in saved.items():
         assert torch.equal(model.state_dict()[name], tensor)
+    configs = [
+        json.loads((at / "config.json").read_text()) for at in (tiny_model, tmp_path / "model")
+    ]
+    assert configs[0]["use_cache"] == configs[1]["use_cache"]
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("a")["input_ids"] == [97]
     again = sluiceway("export", folder, "--to", tmp_path / "model")
     assert_short_error(again, 2, "is not empty")
@@ -141,6 +145,24 @@ def test_plan_beyond_a_budget_is_refused_with_both_counts(sluiceway, tiny_model,
 # ---- Signals ----
 
 
+def test_plan_measures_a_layer_of_the_model_where_no_rate_is_given(
+    sluiceway, tiny_model, write_config
+):
+    measured = json.loads(sluiceway("plan", write_config(tiny_model), "--json").out)
+    assert measured["assumed"]["tflops_from"].startswith("one layer")
+    given = write_config(tiny_model, device={"tflops": 0.5})
+    assumed = json.loads(sluiceway("plan", given, "--json").out)["assumed"]
+    assert (assumed["tflops"], assumed["tflops_from"]) == (0.5, "config")
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_norm_mode_of_a_later_version_is_refused_by_every_command(
+    sluiceway, tiny_model, write_config, command
+):
+    config = write_config(tiny_model, schedule={"norm": "lagged"})
+    assert_short_error(sluiceway(command, config), 2, "schedule.norm: lagged is not in this")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_finishes_the_step_saves_and_can_be_resumed(
     sluiceway, tiny_model, write_config, tmp_path, number
@@ -159,6 +181,20 @@ def test_signal_finishes_the_step_saves_and_can_be_resumed(
     outcome = sluiceway("resume", folder, "--set", f"train.steps={reached + 2}")
     assert outcome.code == 0, outcome.err
     assert [line["step"] for line in read_lines(folder)] == list(range(reached + 3))
+
+
+def test_signal_during_the_comparison_does_not_speak_of_a_save(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    train = {"steps": 100_000, "schedule": "constant"}
+    config = write_config(tiny_model, train=train, compare="native")
+    folder = tmp_path / "out"
+    command = sluiceway.start("train", config, "--out", folder)
+    wait_for_step(folder / "native", 3)
+    command.signal(signal.SIGINT)
+    outcome = command.wait()
+    assert_short_error(outcome, 130, "interrupted; what was saved before is still there")
+    assert not (folder / "checkpoint").exists()
 
 
 def test_folder_that_another_process_runs_in_is_refused(

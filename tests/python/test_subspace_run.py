@@ -150,3 +150,13 @@ def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_p
     choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
     assert sum(choice["weights"] for choice in choices) == 2 * 7
     assert {c["why"] for c in choices} == {"auto: svd's projectors fit the device budget"}
+
+
+def test_loss_that_is_not_finite_is_null_in_json(sluiceway, subspace, tmp_path):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    train = {"steps": 3, "lr": 1e30, "max_norm": None}
+    outcome = sluiceway("train", subspace(train=train), "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out, parse_constant=refuse)["final_eval_loss"] is None
