@@ -8,7 +8,7 @@
 // kSign takes U = sign(R) and has no state. There is no first moment and no link traffic: the
 // update is as large as AdamW's, element by element, and takes AdamW's learning rate. For that very
 // reason a residual that is nothing but rounding, as of a gradient whose rank fits the core, is
-// left out: 1e-5 of the core's norm in f32, one unit in the last place of G in 16 bits.
+// left out: 1e-5 of the core's norm in f32, half a unit in the last place of G in 16 bits.
 //
 // Ownership: owns v_r and v_c, reserved on the device tier. G is used up.
 // Numerics:  see kernels/residual.h; R is rounded to the type of G once.

@@ -32,7 +32,7 @@ class Corpus:
 
     documents: list[Document] = field(default_factory=list)
     files: int = 0
-    replaced: int = 0  # Byte sequences that were not UTF-8.
+    replaced: int = 0  # Bytes that were not UTF-8.
 
 
 def pydoc_text(part: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from sluiceway.optim_config import (
     check_hyperparameters,
     engine_for,
     parameter_bytes,
+    plain_numbers,
     residual_at_once,
     trainable_groups,
 )
@@ -101,7 +103,7 @@ class SubspaceAdamW(torch.optim.Optimizer):
         last backward, where neither `zero_grad()` nor a skipped step undoes them, one more backward
         is refused, and a save belongs after `step()`. Under autocast(float16) they wait all the
         same, and follow what scales the gradient, clipping included; a promise beside a GradScaler
-        is refused otherwise.
+        is refused otherwise, at its first step.
     loss_scale : None, "dynamic" or float
         Scale for `scale_loss()`, removed inside `step()`; not needed with GradScaler.
     seed : int
@@ -157,6 +159,7 @@ class SubspaceAdamW(torch.optim.Optimizer):
         arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__", "model")}
         self._closed = True  # Until everything below has worked.
         check_arguments(arguments)
+        arguments = plain_numbers(arguments)
         self._trace_path = None if trace is None else os.fspath(trace)
         self.arguments = arguments
         selection = select_weights(model, target, embeddings)
@@ -240,7 +243,10 @@ class SubspaceAdamW(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Asked by torch's GradScaler alone, before it calls `step()`: gradients are scaled."""
+        """Asked by torch's GradScaler before it calls `step()`: that is how it is noticed."""
+        asking = sys._getframe(1).f_locals.get("self")
+        if not isinstance(asking, torch.amp.GradScaler):
+            return False
         if self._residual_at_once and not self._scaled_loss:
             raise InvalidArgument(
                 "SubspaceAdamW: a GradScaler scales the gradients, but accumulate="

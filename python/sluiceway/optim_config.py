@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def _is_number(value: Any) -> bool:
     """Whether it is one number, of torch or numpy too; its spelling is none."""
     try:
         float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return False
     return not isinstance(value, str | bytes)
 
@@ -46,15 +46,19 @@ def _check_number(name: str, value: Any, low: float, high: float, ends: str = "[
 def _check_count(name: str, value: Any, low: int) -> None:
     if not isinstance(value, Integral) or not low <= value < 2**63:
         raise InvalidArgument(
-            f"SubspaceAdamW: {name} is {value!r}, expected a whole number, at least {low}"
+            f"SubspaceAdamW: {name} is {value!r}, expected a whole number in [{low}, 2^63)"
         )
 
 
 def check_hyperparameters(group: dict[str, Any]) -> None:
     """Refuse learning rates, betas, eps and weight decay that AdamW cannot have."""
     _check_number("lr", group["lr"], 0, math.inf)
-    if not isinstance(group["betas"], tuple | list) or len(group["betas"]) != 2:
-        raise InvalidArgument(f"SubspaceAdamW: betas are {group['betas']}, expected two numbers")
+    try:
+        _, _ = group["betas"]
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"SubspaceAdamW: betas are {group['betas']}, expected two numbers"
+        ) from None
     for index, beta in enumerate(group["betas"]):
         _check_number(f"betas[{index}]", beta, 0, 1, "[)")
     _check_number("eps", group["eps"], 0, math.inf)
@@ -99,6 +103,17 @@ def check_arguments(a: dict[str, Any]) -> None:
             f"SubspaceAdamW: device {a['device']!r} is not in this build, it has 'host'; move the "
             "model to the CPU"
         )
+
+
+def plain_numbers(a: dict[str, Any]) -> dict[str, Any]:
+    """Checked arguments, those of numpy as Python's: a state_dict has to load `weights_only`."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Integral):
+            return int(value)
+        return float(value) if isinstance(value, Real) else value
+
+    return {name: plain(value) for name, value in a.items()}
 
 
 def resolve_residual(codec: str, residual: str, nnz: int = 0) -> str:

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim_config import resolve_residual, resolve_second_moment
+from sluiceway.optim_config import (
+    check_hyperparameters,
+    resolve_residual,
+    resolve_second_moment,
+)
 
 if TYPE_CHECKING:
     from sluiceway.optim import SubspaceAdamW
@@ -34,6 +38,7 @@ _ENGINE_ENTRIES = (
     "loss_scale",
     "skipped_steps",
 )
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _WEIGHT_ENTRIES = (
     "step",
     "exp_avg",
@@ -46,13 +51,13 @@ _WEIGHT_ENTRIES = (
 )
 
 
-def _settled(optimizer: SubspaceAdamW) -> dict[str, Any]:
+def _settled(optimizer: SubspaceAdamW, arguments: dict[str, Any]) -> dict[str, Any]:
     """What _MUST_MATCH came to: "auto" is as good as what it stands for."""
-    a = optimizer.arguments
+    codec, nnz = (optimizer.arguments[key] for key in ("codec", "nnz"))
     return {
-        **{key: a[key] for key in _MUST_MATCH},
-        "residual": resolve_residual(a["codec"], a["residual"], a["nnz"]),
-        "second_moment": resolve_second_moment(a["codec"], a["second_moment"]),
+        **{key: arguments.get(key) for key in _MUST_MATCH},
+        "residual": resolve_residual(codec, arguments.get("residual"), nnz),
+        "second_moment": resolve_second_moment(codec, arguments.get("second_moment")),
     }
 
 
@@ -60,7 +65,7 @@ def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
     """Everything beside the parameters' own state and the parameter groups."""
     return {
         "format": _FORMAT,
-        "arguments": _settled(optimizer),
+        "arguments": _settled(optimizer, optimizer.arguments),
         "names": [weight.name for weight in optimizer.weights],
         "codecs": [choice["codec"] for choice in optimizer.describe()],
         "committed_steps": optimizer.engine.committed_steps,
@@ -102,11 +107,12 @@ def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
                 f"load_state_dict: codec of {name} was {codec!r} when it was saved, here it is "
                 f"{choice['codec']!r}; make the optimizer with codec={codec!r}"
             )
-    for key, value in _settled(optimizer).items():
-        if saved["arguments"].get(key) != value:
+    theirs = _settled(optimizer, saved["arguments"])
+    for key, value in _settled(optimizer, optimizer.arguments).items():
+        if theirs[key] != value:
             raise InvalidArgument(
-                f"load_state_dict: {key} was {saved['arguments'].get(key)!r} when it was saved, "
-                f"here it is {value!r}; make the optimizer with the saved value"
+                f"load_state_dict: {key} was {theirs[key]!r} when it was saved, here it is "
+                f"{value!r}; make the optimizer with the saved value"
             )
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if (found := [len(group["params"]) for group in state_dict["param_groups"]]) != sizes:
@@ -114,21 +120,38 @@ def check_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
             f"load_state_dict: parameter groups of {found} parameters, here of {sizes}; make the "
             "optimizer with the groups of the saved one"
         )
+    for group in state_dict["param_groups"]:
+        check_hyperparameters(group)
+    _check_moments(optimizer, state_dict["state"])
+
+
+def _check_moments(optimizer: SubspaceAdamW, states: dict[int, dict[str, Any]]) -> None:
+    """Refuse a compressed weight without a state, and moments of another shape than theirs."""
     index_of = {id(weight.parameter): i for i, weight in enumerate(optimizer.weights)}
-    for number, parameter in enumerate(numbered_parameters(optimizer.param_groups)):
-        values = state_dict["state"].get(number)
-        shape = tuple(parameter.shape)
-        name = f"parameter {number}"
-        if (index := index_of.get(id(parameter))) is not None:
-            name = names[index]
-            _check_entries(f"the state of {name}", values or {}, _WEIGHT_ENTRIES)
+    parameters = numbered_parameters(optimizer.param_groups)
+    if beyond := sorted(set(states) - set(range(len(parameters))), key=str):
+        raise InvalidArgument(
+            f"load_state_dict: has a state of parameter {beyond[0]}, expected 0 to "
+            f"{len(parameters) - 1}"
+        )
+    for number, parameter in enumerate(parameters):
+        values, index = states.get(number, {}), index_of.get(id(parameter))
+        if index is None and not values:
+            continue  # No step has had a gradient of it.
+        name, shapes = f"parameter {number}", dict.fromkeys(_MOMENTS, tuple(parameter.shape))
+        entries: Sequence[str] = ("step", *_MOMENTS)
+        if index is not None:
+            name, entries = optimizer.weights[index].name, _WEIGHT_ENTRIES
             choice = optimizer.engine.describe(index)
-            shape = (choice["core_rows"], choice["core_cols"])
-        if values and tuple(values["exp_avg"].shape) != shape:
-            raise InvalidArgument(
-                f"load_state_dict: exp_avg of {name} is {tuple(values['exp_avg'].shape)}, "
-                f"expected {shape}"
-            )
+            # The engine looks at exp_avg_sq, which has two forms.
+            shapes = {"exp_avg": (choice["core_rows"], choice["core_cols"])}
+        _check_entries(f"the state of {name}", values, entries)
+        for moment, shape in shapes.items():
+            if tuple(values[moment].shape) != shape:
+                raise InvalidArgument(
+                    f"load_state_dict: {moment} of {name} is {tuple(values[moment].shape)}, "
+                    f"expected {shape}"
+                )
 
 
 def _check_entries(what: str, found: dict[str, Any], expected: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from sluiceway.sizes import format_bytes
 
 _ADAM_BYTES = 28  # Read and written per parameter: gradient, moments, weight.
 _TIERS = ("device", "host", "pinned")
-_MEASURED_WEIGHTS = 1 << 26  # One larger layer is a matrix product, for the clock.
+_MEASURED_WEIGHTS = 1 << 24  # One larger layer is a matrix product, for the clock.
 _MEASURED_TOKENS = 1024
 
 
@@ -262,7 +262,7 @@ def _one_layer_tflops(config: Config, placement: Placement) -> float | None:
     cast = DTYPES[placement.autocast] if placement.autocast else None
     work = rehearse(build, set(), batch, length, cast)
     model = build().train()
-    ids = torch.zeros(batch, length, dtype=torch.long)
+    ids = torch.randint(model.get_input_embeddings().num_embeddings, (batch, length))
 
     def step() -> None:
         with placement.cast():

@@ -57,17 +57,17 @@ class Run:
                 f"{self._folder.path}: the data is not what the run was begun with (tokens "
                 f"{inputs.fingerprint}, expected {state['data']}); put the files back"
             )
-        native = self._native(inputs) if self._config.compare == "native" else None
         # A run that is over takes no step, and its trace stays.
         unfinished = position.step < self._config.train.steps
-        shop = self._open(inputs, source, trace=unfinished)
-        with _closing(shop):
-            if saved:
-                checkpoint.load_into(source, shop.optimizer, shop.scaler)
-            # Only now: a resume that was refused has changed nothing.
-            self._folder.write_config(self._config)
-            # At step 0 the line before the first step is written again, too.
-            self._folder.cut_back(position.step or -1)
+        with contextlib.ExitStack() as stack:
+            with self._folder.changed_config(self._config):  # A resume may bring another one.
+                # At step 0 the line before the first step is written again, too.
+                self._folder.cut_back(position.step or -1)
+                native = self._native(inputs) if self._config.compare == "native" else None
+                shop = self._open(inputs, source, trace=unfinished)
+                stack.enter_context(_closing(shop))
+                if saved:
+                    checkpoint.load_into(source, shop.optimizer, shop.scaler)
             return self._train(inputs, shop, position, native, source)
 
     def _open(self, inputs: Inputs, source: Path, trace: bool = True) -> Workshop:

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import yaml
 
 from sluiceway.config import Config
-from sluiceway.errors import Corrupt, InvalidArgument, IoError
+from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 
 CONFIG_FILE = "config.yaml"
 COMPARISON = "native"  # Run folder, inside a run folder, of what it is compared with.
@@ -50,7 +50,8 @@ class RunFolder:
         """
         cls.check_new(path)
         folder = cls(path)
-        folder._made = [p for p in (path, *path.parents) if not p.exists()]
+        whole = path.resolve()
+        folder._made = [p for p in (whole, *whole.parents) if not p.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -115,6 +116,18 @@ class RunFolder:
         if self._metrics is not None:
             with _refusals(self.metrics_path):
                 os.fsync(self._metrics.fileno())
+
+    @contextlib.contextmanager
+    def changed_config(self, config: Config) -> Iterator[None]:
+        """Write `config`; an error inside puts the file back, an interruption does not."""
+        path = self.path / CONFIG_FILE
+        before = path.read_text()
+        self.write_config(config)
+        try:
+            yield
+        except Error:
+            _replace(path, before)
+            raise
 
     def cut_back(self, step: int) -> None:
         """Drop the lines after `step`, and a last line that is not whole.

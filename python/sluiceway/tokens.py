@@ -33,7 +33,7 @@ _KEPT_FROM = 4 << 20  # Characters.
 _PIECE = 1 << 18  # Characters that a tokenizer gets at once: it needs 140 bytes for each.
 _REVISION = 2  # Of what this file makes of a document.
 _WORD_END = re.compile(r"\S(?= \S)")
-_MARK = "\ue000"  # For private use: no text that a template writes has it.
+_MARK = "\ue000"  # For private use: no template has it, and messages are looked past.
 # Templates that write today's date get this one: equal data has to give equal tokens on every day.
 _DAY = datetime.date(2024, 7, 26)
 _FILES = {"tokens": np.int32, "learned": np.bool_, "lengths": np.int64}
@@ -197,7 +197,7 @@ def _conversation(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.nd
         if message["role"] != "assistant":
             continue
         upto = _templated(document, tokenizer, messages[: turn + 1], False)
-        begin = _turn_begins(document, tokenizer, messages[: turn + 1])
+        begin = _turn_begins(document, tokenizer, messages[: turn + 1], upto)
         if begin is None or begin < len(text) or not upto.startswith(text):
             raise InvalidArgument(
                 f"{document.place}: the tokenizer's chat template rewrites earlier turns when turn "
@@ -211,16 +211,18 @@ def _conversation(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.nd
     marks = np.cumsum(marks)
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     begins, ends = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
+    # Some tokenizers leave spaces out of a token's span: it begins where the last one ended.
+    begins = np.minimum(begins, np.maximum.accumulate(np.append(0, ends))[:-1])
     return np.array(found["input_ids"], np.int32), marks[ends] > marks[begins]
 
 
-def _turn_begins(document: Document, tokenizer: Any, messages: list) -> int | None:
-    """Where the last turn begins in the template's text; None if earlier turns were rewritten.
+def _turn_begins(document: Document, tokenizer: Any, messages: list, upto: str) -> int | None:
+    """Where the last turn begins in `upto`, its text; None if earlier turns were rewritten.
 
     It is after the generation prompt where turns begin with it, else where the content is.
     """
     earlier, last = messages[:-1], messages[-1]
-    upto = _templated(document, tokenizer, messages, False)
+    before = ""
     if earlier:
         before, prompt = (_templated(document, tokenizer, earlier, p) for p in (False, True))
         if prompt != before and upto.startswith(prompt):
@@ -228,7 +230,7 @@ def _turn_begins(document: Document, tokenizer: Any, messages: list) -> int | No
         if not upto.startswith(before):
             return None
     marked = _templated(document, tokenizer, [*earlier, {**last, "content": _MARK}], False)
-    begin = marked.find(_MARK)
+    begin = marked.find(_MARK, len(before))
     if begin < 0:
         raise InvalidArgument(
             f"{document.place}: the tokenizer's chat template leaves out what turn {len(messages)} "

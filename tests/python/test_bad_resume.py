@@ -87,8 +87,10 @@ def test_line_of_metrics_that_is_damaged_is_named_and_nothing_is_cut(sluiceway, 
     lines = path.read_bytes().splitlines(keepends=True)
     lines[2] = b"\0" * len(lines[2][:-1]) + b"\n"
     path.write_bytes(b"".join(lines))
+    config = (folder / "config.yaml").read_bytes()
     outcome = sluiceway("resume", folder, "--set", "train.steps=7")
     assert_short_error(outcome, 1, "metrics.jsonl:3: is not a line of metrics", "take the line out")
+    assert (folder / "config.yaml").read_bytes() == config
     assert path.read_bytes() == b"".join(lines)
     path.write_bytes(b"".join(lines[:2] + lines[3:]))
     assert sluiceway("resume", folder, "--set", "train.steps=7").code == 0
@@ -118,6 +120,7 @@ def test_save_with_a_cut_file_is_corrupt_and_nothing_is_overwritten(
     os.truncate(moments, 100)
     outcome = sluiceway("resume", folder, "--set", "train.steps=9")
     assert_short_error(outcome, 1, "optimizer.pt: 100 bytes, expected")
+    assert "steps: 9" not in (folder / "config.yaml").read_text()
     assert moments.stat().st_size == 100
 
 

@@ -6,6 +6,7 @@ tokenizer of bytes a token is a byte, and the assistant's turns are where their 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import shutil
@@ -19,7 +20,7 @@ from sluiceway.documents import Corpus, Document, read_documents
 from sluiceway.model import load_tokenizer
 from sluiceway.sequences import IGNORED, make_sequences
 from sluiceway.tokens import tokenise
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 TEMPLATE = (
@@ -106,6 +107,19 @@ PROMPTED = PLAIN + "{% if add_generation_prompt %}assistant:\n{% endif %}"
 )  # fmt: skip
 def test_turns_are_found_in_the_text_however_tokens_merge(merging, template, talk, text):
     assert marked(template, merging, talk) == text
+
+
+def test_spaces_that_a_tokenizer_leaves_out_of_its_spans_are_learned(merging):
+    trimming = copy.deepcopy(merging)
+    trimming.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    talk = [("user", "q  q"), ("assistant", "a  b =\n   c ")]
+    text = "user:\nq  q\nassistant:\n[[a  b =\n   c \n]]"
+    assert marked(PROMPTED, trimming, talk) == marked(PROMPTED, merging, talk) == text
+
+
+def test_character_for_private_use_in_a_message_is_a_character(merging):
+    talk = [("user", "q \ue000 r"), ("assistant", "hi \ue000")]
+    assert marked(PLAIN, merging, talk) == "user:\nq \ue000 r\nassistant:\n[[hi \ue000\n]]"
 
 
 def test_template_that_writes_the_date_gives_the_same_tokens_on_every_day(merging):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -227,17 +228,46 @@ def test_a_broken_state_is_refused_whole(spoil, message):
     assert same_bits(ours, plain)
 
 
-def test_a_refused_state_keeps_the_gradient_that_is_gathered():
+def _vector(state):
+    """The state of one parameter that is not compressed."""
+    return next(values for values in state["state"].values() if "residual" not in values)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda s: _vector(s).update(exp_avg=torch.zeros(3)), r"exp_avg of .* is \(3,\), expected"),
+        (
+            lambda s: _vector(s).update(exp_avg_sq=torch.zeros(3)),
+            r"exp_avg_sq of .* is \(3,\), exp",
+        ),
+        (lambda s: _vector(s).pop("exp_avg"), "has no 'exp_avg', expected all of step, exp_avg, "),
+        (lambda s: s["state"].update({99: {}}), "a state of parameter 99, expected 0 to 13"),
+        (lambda s: s["param_groups"][0].update(lr="x"), "lr is 'x', expected in"),
+    ],
+    ids=["exp_avg", "exp_avg_sq", "missing", "number", "lr"],
+)
+def test_a_refused_state_keeps_the_gradient_that_is_gathered(spoil, words):
     model, other = make(), make()
     with sw.SubspaceAdamW(model, lr=LR) as opt, sw.SubspaceAdamW(other, lr=LR) as reference:
-        broken = opt.state_dict()
-        train(other, reference, 1)
-        number = max(broken["state"])
-        broken["state"][number] = {**broken["state"][number], "exp_avg": torch.zeros(3)}
-        loss_of(model, 0).backward()
-        with pytest.raises(sw.InvalidArgument, match=r"exp_avg of .* is \(3,\), expected"):
+        train(model, opt, 1)
+        train(other, reference, 2)
+        broken = copy.deepcopy(opt.state_dict())
+        spoil(broken)
+        loss_of(model, 1).backward()
+        with pytest.raises(sw.InvalidArgument, match=words):
             opt.load_state_dict(broken)
         opt.step()
+    assert same_bits(model, other)
+
+
+def test_reading_every_attribute_changes_nothing():
+    model, other = make(), make()
+    with sw.SubspaceAdamW(model, lr=LR, accumulate=1) as opt:
+        assert len(inspect.getmembers(opt)) > 20
+        train(model, opt, 3)
+    with sw.SubspaceAdamW(other, lr=LR, accumulate=1) as opt:
+        train(other, opt, 3)
     assert same_bits(model, other)
 
 

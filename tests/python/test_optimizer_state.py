@@ -7,6 +7,7 @@ import io
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import numpy as np
 import pytest
 import sluiceway as sw
 import torch
@@ -118,8 +119,19 @@ def test_a_state_that_is_kept_does_not_follow_the_training():
 def test_what_auto_stands_for_takes_over_the_state_of_auto():
     with sw.SubspaceAdamW(make(), lr=LR) as opt:
         state = opt.state_dict()
-    with sw.SubspaceAdamW(make(), lr=LR, residual="factored", second_moment="factored") as opt:
-        opt.load_state_dict(state)
+    for residual in ("factored", "auto"):
+        state["sluiceway"]["arguments"]["residual"] = residual  # Either may have been written.
+        with sw.SubspaceAdamW(make(), lr=LR, residual="factored") as opt:
+            opt.load_state_dict(state)
+
+
+def test_numbers_of_numpy_do_not_keep_a_state_from_loading_weights_only():
+    stored = io.BytesIO()
+    with sw.SubspaceAdamW(make(), lr=LR, seed=np.int64(3), ratio=np.float32(0.25)) as opt:
+        torch.save(opt.state_dict(), stored)
+    stored.seek(0)
+    with sw.SubspaceAdamW(make(), lr=LR, seed=3) as opt:
+        opt.load_state_dict(torch.load(stored, weights_only=True))
 
 
 def test_state_of_other_groups_is_refused_with_their_sizes():
