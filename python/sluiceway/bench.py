@@ -14,7 +14,7 @@ from sluiceway.columns import columns
 from sluiceway.config import Config, NativeEngine
 from sluiceway.engines import native_twin
 from sluiceway.errors import Unavailable
-from sluiceway.interrupt import Interrupt, Interrupted
+from sluiceway.interrupt import Interrupt
 from sluiceway.loop import Loop
 from sluiceway.roofs import best_seconds, link_seconds
 from sluiceway.run_folder import finite
@@ -207,10 +207,7 @@ def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
         contextlib.closing(shop.optimizer),
         meter(config.engine.kind, config.train.steps) as advance,
     ):
-        try:
-            Loop(config, shop, Position(), interrupt, watch, None).run()
-        except Interrupted:
-            raise KeyboardInterrupt from None  # Nothing was to be saved.
+        Loop(config, shop, Position(), interrupt, watch, None).run()
     return step_figures(lines)
 
 

@@ -171,10 +171,7 @@ def evaluate(
     from sluiceway.evaluate import evaluate as measure
 
     figures = measure(folder, Asked(data, format, sequence_length, packing, dtype, sequences))
-    if as_json:
-        _print_json(figures)
-    else:
-        print(describe(figures))
+    print(_json(figures) if as_json else describe(figures))
 
 
 @app.command()
@@ -198,7 +195,7 @@ def export(
     with Interrupt():
         done = write(folder, to, dtype, force)
     if as_json:
-        _print_json(done)
+        print(_json(done))
     else:
         print(f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}")
 
@@ -216,7 +213,7 @@ def report(
 
     written = write_report(folders, out)
     if as_json:
-        _print_json(written)
+        print(_json(written))
     else:
         names = ", ".join(run["name"] for run in written["runs"])
         print(f"{written['report']}: {names}, {format_bytes(written['bytes'])}")
@@ -233,10 +230,7 @@ def doctor(
     from sluiceway import doctor
 
     findings = doctor.examine(path, quick)
-    if as_json:
-        _print_json(doctor.as_json(findings))
-    else:
-        print(doctor.describe(findings))
+    print(_json(doctor.as_json(findings)) if as_json else doctor.describe(findings))
     doctor.check(findings)
 
 
@@ -268,7 +262,7 @@ def bench(
             if not as_json:
                 print(text, flush=True)
     if as_json:
-        _print_json(found)
+        print(_json(found))
 
 
 def _plan(config: Any, as_json: bool) -> None:
@@ -276,17 +270,17 @@ def _plan(config: Any, as_json: bool) -> None:
 
     figures = make_plan(config)
     if as_json:
-        _print_json(figures)
+        print(_json(figures))
     else:
         print_plan(figures)
     if figures["over_budget"]:
         raise OutOfMemory(figures["over_budget"])
 
 
-def _print_json(figures: dict[str, Any]) -> None:
+def _json(figures: dict[str, Any]) -> str:
     from sluiceway.run_folder import finite
 
-    print(json.dumps(finite(figures)))
+    return json.dumps(finite(figures))
 
 
 @contextlib.contextmanager
@@ -300,7 +294,7 @@ def _progress_to(as_json: bool):
 
 def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _print_json({"folder": str(path), **summary})
+        print(_json({"folder": str(path), **summary}))
         return
     ratio = summary.get("native_ratio")
     held_out, first = summary.get("final_eval_loss"), summary.get("first_eval_loss")

@@ -77,6 +77,8 @@ class Loop:
         ------
         Interrupted
             A signal came; the step in flight is finished and saved.
+        KeyboardInterrupt
+            A signal came, and nothing was to be saved.
         sluiceway.errors.Error
             Too many steps in a row were skipped.
         """
@@ -96,8 +98,9 @@ class Loop:
                 self._one_step(data)
 
     def _stop(self) -> None:
-        if self._save is not None:
-            self._save()
+        if self._save is None:
+            raise KeyboardInterrupt
+        self._save()
         raise Interrupted
 
     def _one_step(self, data: Prefetch) -> None:

@@ -27,11 +27,16 @@ class Placement:
     device_cpu: int | None = None  # Cores, when pinned.
     lane_cpu: int | None = None
 
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """Of matrix products; None: that of the weights."""
+        return DTYPES[self.autocast] if self.autocast else None
+
     def cast(self) -> contextlib.AbstractContextManager:
         """The context a forward runs in."""
-        if self.autocast is None:
+        if self.autocast_dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=DTYPES[self.autocast])
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype)
 
 
 def choose_placement(config: Config) -> Placement:

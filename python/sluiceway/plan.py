@@ -43,7 +43,7 @@ def make_plan(config: Config) -> dict[str, Any]:
         selected.freed,
         config.train.micro_batch,
         config.data.sequence_length,
-        DTYPES[placement.autocast] if placement.autocast else None,
+        placement.autocast_dtype,
     )
     tiers = _tiers(config, rehearsal, weights, ordinary)
     speeds = _speeds(config, placement)
@@ -86,9 +86,9 @@ def _build(config: Config, layers: int | None = None) -> torch.nn.Module:
     return prepare_model(model, embeddings, config.model.checkpointing)
 
 
-def _on_meta(config: Config) -> torch.nn.Module:
+def _on_meta(config: Config, layers: int | None = None) -> torch.nn.Module:
     with torch.device("meta"):
-        return _build(config)
+        return _build(config, layers)
 
 
 def _count(config: Config) -> dict[str, int]:
@@ -236,7 +236,7 @@ def _tflops(config: Config, placement: Placement) -> dict[str, Any]:
             torch.set_num_threads(1)  # As the run, which has one core for torch.
         if (measured := _one_layer_tflops(config, placement)) is not None:
             return {"tflops": measured, "tflops_from": "one layer, forward and backward, here"}
-        dtype = DTYPES[placement.autocast or config.model.dtype]
+        dtype = placement.autocast_dtype or DTYPES[config.model.dtype]
         a, b = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
         rate = 2 * 1024 * 512 * 512 / best_seconds(lambda: a @ b) / 1e12
         return {"tflops": rate, "tflops_from": "matrix products measured here"}
@@ -246,22 +246,16 @@ def _tflops(config: Config, placement: Placement) -> dict[str, Any]:
 
 def _one_layer_tflops(config: Config, placement: Placement) -> float | None:
     """Of the model with one layer, at most _MEASURED_TOKENS a sequence; None where it is large."""
-
-    def build() -> torch.nn.Module:
-        return _build(config, layers=1)
-
     try:
-        with torch.device("meta"):
-            weights = sum(p.numel() for p in build().parameters())
+        weights = sum(p.numel() for p in _on_meta(config, layers=1).parameters())
     except InvalidArgument:  # Of a kind that cannot have one layer alone.
         return None
     if weights > _MEASURED_WEIGHTS:
         return None
     length = min(config.data.sequence_length, _MEASURED_TOKENS)
     batch = min(config.train.micro_batch, max(1, _MEASURED_TOKENS // length))
-    cast = DTYPES[placement.autocast] if placement.autocast else None
-    work = rehearse(build, set(), batch, length, cast)
-    model = build().train()
+    work = rehearse(lambda: _build(config, 1), set(), batch, length, placement.autocast_dtype)
+    model = _build(config, 1).train()
     ids = torch.randint(model.get_input_embeddings().num_embeddings, (batch, length))
 
     def step() -> None:

@@ -146,10 +146,7 @@ class Run:
                 self._folder.append(line)
                 progress(line, at)
 
-            try:
-                Loop(self._config, shop, position, self._interrupt, watch, None).run()
-            except Interrupted:
-                raise KeyboardInterrupt from None  # Nothing was to be saved.
+            Loop(self._config, shop, position, self._interrupt, watch, None).run()
             lines = self._folder.lines()
             summary = summarise(self._config, inputs, shop, position, lines, "done", None)
         self._folder.write_summary(summary)
