@@ -14,8 +14,9 @@ PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-
 TEST_PACKAGES  := chromium
 CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy
 
-# Lets two build folders share compiled objects.
+# Lets build folders share compiled objects, those of other checkouts too.
 export CCACHE_NOHASHDIR := 1
+export CCACHE_BASEDIR := $(CURDIR)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
