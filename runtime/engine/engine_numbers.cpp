@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "runtime/engine/lane_ids.h"
 #include "runtime/engine/subspace_engine.h"
 
 namespace sluiceway {
@@ -22,10 +23,8 @@ std::vector<LayerCost> SubspaceEngine::measured_costs() const {
   std::vector<LayerCost> costs;
   costs.reserve(slots_.size());
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const auto seconds = executor_->last_seconds(static_cast<int>(i));
-    costs.push_back({forward_s_ / count, backward_s_ / count, seconds[index(Lane::kD2h)],
-                     seconds[index(Lane::kHost)], seconds[index(Lane::kH2d)],
-                     seconds[index(Lane::kApply)]});
+    costs.push_back(
+        {forward_s_ / count, backward_s_ / count, executor_->last_seconds(static_cast<int>(i))});
   }
   return costs;
 }
@@ -35,7 +34,10 @@ void SubspaceEngine::tune_schedule(bool redone) {
   norm_mode_.note_step(redone);
   if (committed_steps_ % kTuneEvery != 0 || forward_s_ + backward_s_ <= 0) return;
   const std::vector<LayerCost> costs = measured_costs();
-  if (options_.order == Order::kPaper) executor_->set_transition_layer(transition_layer(costs));
+  if (options_.order == Order::kPaper) {
+    const int layer = transition_layer(costs, kLanePlan);
+    executor_->set_transition(static_cast<std::uint64_t>(layer));
+  }
   if (!norm_mode_.decides()) return;
   bool speculative = norm_mode_.prefers_speculative(costs);
   if (speculative) {
@@ -62,7 +64,7 @@ EngineStats SubspaceEngine::take_stats() {
   const std::uint64_t h2d = h2d_.bytes();
   stats.d2h_bytes = d2h - std::exchange(counted_d2h_, d2h);
   stats.h2d_bytes = h2d - std::exchange(counted_h2d_, h2d);
-  stats.host_seconds = executor_->take_use().seconds[index(Lane::kHost)];
+  stats.host_seconds = executor_->take_use().seconds[kHostLane];
   if (bias_count_ > 0) stats.bias_mean = bias_sum_ / static_cast<double>(bias_count_);
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     stats.used[tier] = budget_.used(static_cast<Tier>(tier));

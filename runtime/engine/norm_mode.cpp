@@ -1,6 +1,7 @@
 #include "runtime/engine/norm_mode.h"
 
 #include "kernels/base/check.h"
+#include "runtime/engine/lane_ids.h"
 
 namespace sluiceway {
 
@@ -21,9 +22,9 @@ void NormModeChooser::note_step(bool redone) noexcept {
 
 bool NormModeChooser::prefers_speculative(const std::vector<LayerCost>& costs) const {
   if (redone_rate_ > kMaxRedoneRate) return false;
-  const int transition = transition_layer(costs);
-  const double exact = predict_makespan(costs, order_, NormBarrier::kExact, transition);
-  const double at_once = predict_makespan(costs, order_, NormBarrier::kNone, transition);
+  const int transition = transition_layer(costs, kLanePlan);
+  const double exact = predict_makespan(costs, kLanePlan, order_, NormBarrier::kExact, transition);
+  const double at_once = predict_makespan(costs, kLanePlan, order_, NormBarrier::kNone, transition);
   return exact > kWorthwhileGain * at_once;
 }
 

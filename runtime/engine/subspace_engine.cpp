@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/base/check.h"
+#include "runtime/engine/lane_ids.h"
 
 namespace sluiceway {
 namespace {
@@ -79,11 +80,14 @@ SubspaceEngine::SubspaceEngine(EngineOptions options, std::vector<WeightSpec> we
                                           [](const auto& slot) { return slot->codec->learns(); }),
       "SubspaceEngine: no learner, expected one for codec ", slots_.front()->codec->name());
   Executor::Config config;
-  config.streams = {&d2h_stream_, &host_stream_, &h2d_stream_, &apply_stream_};
-  config.layer_count = static_cast<int>(slots_.size());
+  Stream* const streams[] = {&d2h_stream_, &host_stream_, &h2d_stream_, &apply_stream_};
+  for (std::size_t i = 0; i < kLaneNames.size(); ++i) {
+    config.lanes.push_back({kLaneNames[i], streams[i], 1, trace_.add_row(kLaneNames[i])});
+  }
+  config.plan = kLanePlan;
+  config.key_count = static_cast<int>(slots_.size());
   config.order = options_.order;
   config.trace = &trace_;
-  for (const Lane lane : kLanes) config.trace_rows[index(lane)] = trace_.add_row(to_string(lane));
   executor_ = std::make_unique<Executor>(config);
   for (const auto& slot : slots_) {
     slot->expected = std::max(1, options_.promised_backwards);
@@ -210,46 +214,50 @@ void SubspaceEngine::submit(int weight, When when) {
   if (slot.has_core()) slot.scan(true);
   slot.submitted = true;
   Payload payload;
-  payload.layer = weight;
+  payload.key = weight;
+  payload.deadline = static_cast<std::uint64_t>(weight);
   payload.name = slot.spec.name;
-  payload.tasks[index(Lane::kApply)] = [this, &slot, live = slot.live](StreamRef stream) {
-    if (slot.spec.tier == CoreTier::kDevice && slot.has_core()) {
-      slot.update_core(live, live, slot.adam, slot.factor, {});
-    }
-    slot.apply(apply_scratch_.as<float>(), stream);
-  };
-  payload.hold_before = Lane::kApply;
   slot.target = slot.live;
-  if (slot.spec.tier == CoreTier::kHost && slot.has_core()) add_link_tasks(slot, payload, when);
+  std::size_t hold = 0;
+  if (slot.spec.tier == CoreTier::kHost && slot.has_core())
+    hold = add_link_hops(slot, payload, when);
+  payload.hold_before = hold;
+  payload.hops.push_back({kApplyLane, [this, &slot, live = slot.live](StreamRef stream) {
+                            if (slot.spec.tier == CoreTier::kDevice && slot.has_core()) {
+                              slot.update_core(live, live, slot.adam, slot.factor, {});
+                            }
+                            slot.apply(apply_scratch_.as<float>(), stream);
+                          }});
   executor_->submit(std::move(payload));
 }
 
-void SubspaceEngine::add_link_tasks(WeightSlot& slot, Payload& payload, When when) {
-  payload.bytes[index(Lane::kD2h)] = slot.plan.d2h_bytes;
-  payload.bytes[index(Lane::kH2d)] = slot.plan.h2d_bytes;
-  payload.tasks[index(Lane::kD2h)] = [this, &slot](StreamRef stream) {
+std::size_t SubspaceEngine::add_link_hops(WeightSlot& slot, Payload& payload, When when) {
+  const auto d2h = [this, &slot](StreamRef stream) {
     const std::span<const std::byte> source = slot.outgoing();
     d2h_.copy(slot.gradient.data(), source.data(), source.size(), stream);
   };
-  payload.tasks[index(Lane::kH2d)] = [this, &slot](StreamRef stream) {
+  const auto h2d = [this, &slot](StreamRef stream) {
     h2d_.copy(slot.arrived.data(), slot.direction.data(), slot.direction.size(), stream);
   };
   const int from = slot.live;
   const bool can_forecast = when == When::kGathering && slot.steps > 0;
-  if (!norm_mode_.speculative() || !can_forecast) {
-    payload.hold_before = Lane::kHost;
-    payload.tasks[index(Lane::kHost)] = [this, &slot, from](StreamRef) {
-      slot.update_core(from, from, slot.adam, slot.factor, host_scratch_.as<float>());
-    };
-    return;
-  }
-  slot.target = 1 - from;
-  slot.forecast = {slot.adam, forecast_factor_};  // As in the last step, but for its number.
-  slot.forecast->adam.step = slot.steps + 1;
-  payload.tasks[index(Lane::kHost)] = [this, &slot, from, to = slot.target,
-                                       forecast = *slot.forecast](StreamRef) {
-    slot.update_core(from, to, forecast.adam, forecast.factor, host_scratch_.as<float>());
+  const bool speculative = norm_mode_.speculative() && can_forecast;
+  Stream::Task host = [this, &slot, from](StreamRef) {
+    slot.update_core(from, from, slot.adam, slot.factor, host_scratch_.as<float>());
   };
+  if (speculative) {
+    slot.target = 1 - from;
+    slot.forecast = {slot.adam, forecast_factor_};  // As in the last step, but for its number.
+    slot.forecast->adam.step = slot.steps + 1;
+    host = [this, &slot, from, to = slot.target, forecast = *slot.forecast](StreamRef) {
+      slot.update_core(from, to, forecast.adam, forecast.factor, host_scratch_.as<float>());
+    };
+  }
+  payload.hops.reserve(kLaneNames.size());
+  payload.hops.push_back({.lane = kD2hLane, .run = d2h, .bytes = slot.plan.d2h_bytes});
+  payload.hops.push_back({.lane = kHostLane, .run = std::move(host)});
+  payload.hops.push_back({.lane = kH2dLane, .run = h2d, .bytes = slot.plan.h2d_bytes});
+  return speculative ? 3 : 1;
 }
 
 GradientNorm SubspaceEngine::end_backward() {

@@ -160,7 +160,8 @@ class SubspaceEngine {
   // A payload that leaves while its step is being gathered does not know the clip factor yet.
   enum class When { kGathering, kStepping };
   void submit(int weight, When when);
-  void add_link_tasks(WeightSlot& slot, Payload& payload, When when);
+  // d2h, host and h2d; returns the hop before which the payload waits for step(): host, or apply.
+  std::size_t add_link_hops(WeightSlot& slot, Payload& payload, When when);
   bool begin_updates(const StepRequest& request, float factor);  // Whether any was done again.
   bool gathering() const noexcept;  // Payloads of a step that is not committed are in the lanes.
   void tune_schedule(bool redone);

@@ -13,7 +13,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 std::vector<LayerCost> layers(double device_s, double host_s) {
-  return std::vector<LayerCost>(16, LayerCost{device_s, 2 * device_s, 1e-4, host_s, 1e-4, 1e-5});
+  return std::vector<LayerCost>(16, LayerCost{device_s, 2 * device_s, {1e-4, host_s, 1e-4, 1e-5}});
 }
 
 TEST(NormModeChooserTest, AutoStaysExactWhileHostWorkHidesBehindTheForward) {
