@@ -54,18 +54,19 @@ TEST_P(ExecutorFailureTest, EveryLaterCallNamesLaneAndPayload) {
   EXPECT_THAT([&] { f.executor->busy(2); }, names_both);
   EXPECT_THAT([&] { f.executor->completion(2); }, names_both);
   EXPECT_THAT([&] { f.executor->set_transition(1); }, names_both);
-  EXPECT_EQ(f.log.entries().size(), index(lane()));  // It went no further, nothing followed.
+  EXPECT_EQ(f.log.entries().size(),
+            static_cast<std::size_t>(lane()));  // It went no further, nothing followed.
 }
 
-INSTANTIATE_TEST_SUITE_P(Executor, ExecutorFailureTest,
-                         testing::Combine(testing::Values(kD2h, kHost, kH2d, kApply),
-                                          testing::Values(StreamKind::kWorkers,
-                                                          StreamKind::kInline)),
-                         [](const auto& param) {
-                           const auto [lane, kind] = param.param;
-                           return four_lanes()[static_cast<std::size_t>(lane)].name +
-                                  (kind == StreamKind::kWorkers ? "_workers" : "_inline");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Executor, ExecutorFailureTest,
+    testing::Combine(testing::Values(kD2h, kHost, kH2d, kApply),
+                     testing::Values(StreamKind::kWorkers, StreamKind::kInline)),
+    [](const auto& param) {
+      const bool workers = std::get<1>(param.param) == StreamKind::kWorkers;
+      return four_lanes()[static_cast<std::size_t>(std::get<0>(param.param))].name +
+             (workers ? "_workers" : "_inline");
+    });
 
 TEST(ExecutorFailureCasesTest, OtherLanesFinishTheirTaskFirstAndDropTheRest) {
   LanesFixture f(4);
