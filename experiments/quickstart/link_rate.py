@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 from run_folder import REPOSITORY
-from sluiceway.config_file import load_config
-from sluiceway.placement import Placement, choose_placement
+from sluiceway.config.file import load_config
+from sluiceway.machine.placement import Placement, choose_placement
 from transformers import AutoModelForCausalLM
 
 CARD_LINK_GBPS = 12.0

@@ -137,7 +137,7 @@ def test_corpus_filter_sees_shared_text_through_layout_case_and_punctuation(tmp_
 
 @pytest.mark.parametrize("name", ["quickstart", "laptop_1b", "desktop_7b"])
 def test_committed_config_is_accepted_and_its_shape_loads_as_a_llama(name):
-    from sluiceway.config_file import load_config
+    from sluiceway.config.file import load_config
     from transformers import AutoConfig
 
     config = load_config(REPOSITORY / "configs" / f"{name}.yaml")
@@ -158,7 +158,7 @@ def test_shape_has_the_parameters_its_name_promises(shape, low, high):
 
 
 def test_link_rate_of_the_quickstart_follows_the_formula_in_its_comment():
-    from sluiceway.config_file import load_config
+    from sluiceway.config.file import load_config
 
     path = REPOSITORY / "configs" / "quickstart.yaml"
     config = load_config(path)
