@@ -24,7 +24,7 @@ PY_FILES  = $(shell git ls-files '*.py')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench lint format clean help build install ctest pytest \
+.PHONY: demo test check bench lint format stubs clean help build install ctest pytest \
   check-asan check-tsan check-eager-spill check-cuda check-wheel check-bench
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
+	@echo 'make stubs    rewrite _core.pyi, the types of the compiled module'
 	@echo 'make clean    remove build/ (packages and .venv stay)'
 
 # ---- What the machine must have ------------------------------------------------------------------
@@ -104,6 +105,10 @@ pytest: $(STAMPS)/install $(STAMPS)/test-packages
 
 test:
 	@$(MAKE) --no-print-directory --keep-going ctest pytest
+
+# Types of the compiled module, from its docstrings; a test fails where they are not what this writes.
+stubs: $(STAMPS)/install
+	$(PY) .ci/stubs.py python
 
 demo: $(STAMPS)/install
 	$(PY) experiments/quickstart/demo.py
