@@ -105,7 +105,9 @@ pytest: $(STAMPS)/install $(STAMPS)/test-packages
 	OMP_WAIT_POLICY=passive $(PY) -m pytest --junitxml=$(RESULTS)/pytest.xml
 
 test:
-	@$(MAKE) --no-print-directory --keep-going ctest pytest
+	@rm -rf $(RESULTS)/cpu $(RESULTS)/cpu.xml $(RESULTS)/pytest.xml
+	@status=0; $(MAKE) --no-print-directory --keep-going ctest pytest || status=$$?; \
+	  $(PYTHON) .ci/slowest.py $(RESULTS); exit $$status
 
 # Types of the compiled module, from its docstrings; a test fails where they are not what this writes.
 stubs: $(STAMPS)/install
