@@ -1,0 +1,14 @@
+// The lanes of a weight's step, in the order in which a payload passes them.
+#pragma once
+
+#include <array>
+
+#include "runtime/schedule/lane.h"
+
+namespace sluiceway {
+
+inline constexpr LaneId kD2hLane = 0, kHostLane = 1, kH2dLane = 2, kApplyLane = 3;
+inline constexpr std::array<const char*, 4> kLaneNames = {"d2h", "host", "h2d", "apply"};
+inline constexpr LanePlan kLanePlan{.gather_before = kHostLane, .device_lane = kApplyLane};
+
+}  // namespace sluiceway
