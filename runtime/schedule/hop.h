@@ -43,7 +43,7 @@ struct Hop {
   using Start = std::function<void(StreamRef, HopDone)>;
 
   LaneId lane = 0;
-  Stream::Task run;         // Exactly one of the two.
+  Stream::Task run = {};    // Exactly one of the two.
   Start start = {};         // An error that it throws goes before that of HopDone.
   std::uint64_t bytes = 0;  // For the trace.
 };

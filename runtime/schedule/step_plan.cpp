@@ -12,7 +12,7 @@ Rank StepPlan::rank(std::uint64_t step, std::uint64_t deadline,
       // What lies above the transition is deeper, and needed later.
       return deadline < transition ? Rank{step, 0, ~arrival} : Rank{step, 1, arrival};
     case Order::kEdf:
-      return {step, 0, deadline};
+      return {step, deadline, arrival};
   }
   return {step, 0, arrival};
 }
