@@ -25,20 +25,25 @@ double sum(const std::vector<LayerCost>& layers, std::size_t lane) {
   return total;
 }
 
-void check_time(double seconds, std::size_t layer) {
-  SLUICEWAY_CHECK(std::isfinite(seconds) && seconds >= 0, "predict_makespan: layer ", layer,
-                  " has a cost of ", seconds, " s, expected a finite number of at least 0 s");
+// Lanes of every layer.
+std::size_t lane_count(const char* function, const std::vector<LayerCost>& layers) {
+  const std::size_t count = layers.empty() ? 0 : layers[0].lanes.size();
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    SLUICEWAY_CHECK(layers[l].lanes.size() == count, function, ": layer ", l, " has times for ",
+                    layers[l].lanes.size(), " lanes, expected ", count, ", as layer 0 has");
+  }
+  return count;
 }
 
-void check_costs(const std::vector<LayerCost>& layers) {
+void check_times(const std::vector<LayerCost>& layers) {
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    const LayerCost& c = layers[l];
-    SLUICEWAY_CHECK(c.lanes.size() == layers[0].lanes.size(), "predict_makespan: layer ", l,
-                    " has times for ", c.lanes.size(), " lanes, expected ", layers[0].lanes.size(),
-                    ", as layer 0 has");
-    check_time(c.forward, l);
-    check_time(c.backward, l);
-    for (const double seconds : c.lanes) check_time(seconds, l);
+    const auto check = [&](double seconds) {
+      SLUICEWAY_CHECK(std::isfinite(seconds) && seconds >= 0, "predict_makespan: layer ", l,
+                      " has a cost of ", seconds, " s, expected a finite number of at least 0 s");
+    };
+    check(layers[l].forward);
+    check(layers[l].backward);
+    for (const double seconds : layers[l].lanes) check(seconds);
   }
 }
 
@@ -85,7 +90,8 @@ double latest(const std::vector<double>& at) { return *std::max_element(at.begin
 // all steps are alike, and the time from one backward to the next is the makespan.
 double predict_makespan(const std::vector<LayerCost>& layers, const LanePlan& lanes, Order order,
                         NormBarrier barrier, int transition) {
-  check_costs(layers);
+  const std::size_t lane_total = lane_count("predict_makespan", layers);
+  check_times(layers);
   if (layers.empty()) return 0;
   const StepPlan plan{order, static_cast<std::uint64_t>(transition), lanes};
   std::vector<double> at = submissions(layers);
@@ -94,7 +100,7 @@ double predict_makespan(const std::vector<LayerCost>& layers, const LanePlan& la
   for (std::size_t l = 0; l < layers.size(); ++l) {
     ranks[l] = plan.rank(0, l, layers.size() - l);
   }
-  for (std::size_t lane = 0; lane < layers[0].lanes.size(); ++lane) {
+  for (std::size_t lane = 0; lane < lane_total; ++lane) {
     const auto id = static_cast<LaneId>(lane);
     if (plan.gate() == id) delay_until(std::max(released, latest(at)), at);
     if (barrier == NormBarrier::kExact && lanes.gather_before == id) delay_until(released, at);
@@ -107,10 +113,11 @@ double predict_makespan(const std::vector<LayerCost>& layers, const LanePlan& la
 }
 
 int transition_layer(const std::vector<LayerCost>& layers, const LanePlan& lanes) {
+  const std::size_t lane_total = lane_count("transition_layer", layers);
   if (layers.empty()) return 0;
   const double count = static_cast<double>(layers.size());
   double chain = 0, slowest = 0;  // o + u + h, and s.
-  for (std::size_t lane = 0; lane < layers[0].lanes.size(); ++lane) {
+  for (std::size_t lane = 0; lane < lane_total; ++lane) {
     if (lanes.device_lane == static_cast<LaneId>(lane)) continue;
     const double mean = sum(layers, lane) / count;
     chain += mean;
@@ -124,11 +131,9 @@ int transition_layer(const std::vector<LayerCost>& layers, const LanePlan& lanes
 }
 
 double lower_bound(const std::vector<LayerCost>& layers) {
-  if (layers.empty()) return 0;
   double bound = sum(layers, &LayerCost::forward) + sum(layers, &LayerCost::backward);
-  for (std::size_t lane = 0; lane < layers[0].lanes.size(); ++lane) {
-    bound = std::max(bound, sum(layers, lane));
-  }
+  const std::size_t lane_total = lane_count("lower_bound", layers);
+  for (std::size_t lane = 0; lane < lane_total; ++lane) bound = std::max(bound, sum(layers, lane));
   return bound;
 }
 

@@ -60,7 +60,7 @@ class Executor {
     Trace* trace = nullptr;        // Not owned; null: nothing is recorded.
   };
 
-  explicit Executor(Config config);  // InvalidArgument: a lane without a stream or a depth.
+  explicit Executor(Config config);  // InvalidArgument: a lane without stream or depth, or no lane.
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
   ~Executor();

@@ -6,6 +6,7 @@
 #include "kernels/base/check.h"
 
 namespace sluiceway {
+
 // ---- The rules ----------------------------------------------------------------------------------
 
 Executor::State::State(Config given) : config(std::move(given)) {
@@ -17,6 +18,13 @@ Executor::State::State(Config given) : config(std::move(given)) {
     SLUICEWAY_CHECK(lane.depth > 0, "Executor: lane ", lane.name, " has depth ", lane.depth,
                     ", expected at least 1");
   }
+  const auto check_lane = [&](const char* name, std::optional<LaneId> lane) {
+    const auto count = static_cast<LaneId>(config.lanes.size());
+    SLUICEWAY_CHECK(!lane || (*lane >= 0 && *lane < count), "Executor: ", name, " is lane ", *lane,
+                    ", expected 0 to ", count - 1);
+  };
+  check_lane("gather_before", config.plan.gather_before);
+  check_lane("device_lane", config.plan.device_lane);
   plan = {config.order, config.transition, config.plan};
   lanes.resize(config.lanes.size());
   use = no_use();

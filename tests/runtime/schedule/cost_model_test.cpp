@@ -206,5 +206,58 @@ TEST_F(CostModelTest, LowerBoundIsTheBusiestResource) {
   EXPECT_DOUBLE_EQ(lower_bound({}), 0);
 }
 
+// Lanes that take no time are passed at once, wherever they stand.
+TEST_F(CostModelTest, SixLanesOfWhichTwoTakeNoTimeAreFourLanes) {
+  const LanePlan six{.gather_before = 2, .device_lane = 5};  // d2h, read, host, write, h2d, apply.
+  for (int i = 0; i < 100; ++i) {
+    const auto four = layers(1 + i % 37, 0.5, 0.3);
+    std::vector<LayerCost> wide = four;
+    for (LayerCost& c : wide) {
+      c.lanes.insert(c.lanes.begin() + 1, 0);
+      c.lanes.insert(c.lanes.begin() + 3, 0);
+    }
+    EXPECT_EQ(transition_layer(wide, six), transition_layer(four, kFourLanes));
+    EXPECT_EQ(lower_bound(wide), lower_bound(four));
+    for (const Order order : kAllOrders) {
+      for (const NormBarrier barrier : kBothBarriers) {
+        EXPECT_EQ(predict_makespan(wide, six, order, barrier, 5),
+                  predict_makespan(four, kFourLanes, order, barrier, 5))
+            << to_string(order);
+      }
+    }
+  }
+}
+
+TEST_F(CostModelTest, TwoLanesAreAnyTwo) {
+  const LanePlan two{.gather_before = 1, .device_lane = std::nullopt};
+  const std::vector<LayerCost> costs(8, {1, 2, {1, 3}});
+  // The first payload is through the first lane after 2 + 1; then the second lane binds.
+  EXPECT_NEAR(predict_makespan(costs, two, Order::kFcfs, NormBarrier::kNone, 0), 3 + 8 * 3 + 8,
+              1e-9);
+  // All of the backward, the last payload's first lane, then the second lane for all.
+  EXPECT_NEAR(predict_makespan(costs, two, Order::kBarrier, NormBarrier::kNone, 0),
+              8 * 2 + 1 + 8 * 3 + 8, 1e-9);
+  // L - (B - (o + u)) / s = 8 - (16 - 4) / 3; nothing is the device's own.
+  EXPECT_EQ(transition_layer(costs, two), 4);
+  EXPECT_EQ(lower_bound(costs), 24);
+}
+
+TEST_F(CostModelTest, WithoutAGateNothingGathersAndNoNormIsWaitedFor) {
+  const auto costs = layers(13, 0.5, 0.3);
+  EXPECT_EQ(predict_makespan(costs, {}, Order::kEdf, NormBarrier::kExact, 0),
+            predict_makespan(costs, {}, Order::kEdf, NormBarrier::kNone, 0));
+}
+
+TEST_F(CostModelTest, RejectsLayersThatDifferInTheirLanes) {
+  std::vector<LayerCost> costs(3, {1, 1, {1, 1, 1, 1}});
+  costs[2].lanes.pop_back();
+  const char* const text = "layer 2 has times for 3 lanes, expected 4, as layer 0 has";
+  EXPECT_THAT([&] { predict_makespan(costs, kFourLanes, Order::kEdf, NormBarrier::kNone, 0); },
+              ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+  EXPECT_THAT([&] { transition_layer(costs, kFourLanes); },
+              ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+  EXPECT_THAT([&] { lower_bound(costs); }, ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+}
+
 }  // namespace
 }  // namespace sluiceway::test

@@ -38,6 +38,7 @@ class ExecutorFailureTest : public testing::TestWithParam<std::tuple<LaneId, Str
   StreamKind kind() const { return std::get<1>(GetParam()); }
 };
 
+// I6
 TEST_P(ExecutorFailureTest, EveryLaterCallNamesLaneAndPayload) {
   LanesFixture f(3, Order::kEdf, kind());
   Payload p = f.payload(2);
@@ -68,6 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
              (workers ? "_workers" : "_inline");
     });
 
+// I5, I6
 TEST(ExecutorFailureCasesTest, OtherLanesFinishTheirTaskFirstAndDropTheRest) {
   LanesFixture f(4);
   Latch host, d2h;
@@ -106,6 +108,7 @@ TEST(ExecutorFailureCasesTest, OtherLanesFinishTheirTaskFirstAndDropTheRest) {
   opener.join();
 }
 
+// I6
 TEST(ExecutorFailureCasesTest, TheFirstErrorIsKept) {
   LanesFixture f(3);
   Latch host, d2h;
@@ -137,6 +140,7 @@ TEST(ExecutorFailureCasesTest, TheFirstErrorIsKept) {
   EXPECT_THAT([&] { f.executor->drain(); }, ThrowsMessage<Timeout>(HasSubstr("layer1: first")));
 }
 
+// I6
 TEST(ExecutorFailureCasesTest, AFailedExecutorIsDestroyedWithoutWaitingForEver) {
   LanesFixture f(2);
   Payload p = f.payload(1);

@@ -74,7 +74,7 @@ class ExecutorHopsTest : public testing::TestWithParam<StreamKind> {
 
 // I2
 TEST_P(ExecutorHopsTest, ALaneHasAsManyHopsInFlightAsItsDepthAndFillsItByRank) {
-  LanesFixture f(7, Order::kEdf, GetParam(), disk_and_host(3));
+  LanesFixture f(7, Order::kEdf, GetParam(), disk_and_host(3), LanePlan{});
   for (const int layer : {6, 5, 4, 3, 2, 1}) f.executor->submit(read(f, layer));
   requests.wait_for(3);
   std::this_thread::sleep_for(milliseconds(5));
@@ -96,7 +96,7 @@ TEST_P(ExecutorHopsTest, ALaneHasAsManyHopsInFlightAsItsDepthAndFillsItByRank) {
 
 // I1
 TEST_P(ExecutorHopsTest, AHopMayFinishOnAnotherThread) {
-  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1));
+  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1), LanePlan{});
   f.executor->submit(read(f, 0));
   requests.wait_for(1);
   std::this_thread::sleep_for(milliseconds(5));
@@ -109,7 +109,7 @@ TEST_P(ExecutorHopsTest, AHopMayFinishOnAnotherThread) {
 
 // I1: the hop is not finished before start() has returned, whatever HopDone said.
 TEST_P(ExecutorHopsTest, AHopMayFinishInsideStart) {
-  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1));
+  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1), LanePlan{});
   std::size_t seen_in_start = 7;
   Payload p = f.payload(0);
   p.hops[0].run = nullptr;
@@ -126,7 +126,7 @@ TEST_P(ExecutorHopsTest, AHopMayFinishInsideStart) {
 
 // I6
 TEST_P(ExecutorHopsTest, AHopMayFinishWithAnError) {
-  LanesFixture f(2, Order::kEdf, GetParam(), disk_and_host(2));
+  LanesFixture f(2, Order::kEdf, GetParam(), disk_and_host(2), LanePlan{});
   f.executor->submit(read(f, 1));
   f.executor->submit(read(f, 0));
   requests.wait_for(2);
@@ -148,7 +148,7 @@ TEST_P(ExecutorHopsTest, AHopMayFinishWithAnError) {
 
 // I6
 TEST_P(ExecutorHopsTest, AHopDoneThatNobodyCanCallAnyMoreIsAnError) {
-  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1));
+  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1), LanePlan{});
   Payload p = f.payload(0);
   p.hops[0].run = nullptr;
   p.hops[0].start = [](StreamRef, const HopDone&) {};
@@ -160,7 +160,7 @@ TEST_P(ExecutorHopsTest, AHopDoneThatNobodyCanCallAnyMoreIsAnError) {
 
 // I6
 TEST_P(ExecutorHopsTest, WhatStartThrowsIsTheErrorOfItsHop) {
-  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1));
+  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1), LanePlan{});
   Payload p = f.payload(0);
   p.hops[0].run = nullptr;
   p.hops[0].start = [](StreamRef, const HopDone&) { throw Timeout("disk: no answer"); };
@@ -170,7 +170,7 @@ TEST_P(ExecutorHopsTest, WhatStartThrowsIsTheErrorOfItsHop) {
 }
 
 TEST_P(ExecutorHopsTest, OnlyTheFirstCallOfHopDoneCounts) {
-  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1));
+  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1), LanePlan{});
   f.executor->submit(read(f, 0));
   requests.wait_for(1);
   const HopDone done = requests.take(0);
@@ -183,7 +183,7 @@ TEST_P(ExecutorHopsTest, OnlyTheFirstCallOfHopDoneCounts) {
 
 // I4
 TEST_P(ExecutorHopsTest, RecallWaitsForTheRequestThatIsInFlight) {
-  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1));
+  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1), LanePlan{});
   Payload p = read(f, 0);
   p.hold_before = 1;
   f.executor->submit(std::move(p));
@@ -204,7 +204,7 @@ TEST_P(ExecutorHopsTest, RecallWaitsForTheRequestThatIsInFlight) {
 
 // I5
 TEST_P(ExecutorHopsTest, WhatAHopCapturedIsGoneBeforeThePayloadMovesOn) {
-  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1));
+  LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1), LanePlan{});
   auto captured = std::make_shared<int>(1);
   const std::weak_ptr<int> watched = captured;
   bool gone = false;

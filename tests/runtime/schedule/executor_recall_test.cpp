@@ -21,6 +21,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::ThrowsMessage;
 
+// I4
 TEST(ExecutorRecallTest, RecalledPayloadNeverPassesItsHold) {
   LanesFixture f(2);
   f.executor->submit(f.payload(1, kHost));
@@ -33,6 +34,7 @@ TEST(ExecutorRecallTest, RecalledPayloadNeverPassesItsHold) {
   EXPECT_THAT(f.log.layers_in(kHost), ElementsAre(0));
 }
 
+// I4
 TEST(ExecutorRecallTest, RecallWaitsForTheTaskThatRuns) {
   LanesFixture f(1);
   Latch latch;
@@ -55,6 +57,7 @@ TEST(ExecutorRecallTest, RecallWaitsForTheTaskThatRuns) {
   EXPECT_EQ(f.log.entries().size(), 5U);
 }
 
+// I4
 TEST(ExecutorRecallTest, RecallTakesAPayloadOutOfAWaitingLane) {
   LanesFixture f(2);
   Latch latch;
@@ -68,6 +71,7 @@ TEST(ExecutorRecallTest, RecallTakesAPayloadOutOfAWaitingLane) {
   EXPECT_THAT(f.log.lanes_of(0), IsEmpty());
 }
 
+// I5
 TEST(ExecutorRecallTest, RecallFreesWhatTheTasksCapturedBeforeItReturns) {
   LanesFixture f(1);
   auto buffer = std::make_shared<int>(7);
@@ -79,6 +83,7 @@ TEST(ExecutorRecallTest, RecallFreesWhatTheTasksCapturedBeforeItReturns) {
   EXPECT_EQ(buffer.use_count(), 1);
 }
 
+// I4
 TEST(ExecutorRecallTest, RefusesWhatHasPassedItsHoldOrHasNone) {
   LanesFixture f(2);
   Latch host, d2h;
@@ -127,6 +132,7 @@ bool recall_at_the_barrier() {
   return recalled;
 }
 
+// I7
 TEST(ExecutorRecallTest, RecallOpensTheBarrierForTheOthers) {
   bool recalled = false;
   for (int attempt = 0; attempt < 50 && !recalled; ++attempt) recalled = recall_at_the_barrier();

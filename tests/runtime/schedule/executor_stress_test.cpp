@@ -87,6 +87,7 @@ class ExecutorStressTest : public testing::TestWithParam<std::tuple<Order, Strea
   Ledger ledger;
 };
 
+// I1 to I4 and I7
 TEST_P(ExecutorStressTest, InvariantsHoldOverManySteps) {
   LanesFixture f(kLayers, std::get<0>(GetParam()), std::get<1>(GetParam()));
   f.executor->set_transition(kLayers / 2);
@@ -126,7 +127,7 @@ TEST_P(ExecutorStressTest, InvariantsHoldOverManySteps) {
   EXPECT_GT(ledger.tasks.load(), 40 * kLayers);
 }
 
-// Threads that each own some layers submit, recall and wait; one more releases all the time.
+// I7: Threads that each own some layers submit, recall and wait; one more releases all the time.
 TEST_P(ExecutorStressTest, ManyThreadsMayCallAtOnce) {
   LanesFixture f(kLayers, std::get<0>(GetParam()), std::get<1>(GetParam()));
   ledger.released = true;  // Payloads of several steps are about: holds are not checked here.
@@ -165,6 +166,7 @@ TEST_P(ExecutorStressTest, ManyThreadsMayCallAtOnce) {
   }
 }
 
+// I5, I6
 TEST_P(ExecutorStressTest, AFailureAtAnyMomentSurfacesAndLeavesNothingBehind) {
   for (int round = 0; round < 60; ++round) {
     LanesFixture f(kLayers, std::get<0>(GetParam()), std::get<1>(GetParam()));
@@ -204,6 +206,7 @@ TEST_P(ExecutorStressTest, AFailureAtAnyMomentSurfacesAndLeavesNothingBehind) {
   EXPECT_EQ(ledger.violations.load(), 0);
 }
 
+// I5
 TEST_P(ExecutorStressTest, DestructionAtAnyMomentFinishesOrDropsEveryPayload) {
   for (int round = 0; round < 60; ++round) {
     std::vector<std::shared_ptr<Life>> lives;

@@ -30,6 +30,7 @@ void expect_every_lane_once(const LanesFixture& f) {
 
 class ExecutorOrderTest : public testing::TestWithParam<std::tuple<Order, StreamKind>> {};
 
+// I1
 TEST_P(ExecutorOrderTest, PayloadsPassEachLaneOnceAndInTurn) {
   LanesFixture f(37, std::get<0>(GetParam()), std::get<1>(GetParam()));
   for (int layer = 36; layer >= 0; --layer) f.executor->submit(f.payload(layer));
@@ -55,6 +56,7 @@ TEST_P(ExecutorOrderTest, LanesWithoutTasksArePassedAtOnce) {
   EXPECT_THAT(f.log.lanes_of(2), ElementsAre(kHost, kH2d));
 }
 
+// I3
 TEST_P(ExecutorOrderTest, HeldPayloadsStopAtTheirHoldUntilRelease) {
   LanesFixture f(5, std::get<0>(GetParam()), std::get<1>(GetParam()));
   for (int layer = 4; layer >= 0; --layer) f.executor->submit(f.payload(layer, kHost));
@@ -91,20 +93,24 @@ std::vector<int> served(Order order, std::uint64_t transition = 0) {
   return f.log.layers_in(kD2h);
 }
 
+// I2
 TEST(ExecutorTest, FirstComeFirstServedKeepsArrivalOrder) {
   EXPECT_THAT(served(Order::kFcfs), ElementsAre(9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
   EXPECT_THAT(served(Order::kBarrier), ElementsAre(9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
 }
 
+// I2
 TEST(ExecutorTest, EarliestDeadlineFirstServesTheLayerNeededFirst) {
   EXPECT_THAT(served(Order::kEdf), ElementsAre(9, 0, 1, 2, 3, 4, 5, 6, 7, 8));
 }
 
+// I2
 TEST(ExecutorTest, PaperOrderServesLastComeFirstBelowTheTransitionLayer) {
   EXPECT_THAT(served(Order::kPaper, 4), ElementsAre(9, 0, 1, 2, 3, 8, 7, 6, 5, 4));
   EXPECT_THAT(served(Order::kPaper, 0), ElementsAre(9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
 }
 
+// I2
 TEST(ExecutorTest, PayloadsOfAnEarlierStepGoFirst) {
   LanesFixture f(4, Order::kEdf);
   Latch latch;
@@ -119,6 +125,7 @@ TEST(ExecutorTest, PayloadsOfAnEarlierStepGoFirst) {
   EXPECT_THAT(f.log.layers_in(kD2h), ElementsAre(3, 2, 0, 1));
 }
 
+// I3
 TEST(ExecutorTest, PayloadsSubmittedAfterReleaseWaitForTheNextRelease) {
   LanesFixture f(2);
   f.executor->submit(f.payload(1, kHost));
@@ -132,6 +139,7 @@ TEST(ExecutorTest, PayloadsSubmittedAfterReleaseWaitForTheNextRelease) {
   EXPECT_THAT(f.log.layers_in(kHost), ElementsAre(1, 0));
 }
 
+// I3
 TEST(ExecutorTest, ReleasePassesPayloadsThatReachTheirHoldLater) {
   LanesFixture f(1);
   Latch latch;
@@ -144,6 +152,7 @@ TEST(ExecutorTest, ReleasePassesPayloadsThatReachTheirHoldLater) {
   expect_every_lane_once(f);
 }
 
+// I3
 TEST(ExecutorTest, BarrierStartsHostWorkWhenAllPayloadsAreOnTheHost) {
   LanesFixture f(5, Order::kBarrier);
   Latch latch;
@@ -159,6 +168,7 @@ TEST(ExecutorTest, BarrierStartsHostWorkWhenAllPayloadsAreOnTheHost) {
   EXPECT_EQ(entries[5].second, kHost);
 }
 
+// I3
 TEST(ExecutorTest, BarrierWaitsForTheWholeStepEvenWhenItsD2hIsIdle) {
   LanesFixture f(2, Order::kBarrier);
   f.executor->submit(f.payload(1));
@@ -172,6 +182,7 @@ TEST(ExecutorTest, BarrierWaitsForTheWholeStepEvenWhenItsD2hIsIdle) {
   expect_every_lane_once(f);
 }
 
+// I3
 TEST(ExecutorTest, BarrierIgnoresPayloadsOfTheNextStepInD2h) {
   LanesFixture f(2, Order::kBarrier);
   Latch latch;
@@ -236,6 +247,17 @@ TEST(ExecutorTest, RejectsALaneWithoutAStreamOrADepth) {
               ThrowsMessage<InvalidArgument>(HasSubstr("lane h2d has no stream")));
 }
 
+TEST(ExecutorTest, RejectsAPlanOfLanesThatDoNotExist) {
+  LanesFixture f(1);
+  const auto refuses = [&](const LanePlan& plan, const char* text) {
+    const Executor::Config config = config_of(four_lanes(), plan, f.streams, 1);
+    EXPECT_THAT([&] { Executor{config}; }, ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+  };
+  refuses({.gather_before = 4}, "gather_before is lane 4, expected 0 to 3");
+  refuses({.device_lane = -1}, "device_lane is lane -1, expected 0 to 3");
+}
+
+// I5
 TEST(ExecutorTest, DestructionDropsWhatIsHeldAndFinishesTheRest) {
   LanesFixture f(3);
   Latch latch;
@@ -254,7 +276,7 @@ TEST(ExecutorTest, DestructionDropsWhatIsHeldAndFinishesTheRest) {
   EXPECT_THAT(f.log.lanes_of(0), ElementsAre(kD2h, kHost, kH2d));
 }
 
-// Were each completion to start the next payload from within, the stack would overflow here.
+// I7: were each completion to start the next payload from within, the stack would overflow here.
 TEST(ExecutorTest, StreamsThatRunAtOnceRecurseNoDeeperThanThereAreLanes) {
   constexpr int kMany = 20011;
   LanesFixture f(kMany, Order::kEdf, StreamKind::kInline);

@@ -18,6 +18,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
+// I8
 TEST(ExecutorWaitTest, WaitReturnsWhenTheLayerIsAppliedWhileOthersAreNot) {
   LanesFixture f(2);
   Latch latch;
@@ -34,6 +35,7 @@ TEST(ExecutorWaitTest, WaitReturnsWhenTheLayerIsAppliedWhileOthersAreNot) {
   f.executor->drain();
 }
 
+// I8
 TEST(ExecutorWaitTest, WaitDoesNotWaitForWhatOnlyReleaseLetsGo) {
   LanesFixture f(2);
   f.executor->submit(f.payload(0, kApply));
