@@ -3,7 +3,7 @@
 
 #include "kernels/base/check.h"
 #include "python/bindings/bindings.h"
-#include "runtime/engine/weight_plan.h"
+#include "runtime/engine/subspace/weight_plan.h"
 
 namespace sluiceway {
 namespace {

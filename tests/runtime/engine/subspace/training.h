@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/subspace_engine.h"
+#include "runtime/engine/subspace/subspace_engine.h"
 #include "tests/support/matrix.h"
 #include "tests/support/rng.h"
 
@@ -18,7 +18,7 @@ inline const WeightHyper kHyper{kLr, kBeta1, kBeta2, kEps, kDecay, 0};
 
 class Training {
  public:
-  Training(EngineOptions options, const std::string& codec, WireFormat wire = WireFormat::kF32,
+  Training(SubspaceOptions options, const std::string& codec, WireFormat wire = WireFormat::kF32,
            CoreTier tier = CoreTier::kHost, ResidualKind residual = ResidualKind::kNone,
            SecondMoment second_moment = SecondMoment::kFull) {
     std::vector<WeightSpec> specs;
@@ -38,7 +38,7 @@ class Training {
       spec.second_moment = second_moment;
       specs.push_back(spec);
     }
-    options.limits.fill(Budget::kUnlimited);
+    options.lanes.limits.fill(Budget::kUnlimited);
     engine = std::make_unique<SubspaceEngine>(options, specs, nullptr);
   }
 
@@ -108,11 +108,11 @@ class Training {
   int t_ = 0;
 };
 
-inline EngineOptions options_with(Order order, NormChoice norm, double max_norm = 0) {
-  EngineOptions options;
-  options.order = order;
-  options.norm = norm;
-  options.max_norm = max_norm;
+inline SubspaceOptions options_with(Order order, NormChoice norm, double max_norm = 0) {
+  SubspaceOptions options;
+  options.lanes.order = order;
+  options.gate.norm = norm;
+  options.gate.max_norm = max_norm;
   return options;
 }
 

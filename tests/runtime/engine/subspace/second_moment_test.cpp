@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/runtime/engine/training.h"
+#include "tests/runtime/engine/subspace/training.h"
 #include "tests/support/tolerance.h"
 
 namespace sluiceway::test {

@@ -1,6 +1,6 @@
 // What one compressed weight costs: bytes on each tier, and bytes over the link a step.
 //
-// The same numbers size the buffers (weight_slot.h) and answer `sluiceway plan`.
+// The same numbers size the buffers (core_staging.h, core_moments.h) and answer `sluiceway plan`.
 #pragma once
 
 #include <cstdint>

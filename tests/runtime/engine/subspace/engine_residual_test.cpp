@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/error.h"
-#include "tests/runtime/engine/training.h"
+#include "tests/runtime/engine/subspace/training.h"
 #include "tests/support/tolerance.h"
 
 namespace sluiceway::test {
@@ -12,14 +12,14 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-EngineOptions with_residual(int promised, bool at_once, Order order = Order::kEdf) {
-  EngineOptions options = options_with(order, NormChoice::kExact, 0.5);
-  options.promised_backwards = promised;
+SubspaceOptions with_residual(int promised, bool at_once, Order order = Order::kEdf) {
+  SubspaceOptions options = options_with(order, NormChoice::kExact, 0.5);
+  options.gate.promised_backwards = promised;
   options.residual_at_once = at_once;
   return options;
 }
 
-Training training_with(const EngineOptions& options, const std::string& codec = "block_random",
+Training training_with(const SubspaceOptions& options, const std::string& codec = "block_random",
                        ResidualKind kind = ResidualKind::kFactored,
                        CoreTier tier = CoreTier::kHost) {
   return {options, codec, WireFormat::kF32, tier, kind};
@@ -89,8 +89,8 @@ TEST(EngineResidualStepTest, TheNormOfAWeightWithoutACoreIsThatOfItsGradient) {
 TEST(EngineResidualStepTest, NothingCrossesALinkWithoutACore) {
   Training training = training_with(with_residual(1, true), "none");
   for (int step = 0; step < 3; ++step) train_step(training, 1);
-  const EngineStats stats = training.engine->take_stats();
-  EXPECT_EQ(stats.d2h_bytes + stats.h2d_bytes, 0U);
+  const SubspaceStats stats = training.engine->take_stats();
+  EXPECT_EQ(stats.use.d2h_bytes + stats.use.h2d_bytes, 0U);
 }
 
 TEST(EngineResidualStepTest, AHeldResidualOfASkippedStepChangesNothing) {
@@ -107,6 +107,26 @@ TEST(EngineResidualStepTest, AHeldResidualOfASkippedStepChangesNothing) {
     train_step(training, 1);
     EXPECT_NE(training.weights, before);
   }
+}
+
+TEST(EngineResidualStepTest, ASkippedStepCountsTheWeightsThatTheirResidualTrained) {
+  Training training = training_with(with_residual(1, true));
+  train_step(training, 1);
+  const std::vector<Matrix> before = training.weights;
+  std::vector<Matrix> g = training.gradients();
+  g[2](4, 4) = std::nanf("");
+  training.backward(g);
+  const StepOutcome outcome = training.step();
+  training.engine->synchronize();
+  EXPECT_TRUE(outcome.skipped);
+  EXPECT_EQ(outcome.residuals_kept, 2);
+  EXPECT_NE(training.weights[0], before[0]);
+  EXPECT_NE(training.weights[1], before[1]);
+  EXPECT_EQ(training.weights[2], before[2]);  // Its own gradient is the one that is not finite.
+  EXPECT_EQ(training.engine->committed_steps(), 1);
+  std::vector<Matrix> next = training.gradients();
+  training.backward(next);
+  EXPECT_EQ(training.step().residuals_kept, 0);
 }
 
 TEST(EngineResidualStepTest, OneBackwardMoreThanPromisedIsRefusedOnceAResidualIsApplied) {
@@ -137,7 +157,7 @@ TEST(EngineResidualStepTest, AWeightThatIsHeldWaitsForTheStepAndCountsItsGradien
 }
 
 TEST(EngineResidualStepTest, TurnsComeEverySoManySteps) {
-  EngineOptions options = with_residual(1, true);
+  SubspaceOptions options = with_residual(1, true);
   options.residual_every = 3;
   Training training = training_with(options, "none");
   std::vector<int> changed(3);

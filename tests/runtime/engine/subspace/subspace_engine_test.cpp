@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "kernels/base/error.h"
-#include "tests/runtime/engine/training.h"
+#include "tests/runtime/engine/subspace/training.h"
 #include "tests/support/tolerance.h"
 
 namespace sluiceway::test {
@@ -135,7 +135,7 @@ TEST(SubspaceEngineStepTest, EveryByteOnTheLinksIsCounted) {
   Training training(options_with(Order::kEdf, NormChoice::kExact), "block_random",
                     WireFormat::kBF16);
   std::uint64_t expected = 0;
-  for (int i = 0; i < 3; ++i) expected += training.engine->slot(i).plan.d2h_bytes;
+  for (int i = 0; i < 3; ++i) expected += training.engine->weight(i).plan.d2h_bytes;
   ASSERT_GT(expected, 0U);
   for (int step = 0; step < 5; ++step) {
     std::vector<Matrix> g = training.gradients();
@@ -143,11 +143,11 @@ TEST(SubspaceEngineStepTest, EveryByteOnTheLinksIsCounted) {
     training.step();
   }
   training.engine->synchronize();
-  const EngineStats stats = training.engine->take_stats();
-  EXPECT_EQ(stats.d2h_bytes, 5 * expected);
-  EXPECT_EQ(stats.h2d_bytes, 5 * expected);
+  const SubspaceStats stats = training.engine->take_stats();
+  EXPECT_EQ(stats.use.d2h_bytes, 5 * expected);
+  EXPECT_EQ(stats.use.h2d_bytes, 5 * expected);
   EXPECT_EQ(stats.recalled, 0U);
-  EXPECT_EQ(training.engine->take_stats().d2h_bytes, 0U);
+  EXPECT_EQ(training.engine->take_stats().use.d2h_bytes, 0U);
 }
 
 TEST(SubspaceEngineStepTest, AWrongForecastIsRecalledSentAgainAndCounted) {

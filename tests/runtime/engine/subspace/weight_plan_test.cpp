@@ -1,5 +1,5 @@
-// What a weight is said to cost is what its slot takes from the budget.
-#include "runtime/engine/weight_plan.h"
+// What a weight is said to cost is what it takes from the budget.
+#include "runtime/engine/subspace/weight_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/base/error.h"
-#include "runtime/engine/weight_slot.h"
+#include "runtime/engine/subspace/subspace_weight.h"
 
 namespace sluiceway {
 namespace {
@@ -46,16 +46,16 @@ Budget unlimited() {
   return Budget(limits);
 }
 
-TEST_P(WeightPlanTest, TheSlotReservesExactlyWhatThePlanSays) {
+TEST_P(WeightPlanTest, TheWeightReservesExactlyWhatThePlanSays) {
   Budget budget = unlimited();
-  WeightSlot slot(spec_of(GetParam()), DeviceId{}, budget);
-  const WeightPlan& plan = slot.plan;
+  SubspaceWeight weight(spec_of(GetParam()), DeviceId{}, budget);
+  const WeightPlan& plan = weight.plan;
   EXPECT_EQ(budget.used(Tier::kDevice), plan.device_bytes + plan.projector_bytes);
   EXPECT_EQ(budget.used(Tier::kHost), plan.host_bytes);
   EXPECT_EQ(budget.used(Tier::kPinned), plan.pinned_bytes);
   if (GetParam().tier == CoreTier::kDevice) return;
-  slot.add_spare(DeviceId{}, budget);
-  EXPECT_EQ(budget.used(Tier::kHost), plan_weight(slot.spec, true).host_bytes);
+  weight.moments.add_spare(budget, weight.spec.name);
+  EXPECT_EQ(budget.used(Tier::kHost), plan_weight(weight.spec, true).host_bytes);
 }
 
 TEST_P(WeightPlanTest, WhatCrossesIsTheCoreInTheWireFormat) {
@@ -89,13 +89,13 @@ TEST(WeightPlanErrorTest, NamesTheWeightAndTheDtypeItCannotHave) {
               ThrowsMessage<InvalidArgument>(HasSubstr("w is 0x131, expected at least 1x1")));
 }
 
-TEST(WeightPlanErrorTest, ASlotTooLargeForItsTierNamesBothByteCountsAndTheWeight) {
+TEST(WeightPlanErrorTest, AWeightTooLargeForItsTierNamesBothByteCountsAndTheWeight) {
   Case c{"identity", WireFormat::kF32, CoreTier::kHost, DType::kF32, Rounding::kNearest};
   Budget::Limits limits;
   limits.fill(Budget::kUnlimited);
   limits[1] = 1000;  // Host.
   Budget budget(limits);
-  EXPECT_THAT([&] { WeightSlot(spec_of(c), DeviceId{}, budget); },
+  EXPECT_THAT([&] { SubspaceWeight(spec_of(c), DeviceId{}, budget); },
               ThrowsMessage<OutOfMemory>(testing::AllOf(HasSubstr("35108 bytes"),
                                                         HasSubstr("1000 bytes"), HasSubstr("w"))));
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kPinned}) {

@@ -1,4 +1,4 @@
-#include "runtime/engine/weight_plan.h"
+#include "runtime/engine/subspace/weight_plan.h"
 
 #include "kernels/base/check.h"
 #include "runtime/device/device_memory.h"
