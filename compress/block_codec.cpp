@@ -119,6 +119,7 @@ class BlockCodec final : public GradientCodec {
     return write_codec_state(header_, values_of(projector_.p()), values_of(projector_.q()));
   }
   void load(std::span<const std::byte> state) override;
+  void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
 
  private:
   void fit(BlockProjector& next, const AnyMatrix& g, ProjectorLearner& learner,

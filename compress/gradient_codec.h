@@ -101,7 +101,9 @@ class GradientCodec {
 
   // What a resume needs beyond the constructor's arguments; load(save()) is bit-identical.
   virtual std::vector<std::byte> save() const = 0;
-  virtual void load(std::span<const std::byte> state) = 0;  // Corrupt: wrong size or header.
+  // Corrupt: wrong size or header; check() finds it without changing anything.
+  virtual void load(std::span<const std::byte> state) = 0;
+  virtual void check(std::span<const std::byte> state) const = 0;
 };
 
 struct CodecConfig {

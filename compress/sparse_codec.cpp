@@ -107,6 +107,7 @@ class SparseCodec final : public GradientCodec {
     return write_codec_state(header(), values_of(projector_.p()), values_of(projector_.q()));
   }
   void load(std::span<const std::byte> state) override;
+  void check(std::span<const std::byte> state) const override { read_codec_state(state, header()); }
 
  private:
   BiasNorm bias_of(const SparseProjector& projector, const AnyMatrix& g, std::span<float> scratch,

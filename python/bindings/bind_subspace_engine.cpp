@@ -3,7 +3,7 @@
 #include "python/bindings/bindings.h"
 #include "python/bindings/engine_class.h"
 #include "python/bindings/tensor_view.h"
-#include "runtime/engine/subspace_engine.h"
+#include "runtime/engine/subspace/subspace_engine.h"
 
 namespace sluiceway {
 namespace {
@@ -45,7 +45,7 @@ RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std
 }
 
 void bind_engine_options(py::module_& m) {
-  py::class_<EngineOptions>(m, "EngineOptions", "How an engine schedules, clips and throttles.")
+  py::class_<SubspaceOptions>(m, "EngineOptions", "How an engine schedules, clips and throttles.")
       .def(py::init([](std::array<double, 3> link, const Limits& limits,
                        std::uint64_t resident_bytes, const std::string& order,
                        const std::string& norm_mode, double max_norm, int promised_backwards,
@@ -54,17 +54,17 @@ void bind_engine_options(py::module_& m) {
                        double refresh_threshold, int learn_steps, const std::string& transport,
                        bool residual_at_once, int residual_every, double residual_max_rms,
                        int device_cpu, int lane_cpu) {
-             EngineOptions options;
-             options.d2h = {link[0], link[2]};
-             options.h2d = {link[1], link[2]};
+             SubspaceOptions options;
+             options.lanes.d2h = {link[0], link[2]};
+             options.lanes.h2d = {link[1], link[2]};
              for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-               options.limits[tier] = limits[tier].value_or(Budget::kUnlimited);
+               options.lanes.limits[tier] = limits[tier].value_or(Budget::kUnlimited);
              }
-             options.resident_bytes = resident_bytes;
-             options.order = parse_order(order);
-             options.norm = parse_norm_choice(norm_mode);
-             options.max_norm = max_norm;
-             options.promised_backwards = promised_backwards;
+             options.lanes.resident_bytes = resident_bytes;
+             options.lanes.order = parse_order(order);
+             options.gate.norm = parse_norm_choice(norm_mode);
+             options.gate.max_norm = max_norm;
+             options.gate.promised_backwards = promised_backwards;
              options.seed = seed;
              options.refresh = refresh_config(codec, refresh_every, refresh_source);
              options.learn.threshold = refresh_threshold;
@@ -118,8 +118,9 @@ void prepare(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::
   engine.prepare(hypers_of(hyper), views_of(weights));
 }
 
-py::tuple step(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::Tensor>& weights,
-               float factor, double other_sum_squares, float unscale) {
+std::tuple<bool, double, float, int> step(SubspaceEngine& engine, const Hypers& hyper,
+                                          const std::vector<at::Tensor>& weights, float factor,
+                                          double other_sum_squares, float unscale) {
   const std::vector<WeightHyper> hypers = hypers_of(hyper);
   const std::vector<AnyMatrix> views = views_of(weights);
   StepOutcome outcome;
@@ -127,7 +128,7 @@ py::tuple step(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at
     const py::gil_scoped_release unlocked;
     outcome = engine.step({hypers, views, factor, other_sum_squares, unscale});
   }
-  return py::make_tuple(outcome.skipped, outcome.grad_norm, outcome.clip_factor);
+  return {outcome.skipped, outcome.grad_norm, outcome.clip_factor, outcome.residuals_kept};
 }
 
 py::dict by_tier(const Budget::Limits& bytes) {
@@ -138,39 +139,39 @@ py::dict by_tier(const Budget::Limits& bytes) {
   return result;
 }
 
-py::dict take_stats(SubspaceEngine& engine) {
-  const EngineStats stats = engine.take_stats();
-  py::dict result;
-  result["d2h_bytes"] = stats.d2h_bytes;
-  result["h2d_bytes"] = stats.h2d_bytes;
-  result["stall_seconds"] = stats.stall_seconds;
+py::typing::Dict<py::str, py::object> take_stats(SubspaceEngine& engine) {
+  const SubspaceStats stats = engine.take_stats();
+  py::typing::Dict<py::str, py::object> result;
+  result["d2h_bytes"] = stats.use.d2h_bytes;
+  result["h2d_bytes"] = stats.use.h2d_bytes;
+  result["stall_seconds"] = stats.use.stall_seconds;
   result["host_seconds"] = stats.host_seconds;
-  result["learn_seconds"] = stats.learn_seconds;
+  result["learn_seconds"] = stats.calibration.seconds;
   result["recalled"] = stats.recalled;
-  result["refreshed"] = stats.refreshed;
-  result["bias_mean"] = stats.bias_mean;
-  result["used_bytes"] = by_tier(stats.used);
-  result["peak_bytes"] = by_tier(stats.peak);
+  result["refreshed"] = stats.calibration.refreshed;
+  result["bias_mean"] = stats.calibration.bias_mean;
+  result["used_bytes"] = by_tier(stats.use.used);
+  result["peak_bytes"] = by_tier(stats.use.peak);
   result["held_bytes"] = stats.held_bytes;
   result["speculative"] = stats.speculative;
   return result;
 }
 
-py::dict describe(const SubspaceEngine& engine, int weight) {
-  const WeightSlot& slot = engine.slot(weight);
-  py::dict result;
-  result["name"] = slot.spec.name;
-  result["codec"] = std::string(slot.codec->name());
-  result["core_rows"] = slot.plan.core.rows;
-  result["core_cols"] = slot.plan.core.cols;
-  result["scale"] = slot.codec->default_scale();
-  result["residual"] = std::string(to_string(slot.spec.residual));
-  result["second_moment"] = std::string(to_string(slot.spec.second_moment));
-  result["d2h_bytes"] = slot.plan.d2h_bytes;
-  result["h2d_bytes"] = slot.plan.h2d_bytes;
-  result["device_bytes"] = slot.plan.device_bytes + slot.plan.projector_bytes;
-  result["host_bytes"] = slot.plan.host_bytes;
-  result["pinned_bytes"] = slot.plan.pinned_bytes;
+py::typing::Dict<py::str, py::object> describe(const SubspaceEngine& engine, int weight) {
+  const SubspaceWeight& held = engine.weight(weight);
+  py::typing::Dict<py::str, py::object> result;
+  result["name"] = held.spec.name;
+  result["codec"] = std::string(held.codec->name());
+  result["core_rows"] = held.plan.core.rows;
+  result["core_cols"] = held.plan.core.cols;
+  result["scale"] = held.codec->default_scale();
+  result["residual"] = std::string(to_string(held.spec.residual));
+  result["second_moment"] = std::string(to_string(held.spec.second_moment));
+  result["d2h_bytes"] = held.plan.d2h_bytes;
+  result["h2d_bytes"] = held.plan.h2d_bytes;
+  result["device_bytes"] = held.plan.device_bytes + held.plan.projector_bytes;
+  result["host_bytes"] = held.plan.host_bytes;
+  result["pinned_bytes"] = held.plan.pinned_bytes;
   return result;
 }
 
@@ -200,7 +201,7 @@ void bind_subspace_engine(py::module_& m) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   EngineClass engine(m, "SubspaceEngine", "Trains weights through compressed gradients.");
   engine
-      .def(py::init([](EngineOptions options, std::vector<WeightSpec> weights) {
+      .def(py::init([](SubspaceOptions options, std::vector<WeightSpec> weights) {
              return std::unique_ptr<SubspaceEngine, EngineDeleter>(
                  new SubspaceEngine(std::move(options), std::move(weights), make_torch_learner()));
            }),
@@ -210,24 +211,21 @@ void bind_subspace_engine(py::module_& m) {
       .def("add_gradient", &add_gradient, py::arg("weight"), py::arg("gradient"), py::arg("total"),
            "`gradient` of a backward, rows contiguous, and the sum of a step's; see the header.")
       .def("hold_residual", &SubspaceEngine::hold_residual, py::arg("weight"))
+      .def("residual_done", &SubspaceEngine::residual_done, py::arg("weight"))
       .def(
-          "residual_done",
-          [](const SubspaceEngine& e, int weight) { return e.slot(weight).residual_done; },
-          py::arg("weight"))
-      .def("end_backward",
-           [](SubspaceEngine& e) {
-             GradientNorm norm;
-             {
-               const py::gil_scoped_release released;
-               norm = e.end_backward();
-             }
-             return py::make_tuple(norm.norm, norm.finite);
-           })
+          "end_backward",
+          [](SubspaceEngine& e) {
+            const GradientNorm norm = e.end_backward();
+            return std::tuple<double, bool>(norm.norm, norm.finite);
+          },
+          unlocked)
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
            py::arg("other_sum_squares"), py::arg("unscale"))
       .def("has_gradient", &SubspaceEngine::has_gradient)
       .def("drop", &SubspaceEngine::drop, unlocked)
-      .def("wait", &SubspaceEngine::wait, py::arg("weight"), unlocked)
+      .def(
+          "wait", [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef{}); },
+          py::arg("weight"), unlocked)
       .def("synchronize", &SubspaceEngine::synchronize, unlocked)
       .def("finish", &SubspaceEngine::finish, unlocked)
       .def("calibration_due", &SubspaceEngine::calibration_due)

@@ -1,8 +1,9 @@
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include "kernels/base/check.h"
 #include "python/bindings/bindings.h"
-#include "runtime/engine/weight_plan.h"
+#include "runtime/engine/subspace/weight_plan.h"
 
 namespace sluiceway {
 namespace {
@@ -35,10 +36,12 @@ WeightSpec spec_of(const std::string& codec, std::int64_t m, std::int64_t n,
   return spec;
 }
 
-py::dict weight_plan(const std::string& codec, std::int64_t m, std::int64_t n, bool speculative,
-                     bool held, const py::kwargs& rest) {
+using IntOfName = py::typing::Dict<py::str, py::int_>;
+
+IntOfName weight_plan(const std::string& codec, std::int64_t m, std::int64_t n, bool speculative,
+                      bool held, const py::kwargs& rest) {
   const WeightPlan plan = plan_weight(spec_of(codec, m, n, rest), speculative);
-  py::dict result;
+  IntOfName result;
   result["core_rows"] = plan.core.rows;
   result["core_cols"] = plan.core.cols;
   result["d2h_bytes"] = plan.d2h_bytes;

@@ -27,7 +27,7 @@ class NormModeChooser {
   // Once a committed step. `redone`: the forecast factor was wrong, by clipping or scaling.
   void note_step(bool redone) noexcept;
   // Whether the next step should be speculative, from this step's measured times.
-  bool prefers_speculative(const std::vector<LayerCost>& costs) const;
+  bool prefers_speculative(const std::vector<LayerCost>& costs, const LanePlan& lanes) const;
   void set_speculative(bool on) noexcept { speculative_ = on; }
   bool decides() const noexcept {
     return choice_ == NormChoice::kAuto && order_ != Order::kBarrier;

@@ -10,11 +10,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from sluiceway import checkpoint
-from sluiceway.checkpoint import Position
 from sluiceway.errors import Corrupt, IoError
-from sluiceway.model import load_model
-from sluiceway.native import NativeAdamW
+from sluiceway.model.folder import load_model
+from sluiceway.optim.native import NativeAdamW
+from sluiceway.run import checkpoint
+from sluiceway.run.checkpoint import Position
 
 
 def write_text(text):

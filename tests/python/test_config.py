@@ -6,9 +6,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from sluiceway import sizes
-from sluiceway.config import Config, SubspaceEngine, Train
-from sluiceway.config_file import check_config, load_config
+from sluiceway.base import sizes
+from sluiceway.config.file import check_config, load_config
+from sluiceway.config.schema import Config, SubspaceEngine, Train
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
 SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\n"

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from sluiceway.data import Batches, Prefetch, collate, in_order
-from sluiceway.documents import Corpus, Document, pydoc_text, read_documents
 from sluiceway.errors import InvalidArgument, IoError
-from sluiceway.sequences import IGNORED, make_sequences
+from sluiceway.text.batches import Batches, Prefetch, collate, in_order
+from sluiceway.text.documents import Corpus, Document, pydoc_text, read_documents
+from sluiceway.text.sequences import IGNORED, make_sequences
 
 
 class ByteTokens:

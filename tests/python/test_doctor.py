@@ -10,7 +10,8 @@ import resource
 
 import pytest
 from conftest import assert_short_error
-from sluiceway import disk, doctor
+from sluiceway.commands import doctor
+from sluiceway.machine import disk
 
 NAMES = ["python", "torch", "compiled module", "gpu", "driver", "cores", "memory", "memlock",
          "io_uring", "O_DIRECT", "free space"]  # fmt: skip

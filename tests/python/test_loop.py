@@ -7,17 +7,17 @@ import time
 
 import pytest
 import torch
-from sluiceway.checkpoint import Position
-from sluiceway.config import Train
-from sluiceway.config_file import load_config
-from sluiceway.data import Prefetch
+from sluiceway.base.interrupt import Interrupt
+from sluiceway.config.file import load_config
+from sluiceway.config.schema import Train
 from sluiceway.errors import Error
-from sluiceway.interrupt import Interrupt
-from sluiceway.loop import Loop
-from sluiceway.native import NativeAdamW
-from sluiceway.rates import learning_rate
-from sluiceway.session import open_workshop, read_inputs
-from sluiceway.step_figures import step_figures
+from sluiceway.optim.native import NativeAdamW
+from sluiceway.run.checkpoint import Position
+from sluiceway.run.loop import Loop
+from sluiceway.run.rates import learning_rate
+from sluiceway.run.session import open_workshop, read_inputs
+from sluiceway.run.step_figures import step_figures
+from sluiceway.text.batches import Prefetch
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from conftest import assert_short_error, read_lines
-from sluiceway.meter import meter
+from sluiceway.base.meter import meter
 
 
 @pytest.fixture

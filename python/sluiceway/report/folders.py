@@ -13,7 +13,7 @@ import yaml
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.report.runs import Run
 from sluiceway.report.trace import read_step
-from sluiceway.run_folder import COMPARISON, CONFIG_FILE, RunFolder, finite
+from sluiceway.run.run_folder import COMPARISON, CONFIG_FILE, RunFolder, finite
 
 
 def read_runs(folders: list[Path]) -> list[Run]:

@@ -67,7 +67,7 @@ class Run:
         }
         if "median_step_seconds" not in self.summary:
             # Imports torch, which a report on a finished run does not need.
-            from sluiceway.step_figures import step_figures
+            from sluiceway.run.step_figures import step_figures
 
             figures |= step_figures([_complete(line) for line in self.lines])
         known = (*figures, "final_loss", "median_step_seconds", "mean_step_seconds",

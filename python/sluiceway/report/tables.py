@@ -7,7 +7,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from sluiceway.config_file import flattened
+from sluiceway.config.file import flattened
 from sluiceway.report import units
 from sluiceway.report.runs import LINKS, TIERS, Run
 from sluiceway.report.trace import StepTrace

@@ -1,0 +1,1 @@
+"""What a run asks of the engine that its config names."""
