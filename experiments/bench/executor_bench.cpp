@@ -10,12 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/lane_ids.h"
+#include "experiments/schedule/four_lanes.h"
 #include "runtime/schedule/executor.h"
 #include "runtime/trace/trace.h"
 
 namespace sluiceway::bench {
 namespace {
+
+using experiment::kApplyLane, experiment::kHostLane, experiment::kLaneNames, experiment::kLanePlan;
 
 constexpr int kKeys = 64;  // Payloads a step, as a model of some ten blocks has.
 

@@ -13,9 +13,9 @@
 #include <random>
 #include <string>
 
+#include "experiments/schedule/four_lanes.h"
 #include "experiments/schedule/timed_step.h"
 #include "kernels/base/check.h"
-#include "runtime/engine/lane_ids.h"
 
 namespace sluiceway::experiment {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "experiments/schedule/four_lanes.h"
 #include "runtime/device/stream.h"
-#include "runtime/engine/lane_ids.h"
 #include "runtime/schedule/executor.h"
 
 namespace sluiceway::experiment {
