@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluiceway.base import sizes
 from sluiceway.config.file import check_config, load_config
-from sluiceway.config.schema import Config, SubspaceEngine, Train
+from sluiceway.config.schema import Config, SubspaceSection, TrainSection
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
 SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\n"
@@ -26,8 +26,8 @@ def load(tmp_path):
 
 def test_smallest_config_gets_every_default(load):
     config = load(SMALLEST)
-    assert config.engine == SubspaceEngine()
-    assert config.train == Train()
+    assert config.engine == SubspaceSection()
+    assert config.train == TrainSection()
     assert (config.model.dtype, config.model.autocast, config.trace) == ("fp32", None, True)
 
 
@@ -44,8 +44,8 @@ def test_resolved_config_names_every_key_of_the_schema(load):
 
     written = keys(load(SMALLEST).resolved())
     assert set(written) == set(Config.model_fields)
-    assert set(written["engine"]) == set(SubspaceEngine.model_fields)
-    assert set(written["train"]) == set(Train.model_fields)
+    assert set(written["engine"]) == set(SubspaceSection.model_fields)
+    assert set(written["train"]) == set(TrainSection.model_fields)
 
 
 def test_unknown_key_is_refused_with_nearest_name_and_line(load):
@@ -78,8 +78,8 @@ def test_misspelled_key_comes_before_the_value_it_leaves_missing(load):
 
 known_keys = st.sampled_from(
     [
-        *(f"train.{key}" for key in Train.model_fields if len(key) > 4),
-        *(f"engine.{key}" for key in SubspaceEngine.model_fields if len(key) > 4),
+        *(f"train.{key}" for key in TrainSection.model_fields if len(key) > 4),
+        *(f"engine.{key}" for key in SubspaceSection.model_fields if len(key) > 4),
     ]
 )
 

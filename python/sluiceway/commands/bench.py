@@ -13,7 +13,7 @@ import torch
 from sluiceway.base.columns import columns
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.base.sizes import format_bytes
-from sluiceway.config.schema import Config, NativeEngine
+from sluiceway.config.schema import Config, NativeSection
 from sluiceway.engines.make import native_twin
 from sluiceway.errors import Unavailable
 from sluiceway.machine.roofs import best_seconds, link_seconds
@@ -176,7 +176,7 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
     )
     inputs = read_inputs(config, Path(config.model.path))
     found = {"native": _steps(native_twin(config), inputs, interrupt)}
-    if not isinstance(config.engine, NativeEngine):
+    if not isinstance(config.engine, NativeSection):
         kind = config.engine.kind
         found[kind] = _steps(config, inputs, interrupt)
         native, mine = (found[k]["median_step_seconds"] for k in ("native", kind))

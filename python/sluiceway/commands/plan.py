@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sluiceway.base.sizes import format_bytes
-from sluiceway.config.schema import Config, LinkRate, SubspaceEngine
+from sluiceway.config.schema import Config, LinkSection, SubspaceSection
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.machine.placement import DTYPES, Placement, choose_placement
 from sluiceway.machine.roofs import best_seconds
@@ -124,7 +124,7 @@ class _Selected:
 
 def _select(config: Config) -> _Selected:
     model, engine = _on_meta(config), config.engine
-    if not isinstance(engine, SubspaceEngine):
+    if not isinstance(engine, SubspaceSection):
         ordinary = sum(p.numel() for p in model.parameters() if p.requires_grad)
         return _Selected(None, [], ordinary, set())
     from sluiceway.model.targets import select_weights
@@ -189,7 +189,7 @@ def _tiers(
     tiers = {tier: sum(w[f"{tier}_bytes"] for w in weights) for tier in _TIERS}
     tiers["device"] += 2 * max((w["scratch_bytes"] for w in weights), default=0)
     # Moments of what is trained on the device: f32 in our engine, the weight's dtype in torch's.
-    is_ours = isinstance(config.engine, SubspaceEngine)
+    is_ours = isinstance(config.engine, SubspaceSection)
     moment = 4 if is_ours else DTYPES[config.model.dtype].itemsize
     tiers["device"] += rehearsal.peak_bytes + 2 * moment * ordinary
     return tiers
@@ -292,7 +292,7 @@ def _seconds(
     earlier = (config.train.accumulate - 1) * (forward + backward)
     if not weights:
         return earlier + forward + backward + updates
-    link = config.device.link or LinkRate(
+    link = config.device.link or LinkSection(
         d2h_gbps=speeds["host_gbps"], h2d_gbps=speeds["host_gbps"]
     )
     whole = sum(w["elements"] for w in weights)

@@ -16,13 +16,13 @@ from sluiceway.config.schema import (
     ENGINES,
     ENGINES_TO_COME,
     Config,
-    NativeEngine,
-    SubspaceEngine,
+    NativeSection,
+    SubspaceSection,
     check_available,
 )
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
-_BY_KIND: dict[str, type[BaseModel]] = {"subspace": SubspaceEngine, "native": NativeEngine}
+_BY_KIND: dict[str, type[BaseModel]] = {"subspace": SubspaceSection, "native": NativeSection}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -212,7 +212,7 @@ def _nearest(keys: tuple[str, ...], loc: tuple) -> str:
 
 
 def _fields_in(section: str) -> set[str]:
-    schema = SubspaceEngine if section == "engine" else _section_of(Config, section)
+    schema = SubspaceSection if section == "engine" else _section_of(Config, section)
     return set(schema.model_fields) if schema else set()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sluiceway.config.schema import Config, NativeEngine, SubspaceEngine
+from sluiceway.config.schema import Config, NativeSection, SubspaceSection
 from sluiceway.config.values import Budget, Link, Refresh
 from sluiceway.errors import Unavailable
 from sluiceway.machine.placement import Placement
@@ -25,7 +25,7 @@ def make_optimizer(
         "eps": train.eps,
         "weight_decay": train.weight_decay,
     }
-    if isinstance(config.engine, NativeEngine):
+    if isinstance(config.engine, NativeSection):
         trained = [p for p in model.parameters() if p.requires_grad]
         return NativeAdamW(trained, train.max_norm, config.engine.fused, **adam)
     return _subspace(config, config.engine, model, placement, trace, adam)
@@ -33,7 +33,7 @@ def make_optimizer(
 
 def _subspace(
     config: Config,
-    engine: SubspaceEngine,
+    engine: SubspaceSection,
     model: torch.nn.Module,
     placement: Placement,
     trace: Path | None,
@@ -87,6 +87,6 @@ def _link(config: Config) -> Link | None:
 def native_twin(config: Config) -> Config:
     """The run that `compare: native` measures first: equal but for the engine and the saves."""
     frozen = getattr(config.engine, "embeddings", "trained") == "frozen"
-    engine = NativeEngine(kind="native", embeddings="frozen" if frozen else "trained")
+    engine = NativeSection(kind="native", embeddings="frozen" if frozen else "trained")
     train = config.train.model_copy(update={"save_every": 0})
     return config.model_copy(update={"engine": engine, "train": train, "compare": None})

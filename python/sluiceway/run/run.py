@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sluiceway.base.interrupt import Interrupt, Interrupted
-from sluiceway.config.schema import Config, SubspaceEngine
+from sluiceway.config.schema import Config, SubspaceSection
 from sluiceway.engines.make import native_twin
 from sluiceway.errors import Error, InvalidArgument, IoError
 from sluiceway.optim.subspace.choices import choice_lines, codec_choices
@@ -107,7 +107,7 @@ class Run:
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         unfinished = position.step < steps
-        if isinstance(self._config.engine, SubspaceEngine):
+        if isinstance(self._config.engine, SubspaceSection):
             for text in choice_lines(codec_choices(shop.optimizer)):
                 print(f"{kind}: {text}", file=self._out, flush=True)
         with Progress(kind, steps, seconds, self._out) as progress:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import sluiceway
-from sluiceway.config.schema import Config, SubspaceEngine
+from sluiceway.config.schema import Config, SubspaceSection
 from sluiceway.optim.subspace.choices import codec_choices
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.loop import Workshop
@@ -55,7 +55,7 @@ def summarise(
         summary["native_ratio"] = mine / theirs if mine and theirs else None
         kept = ("median_step_seconds", "first_eval_loss", "final_eval_loss", "peak_bytes")
         summary["native"] = {key: native.get(key) for key in kept}
-    if isinstance(config.engine, SubspaceEngine):
+    if isinstance(config.engine, SubspaceSection):
         summary["codecs"] = codec_choices(shop.optimizer)
     return summary | {
         "engine": config.engine.kind,

@@ -1,0 +1,1 @@
+"""One section for each kind of engine."""
