@@ -10,10 +10,10 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
-from sluiceway.config.engines.native import NativeSection
-from sluiceway.config.engines.subspace import SubspaceSection
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.engines import DEFAULT_KIND, section_of
 from sluiceway.config.fields import (
     Beta,
     Count,
@@ -35,6 +35,16 @@ def _device_name(value: str) -> str:
     if not re.fullmatch(r"auto|host|cuda(:\d+)?", value):
         raise ValueError(f"is {value!r}, expected auto, host, cuda or cuda:N")
     return value
+
+
+def _of_its_kind(value: Any) -> Any:
+    """The section that the engine's kind has, read from plain keys."""
+    if not isinstance(value, dict):
+        return value
+    return section_of(value.get("kind", DEFAULT_KIND)).model_validate(value)
+
+
+Engine = Annotated[SerializeAsAny[EngineSection], BeforeValidator(_of_its_kind)]
 
 
 class ModelSection(Section):
@@ -78,11 +88,6 @@ class TrainSection(Section):
     eval_sequences: Count | None = None  # At most this many; null: all.
     save_every: Natural = 0  # Steps; 0: after the last one only.
     max_skipped: Count = 10  # Skipped steps in a row after which the run stops.
-
-
-Engine = Annotated[SubspaceSection | NativeSection, Field(discriminator="kind")]
-ENGINES = ("subspace", "native")
-ENGINES_TO_COME = ("exact", "zo")
 
 
 class LinkSection(Section):
@@ -133,7 +138,7 @@ class Config(Section):
     data: DataSection
     compare: Literal["native"] | None = None  # Plain AdamW first, same data, same process.
     train: TrainSection = TrainSection()
-    engine: Engine = SubspaceSection()
+    engine: Engine = Field(default_factory=lambda: section_of(DEFAULT_KIND)())
     device: DeviceSection = DeviceSection()
     budget: BudgetSection = BudgetSection()
     store: StoreSection = StoreSection()

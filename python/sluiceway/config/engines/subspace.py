@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from sluiceway.config.engines.section import EngineSection
+from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.fields import Count, Natural, NotNegative, Positive, Section
 from sluiceway.errors import Unavailable
 
