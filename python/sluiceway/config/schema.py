@@ -44,9 +44,6 @@ def _of_its_kind(value: Any) -> Any:
     return section_of(value.get("kind", DEFAULT_KIND)).model_validate(value)
 
 
-Engine = Annotated[SerializeAsAny[EngineSection], BeforeValidator(_of_its_kind)]
-
-
 class ModelSection(Section):
     path: str
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"  # How weights are stored.
@@ -138,7 +135,9 @@ class Config(Section):
     data: DataSection
     compare: Literal["native"] | None = None  # Plain AdamW first, same data, same process.
     train: TrainSection = TrainSection()
-    engine: Engine = Field(default_factory=lambda: section_of(DEFAULT_KIND)())
+    engine: Annotated[SerializeAsAny[EngineSection], BeforeValidator(_of_its_kind)] = Field(
+        default_factory=lambda: section_of(DEFAULT_KIND)()
+    )
     device: DeviceSection = DeviceSection()
     budget: BudgetSection = BudgetSection()
     store: StoreSection = StoreSection()
