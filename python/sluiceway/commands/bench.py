@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sluiceway.base.columns import columns
+from sluiceway.base.finite import finite
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config, NativeEngine
@@ -18,7 +19,6 @@ from sluiceway.engines.make import native_twin
 from sluiceway.errors import Unavailable
 from sluiceway.machine.roofs import best_seconds, link_seconds
 from sluiceway.run.loop import Loop
-from sluiceway.run.run_folder import finite
 
 _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
 _ELEMENTS = 8 << 20  # Of a weight: larger than any cache with its moments.

@@ -45,7 +45,7 @@ def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -
     _check_target(run, to, force)
     save = last_save(run)
     check_model_folder(save.folder)
-    from sluiceway.base.replace_folder import replace_folder
+    from sluiceway.base.atomic import replace_folder
 
     with replace_folder(to) as folder:
         _copy_side_files(save.folder, folder, dtype)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
 
+from sluiceway.base.atomic import replace_file
 from sluiceway.errors import IoError
 from sluiceway.report.folders import read_runs
 from sluiceway.report.page import make_page
@@ -51,14 +51,11 @@ def _short(run: Run) -> dict[str, Any]:
 
 def _write(path: Path, page: bytes) -> None:
     """Whole or not at all: a browser may have the old page open."""
-    fresh = path.with_name(f".{path.name}.new")
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "it is a folder")
-        fresh.write_bytes(page)
-        os.replace(fresh, path)
+        replace_file(path, page)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise IoError(
             f"{path}: the report cannot be written, {error.strerror}; choose another --out",
             error.errno,

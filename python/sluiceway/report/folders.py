@@ -10,10 +10,11 @@ from typing import Any
 
 import yaml
 
+from sluiceway.base.finite import finite
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.report.runs import Run
 from sluiceway.report.trace import read_step
-from sluiceway.run.run_folder import COMPARISON, CONFIG_FILE, RunFolder, finite
+from sluiceway.run.run_folder import COMPARISON, CONFIG_FILE, RunFolder
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
