@@ -1,15 +1,15 @@
 """Files and folders that appear only whole: written beside their target, synced, then renamed.
 
-    replace_file      one file, under a hidden name until it is complete
-    replace_folder    a folder under a name that a user chose: filled under a hidden name of its
-                      own, so that nothing that lies beside the target, not even `target.old`, is
-                      touched; then the two change places in one system call
-    publish_folder    a folder under a name of ours, for which `recover_folder` finishes what a
-                      kill left half moved:
+replace_file      one file, under a hidden name until it is complete
+replace_folder    a folder under a name that a user chose: filled under a hidden name of its
+                  own, so that nothing that lies beside the target, not even `target.old`, is
+                  touched; then the two change places in one system call
+publish_folder    a folder under a name of ours, for which `recover_folder` finishes what a
+                  kill left half moved:
 
-        target        the last one
-        target.old    the one before it; only while the last is being moved into place
-        target.new    being written; never read
+    target        the last one
+    target.old    the one before it; only while the last is being moved into place
+    target.new    being written; never read
 """
 
 from __future__ import annotations
