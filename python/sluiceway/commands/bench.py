@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from sluiceway.base.columns import columns
-from sluiceway.base.finite import finite
 from sluiceway.base.interrupt import Interrupt
+from sluiceway.base.json_text import finite
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config, NativeEngine
 from sluiceway.engines.make import native_twin

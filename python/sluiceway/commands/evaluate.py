@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluiceway.base.finite import finite
+from sluiceway.base.json_text import finite
 from sluiceway.base.meter import meter
 from sluiceway.config.file import check_config, load_config
 from sluiceway.config.schema import PYDOC, Config

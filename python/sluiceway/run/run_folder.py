@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import yaml
 
 from sluiceway.base.atomic import replace_file
-from sluiceway.base.finite import finite
+from sluiceway.base.json_text import json_text
 from sluiceway.config.schema import Config
 from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 
@@ -109,7 +109,7 @@ class RunFolder:
         if self._metrics is None:
             raise ValueError("RunFolder.append: the folder is closed")
         with _refusals(self.metrics_path):
-            self._metrics.write(json.dumps(finite(line)) + "\n")
+            self._metrics.write(json_text(line) + "\n")
             self._metrics.flush()
 
     def sync_metrics(self) -> None:
@@ -166,7 +166,7 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json, whole or not at all."""
-        _replace(self.summary_path, json.dumps(finite(summary), indent=1) + "\n")
+        _replace(self.summary_path, json_text(summary, indent=1) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
         """What summary.json says, None before the first one."""
