@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sluiceway.base.columns import columns
+from sluiceway.base.json_text import json_text
 from sluiceway.base.sizes import format_bytes
 from sluiceway.errors import Error, IoError
 from sluiceway.machine.disk import check_folder, disk_rates, has_direct
@@ -28,7 +29,6 @@ _LEAST_FREE = 1 << 30
 _LEAST_MEMORY = 4 << 30
 _SLOW_DISK_GBPS = 0.2
 _SLOW_PCIE_GBPS = 6.0  # PCIe 3.0 x8, page-locked.
-_BUILD = "build it: pip install . in a checkout, or make install"
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,24 @@ class Finding:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
+def doctor(path: Path, quick: bool, as_json: bool) -> None:
+    """Print a line for each finding, or all of them as JSON.
+
+    Raises
+    ------
+    sluiceway.errors.Error
+        Something without which nothing can be trained is missing.
+    """
+    findings = examine(path, quick)
+    lacks = [f for f in findings if f.required and f.verdict == MISSING]
+    if as_json:
+        print(json_text({"ok": not lacks, "findings": [asdict(f) for f in findings]}))
+    else:
+        print(columns([[f.name, f.verdict, f.found, f.advice] for f in findings]))
+    for f in lacks:
+        raise Error(f"doctor: {f.name} is missing, {f.found}; {f.advice}")
+
+
 def examine(path: Path, quick: bool) -> list[Finding]:
     """Look at everything.
 
@@ -67,24 +85,6 @@ def examine(path: Path, quick: bool) -> list[Finding]:
     findings = [Finding("python", platform.python_version()), *_compiled()]
     findings += [*_instructions(), *_machine(), *_disk(path, quick)]
     return findings if quick else [*findings, *_link()]
-
-
-def check(findings: list[Finding]) -> None:
-    """Raise what a required thing that is missing means."""
-    for finding in findings:
-        if finding.required and finding.verdict == MISSING:
-            raise Error(f"doctor: {finding.name} is missing, {finding.found}; {finding.advice}")
-
-
-def as_json(findings: list[Finding]) -> dict[str, Any]:
-    """Everything, as plain values."""
-    lacks = any(f.required and f.verdict == MISSING for f in findings)
-    return {"ok": not lacks, "findings": [asdict(finding) for finding in findings]}
-
-
-def describe(findings: list[Finding]) -> str:
-    """One line each."""
-    return columns([[f.name, f.verdict, f.found, f.advice] for f in findings])
 
 
 # ---- Python side ----
@@ -102,12 +102,9 @@ def _compiled() -> Iterator[Finding]:
         return
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", without CUDA"
     yield Finding("torch", torch.__version__.partition("+")[0] + cuda, required=True)
-    try:
-        from sluiceway import _core
-    except ImportError as error:
-        yield Finding("compiled module", _reason(error), MISSING, _BUILD, required=True)
-    else:
-        yield Finding("compiled module", Path(_core.__file__).name, required=True)
+    from sluiceway import _core
+
+    yield Finding("compiled module", Path(_core.__file__).name)
     yield from _gpu(torch)
 
 
