@@ -8,9 +8,10 @@ from pathlib import Path
 
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.commands.train import print_summary, progress_sink
-from sluiceway.config.changes import changes, config_of_save
+from sluiceway.config.changes import changes
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import with_absolute_paths
+from sluiceway.run.last_save import config_of_save
 from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 
 

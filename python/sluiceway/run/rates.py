@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from sluiceway.config.schema import Train
+from sluiceway.config.schema import TrainSection
 
 
-def learning_rate(train: Train, step: int) -> float:
+def learning_rate(train: TrainSection, step: int) -> float:
     """The rate of step `step`, counted from 0: linear warmup, then the schedule, to zero."""
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-import sluiceway
-from sluiceway.config.schema import Config, SubspaceEngine
-from sluiceway.optim.subspace.choices import codec_choices
+from sluiceway import __version__
+from sluiceway.config.schema import Config
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.loop import Workshop
 from sluiceway.run.session import Inputs
@@ -55,9 +54,9 @@ def summarise(
         summary["native_ratio"] = mine / theirs if mine and theirs else None
         kept = ("median_step_seconds", "first_eval_loss", "final_eval_loss", "peak_bytes")
         summary["native"] = {key: native.get(key) for key in kept}
-    if isinstance(config.engine, SubspaceEngine):
-        summary["codecs"] = codec_choices(shop.optimizer)
-    return summary | {
+    return {
+        **summary,
+        **shop.engine.summary(),
         "engine": config.engine.kind,
         "precision": {
             "weights": config.model.dtype,
@@ -86,7 +85,7 @@ def provenance(config: Config) -> dict[str, Any]:
 
     return {
         "versions": {
-            "sluiceway": sluiceway.__version__,
+            "sluiceway": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),

@@ -6,11 +6,11 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch  # noqa: F401 - the compiled module needs libtorch in the process.
 
 from sluiceway import _core
+from sluiceway.engines.protocol import Recorder
 from sluiceway.errors import IoError
 
 _MOST = 20000  # Ranges; a long run keeps its beginning.
@@ -34,11 +34,10 @@ class Timeline:
         self._trace = _core.Trace(max_ranges=_MOST if path is not None else 0)
         self._add: Callable[[str, str, float, float], None] = self._trace.add_range
 
-    def hand_over(self, optimizer: Any) -> None:
-        """Let the optimizer's engine record, if it can."""
-        engine = getattr(optimizer, "engine", None)
-        if self._path is not None and engine is not None:
-            self._add = engine.add_trace_range
+    def hand_over(self, recorder: Recorder | None) -> None:
+        """Let the engine record, if it has a trace of its own."""
+        if self._path is not None and recorder is not None:
+            self._add = recorder.add_trace_range
             self._path = None
 
     @contextlib.contextmanager
