@@ -10,8 +10,8 @@ import resource
 
 import pytest
 from conftest import assert_short_error
-from sluiceway.commands import doctor
-from sluiceway.machine import disk
+from sluiceway.commands.doctor import examine
+from sluiceway.machine import disk, processor
 
 NAMES = ["python", "torch", "compiled module", "gpu", "driver", "cores", "memory", "memlock",
          "io_uring", "O_DIRECT", "free space"]  # fmt: skip
@@ -148,7 +148,7 @@ def test_file_system_without_o_direct_is_measured_through_the_page_cache(tmp_pat
     assert not disk.has_direct(tmp_path)
     rates = disk.disk_rates(tmp_path, size=8 << 20)
     assert (rates["direct"], rates["bytes"]) == (False, 8 << 20)
-    found = {f.name: f for f in doctor.examine(tmp_path, quick=True)}
+    found = {f.name: f for f in examine(tmp_path, quick=True)}
     assert found["O_DIRECT"].verdict == "missing"
     assert list(tmp_path.iterdir()) == []
 
@@ -162,7 +162,7 @@ def test_io_uring_that_is_refused_says_by_whom(tmp_path, monkeypatch, number, wo
             ctypes.set_errno(number)
             return -1
 
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda *_, **__: Kernel())
-    finding = doctor._io_uring()
+    monkeypatch.setattr(processor.ctypes, "CDLL", lambda *_, **__: Kernel())
+    finding = processor._io_uring()
     assert finding.verdict == "missing"
     assert words in finding.found
