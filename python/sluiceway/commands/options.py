@@ -38,7 +38,7 @@ NewRun = Annotated[
     Path | None,
     typer.Option(
         help="Folder to make for the run; must be new or empty. Default: runs/NAME-DATE-TIME, "
-        "after the config.",
+        "NAME being the config's.",
     ),
 ]
 DryRun = Annotated[
