@@ -1,6 +1,6 @@
 // Predicts the makespan of one steady-state step for each order, from times per layer.
 //
-//   barrier  F + max(B, sum o) + max(sum u, sum h)                       [LSP.md section 4]
+//   barrier  F + max(B, sum o) + max(sum u, sum h)             [docs/schedule.md section 4]
 //   fcfs     F + max(B + o + u + h, B/L + L s + (o + u + h - s))          equal layers
 //   edf      max(F + B + o + u + h, L s + (F + B)/L + (o + u + h - s))    equal layers
 //

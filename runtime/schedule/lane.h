@@ -15,7 +15,7 @@ inline constexpr std::array<Lane, kLaneCount> kLanes = {Lane::kD2h, Lane::kHost,
 constexpr std::size_t index(Lane lane) noexcept { return static_cast<std::size_t>(lane); }
 std::string_view to_string(Lane lane) noexcept;  // "d2h", "host", "h2d", "apply"
 
-// Which ready payload a free lane takes next (LSP.md section 4).
+// Which ready payload a free lane takes next (docs/schedule.md section 2).
 enum class Order : std::uint8_t {
   kBarrier,  // Arrival order; host work starts when every payload of the step is on the host, and
              // the next forward when all are applied (ZeRO-Offload).
