@@ -37,7 +37,7 @@ BlockLayouts block_layouts(std::string_view family, const CodecConfig& config, s
 ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_t n);
 
 // What makes an update of a core with elements of size 1 one of size 1 on the weight, where P and Q
-// have orthonormal columns: 1 / sqrt(dm dn / (m n)), the 1/f of LSP.md section 2.
+// have orthonormal columns: 1 / sqrt(dm dn / (m n)), the 1/f of docs/algorithm.md section 4.
 float orthonormal_scale(const ProjectorDims& dims) noexcept;
 
 double seconds_since(std::chrono::steady_clock::time_point start);

@@ -1,8 +1,8 @@
 // Turns the gradient of one weight into a small core and a core into an update of the weight.
 //
-//   compress   S <- beta S + P^T G Q             core x from gradient m x n       [LSP] section 3
+//   compress   S <- beta S + P^T G Q             core x from gradient m x n
 //   apply      W <- decay W + alpha P D Q^T      in one pass over W
-//   bias       |P P^T G Q Q^T - G|_F^2 and |G|_F^2
+//   bias       |P P^T G Q Q^T - G|_F^2 and |G|_F^2       docs/algorithm.md sections 1 and 2
 //
 // One codec serves one weight and owns its projectors; their bytes are reserved on the device tier.
 // Everything an engine needs of a family is here, so that an engine never asks which family it is.
@@ -70,7 +70,7 @@ class GradientCodec {
 
   virtual std::string_view name() const noexcept = 0;
   virtual CoreShape core() const noexcept = 0;
-  // 1/f for orthonormal columns (LSP.md section 2), 1 otherwise.
+  // 1/f for orthonormal columns (docs/algorithm.md section 4), 1 otherwise.
   virtual float default_scale() const noexcept = 0;
   virtual bool learns() const noexcept = 0;  // refresh() may change the projectors.
   // Nothing can be compressed before a first refresh().

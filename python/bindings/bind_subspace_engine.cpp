@@ -197,7 +197,6 @@ void bind_trace(EngineClass& engine) {
 void bind_subspace_engine(py::module_& m) {
   bind_weight_spec(m);
   bind_engine_options(m);
-  m.def("now_us", &now_us, "Microseconds of the trace's clock.");
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   EngineClass engine(m, "SubspaceEngine", "Trains weights through compressed gradients.");
   engine

@@ -1,7 +1,7 @@
 // Decides when host work of a step may start: after the global norm is known, or at once.
 //
-// Auto (LSP.md section 4): exact while the cost model says that its host and upload work hides
-// behind the forward; else speculative while few steps are clipped; else exact.
+// Auto (docs/schedule.md section 3): exact while the cost model says that its host and upload
+// work hides behind the forward; else speculative while few steps are clipped; else exact.
 #pragma once
 
 #include <cstdint>

@@ -266,7 +266,7 @@ def write_config(tmp_path, prose):
 
 
 def assert_short_error(outcome, code, *words):
-    """One or two lines on stderr, no traceback, and the exit code of INTERFACE.md."""
+    """One or two lines on stderr, no traceback, and the exit code."""
     assert outcome.code == code, outcome.err
     lines = outcome.err.splitlines()
     assert 1 <= len(lines) <= 2, outcome.err

@@ -10,6 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from sluiceway.base.atomic import recover_folder
 from sluiceway.config.file import check_config
 from sluiceway.engines import engine_of
 from sluiceway.errors import Corrupt, IoError
@@ -69,7 +70,7 @@ def test_kill_between_any_two_renames_leaves_a_whole_save(tmp_path, there, left)
         (tmp_path / name).mkdir()
         write_text(text)(tmp_path / name)
     target = tmp_path / "checkpoint"
-    assert checkpoint.recover(target) is (left is not None)
+    assert recover_folder(target) is (left is not None)
     if left:
         assert contents(target) == {"a": left, "b": left}
     checkpoint.publish(target, write_text("next"))

@@ -13,8 +13,8 @@ import pytest
 import torch
 from conftest import assert_short_error
 from safetensors.torch import load_file, save_file
-from sluiceway.base import replace_folder as replacing
-from sluiceway.base.replace_folder import replace_folder
+from sluiceway.base import atomic
+from sluiceway.base.atomic import replace_folder
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_interrupted_replacement_leaves_what_was_there(tmp_path, error):
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_replacement_is_whole_with_and_without_the_exchange_call(tmp_path, monkeypatch, exchanges):
     if not exchanges:
-        monkeypatch.setattr(replacing, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(atomic, "_exchange", lambda one, other: False)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "old").write_text("old")
     with replace_folder(tmp_path / "model") as fresh:

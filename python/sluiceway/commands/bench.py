@@ -13,12 +13,12 @@ import torch
 from sluiceway import _core
 from sluiceway.base.columns import columns
 from sluiceway.base.interrupt import Interrupt
+from sluiceway.base.json_text import finite
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
 from sluiceway.machine.roofs import best_seconds, link_seconds
 from sluiceway.run.loop import Loop
-from sluiceway.run.run_folder import finite
 
 _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
 _ELEMENTS = 8 << 20  # Of a weight: larger than any cache with its moments.

@@ -1,41 +1,33 @@
-"""The command line: `sluiceway train | resume | eval | export | report | plan | doctor | bench`.
+"""The command line: `sluiceway train | resume | plan | eval | export | report | doctor | bench`.
 
-Modules that need torch are imported by the command that runs, after its config was found good.
+Commands are declared here; what each does is in the file of its name, which is imported when it
+runs, so that help comes at once. What needs torch is imported after the config was found good.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from sluiceway import __version__
 from sluiceway.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG, exit_code, say
-from sluiceway.base.interrupt import Interrupt
-from sluiceway.errors import OutOfMemory
+from sluiceway.commands import options as o
 
 app = typer.Typer(
     name="sluiceway",
-    help="Fine-tune language models on machines whose GPU, memory or bus is too small for it.",
+    help="Fine-tune language models on machines whose GPU, memory or bus is too small for them.",
+    epilog="To begin: sluiceway doctor, then sluiceway plan CONFIG, then sluiceway train CONFIG. "
+    "Exit codes: 0 done, 1 failed while running, 2 wrong command or config, 3 over a budget, "
+    "130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Change one key of the config.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
-Dtype = Literal["fp32", "bf16", "fp16"]
-Out = Annotated[Path | None, typer.Option(help="Run folder, new or empty.")]
 
 
 def _version(wanted: bool) -> None:
@@ -47,210 +39,152 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and stop.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
-    debug: Debug = False,
+    debug: o.Debug = False,
 ) -> None:
     pass
 
 
-@app.command()
-def train(
-    config: Path,
-    out: Out = None,
-    settings: Settings = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan.")] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
+@app.command("train")
+def _train(
+    config: o.ConfigFile,
+    out: o.NewRun = None,
+    settings: o.Settings = None,
+    dry_run: o.DryRun = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
 ) -> None:
-    """Train what CONFIG, a YAML file, describes."""
-    from sluiceway.config.file import load_config
-    from sluiceway.config.schema import with_absolute_paths
+    """Train a model as CONFIG says, into a new run folder."""
+    from sluiceway.commands.train import train
 
-    checked = with_absolute_paths(load_config(config, settings))
-    if dry_run:
-        _plan(checked, as_json)
-        return
-    from sluiceway.run.run_folder import RunFolder
-
-    path = out or Path("runs") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    RunFolder.check_new(path)
-    with Interrupt() as interrupt:
-        from sluiceway.run.run import Run
-        from sluiceway.run.session import read_inputs
-
-        inputs = read_inputs(checked, Path(checked.model.path))
-        folder = RunFolder.create(path, checked)
-        try:
-            with _progress_to(as_json) as sink:
-                summary = Run(checked, folder, interrupt, sink).train(inputs)
-        except BaseException:
-            folder.discard_if_unused()
-            raise
-        finally:
-            folder.close()
-    _report(path, summary, as_json)
+    train(config, out, settings, dry_run, as_json)
 
 
-@app.command()
-def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
-    settings: Settings = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+@app.command("resume")
+def _resume(
+    folder: o.RunPath,
+    settings: o.Settings = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
 ) -> None:
-    """Go on from the last save, bit for bit."""
-    from sluiceway.config.changes import changes
-    from sluiceway.config.file import load_config
-    from sluiceway.config.schema import with_absolute_paths
-    from sluiceway.run.last_save import config_of_save
-    from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
+    """Go on with a run from its last save, bit for bit.
 
-    RunFolder.check(folder)
-    after = with_absolute_paths(load_config(folder / CONFIG_FILE, settings))
-    for key, (was, now) in changes(config_of_save(folder), after).items():
-        print(f"sluiceway: {key} was {was}, is now {now}", file=sys.stderr)
-    with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(folder)) as run_folder:
-        from sluiceway.run.run import Run
+    The run ends as if it had never stopped. What --set changes is said; a change that would make it
+    another run is refused.
+    """
+    from sluiceway.commands.resume import resume
 
-        with _progress_to(as_json) as sink:
-            summary = Run(after, run_folder, interrupt, sink).train()
-    _report(folder, summary, as_json)
+    resume(folder, settings, as_json)
 
 
-@app.command()
-def plan(
-    config: Path, settings: Settings = None, as_json: AsJson = False, debug: Debug = False
+@app.command("plan")
+def _plan(
+    config: o.ConfigFile,
+    settings: o.Settings = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
 ) -> None:
-    """Predict memory, traffic and step time; reads config.json alone."""
+    """Predict memory, traffic and step time of a run.
+
+    Nothing is trained, and of the model only config.json is read. If a budget of the config is too
+    small, the exit code is 3.
+    """
     from sluiceway.config.file import load_config
 
-    _plan(load_config(config, settings), as_json)
+    checked = load_config(config, settings)
+    from sluiceway.commands.plan import show_plan
+
+    show_plan(checked, as_json)
 
 
 @app.command("eval")
-def evaluate(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR_OR_MODEL", help="Folder of a run, or of a model.")
-    ],
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="File, quoted glob or pydoc; may be repeated. Default: the run's data.eval.",
-        ),
-    ] = None,
-    format: Annotated[
-        Literal["text", "jsonl"] | None,
-        typer.Option(help="Of the files. Default: the run's, else text.", show_default=False),
-    ] = None,
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(min=2, help="Tokens. Default: the run's, else 256 or the model's context."),
-    ] = None,
-    packing: Annotated[
-        bool | None,
-        typer.Option(
-            "--packing/--no-packing",
-            help="Join documents and cut. Default: the run's, else yes.",
-            show_default=False,
-        ),
-    ] = None,
-    sequences: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most so many. Default: as the run on its own data, else all."),
-    ] = None,
-    dtype: Annotated[
-        Dtype | None,
-        typer.Option(help="Of weights. Default: the run's, else fp32.", show_default=False),
-    ] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+def _eval(
+    folder: o.RunOrModel,
+    data: o.HeldOut = None,
+    format: o.Format = None,
+    sequence_length: o.SequenceLength = None,
+    packing: o.Packing = None,
+    sequences: o.MostSequences = None,
+    dtype: o.HeldAs = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
 ) -> None:
-    """Held-out loss of a run's last save, or of a model."""
-    from sluiceway.commands.evaluate import Asked, describe
-    from sluiceway.commands.evaluate import evaluate as measure
+    """Measure the loss of a run or a model on held-out text.
 
-    figures = measure(folder, Asked(data, format, sequence_length, packing, dtype, sequences))
-    print(_json(figures) if as_json else describe(figures))
+    Of a run its last save is measured. The loss is in nats per token.
+    """
+    from sluiceway.base.json_text import json_text
+    from sluiceway.commands.evaluate import Asked, describe, evaluate
+
+    figures = evaluate(folder, Asked(data, format, sequence_length, packing, dtype, sequences))
+    print(json_text(figures) if as_json else describe(figures))
 
 
-@app.command()
-def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
-    to: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder.")],
-    dtype: Annotated[
-        Dtype | None,
-        typer.Option(help="Convert weights. Default: as they are.", show_default=False),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a model folder that is there.")
-    ] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
+@app.command("export")
+def _export(
+    folder: o.RunPath,
+    to: o.ModelFolder,
+    dtype: o.ConvertTo = None,
+    force: o.Force = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
 ) -> None:
-    """Write the last save as a transformers folder."""
+    """Write a run's last save as a model that transformers can load."""
+    from sluiceway.base.interrupt import Interrupt
+    from sluiceway.base.json_text import json_text
     from sluiceway.base.sizes import format_bytes
-    from sluiceway.commands.export import export as write
+    from sluiceway.commands.export import export
 
     with Interrupt():
-        done = write(folder, to, dtype, force)
-    if as_json:
-        print(_json(done))
-    else:
-        print(f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}")
+        done = export(folder, to, dtype, force)
+    said = f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}"
+    print(json_text(done) if as_json else said)
 
 
-@app.command()
-def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")],
-    out: Annotated[Path | None, typer.Option(help="The page; default: DIR/report.html.")] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+@app.command("report")
+def _report(
+    folders: o.RunPaths,
+    out: o.PageFile = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
 ) -> None:
-    """Write one HTML page about runs, side by side."""
-    from sluiceway.base.sizes import format_bytes
-    from sluiceway.report import write_report
+    """Write one HTML page about runs: loss, speed, traffic, memory.
 
-    written = write_report(folders, out)
-    if as_json:
-        print(_json(written))
-    else:
-        names = ", ".join(run["name"] for run in written["runs"])
-        print(f"{written['report']}: {names}, {format_bytes(written['bytes'])}")
+    Several runs are shown side by side, each with what it was compared with.
+    """
+    from sluiceway.commands.report import report
+
+    report(folders, out, as_json)
 
 
-@app.command()
-def doctor(
-    path: Annotated[Path, typer.Option(help="Folder on the disk to look at.")] = Path("."),
-    quick: Annotated[bool, typer.Option("--quick", help="Measure no rates.")] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
+@app.command("doctor")
+def _doctor(
+    path: o.CheckedFolder = Path("."),
+    quick: o.Quick = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
 ) -> None:
-    """What this machine offers, and what is missing."""
-    from sluiceway.commands import doctor
+    """Say what this machine offers, and what each missing thing costs."""
+    from sluiceway.commands.doctor import doctor
 
-    findings = doctor.examine(path, quick)
-    print(_json(doctor.as_json(findings)) if as_json else doctor.describe(findings))
-    doctor.check(findings)
+    doctor(path, quick, as_json)
 
 
-@app.command()
-def bench(
-    what: Annotated[
-        Literal["link", "disk", "kernels", "step"] | None,
-        typer.Argument(help="Default: all but step.", show_default=False),
-    ] = None,
-    config: Annotated[Path, typer.Option(help="Of step: which run.", show_default=True)] = Path(
-        "configs/quickstart.yaml"
-    ),
-    settings: Settings = None,
-    steps: Annotated[int, typer.Option(min=1, help="Of step: how many, of each engine.")] = 8,
-    path: Annotated[Path, typer.Option(help="Of disk: a folder on it.")] = Path("."),
-    as_json: AsJson = False,
-    debug: Debug = False,
+@app.command("bench")
+def _bench(
+    what: o.Roof = None,
+    config: o.BenchConfig = Path("configs/quickstart.yaml"),
+    settings: o.Settings = None,
+    steps: o.BenchSteps = 8,
+    path: o.BenchFolder = Path("."),
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
 ) -> None:
-    """Roofs of this machine, and how close we come."""
+    """Measure this machine, and how close training comes to it."""
+    from sluiceway.base.interrupt import Interrupt
+    from sluiceway.base.json_text import json_text
     from sluiceway.config.file import load_config
 
     checked = load_config(config, settings) if what == "step" else None
@@ -263,54 +197,7 @@ def bench(
             if not as_json:
                 print(text, flush=True)
     if as_json:
-        print(_json(found))
-
-
-def _plan(config: Any, as_json: bool) -> None:
-    from sluiceway.commands.plan import make_plan, print_plan
-
-    figures = make_plan(config)
-    if as_json:
-        print(_json(figures))
-    else:
-        print_plan(figures)
-    if figures["over_budget"]:
-        raise OutOfMemory(figures["over_budget"])
-
-
-def _json(figures: dict[str, Any]) -> str:
-    from sluiceway.run.run_folder import finite
-
-    return json.dumps(finite(figures))
-
-
-@contextlib.contextmanager
-def _progress_to(as_json: bool):
-    if not as_json:
-        yield sys.stdout
-        return
-    with open(os.devnull, "w") as nowhere:
-        yield nowhere
-
-
-def _report(path: Path, summary: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(_json({"folder": str(path), **summary}))
-        return
-    ratio = summary.get("native_ratio")
-    held_out, first = summary.get("final_eval_loss"), summary.get("first_eval_loss")
-    parts = [f"{path}: {summary['steps']} steps"]
-    if summary.get("final_loss") is not None:
-        parts.append(f"loss {summary['final_loss']:.4f}")
-    if held_out is not None and first is not None:
-        parts.append(f"held-out loss {first:.4f} to {held_out:.4f}")
-    if ratio:
-        parts.append(f"{ratio:.3f} x native per step")
-    if summary["data"]["replaced_bytes"]:
-        parts.append(f"{summary['data']['replaced_bytes']} bytes were not UTF-8")
-    if summary["parameters"]["frozen_names"]:
-        parts.append("frozen: " + ", ".join(summary["parameters"]["frozen_names"][:3]))
-    print(", ".join(parts))
+        print(json_text(found))
 
 
 def main() -> None:
@@ -334,14 +221,22 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (Exception, KeyboardInterrupt) as error:
-        if hasattr(error, "format_message"):  # The command itself is wrong.
-            text = error.format_message()
-            if text.startswith("Usage:"):
-                print(text)
-            else:
-                print(f"sluiceway: {text.rstrip('.')}; see sluiceway --help", file=sys.stderr)
-            return WRONG
+        if hasattr(error, "format_message"):
+            return _wrong(error)
         if "--debug" in arguments:
             traceback.print_exc()
         say(error)
         return exit_code(error)
+
+
+def _wrong(error: Any) -> int:
+    """What typer says of a command that it does not understand, in the words of this program."""
+    text = error.format_message()
+    if text.startswith("Usage:"):
+        print(text)
+        return WRONG
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "sluiceway"
+    text = text.replace("Value error, ", "").replace("Input should be", "expected").rstrip(".")
+    print(f"sluiceway: {text}; see {command} --help", file=sys.stderr)
+    return WRONG

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sluiceway.base.json_text import finite
 from sluiceway.base.meter import meter
 from sluiceway.config.file import check_config, load_config
 from sluiceway.config.schema import PYDOC, Config
@@ -17,7 +18,6 @@ from sluiceway.model.folder import CONFIG_FILE as MODEL_CONFIG
 from sluiceway.model.folder import check_context, check_model_folder, context_of
 from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import CONFIG_FILE as RUN_CONFIG
-from sluiceway.run.run_folder import finite
 
 
 @dataclass(frozen=True)

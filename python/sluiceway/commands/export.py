@@ -42,7 +42,7 @@ def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -
     RunFolder.check(run)
     _check_target(run, to, force)
     save = last_save(run)
-    from sluiceway.base.replace_folder import replace_folder
+    from sluiceway.base.atomic import replace_folder
     from sluiceway.engines import engine_of
 
     weights = engine_of(config_of_save(run)).weights(save.folder)

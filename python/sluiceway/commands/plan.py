@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sluiceway.base.columns import columns
+from sluiceway.base.json_text import json_text
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config
 from sluiceway.engines import engine_of
 from sluiceway.engines.plan import EnginePlan, trained_elements
+from sluiceway.errors import OutOfMemory
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.model.rehearsal import Rehearsal, rehearse
@@ -85,32 +87,37 @@ def _over_budget(config: Config, tiers: dict[str, int], plan: EnginePlan) -> str
     return None
 
 
-def print_plan(plan: dict[str, Any]) -> None:
-    """Print it as a table."""
-    from rich.console import Console
-    from rich.table import Table
+def show_plan(config: Config, as_json: bool) -> None:
+    """Print the plan.
 
-    table = Table(title=f"{Path(plan['model']).name}: {plan['engine']} {plan['codec'] or ''}")
-    table.add_column("")
-    table.add_column("predicted", justify="right")
-    table.add_column("budget", justify="right")
+    Raises
+    ------
+    sluiceway.errors.OutOfMemory
+        A budget is too small for it.
+    """
+    figures = make_plan(config)
+    print(json_text(figures) if as_json else describe_plan(figures), flush=True)
+    if figures["over_budget"]:
+        raise OutOfMemory(figures["over_budget"])
+
+
+def describe_plan(plan: dict[str, Any]) -> str:
+    """The table that a person gets."""
+    rows = [["", "predicted", "budget"]]
     for tier, count in plan["peak_bytes"].items():
         budget = plan["budget_bytes"][tier]
-        table.add_row(f"{tier} memory", format_bytes(count), format_bytes(budget))
+        rows.append([f"{tier} memory", format_bytes(count), format_bytes(budget)])
     for link, count in plan["bytes_per_step"].items():
-        table.add_row(f"{link} a step", format_bytes(count), "")
-    table.add_row("seconds a step", f"{plan['seconds_per_step']:.3g}", "")
-    trained, frozen = (plan["parameters"][key] for key in ("trained", "frozen"))
-    table.add_row("parameters trained", f"{trained:,}", "")
-    table.add_row("parameters frozen", f"{frozen:,}", "")
-    table.add_row("native AdamW: device", format_bytes(plan["native_device_bytes"]), "")
+        rows.append([f"{link} a step", format_bytes(count), ""])
+    rows.append(["seconds a step", f"{plan['seconds_per_step']:.3g}", ""])
+    for part in ("trained", "frozen"):
+        rows.append([f"parameters {part}", f"{plan['parameters'][part]:,}", ""])
+    rows.append(["native AdamW: device", format_bytes(plan["native_device_bytes"]), ""])
+    engine = f"{plan['engine']} {plan.get('codec') or ''}".rstrip()
     speeds = plan["assumed"]
-    with contextlib.suppress(BrokenPipeError):
-        console = Console()
-        console.print(table)
-        console.print(
-            f"times assume {speeds['tflops']:.3g} TFLOP/s ({speeds['tflops_from']}), "
-            f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
-            f"of host memory ({speeds['host_gbps_from']})",
-            soft_wrap=True,
-        )
+    return (
+        f"{Path(plan['model']).name}: {engine}\n{columns(rows, '12')}\n"
+        f"times assume {speeds['tflops']:.3g} TFLOP/s ({speeds['tflops_from']}), "
+        f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
+        f"of host memory ({speeds['host_gbps_from']})"
+    )

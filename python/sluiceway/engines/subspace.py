@@ -73,8 +73,9 @@ class Subspace(GradientEngine):
         return choice_lines(codec_choices(self.optimizer))
 
     def summary(self) -> dict[str, Any]:
-        """The same, as plain values."""
-        return {"codecs": codec_choices(self.optimizer)}
+        """The same, as plain values; and what its own metrics are called in a report."""
+        titles = {"subspace.bias_mean": "Estimation bias, mean over weights"}
+        return {"codecs": codec_choices(self.optimizer), "metrics": titles}
 
     def recorder(self) -> Recorder:
         """The compiled engine, whose lanes are rows of the trace."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluiceway.errors import Corrupt, InvalidArgument, IoError
+from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.model.safetensors_header import check_weights_file
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ def check_model_folder(folder: str | os.PathLike, weights: bool = True) -> dict:
     config = _read_json(path / CONFIG_FILE)
     if weights:
         for file in _weight_files(path):
-            _check_safetensors(file)
+            check_weights_file(file)
     return config
 
 
@@ -75,28 +75,6 @@ def _weight_files(path: Path) -> list[Path]:
             f"model.path: {path} has no weights, expected {WEIGHTS_FILE} or {INDEX_FILE}{hint}"
         )
     return [path / WEIGHTS_FILE]
-
-
-def _check_safetensors(path: Path) -> None:
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(8)
-            header_bytes = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-            if len(head) < 8 or header_bytes > size - 8:
-                raise Corrupt(
-                    f"{path}: {size} bytes, expected at least {8 + header_bytes or 8}; the file "
-                    "was cut, copy it again"
-                )
-            tensors = json.loads(file.read(header_bytes))
-            ends = [t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__"]
-    except OSError as error:
-        raise IoError(f"{path}: cannot be read, {error.strerror}", error.errno, str(path)) from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise Corrupt(f"{path}: has no safetensors header, copy it again") from None
-    expected = 8 + header_bytes + max(ends, default=0)
-    if size != expected:
-        raise Corrupt(f"{path}: {size} bytes, expected {expected} from its header; copy it again")
 
 
 def quiet_transformers() -> None:

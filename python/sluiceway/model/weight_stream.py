@@ -1,47 +1,22 @@
-"""safetensors files copied piece by piece, converted on the way if asked: never a tensor whole.
-
-file     8 bytes, little-endian: length of the header in bytes
-         header: JSON, {name: {dtype, shape, data_offsets: [begin, end]}}, offsets from its end
-         data: the tensors, without gaps
-"""
+"""safetensors files copied piece by piece, converted on the way if asked: never a tensor whole."""
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
 from sluiceway.errors import Corrupt, InvalidArgument
 from sluiceway.machine.placement import DTYPES
+from sluiceway.model.safetensors_header import TensorEntry, read_header, write_header
 
 _PIECE = 8 << 20  # Bytes read at a time; a multiple of every element.
-_ALIGNED = 8  # Bytes; readers map the data as elements.
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _STORED = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-_METADATA = "__metadata__"
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    name: str
-    dtype: str  # As the file has it.
-    shape: list[int]
-    begin: int  # Bytes from the start of the file.
-    size: int  # Bytes.
-
-    def dtype_as(self, dtype: str) -> str:
-        return _STORED[dtype] if self.dtype in _FLOATS else self.dtype
-
-    def size_as(self, dtype: str) -> int:
-        if self.dtype not in _FLOATS:
-            return self.size
-        return self.size // _FLOATS[self.dtype].itemsize * DTYPES[dtype].itemsize
 
 
 def copy_weights(
@@ -69,51 +44,33 @@ def copy_weights(
         `source` is shorter than its header says.
     """
     with source.open("rb", buffering=0) as read, target.open("xb") as write:
-        tensors, metadata, begin = _header(read)
+        header = read_header(read, source)
         if dtype is None:
             read.seek(0)
             for piece in _pieces(read, source.stat().st_size, source):
                 write.write(piece)
                 advance(len(piece))
-            return source.stat().st_size - begin
+            return source.stat().st_size - header.data
         # Large elements first, so that none of them lies askew.
-        tensors.sort(key=lambda t: -t.size_as(dtype) / max(1, math.prod(t.shape)))
-        written = _write_header(write, tensors, metadata, dtype)
-        for tensor in tensors:
-            read.seek(tensor.begin)
-            for piece in _pieces(read, tensor.size, source):
-                write.write(_converted(piece, tensor, dtype))
+        pairs = [(tensor, _converted_entry(tensor, dtype)) for tensor in header.tensors]
+        pairs.sort(key=lambda pair: -pair[1].size / max(1, math.prod(pair[1].shape)))
+        written = write_header(write, [after for _, after in pairs], header.metadata)
+        for before, after in pairs:
+            read.seek(header.data + before.begin)
+            for piece in _pieces(read, before.size, source):
+                write.write(
+                    piece if before.dtype == after.dtype else _converted(piece, before, dtype)
+                )
                 advance(len(piece))
-        return written
+        return written.tensor_bytes
 
 
-def _header(file: BinaryIO) -> tuple[list[_Tensor], dict[str, str], int]:
-    """Tensors in the order of their data, metadata, and where the data begins."""
-    size = struct.unpack("<Q", file.read(8))[0]
-    entries: dict[str, Any] = json.loads(file.read(size))
-    metadata, data = entries.pop(_METADATA, {}), 8 + size
-    tensors = [
-        _Tensor(name, e["dtype"], e["shape"], data + b, end - b)
-        for name, e in entries.items()
-        for b, end in [e["data_offsets"]]
-    ]
-    return sorted(tensors, key=lambda t: t.begin), metadata, data
-
-
-def _write_header(
-    file: BinaryIO, tensors: list[_Tensor], metadata: dict[str, str], dtype: str
-) -> int:
-    entries: dict[str, Any] = {_METADATA: metadata} if metadata else {}
-    end = 0
-    for tensor in tensors:
-        offsets = [end, end + tensor.size_as(dtype)]
-        stored = tensor.dtype_as(dtype)
-        entries[tensor.name] = {"dtype": stored, "shape": tensor.shape, "data_offsets": offsets}
-        end = offsets[1]
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNED)
-    file.write(struct.pack("<Q", len(text)) + text)
-    return end
+def _converted_entry(tensor: TensorEntry, dtype: str) -> TensorEntry:
+    """The same tensor with its dtype and size as `dtype`; what is no float stays what it is."""
+    if tensor.dtype not in _FLOATS:
+        return tensor
+    size = tensor.size // _FLOATS[tensor.dtype].itemsize * DTYPES[dtype].itemsize
+    return replace(tensor, dtype=_STORED[dtype], size=size)
 
 
 def _pieces(file: BinaryIO, size: int, path: Path):
@@ -131,9 +88,7 @@ def _pieces(file: BinaryIO, size: int, path: Path):
         yield piece
 
 
-def _converted(piece: memoryview, tensor: _Tensor, dtype: str) -> Any:
-    if tensor.dtype_as(dtype) == tensor.dtype:
-        return piece
+def _converted(piece: memoryview, tensor: TensorEntry, dtype: str) -> memoryview:
     before = torch.frombuffer(piece, dtype=_FLOATS[tensor.dtype])
     after = before.to(DTYPES[dtype])
     if not torch.equal(after.isfinite(), before.isfinite()):

@@ -1,17 +1,11 @@
 """Saves: a folder that is complete when it appears, whatever happens while it is written.
 
-A save is written into a sibling, every file of it synced, and renamed into place; the save before
-it is moved aside first and removed last. A kill at any moment leaves at least one of the two whole:
-
-    checkpoint          the last save
-    checkpoint.old      the one before it; only while the last is being moved into place
-    checkpoint.new      being written; never read
+A kill at any moment leaves the last save or the one before it whole; `base/atomic.py` says how.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -23,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from sluiceway.base.atomic import publish_folder
 from sluiceway.engines.protocol import Engine
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import Corrupt, IoError
@@ -56,25 +51,10 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
     sluiceway.errors.IoError
         The disk refused; what `target` held before is still there.
     """
-    fresh, old = _sibling(target, "new"), _sibling(target, "old")
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        write(fresh)
-        for path in sorted(fresh.iterdir()):
-            path.chmod(0o644)  # safetensors makes files that only their owner may read.
-            _sync(path)
-        _sync(fresh)
-        recover(target)
-        if target.exists():
-            target.rename(old)
-        fresh.rename(target)
-        _sync(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        publish_folder(target, write)
     except (OSError, RuntimeError, SafetensorError) as error:
         # torch and safetensors wrap what the system said in classes of their own.
-        shutil.rmtree(fresh, ignore_errors=True)
-        recover(target)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         kept = "the one before it is untouched" if target.exists() else "there is none before it"
         raise IoError(
@@ -82,27 +62,6 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
             getattr(error, "errno", None),
             str(target),
         ) from None
-
-
-def recover(target: Path) -> bool:
-    """Finish what a kill left half moved; whether there is a save now."""
-    old = _sibling(target, "old")
-    if not target.exists() and old.exists():
-        old.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
-    return target.exists()
-
-
-def _sibling(target: Path, kind: str) -> Path:
-    return target.with_name(f"{target.name}.{kind}")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def save(
@@ -130,6 +89,8 @@ def save(
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
         state = {"format": _FORMAT, "position": asdict(position), "files": sizes, **extra}
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
+        for path in folder.iterdir():
+            path.chmod(0o644)  # safetensors makes files that only their owner may read.
 
     publish(target, write)
 

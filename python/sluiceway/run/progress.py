@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any, TextIO
 
+from sluiceway.base.columns import columns
 from sluiceway.base.sizes import format_bytes
 
 _LINE_SECONDS = 5.0
@@ -123,9 +124,7 @@ class Progress:
         }
 
     def _table(self) -> Any:
-        from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=self._title, show_header=False, title_justify="left")
-        for name, value in self.figures().items():
-            table.add_row(name, value)
-        return table
+        rows = [[name, value] for name, value in self.figures().items()]
+        return Text(f"{self._title}\n{columns(rows)}")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from sluiceway.base.atomic import recover_folder
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
@@ -42,7 +43,7 @@ class Run:
 
     def train(self, inputs: Inputs | None = None) -> dict[str, Any]:
         """Train from the last save, or from the model, to the end; return the summary."""
-        saved = checkpoint.recover(self._folder.checkpoint_path)
+        saved = recover_folder(self._folder.checkpoint_path)
         source = self._folder.checkpoint_path if saved else Path(self._config.model.path)
         position, state = checkpoint.load_state(source) if saved else (Position(), {})
         if position.step > self._config.train.steps:

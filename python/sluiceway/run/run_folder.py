@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any, TextIO
 
 import yaml
 
+from sluiceway.base.atomic import replace_file
+from sluiceway.base.json_text import json_text
 from sluiceway.config.schema import Config
 from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 
@@ -108,7 +109,7 @@ class RunFolder:
         if self._metrics is None:
             raise ValueError("RunFolder.append: the folder is closed")
         with _refusals(self.metrics_path):
-            self._metrics.write(json.dumps(finite(line)) + "\n")
+            self._metrics.write(json_text(line) + "\n")
             self._metrics.flush()
 
     def sync_metrics(self) -> None:
@@ -165,7 +166,7 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json, whole or not at all."""
-        _replace(self.summary_path, json.dumps(finite(summary), indent=1) + "\n")
+        _replace(self.summary_path, json_text(summary, indent=1) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
         """What summary.json says, None before the first one."""
@@ -194,27 +195,9 @@ class RunFolder:
             self._metrics = None
 
 
-def finite(value: Any) -> Any:
-    """The same plain value with null in place of NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        with _refusals(path):
-            with fresh.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-    finally:
-        with contextlib.suppress(OSError):  # What went wrong before it is what counts.
-            fresh.unlink()
+    with _refusals(path):
+        replace_file(path, text.encode())
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import sluiceway
+from sluiceway import __version__
 from sluiceway.config.schema import Config
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.loop import Workshop
@@ -85,7 +85,7 @@ def provenance(config: Config) -> dict[str, Any]:
 
     return {
         "versions": {
-            "sluiceway": sluiceway.__version__,
+            "sluiceway": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import time
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import torch  # noqa: F401 - the compiled module needs libtorch in the process.
+
+from sluiceway import _core
+from sluiceway.engines.protocol import Recorder
 from sluiceway.errors import IoError
-
-if TYPE_CHECKING:
-    from sluiceway.engines.protocol import Recorder
 
 _MOST = 20000  # Ranges; a long run keeps its beginning.
 _ROW = "loop"
@@ -22,7 +21,7 @@ class Timeline:
     """Named ranges of the loop's thread.
 
     An engine with a trace of its own gets them as they happen and writes the file. For others they
-    are kept here, and `write` makes Chrome/Perfetto JSON of them.
+    are kept in a trace that `write` writes.
 
     Parameters
     ----------
@@ -32,30 +31,21 @@ class Timeline:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._ranges: list[tuple[str, float, float]] = []
-        self._clock: Callable[[], float] = lambda: 1e6 * time.perf_counter()
-        self._add: Callable[[str, float, float], None] = self._keep
+        self._trace = _core.Trace(max_ranges=_MOST if path is not None else 0)
+        self._add: Callable[[str, str, float, float], None] = self._trace.add_range
 
     def hand_over(self, recorder: Recorder | None) -> None:
         """Let the engine record, if it has a trace of its own."""
-        if self._path is None or recorder is None:
-            return
-        from sluiceway import _core  # Needs torch, which whoever has such an engine has loaded.
-
-        self._clock = _core.now_us
-        self._add = lambda name, began, ended: recorder.add_trace_range(_ROW, name, began, ended)
-        self._path = None
-
-    def _keep(self, name: str, began: float, ended: float) -> None:
-        if self._path is not None and len(self._ranges) < _MOST:
-            self._ranges.append((name, began, ended))
+        if self._path is not None and recorder is not None:
+            self._add = recorder.add_trace_range
+            self._path = None
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
         """Record how long the block takes."""
-        began = self._clock()
+        began = _core.now_us()
         yield
-        self._add(name, began, self._clock())
+        self._add(_ROW, name, began, _core.now_us())
 
     def write(self) -> None:
         """Write what was kept.
@@ -67,19 +57,12 @@ class Timeline:
         """
         if self._path is None:
             return
-        zero = min((began for _, began, _ in self._ranges), default=0.0)
-        row = {"pid": 1, "tid": 1}
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", **row, "args": {"name": _ROW}}
-        ]
-        for name, began, ended in self._ranges:
-            times = {"ts": round(began - zero, 1), "dur": round(ended - began, 1)}
-            events.append({"ph": "X", "name": name, **row, **times})
         try:
-            self._path.write_text(json.dumps({"traceEvents": events}) + "\n")
-        except OSError as error:
+            self._trace.write_json(str(self._path))
+        except IoError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise IoError(
-                f"{self._path}: the trace cannot be written, {error.strerror}; the run is saved",
+                f"{self._path}: the trace cannot be written, {reason}; the run is saved",
                 error.errno,
                 str(self._path),
             ) from None

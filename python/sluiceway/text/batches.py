@@ -13,10 +13,8 @@ import numpy as np
 import torch
 
 from sluiceway.config.schema import Config
-from sluiceway.text.documents import Corpus, pydoc_text, read_documents
+from sluiceway.text.documents import Corpus, read_documents
 from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
-
-__all__ = ["Batch", "Batches", "Prefetch", "Sequences", "load_sequences", "pydoc_text"]
 
 
 @dataclass(frozen=True)

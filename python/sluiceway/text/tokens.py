@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from sluiceway.base.atomic import replace_folder
 from sluiceway.base.meter import meter
-from sluiceway.base.replace_folder import replace_folder
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.text.documents import Corpus, Document
 

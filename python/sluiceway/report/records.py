@@ -14,10 +14,11 @@ from sluiceway.report.trace import StepTrace
 
 LINKS = ("d2h", "h2d", "disk_read", "disk_written")
 TIERS = ("device", "host", "pinned", "process")
+_SHARED = ("bytes", "peak_bytes")  # Objects in a line that every engine writes.
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """One run, as its folder has it.
 
     Parameters
@@ -62,7 +63,12 @@ class Run:
             "seconds": sum(_number(line, "seconds") or 0.0 for line in self.lines),
             "first_eval_loss": _number(self.lines[0], "eval_loss"),
             "final_eval_loss": next(
-                (x for line in reversed(self.lines) if (x := _number(line, "eval_loss"))), None
+                (
+                    loss
+                    for line in reversed(self.lines)
+                    if (loss := _number(line, "eval_loss")) is not None
+                ),
+                None,
             ),
         }
         if "median_step_seconds" not in self.summary:
@@ -76,7 +82,7 @@ class Run:
         figures |= {key: self.summary[key] for key in known if key in self.summary}
         mine = figures.get("median_step_seconds")
         theirs = (self.summary.get("native") or {}).get("median_step_seconds")
-        if figures.get("native_ratio") is None and mine and theirs:
+        if figures.get("native_ratio") is None and mine is not None and theirs:
             figures["native_ratio"] = mine / theirs
         return figures
 
@@ -85,7 +91,26 @@ class Run:
         """Every curve that has a point, by name; all of their points."""
         curves = {name: self._curve(value) for name, value in _CURVES.items()}
         curves["skipped_so_far"] = curves.pop("skipped").summed()
+        curves |= {
+            name: self._curve(_where_measured(*name.split(".", 1))) for name in self.own_metrics
+        }
         return {name: curve for name, curve in curves.items() if curve.steps}
+
+    @cached_property
+    def own_metrics(self) -> dict[str, str]:
+        """What this engine alone measures: `section.field` of its lines, and a title."""
+        names = dict.fromkeys(
+            f"{section}.{field}"
+            for line in self.lines
+            for section, fields in line.items()
+            if isinstance(fields, dict) and section not in _SHARED
+            for field in fields
+        )
+        said = self.summary.get("metrics")
+        titles = said if isinstance(said, dict) else {}
+        return {
+            name: str(titles.get(name, name.replace(".", ": ").replace("_", " "))) for name in names
+        }
 
     @cached_property
     def _so_far(self) -> list[tuple[int, float]]:
@@ -155,7 +180,6 @@ _CURVES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "tokens_per_second": _per_second("tokens"),
     "stall_share": _per_second("stall_seconds"),
     "data_share": _per_second("data_seconds"),
-    "bias_mean": _where_measured("subspace", "bias_mean"),
     **{link: _field("bytes", link) for link in LINKS},
 }
 

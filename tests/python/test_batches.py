@@ -1,4 +1,4 @@
-"""Data: what is read, cut, drawn in which order, and what a bad line gets."""
+"""From documents to batches: what is read, cut, drawn in which order, and what a bad line gets."""
 
 from __future__ import annotations
 
