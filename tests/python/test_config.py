@@ -7,8 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sluiceway.base import sizes
+from sluiceway.config.engines.subspace import SubspaceSection
 from sluiceway.config.file import check_config, load_config
-from sluiceway.config.schema import Config, SubspaceSection, TrainSection
+from sluiceway.config.schema import Config, TrainSection
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
 SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\n"
@@ -149,7 +150,7 @@ def test_missing_file_is_an_io_error_with_its_name(tmp_path):
     assert refused.value.errno == 2
 
 
-@pytest.mark.parametrize("kind", ["exact", "zo"])
+@pytest.mark.parametrize("kind", ["offload", "zo"])
 def test_engine_of_a_later_version_is_unavailable_and_names_those_there_are(load, kind):
     with pytest.raises(Unavailable, match=rf"{kind} is not in this version.*subspace, native"):
         load(SMALLEST, f"engine={{kind: {kind}}}")

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from sluiceway import _core
 from sluiceway.base.columns import columns
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.base.sizes import format_bytes
-from sluiceway.config.schema import Config, NativeSection
-from sluiceway.engines.make import native_twin
-from sluiceway.errors import Unavailable
+from sluiceway.config.schema import Config
+from sluiceway.engines import native_twin
 from sluiceway.machine.roofs import best_seconds, link_seconds
 from sluiceway.run.loop import Loop
 from sluiceway.run.run_folder import finite
@@ -115,13 +115,6 @@ def bench_kernels() -> dict[str, Any]:
 
 
 def _adam_step(weight: torch.Tensor, gradient: torch.Tensor) -> Callable[[], object]:
-    try:
-        from sluiceway import _core
-    except ImportError as error:
-        raise Unavailable(
-            f"bench kernels: needs the compiled module sluiceway._core ({error}); build it with "
-            "pip install"
-        ) from None
     first, second = torch.zeros(_ELEMENTS), torch.zeros(_ELEMENTS)
     return lambda: _core.adam_step("bench", weight, gradient, first, second, **_ADAM)
 
@@ -175,11 +168,11 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
         }
     )
     inputs = read_inputs(config, Path(config.model.path))
-    found = {"native": _steps(native_twin(config), inputs, interrupt)}
-    if not isinstance(config.engine, NativeSection):
-        kind = config.engine.kind
+    twin, kind = native_twin(config), config.engine.kind
+    found = {twin.engine.kind: _steps(twin, inputs, interrupt)}
+    if kind not in found:
         found[kind] = _steps(config, inputs, interrupt)
-        native, mine = (found[k]["median_step_seconds"] for k in ("native", kind))
+        native, mine = (found[k]["median_step_seconds"] for k in (twin.engine.kind, kind))
         found[kind]["native_ratio"] = mine / native
     link = config.device.link.model_dump() if config.device.link else None
     rows = [{"engine": kind, **figures} for kind, figures in found.items()]
@@ -204,7 +197,7 @@ def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
         advance(1)
 
     with (
-        contextlib.closing(shop.optimizer),
+        contextlib.closing(shop.engine),
         meter(config.engine.kind, config.train.steps) as advance,
     ):
         Loop(config, shop, Position(), interrupt, watch, None).run()

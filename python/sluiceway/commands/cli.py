@@ -100,9 +100,10 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Go on from the last save, bit for bit."""
-    from sluiceway.config.changes import changes, config_of_save
+    from sluiceway.config.changes import changes
     from sluiceway.config.file import load_config
     from sluiceway.config.schema import with_absolute_paths
+    from sluiceway.run.last_save import config_of_save
     from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 
     RunFolder.check(folder)

@@ -65,16 +65,18 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     """
     subject = _subject(path, asked)
     config = subject.config
-    shape = check_model_folder(subject.folder)
-    check_context(shape, str(subject.folder), config.data.sequence_length)
+    from sluiceway.engines import engine_of
+    from sluiceway.engines.weights import WeightFiles
     from sluiceway.machine.placement import DTYPES, choose_placement, enter_placement
-    from sluiceway.model.folder import load_model
     from sluiceway.run.held_out import mean_loss
 
+    find = WeightFiles if subject.save is None else engine_of(config).weights
+    weights = find(subject.folder)
+    check_context(weights.shape, str(subject.folder), config.data.sequence_length)
     placement = choose_placement(config)
     enter_placement(config, placement)
-    held_out, replaced = _read(config, subject.folder, shape)
-    model = load_model(subject.folder, DTYPES[config.model.dtype]).to(placement.device)
+    held_out, replaced = _read(config, subject.folder, weights.shape)
+    model = weights.load(DTYPES[config.model.dtype], placement.device)
     if subject.save is not None:
         subject.save.check_unchanged()
     count = min(subject.sequences or len(held_out), len(held_out))

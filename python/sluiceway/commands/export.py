@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from sluiceway.base.meter import meter
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.folder import CONFIG_FILE, INDEX_FILE, check_model_folder
-from sluiceway.run.last_save import LastSave, last_save
+from sluiceway.model.folder import CONFIG_FILE
+from sluiceway.run.last_save import config_of_save, last_save
 from sluiceway.run.run_folder import RunFolder
 
-_WEIGHTS = ".safetensors"
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -44,12 +42,14 @@ def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -
     RunFolder.check(run)
     _check_target(run, to, force)
     save = last_save(run)
-    check_model_folder(save.folder)
     from sluiceway.base.replace_folder import replace_folder
+    from sluiceway.engines import engine_of
 
+    weights = engine_of(config_of_save(run)).weights(save.folder)
     with replace_folder(to) as folder:
         _copy_side_files(save.folder, folder, dtype)
-        _copy_weights(save, folder, dtype)
+        with meter("export", weights.size, in_bytes=True) as advance:
+            weights.copy(folder, dtype, advance)
         save.check_unchanged()
         count = sum(path.stat().st_size for path in folder.iterdir())
     return {"folder": str(to), "step": save.step, "bytes": count, "dtype": dtype}
@@ -96,20 +96,3 @@ def _with_dtype(config: Any, name: str) -> Any:
         key: name if key in _DTYPE_KEYS and isinstance(value, str) else _with_dtype(value, name)
         for key, value in config.items()
     }
-
-
-def _copy_weights(save: LastSave, folder: Path, dtype: str | None) -> None:
-    from sluiceway.model.weight_stream import copy_weights
-
-    files = sorted(save.folder.glob(f"*{_WEIGHTS}"))
-    with meter("export", sum(path.stat().st_size for path in files), in_bytes=True) as advance:
-        total = sum(copy_weights(path, folder / path.name, dtype, advance) for path in files)
-    index = save.folder / INDEX_FILE
-    if not index.exists():
-        return
-    if dtype is None:
-        shutil.copyfile(index, folder / INDEX_FILE)
-        return
-    content = json.loads(index.read_text(encoding="utf-8"))
-    content["metadata"] = content.get("metadata", {}) | {"total_size": total}
-    (folder / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

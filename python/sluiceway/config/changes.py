@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-from sluiceway.config.file import check_config, flattened, load_config
+from sluiceway.config.file import flattened
 from sluiceway.config.schema import Config
 from sluiceway.errors import InvalidArgument
-from sluiceway.run.run_folder import CONFIG_FILE
 
 # Keys, or whole sections, that do not change what the weights mean to the optimizer's state.
 _CHANGEABLE = (
@@ -34,20 +31,6 @@ _CHANGEABLE = (
 _NAMED = 4  # Differences in one error; another engine would bring dozens.
 
 
-def config_of_save(folder: Path) -> Config:
-    """What a run's last save was made with; without one, what its config.yaml says now."""
-    from sluiceway.run.checkpoint import STATE_FILE  # Loads torch.
-
-    for save in ("checkpoint", "checkpoint.old"):
-        path = folder / save / STATE_FILE
-        try:
-            tree = json.loads(path.read_text())["config"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # Whoever loads the save says what is wrong with it.
-        return check_config(tree, name=str(path))
-    return load_config(folder / CONFIG_FILE)
-
-
 def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Map each key that differs to its two values.
 
@@ -63,16 +46,17 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
         for key in sorted(old.keys() | new.keys(), key=lambda k: (k not in old or k not in new, k))
         if old.get(key) != new.get(key)
     }
-    fixed = [key for key in found if not _is_changeable(key)]
+    changeable = (*_CHANGEABLE, *(f"engine.{key}" for key in after.engine.changeable))
+    fixed = [key for key in found if not _is_among(key, changeable)]
     if fixed:
         named = ", ".join(f"{k} was {found[k][0]}, is now {found[k][1]}" for k in fixed[:_NAMED])
         more = f", and {len(fixed) - _NAMED} keys more" if len(fixed) > _NAMED else ""
         raise InvalidArgument(
             f"resume: {named}{more}; expected what the run began with, what can change: "
-            + ", ".join(_CHANGEABLE)
+            + ", ".join(changeable)
         )
     return found
 
 
-def _is_changeable(key: str) -> bool:
-    return any(key == allowed or key.startswith(allowed + ".") for allowed in _CHANGEABLE)
+def _is_among(key: str, allowed: tuple[str, ...]) -> bool:
+    return any(key == one or key.startswith(one + ".") for one in allowed)

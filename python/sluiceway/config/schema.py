@@ -10,10 +10,10 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
 
-from sluiceway.config.engines.native import NativeSection
-from sluiceway.config.engines.subspace import SubspaceSection
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.engines import DEFAULT_KIND, section_of
 from sluiceway.config.fields import (
     Beta,
     Count,
@@ -26,6 +26,8 @@ from sluiceway.config.fields import (
     Size,
     off_is_null,
 )
+from sluiceway.config.shared_options import NormMode, Order
+from sluiceway.config.values import Budget, Link
 from sluiceway.errors import Unavailable
 
 PYDOC = "pydoc"  # Names the text that every Python brings along.
@@ -35,6 +37,13 @@ def _device_name(value: str) -> str:
     if not re.fullmatch(r"auto|host|cuda(:\d+)?", value):
         raise ValueError(f"is {value!r}, expected auto, host, cuda or cuda:N")
     return value
+
+
+def _of_its_kind(value: Any) -> Any:
+    """The section that the engine's kind has, read from plain keys."""
+    if not isinstance(value, dict):
+        return value
+    return section_of(value.get("kind", DEFAULT_KIND)).model_validate(value)
 
 
 class ModelSection(Section):
@@ -80,33 +89,15 @@ class TrainSection(Section):
     max_skipped: Count = 10  # Skipped steps in a row after which the run stops.
 
 
-Engine = Annotated[SubspaceSection | NativeSection, Field(discriminator="kind")]
-ENGINES = ("subspace", "native")
-ENGINES_TO_COME = ("exact", "zo")
-
-
-class LinkSection(Section):
-    d2h_gbps: Positive  # GB/s, 1e9 bytes.
-    h2d_gbps: Positive
-    latency_us: NotNegative = 0.0
-
-
 class DeviceSection(Section):
     name: Annotated[str, AfterValidator(_device_name)] = "auto"
-    link: LinkSection | None = None  # null: not throttled.
+    link: Link | None = None  # null: not throttled.
     threads: Count | None = None  # Of torch; null: what torch takes.
     lane_threads: Count = 1
     pin: bool = False  # Main thread on the first core, lanes on the second.
     tflops: Positive | None = None  # What plan assumes of matmuls; null: measured here.
     memory_gbps: Positive | None = None  # Of the device's memory; null: as the host's.
     host_gbps: Positive | None = None  # Of host memory; null: measured here.
-
-
-class BudgetSection(Section):
-    device: Size | None = None
-    host: Size | None = None
-    pinned: Size | None = None
-    disk: Size | None = None
 
 
 class StoreSection(Section):
@@ -116,8 +107,8 @@ class StoreSection(Section):
 
 
 class ScheduleSection(Section):
-    order: Literal["edf", "fcfs", "paper", "barrier"] = "edf"
-    norm: Literal["auto", "exact", "speculative", "lagged"] = "auto"
+    order: Order = "edf"
+    norm: NormMode = "auto"
 
 
 class Config(Section):
@@ -133,9 +124,11 @@ class Config(Section):
     data: DataSection
     compare: Literal["native"] | None = None  # Plain AdamW first, same data, same process.
     train: TrainSection = TrainSection()
-    engine: Engine = SubspaceSection()
+    engine: Annotated[SerializeAsAny[EngineSection], BeforeValidator(_of_its_kind)] = Field(
+        default_factory=lambda: section_of(DEFAULT_KIND)()
+    )
     device: DeviceSection = DeviceSection()
-    budget: BudgetSection = BudgetSection()
+    budget: Budget = Budget()
     store: StoreSection = StoreSection()
     schedule: ScheduleSection = ScheduleSection()
     trace: bool = True  # Write trace.json.

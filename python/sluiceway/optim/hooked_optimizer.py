@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.config.engines.shared import SharedOptions
+from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
-from sluiceway.model.targets import CompressedWeight, select_weights
+from sluiceway.model.targets import select_weights
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import (
     check_hyperparameters,

@@ -54,14 +54,7 @@ class NativeAdamW(torch.optim.AdamW):
 
     def stats(self) -> dict[str, Any]:
         """The fields of a line of metrics.jsonl that the engine knows, for the last step."""
-        return {
-            "grad_norm": self._norm,
-            "host_seconds": 0.0,
-            "stall_seconds": 0.0,
-            "skipped": int(self.overflowed),
-            "bytes": {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0},
-            "peak_bytes": {"host": 0, "pinned": 0},
-        }
+        return {"grad_norm": self._norm}
 
     def close(self) -> None:
         """Nothing to free."""

@@ -1,4 +1,4 @@
-"""What every state_dict of ours holds, whatever the engine: what is refused, and how it is put back.
+"""What every state_dict of ours holds, whatever the engine, and how it is put back.
 
 A state is checked as a whole before anything is put back, so that a broken one changes nothing and
 no second copy is needed to undo it.

@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from sluiceway.engines.protocol import Engine
+from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import Corrupt, IoError
 
 STATE_FILE = "state.json"
-OPTIMIZER_FILE = "optimizer.pt"
 RANDOM_FILE = "random.pt"
 _FORMAT = 1
 # What a tokenizer and a model's config consist of, weights apart.
@@ -107,9 +108,7 @@ def _sync(path: Path) -> None:
 def save(
     target: Path,
     position: Position,
-    model: torch.nn.Module,
-    optimizer: Any,
-    scaler: Any,
+    engine: Engine,
     side_files: Path,
     extra: dict[str, Any],
 ) -> None:
@@ -122,30 +121,17 @@ def save(
     extra : dict
         Plain values kept beside the position and given back by `load_state`.
     """
-    optimizer.synchronize()
+    engine.synchronize()
 
     def write(folder: Path) -> None:
         copy_side_files(side_files, folder)
-        model.save_pretrained(folder)
-        _write(optimizer.state_dict(), folder / OPTIMIZER_FILE)
-        _write(_noise() | {"scaler": scaler.state_dict()}, folder / RANDOM_FILE)
+        engine.save(folder)
+        write_state(_noise() | {"scaler": engine.scaler.state_dict()}, folder / RANDOM_FILE)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
         state = {"format": _FORMAT, "position": asdict(position), "files": sizes, **extra}
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
 
     publish(target, write)
-
-
-def _write(state: dict[str, Any], path: Path) -> None:
-    # Given a path, torch says "unexpected pos 704 vs 598" of a full disk; given a file, at least
-    # the error before its own is the system's.
-    try:
-        with path.open("wb") as file:
-            torch.save(state, file)
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
 
 
 def copy_side_files(source: Path, folder: Path) -> None:
@@ -181,15 +167,11 @@ def load_state(target: Path) -> tuple[Position, dict[str, Any]]:
     return position, state
 
 
-def load_into(target: Path, optimizer: Any, scaler: Any) -> None:
-    """Restore optimizer, scaler and every random generator; the model is loaded from `target`."""
-    try:
-        moments = torch.load(target / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
-        noise = torch.load(target / RANDOM_FILE, weights_only=True, map_location="cpu")
-    except (RuntimeError, OSError, EOFError) as error:
-        raise Corrupt(f"{target}: cannot be read, {str(error).splitlines()[0]}") from None
-    optimizer.load_state_dict(moments)
-    scaler.load_state_dict(noise["scaler"])
+def load_into(target: Path, engine: Engine) -> None:
+    """Restore an engine that was opened from `target`, and every random generator."""
+    noise = read_state(target / RANDOM_FILE)
+    engine.load(target)
+    engine.scaler.load_state_dict(noise["scaler"])
     torch.set_rng_state(noise["torch"])
     if noise["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(noise["cuda"])

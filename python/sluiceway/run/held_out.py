@@ -1,4 +1,4 @@
-"""Loss of a batch, and of a held-out set: one function for training and for `eval`."""
+"""Mean loss of a held-out set: one function for training and for `eval`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from collections.abc import Callable
 import torch
 
 from sluiceway.machine.placement import Placement
-from sluiceway.text.batches import Batch, Sequences, in_order
-
-
-def loss_of(model: torch.nn.Module, placement: Placement, batch: Batch) -> torch.Tensor:
-    """Mean loss of a batch's learned tokens, in nats, with its graph."""
-    inputs = {
-        name: tensor.to(placement.device, non_blocking=True)
-        for name, tensor in batch.inputs.items()
-    }
-    with placement.cast():
-        return model(**inputs, use_cache=False).loss
+from sluiceway.model.loss import loss_of
+from sluiceway.text.batches import Sequences, in_order
 
 
 def mean_loss(

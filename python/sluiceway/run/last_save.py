@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluiceway.config.file import check_config, load_config
+from sluiceway.config.schema import Config
 from sluiceway.errors import Error, InvalidArgument
-from sluiceway.run.run_folder import RunFolder
+from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,17 @@ def _read(folder: Path) -> LastSave:
 
     position, _ = checkpoint.load_state(folder)
     return LastSave(folder, position.step, position.tokens)
+
+
+def config_of_save(folder: Path) -> Config:
+    """What a run's last save was made with; without one, what its config.yaml says now."""
+    from sluiceway.run.checkpoint import STATE_FILE  # Loads torch.
+
+    for save in ("checkpoint", "checkpoint.old"):
+        path = folder / save / STATE_FILE
+        try:
+            tree = json.loads(path.read_text())["config"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # Whoever loads the save says what is wrong with it.
+        return check_config(tree, name=str(path))
+    return load_config(folder / CONFIG_FILE)

@@ -13,14 +13,25 @@ import torch
 
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.schema import Config
+from sluiceway.engines.protocol import Engine, Update
 from sluiceway.errors import Error
 from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
 from sluiceway.machine.placement import Placement
 from sluiceway.run.checkpoint import Position
-from sluiceway.run.held_out import loss_of, mean_loss
+from sluiceway.run.held_out import mean_loss
 from sluiceway.run.rates import learning_rate
 from sluiceway.run.timeline import Timeline
-from sluiceway.text.batches import Batch, Batches, Prefetch, Sequences
+from sluiceway.text.batches import Batches, Prefetch, Sequences
+
+# Fields of a line for an engine that does not speak of them.
+_NOTHING = {
+    "grad_norm": None,
+    "loss_scale": None,
+    "stall_seconds": 0.0,
+    "host_seconds": 0.0,
+    "bytes": {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0},
+    "peak_bytes": {"host": 0, "pinned": 0},
+}
 
 
 class Watcher(Protocol):
@@ -33,14 +44,17 @@ class Watcher(Protocol):
 class Workshop:
     """Everything a run computes with, built once."""
 
-    model: torch.nn.Module
-    optimizer: Any
-    scaler: Any  # torch.amp.GradScaler, enabled for fp16 autocast alone.
+    engine: Engine
     placement: Placement
     train: Sequences
     held_out: Sequences | None
     peak: DevicePeak
     timeline: Timeline
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Of the engine; in training mode."""
+        return self.engine.model
 
 
 class Loop:
@@ -110,21 +124,21 @@ class Loop:
         waited = time.perf_counter() - began
         rate = learning_rate(train, position.step)
         # Before the first backward: work of a step may start before step() is called.
-        for group in self._shop.optimizer.param_groups:
+        for group in self._shop.engine.optimizer.param_groups:
             group["lr"] = rate
         with self._shop.timeline.range(f"step {position.step + 1}"):
-            loss, skipped = self._update(batches)
+            update = self._shop.engine.update(batches, self._shop.timeline)
         position.step += 1
         position.batch += len(batches)
         evaluates, saves = self._is_due(train.eval_every, True), self._is_due(train.save_every)
         if evaluates or saves:
-            self._shop.optimizer.synchronize()
+            self._shop.engine.synchronize()
         seconds = time.perf_counter() - began
-        line = self._line(loss, rate, skipped, sum(b.tokens for b in batches), seconds, waited)
+        line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
         if evaluates and self._shop.held_out is not None:
             line["eval_loss"] = position.last_eval_loss = self._evaluate()
         self._watch(line, position)
-        self._check_skipped(loss)
+        self._check_skipped(update.loss)
         if saves and self._save is not None:
             with self._shop.timeline.range("save"):
                 self._save()
@@ -133,37 +147,10 @@ class Loop:
         step, last = self._position.step, self._config.train.steps
         return (every > 0 and step % every == 0 and step < last) or (at_the_end and step == last)
 
-    def _update(self, batches: list[Batch]) -> tuple[float, bool]:
-        """Forward and backward of every micro-batch, and the optimizer's step.
-
-        Micro-batches weigh as much as they have tokens to predict. A loss that is not finite ends
-        the step before its backward, and nothing of the step is kept.
-        """
-        optimizer, scaler = self._shop.optimizer, self._shop.scaler
-        learned = sum(batch.learned for batch in batches)
-        total = 0.0
-        for batch in batches:
-            share = batch.learned / learned
-            with self._shop.timeline.range("forward"):
-                loss = loss_of(self._shop.model, self._shop.placement, batch)
-                total += loss.item() * share
-            if not math.isfinite(total):
-                optimizer.zero_grad()
-                return total, True
-            with self._shop.timeline.range("backward"):
-                scaler.scale(loss * share).backward()
-        with self._shop.timeline.range("optimizer step"):
-            scale = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            skipped = bool(optimizer.overflowed) or scaler.get_scale() < scale
-            optimizer.zero_grad()
-        return total, skipped
-
     def _evaluate(self) -> float:
         """Mean loss of the held-out tokens, in nats."""
         train, shop = self._config.train, self._shop
-        shop.optimizer.synchronize()
+        shop.engine.synchronize()
         with shop.timeline.range("evaluation"):
             loss, _ = mean_loss(
                 shop.model, shop.placement, shop.held_out, train.micro_batch, train.eval_sequences
@@ -171,24 +158,23 @@ class Loop:
         return loss
 
     def _line(
-        self, loss: float, rate: float, skipped: bool, tokens: int, seconds: float, waited: float
+        self, update: Update, rate: float, tokens: int, seconds: float, waited: float
     ) -> dict[str, Any]:
-        position, stats = self._position, self._shop.optimizer.stats()
+        position, found = self._position, _NOTHING | self._shop.engine.metrics()
         position.tokens += tokens
         position.seconds += seconds
-        position.skipped += skipped
-        position.skipped_in_row = position.skipped_in_row + 1 if skipped else 0
-        line = {"step": position.step, "loss": loss, "lr": rate}
-        line["grad_norm"] = None if skipped else stats.get("grad_norm")
-        line |= {"tokens": tokens, "skipped": int(skipped)}
-        scaled = self._shop.scaler.is_enabled()
-        line["loss_scale"] = self._shop.scaler.get_scale() if scaled else stats.get("loss_scale")
-        stall = stats.get("stall_seconds") or 0.0
+        position.skipped += update.skipped
+        position.skipped_in_row = position.skipped_in_row + 1 if update.skipped else 0
+        line = {"step": position.step, "loss": update.loss, "lr": rate}
+        line["grad_norm"] = None if update.skipped else found["grad_norm"]
+        line |= {"tokens": tokens, "skipped": int(update.skipped)}
+        line["loss_scale"] = found["loss_scale"]
         line |= {"seconds": seconds, "data_seconds": waited}
-        line["device_seconds"] = max(0.0, seconds - waited - stall)
-        known = ("stall_seconds", "host_seconds", "learn_seconds", "bytes", "subspace")
-        line |= {key: stats[key] for key in known if key in stats}
-        line["peak_bytes"] = stats["peak_bytes"] | {"process": peak_resident_bytes()}
+        line["device_seconds"] = max(0.0, seconds - waited - found["stall_seconds"])
+        # What an engine says that others do not is under the name of its kind.
+        known = ("stall_seconds", "host_seconds", "learn_seconds", "bytes")
+        line |= {key: found[key] for key in (*known, self._config.engine.kind) if key in found}
+        line["peak_bytes"] = found["peak_bytes"] | {"process": peak_resident_bytes()}
         line["peak_bytes"].setdefault("device", self._shop.peak.read())
         return line
 
@@ -196,7 +182,7 @@ class Loop:
         position, most = self._position, self._config.train.max_skipped
         if position.skipped_in_row < most:
             return
-        self._shop.optimizer.synchronize()
+        self._shop.engine.synchronize()
         reason = f"the loss is {loss}" if not math.isfinite(loss) else "the gradient is not finite"
         raise Error(
             f"step {position.step}: skipped, as were all of the last {most} steps: {reason}, "

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sluiceway.base.interrupt import Interrupt, Interrupted
-from sluiceway.config.schema import Config, SubspaceSection
-from sluiceway.engines.make import native_twin
+from sluiceway.config.schema import Config
+from sluiceway.engines import native_twin
 from sluiceway.errors import Error, InvalidArgument, IoError
-from sluiceway.optim.subspace.choices import choice_lines, codec_choices
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.loop import Loop, Workshop
@@ -67,7 +66,7 @@ class Run:
                 shop = self._open(inputs, source, trace=unfinished)
                 stack.enter_context(_closing(shop))
                 if saved:
-                    checkpoint.load_into(source, shop.optimizer, shop.scaler)
+                    checkpoint.load_into(source, shop.engine)
             return self._train(inputs, shop, position, native, source)
 
     def _open(self, inputs: Inputs, source: Path, trace: bool = True) -> Workshop:
@@ -89,9 +88,7 @@ class Run:
             checkpoint.save(
                 self._folder.checkpoint_path,
                 position,
-                shop.model,
-                shop.optimizer,
-                shop.scaler,
+                shop.engine,
                 source,
                 {"data": inputs.fingerprint, "config": self._config.resolved()},
             )
@@ -107,9 +104,8 @@ class Run:
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         unfinished = position.step < steps
-        if isinstance(self._config.engine, SubspaceSection):
-            for text in choice_lines(codec_choices(shop.optimizer)):
-                print(f"{kind}: {text}", file=self._out, flush=True)
+        for text in shop.engine.description():
+            print(f"{kind}: {text}", file=self._out, flush=True)
         with Progress(kind, steps, seconds, self._out) as progress:
             try:
                 Loop(self._config, shop, position, self._interrupt, watch, save).run()
@@ -155,13 +151,13 @@ class Run:
 
 @contextlib.contextmanager
 def _closing(shop: Workshop):
-    """Close the optimizer and write the trace; an error that is on its way is not hidden."""
+    """Close the engine and write the trace; an error that is on its way is not hidden."""
     try:
         yield
     except BaseException:
-        for end in (shop.optimizer.close, shop.timeline.write):
+        for end in (shop.engine.close, shop.timeline.write):
             with contextlib.suppress(Error):
                 end()
         raise
-    shop.optimizer.close()
+    shop.engine.close()
     shop.timeline.write()

@@ -11,16 +11,10 @@ import numpy as np
 import torch
 
 from sluiceway.config.schema import Config
-from sluiceway.engines.make import make_optimizer
+from sluiceway.engines import engine_of
 from sluiceway.machine.footprint import DevicePeak
-from sluiceway.machine.placement import DTYPES, Placement, choose_placement, enter_placement
-from sluiceway.model.folder import (
-    check_context,
-    check_model_folder,
-    load_model,
-    load_tokenizer,
-    prepare_model,
-)
+from sluiceway.machine.placement import Placement, choose_placement, enter_placement
+from sluiceway.model.folder import check_context, load_tokenizer
 from sluiceway.run.loop import Workshop
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Sequences, load_sequences
@@ -52,7 +46,7 @@ def read_inputs(config: Config, folder: Path) -> Inputs:
     folder : Path
         Where the model's files are: the config's model.path, or a save of a run.
     """
-    shape = check_model_folder(folder)
+    shape = engine_of(config).weights(folder).shape
     check_context(shape, str(folder), config.data.sequence_length)
     placement = choose_placement(config)
     tokenizer = load_tokenizer(folder)
@@ -74,7 +68,7 @@ def seed_everything(seed: int) -> None:
 
 
 def open_workshop(config: Config, inputs: Inputs, folder: Path, trace: Path | None) -> Workshop:
-    """Load the model and build its optimizer.
+    """Open the engine.
 
     Parameters
     ----------
@@ -87,15 +81,8 @@ def open_workshop(config: Config, inputs: Inputs, folder: Path, trace: Path | No
     enter_placement(config, placement)
     seed_everything(config.train.seed)
     peak = DevicePeak(placement.device)
-    model = load_model(folder, DTYPES[config.model.dtype])
-    prepare_model(
-        model, getattr(config.engine, "embeddings", "trained"), config.model.checkpointing
-    )
-    model.to(placement.device)
-    optimizer = make_optimizer(config, model, placement, trace)
+    engine = engine_of(config)
+    engine.open(folder, placement, trace)
     timeline = Timeline(trace)
-    timeline.hand_over(optimizer)
-    scaler = torch.amp.GradScaler(placement.device.type, enabled=placement.autocast == "fp16")
-    return Workshop(
-        model, optimizer, scaler, placement, inputs.train, inputs.held_out, peak, timeline
-    )
+    timeline.hand_over(engine.recorder())
+    return Workshop(engine, placement, inputs.train, inputs.held_out, peak, timeline)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 import sluiceway
-from sluiceway.config.schema import Config, SubspaceSection
-from sluiceway.optim.subspace.choices import codec_choices
+from sluiceway.config.schema import Config
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.loop import Workshop
 from sluiceway.run.session import Inputs
@@ -55,9 +54,9 @@ def summarise(
         summary["native_ratio"] = mine / theirs if mine and theirs else None
         kept = ("median_step_seconds", "first_eval_loss", "final_eval_loss", "peak_bytes")
         summary["native"] = {key: native.get(key) for key in kept}
-    if isinstance(config.engine, SubspaceSection):
-        summary["codecs"] = codec_choices(shop.optimizer)
-    return summary | {
+    return {
+        **summary,
+        **shop.engine.summary(),
         "engine": config.engine.kind,
         "precision": {
             "weights": config.model.dtype,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sluiceway import _core
+from sluiceway.engines.protocol import Recorder
 from sluiceway.errors import IoError
 
 _MOST = 20000  # Ranges; a long run keeps its beginning.
@@ -33,15 +35,12 @@ class Timeline:
         self._clock: Callable[[], float] = lambda: 1e6 * time.perf_counter()
         self._add: Callable[[str, float, float], None] = self._keep
 
-    def hand_over(self, optimizer: Any) -> None:
-        """Let the optimizer's engine record, if it can."""
-        engine = getattr(optimizer, "engine", None)
-        if self._path is None or engine is None:
+    def hand_over(self, recorder: Recorder | None) -> None:
+        """Let the engine record, if it has a trace of its own."""
+        if self._path is None or recorder is None:
             return
-        from sluiceway import _core
-
         self._clock = _core.now_us
-        self._add = lambda name, began, ended: engine.add_trace_range(_ROW, name, began, ended)
+        self._add = lambda name, began, ended: recorder.add_trace_range(_ROW, name, began, ended)
         self._path = None
 
     def _keep(self, name: str, began: float, ended: float) -> None:

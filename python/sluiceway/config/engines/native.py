@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sluiceway.config.engines.section import EngineSection
+from sluiceway.config.engine_section import EngineSection
 
 
 class NativeSection(EngineSection):

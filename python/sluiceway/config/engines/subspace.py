@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from sluiceway.config.engines.section import EngineSection
+from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.fields import Count, Positive
 from sluiceway.config.options import Options, option
 from sluiceway.config.values import RefreshSection
@@ -117,7 +118,9 @@ class SubspaceSection(SubspaceOptions, EngineSection):
     def _is_offered(cls, codec: str) -> str:
         if codec not in OFFERED_CODECS:
             *first, last = (repr(name) for name in OFFERED_CODECS)
-            raise ValueError(f"is {codec!r}, expected {', '.join(first)} or {last}")
+            close = difflib.get_close_matches(codec, OFFERED_CODECS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"is {codec!r}, expected {', '.join(first)} or {last}{hint}")
         return codec
 
     def check_available(self, config: Config) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.config.engines.shared import SharedOptions
 from sluiceway.config.engines.subspace import SubspaceOptions
 from sluiceway.config.options import option
+from sluiceway.config.shared_options import SharedOptions
 from sluiceway.config.values import Refresh, RefreshSection
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
