@@ -27,7 +27,7 @@ inline std::string first_key(const py::dict& options) { return py::str((*options
 
 // `spec` has its rows, columns and dtype already.
 inline void set_weight_options(WeightSpec& spec, const py::kwargs& given) {
-  py::dict options(given);  // Shares what `given` holds, which is this call's own.
+  py::dict options = given.attr("copy")();  // A caller may make several weights of one.
   spec.codec.name = take_option<std::string>(options, "codec");
   spec.codec.ratio = take_option<double>(options, "ratio");
   spec.codec.d = take_option<std::int64_t>(options, "d");

@@ -44,7 +44,7 @@ class SharedOptions(Options):
         None, "Scale for `scale_loss()`, removed inside `step()`; not needed with GradScaler."
     )
     seed: Natural = option(
-        0, "Of projectors and stochastic rounding.", to=["engine", "weight"], in_state=True
+        0, "Of projectors and stochastic rounding.", to=["engine"], in_state=True
     )
     trace: str | os.PathLike | None = option(
         None, "Path of a Chrome/Perfetto trace that `close()` writes."

@@ -47,7 +47,7 @@ class SubspacePlan(DevicePlan):
             if w.identity
         )
         shapes = [tuple(w.parameter.shape) for w in selection.compressed if not w.identity]
-        keywords = weight_keywords(self._config.engine)
+        keywords = weight_keywords(self._config.engine, self._config.train.seed)
         return _core.auto_codec(shapes, max(0, free), self._config.model.dtype, **keywords)
 
     def _costs_of(self, selection: Selection, codec: str) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ class SubspacePlan(DevicePlan):
     def _cost_of(
         self, weight: CompressedWeight, speculative: bool, held: bool, codec: str | None = None
     ) -> dict[str, Any]:
-        keywords = weight_keywords(self._config.engine, weight.identity)
+        keywords = weight_keywords(self._config.engine, self._config.train.seed, weight.identity)
         if codec is not None and not weight.identity:
             keywords["codec"] = codec
         m, n = weight.parameter.shape

@@ -6,6 +6,7 @@ A hook holds the sink weakly, so that a model does not keep a dropped optimizer 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -55,20 +56,33 @@ class ModelHooks:
             for index, weight in enumerate(weights):
                 self._add_weight(index, weight)
             self._keep(self._sentinel_node.register_prehook(self._before_accumulation))
-            self._keep(model.register_forward_pre_hook(self._before_root))
+            self._on_call(model, model.register_forward_pre_hook, self._before_root)
             for module in model.modules():
-                self._keep(module.register_state_dict_pre_hook(self._synchronize))
-                self._keep(module.register_load_state_dict_pre_hook(self._synchronize))
+                self._on_call(module, module.register_state_dict_pre_hook, _synchronize)
+                self._on_call(module, module.register_load_state_dict_pre_hook, _synchronize)
             self._registered = registered.pop_all()
 
     def _keep(self, handle: Any) -> None:
         self._registered.callback(handle.remove)
 
+    def _on_call(
+        self,
+        module: nn.Module,
+        register: Callable[[Callable[..., None]], Any],
+        act: Callable[[GradientSink, nn.Module], None],
+    ) -> None:
+        """Register `act` on a module, but not on copies: they carry its hooks, and train alone."""
+        original, sink_of = weakref.ref(module), self._sink
+
+        def hook(called: nn.Module, *_: Any) -> None:  # A function: a method's object is copied.
+            sink = sink_of()
+            if sink is not None and called is original():
+                act(sink, called)
+
+        self._keep(register(hook))
+
     def _add_weight(self, index: int, weight: CompressedWeight) -> None:
-        def before_forward(_module: nn.Module, _inputs: Any) -> None:
-            sink = self._sink()
-            if sink is None:
-                return
+        def before_forward(sink: GradientSink, _module: nn.Module) -> None:
             sink.wait(index)
             if torch._C._current_graph_task_id() != -1:  # A forward that checkpointing repeats.
                 return
@@ -95,7 +109,7 @@ class ModelHooks:
             sink.add_gradient(index, gradient)
 
         for module in weight.modules:
-            self._keep(module.register_forward_pre_hook(before_forward))
+            self._on_call(module, module.register_forward_pre_hook, before_forward)
         self._keep(weight.parameter.register_post_accumulate_grad_hook(after_accumulation))
 
     def _open_backward(self, sink: GradientSink) -> None:
@@ -121,10 +135,7 @@ class ModelHooks:
             self._open_backward(sink)
         sink.sentinel.remove()
 
-    def _before_root(self, model: nn.Module, _inputs: Any) -> None:
-        sink = self._sink()
-        if sink is None:
-            return
+    def _before_root(self, sink: GradientSink, model: nn.Module) -> None:
         if self._backward_open and torch._C._current_graph_task_id() == -1:
             sink.abandon_backward()  # It raised: it never closed.
         if self._seen:
@@ -141,14 +152,13 @@ class ModelHooks:
         """The backward that is open will not close."""
         self._backward_open = False
 
-    def _synchronize(self, *_: Any) -> None:
-        sink = self._sink()
-        if sink is not None:
-            sink.synchronize()
-
     def remove(self) -> None:
         """Take every hook away; idempotent."""
         self._registered.close()
+
+
+def _synchronize(sink: GradientSink, _module: nn.Module) -> None:
+    sink.synchronize()
 
 
 def _computes_in_fp16() -> bool:

@@ -42,16 +42,17 @@ def resolve_second_moment(codec: str, second_moment: str) -> str:
     return "factored" if codec in _LEAVES_A_COMPLEMENT else "full"
 
 
-def weight_keywords(options: SubspaceOptions, identity: bool = False) -> dict[str, Any]:
+def weight_keywords(options: SubspaceOptions, seed: int, identity: bool = False) -> dict[str, Any]:
     """What `_core` takes of one weight beside its name and shape: plans and engines say the same.
 
     Parameters
     ----------
     options : SubspaceOptions
+    seed : int
     identity : bool
         The weight is an embedding or the head: its whole gradient crosses.
     """
-    given = options.told("weight")
+    given = options.told("weight") | {"seed": seed}
     settled = {
         "d": options.d or 0,
         "residual": resolve_residual(options.codec, options.residual, options.nnz),
@@ -83,7 +84,9 @@ def engine_for(
         lane_cpu=pin[1],
     )
     specs = [
-        _core.WeightSpec(w.name, w.parameter.detach(), **weight_keywords(options, w.identity))
+        _core.WeightSpec(
+            w.name, w.parameter.detach(), **weight_keywords(options, options.seed, w.identity)
+        )
         for w in weights
     ]
     return _core.SubspaceEngine(engine_options, specs)
