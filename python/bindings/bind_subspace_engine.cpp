@@ -3,6 +3,7 @@
 #include "python/bindings/bindings.h"
 #include "python/bindings/engine_class.h"
 #include "python/bindings/tensor_view.h"
+#include "python/bindings/weight_options.h"
 #include "runtime/engine/subspace/subspace_engine.h"
 
 namespace sluiceway {
@@ -12,28 +13,17 @@ using Limits = std::array<std::optional<std::uint64_t>, kTierCount>;
 
 void bind_weight_spec(py::module_& m) {
   py::class_<WeightSpec>(m, "WeightSpec", "What to train, and how it is compressed.")
-      .def(py::init([](std::string name, const at::Tensor& weight, std::string codec, double ratio,
-                       std::int64_t d, std::int64_t nnz, std::int64_t block, std::uint64_t seed,
-                       const std::string& wire, const std::string& tier,
-                       const std::string& weight_update, const std::string& residual,
-                       const std::string& second_moment) {
+      .def(py::init([](std::string name, const at::Tensor& weight, const py::kwargs& options) {
              const AnyMatrix view = matrix_view(weight, name.c_str());
              WeightSpec spec;
              spec.name = std::move(name);
              spec.rows = view.rows;
              spec.cols = view.cols;
              spec.dtype = view.dtype;
-             spec.codec = {std::move(codec), ratio, d, nnz, block, seed};
-             spec.wire = parse_wire(wire);
-             spec.tier = parse_core_tier(tier);
-             spec.rounding = parse_rounding(weight_update, spec.dtype);
-             spec.residual = parse_residual(residual);
-             spec.second_moment = parse_second_moment(second_moment);
+             set_weight_options(spec, options);
              return spec;
            }),
-           py::arg("name"), py::arg("weight"), py::arg("codec"), py::arg("ratio"), py::arg("d"),
-           py::arg("nnz"), py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("tier"),
-           py::arg("weight_update"), py::arg("residual"), py::arg("second_moment"));
+           py::arg("name"), py::arg("weight"), kWeightOptionsDoc);
 }
 
 RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std::int64_t> every,
@@ -47,11 +37,13 @@ RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std
 void bind_engine_options(py::module_& m) {
   py::class_<SubspaceOptions>(m, "EngineOptions", "How an engine schedules, clips and throttles.")
       .def(py::init([](std::array<double, 3> link, const Limits& limits,
-                       std::uint64_t resident_bytes, const std::string& order,
+                       std::uint64_t resident_bytes, const std::string& schedule,
                        const std::string& norm_mode, double max_norm, int promised_backwards,
                        std::uint64_t seed, const std::string& codec,
                        std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
-                       double refresh_threshold, int learn_steps, const std::string& transport,
+                       std::optional<double> refresh_threshold, int refresh_learn_steps,
+                       const std::string& refresh_transport, double /*refresh_learn_rate*/,
+                       double /*refresh_beta*/, const std::string& /*refresh_init*/,
                        bool residual_at_once, int residual_every, double residual_max_rms,
                        int device_cpu, int lane_cpu) {
              SubspaceOptions options;
@@ -61,15 +53,15 @@ void bind_engine_options(py::module_& m) {
                options.lanes.limits[tier] = limits[tier].value_or(Budget::kUnlimited);
              }
              options.lanes.resident_bytes = resident_bytes;
-             options.lanes.order = parse_order(order);
+             options.lanes.order = parse_order(schedule);
              options.gate.norm = parse_norm_choice(norm_mode);
              options.gate.max_norm = max_norm;
              options.gate.promised_backwards = promised_backwards;
              options.seed = seed;
              options.refresh = refresh_config(codec, refresh_every, refresh_source);
-             options.learn.threshold = refresh_threshold;
-             options.learn.learn_steps = learn_steps;
-             options.learn.transport = parse_transport(transport);
+             options.learn.threshold = refresh_threshold.value_or(0.0);
+             options.learn.learn_steps = refresh_learn_steps;
+             options.learn.transport = parse_transport(refresh_transport);
              options.residual_at_once = residual_at_once;
              options.residual_every = residual_every;
              options.residual_max_rms = residual_max_rms;
@@ -78,14 +70,15 @@ void bind_engine_options(py::module_& m) {
              return options;
            }),
            py::kw_only(), py::arg("link"), py::arg("limits"), py::arg("resident_bytes"),
-           py::arg("order"), py::arg("norm_mode"), py::arg("max_norm"),
+           py::arg("schedule"), py::arg("norm_mode"), py::arg("max_norm"),
            py::arg("promised_backwards"), py::arg("seed"), py::arg("codec"),
            py::arg("refresh_every"), py::arg("refresh_source"), py::arg("refresh_threshold"),
-           py::arg("learn_steps"), py::arg("transport"), py::arg("residual_at_once"),
-           py::arg("residual_every"), py::arg("residual_max_rms"), py::arg("device_cpu"),
-           py::arg("lane_cpu"),
+           py::arg("refresh_learn_steps"), py::arg("refresh_transport"),
+           py::arg("refresh_learn_rate"), py::arg("refresh_beta"), py::arg("refresh_init"),
+           py::arg("residual_at_once"), py::arg("residual_every"), py::arg("residual_max_rms"),
+           py::arg("device_cpu"), py::arg("lane_cpu"),
            "link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, "
-           "host, pinned, disk, None for no limit.");
+           "host, pinned, disk, None for no limit. refresh_every: None for the codec's own.");
 }
 
 AnyMatrix gradient_view(const at::Tensor& gradient) { return matrix_view(gradient, "gradient"); }

@@ -26,6 +26,8 @@ from sluiceway.config.fields import (
     Size,
     off_is_null,
 )
+from sluiceway.config.shared_options import NormMode, Order
+from sluiceway.config.values import Budget, Link
 from sluiceway.errors import Unavailable
 
 PYDOC = "pydoc"  # Names the text that every Python brings along.
@@ -87,28 +89,15 @@ class TrainSection(Section):
     max_skipped: Count = 10  # Skipped steps in a row after which the run stops.
 
 
-class LinkSection(Section):
-    d2h_gbps: Positive  # GB/s, 1e9 bytes.
-    h2d_gbps: Positive
-    latency_us: NotNegative = 0.0
-
-
 class DeviceSection(Section):
     name: Annotated[str, AfterValidator(_device_name)] = "auto"
-    link: LinkSection | None = None  # null: not throttled.
+    link: Link | None = None  # null: not throttled.
     threads: Count | None = None  # Of torch; null: what torch takes.
     lane_threads: Count = 1
     pin: bool = False  # Main thread on the first core, lanes on the second.
     tflops: Positive | None = None  # What plan assumes of matmuls; null: measured here.
     memory_gbps: Positive | None = None  # Of the device's memory; null: as the host's.
     host_gbps: Positive | None = None  # Of host memory; null: measured here.
-
-
-class BudgetSection(Section):
-    device: Size | None = None
-    host: Size | None = None
-    pinned: Size | None = None
-    disk: Size | None = None
 
 
 class StoreSection(Section):
@@ -118,8 +107,8 @@ class StoreSection(Section):
 
 
 class ScheduleSection(Section):
-    order: Literal["edf", "fcfs", "paper", "barrier"] = "edf"
-    norm: Literal["auto", "exact", "speculative", "lagged"] = "auto"
+    order: Order = "edf"
+    norm: NormMode = "auto"
 
 
 class Config(Section):
@@ -139,7 +128,7 @@ class Config(Section):
         default_factory=lambda: section_of(DEFAULT_KIND)()
     )
     device: DeviceSection = DeviceSection()
-    budget: BudgetSection = BudgetSection()
+    budget: Budget = Budget()
     store: StoreSection = StoreSection()
     schedule: ScheduleSection = ScheduleSection()
     trace: bool = True  # Write trace.json.

@@ -1,101 +1,80 @@
-"""Small frozen values that the optimizers take: links, budgets, refresh policies."""
+"""Small frozen values that configs and optimizers take: links, budgets, refresh policies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from sluiceway.base.sizes import parse_bytes
-from sluiceway.errors import InvalidArgument
+from pydantic import AfterValidator, Field, model_validator
 
-_SOURCES = ("rolling", "closure")
-_TRANSPORTS = ("projected", "keep", "reset")
+from sluiceway.config.fields import Float, Int, Natural, NotNegative, Positive, Size
+from sluiceway.config.options import Options, option
 
 
-@dataclass(frozen=True)
-class Link:
-    """A throttle on the link between device and host.
-
-    Parameters
-    ----------
-    d2h_gbps, h2d_gbps : float
-        Rates in GB/s (1e9 bytes), each way.
-    latency_us : float
-        Added to every copy, in microseconds.
-    """
-
-    d2h_gbps: float
-    h2d_gbps: float
-    latency_us: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("d2h_gbps", "h2d_gbps"):
-            if not getattr(self, name) > 0:
-                raise InvalidArgument(
-                    f"Link: {name} is {getattr(self, name)}, expected above 0 GB/s"
-                )
-        if not self.latency_us >= 0:
-            raise InvalidArgument(f"Link: latency_us is {self.latency_us}, expected 0 or more")
+def _above_zero(rate: float) -> float:
+    if not rate > 0:
+        raise ValueError(f"is {rate:g}, expected above 0 GB/s")
+    return rate
 
 
-@dataclass(frozen=True)
-class Budget:
+Rate = Annotated[Float, AfterValidator(_above_zero)]
+ZeroOrMore = Annotated[Float, Field(ge=0)]
+Steps = Annotated[Int, Field(ge=0, lt=2**31)]
+
+
+class Link(Options):
+    """A throttle on the link between device and host."""
+
+    d2h_gbps: Rate = option(..., "Rate from device to host in GB/s (1e9 bytes).")
+    h2d_gbps: Rate = option(..., "Rate from host to device in GB/s.")
+    latency_us: ZeroOrMore = option(0.0, "Added to every copy, in microseconds.")
+
+
+class Budget(Options):
     """Bytes each tier may hold, as integers or texts such as "4GiB"; None: what is free."""
 
-    device: int | str | None = None
-    host: int | str | None = None
-    pinned: int | str | None = None
-    disk: int | str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("device", "host", "pinned", "disk"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, parse_bytes(value))
+    device: Size | None = option(None, "Where the model computes.")
+    host: Size | None = option(None, "Memory of the host that is not page-locked.")
+    pinned: Size | None = option(None, "Page-locked memory of the host.")
+    disk: Size | None = option(None, "The store.")
 
 
-@dataclass(frozen=True)
-class Refresh:
-    """When a projector is measured and replaced, and what its moments become.
+class RefreshSection(Options):
+    """What a file can say of a refresh: everything but a function."""
 
-    Parameters
-    ----------
-    every : int
-        Steps between measurements; 0: never after the first fit.
-    threshold : float or None
-        Relative estimation bias above which a projector is replaced; None: always.
-    source : str
-        Where calibration gradients come from: "rolling" (a few weights per step in turn) or
-        "closure" (a held-back batch).
-    closure : callable or None
-        Returns a calibration loss; needed by source "closure".
-    learn_steps : int
-        Most steps of learning per replacement.
-    transport : str
-        What moments become: "projected" onto the new projector, "keep" or "reset".
-    """
+    every: Natural = option(0, "Steps between measurements; 0: never after the first fit.")
+    threshold: ZeroOrMore | None = option(
+        None, "Relative estimation bias above which a projector is replaced; None: always."
+    )
+    source: Literal["rolling", "closure"] = option(
+        "rolling",
+        "Where calibration gradients come from: a few weights a step in turn, or a batch that was "
+        "held back.",
+    )
+    learn_steps: Steps = option(100, "Most steps of learning in one replacement.")
+    transport: Literal["projected", "keep", "reset"] = option(
+        "projected", "What moments become: projected onto the new projector, kept or set to 0."
+    )
+    learn_rate: Positive = option(0.1, "Learning rate of Adam on the values of a projector.")
+    beta: NotNegative = option(
+        1e-4, "Weight of the projectors' norms beside the bias, in what learning lowers."
+    )
+    init: Literal["sign", "normal"] = option(
+        "sign", "What the values of a new projector are before learning: signs, or normal draws."
+    )
 
-    every: int = 0
-    threshold: float | None = None
-    source: str = "rolling"
-    closure: Callable[[], Any] | None = None
-    learn_steps: int = 100
-    transport: str = "projected"
 
-    def __post_init__(self) -> None:
-        if self.every < 0 or self.learn_steps < 0:
-            raise InvalidArgument(
-                f"Refresh: every is {self.every} and learn_steps {self.learn_steps}, "
-                "expected 0 or more"
-            )
-        if self.threshold is not None and not self.threshold >= 0:
-            raise InvalidArgument(f"Refresh: threshold is {self.threshold}, expected 0 or more")
-        if self.source not in _SOURCES:
-            raise InvalidArgument(f"Refresh: source is {self.source!r}, expected one of {_SOURCES}")
-        if self.transport not in _TRANSPORTS:
-            raise InvalidArgument(
-                f"Refresh: transport is {self.transport!r}, expected one of {_TRANSPORTS}"
-            )
+class Refresh(RefreshSection):
+    """When a projector is measured and replaced, how it is learned, what its moments become."""
+
+    __match_args__ = ("every", "threshold", "source", "closure", "learn_steps", "transport")
+
+    closure: Callable[[], Any] | None = option(
+        None, 'Returns a calibration loss; what source "closure" needs.'
+    )
+
+    @model_validator(mode="after")
+    def _closure_is_given(self) -> Refresh:
         if self.source == "closure" and self.every > 0 and self.closure is None:
-            raise InvalidArgument('Refresh: source is "closure", expected closure= to be given')
+            raise ValueError('source is "closure", expected closure= to be given')
+        return self

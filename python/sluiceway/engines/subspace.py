@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from sluiceway.config.engines.subspace import SubspaceSection
-from sluiceway.config.values import Budget, Link, Refresh
+from sluiceway.config.engines.subspace import SubspaceOptions, SubspaceSection
 from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.protocol import Recorder
 from sluiceway.engines.subspace_plan import SubspacePlan
@@ -33,33 +32,19 @@ class Subspace(GradientEngine):
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> SubspaceAdamW:
         """With lanes of its own, which follow the placement."""
         config, engine, placement = self.config, self.config.engine, self.placement
-        train, schedule, link = config.train, config.schedule, config.device.link
+        train, schedule = config.train, config.schedule
         arguments: dict[str, Any] = {
             "lr": train.lr,
             "betas": train.betas,
             "eps": train.eps,
             "weight_decay": train.weight_decay,
             "max_norm": train.max_norm,
-            "codec": engine.codec,
-            "ratio": engine.ratio,
-            "d": engine.d,
-            "nnz": engine.nnz,
-            "block": engine.block,
-            "residual": engine.residual,
-            "residual_every": engine.residual_every,
-            "second_moment": engine.second_moment,
-            "scale": engine.scale,
-            "refresh": Refresh(**engine.refresh.model_dump()) if engine.refresh else None,
+            **{name: getattr(engine, name) for name in SubspaceOptions.model_fields},
             "schedule": schedule.order,
             "norm_mode": schedule.norm,
-            "wire": engine.wire,
-            "tier": engine.tier,
-            "weight_update": engine.weight_update,
-            "target": engine.target,
-            "embeddings": engine.embeddings,
             "device": placement.name,
-            "link": Link(**link.model_dump()) if link else None,
-            "budget": Budget(**config.budget.model_dump()),
+            "link": config.device.link,
+            "budget": config.budget,
             "accumulate": train.accumulate,
             "seed": train.seed,
             "trace": str(trace) if trace else None,

@@ -7,20 +7,17 @@ from typing import Any
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.config.schema import Config, LinkSection
+from sluiceway.config.schema import Config
+from sluiceway.config.values import Link
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
 from sluiceway.machine.placement import DTYPES
 from sluiceway.model.rehearsal import Rehearsal
-from sluiceway.model.targets import Selection, select_weights
-from sluiceway.optim.subspace.arguments import (
-    device_limit,
-    resolve_residual,
-    resolve_second_moment,
-)
+from sluiceway.model.targets import CompressedWeight, Selection, select_weights
+from sluiceway.optim.subspace.arguments import weight_keywords
+from sluiceway.optim.tier_limits import device_limit
 
 _ADAM_BYTES = 28  # Read and written per element of a core: gradient, moments, result.
 _MOMENT_BYTES = 4  # Of what is trained plainly on the device: f32 for every dtype of weights.
-_PLAIN = {"d": 0, "residual": "none", "second_moment": "full"}  # Of the identity codec.
 
 
 class SubspacePlan(DevicePlan):
@@ -33,18 +30,6 @@ class SubspacePlan(DevicePlan):
         selection = select_weights(model, engine.target, engine.embeddings)
         ordinary = sum(p.numel() for _, p in selection.ordinary)
         super().__init__(config, ordinary, moment_bytes=_MOMENT_BYTES)
-        self._keywords = {
-            "ratio": engine.ratio,
-            "d": engine.d or 0,
-            "nnz": engine.nnz,
-            "block": engine.block,
-            "wire": engine.wire,
-            "tier": engine.tier,
-            "weight_update": engine.weight_update,
-            "weight_dtype": config.model.dtype,
-            "residual": resolve_residual(engine.codec, engine.residual, engine.nnz),
-            "second_moment": resolve_second_moment(engine.codec, engine.second_moment),
-        }
         codec = self._codec(model, selection)
         self._costs = self._costs_of(selection, codec)
         self.freed = frozenset(w.name for w in selection.compressed)
@@ -57,33 +42,31 @@ class SubspacePlan(DevicePlan):
         whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
         free = device_limit(self._config.budget.device) - whole
         free -= sum(
-            _core.weight_plan(
-                "identity", *w.parameter.shape, False, False, **self._keywords | _PLAIN
-            )["device_bytes"]
+            self._cost_of(w, speculative=False, held=False)["device_bytes"]
             for w in selection.compressed
             if w.identity
         )
         shapes = [tuple(w.parameter.shape) for w in selection.compressed if not w.identity]
-        return _core.auto_codec(shapes, max(0, free), **self._keywords)
+        keywords = weight_keywords(self._config.engine, self._config.train.seed)
+        return _core.auto_codec(shapes, max(0, free), self._config.model.dtype, **keywords)
 
     def _costs_of(self, selection: Selection, codec: str) -> list[dict[str, Any]]:
         """Bytes and shape of each weight's core."""
         config = self._config
         order, norm = config.schedule.order, config.schedule.norm
         speculative = norm == "speculative" or (norm == "auto" and order != "barrier")
-        costs = []
-        for weight in selection.compressed:
-            m, n = weight.parameter.shape
-            cost = _core.weight_plan(
-                codec="identity" if weight.identity else codec,
-                m=m,
-                n=n,
-                speculative=speculative,
-                held=config.train.accumulate > 1 or config.model.autocast == "fp16",
-                **self._keywords | (_PLAIN if weight.identity else {}),
-            )
-            costs.append({**cost, "elements": m * n})
-        return costs
+        held = config.train.accumulate > 1 or config.model.autocast == "fp16"
+        return [self._cost_of(w, speculative, held, codec) for w in selection.compressed]
+
+    def _cost_of(
+        self, weight: CompressedWeight, speculative: bool, held: bool, codec: str | None = None
+    ) -> dict[str, Any]:
+        keywords = weight_keywords(self._config.engine, self._config.train.seed, weight.identity)
+        if codec is not None and not weight.identity:
+            keywords["codec"] = codec
+        m, n = weight.parameter.shape
+        dtype = self._config.model.dtype
+        return {**_core.weight_plan(m, n, dtype, speculative, held, **keywords), "elements": m * n}
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Cores, projectors and staging beside what is trained plainly."""
@@ -118,7 +101,7 @@ class SubspacePlan(DevicePlan):
         """Seconds of each weight on each lane."""
         config = self._config
         bandwidth, host_bandwidth = 1e9 * speeds["memory_gbps"], 1e9 * speeds["host_gbps"]
-        link = config.device.link or LinkSection(
+        link = config.device.link or Link(
             d2h_gbps=speeds["host_gbps"], h2d_gbps=speeds["host_gbps"]
         )
         costs = self._costs

@@ -66,7 +66,7 @@ def _check_storage(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     for (start, size, first), (other, _, second) in pairwise(spans):
         if other < start + size:
             raise InvalidArgument(
-                f"SubspaceAdamW: {first} and {second} are two parameters over the same storage, "
+                f"target: {first} and {second} are two parameters over the same storage, "
                 "expected one parameter used in both places; tie them by assignment"
             )
 
@@ -169,7 +169,7 @@ def _check_compressed(model: nn.Module, selection: Selection) -> None:
     if not selection.compressed:
         count = sum(p.dim() == 2 for p in model.parameters())
         raise InvalidArgument(
-            f"SubspaceAdamW: {type(model).__name__} has no trainable linear weight with at least "
+            f"target: {type(model).__name__} has no trainable linear weight with at least "
             f"{MIN_ELEMENTS} elements ({count} matrices in all), expected at least one; use "
             "torch.optim.AdamW, or name the weights with target="
         )
@@ -178,11 +178,11 @@ def _check_compressed(model: nn.Module, selection: Selection) -> None:
         p = weight.parameter
         if p.dtype not in (torch.float32, torch.bfloat16):
             raise InvalidArgument(
-                f"SubspaceAdamW: {weight.name} is {p.dtype}, expected float32 or "
+                f"target: {weight.name} is {p.dtype}, expected float32 or "
                 "bfloat16; keep float32 weights and autocast to float16"
             )
         if p.stride(1) != 1 or p.stride(0) < p.shape[1]:
             raise InvalidArgument(
-                f"SubspaceAdamW: {weight.name} has strides {tuple(p.stride())}, expected rows to "
+                f"target: {weight.name} has strides {tuple(p.stride())}, expected rows to "
                 "be contiguous; make it contiguous first"
             )

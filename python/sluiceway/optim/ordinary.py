@@ -19,6 +19,8 @@ class OrdinaryParameters:
     parameters : list of (str, torch.Tensor)
         Names key the stochastic rounding of bf16 parameters.
     seed : int
+    owner : str
+        The optimizer's name, for errors.
 
     Raises
     ------
@@ -26,11 +28,11 @@ class OrdinaryParameters:
         A parameter has a dtype or a layout that the kernel does not take.
     """
 
-    def __init__(self, parameters: list[tuple[str, torch.Tensor]], seed: int) -> None:
+    def __init__(self, parameters: list[tuple[str, torch.Tensor]], seed: int, owner: str) -> None:
         for name, p in parameters:
             if p.dtype not in (torch.float32, torch.bfloat16) or not p.is_contiguous():
                 raise InvalidArgument(
-                    f"SubspaceAdamW: {name} is {p.dtype} with strides {tuple(p.stride())}, "
+                    f"{owner}: {name} is {p.dtype} with strides {tuple(p.stride())}, "
                     "expected contiguous float32 or bfloat16; convert or freeze it"
                 )
         self._parameters = parameters

@@ -26,10 +26,13 @@ class Sentinel:
     ----------
     parameter : torch.nn.Parameter
         The smallest compressed weight, m x n with m n >= 2.
+    owner : str
+        The optimizer's name, for errors.
     """
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, parameter: nn.Parameter, owner: str) -> None:
         self.parameter = parameter
+        self._owner = owner
         self._grad: torch.Tensor | None = None
         self._written: tuple[float, float] = (0.0, 0.0)
         self._stands = False
@@ -69,7 +72,7 @@ class Sentinel:
         factor = self.factor()
         if math.isfinite(factor) and abs(factor - 1.0) > 1e-6:
             raise InvalidArgument(
-                f"SubspaceAdamW: gradients were scaled by {factor:.6g} between two backwards of "
+                f"{self._owner}: gradients were scaled by {factor:.6g} between two backwards of "
                 "one step, expected scaling after the last one; clip just before step()"
             )
 
@@ -94,7 +97,7 @@ class Sentinel:
         factor, other = first / before, second / before_second
         if math.isfinite(factor) and abs(factor - other) > 1e-4 * abs(factor):
             raise InvalidArgument(
-                f"SubspaceAdamW.step: gradients were scaled by {factor:.6g} in one element and "
+                f"{self._owner}.step: gradients were scaled by {factor:.6g} in one element and "
                 f"{other:.6g} in another, expected one factor for all; clip by norm, not by value"
             )
         return factor

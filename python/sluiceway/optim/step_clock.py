@@ -30,7 +30,7 @@ class StepClock:
         self._last_end = time.perf_counter()
         self._norm = 0.0
         self._seconds = 0.0
-        self._raw: dict[str, Any] = engine.take_stats()
+        self.raw: dict[str, Any] = engine.take_stats()  # Of the last step, the engine's own too.
 
     def backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """A backward ended: tell the cost model how long the device took."""
@@ -46,11 +46,11 @@ class StepClock:
         now = time.perf_counter()
         self._seconds, self._last_end = now - self._last_end, now
         self._norm = norm
-        self._raw = self._engine.take_stats()
+        self.raw = self._engine.take_stats()
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step; keys and units of a line of metrics.jsonl."""
-        raw, peak = self._raw, self._raw["peak_bytes"]
+        raw, peak = self.raw, self.raw["peak_bytes"]
         # A gradient that waits for step() is torch's, and reserved by the engine beside it.
         counted_twice = self._counted_twice + raw["held_bytes"]
         device = peak["device"] - counted_twice + _core.host_peak_bytes()
@@ -59,7 +59,6 @@ class StepClock:
             "device_seconds": max(0.0, self._seconds - raw["stall_seconds"]),
             "stall_seconds": raw["stall_seconds"],
             "host_seconds": raw["host_seconds"],
-            "learn_seconds": raw["learn_seconds"],
             "grad_norm": self._norm,
             "recalled": raw["recalled"],
             "bytes": {
@@ -74,5 +73,4 @@ class StepClock:
                 "pinned": peak["pinned"],
                 "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             },
-            "subspace": {"bias_mean": raw["bias_mean"], "refreshed": raw["refreshed"]},
         }

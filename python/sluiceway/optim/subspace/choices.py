@@ -28,7 +28,7 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
                 "core": core,
                 "residual": costs["residual"],
                 "second_moment": costs["second_moment"],
-                "why": _reason(weight.identity, optimizer.arguments["codec"], costs["codec"]),
+                "why": _reason(weight.identity, optimizer.options.codec, costs["codec"]),
                 **dict.fromkeys(_COSTS, 0),
             },
         )
