@@ -22,7 +22,7 @@ Stream Stream::owned(DeviceId device, Options options) {
 }
 
 Stream Stream::borrowed(StreamRef framework_stream) {
-  if (DeviceId{framework_stream.device}.is_host()) {
+  if (framework_stream.is_host()) {
     return Stream(std::make_unique<Impl>(Impl{std::make_unique<InlineStream>()}));
   }
   return Stream(std::make_unique<Impl>(Impl{cuda::make_borrowed_stream(framework_stream)}));
@@ -47,7 +47,7 @@ void Stream::synchronize() { impl_->backend->synchronize(); }
 DeviceId Stream::device() const noexcept { return impl_->backend->device(); }
 
 DeviceGuard::DeviceGuard(DeviceId device) {
-  if (!device.is_host()) previous_ = cuda::select_device(device.ordinal);
+  if (!device.is_host()) previous_ = cuda::select_device(device.ordinal());
 }
 
 DeviceGuard::~DeviceGuard() {

@@ -59,7 +59,10 @@ SubspaceEngine::SubspaceEngine(EngineOptions options, std::vector<WeightSpec> we
       learner_(std::move(learner)),
       refresh_(options_.refresh, static_cast<int>(slots_.size())),
       compress_scratch_(budget_, Tier::kDevice, options_.device,
-                        largest(slots_, &WeightSlot::scratch_elems), "scratch of compress",
+                        largest(slots_, options_.refresh.every > 0
+                                            ? &WeightSlot::refresh_scratch_elems
+                                            : &WeightSlot::scratch_elems),
+                        "scratch of compress",
                         Fill::kNone),
       apply_scratch_(budget_, Tier::kDevice, options_.device,
                      largest(slots_, &WeightSlot::scratch_elems), "scratch of apply", Fill::kNone),

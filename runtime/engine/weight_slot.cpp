@@ -10,9 +10,9 @@ WeightSlot::WeightSlot(WeightSpec weight_spec, DeviceId device, Budget& budget)
     : spec(std::move(weight_spec)),
       hash(stable_hash(spec.name)),
       plan(plan_weight(spec, false)),
-      codec(make_codec(spec.codec, spec.rows, spec.cols, hash, budget)) {
+      codec(make_codec(spec.codec, spec.rows, spec.cols, hash, device, budget)) {
   if (spec.residual != ResidualKind::kNone) {
-    residual.emplace(spec.residual, spec.rows, spec.cols, budget, spec.name);
+    residual.emplace(spec.residual, spec.rows, spec.cols, device, budget, spec.name);
   }
   const auto core_bytes = static_cast<std::size_t>(core_elems()) * sizeof(float);
   const auto wire = static_cast<std::size_t>(plan.d2h_bytes);
@@ -90,7 +90,7 @@ void WeightSlot::accumulate(const AnyMatrix& g, std::span<float> scratch, Stream
   ++backwards;
   scanned = false;
   if (has_core()) return;
-  scan_result = cpu::overflow_scan(total);  // Now: the residual uses the gradient up.
+  overflow_scan(total, &scan_result, stream);  // Now: the residual uses the gradient up.
   scanned = true;
 }
 
@@ -121,6 +121,10 @@ void WeightSlot::commit(int promised_backwards) noexcept {
 }
 
 std::size_t WeightSlot::scratch_elems() const noexcept { return codec->scratch_elems(); }
+
+std::size_t WeightSlot::refresh_scratch_elems() const noexcept {
+  return codec->refresh_scratch_elems();
+}
 
 std::size_t WeightSlot::host_scratch_elems() const noexcept {
   return spec.wire == WireFormat::kInt8 ? 2 * static_cast<std::size_t>(core_elems()) : 0;
@@ -186,7 +190,7 @@ void WeightSlot::apply(std::span<float> scratch, StreamRef stream) {
   if (spec.tier == CoreTier::kDevice || spec.wire == WireFormat::kInt8) {
     d.data = unpacked_.data();
     if (spec.tier == CoreTier::kHost) {
-      cpu::unpack(spec.wire, arrived.as<const std::byte>(), unpacked_.as<float>());
+      unpack(spec.wire, arrived.as<const std::byte>(), unpacked_.as<float>(), stream);
     }
   } else if (spec.wire == WireFormat::kBF16) {
     d.dtype = DType::kBF16;

@@ -64,7 +64,8 @@ class WeightSlot {
   MatrixView<std::uint16_t> low_bits() const noexcept;
   std::span<const std::byte> outgoing() const noexcept;  // What crosses to the host.
 
-  std::size_t scratch_elems() const noexcept;       // For accumulate() and apply().
+  std::size_t scratch_elems() const noexcept;          // For accumulate() and apply().
+  std::size_t refresh_scratch_elems() const noexcept;  // And for a refresh of the codec.
   std::size_t host_scratch_elems() const noexcept;  // For update_core().
 
   void commit(int promised_backwards) noexcept;  // The gathered gradient is now being applied.

@@ -56,7 +56,7 @@ class Training {
   void backward(std::vector<Matrix>& g, std::vector<Matrix>& total) {
     engine->prepare(hyper(), views());
     for (std::size_t i = g.size(); i-- > 0;) {
-      engine->add_gradient(static_cast<int>(i), any(g[i]), any(total[i]), StreamRef{});
+      engine->add_gradient(static_cast<int>(i), any(g[i]), any(total[i]), StreamRef::host());
     }
   }
 
@@ -109,7 +109,7 @@ class Training {
 };
 
 inline EngineOptions options_with(Order order, NormChoice norm, double max_norm = 0) {
-  EngineOptions options;
+  EngineOptions options{.device = DeviceId::host()};
   options.order = order;
   options.norm = norm;
   options.max_norm = max_norm;

@@ -48,13 +48,13 @@ Budget unlimited() {
 
 TEST_P(WeightPlanTest, TheSlotReservesExactlyWhatThePlanSays) {
   Budget budget = unlimited();
-  WeightSlot slot(spec_of(GetParam()), DeviceId{}, budget);
+  WeightSlot slot(spec_of(GetParam()), DeviceId::host(), budget);
   const WeightPlan& plan = slot.plan;
   EXPECT_EQ(budget.used(Tier::kDevice), plan.device_bytes + plan.projector_bytes);
   EXPECT_EQ(budget.used(Tier::kHost), plan.host_bytes);
   EXPECT_EQ(budget.used(Tier::kPinned), plan.pinned_bytes);
   if (GetParam().tier == CoreTier::kDevice) return;
-  slot.add_spare(DeviceId{}, budget);
+  slot.add_spare(DeviceId::host(), budget);
   EXPECT_EQ(budget.used(Tier::kHost), plan_weight(slot.spec, true).host_bytes);
 }
 
@@ -95,7 +95,7 @@ TEST(WeightPlanErrorTest, ASlotTooLargeForItsTierNamesBothByteCountsAndTheWeight
   limits.fill(Budget::kUnlimited);
   limits[1] = 1000;  // Host.
   Budget budget(limits);
-  EXPECT_THAT([&] { WeightSlot(spec_of(c), DeviceId{}, budget); },
+  EXPECT_THAT([&] { WeightSlot(spec_of(c), DeviceId::host(), budget); },
               ThrowsMessage<OutOfMemory>(testing::AllOf(HasSubstr("35108 bytes"),
                                                         HasSubstr("1000 bytes"), HasSubstr("w"))));
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kPinned}) {

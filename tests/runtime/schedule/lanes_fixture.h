@@ -80,7 +80,7 @@ struct LanesFixture {
       : layer_count(layers) {
     for (const Lane lane : kLanes) {
       streams.push_back(kind == StreamKind::kInline
-                            ? Stream::borrowed(StreamRef{})
+                            ? Stream::borrowed(StreamRef::host())
                             : Stream::host({.name = std::string(to_string(lane))}));
     }
     Executor::Config config;
