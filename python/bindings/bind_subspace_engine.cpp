@@ -54,7 +54,7 @@ void bind_engine_options(py::module_& m) {
                        double refresh_threshold, int learn_steps, const std::string& transport,
                        bool residual_at_once, int residual_every, double residual_max_rms,
                        int device_cpu, int lane_cpu) {
-             SubspaceOptions options;
+             SubspaceOptions options(DeviceId::host());
              options.lanes.d2h = {link[0], link[2]};
              options.lanes.h2d = {link[1], link[2]};
              for (std::size_t tier = 0; tier < kTierCount; ++tier) {
@@ -94,7 +94,7 @@ void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient
                   const at::Tensor& total) {
   const AnyMatrix g = gradient_view(gradient), sum = gradient_view(total);
   const py::gil_scoped_release unlocked;
-  engine.add_gradient(weight, g, sum, StreamRef{});
+  engine.add_gradient(weight, g, sum, StreamRef::host());
 }
 
 // Each is (lr, beta1, beta2, eps, weight_decay, scale).
@@ -224,7 +224,7 @@ void bind_subspace_engine(py::module_& m) {
       .def("has_gradient", &SubspaceEngine::has_gradient)
       .def("drop", &SubspaceEngine::drop, unlocked)
       .def(
-          "wait", [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef{}); },
+          "wait", [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef::host()); },
           py::arg("weight"), unlocked)
       .def("synchronize", &SubspaceEngine::synchronize, unlocked)
       .def("finish", &SubspaceEngine::finish, unlocked)
