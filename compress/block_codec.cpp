@@ -1,30 +1,14 @@
-// Block families: groups of rows, each turned by a block with orthonormal columns.
-//
-//   block_random   blocks drawn from the seed, nothing to store
-//   block_pca      each group's leading directions in one calibration gradient
-//   svd            one group a side: the gradient's leading singular directions
-//   galore         svd of the shorter side, the other left as it is        } baselines of the
-//   topk_columns   the columns with the largest norms, all rows            } experiments
-//
-// P^T P = I and Q^T Q = I, so P P^T keeps the share dm / m of a random direction's energy. An
-// update of the core with elements of size 1 becomes one of size sqrt(dm dn / (m n)) = f on the
-// weight; default_scale() is the inverse, 1/f, exactly where the groups divide the weight. The
-// one-sided baselines keep ratio^2 of their side: a core of the same size.
+#include "compress/block_codec.h"
+
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <limits>
-#include <string>
 #include <utility>
 
-#include "compress/block_fit.h"
-#include "compress/codec_families.h"
+#include "compress/check_config.h"
 #include "compress/codec_state.h"
-#include "compress/learner.h"
 #include "compress/moment_transport.h"
+#include "compress/orthonormal_scale.h"
 #include "kernels/base/check.h"
 #include "kernels/compress.h"
-#include "kernels/overflow_scan.h"
 #include "kernels/residual_form.h"
 
 namespace sluiceway {
@@ -36,16 +20,6 @@ std::span<const float> values_of(const BlockRows& rows) {
   return {rows.value, static_cast<std::size_t>(rows.rows * rows.kept)};
 }
 
-bool is_random(std::string_view family) { return family == "block_random"; }
-
-bool projects_rows(std::string_view family, std::int64_t m, std::int64_t n) {
-  return family == "svd" || (family == "galore" && m <= n);
-}
-
-bool projects_columns(std::string_view family, std::int64_t m, std::int64_t n) {
-  return family == "svd" || family == "topk_columns" || (family == "galore" && m > n);
-}
-
 // One group; a gradient has no more directions than its shorter side.
 BlockRows dense_layout(std::int64_t rows, std::int64_t other, double ratio) {
   BlockRows layout = block_layout(rows, rows, ratio);
@@ -55,176 +29,132 @@ BlockRows dense_layout(std::int64_t rows, std::int64_t other, double ratio) {
 
 class BlockCodec final : public GradientCodec {
  public:
-  BlockCodec(std::string_view family, const CodecRequest& request, Budget& budget)
-      : family_(family),
-        budget_(budget),
-        layouts_(block_layouts(family, request.config, request.m, request.n)),
-        projector_(layouts_, budget) {
-    const ProjectorDims& dims = projector_.dims();
-    header_.set_family(family);
-    header_.seed = request.config.seed;
-    header_.weight_hash = request.weight_hash;
-    header_.m = dims.m;
-    header_.n = dims.n;
-    header_.dm = dims.dm;
-    header_.dn = dims.dn;
+  BlockCodec(const CodecRequest& request, BlockRecipe recipe)
+      : GradientCodec(request.family),
+        recipe_(recipe),
+        layouts_(recipe.layouts(request.config, request.m, request.n)),
+        projector_(layouts_, request.device, request.budget),
+        header_(header_of(request, projector_.dims())) {
     header_.nnz = layouts_.p.block;
-    if (is_random(family_)) {
+    if (recipe_.fit == nullptr) {
       projector_.draw({header_.seed, 0, header_.weight_hash});
     } else {
       header_.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
     }
   }
 
-  std::string_view name() const noexcept override { return family_; }
   CoreShape core() const noexcept override { return {header_.dm, header_.dn}; }
   float default_scale() const noexcept override { return orthonormal_scale(projector_.dims()); }
-  bool learns() const noexcept override { return !is_random(family_); }
-  bool wants_calibration() const noexcept override { return learns() && header_.generation == 0; }
-  std::uint64_t generation() const noexcept override { return header_.generation; }
-
-  std::size_t scratch_elems() const noexcept override { return block_scratch_elems(layouts_); }
+  bool wants_calibration() const noexcept override { return learns() && generation() == 0; }
+  std::size_t scratch_elems() const noexcept override { return layouts_.scratch_elems(); }
 
   void compress(const AnyMatrix& g, float beta, MatrixView<float> s, std::span<float> scratch,
                 StreamRef stream) const override {
-    require_host_stream(stream, name());
-    cpu::compress(s, beta, g, projector_.p(), projector_.q(), scratch);
+    sluiceway::compress(s, beta, g, projector_.p(), projector_.q(), scratch, stream);
   }
 
   void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
              const WeightUpdate& update, std::span<float> scratch,
              StreamRef stream) const override {
-    require_host_stream(stream, name());
-    cpu::decompress(w, low, d, projector_.p(), projector_.q(), update, scratch);
+    decompress(w, low, d, projector_.p(), projector_.q(), update, scratch, stream);
   }
 
   void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
                       std::span<float> cols, std::span<float> scratch,
                       StreamRef stream) const override {
-    require_host_stream(stream, name());
-    cpu::residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch);
+    residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch, stream);
   }
-
-  BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const override {
-    require_host_stream(stream, name());
-    return cpu::bias_norm(g, projector_.p(), projector_.q(), scratch);
-  }
-
-  RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
-                         ProjectorLearner& learner, const Moments& moments,
-                         std::span<float> scratch, StreamRef stream) override;
 
   std::vector<std::byte> save() const override {
-    if (is_random(family_)) return write_codec_state(header_, {}, {});
-    return write_codec_state(header_, values_of(projector_.p()), values_of(projector_.q()));
+    CodecStateHeader header = header_;
+    header.generation = generation();
+    if (!learns()) return write_codec_state(header, {}, {});
+    return write_codec_state(header, values_of(projector_.p()), values_of(projector_.q()));
   }
-  void load(std::span<const std::byte> state) override;
+
   void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
+  void load(std::span<const std::byte> state) override {
+    const CodecState stored = read_codec_state(state, header_);
+    if (!learns()) return;
+    projector_.restore(stored.values);
+    set_generation(stored.header.generation);
+  }
+
+ protected:
+  BiasNorm measure_bias(const AnyMatrix& g, std::span<float> scratch,
+                        StreamRef stream) const override {
+    BiasNorm norm;
+    bias_norm(&norm, g, projector_.p(), projector_.q(), scratch, stream);
+    return norm;
+  }
+
+  std::size_t kept_elems() const noexcept override { return learns() ? layouts_.elems() : 0; }
+  void keep(std::span<float> copy) const override { projector_.keep(copy); }
+  void restore(std::span<const float> copy) override { projector_.restore(copy); }
+
+  int fit(const AnyMatrix& g, const RefreshOptions& /*options*/, ProjectorLearner& learner,
+          StreamRef stream) override {
+    recipe_.fit(projector_, g, learner, header_.seed ^ header_.weight_hash, stream);
+    return 0;
+  }
+
+  void transport(MomentTransport how, const Moments& moments,
+                 std::span<const float> copy) const override {
+    const BlockLayouts old = projector_.kept(copy);
+    transport_moments(how, moments, old.p, projector_.p(), old.q, projector_.q());
+  }
 
  private:
-  void fit(BlockProjector& next, const AnyMatrix& g, ProjectorLearner& learner,
-           StreamRef stream) const;
-
-  const std::string family_;
-  Budget& budget_;
+  BlockRecipe recipe_;
   BlockLayouts layouts_;
   BlockProjector projector_;
   CodecStateHeader header_;
 };
 
-// Relative bias while P and Q are zeros: all of a gradient. Needs no pass of products.
-double lost_without_projectors(const AnyMatrix& g) {
-  const ScanResult scan = cpu::overflow_scan(g);
-  if (!scan.finite) return std::numeric_limits<double>::quiet_NaN();
-  return scan.sum_squares > 0 ? 1 : 0;
-}
-
-void BlockCodec::fit(BlockProjector& next, const AnyMatrix& g, ProjectorLearner& learner,
-                     StreamRef stream) const {
-  if (family_ == "block_pca") {
-    fit_block_pca(g, Side::kRows, layouts_.p, next.p_value());
-    fit_block_pca(g, Side::kColumns, layouts_.q, next.q_value());
-    return;
-  }
-  const bool rows = projects_rows(family_, g.rows, g.cols);
-  const bool columns = projects_columns(family_, g.rows, g.cols);
-  if (!rows) fill_unit_blocks(layouts_.p, next.p_value());
-  if (!columns) fill_unit_blocks(layouts_.q, next.q_value());
-  if (family_ == "topk_columns") return fit_top_columns(g, layouts_.q, next.q_value());
-  const MatrixView<float> p(next.p_value().data(), rows ? g.rows : 0, rows ? header_.dm : 0);
-  const MatrixView<float> q(next.q_value().data(), columns ? g.cols : 0, columns ? header_.dn : 0);
-  learner.leading_directions(g, p, q, header_.seed ^ header_.weight_hash, stream);
-}
-
-RefreshOutcome BlockCodec::refresh(const AnyMatrix& g, const RefreshOptions& options,
-                                   ProjectorLearner& learner, const Moments& moments,
-                                   std::span<float> scratch, StreamRef stream) {
-  RefreshOutcome outcome;
-  if (!learns()) return outcome;
-  require_host_stream(stream, name());
-  const auto start = std::chrono::steady_clock::now();
-  const bool first = wants_calibration();
-  outcome.bias_before =
-      first ? lost_without_projectors(g) : relative_bias(bias(g, scratch, stream));
-  outcome.bias_after = outcome.bias_before;
-  // A gradient that is not finite compares false, and teaches nothing; a gradient of zeros neither.
-  if (outcome.bias_before > (first ? 0 : options.threshold)) {
-    if (first) {
-      fit(projector_, g, learner, stream);
-    } else {
-      BlockProjector next(layouts_, budget_);
-      fit(next, g, learner, stream);
-      transport_moments(options.transport, moments, projector_.p(), next.p(), projector_.q(),
-                        next.q());
-      projector_ = std::move(next);
-    }
-    outcome.bias_after = relative_bias(bias(g, scratch, stream));
-    ++header_.generation;
-    outcome.refreshed = true;
-  }
-  outcome.seconds = seconds_since(start);
-  return outcome;
-}
-
-void BlockCodec::load(std::span<const std::byte> state) {
-  const CodecState stored = read_codec_state(state, header_);
-  if (is_random(family_)) return;
-  const auto p_end = stored.values.begin() + std::ssize(projector_.p_value());
-  std::copy(stored.values.begin(), p_end, projector_.p_value().begin());
-  std::copy(p_end, stored.values.end(), projector_.q_value().begin());
-  header_.generation = stored.header.generation;
-}
-
 }  // namespace
 
-bool is_block(std::string_view family) noexcept {
-  constexpr std::array<std::string_view, 5> kBlock = {"block_random", "block_pca", "svd", "galore",
-                                                      "topk_columns"};
-  return std::find(kBlock.begin(), kBlock.end(), family) != kBlock.end();
+BlockLayouts grouped_layouts(const CodecConfig& config, std::int64_t m, std::int64_t n) {
+  return {block_layout(m, config.block, config.ratio), block_layout(n, config.block, config.ratio)};
 }
 
-BlockLayouts block_layouts(std::string_view family, const CodecConfig& config, std::int64_t m,
+BlockLayouts dense_layouts(bool rows, bool columns, const CodecConfig& config, std::int64_t m,
                            std::int64_t n) {
-  if (is_random(family) || family == "block_pca") {
-    return {block_layout(m, config.block, config.ratio),
-            block_layout(n, config.block, config.ratio)};
-  }
-  const bool rows = projects_rows(family, m, n), columns = projects_columns(family, m, n);
   const double ratio = rows && columns ? config.ratio : config.ratio * config.ratio;
   return {rows ? dense_layout(m, n, ratio) : block_layout(m, kUnitBlock, 1.0),
           columns ? dense_layout(n, m, ratio) : block_layout(n, kUnitBlock, 1.0)};
 }
 
-std::size_t block_scratch_elems(const BlockLayouts& layouts) noexcept {
-  const auto& [p, q] = layouts;
-  return static_cast<std::size_t>(
-      std::max({compress_scratch_elems(p, q), decompress_scratch_elems(p, q),
-                bias_norm_scratch_elems(p, q)}));
-}
-
-std::unique_ptr<GradientCodec> make_block(std::string_view family, const CodecRequest& request,
-                                          Budget& budget) {
-  return std::make_unique<BlockCodec>(family, request, budget);
+CodecFamily block_family(std::string name, BlockRecipe recipe) {
+  const auto layouts = recipe.layouts;
+  CodecFamily family;
+  family.name = std::move(name);
+  family.offered = true;
+  family.learns = recipe.fit != nullptr;
+  family.complement = Complement::kAlways;
+  family.check = [](const CodecConfig& config, std::int64_t, std::int64_t) {
+    check_ratio(config);
+    SLUICEWAY_CHECK(config.block > 0 && config.block <= kMaxBlock, "codec: block is ", config.block,
+                    " rows, expected 1 to ", kMaxBlock);
+  };
+  family.core = [layouts](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    const BlockLayouts pair = layouts(config, m, n);
+    return CoreShape{pair.p.cols, pair.q.cols};
+  };
+  family.projector_bytes = [layouts](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    return layouts(config, m, n).bytes();
+  };
+  family.scratch_elems = [layouts](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    return layouts(config, m, n).scratch_elems();
+  };
+  if (family.learns) {
+    family.kept_elems = [layouts](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+      return layouts(config, m, n).elems();
+    };
+  }
+  family.make = [recipe](const CodecRequest& request) {
+    return std::make_unique<BlockCodec>(request, recipe);
+  };
+  return family;
 }
 
 }  // namespace sluiceway

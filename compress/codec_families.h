@@ -1,48 +1,72 @@
-// What the factory asks of each family; one .cpp a family. Only compress/ includes this.
+// What a codec family is: one row of a table, and one .cpp that the row points into.
+//
+// Everything that asks for a family by name asks this table: make_codec() and its companions, the
+// errors that list the names, the default of a refresh, and Python. A program that links the
+// library adds a family of its own with register_codec().
+//
+// Ownership:     rows are copied in and live as long as the program.
+// Thread safety: every call from any thread.
 #pragma once
 
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "compress/gradient_codec.h"
-#include "compress/projector.h"
 
 namespace sluiceway {
 
-// Checked arguments of make_codec().
-struct CodecRequest {
+// Whether what a codec leaves of a gradient holds nothing of the core, so that a residual may train
+// with it: its columns are orthonormal, or it has none.
+enum class Complement : std::uint8_t { kNever, kAlways, kIfOneNonzero };
+
+struct CodecFamily;
+
+struct CodecRequest {  // Checked arguments of make_codec().
+  const CodecFamily& family;
   CodecConfig config;
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::uint64_t weight_hash = 0;
+  DeviceId device;
+  Budget& budget;
 };
 
-// Family identity or none.
-std::unique_ptr<GradientCodec> make_plain(std::string_view family, const CodecRequest& request);
-// Family block_random, block_pca, svd, galore or topk_columns.
-std::unique_ptr<GradientCodec> make_block(std::string_view family, const CodecRequest& request,
-                                          Budget& budget);
-// Family sparse_random or sparse_learned.
-std::unique_ptr<GradientCodec> make_sparse(std::string_view family, const CodecRequest& request,
-                                           Budget& budget);
+struct CodecFamily {
+  // A question about a weight of m x n, answered without allocating anything.
+  template <typename Answer>
+  using Of = std::function<Answer(const CodecConfig& config, std::int64_t m, std::int64_t n)>;
 
-bool is_block(std::string_view family) noexcept;
-std::size_t block_scratch_elems(const BlockLayouts& layouts) noexcept;
-std::size_t sparse_scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
-BlockLayouts block_layouts(std::string_view family, const CodecConfig& config, std::int64_t m,
-                           std::int64_t n);
+  std::string name;              // At most 16 characters, those that a saved state keeps.
+  bool offered = false;          // To users, and in errors; not so a baseline of the experiments.
+  bool learns = false;           // refresh() may change the projectors.
+  bool has_square_core = false;  // Takes CodecConfig::d.
+  Complement complement = Complement::kNever;
+  std::int64_t refresh_every = 0;  // Steps, where nobody says otherwise; 0: never.
 
-// m x n and the core that `config` gives it: d x d, or round(ratio m) x round(ratio n).
-ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_t n);
+  Of<void> check;      // InvalidArgument: a number that is out of range; may be empty.
+  Of<CoreShape> core;  // Has no elements where nothing crosses.
+  Of<std::uint64_t> projector_bytes;  // Device; reserved by make(). May be empty: none.
+  Of<std::size_t> scratch_elems;      // As GradientCodec::scratch_elems(); may be empty: none.
+  Of<std::size_t> kept_elems;         // As GradientCodec::kept_elems(); may be empty: none.
+  std::function<std::unique_ptr<GradientCodec>(const CodecRequest& request)> make;
 
-// What makes an update of a core with elements of size 1 one of size 1 on the weight, where P and Q
-// have orthonormal columns: 1 / sqrt(dm dn / (m n)), the 1/f of docs/algorithm.md section 4.
-float orthonormal_scale(const ProjectorDims& dims) noexcept;
+  bool leaves_complement(std::int64_t nnz) const noexcept {
+    return complement == Complement::kAlways ||
+           (complement == Complement::kIfOneNonzero && nnz == 1);
+  }
+};
 
-double seconds_since(std::chrono::steady_clock::time_point start);
+// InvalidArgument: a name that is taken, "auto", empty or too long, or a row without core or make.
+void register_codec(CodecFamily family);
 
-// Unavailable on a CUDA stream: the arrays of this version's projectors are in host memory.
-void require_host_stream(StreamRef stream, std::string_view codec);
+std::vector<const CodecFamily*> codec_families();  // As they were registered.
+
+// Null where there is none; "auto" is none, see resolve_codec().
+const CodecFamily* find_codec_family(std::string_view name);
 
 }  // namespace sluiceway

@@ -6,6 +6,8 @@
 #include <string>
 #include <type_traits>
 
+#include "compress/codec_families.h"
+#include "compress/projector.h"
 #include "kernels/base/check.h"
 
 namespace sluiceway {
@@ -33,6 +35,18 @@ std::string_view family_name(const CodecStateHeader& header) {
 
 void CodecStateHeader::set_family(std::string_view name) noexcept {
   std::copy_n(name.begin(), std::min(name.size(), family.size()), family.begin());
+}
+
+CodecStateHeader header_of(const CodecRequest& request, const ProjectorDims& dims) {
+  CodecStateHeader header;
+  header.set_family(request.family.name);
+  header.seed = request.config.seed;
+  header.weight_hash = request.weight_hash;
+  header.m = dims.m;
+  header.n = dims.n;
+  header.dm = dims.dm;
+  header.dn = dims.dn;
+  return header;
 }
 
 std::vector<std::byte> write_codec_state(CodecStateHeader header, std::span<const float> p,

@@ -20,6 +20,9 @@
 
 namespace sluiceway {
 
+struct CodecRequest;
+struct ProjectorDims;
+
 struct CodecStateHeader {
   std::array<char, 16> family{};
   std::uint64_t seed = 0;
@@ -31,6 +34,9 @@ struct CodecStateHeader {
 
   void set_family(std::string_view name) noexcept;
 };
+
+// Of generation 0, with neither nonzeros nor values.
+CodecStateHeader header_of(const CodecRequest& request, const ProjectorDims& dims);
 
 std::vector<std::byte> write_codec_state(CodecStateHeader header, std::span<const float> p,
                                          std::span<const float> q);

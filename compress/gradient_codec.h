@@ -4,11 +4,14 @@
 //   apply      W <- decay W + alpha P D Q^T      in one pass over W
 //   bias       |P P^T G Q Q^T - G|_F^2 and |G|_F^2       docs/algorithm.md sections 1 and 2
 //
-// One codec serves one weight and owns its projectors; their bytes are reserved on the device tier.
-// Everything an engine needs of a family is here, so that an engine never asks which family it is.
+// One codec serves one weight and owns its projectors; their bytes are reserved on the device tier
+// once, in the constructor: a refresh replaces them in place and keeps the old ones in its scratch,
+// and load() overwrites them. Everything an engine needs of a family is here, so that an engine
+// never asks which family it is; the families themselves are rows of codec_families.h.
 //
 // Thread safety: const calls from any thread; refresh() and load() while no other call runs.
-// Errors:        InvalidArgument names both shapes; nothing was changed.
+// Errors:        InvalidArgument names both shapes; nothing was changed. Unavailable: a stream for
+//                whose device an operation has no half.
 // Cost:          the header of the kernel that a call ends in.
 #pragma once
 
@@ -20,6 +23,8 @@
 #include <vector>
 
 #include "compress/factored_moment.h"
+#include "compress/random_draw.h"
+#include "kernels/base/device_id.h"
 #include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 #include "kernels/bias_norm.h"
@@ -29,6 +34,7 @@
 namespace sluiceway {
 
 class ProjectorLearner;
+struct CodecFamily;
 
 struct CoreShape {
   std::int64_t rows = 0;
@@ -51,8 +57,11 @@ enum class MomentTransport : std::uint8_t {
 MomentTransport parse_transport(std::string_view name);  // "projected", "keep", "reset"
 
 struct RefreshOptions {
-  double threshold = 0;   // Learn until the relative bias is at most this (alpha of the paper).
-  int learn_steps = 100;  // At most.
+  double threshold = 0;     // Learn until the relative bias is at most this (alpha of the paper).
+  int learn_steps = 100;    // At most.
+  double learn_rate = 0.1;  // Of the learner's Adam.
+  double beta = 1e-4;       // Its regulariser: beta (|P|_F + |Q|_F).
+  SparseInit init = SparseInit::kSign;  // What learning starts from.
   MomentTransport transport = MomentTransport::kProjected;
 };
 
@@ -66,17 +75,21 @@ struct RefreshOutcome {
 
 class GradientCodec {
  public:
+  GradientCodec(const GradientCodec&) = delete;
+  GradientCodec& operator=(const GradientCodec&) = delete;
   virtual ~GradientCodec() = default;
 
-  virtual std::string_view name() const noexcept = 0;
+  std::string_view name() const noexcept;
+  bool learns() const noexcept;  // refresh() may change the projectors.
   virtual CoreShape core() const noexcept = 0;
   // 1/f for orthonormal columns (docs/algorithm.md section 4), 1 otherwise.
-  virtual float default_scale() const noexcept = 0;
-  virtual bool learns() const noexcept = 0;  // refresh() may change the projectors.
+  virtual float default_scale() const noexcept { return 1.0F; }
   // Nothing can be compressed before a first refresh().
   virtual bool wants_calibration() const noexcept { return false; }
-  virtual std::uint64_t generation() const noexcept = 0;   // Refreshes so far.
-  virtual std::size_t scratch_elems() const noexcept = 0;  // f32 elements that a call below needs.
+  std::uint64_t generation() const noexcept { return generation_; }  // Refreshes so far.
+  virtual std::size_t scratch_elems() const noexcept { return 0; }   // f32; of most calls below.
+  // f32 elements that refresh() needs; scratch_elems() suffice while wants_calibration().
+  std::size_t refresh_scratch_elems() const noexcept { return scratch_elems() + kept_elems(); }
 
   virtual void compress(const AnyMatrix& g, float beta, MatrixView<float> s,
                         std::span<float> scratch, StreamRef stream) const = 0;
@@ -91,19 +104,49 @@ class GradientCodec {
                               std::span<float> cols, std::span<float> scratch,
                               StreamRef stream) const = 0;
 
-  virtual BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const = 0;
+  // On the host device only, as refresh(): the caller gets numbers, which no device half hands out.
+  BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const;
 
   // Measures the bias on calibration gradient `g`; where it exceeds options.threshold, draws new
   // positions, learns values with `learner`, replaces the projectors and carries the moments over.
-  virtual RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
-                                 ProjectorLearner& learner, const Moments& moments,
-                                 std::span<float> scratch, StreamRef stream) = 0;
+  // Whatever throws: codec and moments are as before. Allocates nothing of the budget.
+  RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
+                         ProjectorLearner& learner, const Moments& moments,
+                         std::span<float> scratch, StreamRef stream);
 
   // What a resume needs beyond the constructor's arguments; load(save()) is bit-identical.
   virtual std::vector<std::byte> save() const = 0;
-  // Corrupt: wrong size or header; check() finds it without changing anything.
+  // Corrupt: wrong size or header; check() finds it and changes nothing.
   virtual void load(std::span<const std::byte> state) = 0;
   virtual void check(std::span<const std::byte> state) const = 0;
+
+ protected:
+  explicit GradientCodec(const CodecFamily& family) noexcept : family_(family) {}
+
+  virtual BiasNorm measure_bias(const AnyMatrix& g, std::span<float> scratch,
+                                StreamRef stream) const = 0;
+
+  // ---- Of families that learn ----
+  // f32 elements that hold a copy of P and Q.
+  virtual std::size_t kept_elems() const noexcept { return 0; }
+  virtual void keep(std::span<float> /*copy*/) const {}
+  virtual void restore(std::span<const float> /*copy*/) {}  // Empty: there were none yet, zeros.
+  // Overwrites P and Q with those of generation() + 1, fitted to `g`; returns the learner's steps.
+  virtual int fit(const AnyMatrix& g, const RefreshOptions& options, ProjectorLearner& learner,
+                  StreamRef stream);
+  virtual void transport(MomentTransport /*how*/, const Moments& /*moments*/,
+                         std::span<const float> /*copy*/) const {}
+
+  const CodecFamily& family() const noexcept { return family_; }
+  void set_generation(std::uint64_t generation) noexcept { generation_ = generation; }
+
+ private:
+  bool replace(const AnyMatrix& g, const RefreshOptions& options, ProjectorLearner& learner,
+               const Moments& moments, std::span<float> scratch, std::span<float> copy,
+               StreamRef stream, RefreshOutcome& outcome);
+
+  const CodecFamily& family_;
+  std::uint64_t generation_ = 0;
 };
 
 struct CodecConfig {
@@ -122,15 +165,17 @@ double relative_bias(const BiasNorm& norm) noexcept;
 // InvalidArgument lists all names that exist.
 std::string resolve_codec(std::string_view name);
 
-// `weight_hash` is the stable hash of the weight's name: it keys the random draws. `budget`
-// outlives the codec: a refresh reserves the new projectors before it gives back the old.
+// `weight_hash` is the stable hash of the weight's name: it keys the random draws. `device` is the
+// weight's: Unavailable where this version keeps no projectors. `budget` outlives the codec.
 std::unique_ptr<GradientCodec> make_codec(const CodecConfig& config, std::int64_t m, std::int64_t n,
-                                          std::uint64_t weight_hash, Budget& budget);
+                                          std::uint64_t weight_hash, DeviceId device,
+                                          Budget& budget);
 
-// The shape that make_codec() would give its core, the device bytes of its projectors, and
-// scratch_elems(), without allocating anything: for `plan`.
+// The shape that make_codec() would give its core, the device bytes of its projectors,
+// scratch_elems() and refresh_scratch_elems(), without allocating anything: for `plan`.
 CoreShape core_shape(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::uint64_t projector_bytes(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t codec_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
+std::size_t refresh_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 
 }  // namespace sluiceway

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <string>
 
-#include "compress/codec_families.h"
 #include "compress/factored_moment.h"
+#include "compress/host_only.h"
 #include "kernels/base/check.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/residual.h"
@@ -55,34 +55,35 @@ std::uint64_t GradientResidual::bytes(ResidualKind kind, std::int64_t m, std::in
 }
 
 GradientResidual::GradientResidual(ResidualKind kind, std::int64_t m, std::int64_t n,
-                                   Budget& budget, std::string_view weight_name)
+                                   DeviceId device, Budget& budget, std::string_view weight_name)
     : kind_(kind), m_(m), n_(n) {
   const auto means = static_cast<std::size_t>(bytes(ResidualKind::kSign, m, n));
   if (kind == ResidualKind::kFactored) {
     moments_ =
-        Buffer(budget, Tier::kDevice, {}, means, concat("residual moments of ", weight_name));
+        Buffer(budget, Tier::kDevice, device, means, concat("residual moments of ", weight_name));
   }
-  roots_ = Buffer(budget, Tier::kDevice, {}, means, concat("residual means of ", weight_name));
+  roots_ = Buffer(budget, Tier::kDevice, device, means, concat("residual means of ", weight_name));
 }
 
 bool GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
                              const AnyMatrix& w, MatrixView<std::uint16_t> low,
                              const ResidualStep& step, std::span<float> scratch, StreamRef stream) {
-  require_host_stream(stream, "residual");
+  require_host_stream(stream, "residual", "its means are looked at by the host");
   SLUICEWAY_CHECK(g.rows == m_ && g.cols == n_, "residual: gradient is ", g.rows, "x", g.cols,
                   ", expected ", m_, "x", n_);
   const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), m_);
-  const double seen =
-      cpu::overflow_scan({s.data, s.rows, s.cols, s.stride, DType::kF32}).sum_squares;
+  ScanResult core;
+  overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32}, &core, stream);
   codec.leave_residual(g, s, now.row, now.col, scratch, stream);
   if (!std::isfinite(mean(now.row)) || !std::isfinite(mean(now.col))) return false;
   const double left = mean(now.row) * static_cast<double>(m_ * n_);
   const double share = rounding_share(g.dtype);
-  if (left < share * share * seen) return false;  // |S| is |P S Q^T| where columns are orthonormal.
+  if (left < share * share * core.sum_squares)
+    return false;  // |S| is |P S Q^T| where columns are orthonormal.
   WeightUpdate update = step.update;
   update.alpha = static_cast<float>(-step.lr);
   if (kind_ == ResidualKind::kSign) {
-    cpu::residual_sign(w, low, g, update);
+    residual_sign(w, low, g, update, stream);
     return true;
   }
   const FactoredMoment kept = FactoredMoment::of(moments_.as<float>(), m_);
@@ -92,10 +93,11 @@ bool GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
   // In units of R before it is unscaled.
   const FactoredRoots roots = roots_of(kept, step.beta2, steps_, factor, step.eps, now);
   if (std::isfinite(step.max_rms)) {
-    const double rms = cpu::residual_rms(g, roots);
+    double rms = 0;
+    residual_rms(&rms, g, roots, stream);
     update.alpha = static_cast<float>(-step.lr / std::max(1.0, rms / step.max_rms));
   }
-  cpu::residual_apply(w, low, g, roots, update);
+  residual_apply(w, low, g, roots, update, stream);
   return true;
 }
 

@@ -12,7 +12,8 @@
 //
 // Ownership: owns v_r and v_c, reserved on the device tier. G is used up.
 // Numerics:  see kernels/residual.h; R is rounded to the type of G once.
-// Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, nothing changed.
+// Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, nothing changed;
+//            Unavailable on a CUDA stream: means and roots are looked at and advanced on the host.
 // Cost:      codec.leave_residual() once (reads and writes G), then R is read twice, once for kSign
 //            or without a clip; W is read and written once, S read once more.
 // Source:    docs/algorithm.md section 3; [Adafactor] Shazeer and Stern, arXiv 1804.04235.
@@ -42,8 +43,8 @@ struct ResidualStep {
 
 class GradientResidual {
  public:
-  GradientResidual(ResidualKind kind, std::int64_t m, std::int64_t n, Budget& budget,
-                   std::string_view weight_name);
+  GradientResidual(ResidualKind kind, std::int64_t m, std::int64_t n, DeviceId device,
+                   Budget& budget, std::string_view weight_name);
 
   // `s` is the core of `g`; empty for a codec without one. False, and nothing but g changed: the
   // residual was not finite, or nothing but rounding.

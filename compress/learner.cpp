@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "compress/host_only.h"
 #include "compress/learner_objective.h"
 #include "kernels/base/check.h"
 
@@ -73,12 +74,6 @@ at::Tensor as_tensor(MatrixView<float> x) {
 
 at::Tensor orthonormal(const at::Tensor& x) { return std::get<0>(at::linalg_qr(x)); }
 
-void require_host(StreamRef stream) {
-  if (stream.device < 0) return;
-  throw Unavailable(
-      concat("learn: stream of CUDA device ", stream.device, ", expected the host device"));
-}
-
 // Hooks inherit an autocast that surrounds backward(); learning is done in f32.
 class WithoutAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
@@ -88,7 +83,7 @@ class TorchLearner final : public ProjectorLearner {
  public:
   void leading_directions(const AnyMatrix& g, MatrixView<float> p, MatrixView<float> q,
                           std::uint64_t seed, StreamRef stream) override {
-    require_host(stream);
+    require_host_stream(stream, "learn", "libtorch runs on the processor alone");
     SLUICEWAY_CHECK(p.cols == 0 || (p.rows == g.rows && p.cols <= std::min(g.rows, g.cols)),
                     "learn: P is ", p.rows, "x", p.cols, ", expected ", g.rows,
                     " rows and at most ", std::min(g.rows, g.cols), " columns");
@@ -117,7 +112,7 @@ class TorchLearner final : public ProjectorLearner {
 
   LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
                      const LearnOptions& options, StreamRef stream) override {
-    require_host(stream);
+    require_host_stream(stream, "learn", "libtorch runs on the processor alone");
     check_half("P", p, g.rows, g);
     check_half("Q", q, g.cols, g);
     const at::NoGradGuard no_grad;

@@ -2,8 +2,9 @@
 //
 //   identity   the core is the gradient, so that the engine moves full gradients
 //   none       there is no core, so that nothing crosses; the residual is the whole gradient
-#include "compress/codec_families.h"
+#include "compress/builtin_families.h"
 #include "compress/codec_state.h"
+#include "compress/projector.h"
 #include "kernels/compress.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/residual.h"
@@ -11,71 +12,75 @@
 namespace sluiceway {
 namespace {
 
+CoreShape core_of(bool whole, std::int64_t m, std::int64_t n) {
+  return whole ? CoreShape{m, n} : CoreShape{};
+}
+
 class PlainCodec final : public GradientCodec {
  public:
-  PlainCodec(std::string_view family, const CodecRequest& request) : whole_(family == "identity") {
-    header_.set_family(family);
-    header_.seed = request.config.seed;
-    header_.weight_hash = request.weight_hash;
-    header_.m = request.m;
-    header_.n = request.n;
-    header_.dm = whole_ ? request.m : 0;
-    header_.dn = whole_ ? request.n : 0;
-  }
+  PlainCodec(const CodecRequest& request, bool whole)
+      : GradientCodec(request.family),
+        whole_(whole),
+        core_(core_of(whole, request.m, request.n)),
+        header_(header_of(request,
+                          {.m = request.m, .n = request.n, .dm = core_.rows, .dn = core_.cols})) {}
 
-  std::string_view name() const noexcept override { return whole_ ? "identity" : "none"; }
-  CoreShape core() const noexcept override { return {header_.dm, header_.dn}; }
-  float default_scale() const noexcept override { return 1.0F; }
-  bool learns() const noexcept override { return false; }
-  std::uint64_t generation() const noexcept override { return 0; }
-  std::size_t scratch_elems() const noexcept override { return 0; }
+  CoreShape core() const noexcept override { return core_; }
 
   void compress(const AnyMatrix& g, float beta, MatrixView<float> s, std::span<float> /*scratch*/,
                 StreamRef stream) const override {
-    require_host_stream(stream, name());
-    if (whole_) cpu::compress(s, beta, g);
+    if (whole_) sluiceway::compress(s, beta, g, stream);
   }
 
   void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
              const WeightUpdate& update, std::span<float> /*scratch*/,
              StreamRef stream) const override {
-    require_host_stream(stream, name());
-    if (whole_) cpu::decompress(w, low, d, update);
+    if (whole_) decompress(w, low, d, update, stream);
   }
 
   // Only of "none": the engine refuses a residual of "identity", which leaves nothing.
   void leave_residual(const AnyMatrix& g, MatrixView<float> /*s*/, std::span<float> rows,
                       std::span<float> cols, std::span<float> /*scratch*/,
                       StreamRef stream) const override {
-    require_host_stream(stream, name());
-    cpu::mean_squares(g, rows, cols);
-  }
-
-  BiasNorm bias(const AnyMatrix& g, std::span<float> /*scratch*/, StreamRef stream) const override {
-    require_host_stream(stream, name());
-    const double squares = cpu::overflow_scan(g).sum_squares;
-    return {.bias_sq = whole_ ? 0 : squares, .grad_sq = squares};
-  }
-
-  RefreshOutcome refresh(const AnyMatrix& /*g*/, const RefreshOptions& /*options*/,
-                         ProjectorLearner& /*learner*/, const Moments& /*moments*/,
-                         std::span<float> /*scratch*/, StreamRef /*stream*/) override {
-    return {};
+    mean_squares(g, rows, cols, 1.0F, stream);
   }
 
   std::vector<std::byte> save() const override { return write_codec_state(header_, {}, {}); }
   void load(std::span<const std::byte> state) override { check(state); }
   void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
 
+ protected:
+  BiasNorm measure_bias(const AnyMatrix& g, std::span<float> /*scratch*/,
+                        StreamRef stream) const override {
+    ScanResult scan;
+    overflow_scan(g, &scan, stream);
+    return {.bias_sq = whole_ ? 0 : scan.sum_squares, .grad_sq = scan.sum_squares};
+  }
+
  private:
   const bool whole_;
-  CodecStateHeader header_;
+  const CoreShape core_;
+  const CodecStateHeader header_;
 };
+
+CodecFamily plain_family(const char* name, bool whole) {
+  CodecFamily family;
+  family.name = name;
+  family.offered = true;
+  family.complement = whole ? Complement::kNever : Complement::kAlways;
+  family.core = [whole](const CodecConfig&, std::int64_t m, std::int64_t n) {
+    return core_of(whole, m, n);
+  };
+  family.make = [whole](const CodecRequest& request) {
+    return std::make_unique<PlainCodec>(request, whole);
+  };
+  return family;
+}
 
 }  // namespace
 
-std::unique_ptr<GradientCodec> make_plain(std::string_view family, const CodecRequest& request) {
-  return std::make_unique<PlainCodec>(family, request);
-}
+CodecFamily identity_family() { return plain_family("identity", true); }
+
+CodecFamily none_family() { return plain_family("none", false); }
 
 }  // namespace sluiceway

@@ -4,16 +4,19 @@
 //                                                                          n r 8 + (dn + 1) 4
 //   blocks  one value for each row and kept column                         (m + n) kept 4 bytes
 //
-// `row_offset` is the row of the whole weight that row 0 of this P stands for: a shard draws what
-// the whole weight would have there.
+// keep() copies P and Q into memory of somebody else, so that new ones can be drawn in place;
+// kept() is what the kernels read of that copy, restore() brings it back.
 //
-// Ownership: owns its arrays; their bytes are reserved on the device tier.
-// Errors:    OutOfMemory, with byte counts; nothing was changed.
+// Ownership: owns its arrays; their bytes are reserved on the device tier, once.
+// Errors:    OutOfMemory, with byte counts; Unavailable on a CUDA device, since projectors are
+// drawn
+//            and fitted in host memory; nothing was changed.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
+#include "compress/gradient_codec.h"
 #include "compress/random_draw.h"
 #include "kernels/base/view.h"
 #include "runtime/memory/buffer.h"
@@ -23,17 +26,18 @@ namespace sluiceway {
 struct ProjectorDims {
   std::int64_t m = 0, n = 0;    // Of the weight.
   std::int64_t dm = 0, dn = 0;  // Of the core.
-  std::int64_t row_offset = 0;
 };
+
+// m x n and the core that `config` gives it: d x d, or round(ratio m) x round(ratio n).
+ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_t n);
 
 class SparseProjector {
  public:
-  // Random positions and values of generation key.generation; at most nnz a row, fewer where the
-  // core is narrower than that.
-  SparseProjector(const ProjectorDims& dims, std::int64_t nnz, const DrawKey& key, Budget& budget);
+  // Random positions and signs; at most nnz a row, fewer where the core is narrower than that.
+  SparseProjector(const ProjectorDims& dims, std::int64_t nnz, const DrawKey& key, DeviceId device,
+                  Budget& budget);
 
   const ProjectorDims& dims() const noexcept { return dims_; }
-  std::uint64_t generation() const noexcept { return key_.generation; }
   SparseRows p() const noexcept { return p_.rows(); }
   SparseRows q() const noexcept { return q_.rows(); }
   SparseColumns q_columns() const noexcept { return columns_; }
@@ -43,12 +47,24 @@ class SparseProjector {
   std::span<float> q_value() noexcept { return q_.value.as<float>(); }
   void values_changed();
 
+  void draw(const DrawKey& key, SparseInit init);  // New positions and values, in place.
+
+  struct Pair {
+    SparseRows p, q;
+  };
+  void keep(std::span<float> copy) const;  // kept_elems().
+  Pair kept(std::span<const float> copy) const noexcept;
+  void restore(std::span<const float> copy);
+
   static std::uint64_t bytes(const ProjectorDims& dims, std::int64_t nnz) noexcept;
+  static std::size_t kept_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
+  // Of all kernels that take such a pair.
+  static std::size_t scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
 
  private:
   struct Half {
-    Half(std::int64_t rows, std::int64_t cols, std::int64_t nnz, Budget& budget);
-    void draw(const DrawKey& key, DrawPurpose purpose, std::int64_t row_offset);
+    Half(std::int64_t rows, std::int64_t cols, std::int64_t nnz, DeviceId device, Budget& budget);
+    void draw(const DrawKey& key, DrawPurpose purpose, SparseInit init);
     SparseRows rows() const noexcept;
 
     std::int64_t row_count, cols, nnz;
@@ -56,7 +72,6 @@ class SparseProjector {
   };
 
   ProjectorDims dims_;
-  DrawKey key_;
   Half p_, q_;
   Buffer column_offset_, column_row_, column_value_;
   SparseColumns columns_;
@@ -66,9 +81,11 @@ class SparseProjector {
 struct BlockLayouts {
   BlockRows p, q;
 
-  std::uint64_t bytes() const noexcept {
-    return 4 * static_cast<std::uint64_t>(p.rows * p.kept + q.rows * q.kept);
+  std::size_t elems() const noexcept {
+    return static_cast<std::size_t>(p.rows * p.kept + q.rows * q.kept);
   }
+  std::uint64_t bytes() const noexcept { return sizeof(float) * std::uint64_t{elems()}; }
+  std::size_t scratch_elems() const noexcept;  // Of all kernels that take such a pair.
 };
 
 // Rows in contiguous groups of `block`, of which round(ratio * rows of the group) columns are kept,
@@ -77,8 +94,7 @@ BlockRows block_layout(std::int64_t rows, std::int64_t block, double ratio) noex
 
 class BlockProjector {
  public:
-  // All values zero.
-  BlockProjector(const BlockLayouts& layouts, Budget& budget, std::int64_t row_offset = 0);
+  BlockProjector(const BlockLayouts& layouts, DeviceId device, Budget& budget);  // All zeros.
 
   const ProjectorDims& dims() const noexcept { return dims_; }
   BlockRows p() const noexcept { return p_.view; }
@@ -89,10 +105,14 @@ class BlockProjector {
   // Random orthonormal columns in every group.
   void draw(const DrawKey& key);
 
+  void keep(std::span<float> copy) const;  // BlockLayouts::elems().
+  BlockLayouts kept(std::span<const float> copy) const noexcept;
+  void restore(std::span<const float> copy);  // Zeros, where `copy` is empty.
+
  private:
   struct Half {
-    Half(const BlockRows& layout, Budget& budget);
-    void draw(const DrawKey& key, DrawPurpose purpose, std::int64_t first_group);
+    Half(const BlockRows& layout, DeviceId device, Budget& budget);
+    void draw(const DrawKey& key, DrawPurpose purpose);
     Buffer value;
     BlockRows view;
   };

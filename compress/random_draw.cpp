@@ -6,6 +6,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "kernels/base/check.h"
+
 namespace sluiceway {
 namespace {
 
@@ -52,10 +54,24 @@ class WordSource {
   std::size_t used_ = words_.size();
 };
 
+void fill_normal(WordSource& words, float scale, std::span<float> value) {
+  for (std::size_t k = 0; k < value.size(); k += 2) {
+    const std::array<double, 2> pair = words.normal_pair();
+    value[k] = scale * static_cast<float>(pair[0]);
+    if (k + 1 < value.size()) value[k + 1] = scale * static_cast<float>(pair[1]);
+  }
+}
+
 }  // namespace
 
+SparseInit parse_sparse_init(std::string_view name) {
+  if (name == "sign") return SparseInit::kSign;
+  if (name == "normal") return SparseInit::kNormal;
+  throw InvalidArgument(concat("refresh: init is \"", name, "\", expected \"sign\" or \"normal\""));
+}
+
 void draw_sparse_row(const DrawKey& key, DrawPurpose purpose, std::int64_t row, std::int64_t cols,
-                     std::span<std::int32_t> index, std::span<float> value) {
+                     SparseInit init, std::span<std::int32_t> index, std::span<float> value) {
   WordSource words(key, purpose, row);
   const auto nnz = static_cast<std::int64_t>(index.size());
   // Floyd's algorithm: round j adds a uniform element of [0, j], or j itself if that is taken.
@@ -67,6 +83,7 @@ void draw_sparse_row(const DrawKey& key, DrawPurpose purpose, std::int64_t row, 
   }
   std::sort(index.begin(), index.end());
   const float magnitude = 1.0F / std::sqrt(static_cast<float>(nnz));
+  if (init == SparseInit::kNormal) return fill_normal(words, magnitude, value);
   std::uint32_t signs = 0;
   for (std::size_t k = 0; k < value.size(); ++k) {
     if (k % 32 == 0) signs = words.next();

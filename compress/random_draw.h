@@ -1,15 +1,13 @@
-// The random numbers of projectors: pure functions of a key and of a global row or group index.
-//
-// Nothing depends on how rows are split between devices: a shard that starts at row r draws what
-// the whole weight has from row r on.
+// The random numbers of projectors: pure functions of a key and of a row or group index.
 //
 // Numerics: positions and signs are integers, equal on every machine. Orthonormal blocks are
 //           Gaussian in double and factored by Householder reflections; they are equal from run to
-//           run of one build, and to rounding between builds.
+//           run of one build, and to rounding between builds. So are normal values.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "kernels/philox.h"
 
@@ -29,10 +27,17 @@ struct DrawKey {
   std::uint64_t weight_hash = 0;
 };
 
+// What the values of a sparse row start from; r nonzeros a row.
+enum class SparseInit : std::uint8_t {
+  kSign,    // +-1/sqrt(r): every row has length 1.
+  kNormal,  // N(0, 1/r).
+};
+SparseInit parse_sparse_init(std::string_view name);  // "sign", "normal"
+
 // Row `row` of a sparse projector: index.size() positions in [0, cols), ascending, every set of
-// them equally likely, with values +-1/sqrt(index.size()).
+// them equally likely; they do not depend on `init`.
 void draw_sparse_row(const DrawKey& key, DrawPurpose purpose, std::int64_t row, std::int64_t cols,
-                     std::span<std::int32_t> index, std::span<float> value);
+                     SparseInit init, std::span<std::int32_t> index, std::span<float> value);
 
 // Group `group` of a block projector: `rows` x `cols` with orthonormal columns, uniform over all
 // such matrices, row-major with `stride`. rows <= kMaxBlock, cols <= rows.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "compress/codec_families.h"
 #include "kernels/base/check.h"
 
 namespace sluiceway {
@@ -17,7 +18,7 @@ CalibrationSource parse_calibration_source(std::string_view name) {
 
 RefreshPolicy::Config RefreshPolicy::default_config(std::string_view codec) {
   Config config;
-  if (codec == "sparse_learned") config.every = 1000;
+  if (const CodecFamily* family = find_codec_family(codec)) config.every = family->refresh_every;
   return config;
 }
 

@@ -34,8 +34,7 @@ class RefreshPolicy {
     int per_step = 4;  // Weights a step; rolling only.
   };
 
-  // What a codec gets that is not told otherwise: the paper's check every 1000 steps for
-  // sparse_learned, never for all others.
+  // What a codec gets that is not told otherwise: the interval of its family.
   static Config default_config(std::string_view codec);
 
   RefreshPolicy(Config config, int weights);  // InvalidArgument: a negative number.

@@ -6,19 +6,20 @@
 // Values start as +-1/sqrt(r), which the paper offers beside N(0, 1/r): every row then has length 1
 // and the relative bias of the random pair is the smaller one, sqrt((1 + m/dm)(1 + n/dn) - 1) on
 // average. Until its first refresh a codec has such a random pair, and the first refresh follows
-// the same rule as every other. Rows of length 1 also make an update with elements of size 1 one of
-// the same size on the weight, so its scale is 1; the count sketch, whose columns are orthonormal,
-// has the 1/f of the block families.
+// the same rule as every other; RefreshOptions::init says what a refresh starts from. Rows of
+// length 1 also make an update with elements of size 1 one of the same size on the weight, so its
+// scale is 1; the count sketch, whose columns are orthonormal, has the 1/f of the block families.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <utility>
 #include <vector>
 
-#include "compress/codec_families.h"
+#include "compress/builtin_families.h"
+#include "compress/check_config.h"
 #include "compress/codec_state.h"
 #include "compress/learner.h"
 #include "compress/moment_transport.h"
+#include "compress/orthonormal_scale.h"
+#include "compress/projector.h"
 #include "kernels/base/check.h"
 #include "kernels/compress.h"
 #include "kernels/residual_form.h"
@@ -48,163 +49,156 @@ void normalize_columns(const SparseRows& rows, std::span<float> value) {
 
 class SparseCodec final : public GradientCodec {
  public:
-  SparseCodec(std::string_view family, const CodecRequest& request, Budget& budget)
-      : learned_(family == "sparse_learned"),
-        budget_(budget),
-        key_{request.config.seed, 0, request.weight_hash},
+  explicit SparseCodec(const CodecRequest& request)
+      : GradientCodec(request.family),
         nnz_(request.config.nnz),
-        projector_(sparse_dims(request.config, request.m, request.n), nnz_, key_, budget) {
+        projector_(sparse_dims(request.config, request.m, request.n), nnz_,
+                   {request.config.seed, 0, request.weight_hash}, request.device, request.budget),
+        header_(header_of(request, projector_.dims())) {
+    header_.nnz = nnz_;
+    if (learns()) {
+      header_.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
+    }
     if (!is_sketch()) return;
     normalize_columns(projector_.p(), projector_.p_value());
     normalize_columns(projector_.q(), projector_.q_value());
     projector_.values_changed();
   }
 
-  std::string_view name() const noexcept override {
-    return learned_ ? "sparse_learned" : "sparse_random";
-  }
   CoreShape core() const noexcept override { return {projector_.dims().dm, projector_.dims().dn}; }
   float default_scale() const noexcept override {
     return is_sketch() ? orthonormal_scale(projector_.dims()) : 1.0F;
   }
-  bool learns() const noexcept override { return learned_; }
-  std::uint64_t generation() const noexcept override { return projector_.generation(); }
-
   std::size_t scratch_elems() const noexcept override {
-    return sparse_scratch_elems(projector_.dims(), nnz_);
+    return SparseProjector::scratch_elems(projector_.dims(), nnz_);
   }
 
   void compress(const AnyMatrix& g, float beta, MatrixView<float> s, std::span<float> scratch,
                 StreamRef stream) const override {
-    require_host_stream(stream, name());
-    cpu::compress(s, beta, g, projector_.p(), projector_.q_columns(), scratch);
+    sluiceway::compress(s, beta, g, projector_.p(), projector_.q_columns(), scratch, stream);
   }
 
   void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
              const WeightUpdate& update, std::span<float> scratch,
              StreamRef stream) const override {
-    require_host_stream(stream, name());
-    cpu::decompress(w, low, d, projector_.p(), projector_.q(), update, scratch);
+    decompress(w, low, d, projector_.p(), projector_.q(), update, scratch, stream);
   }
 
   void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
                       std::span<float> cols, std::span<float> scratch,
                       StreamRef stream) const override {
-    require_host_stream(stream, name());
-    cpu::residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch);
+    residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch, stream);
   }
-
-  BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const override {
-    return bias_of(projector_, g, scratch, stream);
-  }
-
-  RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
-                         ProjectorLearner& learner, const Moments& moments,
-                         std::span<float> scratch, StreamRef stream) override;
 
   std::vector<std::byte> save() const override {
-    if (!learned_) return write_codec_state(header(), {}, {});
-    return write_codec_state(header(), values_of(projector_.p()), values_of(projector_.q()));
-  }
-  void load(std::span<const std::byte> state) override;
-  void check(std::span<const std::byte> state) const override { read_codec_state(state, header()); }
-
- private:
-  BiasNorm bias_of(const SparseProjector& projector, const AnyMatrix& g, std::span<float> scratch,
-                   StreamRef stream) const {
-    require_host_stream(stream, name());
-    return cpu::bias_norm(g, projector.p(), projector.q(), projector.q_columns(), scratch);
+    CodecStateHeader header = header_;
+    header.generation = generation();
+    if (!learns()) return write_codec_state(header, {}, {});
+    return write_codec_state(header, values_of(projector_.p()), values_of(projector_.q()));
   }
 
-  SparseProjector draw(std::uint64_t generation) const {
-    return {projector_.dims(), nnz_, {key_.seed, generation, key_.weight_hash}, budget_};
+  void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
+  void load(std::span<const std::byte> state) override {
+    const CodecState stored = read_codec_state(state, header_);
+    if (!learns()) return;
+    set_generation(stored.header.generation);
+    projector_.draw(key_of(generation()), SparseInit::kSign);  // For the positions.
+    const auto p_end = stored.values.begin() + std::ssize(projector_.p_value());
+    std::copy(stored.values.begin(), p_end, projector_.p_value().begin());
+    std::copy(p_end, stored.values.end(), projector_.q_value().begin());
+    projector_.values_changed();
   }
 
-  bool is_sketch() const noexcept { return !learned_ && nnz_ == 1; }
-  CodecStateHeader header() const noexcept;
+ protected:
+  BiasNorm measure_bias(const AnyMatrix& g, std::span<float> scratch,
+                        StreamRef stream) const override {
+    BiasNorm norm;
+    bias_norm(&norm, g, projector_.p(), projector_.q(), projector_.q_columns(), scratch, stream);
+    return norm;
+  }
 
-  const bool learned_;
-  Budget& budget_;
-  DrawKey key_;
-  std::int64_t nnz_;
-  SparseProjector projector_;
-};
+  std::size_t kept_elems() const noexcept override {
+    return learns() ? SparseProjector::kept_elems(projector_.dims(), nnz_) : 0;
+  }
+  void keep(std::span<float> copy) const override { projector_.keep(copy); }
+  void restore(std::span<const float> copy) override { projector_.restore(copy); }
 
-RefreshOutcome SparseCodec::refresh(const AnyMatrix& g, const RefreshOptions& options,
-                                    ProjectorLearner& learner, const Moments& moments,
-                                    std::span<float> scratch, StreamRef stream) {
-  RefreshOutcome outcome;
-  if (!learned_) return outcome;
-  const auto start = std::chrono::steady_clock::now();
-  outcome.bias_before = relative_bias(bias(g, scratch, stream));
-  outcome.bias_after = outcome.bias_before;
-  // A gradient that is not finite compares false, and teaches nothing.
-  if (std::isfinite(outcome.bias_before) && outcome.bias_before > options.threshold) {
-    SparseProjector next = draw(generation() + 1);
+  int fit(const AnyMatrix& g, const RefreshOptions& options, ProjectorLearner& learner,
+          StreamRef stream) override {
+    projector_.draw(key_of(generation() + 1), options.init);
     LearnOptions learn;
     learn.threshold = options.threshold;
     learn.max_steps = options.learn_steps;
-    outcome.learn_steps = learner
-                              .learn(g, learnable(next.p(), next.p_value()),
-                                     learnable(next.q(), next.q_value()), learn, stream)
-                              .steps;
-    next.values_changed();
-    const double bias_after = relative_bias(bias_of(next, g, scratch, stream));
-    if (std::isfinite(bias_after)) {
-      transport_moments(options.transport, moments, projector_.p(), next.p(), projector_.q(),
-                        next.q());
-      projector_ = std::move(next);
-      outcome.bias_after = bias_after;
-      outcome.refreshed = true;
-    }
+    learn.beta = options.beta;
+    learn.learning_rate = options.learn_rate;
+    const LearnOutcome outcome =
+        learner.learn(g, learnable(projector_.p(), projector_.p_value()),
+                      learnable(projector_.q(), projector_.q_value()), learn, stream);
+    projector_.values_changed();
+    return outcome.steps;
   }
-  outcome.seconds = seconds_since(start);
-  return outcome;
+
+  void transport(MomentTransport how, const Moments& moments,
+                 std::span<const float> copy) const override {
+    const auto [old_p, old_q] = projector_.kept(copy);
+    transport_moments(how, moments, old_p, projector_.p(), old_q, projector_.q());
+  }
+
+ private:
+  DrawKey key_of(std::uint64_t generation) const noexcept {
+    return {header_.seed, generation, header_.weight_hash};
+  }
+  bool is_sketch() const noexcept { return family().leaves_complement(nnz_); }
+
+  const std::int64_t nnz_;
+  SparseProjector projector_;
+  CodecStateHeader header_;
+};
+
+void check_sparse(const CodecConfig& config, std::int64_t m, std::int64_t n) {
+  SLUICEWAY_CHECK(config.nnz > 0, "codec: nnz is ", config.nnz, ", expected 1 or more");
+  if (config.d == 0) return check_ratio(config);
+  SLUICEWAY_CHECK(config.d <= std::min(m, n), "codec: d is ", config.d,
+                  ", expected at most the smaller side of a ", m, "x", n,
+                  " weight; lower d or leave this weight out of target");
 }
 
-CodecStateHeader SparseCodec::header() const noexcept {
-  CodecStateHeader header;
-  header.set_family(name());
-  header.seed = key_.seed;
-  header.weight_hash = key_.weight_hash;
-  const ProjectorDims& dims = projector_.dims();
-  header.m = dims.m;
-  header.n = dims.n;
-  header.dm = dims.dm;
-  header.dn = dims.dn;
-  header.nnz = nnz_;
-  header.generation = generation();
-  if (learned_) {
-    header.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
-  }
-  return header;
-}
-
-void SparseCodec::load(std::span<const std::byte> state) {
-  const CodecState stored = read_codec_state(state, header());
-  if (!learned_) return;
-  SparseProjector loaded = draw(stored.header.generation);
-  const auto p_end = stored.values.begin() + static_cast<std::ptrdiff_t>(loaded.p_value().size());
-  std::copy(stored.values.begin(), p_end, loaded.p_value().begin());
-  std::copy(p_end, stored.values.end(), loaded.q_value().begin());
-  loaded.values_changed();
-  projector_ = std::move(loaded);
+CodecFamily sparse_family(const char* name) {
+  CodecFamily family;
+  family.name = name;
+  family.offered = true;
+  family.has_square_core = true;
+  family.check = check_sparse;
+  family.core = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    const ProjectorDims dims = sparse_dims(config, m, n);
+    return CoreShape{dims.dm, dims.dn};
+  };
+  family.projector_bytes = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    return SparseProjector::bytes(sparse_dims(config, m, n), config.nnz);
+  };
+  family.scratch_elems = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    return SparseProjector::scratch_elems(sparse_dims(config, m, n), config.nnz);
+  };
+  family.make = [](const CodecRequest& request) { return std::make_unique<SparseCodec>(request); };
+  return family;
 }
 
 }  // namespace
 
-std::size_t sparse_scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept {
-  const SparseRows p{nullptr, nullptr, dims.m, dims.dm, std::min(nnz, dims.dm)};
-  const SparseRows q{nullptr, nullptr, dims.n, dims.dn, std::min(nnz, dims.dn)};
-  const SparseColumns columns{nullptr, nullptr, nullptr, dims.n, dims.dn};
-  return static_cast<std::size_t>(
-      std::max({compress_scratch_elems(p, columns), decompress_scratch_elems(p, q),
-                bias_norm_scratch_elems(p, q)}));
+CodecFamily sparse_learned_family() {
+  CodecFamily family = sparse_family("sparse_learned");
+  family.learns = true;
+  family.refresh_every = 1000;  // The paper's.
+  family.kept_elems = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    return SparseProjector::kept_elems(sparse_dims(config, m, n), config.nnz);
+  };
+  return family;
 }
 
-std::unique_ptr<GradientCodec> make_sparse(std::string_view family, const CodecRequest& request,
-                                           Budget& budget) {
-  return std::make_unique<SparseCodec>(family, request, budget);
+CodecFamily sparse_random_family() {
+  CodecFamily family = sparse_family("sparse_random");
+  family.complement = Complement::kIfOneNonzero;
+  return family;
 }
 
 }  // namespace sluiceway

@@ -95,7 +95,7 @@ void adam_step(std::span<const G> g, float grad_scale, const AdamMoments& moment
 namespace sluiceway::cuda {
 
 // Enqueue on `stream` and return; all pointers are device memory and stay valid until then.
-// Throw Unavailable in a build without CUDA.
+// Throw Unavailable where this build has no such half.
 template <typename G, typename D>
 void adam_direction(std::span<const G> g, float grad_scale, const AdamMoments& moments,
                     const AdamHyper& hyper, std::span<D> d, StreamRef stream);
@@ -105,3 +105,22 @@ void adam_step(std::span<const G> g, float grad_scale, const AdamMoments& moment
                const AdamHyper& hyper, const Weight& w, StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`: the only place that chooses between the halves.
+template <typename G, typename D>
+void adam_direction(std::span<const G> g, float grad_scale, const AdamMoments& moments,
+                    const AdamHyper& hyper, std::span<D> d, StreamRef stream) {
+  if (stream.is_host()) return cpu::adam_direction(g, grad_scale, moments, hyper, d);
+  cuda::adam_direction(g, grad_scale, moments, hyper, d, stream);
+}
+
+template <typename G, typename Weight>
+void adam_step(std::span<const G> g, float grad_scale, const AdamMoments& moments,
+               const AdamHyper& hyper, const Weight& w, StreamRef stream) {
+  if (stream.is_host()) return cpu::adam_step(g, grad_scale, moments, hyper, w);
+  cuda::adam_step(g, grad_scale, moments, hyper, w, stream);
+}
+
+}  // namespace sluiceway

@@ -48,10 +48,27 @@ BiasNorm bias_norm(const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
 namespace sluiceway::cuda {
 
 // Enqueues on `stream`; *result is device memory, and the other pointers are device pointers too.
-// Unavailable in a build without CUDA, CudaError if the launch is refused.
+// Unavailable where this build has no such half, CudaError if the launch is refused.
 void bias_norm(BiasNorm* result, const AnyMatrix& g, const SparseRows& p, const SparseRows& q,
                const SparseColumns& q_columns, std::span<float> scratch, StreamRef stream);
 void bias_norm(BiasNorm* result, const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
                std::span<float> scratch, StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`, whose memory `result` is in: the only place that chooses a half.
+inline void bias_norm(BiasNorm* result, const AnyMatrix& g, const SparseRows& p,
+                      const SparseRows& q, const SparseColumns& q_columns, std::span<float> scratch,
+                      StreamRef stream) {
+  if (!stream.is_host()) return cuda::bias_norm(result, g, p, q, q_columns, scratch, stream);
+  *result = cpu::bias_norm(g, p, q, q_columns, scratch);
+}
+inline void bias_norm(BiasNorm* result, const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
+                      std::span<float> scratch, StreamRef stream) {
+  if (!stream.is_host()) return cuda::bias_norm(result, g, p, q, scratch, stream);
+  *result = cpu::bias_norm(g, p, q, scratch);
+}
+
+}  // namespace sluiceway

@@ -48,7 +48,7 @@ void compress(MatrixView<float> s, float beta, const AnyMatrix& g);  // Identity
 namespace sluiceway::cuda {
 
 // Enqueues on `stream` and returns; all pointers are device pointers and stay valid until then.
-// Unavailable in a build without CUDA, CudaError if the launch is refused.
+// Unavailable where this build has no such half, CudaError if the launch is refused.
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,
               const SparseColumns& q, std::span<float> scratch, StreamRef stream);
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const BlockRows& p,
@@ -56,3 +56,23 @@ void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const BlockRo
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`: the only place that chooses between the halves.
+inline void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,
+                     const SparseColumns& q, std::span<float> scratch, StreamRef stream) {
+  if (stream.is_host()) return cpu::compress(s, beta, g, p, q, scratch);
+  cuda::compress(s, beta, g, p, q, scratch, stream);
+}
+inline void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const BlockRows& p,
+                     const BlockRows& q, std::span<float> scratch, StreamRef stream) {
+  if (stream.is_host()) return cpu::compress(s, beta, g, p, q, scratch);
+  cuda::compress(s, beta, g, p, q, scratch, stream);
+}
+inline void compress(MatrixView<float> s, float beta, const AnyMatrix& g, StreamRef stream) {
+  if (stream.is_host()) return cpu::compress(s, beta, g);
+  cuda::compress(s, beta, g, stream);
+}
+
+}  // namespace sluiceway

@@ -83,7 +83,7 @@ void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatr
 namespace sluiceway::cuda {
 
 // Enqueues on `stream` and returns; all pointers are device pointers and stay valid until then.
-// Unavailable in a build without CUDA, CudaError if the launch is refused.
+// Unavailable where this build has no such half, CudaError if the launch is refused.
 void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                 const SparseRows& p, const SparseRows& q, const WeightUpdate& update,
                 std::span<float> scratch, StreamRef stream);
@@ -94,3 +94,26 @@ void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatr
                 const WeightUpdate& update, StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`: the only place that chooses between the halves.
+inline void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
+                       const SparseRows& p, const SparseRows& q, const WeightUpdate& update,
+                       std::span<float> scratch, StreamRef stream) {
+  if (stream.is_host()) return cpu::decompress(w, low, d, p, q, update, scratch);
+  cuda::decompress(w, low, d, p, q, update, scratch, stream);
+}
+inline void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
+                       const BlockRows& p, const BlockRows& q, const WeightUpdate& update,
+                       std::span<float> scratch, StreamRef stream) {
+  if (stream.is_host()) return cpu::decompress(w, low, d, p, q, update, scratch);
+  cuda::decompress(w, low, d, p, q, update, scratch, stream);
+}
+inline void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
+                       const WeightUpdate& update, StreamRef stream) {
+  if (stream.is_host()) return cpu::decompress(w, low, d, update);
+  cuda::decompress(w, low, d, update, stream);
+}
+
+}  // namespace sluiceway

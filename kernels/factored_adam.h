@@ -36,10 +36,25 @@ void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView
 namespace sluiceway::cuda {
 
 // Enqueue on `stream` and return; all pointers are device memory and stay valid until then.
-// Throw Unavailable in a build without CUDA.
+// Throw Unavailable where this build has no such half.
 template <typename T>
 void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView<const float> m_in,
                              MatrixView<float> m_out, const FactoredRoots& roots,
                              const AdamHyper& hyper, MatrixView<T> d, StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`: the only place that chooses between the halves.
+template <typename T>
+void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView<const float> m_in,
+                             MatrixView<float> m_out, const FactoredRoots& roots,
+                             const AdamHyper& hyper, MatrixView<T> d, StreamRef stream) {
+  if (stream.is_host()) {
+    return cpu::factored_adam_direction<T>(g, grad_scale, m_in, m_out, roots, hyper, d);
+  }
+  cuda::factored_adam_direction<T>(g, grad_scale, m_in, m_out, roots, hyper, d, stream);
+}
+
+}  // namespace sluiceway

@@ -57,7 +57,7 @@ ScanResult overflow_scan(const AnyMatrix& x);  // Row after row where rows are n
 namespace sluiceway::cuda {
 
 // Enqueues on `stream`; all pointers are device memory and stay valid until then, `result` too.
-// Throws Unavailable in a build without CUDA.
+// Throws Unavailable where this build has no such half.
 template <typename T>
 void overflow_scan(std::span<const T> x, ScanResult* result, StreamRef stream);
 
@@ -65,4 +65,29 @@ template <typename Dst>
 void overflow_scan_copy(std::span<const float> src, std::span<Dst> dst, ScanResult* result,
                         StreamRef stream);
 
+void overflow_scan(const AnyMatrix& x, ScanResult* result, StreamRef stream);
+
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`, whose memory `result` is in: the only place that chooses a half.
+template <typename T>
+void overflow_scan(std::span<const T> x, ScanResult* result, StreamRef stream) {
+  if (!stream.is_host()) return cuda::overflow_scan(x, result, stream);
+  *result = cpu::overflow_scan(x);
+}
+
+template <typename Dst>
+void overflow_scan_copy(std::span<const float> src, std::span<Dst> dst, ScanResult* result,
+                        StreamRef stream) {
+  if (!stream.is_host()) return cuda::overflow_scan_copy(src, dst, result, stream);
+  *result = cpu::overflow_scan_copy(src, dst);
+}
+
+inline void overflow_scan(const AnyMatrix& x, ScanResult* result, StreamRef stream) {
+  if (!stream.is_host()) return cuda::overflow_scan(x, result, stream);
+  *result = cpu::overflow_scan(x);
+}
+
+}  // namespace sluiceway

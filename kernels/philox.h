@@ -93,10 +93,26 @@ void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint16_t
 
 namespace sluiceway::cuda {
 
-// Enqueues on `stream`; `out` is device memory. Unavailable in a build without CUDA.
+// Enqueues on `stream`; `out` is device memory. Unavailable where this build has no such half.
 void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint32_t> out,
                StreamRef stream);
 void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint16_t> out,
                StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`: the only place that chooses between the halves.
+inline void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint32_t> out,
+                      StreamRef stream) {
+  if (stream.is_host()) return cpu::fill_bits(key, first, out);
+  cuda::fill_bits(key, first, out, stream);
+}
+inline void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint16_t> out,
+                      StreamRef stream) {
+  if (stream.is_host()) return cpu::fill_bits(key, first, out);
+  cuda::fill_bits(key, first, out, stream);
+}
+
+}  // namespace sluiceway

@@ -49,7 +49,7 @@ void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyM
 namespace sluiceway::cuda {
 
 // Enqueue on `stream`; all pointers, `rms` too, are device pointers and stay valid until then.
-// Unavailable in a build without CUDA, CudaError if the launch is refused.
+// Unavailable where this build has no such half, CudaError if the launch is refused.
 void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols, float scale,
                   StreamRef stream);
 void residual_rms(double* rms, const AnyMatrix& r, const FactoredRoots& roots, StreamRef stream);
@@ -59,3 +59,30 @@ void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyM
                    const WeightUpdate& update, StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`, whose memory `rms` is in: the only place that chooses a half.
+inline void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
+                         float scale, StreamRef stream) {
+  if (stream.is_host()) return cpu::mean_squares(r, rows, cols, scale);
+  cuda::mean_squares(r, rows, cols, scale, stream);
+}
+inline void residual_rms(double* rms, const AnyMatrix& r, const FactoredRoots& roots,
+                         StreamRef stream) {
+  if (!stream.is_host()) return cuda::residual_rms(rms, r, roots, stream);
+  *rms = cpu::residual_rms(r, roots);
+}
+inline void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                           const FactoredRoots& roots, const WeightUpdate& update,
+                           StreamRef stream) {
+  if (stream.is_host()) return cpu::residual_apply(w, low, r, roots, update);
+  cuda::residual_apply(w, low, r, roots, update, stream);
+}
+inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                          const WeightUpdate& update, StreamRef stream) {
+  if (stream.is_host()) return cpu::residual_sign(w, low, r, update);
+  cuda::residual_sign(w, low, r, update, stream);
+}
+
+}  // namespace sluiceway

@@ -38,7 +38,7 @@ void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p, 
 namespace sluiceway::cuda {
 
 // Enqueue on `stream` and return; all pointers are device pointers and stay valid until then.
-// Unavailable in a build without CUDA.
+// Unavailable where this build has no such half.
 void residual_form(const AnyMatrix& g, MatrixView<float> s, const SparseRows& p,
                    const SparseRows& q, std::span<float> rows, std::span<float> cols,
                    std::span<float> scratch, StreamRef stream);
@@ -47,3 +47,21 @@ void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p, 
                    StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`: the only place that chooses between the halves.
+inline void residual_form(const AnyMatrix& g, MatrixView<float> s, const SparseRows& p,
+                          const SparseRows& q, std::span<float> rows, std::span<float> cols,
+                          std::span<float> scratch, StreamRef stream) {
+  if (stream.is_host()) return cpu::residual_form(g, s, p, q, rows, cols, scratch);
+  cuda::residual_form(g, s, p, q, rows, cols, scratch, stream);
+}
+inline void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p,
+                          const BlockRows& q, std::span<float> rows, std::span<float> cols,
+                          std::span<float> scratch, StreamRef stream) {
+  if (stream.is_host()) return cpu::residual_form(g, s, p, q, rows, cols, scratch);
+  cuda::residual_form(g, s, p, q, rows, cols, scratch, stream);
+}
+
+}  // namespace sluiceway

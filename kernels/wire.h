@@ -58,7 +58,7 @@ void unpack(WireFormat format, std::span<const std::byte> wire, std::span<float>
 namespace sluiceway::cuda {
 
 // Enqueue on `stream`; all pointers are device memory, `result` too, and stay valid until then.
-// Throw Unavailable in a build without CUDA.
+// Throw Unavailable where this build has no such half.
 void pack(WireFormat format, std::span<const float> values, std::span<std::byte> wire,
           ScanResult* result, StreamRef stream);
 
@@ -66,3 +66,19 @@ void unpack(WireFormat format, std::span<const std::byte> wire, std::span<float>
             StreamRef stream);
 
 }  // namespace sluiceway::cuda
+
+namespace sluiceway {
+
+// On the device of `stream`, whose memory `result` is in: the only place that chooses a half.
+inline void pack(WireFormat format, std::span<const float> values, std::span<std::byte> wire,
+                 ScanResult* result, StreamRef stream) {
+  if (!stream.is_host()) return cuda::pack(format, values, wire, result, stream);
+  *result = cpu::pack(format, values, wire);
+}
+inline void unpack(WireFormat format, std::span<const std::byte> wire, std::span<float> values,
+                   StreamRef stream) {
+  if (stream.is_host()) return cpu::unpack(format, wire, values);
+  cuda::unpack(format, wire, values, stream);
+}
+
+}  // namespace sluiceway

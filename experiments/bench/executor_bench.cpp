@@ -56,7 +56,7 @@ void step_of_empty_lanes(benchmark::State& state, std::vector<Stream>& streams) 
 void executor_inline(benchmark::State& state) {
   std::vector<Stream> streams;
   for (std::size_t i = 0; i < kLaneNames.size(); ++i) {
-    streams.push_back(Stream::borrowed(StreamRef{}));
+    streams.push_back(Stream::borrowed(StreamRef::host()));
   }
   step_of_empty_lanes(state, streams);
 }

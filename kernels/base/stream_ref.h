@@ -1,14 +1,29 @@
 // The borrowed form of a stream: what a kernel needs in order to enqueue work.
 //
-// On CUDA `native` is a cudaStream_t. On the host device it is null: a host kernel runs on the
-// thread that calls it, and that thread belongs to a Stream (runtime/device/stream.h).
+// On CUDA it is a cudaStream_t of that device, null for its default stream. On the host device
+// there is nothing to hold: a host kernel runs on the thread that calls it, and that thread belongs
+// to a Stream (runtime/device/stream.h). There is no default, as for DeviceId.
 #pragma once
+
+#include "kernels/base/device_id.h"
 
 namespace sluiceway {
 
-struct StreamRef {
-  void* native = nullptr;
-  int device = -1;  // -1 is the host device, otherwise the CUDA ordinal.
+class StreamRef {
+ public:
+  static constexpr StreamRef host() noexcept { return {DeviceId::host(), nullptr}; }
+  static constexpr StreamRef cuda(int ordinal, void* native) {
+    return {DeviceId::cuda(ordinal), native};
+  }
+
+  constexpr DeviceId device() const noexcept { return device_; }
+  constexpr bool is_host() const noexcept { return device_.is_host(); }
+  constexpr void* native() const noexcept { return native_; }  // The cudaStream_t.
+
+ private:
+  constexpr StreamRef(DeviceId device, void* native) noexcept : device_(device), native_(native) {}
+  DeviceId device_;
+  void* native_;
 };
 
 }  // namespace sluiceway

@@ -42,11 +42,11 @@ void bind_engine_options(py::module_& m) {
                        std::uint64_t seed, const std::string& codec,
                        std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
                        std::optional<double> refresh_threshold, int refresh_learn_steps,
-                       const std::string& refresh_transport, double /*refresh_learn_rate*/,
-                       double /*refresh_beta*/, const std::string& /*refresh_init*/,
+                       const std::string& refresh_transport, double refresh_learn_rate,
+                       double refresh_beta, const std::string& refresh_init,
                        bool residual_at_once, int residual_every, double residual_max_rms,
                        int device_cpu, int lane_cpu) {
-             SubspaceOptions options;
+             SubspaceOptions options(DeviceId::host());
              options.lanes.d2h = {link[0], link[2]};
              options.lanes.h2d = {link[1], link[2]};
              for (std::size_t tier = 0; tier < kTierCount; ++tier) {
@@ -62,6 +62,9 @@ void bind_engine_options(py::module_& m) {
              options.learn.threshold = refresh_threshold.value_or(0.0);
              options.learn.learn_steps = refresh_learn_steps;
              options.learn.transport = parse_transport(refresh_transport);
+             options.learn.learn_rate = refresh_learn_rate;
+             options.learn.beta = refresh_beta;
+             options.learn.init = parse_sparse_init(refresh_init);
              options.residual_at_once = residual_at_once;
              options.residual_every = residual_every;
              options.residual_max_rms = residual_max_rms;
@@ -87,7 +90,7 @@ void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient
                   const at::Tensor& total) {
   const AnyMatrix g = gradient_view(gradient), sum = gradient_view(total);
   const py::gil_scoped_release unlocked;
-  engine.add_gradient(weight, g, sum, StreamRef{});
+  engine.add_gradient(weight, g, sum, StreamRef::host());
 }
 
 // Each is (lr, beta1, beta2, eps, weight_decay, scale).
@@ -216,7 +219,7 @@ void bind_subspace_engine(py::module_& m) {
       .def("has_gradient", &SubspaceEngine::has_gradient)
       .def("drop", &SubspaceEngine::drop, unlocked)
       .def(
-          "wait", [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef{}); },
+          "wait", [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef::host()); },
           py::arg("weight"), unlocked)
       .def("synchronize", &SubspaceEngine::synchronize, unlocked)
       .def("finish", &SubspaceEngine::finish, unlocked)

@@ -19,8 +19,9 @@ void restore_device(int ordinal) noexcept;
 
 void* allocate_bytes(int ordinal, std::size_t bytes);  // OutOfMemory: asked for, free, total.
 void free_bytes(int ordinal, void* pointer) noexcept;
-void* allocate_pinned_bytes(int ordinal, std::size_t bytes);
-void free_pinned_bytes(int ordinal, void* pointer) noexcept;
+// Page-locks whole pages of the host for every device. OutOfMemory: as above.
+void lock_pages(int ordinal, void* pages, std::size_t bytes);
+void unlock_pages(void* pages) noexcept;
 void fill_bytes(int ordinal, void* pointer, int value, std::size_t bytes);
 void copy_bytes(int ordinal, void* dst, const void* src, std::size_t bytes);  // Waits.
 void copy_bytes_async(StreamRef stream, void* dst, const void* src, std::size_t bytes,

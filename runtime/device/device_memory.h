@@ -1,7 +1,8 @@
 // Raw bytes of a device, and page-locked bytes of the host. Buffer (runtime/memory/buffer.h) owns
 // them and asks the budget first; nothing else should call these.
 //
-// On the host device all of it is ordinary memory: aligned to 64 bytes, pinned bytes to a page.
+// Bytes of the host device are ordinary memory, aligned to 64 bytes. Pinned bytes are whole pages
+// of their own from mmap, in every build; where there is a CUDA device they are page-locked for it.
 //
 // Ownership: freed by the matching call with the same device and size. Null and 0 bytes are fine.
 // Errors:    OutOfMemory, with byte counts. Unavailable: a CUDA device in a build or on a machine
@@ -26,7 +27,7 @@ void check_device(DeviceId device);  // Throws as above unless the device can be
 void* allocate_device_bytes(DeviceId device, std::size_t bytes);
 void free_device_bytes(DeviceId device, void* pointer, std::size_t bytes) noexcept;
 
-// Contents start as zero on the host device, undefined on CUDA. The host rounds up to a page.
+// Contents start as zero.
 void* allocate_pinned_bytes(DeviceId device, std::size_t bytes);
 void free_pinned_bytes(DeviceId device, void* pointer, std::size_t bytes) noexcept;
 

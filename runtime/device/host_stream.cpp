@@ -14,7 +14,7 @@ void run(Stream::Task& task, const Stream::Done& done, FirstError& error) noexce
   Completion completion;
   completion.begin_us = now_us();
   try {
-    task(StreamRef{});
+    task(StreamRef::host());
   } catch (...) {
     completion.error = std::current_exception();
   }

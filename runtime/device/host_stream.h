@@ -20,7 +20,7 @@ class WorkerStream final : public StreamBackend {
   void wait(const Event& event) override;
   Event record() override;
   void synchronize() override;
-  DeviceId device() const noexcept override { return {}; }
+  DeviceId device() const noexcept override { return DeviceId::host(); }
 
  private:
   std::shared_ptr<FirstError> error_;  // Shared with the jobs, which may outlive the stream.
@@ -34,7 +34,7 @@ class InlineStream final : public StreamBackend {
   void wait(const Event& event) override { event.wait(); }
   Event record() override { return {}; }
   void synchronize() override { error_.rethrow(); }
-  DeviceId device() const noexcept override { return {}; }
+  DeviceId device() const noexcept override { return DeviceId::host(); }
 
  private:
   FirstError error_;

@@ -70,7 +70,7 @@ LinkCopy::LinkCopy(DeviceId device, LinkDirection direction, Config config)
                   kMostLatencyUs);
   SLUICEWAY_CHECK(device.is_host() || (config.gbps == 0 && config.latency_us == 0),
                   "link_copy: rate is ", config.gbps, " GB/s and latency ", config.latency_us,
-                  " us on CUDA device ", device.ordinal,
+                  " us on ", to_string(device),
                   ", expected 0: only the host device throttles its link");
   check_device(device);
   if (config.gbps > 0 || config.latency_us > 0) bucket_ = std::make_unique<Bucket>(config);
@@ -79,10 +79,8 @@ LinkCopy::LinkCopy(DeviceId device, LinkDirection direction, Config config)
 LinkCopy::~LinkCopy() = default;
 
 void LinkCopy::copy(void* dst, const void* src, std::size_t bytes, StreamRef stream) {
-  const DeviceId stream_device{stream.device};
-  SLUICEWAY_CHECK(stream_device == device_ || (stream_device.is_host() && device_.is_host()),
-                  "link_copy: stream of device ", stream.device, ", expected device ",
-                  device_.ordinal, " of the link");
+  SLUICEWAY_CHECK(stream.device() == device_, "link_copy: stream of ", to_string(stream.device()),
+                  ", expected ", to_string(device_), ", as the link");
   SLUICEWAY_CHECK(bytes == 0 || (dst != nullptr && src != nullptr), "link_copy: null pointer for ",
                   bytes, " bytes");
   if (!device_.is_host()) {

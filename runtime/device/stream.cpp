@@ -22,7 +22,7 @@ Stream Stream::owned(DeviceId device, Options options) {
 }
 
 Stream Stream::borrowed(StreamRef framework_stream) {
-  if (DeviceId{framework_stream.device}.is_host()) {
+  if (framework_stream.is_host()) {
     return over(std::make_unique<InlineStream>());
   }
   return over(cuda::make_borrowed_stream(framework_stream));
@@ -56,7 +56,7 @@ bool Stream::device_waits_for(const Stream& other) const noexcept {
 }
 
 DeviceGuard::DeviceGuard(DeviceId device) {
-  if (!device.is_host()) previous_ = cuda::select_device(device.ordinal);
+  if (!device.is_host()) previous_ = cuda::select_device(device.ordinal());
 }
 
 DeviceGuard::~DeviceGuard() {

@@ -17,16 +17,11 @@
 #include <memory>
 #include <string>
 
+#include "kernels/base/device_id.h"
 #include "kernels/base/stream_ref.h"
 #include "runtime/device/event.h"
 
 namespace sluiceway {
-
-struct DeviceId {
-  int ordinal = -1;  // -1 is the host device, otherwise the CUDA ordinal.
-  bool is_host() const noexcept { return ordinal < 0; }
-  friend bool operator==(DeviceId, DeviceId) = default;
-};
 
 // When a task ran, in microseconds of the trace's clock (trace.h: now_us()), and what it threw.
 struct Completion {

@@ -32,7 +32,7 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
 }
 
 double EngineLanes::acquire(int key, StreamRef compute) {
-  if (DeviceId{compute.device}.is_host()) return wait(key);
+  if (compute.is_host()) return wait(key);
   Stream::borrowed(compute).wait(executor_->completion(key));
   return 0;
 }

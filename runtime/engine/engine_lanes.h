@@ -43,6 +43,8 @@ struct EngineUse {
 class EngineLanes {
  public:
   struct Options {
+    explicit Options(DeviceId where) noexcept : device(where) {}
+
     DeviceId device;
     LinkCopy::Config d2h, h2d;
     Budget::Limits limits{};

@@ -12,7 +12,7 @@ namespace {
 
 // Where the bytes of a tier live: only the device tier is the device's own memory.
 DeviceId home(Tier tier, DeviceId device) noexcept {
-  return tier == Tier::kHost ? DeviceId{} : device;
+  return tier == Tier::kHost ? DeviceId::host() : device;
 }
 
 bool on_host(Tier tier, DeviceId device) noexcept {
@@ -54,7 +54,7 @@ Buffer::Buffer(Budget& budget, Tier tier, DeviceId device, std::size_t bytes,
   if (fill == Fill::kNone && !scribbles()) return;
   const std::byte value = fill == Fill::kZero ? std::byte{0} : kScribble;
   try {
-    fill_device_bytes(on_host(tier, device) ? DeviceId{} : device, data_, value, bytes_);
+    fill_device_bytes(on_host(tier, device) ? DeviceId::host() : device, data_, value, bytes_);
   } catch (...) {
     release();
     throw;

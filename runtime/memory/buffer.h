@@ -41,7 +41,7 @@ class Buffer {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
   Tier tier_ = Tier::kHost;
-  DeviceId device_;
+  DeviceId device_ = DeviceId::host();  // Of an empty buffer, which owns no memory.
 };
 
 }  // namespace sluiceway

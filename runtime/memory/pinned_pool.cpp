@@ -1,6 +1,7 @@
 #include "runtime/memory/pinned_pool.h"
 
 #include <algorithm>
+#include <bit>
 #include <condition_variable>
 #include <cstdio>
 #include <exception>
@@ -20,12 +21,12 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-constexpr std::size_t kPieceAlignment = 64;
-constexpr std::size_t kMostNamed = 8;  // Leases that a Timeout names, the largest first.
+constexpr std::size_t kPieceUnit = 64;  // A cache line: no two pieces share one.
+constexpr std::size_t kMostNamed = 8;   // Leases that a Timeout names, the largest first.
 
 // A piece has room, so that every lease has an address of its own.
 std::size_t room_for(std::size_t bytes) {
-  return round_up(std::max<std::size_t>(bytes, 1), kPieceAlignment);
+  return round_up(std::max<std::size_t>(bytes, 1), kPieceUnit);
 }
 
 struct Piece {
@@ -59,11 +60,12 @@ struct PinnedPool::State {
   State(Buffer buffer, std::uint64_t first_generation)
       : slab(std::move(buffer)), map(slab.size()), next_generation(first_generation) {}
 
-  std::optional<std::uint64_t> take(const Lock&, std::size_t bytes, std::string_view name) {
+  std::optional<std::uint64_t> take(const Lock&, std::size_t bytes, std::string_view name,
+                                    std::size_t alignment) {
     Piece piece{std::string(name), 0, bytes, false};
     const std::uint64_t generation = next_generation == 0 ? 1 : next_generation;
     const auto place = pieces.emplace(generation, std::move(piece)).first;
-    const std::optional<std::size_t> offset = map.allocate(room_for(bytes));
+    const std::optional<std::size_t> offset = map.allocate(room_for(bytes), alignment);
     if (!offset) {
       pieces.erase(place);
       return std::nullopt;
@@ -96,7 +98,7 @@ struct PinnedPool::State {
 
 PinnedPool::PinnedPool(Budget& budget, DeviceId device, Config config) {
   SLUICEWAY_CHECK(config.slab_bytes > 0, "pinned_pool: slab of 0 bytes, expected 1 or more");
-  Buffer slab(budget, Tier::kPinned, device, round_up(config.slab_bytes, kPieceAlignment),
+  Buffer slab(budget, Tier::kPinned, device, round_up(config.slab_bytes, kPieceUnit),
               "slab of the pinned pool", Fill::kNone);
   state_ = std::make_shared<State>(std::move(slab), config.first_generation);
 }
@@ -115,18 +117,23 @@ PinnedPool::~PinnedPool() {
 }
 
 PinnedPool::Lease PinnedPool::acquire(std::size_t bytes, std::string_view name,
-                                      std::chrono::milliseconds timeout) {
+                                      std::chrono::milliseconds timeout, std::size_t alignment) {
   State& state = *state_;
+  SLUICEWAY_CHECK(std::has_single_bit(alignment) && alignment <= kPageBytes, "pinned_pool: ", name,
+                  " asks for an alignment to ", alignment, " bytes, expected a power of two up to ",
+                  kPageBytes);
   SLUICEWAY_CHECK(bytes <= state.slab.size(), "pinned_pool: ", name, " needs ", format_bytes(bytes),
                   ", expected at most the slab's ", format_bytes(state.slab.size()),
                   "; raise budget.pinned");
   Lock lock(state.mutex);
   std::optional<std::uint64_t> generation;
-  const bool in_time = state.freed.wait_for(
-      lock, timeout, [&] { return (generation = state.take(lock, bytes, name)).has_value(); });
+  const bool in_time = state.freed.wait_for(lock, timeout, [&] {
+    return (generation = state.take(lock, bytes, name, alignment)).has_value();
+  });
   if (!in_time) {
-    throw Timeout(concat("pinned_pool: ", name, " found no ", format_bytes(bytes), " within ",
-                         timeout.count(), " ms, the largest free piece is ",
+    throw Timeout(concat("pinned_pool: ", name, " found no ", format_bytes(bytes),
+                         alignment > kPieceUnit ? concat(" aligned to ", alignment) : "",
+                         " within ", timeout.count(), " ms, the largest free piece is ",
                          format_bytes(state.map.largest_free_bytes()), " and ",
                          format_bytes(state.held_bytes), " of ", format_bytes(state.slab.size()),
                          " are in ", state.pieces.size(),

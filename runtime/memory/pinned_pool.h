@@ -1,9 +1,15 @@
 // Pieces of one page-locked slab, each exactly as large as asked for, used to stage transfers.
 //
 // The slab is reserved in the budget and page-locked at construction; acquire() never allocates
-// memory for payloads. A piece starts on a cache line and is followed by less than one line of
-// waste: nothing is rounded to a power of two. Free neighbours join again. First fit: unfit for
-// many small pieces of long and mixed life, which would leave holes.
+// memory for payloads. A piece starts where its lease asks for, on a cache line at least, on a page
+// for a disk that bypasses the page cache, and is followed by less than one line of waste: nothing
+// is rounded to a power of two, and what an alignment skips stays free for others. Free neighbours
+// join again.
+//
+// Unfit for many small pieces of long and mixed life: first fit would leave holes. Unfit for what
+// must not wait: there is no order among waiters, so a large piece may starve behind small ones.
+// Unfit for direct disk I/O of odd lengths: only the start is aligned, round the length up
+// yourself.
 //
 // Ownership:     a Lease owns one piece; ~Lease() or retire() gives it back.
 // Thread safety: the pool may be called from any thread, a Lease from one thread at a time. Who
@@ -62,10 +68,12 @@ class PinnedPool {
   PinnedPool& operator=(const PinnedPool&) = delete;
   ~PinnedPool();
 
-  // `name` says in a Timeout whose piece it is. Waits for room as long as `timeout`.
-  // InvalidArgument: larger than the slab. Timeout: what is free, and every lease in flight.
+  // `name` says in a Timeout whose piece it is. Waits for room as long as `timeout`. `alignment`,
+  // of the first byte, is a power of two, at most a page; below a cache line it is a cache line.
+  // InvalidArgument: larger than the slab, or an alignment that is none of these. Timeout: what is
+  // free, and every lease in flight.
   [[nodiscard]] Lease acquire(std::size_t bytes, std::string_view name,
-                              std::chrono::milliseconds timeout);
+                              std::chrono::milliseconds timeout, std::size_t alignment = 64);
 
   bool is_current(std::uint64_t generation) const;  // Whether this lease is still held.
   std::size_t in_flight() const;                    // Leases held or retiring.

@@ -9,13 +9,23 @@ SlabMap::SlabMap(std::size_t bytes) {
   if (bytes > 0) free_.emplace(0, bytes);
 }
 
-std::optional<std::size_t> SlabMap::allocate(std::size_t bytes) {
-  const auto found = std::find_if(free_.begin(), free_.end(),
-                                  [bytes](const auto& range) { return range.second >= bytes; });
+std::optional<std::size_t> SlabMap::allocate(std::size_t bytes, std::size_t alignment) {
+  const auto skipped = [alignment](std::size_t offset) {
+    return (alignment - offset % alignment) % alignment;
+  };
+  const auto found = std::find_if(free_.begin(), free_.end(), [&](const auto& range) {
+    return range.second >= bytes && range.second - bytes >= skipped(range.first);
+  });
   if (found == free_.end()) return std::nullopt;
-  const auto [offset, length] = *found;
-  if (length > bytes) free_.emplace_hint(std::next(found), offset + bytes, length - bytes);
-  free_.erase(found);
+  const auto [first, length] = *found;
+  const std::size_t before = skipped(first), offset = first + before;
+  const std::size_t after = length - before - bytes;
+  if (after > 0) free_.emplace_hint(std::next(found), offset + bytes, after);
+  if (before > 0) {
+    found->second = before;
+  } else {
+    free_.erase(found);
+  }
   return offset;
 }
 

@@ -14,8 +14,9 @@ class SlabMap {
  public:
   explicit SlabMap(std::size_t bytes);
 
-  // Offset of `bytes` that are now taken, or nothing if no free range is that long.
-  std::optional<std::size_t> allocate(std::size_t bytes);
+  // Offset of `bytes` that are now taken, a multiple of `alignment`, or nothing if no free range
+  // holds them. What lies before the first multiple in its range stays free.
+  std::optional<std::size_t> allocate(std::size_t bytes, std::size_t alignment);
   void release(std::size_t offset, std::size_t bytes);
 
   std::size_t largest_free_bytes() const noexcept;

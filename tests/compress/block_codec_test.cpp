@@ -24,7 +24,7 @@ class FittedCodecTest : public testing::TestWithParam<const char*> {
   CodecConfig config{.name = GetParam(), .block = 16, .seed = 3};
   Rng rng{11};
   Budget budget = unlimited();
-  std::unique_ptr<GradientCodec> codec = make_codec(config, kM, kN, kWeight, budget);
+  std::unique_ptr<GradientCodec> codec = make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);
   OwnedMoments moments{codec->core()};
   ExactLearner learner;
 
@@ -59,7 +59,7 @@ TEST_P(FittedCodecTest, FittedProjectorLosesLessThanARandomOne) {
   CodecConfig random = config;
   random.name = "block_random";
   EXPECT_LT(relative_bias(*codec, g),
-            relative_bias(*make_codec(random, kM, kN, kWeight, budget), g));
+            relative_bias(*make_codec(random, kM, kN, kWeight, DeviceId::host(), budget), g));
 }
 
 TEST_P(FittedCodecTest, ReservesBothProjectorsOnlyDuringARefresh) {
@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(Families, FittedCodecTest,
 TEST(SvdCodecTest, KeepsAllOfAGradientOfItsRank) {
   Rng rng(12);
   Budget budget = unlimited();
-  const auto codec = make_codec({.name = "svd", .ratio = 0.25}, 32, 24, kWeight, budget);
+  const auto codec = make_codec({.name = "svd", .ratio = 0.25}, 32, 24, kWeight, DeviceId::host(), budget);
   Matrix g = low_rank_gradient(rng, rng.matrix(32, 6), rng.matrix(24, 6), 0);
   OwnedMoments moments(codec->core());
   ExactLearner learner;
@@ -111,7 +111,7 @@ TEST(SvdCodecTest, HasNoMoreDirectionsThanTheShorterSide) {
 TEST(CountSketchTest, ColumnsAreOrthonormalOrEmpty) {
   Budget budget = unlimited();
   const CodecConfig config{.name = "sparse_random", .nnz = 1, .seed = 3};
-  const auto codec = make_codec(config, 64, 48, kWeight, budget);
+  const auto codec = make_codec(config, 64, 48, kWeight, DeviceId::host(), budget);
   std::vector<float> scratch = scratch_of(*codec);
   // P D Q^T of unit cores spans the columns: their squares are 1, or 0 where no row drew one.
   for (std::int64_t c = 0; c < codec->core().rows; ++c) {

@@ -14,7 +14,7 @@ using testing::ThrowsMessage;
 std::unique_ptr<GradientCodec> make(const CodecConfig& config, std::int64_t m = 64,
                                     std::int64_t n = 48) {
   static Budget budget = unlimited();
-  return make_codec(config, m, n, kWeight, budget);
+  return make_codec(config, m, n, kWeight, DeviceId::host(), budget);
 }
 
 TEST(CodecFactoryTest, AutoIsBlockRandom) {
@@ -78,7 +78,7 @@ TEST(CodecFactoryTest, PlanAgreesWithWhatIsMade) {
         CodecConfig{.name = "topk_columns"}, CodecConfig{.name = "none"},
         CodecConfig{.name = "sparse_random", .nnz = 1}}) {
     Budget budget = unlimited();
-    const auto codec = make_codec(config, 67, 45, kWeight, budget);
+    const auto codec = make_codec(config, 67, 45, kWeight, DeviceId::host(), budget);
     const CoreShape planned = core_shape(config, 67, 45);
     EXPECT_EQ(planned.rows, codec->core().rows);
     EXPECT_EQ(planned.cols, codec->core().cols);
@@ -88,7 +88,7 @@ TEST(CodecFactoryTest, PlanAgreesWithWhatIsMade) {
 
 TEST(CodecFactoryTest, BudgetTooSmallIsRefusedAndNothingStaysReserved) {
   Budget budget({100, 0, 0, 0});
-  EXPECT_THROW(make_codec({}, 64, 48, kWeight, budget), OutOfMemory);
+  EXPECT_THROW(make_codec({}, 64, 48, kWeight, DeviceId::host(), budget), OutOfMemory);
   EXPECT_EQ(budget.used(Tier::kDevice), 0U);
 }
 

@@ -31,7 +31,7 @@ class GradientCodecTest : public testing::TestWithParam<Case> {
         g(rng.matrix(m, n)) {}
 
   std::unique_ptr<GradientCodec> make_ready() {
-    auto made = make_codec(config, m, n, kWeight, budget);
+    auto made = make_codec(config, m, n, kWeight, DeviceId::host(), budget);
     Matrix calibration = Rng(77).matrix(m, n);
     OwnedMoments moments(made->core());
     ExactLearner learner;
@@ -129,7 +129,7 @@ TEST_P(GradientCodecTest, EqualSeedsGiveEqualBits) {
 }
 
 TEST_P(GradientCodecTest, SavedAndLoadedIsBitIdentical) {
-  const auto twin = make_codec(config, m, n, kWeight, budget);
+  const auto twin = make_codec(config, m, n, kWeight, DeviceId::host(), budget);
   twin->load(codec->save());
   EXPECT_EQ(twin->save(), codec->save());
   Matrix s = core_matrix();
@@ -138,7 +138,7 @@ TEST_P(GradientCodecTest, SavedAndLoadedIsBitIdentical) {
 }
 
 TEST_P(GradientCodecTest, StateOfAnotherWeightIsCorrupt) {
-  const auto other = make_codec(config, m, n, kWeight + 1, budget);
+  const auto other = make_codec(config, m, n, kWeight + 1, DeviceId::host(), budget);
   EXPECT_THAT([&] { other->load(codec->save()); },
               testing::ThrowsMessage<Corrupt>(testing::HasSubstr("weight hash")));
 }
@@ -200,7 +200,7 @@ TEST(GradientCodecScaleTest, OrthonormalUpdateKeepsItsSizeAfterScaling) {
   for (const double ratio : {0.25, 0.3, 0.5, 1.0}) {
     Rng rng(9);
     Budget budget = unlimited();
-    const auto codec = make_codec({.ratio = ratio}, 67, 41, kWeight, budget);
+    const auto codec = make_codec({.ratio = ratio}, 67, 41, kWeight, DeviceId::host(), budget);
     Matrix w(67, 41), d = rng.matrix(codec->core().rows, codec->core().cols);
     std::vector<float> scratch = scratch_of(*codec);
     codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = codec->default_scale()}, scratch, {});

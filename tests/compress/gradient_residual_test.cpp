@@ -58,7 +58,7 @@ class GradientResidualTest : public testing::Test {
   Rng rng{8};
   Budget budget = unlimited();
   CodecConfig config{.name = "block_random", .seed = 3};
-  std::unique_ptr<GradientCodec> codec = make_codec(config, kM, kN, kWeight, budget);
+  std::unique_ptr<GradientCodec> codec = make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);
   DensePair pair = drawn_pair(config, kM, kN);
   std::vector<float> scratch = scratch_of(*codec);
   const ResidualStep step{.lr = 0.01, .beta2 = 0.99, .eps = 1e-8, .factor = 1, .update = {}};
@@ -121,7 +121,7 @@ TEST_F(GradientResidualTest, SignStepsByTheLearningRateEverywhere) {
 }
 
 TEST_F(GradientResidualTest, WithoutACoreTheWholeGradientIsLeft) {
-  const auto none = make_codec({.name = "none"}, kM, kN, kWeight, budget);
+  const auto none = make_codec({.name = "none"}, kM, kN, kWeight, DeviceId::host(), budget);
   GradientResidual residual = make(ResidualKind::kFactored);
   const Matrix g = rng.matrix(kM, kN);
   Matrix w = rng.matrix(kM, kN), used = g;
@@ -159,7 +159,7 @@ TEST_F(GradientResidualTest, WhatIsNotFiniteChangesNothing) {
 }
 
 TEST_F(GradientResidualTest, AColumnWhoseSquaresOverflowChangesNothing) {
-  const auto none = make_codec({.name = "none"}, kM, kN, kWeight, budget);
+  const auto none = make_codec({.name = "none"}, kM, kN, kWeight, DeviceId::host(), budget);
   GradientResidual residual = make(ResidualKind::kFactored);
   Matrix w = rng.matrix(kM, kN), g = rng.matrix(kM, kN);
   const Matrix before = w;

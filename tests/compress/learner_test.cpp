@@ -143,7 +143,7 @@ TEST_F(TorchLearnerTest, WrongShapesAndDevicesAreRefused) {
 
 TEST_F(TorchLearnerTest, CodecLearnsThroughItsInterface) {
   Budget budget = unlimited();
-  const auto codec = make_codec({.name = "sparse_learned", .ratio = 0.5}, m, n, kWeight, budget);
+  const auto codec = make_codec({.name = "sparse_learned", .ratio = 0.5}, m, n, kWeight, DeviceId::host(), budget);
   OwnedMoments moments(codec->core());
   const auto learner = make_torch_learner();
   std::vector<float> scratch = scratch_of(*codec);

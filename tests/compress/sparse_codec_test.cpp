@@ -57,7 +57,7 @@ class SparseLearnedCodecTest : public testing::Test {
     moments.v = rng.matrix(codec->core().rows, codec->core().cols);
     for (float& x : moments.v.v) x = x * x;
   }
-  std::unique_ptr<GradientCodec> make() { return make_codec(config, m, n, kWeight, budget); }
+  std::unique_ptr<GradientCodec> make() { return make_codec(config, m, n, kWeight, DeviceId::host(), budget); }
   RefreshOutcome refresh(ProjectorLearner& learner, const RefreshOptions& options) {
     std::vector<float> scratch = scratch_of(*codec);
     return codec->refresh(any_matrix(g), options, learner, moments.view(), scratch, {});
@@ -222,7 +222,7 @@ TEST_F(SparseLearnedCodecTest, ReloadedCodecRefreshesLikeTheOriginal) {
 TEST_F(SparseLearnedCodecTest, FamiliesThatDoNotLearnIgnoreARefresh) {
   ScalingLearner learner(0.5F);
   for (const char* name : {"identity", "block_random"}) {
-    const auto other = make_codec({.name = name}, m, n, kWeight, budget);
+    const auto other = make_codec({.name = name}, m, n, kWeight, DeviceId::host(), budget);
     OwnedMoments theirs(other->core());
     const std::vector<std::byte> before = other->save();
     EXPECT_FALSE(other->learns());

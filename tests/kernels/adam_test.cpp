@@ -8,7 +8,7 @@
 
 #include "kernels/base/error.h"
 #include "tests/support/adam_fixture.h"
-#include "tests/support/backend.h"
+#include "tests/support/on_backend.h"
 #include "tests/support/tolerance.h"
 
 namespace sluiceway::test {
@@ -44,7 +44,7 @@ class AdamTest : public BackendTest {
     AdamReference expected = chunk.reference();
     const AdamHyper h = adam_hyper();
     expected.step(chunk.g, static_cast<double>(kGradScale), h);
-    cpu::adam_step(placed.g.span_const(), kGradScale, placed.moments(), h, placed.master());
+    on_backend::adam_step(placed.g.span_const(), kGradScale, placed.moments(), h, placed.master());
     EXPECT_TRUE(all_near(placed.m, expected.m, kMomentTolerance));
     EXPECT_TRUE(all_near(placed.v, expected.v, kMomentTolerance));
     EXPECT_TRUE(weights_match(placed.w.span(), expected.w, h.lr));
@@ -61,9 +61,10 @@ class AdamTest : public BackendTest {
     GuardedArray<D> d(chunk.g.size(), offset + 1);
     AdamReference expected = chunk.reference();
     expected.step(chunk.g, static_cast<double>(kGradScale), adam_hyper());
-    cpu::adam_direction(placed.g.span_const(), kGradScale,
-                        AdamMoments{placed.m.span(), placed.v.span(), m_out.span(), v_out.span()},
-                        adam_hyper(), d.span());
+    on_backend::adam_direction(
+        placed.g.span_const(), kGradScale,
+        AdamMoments{placed.m.span(), placed.v.span(), m_out.span(), v_out.span()}, adam_hyper(),
+        d.span());
     EXPECT_TRUE(all_near(m_out, expected.m, kMomentTolerance));
     EXPECT_TRUE(all_near(v_out, expected.v, kMomentTolerance));
     EXPECT_TRUE(all_near(d, expected.d, {.abs = 1e-6, .eps = 1}));
@@ -104,8 +105,8 @@ TEST_P(AdamTest, FirstStepMovesByTheLearningRateWhateverTheGradient) {
   std::vector<float> m(4), v(4), w(4);
   AdamHyper h;
   h.eps = 0.0;
-  cpu::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), h,
-                 MasterWeight{w, w});
+  on_backend::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), h,
+                        MasterWeight{w, w});
   EXPECT_TRUE(all_near(w, std::vector<double>{-1e-3, 1e-3, -1e-3, 1e-3}, {.eps = 4}));
 }
 
@@ -117,7 +118,7 @@ TEST_P(AdamTest, BiasCorrectionIsRightInLateSteps) {
     AdamHyper h = adam_hyper();
     h.step = step;
     expected.step(chunk.g, static_cast<double>(kGradScale), h);
-    cpu::adam_step(placed.g.span_const(), kGradScale, placed.moments(), h, placed.master());
+    on_backend::adam_step(placed.g.span_const(), kGradScale, placed.moments(), h, placed.master());
     EXPECT_TRUE(weights_match(placed.w.span(), expected.w, h.lr)) << "step " << step;
   }
 }
@@ -127,16 +128,16 @@ TEST_P(AdamTest, CoefficientsComeFromDoublePrecision) {
   std::vector<float> g(1, 1.0F), m(1, 0.1F), v(1, 0.001F), d(1);
   AdamHyper h;
   h.step = 2;
-  cpu::adam_direction(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), h,
-                      std::span<float>(d));
+  on_backend::adam_direction(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), h,
+                             std::span<float>(d));
   EXPECT_NEAR(d[0], 1.0, 5e-7);
 }
 
 TEST_P(AdamTest, ZeroGradientAndMomentsLeaveOnlyTheDecay) {
   std::vector<float> g(37), m(37), v(37), w(37, 2.0F);
   AdamHyper h = adam_hyper();
-  cpu::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), h,
-                 MasterWeight{w, w});
+  on_backend::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), h,
+                        MasterWeight{w, w});
   EXPECT_EQ(w, std::vector<float>(37, static_cast<float>(1.0 - h.lr * h.weight_decay) * 2.0F));
   EXPECT_EQ(m, std::vector<float>(37));
   EXPECT_EQ(v, std::vector<float>(37));
@@ -146,11 +147,11 @@ TEST_P(AdamTest, SplittingAChunkDoesNotChangeABit) {
   const AdamChunk<f16> chunk(rng, 4099);
   PlacedChunk<f16> whole(chunk, 0), parts(chunk, 3);
   const AdamHyper h = adam_hyper();
-  cpu::adam_step(whole.g.span_const(), kGradScale, whole.moments(), h, whole.master());
+  on_backend::adam_step(whole.g.span_const(), kGradScale, whole.moments(), h, whole.master());
   std::size_t first = 0;
   for (const std::size_t n : {std::size_t{1}, std::size_t{2}, std::size_t{61}, std::size_t{4035}}) {
     const std::span<float> w = parts.w.span().subspan(first, n);
-    cpu::adam_step(
+    on_backend::adam_step(
         parts.g.span_const().subspan(first, n), kGradScale,
         AdamMoments::in_place(parts.m.span().subspan(first, n), parts.v.span().subspan(first, n)),
         h, MasterWeight{w, w});
@@ -166,7 +167,7 @@ TEST_P(AdamTest, RejectsWrongLengthsAndStepZeroAndChangesNothing) {
   PlacedChunk<float> placed(chunk, 0);
   AdamHyper h = adam_hyper();
   const auto step_with = [&](std::size_t g_elems, const MasterWeight& w) {
-    cpu::adam_step(placed.g.span_const().first(g_elems), 1.0F, placed.moments(), h, w);
+    on_backend::adam_step(placed.g.span_const().first(g_elems), 1.0F, placed.moments(), h, w);
   };
   EXPECT_THAT([&] { step_with(9, placed.master()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("m_in has 10 elements, expected 9")));
@@ -181,7 +182,8 @@ TEST_P(AdamTest, RejectsWrongLengthsAndStepZeroAndChangesNothing) {
   EXPECT_EQ(placed.w.values(), chunk.w);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AdamTest, testing::ValuesIn(built_backends()), backend_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, AdamTest, testing::ValuesIn(built_backends("adam")),
+                         backend_name);
 
 }  // namespace
 }  // namespace sluiceway::test

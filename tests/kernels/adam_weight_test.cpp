@@ -8,7 +8,7 @@
 #include "kernels/adam.h"
 #include "kernels/base/error.h"
 #include "tests/support/adam_fixture.h"
-#include "tests/support/backend.h"
+#include "tests/support/on_backend.h"
 
 namespace sluiceway::test {
 namespace {
@@ -30,8 +30,8 @@ class AdamWeightTest : public BackendTest {
   template <typename G>
   std::vector<float> stepped(const AdamChunk<G>& chunk, const std::vector<float>& w_before) {
     std::vector<float> m = chunk.m, v = chunk.v, w = w_before;
-    cpu::adam_step(std::span<const G>(chunk.g), kGradScale, AdamMoments::in_place(m, v),
-                   adam_hyper(), MasterWeight{w, w});
+    on_backend::adam_step(std::span<const G>(chunk.g), kGradScale, AdamMoments::in_place(m, v),
+                          adam_hyper(), MasterWeight{w, w});
     return w;
   }
 
@@ -40,8 +40,8 @@ class AdamWeightTest : public BackendTest {
     const AdamChunk<G> chunk(rng, length);
     PlacedChunk<G> placed(chunk, 1);
     GuardedArray<T> copy(chunk.g.size(), 3);
-    cpu::adam_step(placed.g.span_const(), kGradScale, placed.moments(), adam_hyper(),
-                   MasterAndCopy<T>{placed.w.span(), placed.w.span(), copy.span()});
+    on_backend::adam_step(placed.g.span_const(), kGradScale, placed.moments(), adam_hyper(),
+                          MasterAndCopy<T>{placed.w.span(), placed.w.span(), copy.span()});
     const std::vector<float> expected = stepped(chunk, chunk.w);
     EXPECT_EQ(placed.w.values(), expected);
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -61,8 +61,8 @@ class AdamWeightTest : public BackendTest {
       before_f32.push_back(to_float(before.back()));
     }
     GuardedArray<bf16> w(before, 5);
-    cpu::adam_step(placed.g.span_const(), kGradScale, placed.moments(), adam_hyper(),
-                   StochasticWeight{w.span(), w.span(), kKey, first});
+    on_backend::adam_step(placed.g.span_const(), kGradScale, placed.moments(), adam_hyper(),
+                          StochasticWeight{w.span(), w.span(), kKey, first});
     const std::vector<float> exact = stepped(chunk, before_f32);
     for (std::size_t i = 0; i < exact.size(); ++i) {
       const std::uint32_t sum = std::bit_cast<std::uint32_t>(exact[i]) + noise_16(kKey, first + i);
@@ -83,8 +83,8 @@ class AdamWeightTest : public BackendTest {
       low[i] = static_cast<std::uint16_t>(u);
       hi[i].bits = static_cast<std::uint16_t>((u + 0x8000U) >> 16);
     }
-    cpu::adam_step(placed.g.span_const(), kGradScale, placed.moments(), adam_hyper(),
-                   HiLoWeight{hi.span(), low.span(), hi.span(), low.span()});
+    on_backend::adam_step(placed.g.span_const(), kGradScale, placed.moments(), adam_hyper(),
+                          HiLoWeight{hi.span(), low.span(), hi.span(), low.span()});
     const std::vector<float> expected = stepped(chunk, chunk.w);
     for (std::size_t i = 0; i < n; ++i) {
       ASSERT_EQ(join(hi[i], low[i]), expected[i]) << "element " << i << " of " << length;
@@ -135,8 +135,8 @@ TEST_P(AdamWeightTest, StochasticRoundingIsRightOnAverage) {
   std::vector<bf16> w(kCount, from_float<bf16>(1.0F));
   AdamHyper h;
   h.lr = 0x1p-12;  // The ulp below 1 is 2^-8.
-  cpu::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), h,
-                 StochasticWeight{w, w, kKey, 0});
+  on_backend::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), h,
+                        StochasticWeight{w, w, kKey, 0});
   double mean = 0.0;
   for (const bf16 x : w) mean += to_f64(x) / kCount;
   // One draw has a standard deviation of sqrt(p (1 - p)) ulp with p = 1/16; take six of the mean.
@@ -148,10 +148,10 @@ TEST_P(AdamWeightTest, NotFiniteWeightsStayNotFinite) {
   const float inf = HUGE_VALF, nan = std::bit_cast<float>(0x7FFFFFFFU);
   std::vector<float> g(3), m(3), v(3), w = {inf, -inf, nan};
   std::vector<bf16> bf = {from_float<bf16>(inf), from_float<bf16>(-inf), bf16{0x7FFF}}, copy(3);
-  cpu::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), AdamHyper{},
-                 MasterAndCopy<bf16>{w, w, copy});
-  cpu::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), AdamHyper{},
-                 StochasticWeight{bf, bf, kKey, 0});
+  on_backend::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), AdamHyper{},
+                        MasterAndCopy<bf16>{w, w, copy});
+  on_backend::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), AdamHyper{},
+                        StochasticWeight{bf, bf, kKey, 0});
   for (const std::vector<bf16>& result : {copy, bf}) {
     EXPECT_EQ(to_float(result[0]), inf);
     EXPECT_EQ(to_float(result[1]), -inf);
@@ -164,8 +164,8 @@ TEST_P(AdamWeightTest, RejectsWrongLengthsOfEveryForm) {
   std::vector<bf16> hi(4), shorter(3);
   std::vector<std::uint16_t> low(5);
   const auto step = [&](const auto& weight) {
-    cpu::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), AdamHyper{},
-                   weight);
+    on_backend::adam_step(std::span<const float>(g), 1.0F, AdamMoments::in_place(m, v), AdamHyper{},
+                          weight);
   };
   EXPECT_THAT(
       [&] {
@@ -184,7 +184,7 @@ TEST_P(AdamWeightTest, RejectsWrongLengthsOfEveryForm) {
       ThrowsMessage<InvalidArgument>(HasSubstr("w.low_in has 5 elements, expected 4")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AdamWeightTest, testing::ValuesIn(built_backends()),
+INSTANTIATE_TEST_SUITE_P(Kernels, AdamWeightTest, testing::ValuesIn(built_backends("adam")),
                          backend_name);
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "kernels/base/error.h"
-#include "tests/support/backend.h"
 #include "tests/support/guarded_array.h"
+#include "tests/support/on_backend.h"
 #include "tests/support/projector_fixture.h"
 #include "tests/support/tolerance.h"
 
@@ -26,7 +26,7 @@ struct SparsePair {
   std::int64_t scratch_elems() const { return compress_scratch_elems(p.view(), q.columns()); }
   void compress(MatrixView<float> s, float beta, const AnyMatrix& g,
                 std::span<float> scratch) const {
-    cpu::compress(s, beta, g, p.view(), q.columns(), scratch);
+    on_backend::compress(s, beta, g, p.view(), q.columns(), scratch);
   }
 };
 struct BlockPair {
@@ -36,7 +36,7 @@ struct BlockPair {
   std::int64_t scratch_elems() const { return compress_scratch_elems(p.view(), q.view()); }
   void compress(MatrixView<float> s, float beta, const AnyMatrix& g,
                 std::span<float> scratch) const {
-    cpu::compress(s, beta, g, p.view(), q.view(), scratch);
+    on_backend::compress(s, beta, g, p.view(), q.view(), scratch);
   }
 };
 
@@ -154,7 +154,7 @@ TEST_P(CompressTest, BetaZeroOverwritesNaN) {
   check(blocks(40, 33, 32, 8));
   Matrix s(40, 33);
   s.v.assign(s.v.size(), nan);
-  cpu::compress(s.view(), 0.0F, any_matrix(g));
+  on_backend::compress(s.view(), 0.0F, any_matrix(g));
   EXPECT_EQ(s, g);
 }
 
@@ -186,10 +186,10 @@ TEST_P(CompressTest, AccumulatingTwoHalvesEqualsTheWhole) {
   check(
       sp, Matrix(24, 10),
       [&](MatrixView<float> s, const AnyMatrix& part) {
-        cpu::compress(s, 0.0F, part, sp.p.view().row_range(0, 64), sp.q.columns(), scratch);
+        on_backend::compress(s, 0.0F, part, sp.p.view().row_range(0, 64), sp.q.columns(), scratch);
       },
       [&](MatrixView<float> s, const AnyMatrix& part) {
-        cpu::compress(s, 1.0F, part, sp.p.view().row_range(64, 96), sp.q.columns(), scratch);
+        on_backend::compress(s, 1.0F, part, sp.p.view().row_range(64, 96), sp.q.columns(), scratch);
       },
       halves.view(), halves.view(), halves);
   const BlockPair bp = blocks(96, 40, 32, 8);
@@ -197,10 +197,10 @@ TEST_P(CompressTest, AccumulatingTwoHalvesEqualsTheWhole) {
   check(
       bp, Matrix(24, 10),
       [&](MatrixView<float> s, const AnyMatrix& part) {
-        cpu::compress(s, 0.0F, part, bp.p.view().group_range(0, 2), bp.q.view(), scratch);
+        on_backend::compress(s, 0.0F, part, bp.p.view().group_range(0, 2), bp.q.view(), scratch);
       },
       [&](MatrixView<float> s, const AnyMatrix& part) {
-        cpu::compress(s, 0.0F, part, bp.p.view().group_range(2, 3), bp.q.view(), scratch);
+        on_backend::compress(s, 0.0F, part, bp.p.view().group_range(2, 3), bp.q.view(), scratch);
       },
       stacked.view().row_range(0, 16), stacked.view().row_range(16, 24), stacked);
 }
@@ -211,7 +211,7 @@ TEST_P(CompressTest, IdentityAddsTheGradient) {
     const Matrix before = rng.matrix(13, 29);
     PaddedMatrix<float> s(before);
     PaddedMatrix<T> g_padded(g);
-    cpu::compress(s.view(), -2.0F, g_padded.any());
+    on_backend::compress(s.view(), -2.0F, g_padded.any());
     EXPECT_TRUE(all_near(s.matrix(), with_beta(before, -2.0, as_f64(g)), {.abs = 1e-7, .eps = 1}));
     EXPECT_TRUE(s.padding_intact());
   };
@@ -240,7 +240,7 @@ TEST_P(CompressTest, RejectsWrongShapesAndLeavesTheCoreAlone) {
               ThrowsMessage<InvalidArgument>(HasSubstr("s is 24x17, expected 17x11")));
   EXPECT_THAT([&] { sp.compress(s.view(), 0.0F, any_matrix(wrong_g), scratch); },
               ThrowsMessage<InvalidArgument>(HasSubstr("g is 66x41, expected 67x41")));
-  EXPECT_THAT([&] { cpu::compress(s.view(), 0.0F, any_matrix(g)); },
+  EXPECT_THAT([&] { on_backend::compress(s.view(), 0.0F, any_matrix(g)); },
               ThrowsMessage<InvalidArgument>(HasSubstr("s is 24x17, expected 67x41")));
   EXPECT_EQ(s, before);
 }
@@ -265,7 +265,8 @@ TEST_P(CompressTest, RejectsBlocksThatDoNotAddUp) {
               ThrowsMessage<InvalidArgument>(HasSubstr("p is 67x18, expected 67x17")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, CompressTest, testing::ValuesIn(built_backends()), backend_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, CompressTest, testing::ValuesIn(built_backends("compress")),
+                         backend_name);
 
 }  // namespace
 }  // namespace sluiceway::test

@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "kernels/base/error.h"
-#include "tests/support/backend.h"
 #include "tests/support/guarded_array.h"
+#include "tests/support/on_backend.h"
 #include "tests/support/projector_fixture.h"
 #include "tests/support/tolerance.h"
 
@@ -38,7 +38,7 @@ template <class P, class Q>
 void decompress_with(const P& p, const Q& q, const AnyMatrix& w, MatrixView<std::uint16_t> low,
                      const AnyMatrix& d, const WeightUpdate& update) {
   GuardedArray<float> scratch(static_cast<std::size_t>(decompress_scratch_elems(p, q)), 1);
-  cpu::decompress(w, low, d, p, q, update, scratch.span());
+  on_backend::decompress(w, low, d, p, q, update, scratch.span());
   EXPECT_TRUE(scratch.guards_intact());
 }
 
@@ -164,7 +164,7 @@ TEST_P(DecompressTest, IdentityAddsTheCore) {
     PaddedMatrix<T> w_padded(w);
     PaddedMatrix<bf16> d_padded(d);
     const WeightUpdate update{.decay = 0.5F, .alpha = -0.25F};
-    cpu::decompress(w_padded.any(), {}, d_padded.any(), update);
+    on_backend::decompress(w_padded.any(), {}, d_padded.any(), update);
     EXPECT_TRUE(all_near(w_padded.matrix(), updated(as_f64(w), as_f64(d), update),
                          {.abs = 1e-7, .eps = 0.51}));
     EXPECT_TRUE(w_padded.padding_intact());
@@ -185,7 +185,7 @@ TEST_P(DecompressTest, StochasticRoundingIsUnbiased) {
   d.v.assign(d.v.size(), 1.0F);
   const WeightUpdate update{
       .alpha = 0x1p-9F, .rounding = Rounding::kStochastic, .key = {.seed = 11, .step = 5}};
-  cpu::decompress(any_matrix(w), {}, any_matrix(d), update);
+  on_backend::decompress(any_matrix(w), {}, any_matrix(d), update);
   const auto up =
       static_cast<double>(std::count(w.v.begin(), w.v.end(), from_float<bf16>(1.0F + 0x1p-7F)));
   const auto down = static_cast<double>(std::count(w.v.begin(), w.v.end(), from_float<bf16>(1.0F)));
@@ -202,7 +202,7 @@ TEST_P(DecompressTest, StochasticRoundingDrawsTheBitsOfItsGlobalIndex) {
                             .rounding = Rounding::kStochastic,
                             .key = {.seed = 1, .step = 2, .tensor = 3, .purpose = 4},
                             .row_offset = 1000};
-  cpu::decompress(any_matrix(w), {}, any_matrix(d), update);
+  on_backend::decompress(any_matrix(w), {}, any_matrix(d), update);
   std::size_t differing = 0;
   for (std::size_t i = 0; i < w.v.size(); ++i) {
     const float x = std::fma(update.alpha, d.v[i], to_float(expected.v[i]));
@@ -304,7 +304,7 @@ TEST_P(DecompressTest, RejectsWrongShapesAndLeavesWeightsAlone) {
               ThrowsMessage<InvalidArgument>(HasSubstr("d is 24x23, expected 17x11")));
   EXPECT_THAT([&] { decompress_with(sp, any_matrix(wrong_w), any_matrix(d), {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("w is 67x42, expected 67x41")));
-  EXPECT_THAT([&] { cpu::decompress(any_matrix(w), {}, any_matrix(d), {}); },
+  EXPECT_THAT([&] { on_backend::decompress(any_matrix(w), {}, any_matrix(d), {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("w is 67x41, expected 24x23")));
   EXPECT_EQ(w, before);
 }
@@ -315,21 +315,22 @@ TEST_P(DecompressTest, RejectsRoundingsThatTheTypeDoesNotHave) {
   BasicMatrix<std::uint16_t> low(5, 6);
   EXPECT_THAT(
       [&] {
-        cpu::decompress(any_matrix(w), {}, any_matrix(d), {.rounding = Rounding::kStochastic});
+        on_backend::decompress(any_matrix(w), {}, any_matrix(d),
+                               {.rounding = Rounding::kStochastic});
       },
       ThrowsMessage<InvalidArgument>(
           HasSubstr("w is f32 with stochastic rounding, expected bf16")));
   EXPECT_THAT(
       [&] {
-        cpu::decompress(any_matrix(narrow), low.view(), any_matrix(d),
-                        {.rounding = Rounding::kResidual});
+        on_backend::decompress(any_matrix(narrow), low.view(), any_matrix(d),
+                               {.rounding = Rounding::kResidual});
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("low is 5x6, expected 5x7")));
-  EXPECT_THAT([&] { cpu::decompress(any_matrix(narrow), low.view(), any_matrix(d), {}); },
+  EXPECT_THAT([&] { on_backend::decompress(any_matrix(narrow), low.view(), any_matrix(d), {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("low is 5x6, expected 0x0")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, DecompressTest, testing::ValuesIn(built_backends()),
+INSTANTIATE_TEST_SUITE_P(Kernels, DecompressTest, testing::ValuesIn(built_backends("decompress")),
                          backend_name);
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include "kernels/base/error.h"
 #include "tests/support/adam_fixture.h"
-#include "tests/support/backend.h"
+#include "tests/support/on_backend.h"
 #include "tests/support/projector_fixture.h"
 #include "tests/support/tolerance.h"
 
@@ -42,8 +42,8 @@ class FactoredAdamTest : public BackendTest {
     const AdamHyper h = adam_hyper();
     PaddedMatrix<T> gradient(g), d(BasicMatrix<T>(m, n));
     PaddedMatrix<float> m_in(old), m_out(Matrix(m, n));
-    cpu::factored_adam_direction<T>(gradient.view(), kGradScale, m_in.view(), m_out.view(),
-                                    roots.view(), h, d.view());
+    on_backend::factored_adam_direction<T>(gradient.view(), kGradScale, m_in.view(), m_out.view(),
+                                           roots.view(), h, d.view());
     MatrixF64 first(m, n), direction(m, n);
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
@@ -80,12 +80,12 @@ TEST_P(FactoredAdamTest, FirstMomentHasTheBitsOfAdamDirection) {
   const std::int64_t m = 7, n = 13;
   const AdamChunk<float> chunk(rng, m * n);
   std::vector<float> whole_m(chunk.m), v(chunk.v), d(chunk.g.size()), factored_m(chunk.m);
-  cpu::adam_direction(std::span<const float>(chunk.g), kGradScale,
-                      AdamMoments::in_place(whole_m, v), adam_hyper(), std::span<float>(d));
+  on_backend::adam_direction(std::span<const float>(chunk.g), kGradScale,
+                             AdamMoments::in_place(whole_m, v), adam_hyper(), std::span<float>(d));
   const Roots roots(rng, m, n);
   const MatrixView<float> first(factored_m.data(), m, n);  // In place.
-  cpu::factored_adam_direction<float>({chunk.g.data(), m, n}, kGradScale, first, first,
-                                      roots.view(), adam_hyper(), {d.data(), m, n});
+  on_backend::factored_adam_direction<float>({chunk.g.data(), m, n}, kGradScale, first, first,
+                                             roots.view(), adam_hyper(), {d.data(), m, n});
   EXPECT_EQ(factored_m, whole_m);
 }
 
@@ -96,7 +96,8 @@ TEST_P(FactoredAdamTest, RejectsWrongShapesAndSteps) {
   const auto direction = [&](MatrixView<float> m, const Roots& r, std::int64_t step) {
     AdamHyper h = adam_hyper();
     h.step = step;
-    cpu::factored_adam_direction<float>(five_by_seven, 1.0F, m, m, r.view(), h, five_by_seven);
+    on_backend::factored_adam_direction<float>(five_by_seven, 1.0F, m, m, r.view(), h,
+                                               five_by_seven);
   };
   EXPECT_THAT([&] { direction(five_by_eight, roots, 1); },
               ThrowsMessage<InvalidArgument>(HasSubstr("m_in is 5x8, expected 5x7 as g is")));
@@ -106,13 +107,8 @@ TEST_P(FactoredAdamTest, RejectsWrongShapesAndSteps) {
               ThrowsMessage<InvalidArgument>(HasSubstr("step is 0, expected 1 or more")));
 }
 
-TEST(NoCudaTest, FactoredAdamSaysThatItIsUnavailable) {
-  EXPECT_THROW(cuda::factored_adam_direction<float>({}, 1.0F, {}, {}, {}, {}, {}, StreamRef{}),
-               Unavailable);
-}
-
-INSTANTIATE_TEST_SUITE_P(Kernels, FactoredAdamTest, testing::ValuesIn(built_backends()),
-                         backend_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, FactoredAdamTest,
+                         testing::ValuesIn(built_backends("factored_adam")), backend_name);
 
 }  // namespace
 }  // namespace sluiceway::test

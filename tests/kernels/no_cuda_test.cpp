@@ -1,11 +1,19 @@
 // The CUDA half of each kernel in a build without CUDA: an error that says so, never a crash.
+//
+// tests/python/test_cuda_halves.py compares the calls below with what the headers declare.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/adam.h"
 #include "kernels/base/error.h"
+#include "kernels/bias_norm.h"
+#include "kernels/compress.h"
+#include "kernels/decompress.h"
+#include "kernels/factored_adam.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/philox.h"
+#include "kernels/residual.h"
+#include "kernels/residual_form.h"
 #include "kernels/wire.h"
 
 namespace sluiceway::test {
@@ -13,30 +21,96 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 using testing::ThrowsMessage;
 
 template <typename Call>
-void expect_unavailable(const char* function, const Call& call) {
-  EXPECT_THAT(call, ThrowsMessage<Unavailable>(AllOf(HasSubstr(function), HasSubstr("no CUDA"))));
+void expect_unavailable(const std::string& function, const Call& call) {
+  EXPECT_THAT(call, ThrowsMessage<Unavailable>(
+                        AllOf(StartsWith(function + ": "), HasSubstr("this build has no CUDA"))));
 }
 
-TEST(NoCudaTest, EveryKernelSaysThatItIsUnavailable) {
-  const std::span<const float> in;
-  const std::span<float> out;
-  expect_unavailable("fill_bits", [&] {
-    cuda::fill_bits(NoiseKey{}, 0, std::span<std::uint32_t>(), StreamRef{});
+// What the calls take: nothing of it is read.
+struct Nothing {
+  AnyMatrix any;
+  MatrixView<float> core;
+  MatrixView<std::uint16_t> low;
+  SparseRows sparse;
+  SparseColumns columns;
+  BlockRows blocks;
+  std::span<float> out;
+  std::span<const float> in;
+  std::span<std::byte> bytes;
+  FactoredRoots roots;
+  AdamMoments moments;
+  AdamHyper hyper;
+  WeightUpdate update;
+  NoiseKey key;
+  StreamRef stream = StreamRef::cuda(0, nullptr);
+};
+
+TEST(NoCudaTest, EveryKernelOfAWeightSaysThatItIsUnavailable) {
+  const Nothing no;
+  const auto refused = [&](const char* name, const auto& call) { expect_unavailable(name, call); };
+  refused("bias_norm", [&] {
+    cuda::bias_norm(nullptr, no.any, no.sparse, no.sparse, no.columns, no.out, no.stream);
   });
-  expect_unavailable("overflow_scan", [&] { cuda::overflow_scan(in, nullptr, StreamRef{}); });
-  expect_unavailable("overflow_scan_copy",
-                     [&] { cuda::overflow_scan_copy(in, out, nullptr, StreamRef{}); });
-  expect_unavailable("adam_direction", [&] {
-    cuda::adam_direction(in, 1.0F, AdamMoments{}, AdamHyper{}, out, StreamRef{});
+  refused("bias_norm",
+          [&] { cuda::bias_norm(nullptr, no.any, no.blocks, no.blocks, no.out, no.stream); });
+  refused("compress",
+          [&] { cuda::compress(no.core, 0, no.any, no.sparse, no.columns, no.out, no.stream); });
+  refused("compress",
+          [&] { cuda::compress(no.core, 0, no.any, no.blocks, no.blocks, no.out, no.stream); });
+  refused("compress", [&] { cuda::compress(no.core, 0, no.any, no.stream); });
+  refused("decompress", [&] {
+    cuda::decompress(no.any, no.low, no.any, no.sparse, no.sparse, no.update, no.out, no.stream);
   });
-  expect_unavailable("adam_step", [&] {
-    cuda::adam_step(in, 1.0F, AdamMoments{}, AdamHyper{}, HiLoWeight{}, StreamRef{});
+  refused("decompress", [&] {
+    cuda::decompress(no.any, no.low, no.any, no.blocks, no.blocks, no.update, no.out, no.stream);
   });
-  expect_unavailable("pack", [&] { cuda::pack(WireFormat::kInt8, in, {}, nullptr, StreamRef{}); });
-  expect_unavailable("unpack", [&] { cuda::unpack(WireFormat::kInt8, {}, out, StreamRef{}); });
+  refused("decompress", [&] { cuda::decompress(no.any, no.low, no.any, no.update, no.stream); });
+  refused("residual_form", [&] {
+    cuda::residual_form(no.any, no.core, no.sparse, no.sparse, no.out, no.out, no.out, no.stream);
+  });
+  refused("residual_form", [&] {
+    cuda::residual_form(no.any, no.core, no.blocks, no.blocks, no.out, no.out, no.out, no.stream);
+  });
+  refused("mean_squares", [&] { cuda::mean_squares(no.any, no.out, no.out, 1, no.stream); });
+  refused("residual_rms", [&] { cuda::residual_rms(nullptr, no.any, no.roots, no.stream); });
+  refused("residual_apply",
+          [&] { cuda::residual_apply(no.any, no.low, no.any, no.roots, no.update, no.stream); });
+  refused("residual_sign",
+          [&] { cuda::residual_sign(no.any, no.low, no.any, no.update, no.stream); });
+}
+
+TEST(NoCudaTest, EveryKernelOfAChunkSaysThatItIsUnavailable) {
+  const Nothing no;
+  const auto refused = [&](const char* name, const auto& call) { expect_unavailable(name, call); };
+  refused("fill_bits", [&] { cuda::fill_bits(no.key, 0, std::span<std::uint32_t>(), no.stream); });
+  refused("fill_bits", [&] { cuda::fill_bits(no.key, 0, std::span<std::uint16_t>(), no.stream); });
+  refused("overflow_scan", [&] { cuda::overflow_scan(no.in, nullptr, no.stream); });
+  refused("overflow_scan", [&] { cuda::overflow_scan(no.any, nullptr, no.stream); });
+  refused("overflow_scan_copy",
+          [&] { cuda::overflow_scan_copy(no.in, no.out, nullptr, no.stream); });
+  refused("adam_direction",
+          [&] { cuda::adam_direction(no.in, 1, no.moments, no.hyper, no.out, no.stream); });
+  refused("adam_step",
+          [&] { cuda::adam_step(no.in, 1, no.moments, no.hyper, HiLoWeight{}, no.stream); });
+  refused("factored_adam_direction", [&] {
+    cuda::factored_adam_direction<float>(no.core, 1, no.core, no.core, no.roots, no.hyper, no.core,
+                                         no.stream);
+  });
+  refused("pack", [&] { cuda::pack(WireFormat::kInt8, no.in, no.bytes, nullptr, no.stream); });
+  refused("unpack", [&] { cuda::unpack(WireFormat::kInt8, no.bytes, no.out, no.stream); });
+}
+
+// The dispatch sends a CUDA stream to the CUDA half.
+TEST(NoCudaTest, KernelOnACudaStreamDoesNotRunOnTheHost) {
+  float value = 1;
+  const AnyMatrix g{&value, 1, 1, 1, DType::kF32};
+  EXPECT_THAT([&] { compress(MatrixView<float>(&value, 1, 1), 2, g, StreamRef::cuda(0, nullptr)); },
+              ThrowsMessage<Unavailable>(HasSubstr("compress: ")));
+  EXPECT_EQ(value, 1);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "kernels/base/error.h"
-#include "tests/support/backend.h"
 #include "tests/support/guarded_array.h"
+#include "tests/support/on_backend.h"
 #include "tests/support/projector_fixture.h"
 #include "tests/support/tolerance.h"
 
@@ -32,9 +32,10 @@ class ResidualFormTest : public BackendTest {
     GuardedArray<float> rows(static_cast<std::size_t>(m), 1), cols(static_cast<std::size_t>(n), 3);
     std::vector<float> scratch(
         static_cast<std::size_t>(decompress_scratch_elems(p.view(), q.view())), -1e30F);
-    cpu::residual_form(formed.any(), s.view(), p.view(), q.view(), rows.span(), cols.span(),
-                       scratch);
-    cpu::decompress(plain.any(), {}, any_matrix(s), p.view(), q.view(), {.alpha = -1.0F}, scratch);
+    on_backend::residual_form(formed.any(), s.view(), p.view(), q.view(), rows.span(), cols.span(),
+                              scratch);
+    on_backend::decompress(plain.any(), {}, any_matrix(s), p.view(), q.view(), {.alpha = -1.0F},
+                           scratch);
     EXPECT_EQ(formed.matrix(), plain.matrix());
     const MatrixF64 r = as_f64(plain.matrix());
     std::vector<double> row_means(static_cast<std::size_t>(m)),
@@ -82,7 +83,7 @@ TEST_P(ResidualFormTest, WhatIsNotFiniteIsSeenInTheMeansOfItsRowAndColumn) {
   std::vector<float> rows(m), cols(n);
   std::vector<float> scratch(
       static_cast<std::size_t>(decompress_scratch_elems(p.view(), q.view())));
-  cpu::residual_form(any_matrix(g), s.view(), p.view(), q.view(), rows, cols, scratch);
+  on_backend::residual_form(any_matrix(g), s.view(), p.view(), q.view(), rows, cols, scratch);
   for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(std::isfinite(rows[i]), i != 12);
   for (std::size_t j = 0; j < cols.size(); ++j) EXPECT_EQ(std::isfinite(cols[j]), j != 69);
 }
@@ -93,26 +94,26 @@ TEST_P(ResidualFormTest, RejectsWrongShapesAndTouchesNothing) {
   const Matrix before = g;
   std::vector<float> rows(16), cols(24), scratch(4096);
   EXPECT_THAT(
-      [&] { cpu::residual_form(any_matrix(g), s.view(), p.view(), q.view(), rows, cols, scratch); },
+      [&] {
+        on_backend::residual_form(any_matrix(g), s.view(), p.view(), q.view(), rows, cols, scratch);
+      },
       ThrowsMessage<InvalidArgument>(HasSubstr("s is 4x5, expected 4x6")));
   EXPECT_THAT(
       [&] {
-        cpu::residual_form(any_matrix(g), right.view(), p.view(), q.view(), cols, cols, scratch);
+        on_backend::residual_form(any_matrix(g), right.view(), p.view(), q.view(), cols, cols,
+                                  scratch);
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("rows has 24 elements, expected 16")));
   EXPECT_THAT(
-      [&] { cpu::residual_form(any_matrix(g), right.view(), p.view(), q.view(), rows, cols, {}); },
+      [&] {
+        on_backend::residual_form(any_matrix(g), right.view(), p.view(), q.view(), rows, cols, {});
+      },
       ThrowsMessage<InvalidArgument>(HasSubstr("scratch has 0 elements")));
   EXPECT_EQ(g, before);
 }
 
-TEST(NoCudaTest, ResidualFormSaysThatItIsUnavailable) {
-  EXPECT_THROW(cuda::residual_form({}, {}, BlockRows{}, {}, {}, {}, {}, StreamRef{}), Unavailable);
-  EXPECT_THROW(cuda::residual_form({}, {}, SparseRows{}, {}, {}, {}, {}, StreamRef{}), Unavailable);
-}
-
-INSTANTIATE_TEST_SUITE_P(Kernels, ResidualFormTest, testing::ValuesIn(built_backends()),
-                         backend_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, ResidualFormTest,
+                         testing::ValuesIn(built_backends("residual_form")), backend_name);
 
 }  // namespace
 }  // namespace sluiceway::test

@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "kernels/base/error.h"
-#include "tests/support/backend.h"
 #include "tests/support/guarded_array.h"
+#include "tests/support/on_backend.h"
 #include "tests/support/projector_fixture.h"
 #include "tests/support/tolerance.h"
 
@@ -80,7 +80,7 @@ class ResidualTest : public BackendTest {
     const BasicMatrix<T> r = rounded_to<T>(rng.matrix(m, n));
     PaddedMatrix<T> padded(r);
     GuardedArray<float> rows(static_cast<std::size_t>(m), 1), cols(static_cast<std::size_t>(n), 3);
-    cpu::mean_squares(padded.any(), rows.span(), cols.span());
+    on_backend::mean_squares(padded.any(), rows.span(), cols.span());
     const Means expected = reference_means(as_f64(r));
     const Tolerance tolerance{.eps = 84};  // 1e-5
     EXPECT_TRUE(all_near(rows.span(), expected.rows, tolerance)) << m << "x" << n;
@@ -102,9 +102,9 @@ class ResidualTest : public BackendTest {
     for (double& x : sign.v) x = x > 0 ? 1 : x < 0 ? -1 : 0;
     const Tolerance tolerance{.abs = 1e-6, .eps = std::is_same_v<TW, float> ? 4.0 : 0.51};
 
-    cpu::residual_apply(applied.any(), {}, residual.any(), roots.view(), update);
+    on_backend::residual_apply(applied.any(), {}, residual.any(), roots.view(), update);
     EXPECT_TRUE(all_near(applied.matrix(), updated(as_f64(w), u, update), tolerance));
-    cpu::residual_sign(signs.any(), {}, residual.any(), update);
+    on_backend::residual_sign(signs.any(), {}, residual.any(), update);
     EXPECT_TRUE(all_near(signs.matrix(), updated(as_f64(w), sign, update), tolerance));
     EXPECT_TRUE(applied.padding_intact() && signs.padding_intact());
     EXPECT_EQ(residual.matrix(), r);
@@ -112,7 +112,7 @@ class ResidualTest : public BackendTest {
     double squares = 0;
     for (const double x : u.v) squares += x * x;
     const double rms = std::sqrt(squares / static_cast<double>(m * n));
-    EXPECT_NEAR(cpu::residual_rms(residual.any(), roots.view()), rms, 1e-5 * rms);
+    EXPECT_NEAR(on_backend::residual_rms(residual.any(), roots.view()), rms, 1e-5 * rms);
   }
 };
 
@@ -144,7 +144,7 @@ TEST_P(ResidualTest, WhatIsNotFiniteShowsInTheMeansOfItsRowAndColumnAlone) {
     Matrix r = rng.matrix(19, 293);
     r(17, 260) = bad;
     std::vector<float> rows(19), cols(293);
-    cpu::mean_squares(any_matrix(r), rows, cols);
+    on_backend::mean_squares(any_matrix(r), rows, cols);
     for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(std::isfinite(rows[i]), i != 17);
     for (std::size_t j = 0; j < cols.size(); ++j) EXPECT_EQ(std::isfinite(cols[j]), j != 260);
   }
@@ -154,9 +154,9 @@ TEST_P(ResidualTest, ZeroResidualAndZeroRootsLeaveTheWeight) {
   Matrix w = rng.matrix(13, 29), r(13, 29);
   const Matrix before = w;
   const std::vector<float> row(13), col(29);
-  cpu::residual_apply(any_matrix(w), {}, any_matrix(r), {row, col, 1e-8F}, {.alpha = -1});
+  on_backend::residual_apply(any_matrix(w), {}, any_matrix(r), {row, col, 1e-8F}, {.alpha = -1});
   EXPECT_EQ(w, before);
-  cpu::residual_sign(any_matrix(w), {}, any_matrix(r), {.alpha = -1});
+  on_backend::residual_sign(any_matrix(w), {}, any_matrix(r), {.alpha = -1});
   EXPECT_EQ(w, before);
 }
 
@@ -164,10 +164,10 @@ TEST_P(ResidualTest, EmptyMatrixIsAccepted) {
   for (const auto& [m, n] : {std::pair<std::int64_t, std::int64_t>{0, 7}, {7, 0}, {0, 0}}) {
     Matrix w(m, n), r(m, n);
     std::vector<float> rows(static_cast<std::size_t>(m)), cols(static_cast<std::size_t>(n));
-    cpu::mean_squares(any_matrix(r), rows, cols);
-    EXPECT_EQ(cpu::residual_rms(any_matrix(r), {rows, cols, 0}), 0);
-    cpu::residual_apply(any_matrix(w), {}, any_matrix(r), {rows, cols, 0}, {});
-    cpu::residual_sign(any_matrix(w), {}, any_matrix(r), {});
+    on_backend::mean_squares(any_matrix(r), rows, cols);
+    EXPECT_EQ(on_backend::residual_rms(any_matrix(r), {rows, cols, 0}), 0);
+    on_backend::residual_apply(any_matrix(w), {}, any_matrix(r), {rows, cols, 0}, {});
+    on_backend::residual_sign(any_matrix(w), {}, any_matrix(r), {});
   }
 }
 
@@ -182,9 +182,10 @@ TEST_P(ResidualTest, LowBitsMakeTheUpdateExact) {
     low.v[i] = residual_low(exact.v[i]);
   }
   WeightUpdate update{.decay = 0.5F, .alpha = 0.125F};
-  cpu::residual_apply(any_matrix(exact), {}, any_matrix(residual), roots.view(), update);
+  on_backend::residual_apply(any_matrix(exact), {}, any_matrix(residual), roots.view(), update);
   update.rounding = Rounding::kResidual;
-  cpu::residual_apply(any_matrix(hi), low.view(), any_matrix(residual), roots.view(), update);
+  on_backend::residual_apply(any_matrix(hi), low.view(), any_matrix(residual), roots.view(),
+                             update);
   for (std::size_t i = 0; i < exact.v.size(); ++i) {
     ASSERT_EQ(join_residual(hi.v[i], low.v[i]), exact.v[i]) << i;
   }
@@ -197,8 +198,8 @@ TEST_P(ResidualTest, MeansAreOfTheScaledMatrix) {
   for (float& x : large.v) x *= std::ldexp(1.0F, 80);  // Its squares are infinite.
   Matrix copy = small;
   std::vector<float> rows(9), cols(37), scaled_rows(9), scaled_cols(37);
-  cpu::mean_squares(any_matrix(copy), rows, cols);
-  cpu::mean_squares(any_matrix(large), scaled_rows, scaled_cols, scale);
+  on_backend::mean_squares(any_matrix(copy), rows, cols);
+  on_backend::mean_squares(any_matrix(large), scaled_rows, scaled_cols, scale);
   EXPECT_EQ(scaled_rows, rows);
   EXPECT_EQ(scaled_cols, cols);
 }
@@ -207,25 +208,19 @@ TEST_P(ResidualTest, RejectsWrongShapes) {
   Matrix w = rng.matrix(5, 7), r = rng.matrix(5, 8);
   const OwnedRoots roots(rng, 5, 8), turned(rng, 8, 5);
   std::vector<float> rows(5), cols(8);
-  EXPECT_THAT([&] { cpu::mean_squares(any_matrix(r), cols, rows); },
+  EXPECT_THAT([&] { on_backend::mean_squares(any_matrix(r), cols, rows); },
               ThrowsMessage<InvalidArgument>(HasSubstr("rows has 8 elements, expected 5")));
-  EXPECT_THAT([&] { cpu::residual_rms(any_matrix(r), turned.view()); },
+  EXPECT_THAT([&] { on_backend::residual_rms(any_matrix(r), turned.view()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("roots are 8x5, expected 5x8")));
-  EXPECT_THAT([&] { cpu::residual_apply(any_matrix(w), {}, any_matrix(r), roots.view(), {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("residual_apply: w is 5x7, expected 5x8")));
-  EXPECT_THAT([&] { cpu::residual_sign(any_matrix(w), {}, any_matrix(r), {}); },
+  EXPECT_THAT(
+      [&] { on_backend::residual_apply(any_matrix(w), {}, any_matrix(r), roots.view(), {}); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("residual_apply: w is 5x7, expected 5x8")));
+  EXPECT_THAT([&] { on_backend::residual_sign(any_matrix(w), {}, any_matrix(r), {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("residual_sign: w is 5x7, expected 5x8")));
 }
 
-TEST(NoCudaTest, ResidualSaysThatItIsUnavailable) {
-  const AnyMatrix none;
-  EXPECT_THROW(cuda::mean_squares(none, {}, {}, 1.0F, StreamRef{}), Unavailable);
-  EXPECT_THROW(cuda::residual_rms(nullptr, none, {}, StreamRef{}), Unavailable);
-  EXPECT_THROW(cuda::residual_apply(none, {}, none, {}, {}, StreamRef{}), Unavailable);
-  EXPECT_THROW(cuda::residual_sign(none, {}, none, {}, StreamRef{}), Unavailable);
-}
-
-INSTANTIATE_TEST_SUITE_P(Kernels, ResidualTest, testing::ValuesIn(built_backends()), backend_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, ResidualTest, testing::ValuesIn(built_backends("residual")),
+                         backend_name);
 
 }  // namespace
 }  // namespace sluiceway::test

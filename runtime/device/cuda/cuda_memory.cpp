@@ -49,7 +49,7 @@ void restore_device(int ordinal) noexcept {
 }
 
 void* allocate_bytes(int ordinal, std::size_t bytes) {
-  const DeviceGuard guard(DeviceId{ordinal});
+  const DeviceGuard guard(DeviceId::cuda(ordinal));
   void* pointer = nullptr;
   const cudaError_t result = cudaMalloc(&pointer, bytes);
   if (result == cudaErrorMemoryAllocation) refuse("cudaMalloc", ordinal, bytes, "device");
@@ -59,25 +59,25 @@ void* allocate_bytes(int ordinal, std::size_t bytes) {
 
 void free_bytes(int, void* pointer) noexcept { cudaFree(pointer); }
 
-void* allocate_pinned_bytes(int ordinal, std::size_t bytes) {
-  const DeviceGuard guard(DeviceId{ordinal});
-  void* pointer = nullptr;
-  const cudaError_t result = cudaHostAlloc(&pointer, bytes, cudaHostAllocPortable);
-  if (result == cudaErrorMemoryAllocation) refuse("cudaHostAlloc", ordinal, bytes, "page-locked");
+void lock_pages(int ordinal, void* pages, std::size_t bytes) {
+  const DeviceGuard guard(DeviceId::cuda(ordinal));
+  const cudaError_t result = cudaHostRegister(pages, bytes, cudaHostRegisterPortable);
+  if (result == cudaErrorMemoryAllocation) {
+    refuse("cudaHostRegister", ordinal, bytes, "page-locked host");
+  }
   SLUICEWAY_CUDA_CHECK(result);
-  return pointer;
 }
 
-void free_pinned_bytes(int, void* pointer) noexcept { cudaFreeHost(pointer); }
+void unlock_pages(void* pages) noexcept { cudaHostUnregister(pages); }
 
 void fill_bytes(int ordinal, void* pointer, int value, std::size_t bytes) {
-  const DeviceGuard guard(DeviceId{ordinal});
+  const DeviceGuard guard(DeviceId::cuda(ordinal));
   SLUICEWAY_CUDA_CHECK(cudaMemsetAsync(pointer, value, bytes, cudaStreamPerThread));
   wait_for_this_thread();
 }
 
 void copy_bytes(int ordinal, void* dst, const void* src, std::size_t bytes) {
-  const DeviceGuard guard(DeviceId{ordinal});
+  const DeviceGuard guard(DeviceId::cuda(ordinal));
   SLUICEWAY_CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cudaStreamPerThread));
   wait_for_this_thread();
 }
@@ -87,7 +87,7 @@ void copy_bytes_async(StreamRef stream, void* dst, const void* src, std::size_t 
   const cudaMemcpyKind kind =
       direction == LinkDirection::kDeviceToHost ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
   SLUICEWAY_CUDA_CHECK(
-      cudaMemcpyAsync(dst, src, bytes, kind, static_cast<cudaStream_t>(stream.native)));
+      cudaMemcpyAsync(dst, src, bytes, kind, static_cast<cudaStream_t>(stream.native())));
 }
 
 }  // namespace sluiceway::cuda

@@ -45,9 +45,9 @@ class Stretch {
   explicit Stretch(cudaStream_t stream)
       : stream_(stream), begin_(stream, OwnedEvent::Timing::kOn) {}
 
-  void run(Stream::Task& task, int ordinal) noexcept {
+  void run(Stream::Task& task, DeviceId device) noexcept {
     try {
-      task(StreamRef{stream_, ordinal});
+      task(StreamRef::cuda(device.ordinal(), stream_));
     } catch (...) {
       error_ = std::current_exception();
     }
@@ -99,7 +99,7 @@ class CudaStream final : public StreamBackend {
   void enqueue(Stream::Task task, Stream::Done done) override {
     const DeviceGuard guard(device_);
     auto stretch = std::make_shared<Stretch>(stream_.get());
-    stretch->run(task, device_.ordinal);
+    stretch->run(task, device_);
     worker_.post([stretch = std::move(stretch), task = std::move(task), done = std::move(done),
                   error = error_]() mutable noexcept {
       const Completion completion = stretch->finish();
@@ -119,11 +119,10 @@ class CudaStream final : public StreamBackend {
       SLUICEWAY_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), cuda_event->get(), 0));
       return;
     }
-    const std::shared_ptr<HostSignal> signal = HostSignal::make();
-    signal->hold(stream_.get());
-    event.state()->then([signal] { signal->raise(); });
-    // The signal's word must not be used again before the stream has passed it.
-    record().state()->then([signal] {});
+    hold_until(
+        event, HostSignal::make(page_locked_words()),
+        [this](std::uint32_t* word) { hold_for(word, stream_.get()); },
+        [this] { return record(); });
   }
 
   Event record() override {
@@ -162,10 +161,10 @@ std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::
 }
 
 std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
-  const DeviceId device{stream.device};
+  const DeviceId device = stream.device();
   check_device(device);
   return std::make_unique<CudaStream>(device,
-                                      StreamHandle(static_cast<cudaStream_t>(stream.native)),
+                                      StreamHandle(static_cast<cudaStream_t>(stream.native())),
                                       Stream::Options{"borrowed", -1});
 }
 

@@ -16,11 +16,11 @@ namespace {
 int device_count() noexcept { return 0; }
 
 std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::Options&) {
-  unavailable(device.ordinal);
+  unavailable(device.ordinal());
 }
 
 std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
-  unavailable(stream.device);
+  unavailable(stream.device().ordinal());
 }
 
 int select_device(int ordinal) { unavailable(ordinal); }
@@ -31,16 +31,16 @@ void* allocate_bytes(int ordinal, std::size_t) { unavailable(ordinal); }
 
 void free_bytes(int, void*) noexcept {}
 
-void* allocate_pinned_bytes(int ordinal, std::size_t) { unavailable(ordinal); }
+void lock_pages(int ordinal, void*, std::size_t) { unavailable(ordinal); }
 
-void free_pinned_bytes(int, void*) noexcept {}
+void unlock_pages(void*) noexcept {}
 
 void fill_bytes(int ordinal, void*, int, std::size_t) { unavailable(ordinal); }
 
 void copy_bytes(int ordinal, void*, const void*, std::size_t) { unavailable(ordinal); }
 
 void copy_bytes_async(StreamRef stream, void*, const void*, std::size_t, LinkDirection) {
-  unavailable(stream.device);
+  unavailable(stream.device().ordinal());
 }
 
 }  // namespace sluiceway::cuda

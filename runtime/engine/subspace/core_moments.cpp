@@ -57,30 +57,30 @@ std::span<float> CoreMoments::second(int which) const noexcept {
 
 template <typename T>
 void CoreMoments::advance(int from, int to, const AdamHyper& hyper, float scale, std::span<T> g,
-                          std::span<T> d) {
+                          std::span<T> d, StreamRef stream) {
   const auto f = static_cast<std::size_t>(from);
   const auto t = static_cast<std::size_t>(to);
   if (!is_factored()) {
     const AdamMoments both{m_[f].as<const float>(), v_[f].as<const float>(), m_[t].as<float>(),
                            v_[t].as<float>()};
-    cpu::adam_direction(std::span<const T>(g), scale, both, hyper, d);
+    adam_direction(std::span<const T>(g), scale, both, hyper, d, stream);
     return;
   }
   const Moments before = copy(from), after = copy(to);
   const MatrixView<T> core(g.data(), core_.rows, core_.cols);
   const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), core_.rows);
-  cpu::mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, now.row, now.col,
-                    scale);
+  mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, now.row, now.col, scale,
+               stream);
   sluiceway::advance(before.factored, now, hyper.beta2, 1.0, after.factored);
   const FactoredRoots roots =
       roots_of(after.factored, hyper.beta2, hyper.step, 1.0, hyper.eps, now);
-  cpu::factored_adam_direction<T>(core, scale, before.m, after.m, roots, hyper,
-                                  {d.data(), core_.rows, core_.cols});
+  factored_adam_direction<T>(core, scale, before.m, after.m, roots, hyper,
+                             {d.data(), core_.rows, core_.cols}, stream);
 }
 
 template void CoreMoments::advance(int, int, const AdamHyper&, float, std::span<float>,
-                                   std::span<float>);
+                                   std::span<float>, StreamRef);
 template void CoreMoments::advance(int, int, const AdamHyper&, float, std::span<bf16>,
-                                   std::span<bf16>);
+                                   std::span<bf16>, StreamRef);
 
 }  // namespace sluiceway

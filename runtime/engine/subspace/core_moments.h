@@ -30,7 +30,7 @@ class CoreMoments {
   // `d` may be `g`.
   template <typename T>
   void advance(int from, int to, const AdamHyper& hyper, float scale, std::span<T> g,
-               std::span<T> d);
+               std::span<T> d, StreamRef stream);
 
   int live() const noexcept { return live_; }
   int spare() const noexcept { return 1 - live_; }

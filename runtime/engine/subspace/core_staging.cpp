@@ -29,10 +29,16 @@ MatrixView<float> CoreStaging::core() const noexcept {
   return {core_.as<float>().data(), shape_.rows, shape_.cols};
 }
 
-ScanResult CoreStaging::scan() const { return cpu::overflow_scan(core_.as<const float>()); }
+ScanResult CoreStaging::scan(StreamRef stream) const {
+  ScanResult result;
+  overflow_scan(core_.as<const float>(), &result, stream);
+  return result;
+}
 
-ScanResult CoreStaging::pack() {
-  return cpu::pack(wire_, core_.as<const float>(), packed_.as<std::byte>());
+ScanResult CoreStaging::pack(StreamRef stream) {
+  ScanResult result;
+  sluiceway::pack(wire_, core_.as<const float>(), packed_.as<std::byte>(), &result, stream);
+  return result;
 }
 
 std::span<const std::byte> CoreStaging::outgoing() const noexcept {
@@ -40,12 +46,12 @@ std::span<const std::byte> CoreStaging::outgoing() const noexcept {
   return {source.data(), source.size()};
 }
 
-AnyMatrix CoreStaging::direction_on_device() {
+AnyMatrix CoreStaging::direction_on_device(StreamRef stream) {
   AnyMatrix d{arrived_.data(), shape_.rows, shape_.cols, shape_.cols, DType::kF32};
   if (unpacked_.size() != 0) {
     d.data = unpacked_.data();
     if (tier_ == CoreTier::kHost) {
-      cpu::unpack(wire_, arrived_.as<const std::byte>(), unpacked_.as<float>());
+      unpack(wire_, arrived_.as<const std::byte>(), unpacked_.as<float>(), stream);
     }
   } else if (wire_ == WireFormat::kBF16) {
     d.dtype = DType::kBF16;
@@ -58,21 +64,25 @@ std::size_t CoreStaging::host_scratch_elems() const noexcept {
 }
 
 void CoreStaging::update(CoreMoments& moments, int from, int to, const AdamHyper& hyper,
-                         float scale, std::span<float> scratch) {
+                         float scale, std::span<float> scratch, StreamRef stream) {
   if (tier_ == CoreTier::kDevice) {
-    return moments.advance(from, to, hyper, scale, core_.as<float>(), unpacked_.as<float>());
+    return moments.advance(from, to, hyper, scale, core_.as<float>(), unpacked_.as<float>(),
+                           stream);
   }
   switch (wire_) {
     case WireFormat::kF32:
-      return moments.advance(from, to, hyper, scale, gradient_.as<float>(), direction_.as<float>());
+      return moments.advance(from, to, hyper, scale, gradient_.as<float>(), direction_.as<float>(),
+                             stream);
     case WireFormat::kBF16:
-      return moments.advance(from, to, hyper, scale, gradient_.as<bf16>(), direction_.as<bf16>());
+      return moments.advance(from, to, hyper, scale, gradient_.as<bf16>(), direction_.as<bf16>(),
+                             stream);
     case WireFormat::kInt8: {
       const std::span<float> g = scratch.first(elems());
       const std::span<float> d = scratch.subspan(elems(), elems());
-      cpu::unpack(wire_, gradient_.as<const std::byte>(), g);
-      moments.advance(from, to, hyper, scale, g, d);
-      cpu::pack(wire_, d, direction_.as<std::byte>());
+      unpack(wire_, gradient_.as<const std::byte>(), g, stream);
+      moments.advance(from, to, hyper, scale, g, d, stream);
+      ScanResult of_direction;
+      sluiceway::pack(wire_, d, direction_.as<std::byte>(), &of_direction, stream);
     }
   }
 }

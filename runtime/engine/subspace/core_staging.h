@@ -30,11 +30,11 @@ class CoreStaging {
 
   // ---- Device ----
   MatrixView<float> core() const noexcept;
-  ScanResult scan() const;  // Of the sum.
+  ScanResult scan(StreamRef stream) const;  // Of the sum.
   bool packs() const noexcept { return packed_.size() != 0; }
-  ScanResult pack();                                     // Makes outgoing(), and scans on the way.
+  ScanResult pack(StreamRef stream);                     // Makes outgoing(), and scans on the way.
   std::span<const std::byte> outgoing() const noexcept;  // What crosses to the host.
-  AnyMatrix direction_on_device();                       // Unpacks what arrived, where it must be.
+  AnyMatrix direction_on_device(StreamRef stream);       // Unpacks what arrived, where it must be.
 
   // ---- Host ----
   std::span<std::byte> gradient() const noexcept { return {gradient_.data(), gradient_.size()}; }
@@ -46,7 +46,7 @@ class CoreStaging {
   // AdamW on the core, from what arrived to the direction that leaves; on the device itself with
   // CoreTier::kDevice. `scratch` has host_scratch_elems() elements.
   void update(CoreMoments& moments, int from, int to, const AdamHyper& hyper, float scale,
-              std::span<float> scratch);
+              std::span<float> scratch, StreamRef stream);
   std::size_t host_scratch_elems() const noexcept;
 
  private:

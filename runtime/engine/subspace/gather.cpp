@@ -29,6 +29,7 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
                                   StreamRef compute) {
   SubspaceWeight& weight = *weights_.at(at(index));
   check_shape(weight, g, "gradient");
+  compute_ = compute;
   if (calibration_.active()) return calibrate(index, g, compute);
   SLUICEWAY_CHECK(!weight.gathering.residual_done, "SubspaceEngine: ", weight.spec.name,
                   " gets a gradient after the last of the ", gate_.expected(index),
@@ -51,7 +52,11 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
   }
   gate_.note_gradient(index);
   // Now: the residual uses the gradient up.
-  if (!weight.has_core()) gate_.note_scan(index, cpu::overflow_scan(total));
+  if (!weight.has_core()) {
+    ScanResult whole;
+    overflow_scan(total, &whole, compute);
+    gate_.note_scan(index, whole);
+  }
   if (!gate_.is_complete(index)) return;
   if (weight.residual && weight.residual_at_once) apply_residual_early(index, compute);
   send(index, When::kGathering);
@@ -78,9 +83,9 @@ void SubspaceEngine::apply_residual_early(int index, StreamRef compute) {
 void SubspaceEngine::scan(int index, bool leaving) {
   CoreStaging& staging = weights_[at(index)]->staging;
   if (leaving && staging.packs()) {
-    gate_.note_scan(index, staging.pack());
+    gate_.note_scan(index, staging.pack(compute_));
   } else if (!gate_.is_scanned(index)) {
-    gate_.note_scan(index, staging.scan());
+    gate_.note_scan(index, staging.scan(compute_));
   }
 }
 
@@ -109,7 +114,7 @@ void SubspaceEngine::send(int index, When when) {
                             if (weight.has_core() && !weight.crosses()) {
                               weight.staging.update(weight.moments, live, live,
                                                     weight.applying.adam, weight.applying.factor,
-                                                    {});
+                                                    {}, stream);
                             }
                             weight.apply(apply_scratch_.as<float>(), stream);
                           }});
@@ -137,10 +142,11 @@ std::optional<Forecast> SubspaceEngine::add_link_hops(int index, Payload& payloa
        {},
        weight.plan.d2h_bytes},
       {kHost,
-       [this, &weight, from, to = weight.gathering.target, forecast](StreamRef) {
+       [this, &weight, from, to = weight.gathering.target, forecast](StreamRef stream) {
          const AdamHyper& adam = forecast ? forecast->adam : weight.applying.adam;
          const float factor = forecast ? forecast->factor : weight.applying.factor;
-         weight.staging.update(weight.moments, from, to, adam, factor, host_scratch_.as<float>());
+         weight.staging.update(weight.moments, from, to, adam, factor, host_scratch_.as<float>(),
+                               stream);
        }},
       {kH2d,
        [this, &weight](StreamRef stream) {

@@ -41,9 +41,11 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(weights_.size())),
       calibration_(options_.refresh, options_.learn, std::move(learner), weights_),
-      compress_scratch_(budget(), Tier::kDevice, lanes_.device(),
-                        largest(weights_, &SubspaceWeight::scratch_elems), "scratch of compress",
-                        Fill::kNone),
+      compress_scratch_(
+          budget(), Tier::kDevice, lanes_.device(),
+          largest(weights_, options_.refresh.every > 0 ? &SubspaceWeight::refresh_scratch_elems
+                                                       : &SubspaceWeight::scratch_elems),
+          "scratch of compress", Fill::kNone),
       apply_scratch_(budget(), Tier::kDevice, lanes_.device(),
                      largest(weights_, &SubspaceWeight::scratch_elems), "scratch of apply",
                      Fill::kNone),

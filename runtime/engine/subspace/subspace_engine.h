@@ -36,6 +36,8 @@
 namespace sluiceway {
 
 struct SubspaceOptions {
+  explicit SubspaceOptions(DeviceId device) noexcept : lanes(device) {}
+
   EngineLanes::Options lanes;
   StepGate::Options gate;
   bool residual_at_once = false;  // In the last promised backward; otherwise it waits for step().
@@ -161,6 +163,8 @@ class SubspaceEngine {
   Calibration calibration_;
   Buffer compress_scratch_, apply_scratch_, host_scratch_;
   std::vector<Early> early_;
+  StreamRef compute_ =
+      StreamRef::host();  // That of the last gradient; without one nothing is read.
 };
 
 }  // namespace sluiceway

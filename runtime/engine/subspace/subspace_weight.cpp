@@ -11,11 +11,11 @@ SubspaceWeight::SubspaceWeight(WeightSpec weight_spec, DeviceId device, Budget& 
     : spec(std::move(weight_spec)),
       hash(stable_hash(spec.name)),
       plan(plan_weight(spec, false)),
-      codec(make_codec(spec.codec, spec.rows, spec.cols, hash, budget)),
+      codec(make_codec(spec.codec, spec.rows, spec.cols, hash, device, budget)),
       staging(spec, plan, device, budget),
       moments(spec, plan.core, device, budget) {
   if (spec.residual != ResidualKind::kNone) {
-    residual.emplace(spec.residual, spec.rows, spec.cols, budget, spec.name);
+    residual.emplace(spec.residual, spec.rows, spec.cols, device, budget, spec.name);
   }
   if (spec.rounding == Rounding::kResidual) {
     const auto elems = static_cast<std::size_t>(spec.rows * spec.cols);
@@ -46,8 +46,8 @@ void SubspaceWeight::apply(std::span<float> scratch, StreamRef stream) {
                    stream);
   }
   if (!has_core()) return;
-  codec->apply(applying.weight, low_bits(), staging.direction_on_device(), applying.update, scratch,
-               stream);
+  codec->apply(applying.weight, low_bits(), staging.direction_on_device(stream), applying.update,
+               scratch, stream);
 }
 
 }  // namespace sluiceway

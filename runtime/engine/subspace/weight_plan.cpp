@@ -33,6 +33,8 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   plan.core = core_shape(spec.codec, spec.rows, spec.cols);
   plan.projector_bytes = projector_bytes(spec.codec, spec.rows, spec.cols);
   plan.scratch_bytes = sizeof(float) * codec_scratch_elems(spec.codec, spec.rows, spec.cols);
+  plan.refresh_scratch_bytes =
+      sizeof(float) * refresh_scratch_elems(spec.codec, spec.rows, spec.cols);
   const auto elems = static_cast<std::uint64_t>(plan.core.elems());
   const auto second =
       static_cast<std::uint64_t>(second_moment_elems(spec.second_moment, plan.core));

@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr DeviceId kCuda0{0};
+constexpr DeviceId kCuda0 = DeviceId::cuda(0);
 
 class Allocation {
  public:
@@ -213,7 +213,7 @@ TEST_F(CudaStreamTest, ThrottledLinkIsRefused) {
 }
 
 TEST_F(CudaStreamTest, OrdinalThatDoesNotExistIsRefused) {
-  const DeviceId beyond{device_count()};
+  const DeviceId beyond = DeviceId::cuda(device_count());
   EXPECT_THAT([&] { check_device(beyond); },
               ThrowsMessage<InvalidArgument>(HasSubstr("expected 0 to")));
 }

@@ -19,7 +19,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr DeviceId kHost{};
+constexpr DeviceId kHost = DeviceId::host();
 constexpr std::size_t kTooMuch = std::numeric_limits<std::size_t>::max() / 2;
 
 bool aligned(const void* pointer, std::size_t to) {

@@ -39,21 +39,21 @@ class LinkCopyTest : public testing::Test {
   std::vector<char> target = std::vector<char>(1'000'003, '-');
 
   void copy(LinkCopy& link, std::size_t bytes) {
-    link.copy(target.data(), source.data(), bytes, StreamRef{});
+    link.copy(target.data(), source.data(), bytes, StreamRef::host());
   }
 };
 
 TEST_F(LinkCopyTest, MovesExactlyTheBytesAskedFor) {
   std::iota(source.begin(), source.end(), static_cast<char>(3));
-  LinkCopy link({}, kD2h, {});
-  link.copy(target.data() + 1, source.data() + 2, 999, StreamRef{});
+  LinkCopy link(DeviceId::host(), kD2h, {});
+  link.copy(target.data() + 1, source.data() + 2, 999, StreamRef::host());
   EXPECT_TRUE(std::equal(target.begin() + 1, target.begin() + 1000, source.begin() + 2));
   EXPECT_EQ(target[0], '-');
   EXPECT_EQ(target[1000], '-');
 }
 
 TEST_F(LinkCopyTest, CountsEveryByteOnce) {
-  LinkCopy link({}, kD2h, {});
+  LinkCopy link(DeviceId::host(), kD2h, {});
   copy(link, 7);
   copy(link, 0);
   copy(link, 1'000'003);
@@ -61,13 +61,13 @@ TEST_F(LinkCopyTest, CountsEveryByteOnce) {
 }
 
 TEST_F(LinkCopyTest, CountsBytesOfManyThreads) {
-  LinkCopy link({}, kD2h, {});
+  LinkCopy link(DeviceId::host(), kD2h, {});
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       std::vector<char> mine(13);
       for (int i = 0; i < 1000; ++i) {
-        link.copy(mine.data(), source.data(), mine.size(), StreamRef{});
+        link.copy(mine.data(), source.data(), mine.size(), StreamRef::host());
       }
     });
   }
@@ -76,17 +76,17 @@ TEST_F(LinkCopyTest, CountsBytesOfManyThreads) {
 }
 
 TEST_F(LinkCopyTest, PredictsLatencyPlusBytesOverRate) {
-  const LinkCopy link({}, kD2h, {.gbps = 12, .latency_us = 10});
+  const LinkCopy link(DeviceId::host(), kD2h, {.gbps = 12, .latency_us = 10});
   EXPECT_DOUBLE_EQ(link.seconds(0), 10e-6);
   EXPECT_DOUBLE_EQ(link.seconds(24'000'000), 10e-6 + 2e-3);
-  EXPECT_EQ(LinkCopy({}, kD2h, {}).seconds(1 << 30), 0);
+  EXPECT_EQ(LinkCopy(DeviceId::host(), kD2h, {}).seconds(1 << 30), 0);
 }
 
 TEST_F(LinkCopyTest, CopyNeverTakesLessThanItsTime) {
   for (const LinkCopy::Config config : {LinkCopy::Config{.gbps = 0.05, .latency_us = 0},
                                         LinkCopy::Config{.gbps = 0.1, .latency_us = 5000},
                                         LinkCopy::Config{.gbps = 0, .latency_us = 10'000}}) {
-    LinkCopy link({}, kD2h, config);
+    LinkCopy link(DeviceId::host(), kD2h, config);
     const double predicted_s = link.seconds(1'000'000);
     const double seconds = seconds_of([&] { copy(link, 1'000'000); });
     EXPECT_GE(seconds, predicted_s);
@@ -96,13 +96,13 @@ TEST_F(LinkCopyTest, CopyNeverTakesLessThanItsTime) {
 }
 
 TEST_F(LinkCopyTest, EmptyCopyStillPaysTheLatency) {
-  LinkCopy link({}, kD2h, {.gbps = 1, .latency_us = 10'000});
-  EXPECT_GE(seconds_of([&] { link.copy(nullptr, nullptr, 0, StreamRef{}); }), 0.01);
+  LinkCopy link(DeviceId::host(), kD2h, {.gbps = 1, .latency_us = 10'000});
+  EXPECT_GE(seconds_of([&] { link.copy(nullptr, nullptr, 0, StreamRef::host()); }), 0.01);
 }
 
 TEST_F(LinkCopyTest, ChainOfCopiesTakesTheSumOfTheirTimes) {
   constexpr int kCopies = 100;
-  LinkCopy link({}, kD2h, {.gbps = 0.1, .latency_us = 100});
+  LinkCopy link(DeviceId::host(), kD2h, {.gbps = 0.1, .latency_us = 100});
   const double predicted_s = kCopies * link.seconds(100'000);  // 1.1 ms each.
   const double seconds = seconds_of([&] {
     for (int i = 0; i < kCopies; ++i) copy(link, 100'000);
@@ -114,13 +114,13 @@ TEST_F(LinkCopyTest, ChainOfCopiesTakesTheSumOfTheirTimes) {
 
 TEST_F(LinkCopyTest, CopiesAtOnceShareTheRate) {
   constexpr int kThreads = 4;
-  LinkCopy link({}, kD2h, {.gbps = 0.05, .latency_us = 1000});
+  LinkCopy link(DeviceId::host(), kD2h, {.gbps = 0.05, .latency_us = 1000});
   std::vector<std::thread> threads;
   const double seconds = seconds_of([&] {
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([&] {
         std::vector<char> mine(1'000'000);
-        link.copy(mine.data(), source.data(), mine.size(), StreamRef{});
+        link.copy(mine.data(), source.data(), mine.size(), StreamRef::host());
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -131,14 +131,15 @@ TEST_F(LinkCopyTest, CopiesAtOnceShareTheRate) {
 }
 
 TEST_F(LinkCopyTest, TwoLinksDoNotShareTheRate) {
-  LinkCopy slow({}, kD2h, {.gbps = 0.001, .latency_us = 0});  // A second for a megabyte.
+  LinkCopy slow(DeviceId::host(), kD2h,
+                {.gbps = 0.001, .latency_us = 0});  // A second for a megabyte.
   LinkCopy fast({}, LinkDirection::kHostToDevice, {.gbps = 1, .latency_us = 0});
   std::vector<char> mine(1'000'000);
   std::atomic<bool> slow_started{false};
   std::atomic<bool> slow_finished{false};
   std::thread other([&] {
     slow_started = true;
-    slow.copy(mine.data(), source.data(), mine.size(), StreamRef{});
+    slow.copy(mine.data(), source.data(), mine.size(), StreamRef::host());
     slow_finished = true;
   });
   while (!slow_started) std::this_thread::yield();
@@ -148,13 +149,13 @@ TEST_F(LinkCopyTest, TwoLinksDoNotShareTheRate) {
 }
 
 TEST_F(LinkCopyTest, IdleLinkSavesUpNothing) {
-  LinkCopy link({}, kD2h, {.gbps = 0.1, .latency_us = 0});
+  LinkCopy link(DeviceId::host(), kD2h, {.gbps = 0.1, .latency_us = 0});
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   EXPECT_GE(seconds_of([&] { copy(link, 1'000'000); }), 0.01);
 }
 
 TEST_F(LinkCopyTest, SleepsInsteadOfSpinning) {
-  LinkCopy link({}, kD2h, {.gbps = 0, .latency_us = 300'000});
+  LinkCopy link(DeviceId::host(), kD2h, {.gbps = 0, .latency_us = 300'000});
   const auto thread_cpu_s = [] {
     timespec t{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -169,22 +170,20 @@ TEST_F(LinkCopyTest, RefusesWhatIsNoRate) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const double bad : {-1.0, kNan, kInfinity}) {
-    EXPECT_THAT([&] { LinkCopy({}, kD2h, {.gbps = bad, .latency_us = 0}); },
+    EXPECT_THAT([&] { LinkCopy(DeviceId::host(), kD2h, {.gbps = bad, .latency_us = 0}); },
                 ThrowsMessage<InvalidArgument>(HasSubstr("GB/s, expected 0")));
-    EXPECT_THAT([&] { LinkCopy({}, kD2h, {.gbps = 1, .latency_us = bad}); },
+    EXPECT_THAT([&] { LinkCopy(DeviceId::host(), kD2h, {.gbps = 1, .latency_us = bad}); },
                 ThrowsMessage<InvalidArgument>(HasSubstr("us, expected 0")));
   }
 }
 
 TEST_F(LinkCopyTest, RefusesNullAndForeignStreamsAndCountsNothing) {
-  LinkCopy link({}, kD2h, {});
-  EXPECT_THAT([&] { link.copy(nullptr, source.data(), 5, StreamRef{}); },
+  LinkCopy link(DeviceId::host(), kD2h, {});
+  EXPECT_THAT([&] { link.copy(nullptr, source.data(), 5, StreamRef::host()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("null pointer for 5 bytes")));
-  EXPECT_THAT(
-      [&] {
-        link.copy(target.data(), source.data(), 5, StreamRef{nullptr, 2});
-      },
-      ThrowsMessage<InvalidArgument>(HasSubstr("stream of device 2, expected device -1")));
+  EXPECT_THAT([&] { link.copy(target.data(), source.data(), 5, StreamRef::cuda(2, nullptr)); },
+              ThrowsMessage<InvalidArgument>(
+                  HasSubstr("stream of CUDA device 2, expected the host device")));
   EXPECT_EQ(link.bytes(), 0U);
 }
 

@@ -16,7 +16,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr DeviceId kCuda3{3};
+constexpr DeviceId kCuda3 = DeviceId::cuda(3);
 
 auto says_no_cuda() {
   return ThrowsMessage<Unavailable>(
@@ -25,7 +25,7 @@ auto says_no_cuda() {
 
 TEST(NoCudaTest, HasNoDevices) { EXPECT_EQ(device_count(), 0); }
 
-TEST(NoCudaTest, HostDeviceCanBeUsed) { EXPECT_NO_THROW(check_device(DeviceId{})); }
+TEST(NoCudaTest, HostDeviceCanBeUsed) { EXPECT_NO_THROW(check_device(DeviceId::host())); }
 
 TEST(NoCudaTest, CheckRefusesAnOrdinal) {
   EXPECT_THAT([] { check_device(kCuda3); }, says_no_cuda());
@@ -33,7 +33,7 @@ TEST(NoCudaTest, CheckRefusesAnOrdinal) {
 
 TEST(NoCudaTest, StreamsRefuseAnOrdinal) {
   EXPECT_THAT([] { Stream::owned(kCuda3, {"stream"}); }, says_no_cuda());
-  EXPECT_THAT([] { Stream::borrowed(StreamRef{nullptr, 3}); }, says_no_cuda());
+  EXPECT_THAT([] { Stream::borrowed(StreamRef::cuda(3, nullptr)); }, says_no_cuda());
 }
 
 TEST(NoCudaTest, GuardRefusesAnOrdinal) {

@@ -26,8 +26,8 @@ using testing::ThrowsMessage;
 enum class Kind { kOwned, kBorrowed, kHost };
 
 Stream make(Kind kind, std::string name = "stream") {
-  if (kind == Kind::kOwned) return Stream::owned(DeviceId{}, {std::move(name)});
-  if (kind == Kind::kBorrowed) return Stream::borrowed(StreamRef{});
+  if (kind == Kind::kOwned) return Stream::owned(DeviceId::host(), {std::move(name)});
+  if (kind == Kind::kBorrowed) return Stream::borrowed(StreamRef::host());
   return Stream::host({std::move(name)});
 }
 
@@ -68,11 +68,11 @@ TEST_P(StreamTest, RunsTasksInOrder) {
 }
 
 TEST_P(StreamTest, HandsTheHostDeviceToItsTasks) {
-  StreamRef seen{&seen, 7};
+  StreamRef seen = StreamRef::cuda(7, nullptr);
   stream.enqueue([&](StreamRef ref) { seen = ref; });
   stream.synchronize();
-  EXPECT_EQ(seen.native, nullptr);
-  EXPECT_EQ(seen.device, -1);
+  EXPECT_EQ(seen.native(), nullptr);
+  EXPECT_TRUE(seen.is_host());
   EXPECT_TRUE(stream.device().is_host());
 }
 
@@ -209,7 +209,7 @@ TEST_P(StreamTest, WaitForItsOwnPastDoesNotBlock) {
 }
 
 TEST(StreamBorrowedTest, RunsOnTheCallingThreadAtOnce) {
-  Stream stream = Stream::borrowed(StreamRef{});
+  Stream stream = Stream::borrowed(StreamRef::host());
   std::thread::id where;
   stream.enqueue([&](StreamRef) { where = std::this_thread::get_id(); });
   EXPECT_EQ(where, std::this_thread::get_id());
@@ -217,8 +217,8 @@ TEST(StreamBorrowedTest, RunsOnTheCallingThreadAtOnce) {
 }
 
 TEST(DeviceGuardTest, HostDeviceNeedsNothing) {
-  const DeviceGuard outer{DeviceId{}};
-  const DeviceGuard inner{DeviceId{}};
+  const DeviceGuard outer{DeviceId::host()};
+  const DeviceGuard inner{DeviceId::host()};
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr DeviceId kHost{};
+constexpr DeviceId kHost = DeviceId::host();
 constexpr Tier kMemoryTiers[] = {Tier::kDevice, Tier::kHost, Tier::kPinned};
 
 class BufferTest : public testing::Test {

@@ -34,13 +34,13 @@ constexpr std::size_t kSlab = 64 * 1024;
 class PinnedPoolTest : public testing::Test {
  protected:
   Budget budget{Budget::Limits{0, 0, 1 << 20, 0}};
-  PinnedPool pool{budget, DeviceId{}, {.slab_bytes = kSlab}};
+  PinnedPool pool{budget, DeviceId::host(), {.slab_bytes = kSlab}};
 };
 
 TEST_F(PinnedPoolTest, SlabIsReservedAtConstructionAndGivenBackAtTheEnd) {
   EXPECT_EQ(budget.used(Tier::kPinned), kSlab);
   {
-    const PinnedPool second(budget, DeviceId{}, {.slab_bytes = 5 * 4096});
+    const PinnedPool second(budget, DeviceId::host(), {.slab_bytes = 5 * 4096});
     EXPECT_EQ(budget.used(Tier::kPinned), kSlab + 5 * 4096);
   }
   EXPECT_EQ(budget.used(Tier::kPinned), kSlab);
@@ -84,8 +84,8 @@ TEST_F(PinnedPoolTest, RequestLargerThanTheSlabIsRefusedAtOnce) {
 }
 
 TEST_F(PinnedPoolTest, EmptySlabAndTooLargeSlabAreRefused) {
-  EXPECT_THROW(PinnedPool(budget, DeviceId{}, {.slab_bytes = 0}), InvalidArgument);
-  EXPECT_THROW(PinnedPool(budget, DeviceId{}, {.slab_bytes = 2 << 20}), OutOfMemory);
+  EXPECT_THROW(PinnedPool(budget, DeviceId::host(), {.slab_bytes = 0}), InvalidArgument);
+  EXPECT_THROW(PinnedPool(budget, DeviceId::host(), {.slab_bytes = 2 << 20}), OutOfMemory);
   EXPECT_EQ(budget.used(Tier::kPinned), kSlab);
 }
 
@@ -146,7 +146,7 @@ TEST_F(PinnedPoolTest, DestructorWaitsForRetiringLeases) {
   std::atomic<bool> finished{false};
   Stream stream = Stream::host({"copy"});
   {
-    PinnedPool local(budget, DeviceId{}, {.slab_bytes = 4096});
+    PinnedPool local(budget, DeviceId::host(), {.slab_bytes = 4096});
     auto lease = local.acquire(100, "copying", kAtOnce);
     stream.enqueue([&](StreamRef) {
       std::this_thread::sleep_for(milliseconds(20));
@@ -162,7 +162,7 @@ TEST(PinnedPoolDeathTest, DestroyedWhileALeaseIsHeldItTerminatesAndNamesTheLease
   EXPECT_DEATH(
       {
         Budget budget(Budget::Limits{0, 0, 1 << 20, 0});
-        auto pool = std::make_unique<PinnedPool>(budget, DeviceId{},
+        auto pool = std::make_unique<PinnedPool>(budget, DeviceId::host(),
                                                  PinnedPool::Config{.slab_bytes = 4096});
         const auto lease = pool->acquire(100, "forgotten", kAtOnce);
         pool.reset();
@@ -193,7 +193,7 @@ TEST_F(PinnedPoolTest, GenerationTellsTwoUsesOfOnePieceApart) {
 }
 
 TEST_F(PinnedPoolTest, GenerationWrapsAroundPastZero) {
-  PinnedPool last(budget, DeviceId{}, {.slab_bytes = 4096, .first_generation = UINT64_MAX});
+  PinnedPool last(budget, DeviceId::host(), {.slab_bytes = 4096, .first_generation = UINT64_MAX});
   const auto a = last.acquire(64, "a", kAtOnce);
   const auto b = last.acquire(64, "b", kAtOnce);
   EXPECT_EQ(a.generation(), UINT64_MAX);

@@ -166,7 +166,7 @@ TEST(SubspaceEngineStepTest, AWrongForecastIsRecalledSentAgainAndCounted) {
 TEST(SubspaceEngineErrorTest, AWrongShapeNamesTheWeightAndChangesNothing) {
   Training training(options_with(Order::kEdf, NormChoice::kExact), "identity");
   Matrix wrong(13, 28);
-  EXPECT_THAT([&] { training.engine->add_gradient(0, Training::any(wrong), StreamRef{}); },
+  EXPECT_THAT([&] { training.engine->add_gradient(0, Training::any(wrong), StreamRef::host()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("gradient of w0 is 13x28, expected 13x29")));
   EXPECT_FALSE(training.engine->has_gradient());
 }

@@ -56,7 +56,7 @@ class Training {
   void backward(std::vector<Matrix>& g, std::vector<Matrix>& total) {
     engine->prepare(hyper(), views());
     for (std::size_t i = g.size(); i-- > 0;) {
-      engine->add_gradient(static_cast<int>(i), any(g[i]), any(total[i]), StreamRef{});
+      engine->add_gradient(static_cast<int>(i), any(g[i]), any(total[i]), StreamRef::host());
     }
   }
 
@@ -109,7 +109,7 @@ class Training {
 };
 
 inline SubspaceOptions options_with(Order order, NormChoice norm, double max_norm = 0) {
-  SubspaceOptions options;
+  SubspaceOptions options(DeviceId::host());
   options.lanes.order = order;
   options.gate.norm = norm;
   options.gate.max_norm = max_norm;

@@ -48,7 +48,7 @@ Budget unlimited() {
 
 TEST_P(WeightPlanTest, TheWeightReservesExactlyWhatThePlanSays) {
   Budget budget = unlimited();
-  SubspaceWeight weight(spec_of(GetParam()), DeviceId{}, budget);
+  SubspaceWeight weight(spec_of(GetParam()), DeviceId::host(), budget);
   const WeightPlan& plan = weight.plan;
   EXPECT_EQ(budget.used(Tier::kDevice), plan.device_bytes + plan.projector_bytes);
   EXPECT_EQ(budget.used(Tier::kHost), plan.host_bytes);
@@ -95,7 +95,7 @@ TEST(WeightPlanErrorTest, AWeightTooLargeForItsTierNamesBothByteCountsAndTheWeig
   limits.fill(Budget::kUnlimited);
   limits[1] = 1000;  // Host.
   Budget budget(limits);
-  EXPECT_THAT([&] { SubspaceWeight(spec_of(c), DeviceId{}, budget); },
+  EXPECT_THAT([&] { SubspaceWeight(spec_of(c), DeviceId::host(), budget); },
               ThrowsMessage<OutOfMemory>(testing::AllOf(HasSubstr("35108 bytes"),
                                                         HasSubstr("1000 bytes"), HasSubstr("w"))));
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kPinned}) {

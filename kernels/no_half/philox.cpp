@@ -1,14 +1,15 @@
-#include "kernels/no_cuda/unavailable.h"
 #include "kernels/philox.h"
+
+#include "kernels/no_half/no_half.h"
 
 namespace sluiceway::cuda {
 
 void fill_bits(const NoiseKey&, std::uint64_t, std::span<std::uint32_t>, StreamRef) {
-  throw_unavailable("fill_bits");
+  throw_no_half("fill_bits");
 }
 
 void fill_bits(const NoiseKey&, std::uint64_t, std::span<std::uint16_t>, StreamRef) {
-  throw_unavailable("fill_bits");
+  throw_no_half("fill_bits");
 }
 
 }  // namespace sluiceway::cuda

@@ -1,20 +1,19 @@
 #include "kernels/compress.h"
-#include "kernels/no_cuda/unavailable.h"
+
+#include "kernels/no_half/no_half.h"
 
 namespace sluiceway::cuda {
 
 void compress(MatrixView<float>, float, const AnyMatrix&, const SparseRows&, const SparseColumns&,
               std::span<float>, StreamRef) {
-  throw_unavailable("compress");
+  throw_no_half("compress");
 }
 
 void compress(MatrixView<float>, float, const AnyMatrix&, const BlockRows&, const BlockRows&,
               std::span<float>, StreamRef) {
-  throw_unavailable("compress");
+  throw_no_half("compress");
 }
 
-void compress(MatrixView<float>, float, const AnyMatrix&, StreamRef) {
-  throw_unavailable("compress");
-}
+void compress(MatrixView<float>, float, const AnyMatrix&, StreamRef) { throw_no_half("compress"); }
 
 }  // namespace sluiceway::cuda

@@ -1,15 +1,16 @@
-#include "kernels/no_cuda/unavailable.h"
 #include "kernels/residual_form.h"
+
+#include "kernels/no_half/no_half.h"
 
 namespace sluiceway::cuda {
 
 void residual_form(const AnyMatrix&, MatrixView<float>, const SparseRows&, const SparseRows&,
                    std::span<float>, std::span<float>, std::span<float>, StreamRef) {
-  throw_unavailable("residual_form");
+  throw_no_half("residual_form");
 }
 void residual_form(const AnyMatrix&, MatrixView<float>, const BlockRows&, const BlockRows&,
                    std::span<float>, std::span<float>, std::span<float>, StreamRef) {
-  throw_unavailable("residual_form");
+  throw_no_half("residual_form");
 }
 
 }  // namespace sluiceway::cuda

@@ -1,18 +1,19 @@
 #include "kernels/adam.h"
-#include "kernels/no_cuda/unavailable.h"
+
+#include "kernels/no_half/no_half.h"
 
 namespace sluiceway::cuda {
 
 template <typename G, typename D>
 void adam_direction(std::span<const G>, float, const AdamMoments&, const AdamHyper&, std::span<D>,
                     StreamRef) {
-  throw_unavailable("adam_direction");
+  throw_no_half("adam_direction");
 }
 
 template <typename G, typename Weight>
 void adam_step(std::span<const G>, float, const AdamMoments&, const AdamHyper&, const Weight&,
                StreamRef) {
-  throw_unavailable("adam_step");
+  throw_no_half("adam_step");
 }
 
 #define SLUICEWAY_INSTANTIATE(G)                                                                \

@@ -1,12 +1,13 @@
 #include "kernels/factored_adam.h"
-#include "kernels/no_cuda/unavailable.h"
+
+#include "kernels/no_half/no_half.h"
 
 namespace sluiceway::cuda {
 
 template <typename T>
 void factored_adam_direction(MatrixView<const T>, float, MatrixView<const float>, MatrixView<float>,
                              const FactoredRoots&, const AdamHyper&, MatrixView<T>, StreamRef) {
-  throw_unavailable("factored_adam_direction");
+  throw_no_half("factored_adam_direction");
 }
 
 template void factored_adam_direction(MatrixView<const float>, float, MatrixView<const float>,

@@ -1,0 +1,49 @@
+// svd: the leading singular directions of one calibration gradient, one group a side.
+// galore: those of the shorter side, the other side left as it is; a baseline of the experiments.
+#include "compress/block_codec.h"
+#include "compress/block_fit.h"
+#include "compress/builtin_families.h"
+#include "compress/learner.h"
+
+namespace sluiceway {
+namespace {
+
+BlockLayouts both_sides(const CodecConfig& config, std::int64_t m, std::int64_t n) {
+  return dense_layouts(true, true, config, m, n);
+}
+
+BlockLayouts shorter_side(const CodecConfig& config, std::int64_t m, std::int64_t n) {
+  return dense_layouts(m <= n, m > n, config, m, n);
+}
+
+// A side that is not asked for is an empty matrix, and keeps unit blocks.
+void fit_sides(bool rows, bool columns, BlockProjector& to, const AnyMatrix& g,
+               ProjectorLearner& learner, std::uint64_t seed, StreamRef stream) {
+  if (!rows) fill_unit_blocks(to.p(), to.p_value());
+  if (!columns) fill_unit_blocks(to.q(), to.q_value());
+  const MatrixView<float> p(to.p_value().data(), rows ? g.rows : 0, rows ? to.dims().dm : 0);
+  const MatrixView<float> q(to.q_value().data(), columns ? g.cols : 0, columns ? to.dims().dn : 0);
+  learner.leading_directions(g, p, q, seed, stream);
+}
+
+void fit_both(BlockProjector& to, const AnyMatrix& g, ProjectorLearner& learner, std::uint64_t seed,
+              StreamRef stream) {
+  fit_sides(true, true, to, g, learner, seed, stream);
+}
+
+void fit_shorter(BlockProjector& to, const AnyMatrix& g, ProjectorLearner& learner,
+                 std::uint64_t seed, StreamRef stream) {
+  fit_sides(g.rows <= g.cols, g.rows > g.cols, to, g, learner, seed, stream);
+}
+
+}  // namespace
+
+CodecFamily svd_family() { return block_family("svd", {both_sides, fit_both}); }
+
+CodecFamily galore_family() {
+  CodecFamily family = block_family("galore", {shorter_side, fit_shorter});
+  family.offered = false;
+  return family;
+}
+
+}  // namespace sluiceway
