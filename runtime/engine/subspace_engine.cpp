@@ -58,12 +58,11 @@ SubspaceEngine::SubspaceEngine(EngineOptions options, std::vector<WeightSpec> we
       slots_(make_slots(std::move(weights), options_.device, budget_)),
       learner_(std::move(learner)),
       refresh_(options_.refresh, static_cast<int>(slots_.size())),
-      compress_scratch_(budget_, Tier::kDevice, options_.device,
-                        largest(slots_, options_.refresh.every > 0
-                                            ? &WeightSlot::refresh_scratch_elems
-                                            : &WeightSlot::scratch_elems),
-                        "scratch of compress",
-                        Fill::kNone),
+      compress_scratch_(
+          budget_, Tier::kDevice, options_.device,
+          largest(slots_, options_.refresh.every > 0 ? &WeightSlot::refresh_scratch_elems
+                                                     : &WeightSlot::scratch_elems),
+          "scratch of compress", Fill::kNone),
       apply_scratch_(budget_, Tier::kDevice, options_.device,
                      largest(slots_, &WeightSlot::scratch_elems), "scratch of apply", Fill::kNone),
       host_scratch_(budget_, Tier::kHost, options_.device,

@@ -40,7 +40,7 @@ namespace sluiceway {
 
 struct EngineOptions {
   DeviceId device;
-  LinkCopy::Config d2h, h2d;
+  LinkCopy::Config d2h{}, h2d{};
   Budget::Limits limits{};
   std::uint64_t resident_bytes = 0;  // Of the model, on the device before the engine comes.
   Order order = Order::kEdf;
@@ -51,8 +51,8 @@ struct EngineOptions {
   int residual_every = 1;  // Steps between a weight's turns; each is then sqrt() of it as large.
   double residual_max_rms = 1;  // Clips the residual's update; infinity: not at all.
   std::uint64_t seed = 0;
-  RefreshPolicy::Config refresh;
-  RefreshOptions learn;
+  RefreshPolicy::Config refresh{};
+  RefreshOptions learn{};
   int device_cpu = -1;  // Processor for the apply stream; -1 leaves it free.
   int lane_cpu = -1;    // Processor for link and host lanes.
 };

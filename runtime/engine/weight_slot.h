@@ -66,7 +66,7 @@ class WeightSlot {
 
   std::size_t scratch_elems() const noexcept;          // For accumulate() and apply().
   std::size_t refresh_scratch_elems() const noexcept;  // And for a refresh of the codec.
-  std::size_t host_scratch_elems() const noexcept;  // For update_core().
+  std::size_t host_scratch_elems() const noexcept;     // For update_core().
 
   void commit(int promised_backwards) noexcept;  // The gathered gradient is now being applied.
 

@@ -133,7 +133,7 @@ TEST_F(LinkCopyTest, CopiesAtOnceShareTheRate) {
 TEST_F(LinkCopyTest, TwoLinksDoNotShareTheRate) {
   LinkCopy slow(DeviceId::host(), kD2h,
                 {.gbps = 0.001, .latency_us = 0});  // A second for a megabyte.
-  LinkCopy fast({}, LinkDirection::kHostToDevice, {.gbps = 1, .latency_us = 0});
+  LinkCopy fast(DeviceId::host(), LinkDirection::kHostToDevice, {.gbps = 1, .latency_us = 0});
   std::vector<char> mine(1'000'000);
   std::atomic<bool> slow_started{false};
   std::atomic<bool> slow_finished{false};
