@@ -45,10 +45,11 @@ struct WeightPlan {
   std::uint64_t device_bytes = 0;     // Accumulator, both wire buffers, low bits, moments if there,
                                       // and the state of the residual.
   std::uint64_t held_bytes = 0;       // Device: the gradient, while a residual waits for step().
-  std::uint64_t scratch_bytes = 0;    // Device; two of the largest serve all weights,
-  std::uint64_t refresh_scratch_bytes = 0;  // one of them of this size where codecs are refreshed.
-  std::uint64_t host_bytes = 0;             // Moments, twice while speculative; roots, if factored.
-  std::uint64_t pinned_bytes = 0;  // Gradient and direction in wire format, in whole pages.
+  std::uint64_t scratch_bytes = 0;    // Device; two of the largest serve all weights.
+  std::uint64_t host_bytes = 0;       // Moments, twice while speculative; roots, if factored.
+  std::uint64_t pinned_bytes = 0;     // Gradient and direction in wire format, in whole pages.
+  // Device; the largest takes the place of one of the two where codecs are refreshed.
+  std::uint64_t refresh_scratch_bytes = 0;
 };
 
 // InvalidArgument: no elements, or a rounding that the weight's dtype cannot have.
