@@ -43,9 +43,8 @@ void bind_engine_options(py::module_& m) {
                        std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
                        std::optional<double> refresh_threshold, int refresh_learn_steps,
                        const std::string& refresh_transport, double refresh_learn_rate,
-                       double refresh_beta, const std::string& refresh_init,
-                       bool residual_at_once, int residual_every, double residual_max_rms,
-                       int device_cpu, int lane_cpu) {
+                       double refresh_beta, const std::string& refresh_init, bool residual_at_once,
+                       int residual_every, double residual_max_rms, int device_cpu, int lane_cpu) {
              SubspaceOptions options(DeviceId::host());
              options.lanes.d2h = {link[0], link[2]};
              options.lanes.h2d = {link[1], link[2]};
@@ -219,7 +218,8 @@ void bind_subspace_engine(py::module_& m) {
       .def("has_gradient", &SubspaceEngine::has_gradient)
       .def("drop", &SubspaceEngine::drop, unlocked)
       .def(
-          "wait", [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef::host()); },
+          "wait",
+          [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef::host()); },
           py::arg("weight"), unlocked)
       .def("synchronize", &SubspaceEngine::synchronize, unlocked)
       .def("finish", &SubspaceEngine::finish, unlocked)

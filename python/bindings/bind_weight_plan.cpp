@@ -40,6 +40,7 @@ IntOfName weight_plan(std::int64_t m, std::int64_t n, const std::string& weight_
   result["h2d_bytes"] = plan.h2d_bytes;
   result["device_bytes"] = plan.device_bytes + plan.projector_bytes + (held ? plan.held_bytes : 0);
   result["scratch_bytes"] = plan.scratch_bytes;
+  result["refresh_scratch_bytes"] = plan.refresh_scratch_bytes;
   result["host_bytes"] = plan.host_bytes;
   result["pinned_bytes"] = plan.pinned_bytes;
   return result;
@@ -47,11 +48,11 @@ IntOfName weight_plan(std::int64_t m, std::int64_t n, const std::string& weight_
 
 std::string choose_codec(const std::vector<std::pair<std::int64_t, std::int64_t>>& shapes,
                          std::uint64_t device_bytes, const std::string& weight_dtype,
-                         const py::kwargs& options) {
+                         bool refreshed, const py::kwargs& options) {
   std::vector<WeightSpec> specs;
   specs.reserve(shapes.size());
   for (const auto& [m, n] : shapes) specs.push_back(spec_of(m, n, weight_dtype, options));
-  return std::string(auto_codec(specs, device_bytes));
+  return std::string(auto_codec(specs, device_bytes, refreshed));
 }
 
 }  // namespace
@@ -62,7 +63,7 @@ void bind_weight_plan(py::module_& m) {
         "Bytes per tier and per step of one m x n weight, without allocating anything; more "
         "keywords as of WeightSpec.");
   m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("device_bytes"),
-        py::arg("weight_dtype"),
+        py::arg("weight_dtype"), py::arg("refreshed"),
         "The family that codec=\"auto\" is for weights of these shapes; more keywords as of "
         "WeightSpec.");
 }

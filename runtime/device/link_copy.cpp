@@ -95,8 +95,4 @@ void LinkCopy::copy(void* dst, const void* src, std::size_t bytes, StreamRef str
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-double LinkCopy::seconds(std::size_t bytes) const noexcept {
-  return config_.latency_us * 1e-6 + wire_seconds(bytes, config_);
-}
-
 }  // namespace sluiceway

@@ -39,7 +39,6 @@ class LinkCopy {
   void copy(void* dst, const void* src, std::size_t bytes, StreamRef stream);
 
   std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
-  double seconds(std::size_t bytes) const noexcept;  // Predicted; unthrottled links predict 0.
 
  private:
   struct Bucket;

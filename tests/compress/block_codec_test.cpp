@@ -13,7 +13,7 @@ namespace {
 
 double relative_bias(const GradientCodec& codec, Matrix& g) {
   std::vector<float> scratch = scratch_of(codec);
-  const BiasNorm norm = codec.bias(any_matrix(g), scratch, {});
+  const BiasNorm norm = codec.bias(any_matrix(g), scratch, StreamRef::host());
   return std::sqrt(norm.bias_sq / norm.grad_sq);
 }
 
@@ -24,14 +24,16 @@ class FittedCodecTest : public testing::TestWithParam<const char*> {
   CodecConfig config{.name = GetParam(), .block = 16, .seed = 3};
   Rng rng{11};
   Budget budget = unlimited();
-  std::unique_ptr<GradientCodec> codec = make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);
+  std::unique_ptr<GradientCodec> codec =
+      make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);
   OwnedMoments moments{codec->core()};
   ExactLearner learner;
 
   Matrix gradient() { return low_rank_gradient(rng, rng.matrix(kM, 3), rng.matrix(kN, 3), 0.1); }
   RefreshOutcome refresh(Matrix& g, const RefreshOptions& options = {}) {
     std::vector<float> scratch = scratch_of(*codec);
-    return codec->refresh(any_matrix(g), options, learner, moments.view(), scratch, {});
+    return codec->refresh(any_matrix(g), options, learner, moments.view(), scratch,
+                          StreamRef::host());
   }
 };
 
@@ -93,12 +95,13 @@ INSTANTIATE_TEST_SUITE_P(Families, FittedCodecTest,
 TEST(SvdCodecTest, KeepsAllOfAGradientOfItsRank) {
   Rng rng(12);
   Budget budget = unlimited();
-  const auto codec = make_codec({.name = "svd", .ratio = 0.25}, 32, 24, kWeight, DeviceId::host(), budget);
+  const auto codec =
+      make_codec({.name = "svd", .ratio = 0.25}, 32, 24, kWeight, DeviceId::host(), budget);
   Matrix g = low_rank_gradient(rng, rng.matrix(32, 6), rng.matrix(24, 6), 0);
   OwnedMoments moments(codec->core());
   ExactLearner learner;
   std::vector<float> scratch = scratch_of(*codec);
-  codec->refresh(any_matrix(g), {}, learner, moments.view(), scratch, {});
+  codec->refresh(any_matrix(g), {}, learner, moments.view(), scratch, StreamRef::host());
   EXPECT_LT(relative_bias(*codec, g), 1e-5);
 }
 
@@ -117,7 +120,7 @@ TEST(CountSketchTest, ColumnsAreOrthonormalOrEmpty) {
   for (std::int64_t c = 0; c < codec->core().rows; ++c) {
     Matrix w(64, 48), d(codec->core().rows, codec->core().cols);
     d(c, c % d.cols) = 1;
-    codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = 1}, scratch, {});
+    codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = 1}, scratch, StreamRef::host());
     double squares = 0;
     for (const float x : w.v) squares += to_f64(x) * to_f64(x);
     EXPECT_TRUE(squares == 0 || std::abs(squares - 1) < 1e-5) << c << ": " << squares;

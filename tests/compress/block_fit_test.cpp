@@ -61,7 +61,8 @@ TEST(BlockPcaTest, EachGroupKeepsAsMuchEnergyAsItsBestDirections) {
     const MatrixF64 rows = range_of_rows(as_f64(g), 16 * group, 16);
     Matrix group_g(16, 31), best(16, 4), unused;
     for (std::size_t i = 0; i < rows.v.size(); ++i) group_g.v[i] = static_cast<float>(rows.v[i]);
-    ExactLearner().leading_directions(any_matrix(group_g), best.view(), unused.view(), 0, {});
+    ExactLearner().leading_directions(any_matrix(group_g), best.view(), unused.view(), 0,
+                                      StreamRef::host());
     MatrixF64 mine(16, 4);
     for (std::int64_t i = 0; i < 16; ++i) {
       for (std::int64_t c = 0; c < 4; ++c) mine(i, c) = dense_p(16 * group + i, 4 * group + c);

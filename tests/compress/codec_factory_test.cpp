@@ -83,6 +83,8 @@ TEST(CodecFactoryTest, PlanAgreesWithWhatIsMade) {
     EXPECT_EQ(planned.rows, codec->core().rows);
     EXPECT_EQ(planned.cols, codec->core().cols);
     EXPECT_EQ(projector_bytes(config, 67, 45), budget.used(Tier::kDevice));
+    EXPECT_EQ(codec_scratch_elems(config, 67, 45), codec->scratch_elems());
+    EXPECT_EQ(refresh_scratch_elems(config, 67, 45), codec->refresh_scratch_elems());
   }
 }
 

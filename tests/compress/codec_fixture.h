@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "compress/codec_families.h"
+#include "compress/block_codec.h"
 #include "compress/gradient_codec.h"
 #include "compress/projector.h"
 #include "kernels/base/error.h"
@@ -40,18 +40,25 @@ inline DensePair drawn_pair(const CodecConfig& config, std::int64_t m, std::int6
   const DrawKey key{config.seed, generation, weight};
   if (family == "identity") return {dense_identity(m), dense_identity(n)};
   if (family == "block_random") {
-    BlockProjector pair(block_layouts(family, config, m, n), budget);
+    BlockProjector pair(grouped_layouts(config, m, n), DeviceId::host(), budget);
     pair.draw(key);
     return {dense(pair.p()), dense(pair.q())};
   }
-  const SparseProjector pair(sparse_dims(config, m, n), config.nnz, key, budget);
+  const SparseProjector pair(sparse_dims(config, m, n), config.nnz, key, DeviceId::host(), budget);
   return {dense(pair.p()), dense(pair.q())};
+}
+
+inline BlockLayouts layouts_of(std::string_view family, const CodecConfig& config, std::int64_t m,
+                               std::int64_t n) {
+  if (family == "block_pca") return grouped_layouts(config, m, n);
+  const bool svd = family == "svd", galore = family == "galore";
+  return dense_layouts(svd || (galore && m <= n), !galore || m > n, config, m, n);
 }
 
 // P and Q of a fitted block family, read back from what the codec saves.
 inline DensePair stored_pair(const GradientCodec& codec, const CodecConfig& config, std::int64_t m,
                              std::int64_t n) {
-  BlockLayouts layouts = block_layouts(codec.name(), config, m, n);
+  BlockLayouts layouts = layouts_of(codec.name(), config, m, n);
   const std::vector<std::byte> state = codec.save();
   std::vector<float> values(static_cast<std::size_t>(m * layouts.p.kept + n * layouts.q.kept));
   const std::size_t bytes = values.size() * sizeof(float);
@@ -63,7 +70,7 @@ inline DensePair stored_pair(const GradientCodec& codec, const CodecConfig& conf
 }
 
 inline std::vector<float> scratch_of(const GradientCodec& codec) {
-  return std::vector<float>(codec.scratch_elems(), -1e30F);  // Poison.
+  return std::vector<float>(codec.refresh_scratch_elems(), -1e30F);  // Poison.
 }
 
 // Core-shaped moments in memory of their own.

@@ -37,15 +37,16 @@ class GradientCodecTest : public testing::TestWithParam<Case> {
     ExactLearner learner;
     if (made->wants_calibration()) {
       std::vector<float> space = scratch_of(*made);
-      EXPECT_TRUE(
-          made->refresh(any_matrix(calibration), {}, learner, moments.view(), space, {}).refreshed);
+      EXPECT_TRUE(made->refresh(any_matrix(calibration), {}, learner, moments.view(), space,
+                                StreamRef::host())
+                      .refreshed);
     }
     EXPECT_FALSE(made->wants_calibration());
     return made;
   }
 
   Matrix compressed(float beta, Matrix s) {
-    codec->compress(any_matrix(g), beta, s.view(), scratch, {});
+    codec->compress(any_matrix(g), beta, s.view(), scratch, StreamRef::host());
     return s;
   }
   Matrix core_matrix(double scale = 1) {
@@ -95,13 +96,14 @@ TEST_P(GradientCodecTest, ApplyMatchesTheDenseProduct) {
   for (std::size_t i = 0; i < expected.v.size(); ++i) {
     expected.v[i] = 0.75 * to_f64(w.v[i]) - 0.5 * expected.v[i];
   }
-  codec->apply(any_matrix(w), {}, any_matrix(d), {.decay = 0.75F, .alpha = -0.5F}, scratch, {});
+  codec->apply(any_matrix(w), {}, any_matrix(d), {.decay = 0.75F, .alpha = -0.5F}, scratch,
+               StreamRef::host());
   EXPECT_TRUE(all_near(w, expected, {.abs = 1e-5 * (1 + largest(expected))}));
 }
 
 TEST_P(GradientCodecTest, BiasMatchesTheDenseDefinition) {
   const BiasNorm expected = reference_bias(as_f64(g), pair.p, pair.q);
-  const BiasNorm bias = codec->bias(any_matrix(g), scratch, {});
+  const BiasNorm bias = codec->bias(any_matrix(g), scratch, StreamRef::host());
   EXPECT_NEAR(bias.grad_sq, expected.grad_sq, 1e-6 * expected.grad_sq);
   EXPECT_NEAR(bias.bias_sq, expected.bias_sq, 1e-5 * (expected.grad_sq + expected.bias_sq));
 }
@@ -109,7 +111,7 @@ TEST_P(GradientCodecTest, BiasMatchesTheDenseDefinition) {
 TEST_P(GradientCodecTest, SixteenBitGradientAndWeightAreAccepted) {
   BasicMatrix<bf16> g16 = rounded_to<bf16>(g);
   Matrix s = core_matrix();
-  codec->compress(any_matrix(g16), 0.0F, s.view(), scratch, {});
+  codec->compress(any_matrix(g16), 0.0F, s.view(), scratch, StreamRef::host());
   const MatrixF64 expected = reference_core(as_f64(g16), pair.p, pair.q);
   EXPECT_TRUE(all_near(s, expected, {.abs = 1e-5 * (1 + largest(expected))}));
 
@@ -117,14 +119,14 @@ TEST_P(GradientCodecTest, SixteenBitGradientAndWeightAreAccepted) {
   BasicMatrix<bf16> d = rounded_to<bf16>(core_matrix());
   MatrixF64 updated = reference_expanded(as_f64(d), pair.p, pair.q);
   for (std::size_t i = 0; i < updated.v.size(); ++i) updated.v[i] += to_f64(w.v[i]);
-  codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = 1.0F}, scratch, {});
+  codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = 1.0F}, scratch, StreamRef::host());
   EXPECT_TRUE(all_near(w, updated, {.abs = 1e-4, .eps = 0.51}));
 }
 
 TEST_P(GradientCodecTest, EqualSeedsGiveEqualBits) {
   const auto twin = make_ready();
   Matrix s = core_matrix();
-  twin->compress(any_matrix(g), 0.0F, s.view(), scratch, {});
+  twin->compress(any_matrix(g), 0.0F, s.view(), scratch, StreamRef::host());
   EXPECT_EQ(s, compressed(0.0F, core_matrix()));
 }
 
@@ -133,7 +135,7 @@ TEST_P(GradientCodecTest, SavedAndLoadedIsBitIdentical) {
   twin->load(codec->save());
   EXPECT_EQ(twin->save(), codec->save());
   Matrix s = core_matrix();
-  twin->compress(any_matrix(g), 0.0F, s.view(), scratch, {});
+  twin->compress(any_matrix(g), 0.0F, s.view(), scratch, StreamRef::host());
   EXPECT_EQ(s, compressed(0.0F, core_matrix()));
 }
 
@@ -147,13 +149,25 @@ TEST_P(GradientCodecTest, WrongGradientShapeIsNamedAndTheCoreStays) {
   Matrix wide = rng.matrix(m, n + 1);
   const Matrix before = core_matrix();
   Matrix s = before;
-  EXPECT_THROW(codec->compress(any_matrix(wide), 0.0F, s.view(), scratch, {}), InvalidArgument);
+  EXPECT_THROW(codec->compress(any_matrix(wide), 0.0F, s.view(), scratch, StreamRef::host()),
+               InvalidArgument);
   EXPECT_EQ(s, before);
 }
 
-TEST_P(GradientCodecTest, CudaStreamIsUnavailable) {
-  Matrix s = core_matrix();
-  EXPECT_THAT([&] { codec->compress(any_matrix(g), 0.0F, s.view(), scratch, {.device = 2}); },
+TEST_P(GradientCodecTest, CudaStreamGoesToTheCudaHalvesWhichThisBuildDoesNotHave) {
+  const StreamRef stream = StreamRef::cuda(2, nullptr);
+  Matrix s = core_matrix(), w(m, n);
+  std::vector<float> rows(static_cast<std::size_t>(m)), cols(static_cast<std::size_t>(n));
+  const AnyMatrix core = any_matrix(s);
+  if (codec->core().elems() > 0) {
+    EXPECT_THAT([&] { codec->compress(any_matrix(g), 0.0F, s.view(), scratch, stream); },
+                testing::ThrowsMessage<Unavailable>(testing::StartsWith("compress: ")));
+    EXPECT_THAT([&] { codec->apply(any_matrix(w), {}, core, {}, scratch, stream); },
+                testing::ThrowsMessage<Unavailable>(testing::StartsWith("decompress: ")));
+  }
+  EXPECT_THROW(codec->leave_residual(any_matrix(g), s.view(), rows, cols, scratch, stream),
+               Unavailable);
+  EXPECT_THAT([&] { codec->bias(any_matrix(g), scratch, stream); },
               testing::ThrowsMessage<Unavailable>(testing::HasSubstr("CUDA device 2")));
 }
 
@@ -203,7 +217,8 @@ TEST(GradientCodecScaleTest, OrthonormalUpdateKeepsItsSizeAfterScaling) {
     const auto codec = make_codec({.ratio = ratio}, 67, 41, kWeight, DeviceId::host(), budget);
     Matrix w(67, 41), d = rng.matrix(codec->core().rows, codec->core().cols);
     std::vector<float> scratch = scratch_of(*codec);
-    codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = codec->default_scale()}, scratch, {});
+    codec->apply(any_matrix(w), {}, any_matrix(d), {.alpha = codec->default_scale()}, scratch,
+                 StreamRef::host());
     const auto mean_square = [](const Matrix& x) {
       double sum = 0;
       for (const float v : x.v) sum += to_f64(v) * to_f64(v);

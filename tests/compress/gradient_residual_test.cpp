@@ -58,17 +58,19 @@ class GradientResidualTest : public testing::Test {
   Rng rng{8};
   Budget budget = unlimited();
   CodecConfig config{.name = "block_random", .seed = 3};
-  std::unique_ptr<GradientCodec> codec = make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);
+  std::unique_ptr<GradientCodec> codec =
+      make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);
   DensePair pair = drawn_pair(config, kM, kN);
   std::vector<float> scratch = scratch_of(*codec);
   const ResidualStep step{.lr = 0.01, .beta2 = 0.99, .eps = 1e-8, .factor = 1, .update = {}};
 
-  GradientResidual make(ResidualKind kind) { return {kind, kM, kN, budget, "w"}; }
+  GradientResidual make(ResidualKind kind) { return {kind, kM, kN, DeviceId::host(), budget, "w"}; }
 
   bool apply(GradientResidual& residual, Matrix g, Matrix& w, const ResidualStep& how) {
     Matrix s(codec->core().rows, codec->core().cols);
-    codec->compress(any_matrix(g), 0.0F, s.view(), scratch, {});
-    return residual.apply(*codec, any_matrix(g), s.view(), any_matrix(w), {}, how, scratch, {});
+    codec->compress(any_matrix(g), 0.0F, s.view(), scratch, StreamRef::host());
+    return residual.apply(*codec, any_matrix(g), s.view(), any_matrix(w), {}, how, scratch,
+                          StreamRef::host());
   }
   MatrixF64 left_of(const Matrix& g, double factor = 1) const {
     MatrixF64 r = as_f64(g);
@@ -132,7 +134,7 @@ TEST_F(GradientResidualTest, WithoutACoreTheWholeGradientIsLeft) {
   for (std::size_t i = 0; i < expected.v.size(); ++i) {
     expected.v[i] = 0.5 * expected.v[i] + update.v[i];
   }
-  residual.apply(*none, any_matrix(used), {}, any_matrix(w), {}, decaying, {}, {});
+  residual.apply(*none, any_matrix(used), {}, any_matrix(w), {}, decaying, {}, StreamRef::host());
   EXPECT_TRUE(all_near(w, expected, {.abs = 1e-6}));
 }
 
@@ -165,7 +167,8 @@ TEST_F(GradientResidualTest, AColumnWhoseSquaresOverflowChangesNothing) {
   const Matrix before = w;
   for (std::int64_t i = 0; i < kM; ++i)
     g(i, 3) = 1e19F;  // Each square is finite, so is a row's mean.
-  EXPECT_FALSE(residual.apply(*none, any_matrix(g), {}, any_matrix(w), {}, step, {}, {}));
+  EXPECT_FALSE(
+      residual.apply(*none, any_matrix(g), {}, any_matrix(w), {}, step, {}, StreamRef::host()));
   EXPECT_EQ(w, before);
   EXPECT_EQ(residual.steps(), 0);
 }

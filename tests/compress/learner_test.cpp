@@ -20,12 +20,13 @@ using testing::ThrowsMessage;
 struct LearnablePair {
   LearnablePair(std::int64_t m, std::int64_t n, std::int64_t dm, std::int64_t dn, std::int64_t nnz)
       : budget(unlimited()),
-        projector({.m = m, .n = n, .dm = dm, .dn = dn}, nnz, {1, 0, kWeight}, budget) {}
+        projector({.m = m, .n = n, .dm = dm, .dn = dn}, nnz, {1, 0, kWeight}, DeviceId::host(),
+                  budget) {}
 
   LearnableRows p() { return half(projector.p(), projector.p_value()); }
   LearnableRows q() { return half(projector.q(), projector.q_value()); }
   LearnOutcome learn(Matrix& g, const LearnOptions& options) {
-    return make_torch_learner()->learn(any_matrix(g), p(), q(), options, {});
+    return make_torch_learner()->learn(any_matrix(g), p(), q(), options, StreamRef::host());
   }
   double bias(const Matrix& g) const {
     const BiasNorm norm = reference_bias(as_f64(g), dense(projector.p()), dense(projector.q()));
@@ -111,14 +112,15 @@ TEST_F(TorchLearnerTest, RegulariserShrinksTheValues) {
 TEST_F(TorchLearnerTest, StridedAndSixteenBitGradientsAreRead) {
   LearnablePair twin(m, n, m / 2, n / 2, 4);
   PaddedMatrix<float> padded(g);
-  make_torch_learner()->learn(padded.any(), twin.p(), twin.q(), {.max_steps = 3}, {});
+  make_torch_learner()->learn(padded.any(), twin.p(), twin.q(), {.max_steps = 3},
+                              StreamRef::host());
   pair.learn(g, {.max_steps = 3});
   EXPECT_EQ(pair.values(), twin.values());
 
   BasicMatrix<bf16> g16 = rounded_to<bf16>(g);
   LearnablePair third(m, n, m / 2, n / 2, 4);
-  const LearnOutcome outcome =
-      make_torch_learner()->learn(any_matrix(g16), third.p(), third.q(), {.max_steps = 0}, {});
+  const LearnOutcome outcome = make_torch_learner()->learn(any_matrix(g16), third.p(), third.q(),
+                                                           {.max_steps = 0}, StreamRef::host());
   EXPECT_NEAR(outcome.bias_before, third.bias(g), 0.02);
 }
 
@@ -137,22 +139,26 @@ TEST_F(TorchLearnerTest, WrongShapesAndDevicesAreRefused) {
   EXPECT_THAT([&] { pair.learn(wide, {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("Q is 64x32")));
   EXPECT_THAT(
-      [&] { make_torch_learner()->learn(any_matrix(g), pair.p(), pair.q(), {}, {.device = 1}); },
+      [&] {
+        make_torch_learner()->learn(any_matrix(g), pair.p(), pair.q(), {},
+                                    StreamRef::cuda(1, nullptr));
+      },
       ThrowsMessage<Unavailable>(HasSubstr("CUDA device 1")));
 }
 
 TEST_F(TorchLearnerTest, CodecLearnsThroughItsInterface) {
   Budget budget = unlimited();
-  const auto codec = make_codec({.name = "sparse_learned", .ratio = 0.5}, m, n, kWeight, DeviceId::host(), budget);
+  const auto codec =
+      make_codec({.name = "sparse_learned", .ratio = 0.5}, m, n, kWeight, DeviceId::host(), budget);
   OwnedMoments moments(codec->core());
   const auto learner = make_torch_learner();
   std::vector<float> scratch = scratch_of(*codec);
-  const RefreshOutcome outcome =
-      codec->refresh(any_matrix(g), {.learn_steps = 50}, *learner, moments.view(), scratch, {});
+  const RefreshOutcome outcome = codec->refresh(any_matrix(g), {.learn_steps = 50}, *learner,
+                                                moments.view(), scratch, StreamRef::host());
   EXPECT_TRUE(outcome.refreshed);
   EXPECT_EQ(outcome.learn_steps, 50);
   EXPECT_LT(outcome.bias_after, 0.6 * outcome.bias_before);
-  const BiasNorm after = codec->bias(any_matrix(g), scratch, {});
+  const BiasNorm after = codec->bias(any_matrix(g), scratch, StreamRef::host());
   EXPECT_NEAR(outcome.bias_after, std::sqrt(after.bias_sq / after.grad_sq), 1e-9);
 }
 
@@ -173,7 +179,8 @@ double energy_right(const Matrix& q, const Matrix& g) {
 class LeadingDirectionsTest : public TorchLearnerTest {
  protected:
   void find(Matrix& g_, Matrix& p, Matrix& q, std::uint64_t seed = 1) {
-    make_torch_learner()->leading_directions(any_matrix(g_), p.view(), q.view(), seed, {});
+    make_torch_learner()->leading_directions(any_matrix(g_), p.view(), q.view(), seed,
+                                             StreamRef::host());
   }
 };
 
@@ -182,7 +189,8 @@ TEST_F(LeadingDirectionsTest, HoldAlmostAllThatTheBestOnesHold) {
     Matrix gradient = low_rank_gradient(rng, left, right, noise);
     Matrix p(m, 12), q(n, 12), best_p(m, 12), best_q(n, 12);
     find(gradient, p, q);
-    ExactLearner().leading_directions(any_matrix(gradient), best_p.view(), best_q.view(), 0, {});
+    ExactLearner().leading_directions(any_matrix(gradient), best_p.view(), best_q.view(), 0,
+                                      StreamRef::host());
     EXPECT_GT(energy_left(p, gradient), 0.99 * energy_left(best_p, gradient));
     EXPECT_GT(energy_right(q, gradient), 0.99 * energy_right(best_q, gradient));
     for (const Matrix& x : {p, q}) {
@@ -203,7 +211,8 @@ TEST_F(LeadingDirectionsTest, ComeInOrderAndRepeatThemselves) {
     for (std::int64_t c = 0; c < 4; ++c) first(i, c) = p(i, c);
   }
   Matrix best(m, 4);
-  ExactLearner().leading_directions(any_matrix(g), best.view(), unused.view(), 0, {});
+  ExactLearner().leading_directions(any_matrix(g), best.view(), unused.view(), 0,
+                                    StreamRef::host());
   EXPECT_GT(energy_left(first, g), 0.999 * energy_left(best, g));
 }
 

@@ -1,4 +1,4 @@
-// Storage of projectors: shapes of awkward weights, exact bytes, shards that agree with the whole.
+// Storage of projectors: shapes of awkward weights, exact bytes, copies that come back.
 #include "compress/projector.h"
 
 #include <gmock/gmock.h>
@@ -41,7 +41,8 @@ TEST(BlockLayoutTest, AtLeastOneColumnIsKept) {
 
 TEST(BlockProjectorTest, ColumnsOfAwkwardShapesAreOrthonormal) {
   Budget budget = unlimited();
-  BlockProjector pair({block_layout(67, 32, 0.25), block_layout(5, 32, 0.25)}, budget);
+  BlockProjector pair({block_layout(67, 32, 0.25), block_layout(5, 32, 0.25)}, DeviceId::host(),
+                      budget);
   pair.draw({1, 0, kWeight});
   for (const MatrixF64& x : {dense(pair.p()), dense(pair.q())}) {
     const MatrixF64 gram = product(transposed(x), x);
@@ -49,33 +50,11 @@ TEST(BlockProjectorTest, ColumnsOfAwkwardShapesAreOrthonormal) {
   }
 }
 
-TEST(BlockProjectorTest, ShardDrawsWhatTheWholeWeightHas) {
-  Budget budget = unlimited();
-  const DrawKey key{1, 0, kWeight};
-  const BlockRows q = block_layout(40, 32, 0.25);
-  BlockProjector whole({block_layout(96, 32, 0.25), q}, budget);
-  BlockProjector shard({block_layout(32, 32, 0.25), q}, budget, 64);
-  whole.draw(key);
-  shard.draw(key);
-  const float* const expected = whole.p().value + 64 * whole.p().kept;
-  for (std::int64_t i = 0; i < 32 * shard.p().kept; ++i) EXPECT_EQ(shard.p().value[i], expected[i]);
-}
-
-TEST(BlockProjectorTest, RejectsAShardThatCutsAGroup) {
-  Budget budget = unlimited();
-  EXPECT_THAT(
-      [&] {
-        BlockProjector({block_layout(32, 32, 0.25), block_layout(40, 32, 0.25)}, budget, 33);
-      },
-      testing::ThrowsMessage<InvalidArgument>(
-          testing::AllOf(testing::HasSubstr("row 33"), testing::HasSubstr("32 rows"))));
-}
-
 TEST(BlockProjectorTest, ReservesExactlyTheBytesItNames) {
   Budget budget = unlimited();
   {
     const BlockLayouts layouts{block_layout(67, 32, 0.25), block_layout(45, 32, 0.25)};
-    const BlockProjector pair(layouts, budget);
+    const BlockProjector pair(layouts, DeviceId::host(), budget);
     EXPECT_EQ(budget.used(Tier::kDevice), layouts.bytes());
     EXPECT_EQ(budget.used(Tier::kDevice), 4U * 8 * (67 + 45));
   }
@@ -85,14 +64,15 @@ TEST(BlockProjectorTest, ReservesExactlyTheBytesItNames) {
 TEST(SparseProjectorTest, ReservesExactlyTheBytesItNames) {
   Budget budget = unlimited();
   const ProjectorDims dims{.m = 67, .n = 45, .dm = 17, .dn = 3};
-  const SparseProjector pair(dims, 4, {1, 0, kWeight}, budget);
+  const SparseProjector pair(dims, 4, {1, 0, kWeight}, DeviceId::host(), budget);
   EXPECT_EQ(pair.q().nnz, 3) << "no more nonzeros than columns";
   EXPECT_EQ(budget.used(Tier::kDevice), SparseProjector::bytes(dims, 4));
 }
 
 TEST(SparseProjectorTest, ColumnsFollowTheValues) {
   Budget budget = unlimited();
-  SparseProjector pair({.m = 23, .n = 41, .dm = 7, .dn = 11}, 3, {1, 0, kWeight}, budget);
+  SparseProjector pair({.m = 23, .n = 41, .dm = 7, .dn = 11}, 3, {1, 0, kWeight}, DeviceId::host(),
+                       budget);
   pair.q_value()[5] = 42.0F;
   pair.values_changed();
   const SparseColumns columns = pair.q_columns();
@@ -105,20 +85,59 @@ TEST(SparseProjectorTest, ColumnsFollowTheValues) {
   EXPECT_EQ(from_columns, dense(pair.q()));
 }
 
-TEST(SparseProjectorTest, ShardDrawsWhatTheWholeWeightHas) {
-  Budget budget = unlimited();
-  const DrawKey key{1, 0, kWeight};
-  const SparseProjector whole({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, key, budget);
-  const SparseProjector shard({.m = 10, .n = 20, .dm = 13, .dn = 7, .row_offset = 31}, 4, key,
-                              budget);
-  EXPECT_EQ(dense(shard.p()), dense(whole.p().row_range(31, 41)));
-  EXPECT_EQ(dense(shard.q()), dense(whole.q()));
-}
-
 TEST(SparseProjectorTest, RefusesBytesBeyondTheBudgetAndGivesBackWhatItTook) {
   Budget budget({1000, 0, 0, 0});
-  EXPECT_THROW(SparseProjector({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, {1, 0, kWeight}, budget),
+  EXPECT_THROW(SparseProjector({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, {1, 0, kWeight},
+                               DeviceId::host(), budget),
                OutOfMemory);
+  EXPECT_EQ(budget.used(Tier::kDevice), 0U);
+}
+
+TEST(SparseProjectorTest, CopyIsReadAsItWasAndComesBack) {
+  Budget budget = unlimited();
+  const ProjectorDims dims{.m = 23, .n = 41, .dm = 7, .dn = 3};
+  SparseProjector pair(dims, 4, {1, 0, kWeight}, DeviceId::host(), budget);
+  const MatrixF64 p = dense(pair.p()), q = dense(pair.q());
+  std::vector<float> copy(SparseProjector::kept_elems(dims, 4));
+  pair.keep(copy);
+  pair.draw({1, 1, kWeight}, SparseInit::kNormal);
+  EXPECT_NE(dense(pair.p()), p);
+  const auto [old_p, old_q] = pair.kept(copy);
+  EXPECT_EQ(dense(old_p), p);
+  EXPECT_EQ(dense(old_q), q);
+  pair.restore(copy);
+  EXPECT_EQ(dense(pair.p()), p);
+  EXPECT_EQ(dense(pair.q()), q);
+  EXPECT_EQ(pair.q_columns().offset[dims.dn], 3 * 41);  // The columns follow.
+}
+
+TEST(BlockProjectorTest, CopyIsReadAsItWasAndComesBack) {
+  Budget budget = unlimited();
+  const BlockLayouts layouts{block_layout(67, 32, 0.25), block_layout(45, 32, 0.25)};
+  BlockProjector pair(layouts, DeviceId::host(), budget);
+  pair.draw({1, 0, kWeight});
+  const MatrixF64 p = dense(pair.p()), q = dense(pair.q());
+  std::vector<float> copy(layouts.elems());
+  pair.keep(copy);
+  pair.draw({1, 1, kWeight});
+  EXPECT_NE(dense(pair.p()), p);
+  EXPECT_EQ(dense(pair.kept(copy).p), p);
+  EXPECT_EQ(dense(pair.kept(copy).q), q);
+  pair.restore(copy);
+  EXPECT_EQ(dense(pair.p()), p);
+  EXPECT_EQ(dense(pair.q()), q);
+  pair.restore({});
+  EXPECT_EQ(dense(pair.p()), MatrixF64(p.rows, p.cols));
+}
+
+TEST(ProjectorDeviceTest, CudaDeviceIsRefusedBeforeAnythingIsReserved) {
+  Budget budget = unlimited();
+  EXPECT_THAT(
+      [&] {
+        SparseProjector({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, {1, 0, kWeight},
+                        DeviceId::cuda(2), budget);
+      },
+      testing::ThrowsMessage<Unavailable>(testing::HasSubstr("on CUDA device 2, expected")));
   EXPECT_EQ(budget.used(Tier::kDevice), 0U);
 }
 
@@ -131,7 +150,8 @@ TEST(SparseProjectorTest, RandomPairHasTheExpectedRelativeBias) {
   for (int i = 0; i < kDraws; ++i) {
     const std::int64_t m = 96, n = 64;
     const SparseProjector pair({.m = m, .n = n, .dm = m / 2, .dn = n / 2}, 4,
-                               {static_cast<std::uint64_t>(i), 0, kWeight}, budget);
+                               {static_cast<std::uint64_t>(i), 0, kWeight}, DeviceId::host(),
+                               budget);
     const BiasNorm bias =
         reference_bias(as_f64(rng.matrix(m, n)), dense(pair.p()), dense(pair.q()));
     sum += bias.bias_sq / bias.grad_sq;

@@ -9,6 +9,8 @@
 #include <map>
 #include <vector>
 
+#include "kernels/base/error.h"
+
 namespace sluiceway::test {
 namespace {
 
@@ -19,9 +21,10 @@ struct SparseRow {
 };
 
 SparseRow sparse_row(const DrawKey& key, std::int64_t row, std::int64_t cols, std::size_t nnz,
-                     DrawPurpose purpose = DrawPurpose::kSparseP) {
+                     DrawPurpose purpose = DrawPurpose::kSparseP,
+                     SparseInit init = SparseInit::kSign) {
   SparseRow out{std::vector<std::int32_t>(nnz), std::vector<float>(nnz)};
-  draw_sparse_row(key, purpose, row, cols, out.index, out.value);
+  draw_sparse_row(key, purpose, row, cols, init, out.index, out.value);
   return out;
 }
 
@@ -48,6 +51,30 @@ TEST(DrawSparseRowTest, PositionsAscendAndLieInRange) {
 
 TEST(DrawSparseRowTest, AllColumnsAreTakenWhenAllAreAskedFor) {
   EXPECT_EQ(sparse_row({5, 0, 7}, 3, 5, 5).index, (std::vector<std::int32_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(DrawSparseRowTest, NormalValuesStandAtThePositionsOfSignsWithVarianceOneOverR) {
+  double sum = 0, squares = 0;
+  constexpr int kRows = 20000;
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    const SparseRow signs = sparse_row({1, 0, 2}, row, 40, 3);
+    const SparseRow normal =
+        sparse_row({1, 0, 2}, row, 40, 3, DrawPurpose::kSparseP, SparseInit::kNormal);
+    ASSERT_EQ(normal.index, signs.index);
+    for (const float x : normal.value) {
+      sum += x;
+      squares += static_cast<double>(x) * static_cast<double>(x);
+    }
+  }
+  const double draws = 3.0 * kRows;
+  EXPECT_NEAR(sum / draws, 0, 5 * std::sqrt(1 / 3.0 / draws));
+  EXPECT_NEAR(squares / draws, 1 / 3.0, 5 * std::sqrt(2.0 / 9 / draws));
+}
+
+TEST(SparseInitTest, IsReadFromItsName) {
+  EXPECT_EQ(parse_sparse_init("sign"), SparseInit::kSign);
+  EXPECT_EQ(parse_sparse_init("normal"), SparseInit::kNormal);
+  EXPECT_THROW(parse_sparse_init("uniform"), InvalidArgument);
 }
 
 TEST(DrawSparseRowTest, EveryPairOfColumnsIsEquallyLikely) {

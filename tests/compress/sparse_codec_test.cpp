@@ -57,10 +57,13 @@ class SparseLearnedCodecTest : public testing::Test {
     moments.v = rng.matrix(codec->core().rows, codec->core().cols);
     for (float& x : moments.v.v) x = x * x;
   }
-  std::unique_ptr<GradientCodec> make() { return make_codec(config, m, n, kWeight, DeviceId::host(), budget); }
+  std::unique_ptr<GradientCodec> make() {
+    return make_codec(config, m, n, kWeight, DeviceId::host(), budget);
+  }
   RefreshOutcome refresh(ProjectorLearner& learner, const RefreshOptions& options) {
     std::vector<float> scratch = scratch_of(*codec);
-    return codec->refresh(any_matrix(g), options, learner, moments.view(), scratch, {});
+    return codec->refresh(any_matrix(g), options, learner, moments.view(), scratch,
+                          StreamRef::host());
   }
   double relative_bias(const DensePair& pair) {
     const BiasNorm norm = reference_bias(as_f64(g), pair.p, pair.q);
@@ -69,7 +72,7 @@ class SparseLearnedCodecTest : public testing::Test {
   Matrix core_of_gradient() {
     Matrix s(codec->core().rows, codec->core().cols);
     std::vector<float> scratch = scratch_of(*codec);
-    codec->compress(any_matrix(g), 0, s.view(), scratch, {});
+    codec->compress(any_matrix(g), 0, s.view(), scratch, StreamRef::host());
     return s;
   }
 
@@ -91,6 +94,27 @@ TEST_F(SparseLearnedCodecTest, FirstRefreshLearns) {
   EXPECT_EQ(learner.last_options.threshold, 0.5);
   EXPECT_EQ(outcome.learn_steps, 17);
   EXPECT_EQ(codec->generation(), 1U);
+}
+
+TEST_F(SparseLearnedCodecTest, KnobsOfTheLearnerReachIt) {
+  ScalingLearner learner(1.0F);
+  refresh(learner, {});
+  EXPECT_EQ(learner.last_options.learning_rate, LearnOptions{}.learning_rate);
+  EXPECT_EQ(learner.last_options.beta, LearnOptions{}.beta);
+  refresh(learner, {.learn_rate = 0.25, .beta = 0.5});
+  EXPECT_EQ(learner.last_options.learning_rate, 0.25);
+  EXPECT_EQ(learner.last_options.beta, 0.5);
+}
+
+TEST_F(SparseLearnedCodecTest, LearningMayStartFromNormalValues) {
+  ScalingLearner learner(1.0F);
+  refresh(learner, {.init = SparseInit::kNormal});
+  SparseProjector expected(sparse_dims(config, m, n), config.nnz, {config.seed, 0, kWeight},
+                           DeviceId::host(), budget);
+  expected.draw({config.seed, 1, kWeight}, SparseInit::kNormal);
+  const MatrixF64 core = reference_core(as_f64(g), dense(expected.p()), dense(expected.q()));
+  EXPECT_TRUE(all_near(core_of_gradient(), core, {.abs = 1e-4}));
+  EXPECT_NE(expected.p().value[0], drawn_pair(config, m, n, 1).p(0, expected.p().index[0]));
 }
 
 TEST_F(SparseLearnedCodecTest, OutcomeTellsBothBiasesAndTheTime) {
@@ -213,7 +237,7 @@ TEST_F(SparseLearnedCodecTest, ReloadedCodecRefreshesLikeTheOriginal) {
   loaded->load(codec->save());
   OwnedMoments twin = moments;
   std::vector<float> space = scratch_of(*loaded);
-  loaded->refresh(any_matrix(g), {}, learner, twin.view(), space, {});
+  loaded->refresh(any_matrix(g), {}, learner, twin.view(), space, StreamRef::host());
   refresh(learner, {});
   EXPECT_EQ(loaded->save(), codec->save());
   EXPECT_EQ(twin.m, moments.m);
@@ -227,7 +251,8 @@ TEST_F(SparseLearnedCodecTest, FamiliesThatDoNotLearnIgnoreARefresh) {
     const std::vector<std::byte> before = other->save();
     EXPECT_FALSE(other->learns());
     std::vector<float> space = scratch_of(*other);
-    EXPECT_FALSE(other->refresh(any_matrix(g), {}, learner, theirs.view(), space, {}).refreshed);
+    EXPECT_FALSE(other->refresh(any_matrix(g), {}, learner, theirs.view(), space, StreamRef::host())
+                     .refreshed);
     EXPECT_EQ(other->save(), before);
   }
   EXPECT_EQ(learner.calls, 0);

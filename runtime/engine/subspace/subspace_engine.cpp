@@ -17,10 +17,11 @@ std::size_t largest(const Calibration::Weights& weights,
   return most * sizeof(float);
 }
 
-Calibration::Weights make_weights(std::vector<WeightSpec> specs, DeviceId device, Budget& budget) {
+Calibration::Weights make_weights(std::vector<WeightSpec> specs, bool refreshed, DeviceId device,
+                                  Budget& budget) {
   SLUICEWAY_CHECK(!specs.empty(), "SubspaceEngine: 0 weights, expected at least one");
   const std::string automatic(
-      auto_codec(specs, budget.limit(Tier::kDevice) - budget.used(Tier::kDevice)));
+      auto_codec(specs, budget.limit(Tier::kDevice) - budget.used(Tier::kDevice), refreshed));
   Calibration::Weights weights;
   weights.reserve(specs.size());
   for (WeightSpec& spec : specs) {
@@ -37,7 +38,8 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
     : options_(std::move(options)),
       lanes_(options_.lanes, subspace_lanes::specs(options_.device_cpu, options_.lane_cpu),
              subspace_lanes::kPlan, static_cast<int>(weights.size())),
-      weights_(make_weights(std::move(weights), lanes_.device(), lanes_.budget())),
+      weights_(make_weights(std::move(weights), options_.refresh.every > 0, lanes_.device(),
+                            lanes_.budget())),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(weights_.size())),
       calibration_(options_.refresh, options_.learn, std::move(learner), weights_),

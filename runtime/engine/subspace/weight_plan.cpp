@@ -1,5 +1,8 @@
 #include "runtime/engine/subspace/weight_plan.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/base/check.h"
 #include "runtime/device/device_memory.h"
 
@@ -64,15 +67,27 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   return plan;
 }
 
-std::string_view auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes) {
-  std::uint64_t needed = 0, scratch = 0;
+std::uint64_t shared_scratch_bytes(std::span<const WeightPlan> plans, bool refreshed) {
+  std::uint64_t most = 0, most_refreshed = 0;
+  for (const WeightPlan& plan : plans) {
+    most = std::max(most, plan.scratch_bytes);
+    most_refreshed = std::max(most_refreshed, plan.refresh_scratch_bytes);
+  }
+  return most + (refreshed ? most_refreshed : most);
+}
+
+std::string_view auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes,
+                            bool refreshed) {
+  std::uint64_t needed = 0;
+  std::vector<WeightPlan> plans;
+  plans.reserve(specs.size());
   for (WeightSpec spec : specs) {
     if (spec.codec.name == "auto") spec.codec.name = "svd";
-    const WeightPlan plan = plan_weight(spec, false);
-    needed += plan.device_bytes + plan.projector_bytes + plan.held_bytes;
-    scratch = std::max(scratch, plan.scratch_bytes);
+    plans.push_back(plan_weight(spec, false));
+    needed += plans.back().device_bytes + plans.back().projector_bytes + plans.back().held_bytes;
   }
-  return needed + 2 * scratch <= device_bytes ? "svd" : "block_random";
+  needed += shared_scratch_bytes(plans, refreshed);
+  return needed <= device_bytes ? "svd" : "block_random";
 }
 
 CoreTier parse_core_tier(std::string_view name) {

@@ -69,6 +69,57 @@ TEST_F(PinnedPoolTest, NothingIsRoundedToAPowerOfTwo) {
   EXPECT_EQ(pool.in_flight_bytes(), 3 * kThird);
 }
 
+TEST_F(PinnedPoolTest, EveryAlignmentIsMetAmongOthersOfOddSizes) {
+  std::vector<PinnedPool::Lease> leases;
+  for (const std::size_t bytes : {1UL, 65UL, 1021UL, 4096UL, 4097UL}) {
+    for (const std::size_t alignment : {1UL, 64UL, 512UL, 4096UL}) {
+      leases.push_back(pool.acquire(bytes, "piece", kAtOnce, alignment));
+      const std::span<std::byte> piece = leases.back().bytes();
+      const auto address = reinterpret_cast<std::uintptr_t>(piece.data());
+      EXPECT_EQ(address % std::max(alignment, std::size_t{64}), 0U) << bytes << ", " << alignment;
+      std::memset(piece.data(), static_cast<int>(leases.size()), bytes);
+    }
+  }
+  for (std::size_t i = 0; i < leases.size(); ++i) {  // None overlaps another.
+    for (const std::byte b : leases[i].bytes()) ASSERT_EQ(static_cast<std::size_t>(b), i + 1);
+  }
+}
+
+TEST_F(PinnedPoolTest, WhatAnAlignmentSkipsIsLeasedToOthers) {
+  constexpr std::size_t kPage = 4096;
+  const auto small = pool.acquire(100, "small", kAtOnce);
+  std::vector<PinnedPool::Lease> pages;
+  for (std::size_t i = 1; i < kSlab / kPage; ++i) {
+    pages.push_back(pool.acquire(kPage, "page", kAtOnce, kPage));
+  }
+  EXPECT_THAT([&] { (void)pool.acquire(kPage, "one more", kAtOnce, kPage); },
+              ThrowsMessage<Timeout>(HasSubstr("4096 bytes (4.00 KiB) aligned to 4096 within")));
+  const auto gap =
+      pool.acquire(kPage - 128, "gap", kAtOnce);  // All of the first page that is left.
+  EXPECT_EQ(gap.bytes().data() - small.bytes().data(), 128);
+}
+
+TEST_F(PinnedPoolTest, HolesBetweenAlignedPiecesJoinAgain) {
+  std::vector<PinnedPool::Lease> leases;
+  for (int i = 0; i < 8; ++i) {
+    leases.push_back(pool.acquire(100, "odd", kAtOnce));
+    leases.push_back(pool.acquire(4096, "page", kAtOnce, 4096));
+  }
+  for (std::size_t i = 0; i < leases.size(); i += 2) leases[i].retire(Event());
+  for (std::size_t i = 1; i < leases.size(); i += 2) leases[i].retire(Event());
+  EXPECT_EQ(pool.acquire(kSlab, "whole", kAtOnce, 4096).bytes().size(), kSlab);
+}
+
+TEST_F(PinnedPoolTest, AlignmentThatIsNoPowerOfTwoUpToAPageIsRefused) {
+  for (const std::size_t alignment : {0UL, 3UL, 96UL, 4095UL, 8192UL}) {
+    EXPECT_THAT([&] { (void)pool.acquire(1, "piece", kAtOnce, alignment); },
+                ThrowsMessage<InvalidArgument>(
+                    AllOf(HasSubstr("alignment to " + std::to_string(alignment) + " bytes"),
+                          HasSubstr("power of two up to 4096"))));
+  }
+  EXPECT_EQ(pool.in_flight(), 0U);
+}
+
 TEST_F(PinnedPoolTest, WholeSlabCanBeLeasedAgainAndAgain) {
   for (int i = 0; i < 10; ++i) {
     const auto whole = pool.acquire(kSlab, "whole", kAtOnce);
@@ -217,7 +268,8 @@ TEST_F(PinnedPoolTest, LeasesOfManyThreadsNeverOverlap) {
   const auto work = [&](unsigned seed) {
     std::mt19937 random(seed);
     for (int i = 0; i < 300; ++i) {
-      auto lease = pool.acquire(1 + random() % (kSlab / 5), "piece", kLong);
+      auto lease =
+          pool.acquire(1 + random() % (kSlab / 5), "piece", kLong, std::size_t{64} << random() % 7);
       const auto mine = static_cast<std::byte>(random());
       std::fill(lease.bytes().begin(), lease.bytes().end(), mine);
       std::this_thread::yield();

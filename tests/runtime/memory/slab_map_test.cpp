@@ -13,27 +13,27 @@ namespace {
 
 TEST(SlabMapTest, TakesTheFirstRangeThatIsLongEnough) {
   SlabMap map(100);
-  EXPECT_EQ(map.allocate(30), 0U);
-  EXPECT_EQ(map.allocate(20), 30U);
-  EXPECT_EQ(map.allocate(50), 50U);
+  EXPECT_EQ(map.allocate(30, 1), 0U);
+  EXPECT_EQ(map.allocate(20, 1), 30U);
+  EXPECT_EQ(map.allocate(50, 1), 50U);
   map.release(0, 30);
   map.release(50, 50);
-  EXPECT_EQ(map.allocate(31), 50U);
-  EXPECT_EQ(map.allocate(30), 0U);
+  EXPECT_EQ(map.allocate(31, 1), 50U);
+  EXPECT_EQ(map.allocate(30, 1), 0U);
 }
 
 TEST(SlabMapTest, FullMapGivesNothing) {
   SlabMap map(64);
-  EXPECT_EQ(map.allocate(65), std::nullopt);
-  EXPECT_EQ(map.allocate(64), 0U);
-  EXPECT_EQ(map.allocate(1), std::nullopt);
+  EXPECT_EQ(map.allocate(65, 1), std::nullopt);
+  EXPECT_EQ(map.allocate(64, 1), 0U);
+  EXPECT_EQ(map.allocate(1, 1), std::nullopt);
   EXPECT_EQ(map.largest_free_bytes(), 0U);
-  EXPECT_EQ(SlabMap(0).allocate(1), std::nullopt);
+  EXPECT_EQ(SlabMap(0).allocate(1, 1), std::nullopt);
 }
 
 TEST(SlabMapTest, NeighboursJoinFromBelowFromAboveAndFromBothSides) {
   SlabMap map(40);
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(map.allocate(10));
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(map.allocate(10, 1));
   map.release(0, 10);
   map.release(10, 10);  // Joins below.
   EXPECT_EQ(map.largest_free_bytes(), 20U);
@@ -41,10 +41,21 @@ TEST(SlabMapTest, NeighboursJoinFromBelowFromAboveAndFromBothSides) {
   EXPECT_EQ(map.largest_free_bytes(), 20U);
   map.release(20, 10);  // Joins both sides.
   EXPECT_EQ(map.largest_free_bytes(), 40U);
-  ASSERT_EQ(map.allocate(40), 0U);
+  ASSERT_EQ(map.allocate(40, 1), 0U);
   map.release(20, 20);
   map.release(0, 20);  // Joins above.
   EXPECT_EQ(map.largest_free_bytes(), 40U);
+}
+
+TEST(SlabMapTest, WhatAnAlignmentSkipsStaysFree) {
+  SlabMap map(100);
+  EXPECT_EQ(map.allocate(3, 1), 0U);
+  EXPECT_EQ(map.allocate(16, 32), 32U);
+  EXPECT_EQ(map.allocate(29, 1), 3U);  // Between them, to the byte.
+  EXPECT_EQ(map.allocate(37, 64), std::nullopt);
+  EXPECT_EQ(map.allocate(36, 64), 64U);
+  EXPECT_EQ(map.allocate(16, 16), 48U);
+  EXPECT_EQ(map.largest_free_bytes(), 0U);
 }
 
 TEST(SlabMapTest, AgreesWithAByteMapOverManySteps) {
@@ -53,8 +64,9 @@ TEST(SlabMapTest, AgreesWithAByteMapOverManySteps) {
   SlabMap map(kBytes);
   std::vector<bool> taken(kBytes, false);
   std::vector<std::pair<std::size_t, std::size_t>> held;
-  const auto first_fit = [&](std::size_t bytes) -> std::optional<std::size_t> {
-    for (std::size_t at = 0; at + bytes <= kBytes; ++at) {
+  const auto first_fit = [&](std::size_t bytes,
+                             std::size_t alignment) -> std::optional<std::size_t> {
+    for (std::size_t at = 0; at + bytes <= kBytes; at += alignment) {
       const auto begin = taken.begin() + static_cast<std::ptrdiff_t>(at);
       if (std::none_of(begin, begin + static_cast<std::ptrdiff_t>(bytes),
                        [](bool b) { return b; })) {
@@ -69,8 +81,9 @@ TEST(SlabMapTest, AgreesWithAByteMapOverManySteps) {
   for (int step = 0; step < 5000; ++step) {
     if (held.empty() || random() % 5 < 3) {
       const std::size_t bytes = 1 + random() % 41;
-      const auto offset = map.allocate(bytes);
-      ASSERT_EQ(offset, first_fit(bytes)) << "step " << step;
+      const std::size_t alignment = std::size_t{1} << random() % 7;
+      const auto offset = map.allocate(bytes, alignment);
+      ASSERT_EQ(offset, first_fit(bytes, alignment)) << "step " << step;
       if (!offset) continue;
       mark(*offset, bytes, true);
       held.emplace_back(*offset, bytes);

@@ -187,8 +187,12 @@ TEST(AutoCodecTest, IsSvdWhereItsProjectorsFit) {
   const std::uint64_t needed =
       plan.device_bytes + plan.projector_bytes + plan.held_bytes + 2 * plan.scratch_bytes;
   specs[0].codec.name = "auto";
-  EXPECT_EQ(auto_codec(specs, needed), "svd");
-  EXPECT_EQ(auto_codec(specs, needed - 1), "block_random");
+  EXPECT_EQ(auto_codec(specs, needed, false), "svd");
+  EXPECT_EQ(auto_codec(specs, needed - 1, false), "block_random");
+  const std::uint64_t with_refresh = needed - plan.scratch_bytes + plan.refresh_scratch_bytes;
+  ASSERT_GT(with_refresh, needed);
+  EXPECT_EQ(auto_codec(specs, with_refresh, true), "svd");
+  EXPECT_EQ(auto_codec(specs, with_refresh - 1, true), "block_random");
 }
 
 }  // namespace
