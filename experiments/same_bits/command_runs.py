@@ -55,6 +55,8 @@ def run_whole_or_killed(kind: str, kills: int, side: Side, folder: Path) -> Left
         killed = kill_often(start, config, path, kills, 0.3, random.Random(0))
     except RuntimeError as error:
         return of_command(path, str(error))
+    except ProcessLookupError:
+        return of_command(path, "a command failed before it was killed")
     return of_command(path, "it ended before it was killed" if kills and not killed else None)
 
 
