@@ -88,8 +88,9 @@ AnyMatrix gradient_view(const at::Tensor& gradient) { return matrix_view(gradien
 void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient,
                   const at::Tensor& total) {
   const AnyMatrix g = gradient_view(gradient), sum = gradient_view(total);
+  const StreamRef compute = stream_of(gradient, "gradient");
   const py::gil_scoped_release unlocked;
-  engine.add_gradient(weight, g, sum, StreamRef::host());
+  engine.add_gradient(weight, g, sum, compute);
 }
 
 // Each is (lr, beta1, beta2, eps, weight_decay, scale).

@@ -35,6 +35,14 @@ class SubspacePlan(DevicePlan):
         self.freed = frozenset(w.name for w in selection.compressed)
         self.figures = {"codec": codec, "compressed_weights": len(self._costs)}
 
+    @property
+    def _refreshed(self) -> bool:
+        """Whether projectors are replaced while the run goes on."""
+        engine = self._config.engine
+        if engine.refresh is not None:
+            return engine.refresh.every > 0
+        return any(f.name == engine.codec and f.refresh_every > 0 for f in _core.codec_families())
+
     def _codec(self, model: nn.Module, selection: Selection) -> str:
         """The codec of the config, "auto" resolved as the engine will."""
         if self._config.engine.codec != "auto":
@@ -48,7 +56,8 @@ class SubspacePlan(DevicePlan):
         )
         shapes = [tuple(w.parameter.shape) for w in selection.compressed if not w.identity]
         keywords = weight_keywords(self._config.engine, self._config.train.seed)
-        return _core.auto_codec(shapes, max(0, free), self._config.model.dtype, **keywords)
+        dtype = self._config.model.dtype
+        return _core.auto_codec(shapes, max(0, free), dtype, self._refreshed, **keywords)
 
     def _costs_of(self, selection: Selection, codec: str) -> list[dict[str, Any]]:
         """Bytes and shape of each weight's core."""
@@ -74,7 +83,9 @@ class SubspacePlan(DevicePlan):
             tier: count + sum(cost[f"{tier}_bytes"] for cost in self._costs)
             for tier, count in super().tiers(rehearsal).items()
         }
-        tiers["device"] += 2 * max((cost["scratch_bytes"] for cost in self._costs), default=0)
+        scratch = max((cost["scratch_bytes"] for cost in self._costs), default=0)
+        refresh = max((cost["refresh_scratch_bytes"] for cost in self._costs), default=0)
+        tiers["device"] += scratch + (refresh if self._refreshed else scratch)
         return tiers
 
     def links(self) -> dict[str, int]:

@@ -14,8 +14,6 @@ from sluiceway.config.values import Refresh, RefreshSection
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
 
-# Codecs whose columns are orthonormal, or that have none, leave a true complement of the core.
-_LEAVES_A_COMPLEMENT = ("auto", "svd", "block_random", "block_pca", "none")
 # What embeddings that go through the identity codec have in place of the options.
 _IDENTITY = {"codec": "identity", "d": 0, "residual": "none", "second_moment": "full"}
 
@@ -31,15 +29,20 @@ def resolve_residual(codec: str, residual: str, nnz: int = 0) -> str:
     """What "auto" stands for: factored where the codec leaves a complement of its core."""
     if residual != "auto":
         return residual
-    sketch = codec == "sparse_random" and nnz == 1
-    return "factored" if codec in _LEAVES_A_COMPLEMENT or sketch else "none"
+    return "factored" if _leaves_complement(codec, nnz) else "none"
 
 
 def resolve_second_moment(codec: str, second_moment: str) -> str:
     """What "auto" stands for: factored where it was measured to cost nothing, else as AdamW's."""
     if second_moment != "auto":
         return second_moment
-    return "factored" if codec in _LEAVES_A_COMPLEMENT else "full"
+    return "factored" if _leaves_complement(codec) else "full"
+
+
+def _leaves_complement(codec: str, nnz: int = 0) -> bool:
+    """Whether nothing of the core is in what is left; nnz 0: however many nonzeros a row has."""
+    families = {family.name: family for family in _core.codec_families()}
+    return codec == "auto" or (codec in families and families[codec].leaves_complement(nnz))
 
 
 def weight_keywords(options: SubspaceOptions, seed: int, identity: bool = False) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class SubspaceAdamW(HookedOptimizer):
         self._gradients = ResidualGradients()
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
         self._calibration = Calibration(engine, closure, self._ordinary)
+        self._residuals_kept = 0
         self._scale = 0.0 if options.scale == "auto" else options.scale
         return engine
 
@@ -158,9 +159,11 @@ class SubspaceAdamW(HookedOptimizer):
         # Whole gradients do not follow what others did to the sentinel, but for a scaler's part.
         of_residuals = factor if self._scaled_loss else unscale
         hypers = self._hypers(self._scale)
-        outcome = self.engine.step(hypers, weights, factor, squares, of_residuals)
+        skipped, norm, clip, self._residuals_kept = self.engine.step(
+            hypers, weights, factor, squares, of_residuals
+        )
         self._gradients.lend()
-        return outcome
+        return skipped, norm, clip
 
     def synchronize(self) -> None:
         """Wait until every enqueued step is applied to the weights."""
@@ -173,7 +176,11 @@ class SubspaceAdamW(HookedOptimizer):
         return {
             **super().stats(),
             "learn_seconds": raw["learn_seconds"],
-            "subspace": {"bias_mean": raw["bias_mean"], "refreshed": raw["refreshed"]},
+            "subspace": {
+                "bias_mean": raw["bias_mean"],
+                "refreshed": raw["refreshed"],
+                "residuals_kept": self._residuals_kept,
+            },
         }
 
     def _own_state(self) -> dict[str, Any]:

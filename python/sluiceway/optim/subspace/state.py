@@ -77,17 +77,8 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
         core = (choices[index]["core_rows"], choices[index]["core_cols"])
         check_moment(f"exp_avg of {name}", values["exp_avg"], core)
     for number, index in numbered.items():
-        _try_weight(optimizer.engine, index, states[number])
+        optimizer.engine.check_weight_state(index, states[number])
     _try_refresh(optimizer.engine, saved["refresh"])
-
-
-def _try_weight(engine: _core.SubspaceEngine, index: int, values: dict[str, Any]) -> None:
-    """Let the engine find what is broken in one weight's state, and put its own back."""
-    before = engine.weight_state(index)
-    try:
-        engine.load_weight_state(index, values)
-    finally:
-        engine.load_weight_state(index, before)
 
 
 def _try_refresh(engine: _core.SubspaceEngine, values: Any) -> None:
