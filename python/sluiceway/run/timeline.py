@@ -7,11 +7,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sluiceway import _core
-from sluiceway.engines.protocol import Recorder
 from sluiceway.errors import IoError
+
+if TYPE_CHECKING:
+    from sluiceway.engines.protocol import Recorder
 
 _MOST = 20000  # Ranges; a long run keeps its beginning.
 _ROW = "loop"
@@ -39,6 +40,8 @@ class Timeline:
         """Let the engine record, if it has a trace of its own."""
         if self._path is None or recorder is None:
             return
+        from sluiceway import _core  # Needs torch, which whoever has such an engine has loaded.
+
         self._clock = _core.now_us
         self._add = lambda name, began, ended: recorder.add_trace_range(_ROW, name, began, ended)
         self._path = None
