@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Self
@@ -16,6 +15,7 @@ from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import select_weights
+from sluiceway.optim.gathering import GatheringOptimizer
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import (
     check_hyperparameters,
@@ -29,11 +29,11 @@ from sluiceway.optim.step_clock import StepClock
 from sluiceway.optim.tier_limits import parameter_bytes
 
 
-class HookedOptimizer(torch.optim.Optimizer):
+class HookedOptimizer(GatheringOptimizer):
     """An optimizer that gives the gradients of large weights to an engine, and trains the rest.
 
-    A subclass makes the engine, says what one gradient becomes, and what its state holds; the hooks
-    (as GradientSink), clipping, skipping, closing, forking and the frame of the state are here.
+    A subclass makes the engine, says what one gradient becomes, and what its state holds; hooks,
+    clipping, skipping, closing, forking and the frame of the state are here.
 
     Parameters
     ----------
@@ -74,10 +74,8 @@ class HookedOptimizer(torch.optim.Optimizer):
         self._fixed_groups = True
         self._clock = StepClock(self.engine, parameter_bytes(model))
         self.engine.enable_trace(options.trace is not None)
-        self._scaled_loss = False
         self.overflowed = False
         self.skipped_steps = 0
-        self._gathered = False  # Gradients are accumulated, and the sentinel stands for them.
         self._opened_in = os.getpid()
         self._take_model(model)
         self._closed = False
@@ -98,10 +96,6 @@ class HookedOptimizer(torch.optim.Optimizer):
 
     def _make_engine(self, model: nn.Module) -> Any:
         """Build the engine of `self.weights`; the model is not changed yet."""
-        raise NotImplementedError
-
-    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
-        """As GradientSink: what becomes of a gradient."""
         raise NotImplementedError
 
     def _enqueue(
@@ -132,65 +126,6 @@ class HookedOptimizer(torch.optim.Optimizer):
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
         """Put back the states of the engine's weights, and `_own_state`; all of it was checked."""
         raise NotImplementedError
-
-    # ---- GradientSink, as far as it is shared ----
-
-    def before_forward(self, training: bool) -> None:
-        """A sentinel that somebody removed means zero_grad()."""
-        self._drop_if_zeroed()
-
-    def wait(self, weight: int) -> None:
-        """Come back when the last update of a weight is applied."""
-        self.engine.wait(weight)
-
-    def used_again(self, weight: int) -> None:
-        """Several gradients of a weight add up like those of several backwards."""
-
-    def expect_scaled_loss(self) -> None:
-        """Gradients are scaled, by how much only `step()` learns."""
-        self._scaled_loss = True
-
-    def begin_backward(self) -> None:
-        """First gradient of a backward: no sentinel stands for the gradients until its end."""
-        self._drop_if_zeroed()
-        if self._gathered:
-            self.sentinel.check_unscaled()
-        self.sentinel.remove()
-        self._gathered = False
-
-    def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
-        """All gradients of a backward are in: place the sentinel that stands for them."""
-        norm, _ = self.engine.end_backward()
-        self.sentinel.place(norm)
-        self._gathered = True
-        self._clock.backward(forward_began_us, backward_began_us)
-
-    def abandon_backward(self) -> None:
-        """What the step has gathered is not whole, and goes."""
-        self._hooks.forget_backward()
-        self.sentinel.remove()
-        self._drop()
-
-    def _drop(self) -> None:
-        self.engine.drop()
-        self._gathered = False
-
-    def _drop_if_zeroed(self) -> None:
-        # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
-        if self._gathered and self.sentinel.vanished():
-            self._drop()
-
-    def _refuse_scaler(self) -> None:
-        """Raise where a GradScaler comes too late."""
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Asked by torch's GradScaler before it calls `step()`: that is how it is noticed."""
-        asking = sys._getframe(1).f_locals.get("self")
-        if isinstance(asking, torch.amp.GradScaler):
-            self._refuse_scaler()
-            self.expect_scaled_loss()
-        return False
 
     # ---- torch.optim.Optimizer ----
 
