@@ -10,12 +10,15 @@ import typing
 import torch
 
 __all__: list[str] = [
+    "CodecFamily",
     "EngineOptions",
     "LossScale",
     "SubspaceEngine",
+    "Trace",
     "WeightSpec",
     "adam_step",
     "auto_codec",
+    "codec_families",
     "count_host_allocations",
     "host_allocated_bytes",
     "host_peak_bytes",
@@ -24,6 +27,37 @@ __all__: list[str] = [
     "reset_host_peak",
     "weight_plan",
 ]
+
+class CodecFamily:
+    """
+    One codec: a row of the table that C++ keeps.
+    """
+    def leaves_complement(self, nnz: typing.SupportsInt) -> bool:
+        """
+        Whether what it leaves of a gradient holds nothing of the core.
+        """
+    @property
+    def has_square_core(self) -> bool:
+        """
+        Whether it takes `d`.
+        """
+    @property
+    def learns(self) -> bool:
+        """
+        Whether a refresh may change its projectors.
+        """
+    @property
+    def name(self) -> str: ...
+    @property
+    def offered(self) -> bool:
+        """
+        False for a baseline of the experiments.
+        """
+    @property
+    def refresh_every(self) -> int:
+        """
+        Steps between two refreshes where nobody says otherwise; 0: never.
+        """
 
 class LossScale:
     """
@@ -49,26 +83,30 @@ class LossScale:
     @property
     def value(self) -> float: ...
 
+class Trace:
+    """
+    Named ranges of a run, for one that no engine traces.
+    """
+    def __init__(self, max_ranges: typing.SupportsInt) -> None:
+        """
+        What does not fit is counted, and said in the file.
+        """
+    def add_range(
+        self, row: str, name: str, begin_us: typing.SupportsFloat, end_us: typing.SupportsFloat
+    ) -> None: ...
+    def write_json(self, path: str) -> None:
+        """
+        Chrome trace format.
+        """
+
 class WeightSpec:
     """
     What to train, and how it is compressed.
     """
-    def __init__(
-        self,
-        name: str,
-        weight: torch.Tensor,
-        codec: str,
-        ratio: typing.SupportsFloat,
-        d: typing.SupportsInt,
-        nnz: typing.SupportsInt,
-        block: typing.SupportsInt,
-        seed: typing.SupportsInt,
-        wire: str,
-        tier: str,
-        weight_update: str,
-        residual: str,
-        second_moment: str,
-    ) -> None: ...
+    def __init__(self, name: str, weight: torch.Tensor, **kwargs) -> None:
+        """
+        Keywords: codec ratio d nnz block seed wire tier weight_update residual second_moment.
+        """
 
 class EngineOptions:
     """
@@ -82,7 +120,7 @@ class EngineOptions:
             collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
         ],
         resident_bytes: typing.SupportsInt,
-        order: str,
+        schedule: str,
         norm_mode: str,
         max_norm: typing.SupportsFloat,
         promised_backwards: typing.SupportsInt,
@@ -90,9 +128,12 @@ class EngineOptions:
         codec: str,
         refresh_every: typing.SupportsInt | None,
         refresh_source: str,
-        refresh_threshold: typing.SupportsFloat,
-        learn_steps: typing.SupportsInt,
-        transport: str,
+        refresh_threshold: typing.SupportsFloat | None,
+        refresh_learn_steps: typing.SupportsInt,
+        refresh_transport: str,
+        refresh_learn_rate: typing.SupportsFloat,
+        refresh_beta: typing.SupportsFloat,
+        refresh_init: str,
         residual_at_once: bool,
         residual_every: typing.SupportsInt,
         residual_max_rms: typing.SupportsFloat,
@@ -100,7 +141,7 @@ class EngineOptions:
         lane_cpu: typing.SupportsInt,
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit.
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
         """
 
 class SubspaceEngine:
@@ -122,16 +163,26 @@ class SubspaceEngine:
     ) -> None: ...
     def begin_calibration(self) -> None: ...
     def calibration_due(self) -> bool: ...
-    def describe(self, weight: typing.SupportsInt) -> dict: ...
+    def check_weight_state(self, weight: typing.SupportsInt, state: dict) -> None:
+        """
+        Raise what load_weight_state would raise; nothing is changed.
+        """
+    def describe(self, weight: typing.SupportsInt) -> dict[str, typing.Any]: ...
     def drop(self) -> None: ...
     def enable_trace(self, on: bool) -> None: ...
-    def end_backward(self) -> tuple: ...
+    def end_backward(self) -> tuple[float, bool]: ...
     def end_calibration(self) -> None: ...
     def finish(self) -> None: ...
     def has_gradient(self) -> bool: ...
     def hold_residual(self, weight: typing.SupportsInt) -> None: ...
-    def load_refresh_state(self, state: torch.Tensor) -> None: ...
-    def load_weight_state(self, weight: typing.SupportsInt, state: dict) -> None: ...
+    def load_refresh_state(self, state: torch.Tensor) -> None:
+        """
+        Take over what refresh_state gave.
+        """
+    def load_weight_state(self, weight: typing.SupportsInt, state: dict) -> None:
+        """
+        Take over what weight_state gave.
+        """
     def note_device_times(
         self, forward_s: typing.SupportsFloat, backward_s: typing.SupportsFloat
     ) -> None: ...
@@ -142,7 +193,10 @@ class SubspaceEngine:
         ],
         weights: collections.abc.Sequence[torch.Tensor],
     ) -> None: ...
-    def refresh_state(self) -> torch.Tensor: ...
+    def refresh_state(self) -> torch.Tensor:
+        """
+        When each weight was measured last, as bytes.
+        """
     def residual_done(self, weight: typing.SupportsInt) -> bool: ...
     def step(
         self,
@@ -153,11 +207,11 @@ class SubspaceEngine:
         factor: typing.SupportsFloat,
         other_sum_squares: typing.SupportsFloat,
         unscale: typing.SupportsFloat,
-    ) -> tuple: ...
+    ) -> tuple[bool, float, float, int]: ...
     def synchronize(self) -> None: ...
-    def take_stats(self) -> dict: ...
+    def take_stats(self) -> dict[str, typing.Any]: ...
     def wait(self, weight: typing.SupportsInt) -> float: ...
-    def weight_state(self, weight: typing.SupportsInt) -> dict:
+    def weight_state(self, weight: typing.SupportsInt) -> dict[str, typing.Any]:
         """
         step, exp_avg (core-shaped), exp_avg_sq (too, or means of rows and columns), codec, low_bits, backwards, residual, residual_step: all copies.
         """
@@ -189,10 +243,17 @@ def adam_step(
 def auto_codec(
     shapes: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt]],
     device_bytes: typing.SupportsInt,
+    weight_dtype: str,
+    refreshed: bool,
     **kwargs,
 ) -> str:
     """
-    The family that "auto" is for weights of these shapes; keywords as of weight_plan.
+    The family that codec="auto" is for weights of these shapes; more keywords as of WeightSpec.
+    """
+
+def codec_families() -> list[CodecFamily]:
+    """
+    All codecs, in the order in which errors name them; "auto" is none.
     """
 
 def count_host_allocations() -> None:
@@ -235,13 +296,13 @@ def reset_host_peak() -> None:
     """
 
 def weight_plan(
-    codec: str,
     m: typing.SupportsInt,
     n: typing.SupportsInt,
+    weight_dtype: str,
     speculative: bool,
     held: bool,
     **kwargs,
 ) -> dict[str, int]:
     """
-    Bytes per tier and per step of one m x n weight, without allocating anything. Keywords, as of WeightSpec: ratio d nnz block wire tier weight_update residual second_moment, and weight_dtype.
+    Bytes per tier and per step of one m x n weight, without allocating anything; more keywords as of WeightSpec.
     """
