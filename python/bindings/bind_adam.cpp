@@ -15,22 +15,23 @@ std::span<T> elements(const at::Tensor& tensor) {
 
 template <typename G>
 void step_with(const at::Tensor& weight, const at::Tensor& gradient, float factor,
-               const AdamMoments& moments, const AdamHyper& hyper, const NoiseKey& key) {
+               const AdamMoments& moments, const AdamHyper& hyper, const NoiseKey& key,
+               StreamRef stream) {
   const auto g = elements<const G>(gradient);
   if (weight.scalar_type() == at::kFloat) {
     const auto w = elements<float>(weight);
-    cpu::adam_step(g, factor, moments, hyper, MasterWeight{w, w});
+    adam_step(g, factor, moments, hyper, MasterWeight{w, w}, stream);
   } else {
     const auto w = elements<bf16>(weight);
-    cpu::adam_step(g, factor, moments, hyper, StochasticWeight{w, w, key, 0});
+    adam_step(g, factor, moments, hyper, StochasticWeight{w, w, key, 0}, stream);
   }
 }
 
-void adam_step(const std::string& name, const at::Tensor& weight, const at::Tensor& gradient,
-               const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq, float factor,
-               std::int64_t step, double lr, double beta1, double beta2, double eps,
-               double weight_decay, std::uint64_t seed) {
-  check_host(weight, name.c_str());
+void step_parameter(const std::string& name, const at::Tensor& weight, const at::Tensor& gradient,
+                    const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq, float factor,
+                    std::int64_t step, double lr, double beta1, double beta2, double eps,
+                    double weight_decay, std::uint64_t seed) {
+  const StreamRef stream = stream_of(weight, name.c_str());
   SLUICEWAY_CHECK(
       weight.is_contiguous() && gradient.is_contiguous() && weight.sizes() == gradient.sizes(),
       name, ": weight is ", weight.sizes(), " and gradient ", gradient.sizes(),
@@ -45,18 +46,18 @@ void adam_step(const std::string& name, const at::Tensor& weight, const at::Tens
   const py::gil_scoped_release unlocked;
   switch (dtype_of_tensor(gradient, "gradient")) {
     case DType::kF32:
-      return step_with<float>(weight, gradient, factor, moments, hyper, key);
+      return step_with<float>(weight, gradient, factor, moments, hyper, key, stream);
     case DType::kBF16:
-      return step_with<bf16>(weight, gradient, factor, moments, hyper, key);
+      return step_with<bf16>(weight, gradient, factor, moments, hyper, key, stream);
     case DType::kF16:
-      return step_with<f16>(weight, gradient, factor, moments, hyper, key);
+      return step_with<f16>(weight, gradient, factor, moments, hyper, key, stream);
   }
 }
 
 }  // namespace
 
 void bind_adam(py::module_& m) {
-  m.def("adam_step", &adam_step, py::arg("name"), py::arg("weight"), py::arg("gradient"),
+  m.def("adam_step", &step_parameter, py::arg("name"), py::arg("weight"), py::arg("gradient"),
         py::arg("exp_avg"), py::arg("exp_avg_sq"), py::arg("factor"), py::arg("step"),
         py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
         py::arg("seed"),
