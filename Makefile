@@ -10,7 +10,7 @@ RESULTS := build/results
 
 PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-certificates \
   libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libxxhash-dev \
-  libeigen3-dev liburing-dev
+  libeigen3-dev
 TEST_PACKAGES  := chromium
 CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy
 
@@ -24,7 +24,7 @@ PY_FILES  = $(shell git ls-files '*.py')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench lint format clean help build install ctest pytest \
+.PHONY: demo test check bench lint format stubs wheel clean help build install ctest pytest \
   check-asan check-tsan check-eager-spill check-cuda check-wheel check-bench
 
 help:
@@ -34,7 +34,9 @@ help:
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
-	@echo 'make clean    remove build/ (packages and .venv stay)'
+	@echo 'make stubs    rewrite _core.pyi, the types of the compiled module'
+	@echo 'make wheel    dist/*.whl, which installs beside torch without a compiler'
+	@echo 'make clean    remove build/ and dist/ (packages and .venv stay)'
 
 # ---- What the machine must have ------------------------------------------------------------------
 
@@ -103,7 +105,20 @@ pytest: $(STAMPS)/install $(STAMPS)/test-packages
 	OMP_WAIT_POLICY=passive $(PY) -m pytest --junitxml=$(RESULTS)/pytest.xml
 
 test:
-	@$(MAKE) --no-print-directory --keep-going ctest pytest
+	@rm -rf $(RESULTS)/cpu $(RESULTS)/cpu.xml $(RESULTS)/pytest.xml
+	@status=0; $(MAKE) --no-print-directory --keep-going ctest pytest || status=$$?; \
+	  $(PYTHON) .ci/slowest.py $(RESULTS); exit $$status
+
+# Types of the compiled module, from its docstrings; a test fails where they are not what this writes.
+stubs: $(STAMPS)/install
+	$(PY) .ci/stubs.py python
+
+# Debian has no static libhwy, so the wheel takes the shared one along; libtorch is the user's.
+wheel: $(STAMPS)/packages $(STAMPS)/requirements
+	rm -rf build/wheel dist/sluiceway-*.whl
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --exclude 'libtorch*' \
+	  --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
 
 demo: $(STAMPS)/install
 	$(PY) experiments/quickstart/demo.py
@@ -134,17 +149,18 @@ check-cuda: $(STAMPS)/packages $(STAMPS)/requirements
 	else \
 	  $(call build_preset,cuda,-DCMAKE_CUDA_ARCHITECTURES=80) && $(passed); fi
 
-# A fresh environment that sees the packages of .venv, but not its editable install.
-check-wheel: $(STAMPS)/packages $(STAMPS)/requirements
-	@rm -f $(RESULTS)/$@.ok; rm -rf build/wheel
-	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+# A fresh environment that sees the packages of .venv, but not its editable install, and no compiler.
+check-wheel: wheel
+	@rm -f $(RESULTS)/$@.ok
+	$(PY) .ci/wheel_contents.py dist/sluiceway-*.whl --built-here
 	$(PY) -m venv build/wheel/venv
 	$(PY) -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
 	  > $$(echo build/wheel/venv/lib/python3*/site-packages)/packages.pth
 	build/wheel/venv/bin/python -m pip install --quiet --no-deps --ignore-installed \
-	  build/wheel/*.whl
+	  dist/sluiceway-*.whl
 	cd build/wheel && venv/bin/python -c 'import torch, sluiceway, sluiceway._core as core; \
 	  assert "build/wheel" in sluiceway.__file__ and "build/wheel" in core.__file__'
+	cd build/wheel && PATH=$$PWD/venv/bin venv/bin/python ../../.ci/wheel_trains.py
 	build/wheel/venv/bin/sluiceway --help >/dev/null
 	@$(passed)
 
@@ -170,4 +186,4 @@ format: $(STAMPS)/check-packages $(STAMPS)/requirements
 	$(PY) -m ruff check --fix $(PY_FILES)
 
 clean:
-	rm -rf build
+	rm -rf build dist

@@ -72,6 +72,7 @@ class BlockCodec final : public GradientCodec {
     return write_codec_state(header, values_of(projector_.p()), values_of(projector_.q()));
   }
 
+  void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
   void load(std::span<const std::byte> state) override {
     const CodecState stored = read_codec_state(state, header_);
     if (!learns()) return;

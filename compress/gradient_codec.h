@@ -1,8 +1,8 @@
 // Turns the gradient of one weight into a small core and a core into an update of the weight.
 //
-//   compress   S <- beta S + P^T G Q             core x from gradient m x n       [LSP] section 3
+//   compress   S <- beta S + P^T G Q             core x from gradient m x n
 //   apply      W <- decay W + alpha P D Q^T      in one pass over W
-//   bias       |P P^T G Q Q^T - G|_F^2 and |G|_F^2
+//   bias       |P P^T G Q Q^T - G|_F^2 and |G|_F^2       docs/algorithm.md sections 1 and 2
 //
 // One codec serves one weight and owns its projectors; their bytes are reserved on the device tier
 // once, in the constructor: a refresh replaces them in place and keeps the old ones in its scratch,
@@ -82,7 +82,7 @@ class GradientCodec {
   std::string_view name() const noexcept;
   bool learns() const noexcept;  // refresh() may change the projectors.
   virtual CoreShape core() const noexcept = 0;
-  // 1/f for orthonormal columns (LSP.md section 2), 1 otherwise.
+  // 1/f for orthonormal columns (docs/algorithm.md section 4), 1 otherwise.
   virtual float default_scale() const noexcept { return 1.0F; }
   // Nothing can be compressed before a first refresh().
   virtual bool wants_calibration() const noexcept { return false; }
@@ -116,7 +116,9 @@ class GradientCodec {
 
   // What a resume needs beyond the constructor's arguments; load(save()) is bit-identical.
   virtual std::vector<std::byte> save() const = 0;
-  virtual void load(std::span<const std::byte> state) = 0;  // Corrupt: wrong size or header.
+  // Corrupt: wrong size or header; check() finds it and changes nothing.
+  virtual void load(std::span<const std::byte> state) = 0;
+  virtual void check(std::span<const std::byte> state) const = 0;
 
  protected:
   explicit GradientCodec(const CodecFamily& family) noexcept : family_(family) {}

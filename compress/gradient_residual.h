@@ -16,7 +16,7 @@
 //            Unavailable on a CUDA stream: means and roots are looked at and advanced on the host.
 // Cost:      codec.leave_residual() once (reads and writes G), then R is read twice, once for kSign
 //            or without a clip; W is read and written once, S read once more.
-// Source:    LSP.md section 2; [Adafactor] Shazeer and Stern, arXiv 1804.04235.
+// Source:    docs/algorithm.md section 3; [Adafactor] Shazeer and Stern, arXiv 1804.04235.
 #pragma once
 
 #include <cstdint>

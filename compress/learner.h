@@ -1,7 +1,7 @@
 // Lowers the estimation bias of a pair of sparse projectors on a calibration gradient.
 //
-//   minimise  |b(G)|_F / |G|_F + beta (|P|_F + |Q|_F)      [LSP] section 1, divided by |G|_F, so
-//                                                           that a loss scale changes nothing
+//   minimise  |b(G)|_F / |G|_F + beta (|P|_F + |Q|_F)      docs/algorithm.md section 2, divided
+//                                                           by |G|_F: a loss scale changes nothing
 //
 // over the values, whose positions stay, with Adam, until the relative bias is at most `threshold`
 // or max_steps are done. The best values met are the ones that stay.

@@ -1,6 +1,6 @@
 // The quantity that learning lowers, and its gradient, in any floating type.
 //
-//   f(P, Q) = |R|_F / |G|_F + beta (|P|_F + |Q|_F),     R = P P^T G Q Q^T - G       [LSP] section 1
+//   f(P, Q) = |R|_F / |G|_F + beta (|P|_F + |Q|_F),     R = P P^T G Q Q^T - G
 //   d(|R|^2 / 2)/dP = R Q (Q^T G^T P) + G Q (Q^T R^T P)       masked to the pattern of P
 //   d(|R|^2 / 2)/dQ = R^T P (P^T G Q) + G^T P (P^T R Q)       masked to the pattern of Q
 //
@@ -9,6 +9,7 @@
 //   |R|^2 = <C, A> - 2 <A, A> + |G|^2     R Q = P (A L) - G Q     R^T P = Q (K A)^T - G^T P
 //   P^T R Q = C - A
 //
+// Source:   docs/algorithm.md section 2.
 // Numerics: in the type of G, inner products summed in double: a relative bias below about 1e-3 is
 //           rounding when that type is f32.
 #pragma once

@@ -1,6 +1,6 @@
 // Carries AdamW's moments from one subspace into the next when a projector is replaced.
 //
-//   M <- A M B               A = P_new^T P_old,  B = Q_old^T Q_new          [LSP] section 1
+//   M <- A M B               A = P_new^T P_old,  B = Q_old^T Q_new     docs/algorithm.md section 5
 //   V <- (A o A) V (B o B)   o: element by element, so V stays nonnegative; a factored V stays one
 //
 //   name          shape    dtype   access

@@ -46,7 +46,8 @@ class PlainCodec final : public GradientCodec {
   }
 
   std::vector<std::byte> save() const override { return write_codec_state(header_, {}, {}); }
-  void load(std::span<const std::byte> state) override { read_codec_state(state, header_); }
+  void load(std::span<const std::byte> state) override { check(state); }
+  void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
 
  protected:
   BiasNorm measure_bias(const AnyMatrix& g, std::span<float> /*scratch*/,

@@ -1,6 +1,6 @@
 // Measures what a projector pair loses of a gradient, streamed: G is never copied.
 //
-//   bias_sq = |P P^T G Q Q^T - G|_F^2          [LSP] section 1, estimation bias
+//   bias_sq = |P P^T G Q Q^T - G|_F^2          docs/algorithm.md section 2, estimation bias
 //   grad_sq = |G|_F^2                          relative bias rho = sqrt(bias_sq / grad_sq)
 //
 //   name    shape   dtype             layout                                      access

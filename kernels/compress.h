@@ -1,6 +1,6 @@
 // Enters the subspace: the core of a gradient, without forming P, Q or a product of full size.
 //
-//   S <- beta S + P^T G Q                [LSP] section 1, step; beta = 0 overwrites S, even NaN
+//   S <- beta S + P^T G Q            docs/algorithm.md section 1; beta = 0 overwrites S, even NaN
 //
 //   name    shape   dtype             layout                                      access
 //   s       dm x dn f32               row-major, stride in elements               read, write

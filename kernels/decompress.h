@@ -1,6 +1,6 @@
 // Leaves the subspace: one pass over a weight that decays it and adds alpha P D Q^T.
 //
-//   W <- decay W + alpha P D Q^T         [LSP] section 1, step; alpha is minus the learning rate
+//   W <- decay W + alpha P D Q^T     docs/algorithm.md section 1; alpha is minus the learning rate
 //
 //   name    shape   dtype             layout                                      access
 //   w       m x n   f32 | bf16 | f16  row-major, stride in elements               read, write

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sluiceway.optim import SubspaceAdamW
+from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 from torch import nn
 
 WEIGHT_DECAY = 0.01

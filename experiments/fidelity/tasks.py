@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sluiceway.data import Sequences, pydoc_text
-from sluiceway.documents import Corpus, Document
-from sluiceway.sequences import make_sequences
+from sluiceway.text.documents import Corpus, Document, pydoc_text
+from sluiceway.text.sequences import Sequences, make_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 from methods import trainee
-from sluiceway.data import Batch, Batches, Sequences, in_order
+from sluiceway.text.batches import Batch, Batches, Sequences, in_order
 from tasks import first_sequences, load_model, load_text
 
 MICRO_BATCH = 4

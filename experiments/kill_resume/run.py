@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,10 +41,17 @@ class Ended:
 class Running:
     """A command that is running."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        python: str = sys.executable,
+        folder: Path = REPOSITORY,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "sluiceway", *arguments],
-            cwd=REPOSITORY,
+            [python, "-m", "sluiceway", *arguments],
+            cwd=folder,
+            env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -65,13 +73,13 @@ def start(*arguments: object) -> Running:
     return Running([str(a) for a in arguments])
 
 
-def write_config(path: Path, engine: dict) -> Path:
+def write_config(path: Path, engine: dict, steps: int = STEPS) -> Path:
     """Write the quickstart's config, short, saving often and on one thread."""
     import yaml
 
     tree = yaml.safe_load((REPOSITORY / "configs" / "quickstart.yaml").read_text())
     tree["train"] |= {
-        "steps": STEPS,
+        "steps": steps,
         "save_every": SAVE_EVERY,
         "eval_every": 20,
         "eval_sequences": 8,

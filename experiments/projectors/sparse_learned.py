@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 from sluiceway import Refresh, SubspaceAdamW
-from sluiceway.data import Batches
+from sluiceway.text.batches import Batches
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
 sys.path += [str(EXPERIMENTS / name) for name in ("fidelity", "quickstart")]

@@ -2,7 +2,9 @@
 
     python experiments/quickstart/demo.py        (what `make demo` runs)
 
-Every number comes from the run folders that `sluiceway train` has just written.
+First this machine's compute rate is measured, and the link is throttled to a laptop's ratio to it;
+`--link-gbps` fixes the link's rate instead. Every number of the table comes from the run folders
+that `sluiceway train` has just written.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, measured
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from run_folder import REPOSITORY, RunFolder, provenance, train
+from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train
 
 NATIVE = {"engine": {"kind": "native", "embeddings": "frozen"}}
 BARRIER = {"engine.codec": "identity", "schedule.order": "barrier"}
@@ -32,10 +36,45 @@ def mebibytes(count: float) -> str:
     return f"{count / 2**20:.3g}"
 
 
-def table_of(runs: dict[str, RunFolder]) -> Table:
+def choose_link(config: Path, fixed_gbps: float | None) -> dict[str, Any]:
+    """Measure this machine, and take the link rate that follows from it, or the fixed one."""
+    compute = measured(config)
+    derived = compute.pop("link_gbps")
+    gbps = derived if fixed_gbps is None else fixed_gbps
+    return {
+        "gbps": gbps,
+        "rate": "derived" if fixed_gbps is None else "fixed",
+        "derived_gbps": derived,
+        "bytes_per_flop": 1e9 * gbps / compute["flop_per_s"],
+        "card_bytes_per_flop": 1e9 * CARD_LINK_GBPS / CARD_FLOP_PER_S,
+        "card_tokens_per_step": CARD_TOKENS,
+        **compute,
+    }
+
+
+def rates_line(link: dict[str, Any]) -> str:
+    """Say what was measured, and which rate follows."""
+    return (
+        f"measured: {link['flop_per_s'] / 1e9:.3g} GFLOP/s on one core in {link['precision']}; "
+        f"a laptop's link to that: {link['derived_gbps']:.3g} GB/s; taken: {link['gbps']:.3g} GB/s "
+        f"({link['rate']})"
+    )
+
+
+def stands_for(link: dict[str, Any]) -> str:
+    """Say for which tokens a step and which ratio of link to compute the table holds."""
+    return (
+        f"{link['tokens_per_step']:,} tokens a step; link {link['gbps']:.3g} GB/s, "
+        f"{1e3 * link['bytes_per_flop']:.3g} bytes per kFLOP\n"
+        f"(the laptop: {link['card_tokens_per_step']:,} tokens, "
+        f"{1e3 * link['card_bytes_per_flop']:.3g} bytes per kFLOP)"
+    )
+
+
+def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
     """Build the table; the first run is what the others are measured against."""
     table = Table(
-        title="Three ways to fine-tune the same model over the same link",
+        title="Three ways to fine-tune the same model over the same link\n" + stands_for(link),
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,
@@ -70,37 +109,48 @@ def kept_gain(runs: dict[str, RunFolder]) -> str:
     return f"native gained {gain:.3f} nats a byte on held-out text; of that kept: {shares}"
 
 
+def run_all(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure the machine, run the three ways, and write what they say to demo.json."""
+    console.rule("this machine")
+    link = choose_link(args.config, args.link_gbps)
+    console.print(rates_line(link))
+    overrides: dict[str, object] = link_overrides(link["gbps"])
+    if args.steps:
+        overrides["train.steps"] = args.steps
+    summaries = {}
+    for place, (name, (folder, own)) in enumerate(WAYS.items(), start=1):
+        console.rule(f"{place} of {len(WAYS)}: {name}")
+        summaries[name] = train(args.config, args.out / folder, {**own, **overrides}).summary
+    return {**provenance(), "link": link, "runs": summaries}
+
+
 def main() -> None:
     """Run the three ways, then print and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/demo")
     parser.add_argument("--steps", type=int, help="instead of the config's")
+    parser.add_argument("--link-gbps", type=float, help="instead of the rate derived here")
     parser.add_argument("--show", action="store_true", help="table and picture of runs there are")
     args = parser.parse_args()
     from demo_picture import draw
 
     console = Console()
     began = time.monotonic()
-    runs = {}
-    for place, (name, (folder, overrides)) in enumerate(WAYS.items(), start=1):
-        if args.show:
-            runs[name] = RunFolder(args.out / folder)
-            continue
-        console.rule(f"{place} of {len(WAYS)}: {name}")
-        steps = {"train.steps": args.steps} if args.steps else {}
-        runs[name] = train(args.config, args.out / folder, {**overrides, **steps})
-    summaries = {name: run.summary for name, run in runs.items()}
-    results = {**provenance(), "link": "throttled", "runs": summaries}
-    (args.out / "demo.json").write_text(json.dumps(results, indent=1) + "\n")
-    picture = args.out / "demo.png"
+    written, picture = args.out / "demo.json", args.out / "demo.png"
+    if not args.show:
+        written.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(json.dumps(run_all(args, console), indent=1) + "\n")
+    link = json.loads(written.read_text())["link"]
+    runs = {name: RunFolder(args.out / folder) for name, (folder, _) in WAYS.items()}
     draw(runs, picture)
-    console.print(table_of(runs))
+    console.print(table_of(runs, link))
     console.print(kept_gain(runs))
     console.print(
         "full gradients: offloaded with barriers; medians over steps; bytes of a step, "
         "highest bytes per tier; stall: the device waited for a link or the host"
     )
+    console.print(rates_line(link))
     console.print(f"picture: {picture}   ({time.monotonic() - began:.0f} s in all)")
 
 

@@ -4,7 +4,8 @@ One core, forward and backward, in the precision that runs of the quickstart tak
 
     python experiments/quickstart/link_rate.py
 
-The formula and the card's numbers are in configs/quickstart.yaml.
+The formula and the card's numbers are in configs/quickstart.yaml. The demo asks in a process of
+its own, as the measurement binds itself to one core.
 """
 
 from __future__ import annotations
@@ -13,22 +14,32 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
 from run_folder import REPOSITORY
-from sluiceway.config_file import load_config
-from sluiceway.placement import Placement, choose_placement
-from transformers import AutoModelForCausalLM
+
+if TYPE_CHECKING:
+    import torch
+    from sluiceway.machine.placement import Placement
 
 CARD_LINK_GBPS = 12.0
 CARD_FLOP_PER_S = 14.6e12
 CARD_TOKENS = 1024
 
 
+def derived_link_gbps(flop_per_s: float, tokens_per_step: int) -> float:
+    """B_here = B_card (F_here / F_card) (T_card / T_here): transfer to compute as on the card."""
+    return CARD_LINK_GBPS * flop_per_s / CARD_FLOP_PER_S * CARD_TOKENS / tokens_per_step
+
+
 def flop_per_token(model: torch.nn.Module, length: int) -> float:
     """Six operations per weight of a product, and the two products of causal attention."""
+    import torch
+
     config = model.config
     linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     attention = config.num_hidden_layers * config.hidden_size * length
@@ -39,6 +50,8 @@ def step_seconds(
     model: torch.nn.Module, placement: Placement, rows: int, length: int, repeats: int
 ) -> float:
     """Median processor seconds of a forward and backward on one thread; others may run beside."""
+    import torch
+
     torch.set_num_threads(1)
     tokens = torch.randint(256, (rows, length), generator=torch.Generator().manual_seed(0))
     times = []
@@ -52,28 +65,50 @@ def step_seconds(
     return statistics.median(times[2:])
 
 
+def measure(path: Path, repeats: int) -> dict[str, Any]:
+    """Compute rate of this machine on a config's micro-batches, and the link rate it asks for."""
+    import torch
+    from sluiceway.config.file import load_config
+    from sluiceway.machine.placement import choose_placement
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = load_config(path, ["device.pin=false"])
+    rows, length = config.train.micro_batch, config.data.sequence_length
+    tokens_per_step = rows * length * config.train.accumulate
+    model = AutoModelForCausalLM.from_pretrained(
+        REPOSITORY / config.model.path, dtype=torch.float32
+    )
+    placement = choose_placement(config)
+    seconds = step_seconds(model, placement, rows, length, repeats)
+    rate = flop_per_token(model, length) * rows * length / seconds
+    return {
+        "flop_per_token": flop_per_token(model, length),
+        "tokens_per_step": tokens_per_step,
+        "precision": placement.autocast or "fp32",
+        "seconds": seconds,
+        "flop_per_s": rate,
+        "link_gbps": derived_link_gbps(rate, tokens_per_step),
+    }
+
+
+def measured(config: Path) -> dict[str, Any]:
+    """What this script prints, run in a process of its own."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--config", str(config)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
 def main() -> None:
     """Measure and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "model")
-    parser.add_argument("--rows", type=int, default=4)
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    config = load_config(REPOSITORY / "configs/quickstart.yaml", ["device.pin=false"])
-    placement = choose_placement(config)
-    seconds = step_seconds(model, placement, args.rows, args.length, args.repeats)
-    tokens = args.rows * args.length
-    rate = flop_per_token(model, args.length) * tokens / seconds
-    link = CARD_LINK_GBPS * rate / CARD_FLOP_PER_S * CARD_TOKENS / tokens
-    print(json.dumps({
-        "flop_per_token": flop_per_token(model, args.length), "tokens": tokens,
-        "precision": placement.autocast or "fp32", "seconds": seconds, "flop_per_s": rate,
-        "link_gbps": link,
-    }))  # fmt: skip
+    print(json.dumps(measure(args.config, args.repeats)))
 
 
 if __name__ == "__main__":

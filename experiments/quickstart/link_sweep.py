@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 from demo import BARRIER, NATIVE
-from run_folder import REPOSITORY, provenance, train
+from run_folder import REPOSITORY, link_overrides, provenance, train
 
 RESULTS = Path(__file__).parent / "link_sweep.json"
 WAYS = {
@@ -41,8 +41,8 @@ def measure(args: argparse.Namespace, way: str, gbps: float, batch: int, turn: i
     folder = args.out / f"{plain}_{gbps:.4g}_{batch}_{turn}"
     steps = max(8, args.steps * 4 // batch)
     overrides = {**WAYS[way], "train.steps": steps, "train.warmup_steps": 0, "data.eval": "[]",
-                 "train.micro_batch": batch, "trace": "false", "device.link.d2h_gbps": gbps,
-                 "device.link.h2d_gbps": gbps}  # fmt: skip
+                 "train.micro_batch": batch, "trace": "false",
+                 **link_overrides(gbps)}  # fmt: skip
     run = train(args.config, folder, overrides, log=folder.with_suffix(".log"))
     point = {"way": way, "gbps": gbps, "batch": batch, "turn": turn, "seconds": run.step_seconds,
              "stall_share": run.stall_share, "d2h": run.bytes_per_step("d2h"),

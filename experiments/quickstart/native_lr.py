@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 from run_folder import REPOSITORY, provenance
-from sluiceway.config import Config
-from sluiceway.config_file import load_config
-from sluiceway.data import Batches, Sequences, in_order, load_sequences
+from sluiceway.config.file import load_config
+from sluiceway.config.schema import Config
+from sluiceway.text.batches import Batches, Sequences, in_order, load_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 RESULTS = Path(__file__).parent / "native_lr.json"

@@ -99,24 +99,39 @@ def as_override(value: object) -> str:
     return "null" if value is None else str(value)
 
 
+def link_overrides(gbps: float) -> dict[str, float]:
+    """Throttle the link to one rate, both ways."""
+    return {"device.link.d2h_gbps": gbps, "device.link.h2d_gbps": gbps}
+
+
 def train(
-    config: Path, folder: Path, overrides: Mapping[str, object], log: Path | None = None
+    config: Path,
+    folder: Path,
+    overrides: Mapping[str, object],
+    log: Path | None = None,
+    *,
+    python: str = sys.executable,
+    checkout: Path = REPOSITORY,
+    environment: Mapping[str, str] | None = None,
 ) -> RunFolder:
     """Run `sluiceway train` in its own process; with `log` its output goes there.
 
-    A folder that holds an earlier run is replaced.
+    A folder that holds an earlier run is replaced. `python`, `checkout` and `environment` are those
+    of the package to run; paths of the config are relative to `checkout`.
     """
     if (folder / "config.yaml").exists():
         shutil.rmtree(folder)
-    command = [sys.executable, "-m", "sluiceway", "train", str(config), "--out", str(folder)]
+    command = [python, "-m", "sluiceway", "train", str(config), "--out", str(folder)]
     for key, value in overrides.items():
         command += ["--set", f"{key}={as_override(value)}"]
     if log is None:
-        subprocess.run(command, check=True, cwd=REPOSITORY)
+        subprocess.run(command, check=True, cwd=checkout, env=environment)
     else:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as sink:
-            subprocess.run(command, check=True, cwd=REPOSITORY, stdout=sink, stderr=sink)
+            subprocess.run(
+                command, check=True, cwd=checkout, env=environment, stdout=sink, stderr=sink
+            )
     return RunFolder(folder)
 
 

@@ -13,6 +13,7 @@
 #include <random>
 #include <string>
 
+#include "experiments/schedule/four_lanes.h"
 #include "experiments/schedule/timed_step.h"
 #include "kernels/base/check.h"
 
@@ -45,10 +46,10 @@ struct Ratio {
   LayerCost mean;
 };
 
-constexpr Ratio kRatios[] = {
-    {"link-bound", {1.0 * kMs, 2.0 * kMs, 4.0 * kMs, 1.5 * kMs, 3.5 * kMs, 0.3 * kMs}},
-    {"host-bound", {1.0 * kMs, 2.0 * kMs, 1.5 * kMs, 4.0 * kMs, 1.5 * kMs, 0.3 * kMs}},
-    {"compute-bound", {1.5 * kMs, 3.0 * kMs, 2.0 * kMs, 2.0 * kMs, 2.0 * kMs, 0.3 * kMs}},
+const Ratio kRatios[] = {
+    {"link-bound", {1.0 * kMs, 2.0 * kMs, {4.0 * kMs, 1.5 * kMs, 3.5 * kMs, 0.3 * kMs}}},
+    {"host-bound", {1.0 * kMs, 2.0 * kMs, {1.5 * kMs, 4.0 * kMs, 1.5 * kMs, 0.3 * kMs}}},
+    {"compute-bound", {1.5 * kMs, 3.0 * kMs, {2.0 * kMs, 2.0 * kMs, 2.0 * kMs, 0.3 * kMs}}},
 };
 
 // `spread`: how far layers differ in size, which all hops of a layer share; `jitter`: how far a
@@ -58,10 +59,10 @@ std::vector<LayerCost> layers_like(const LayerCost& mean, int count, double spre
   std::vector<LayerCost> layers(static_cast<std::size_t>(count), mean);
   for (LayerCost& layer : layers) {
     const double size = dice.between(1 - spread, 1 + spread);
-    for (double* part :
-         {&layer.forward, &layer.backward, &layer.d2h, &layer.host, &layer.h2d, &layer.apply}) {
-      *part *= size * dice.between(1 - jitter, 1 + jitter);
-    }
+    const auto scale = [&](double& part) { part *= size * dice.between(1 - jitter, 1 + jitter); };
+    scale(layer.forward);
+    scale(layer.backward);
+    for (double& part : layer.lanes) scale(part);
   }
   return layers;
 }
@@ -76,10 +77,9 @@ double median(std::vector<double> values) {
 // unequal layers the mean layer's.
 double pipeline_fill(const std::vector<LayerCost>& layers) {
   double device = 0, chain = 0, busiest_hop = 0;
-  for (double LayerCost::*part :
-       {&LayerCost::d2h, &LayerCost::host, &LayerCost::h2d, &LayerCost::apply}) {
+  for (std::size_t lane = 0; lane < layers.front().lanes.size(); ++lane) {
     double sum = 0;
-    for (const LayerCost& layer : layers) sum += layer.*part;
+    for (const LayerCost& layer : layers) sum += layer.lanes[lane];
     busiest_hop = std::max(busiest_hop, sum);
     chain += sum;
   }
@@ -92,7 +92,8 @@ double pipeline_fill(const std::vector<LayerCost>& layers) {
 double largest_chain(const std::vector<LayerCost>& layers) {  // o + u + h
   double largest = 0;
   for (const LayerCost& layer : layers) {
-    largest = std::max(largest, layer.d2h + layer.host + layer.h2d);
+    largest =
+        std::max(largest, layer.lanes[kD2hLane] + layer.lanes[kHostLane] + layer.lanes[kH2dLane]);
   }
   return largest;
 }
@@ -100,7 +101,8 @@ double largest_chain(const std::vector<LayerCost>& layers) {  // o + u + h
 Json measure(const Ratio& ratio, const char* kind, const std::vector<LayerCost>& layers,
              NormBarrier barrier, Order order, int steps) {
   const std::vector<double> seconds = run_timed_steps(layers, order, barrier, steps);
-  const double predicted = predict_makespan(layers, order, barrier, transition_layer(layers));
+  const double predicted =
+      predict_makespan(layers, kLanePlan, order, barrier, transition_layer(layers, kLanePlan));
   const double measured = median(seconds);
   return {{"layers", kind},
           {"ratio", ratio.name},
@@ -147,19 +149,17 @@ Json rank_orders(int low, int high, double spread, double jitter, int sets) {
     for (int i = 0; i < sets; ++i) {
       const int count = low + static_cast<int>(dice.between(0, high - low + 1));
       const double forward = dice.between(0.3, 3);
-      const LayerCost mean = {forward,
-                              forward * dice.between(1.5, 3),
-                              dice.between(0.1, 4),
-                              dice.between(0.1, 4),
-                              dice.between(0.1, 4),
-                              dice.between(0, 0.3)};
+      LayerCost mean{forward, forward * dice.between(1.5, 3), {}};
+      for (LaneId lane = 0; lane < kApplyLane; ++lane) mean.lanes.push_back(dice.between(0.1, 4));
+      mean.lanes.push_back(dice.between(0, 0.3));
       const auto layers = layers_like(mean, count, spread, jitter, dice);
-      const int transition = transition_layer(layers);
-      double best = predict_makespan(layers, Order::kBarrier, barrier, transition);
+      const int transition = transition_layer(layers, kLanePlan);
+      double best = predict_makespan(layers, kLanePlan, Order::kBarrier, barrier, transition);
       for (const Order order : {Order::kFcfs, Order::kPaper}) {
-        best = std::min(best, predict_makespan(layers, order, barrier, transition));
+        best = std::min(best, predict_makespan(layers, kLanePlan, order, barrier, transition));
       }
-      const double loss = predict_makespan(layers, Order::kEdf, barrier, transition) / best - 1;
+      const double loss =
+          predict_makespan(layers, kLanePlan, Order::kEdf, barrier, transition) / best - 1;
       worst = std::max(worst, loss);
       sum += loss;
       if (loss > 1e-9) ++lost;

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <thread>
 
+#include "experiments/schedule/four_lanes.h"
 #include "runtime/device/stream.h"
 #include "runtime/schedule/executor.h"
 
@@ -15,9 +17,6 @@ namespace sluiceway::experiment {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr std::array<double LayerCost::*, kLaneCount> kHopCost = {
-    &LayerCost::d2h, &LayerCost::host, &LayerCost::h2d, &LayerCost::apply};
 
 // Timers wake a thread some tens of microseconds late; the thread's next wait is shorter by that,
 // so that waits last what they should on average.
@@ -34,14 +33,16 @@ class TimedStep {
  public:
   TimedStep(const std::vector<LayerCost>& layers, Order order, NormBarrier barrier)
       : layers_(layers), barrier_(barrier) {
-    for (const Lane lane : kLanes) {
-      streams_.push_back(Stream::host({.name = std::string(to_string(lane))}));
-    }
+    streams_.reserve(kLaneNames.size());
     Executor::Config config;
-    for (std::size_t i = 0; i < kLaneCount; ++i) config.streams[i] = &streams_[i];
-    config.layer_count = static_cast<int>(layers.size());
+    for (const char* name : kLaneNames) {
+      streams_.push_back(Stream::host({.name = name}));
+      config.lanes.push_back({.name = name, .stream = &streams_.back()});
+    }
+    config.plan = kLanePlan;
+    config.key_count = static_cast<int>(layers.size());
     config.order = order;
-    config.transition_layer = transition_layer(layers);
+    config.transition = static_cast<std::uint64_t>(transition_layer(layers, kLanePlan));
     executor_.emplace(config);
   }
 
@@ -64,12 +65,14 @@ class TimedStep {
  private:
   Payload payload(std::size_t layer) const {
     Payload p;
-    p.layer = static_cast<int>(layer);
+    p.key = static_cast<int>(layer);
+    p.deadline = layer;
     p.name = "layer" + std::to_string(layer);
-    if (barrier_ == NormBarrier::kExact) p.hold_before = Lane::kHost;
-    for (const Lane lane : kLanes) {
-      const double seconds = layers_[layer].*kHopCost[index(lane)];
-      if (seconds > 0) p.tasks[index(lane)] = [seconds](StreamRef) { take(seconds); };
+    for (std::size_t lane = 0; lane < kLaneNames.size(); ++lane) {
+      const auto id = static_cast<LaneId>(lane);
+      if (barrier_ == NormBarrier::kExact && id == kHostLane) p.hold_before = p.hops.size();
+      const double seconds = layers_[layer].lanes[lane];
+      if (seconds > 0) p.hops.push_back({id, [seconds](StreamRef) { take(seconds); }});
     }
     return p;
   }

@@ -2,6 +2,7 @@
 
 #include "kernels/base/check.h"
 #include "python/bindings/bindings.h"
+#include "runtime/engine/subspace/subspace_lanes.h"
 #include "runtime/schedule/cost_model.h"
 
 namespace sluiceway {
@@ -18,11 +19,11 @@ double predict_step(const std::string& order, bool norm_barrier, const Seconds& 
                     " times, expected one for each of ", layers.size(), " layers");
   }
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    layers[i] = {forward_s[i], backward_s[i], d2h_s[i], host_s[i], h2d_s[i], apply_s[i]};
+    layers[i] = {forward_s[i], backward_s[i], {d2h_s[i], host_s[i], h2d_s[i], apply_s[i]}};
   }
-  return predict_makespan(layers, parse_order(order),
+  return predict_makespan(layers, subspace_lanes::kPlan, parse_order(order),
                           norm_barrier ? NormBarrier::kExact : NormBarrier::kNone,
-                          transition_layer(layers));
+                          transition_layer(layers, subspace_lanes::kPlan));
 }
 
 }  // namespace

@@ -64,9 +64,15 @@ void count_host_allocations() {
 void bind_host_memory(py::module_& m) {
   m.def("count_host_allocations", &count_host_allocations,
         "From now on count torch's CPU allocations of this process; idempotent.");
-  m.def("host_allocated_bytes", [] { return used_bytes.load(std::memory_order_relaxed); });
-  m.def("host_peak_bytes", [] { return peak_bytes.load(std::memory_order_relaxed); });
-  m.def("reset_host_peak", [] { peak_bytes.store(used_bytes.load()); });
+  m.def(
+      "host_allocated_bytes", [] { return used_bytes.load(std::memory_order_relaxed); },
+      "Bytes that torch holds of what was counted.");
+  m.def(
+      "host_peak_bytes", [] { return peak_bytes.load(std::memory_order_relaxed); },
+      "The most of them since reset_host_peak().");
+  m.def(
+      "reset_host_peak", [] { peak_bytes.store(used_bytes.load()); },
+      "Let the peak be what is held now.");
 }
 
 }  // namespace sluiceway

@@ -27,11 +27,13 @@ void bind_loss_scale(py::module_& m) {
            py::arg("mode"), py::arg("initial") = 65536.0, py::arg("growth_interval") = 2000)
       .def_property_readonly("value", &LossScale::value)
       .def("update", &LossScale::update, py::arg("overflowed"))
-      .def("state",
-           [](const LossScale& scale) {
-             const LossScale::State& state = scale.state();
-             return py::make_tuple(state.value, state.clean_steps, state.overflows_at_floor);
-           })
+      .def(
+          "state",
+          [](const LossScale& scale) {
+            const LossScale::State& state = scale.state();
+            return std::tuple(state.value, state.clean_steps, state.overflows_at_floor);
+          },
+          "value, clean_steps, overflows_at_floor: what load() takes.")
       .def(
           "load",
           [](LossScale& scale, double value, std::int64_t clean_steps, std::int64_t at_floor) {

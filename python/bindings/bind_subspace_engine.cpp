@@ -3,7 +3,8 @@
 #include "python/bindings/bindings.h"
 #include "python/bindings/engine_class.h"
 #include "python/bindings/tensor_view.h"
-#include "runtime/engine/subspace_engine.h"
+#include "python/bindings/weight_options.h"
+#include "runtime/engine/subspace/subspace_engine.h"
 
 namespace sluiceway {
 namespace {
@@ -12,28 +13,17 @@ using Limits = std::array<std::optional<std::uint64_t>, kTierCount>;
 
 void bind_weight_spec(py::module_& m) {
   py::class_<WeightSpec>(m, "WeightSpec", "What to train, and how it is compressed.")
-      .def(py::init([](std::string name, const at::Tensor& weight, std::string codec, double ratio,
-                       std::int64_t d, std::int64_t nnz, std::int64_t block, std::uint64_t seed,
-                       const std::string& wire, const std::string& tier,
-                       const std::string& weight_update, const std::string& residual,
-                       const std::string& second_moment) {
+      .def(py::init([](std::string name, const at::Tensor& weight, const py::kwargs& options) {
              const AnyMatrix view = matrix_view(weight, name.c_str());
              WeightSpec spec;
              spec.name = std::move(name);
              spec.rows = view.rows;
              spec.cols = view.cols;
              spec.dtype = view.dtype;
-             spec.codec = {std::move(codec), ratio, d, nnz, block, seed};
-             spec.wire = parse_wire(wire);
-             spec.tier = parse_core_tier(tier);
-             spec.rounding = parse_rounding(weight_update, spec.dtype);
-             spec.residual = parse_residual(residual);
-             spec.second_moment = parse_second_moment(second_moment);
+             set_weight_options(spec, options);
              return spec;
            }),
-           py::arg("name"), py::arg("weight"), py::arg("codec"), py::arg("ratio"), py::arg("d"),
-           py::arg("nnz"), py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("tier"),
-           py::arg("weight_update"), py::arg("residual"), py::arg("second_moment"));
+           py::arg("name"), py::arg("weight"), kWeightOptionsDoc);
 }
 
 RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std::int64_t> every,
@@ -45,31 +35,35 @@ RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std
 }
 
 void bind_engine_options(py::module_& m) {
-  py::class_<EngineOptions>(m, "EngineOptions", "How an engine schedules, clips and throttles.")
+  py::class_<SubspaceOptions>(m, "EngineOptions", "How an engine schedules, clips and throttles.")
       .def(py::init([](std::array<double, 3> link, const Limits& limits,
-                       std::uint64_t resident_bytes, const std::string& order,
+                       std::uint64_t resident_bytes, const std::string& schedule,
                        const std::string& norm_mode, double max_norm, int promised_backwards,
                        std::uint64_t seed, const std::string& codec,
                        std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
-                       double refresh_threshold, int learn_steps, const std::string& transport,
-                       bool residual_at_once, int residual_every, double residual_max_rms,
-                       int device_cpu, int lane_cpu) {
-             EngineOptions options{.device = DeviceId::host()};
-             options.d2h = {link[0], link[2]};
-             options.h2d = {link[1], link[2]};
+                       std::optional<double> refresh_threshold, int refresh_learn_steps,
+                       const std::string& refresh_transport, double refresh_learn_rate,
+                       double refresh_beta, const std::string& refresh_init, bool residual_at_once,
+                       int residual_every, double residual_max_rms, int device_cpu, int lane_cpu) {
+             SubspaceOptions options(DeviceId::host());
+             options.lanes.d2h = {link[0], link[2]};
+             options.lanes.h2d = {link[1], link[2]};
              for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-               options.limits[tier] = limits[tier].value_or(Budget::kUnlimited);
+               options.lanes.limits[tier] = limits[tier].value_or(Budget::kUnlimited);
              }
-             options.resident_bytes = resident_bytes;
-             options.order = parse_order(order);
-             options.norm = parse_norm_choice(norm_mode);
-             options.max_norm = max_norm;
-             options.promised_backwards = promised_backwards;
+             options.lanes.resident_bytes = resident_bytes;
+             options.lanes.order = parse_order(schedule);
+             options.gate.norm = parse_norm_choice(norm_mode);
+             options.gate.max_norm = max_norm;
+             options.gate.promised_backwards = promised_backwards;
              options.seed = seed;
              options.refresh = refresh_config(codec, refresh_every, refresh_source);
-             options.learn.threshold = refresh_threshold;
-             options.learn.learn_steps = learn_steps;
-             options.learn.transport = parse_transport(transport);
+             options.learn.threshold = refresh_threshold.value_or(0.0);
+             options.learn.learn_steps = refresh_learn_steps;
+             options.learn.transport = parse_transport(refresh_transport);
+             options.learn.learn_rate = refresh_learn_rate;
+             options.learn.beta = refresh_beta;
+             options.learn.init = parse_sparse_init(refresh_init);
              options.residual_at_once = residual_at_once;
              options.residual_every = residual_every;
              options.residual_max_rms = residual_max_rms;
@@ -78,14 +72,15 @@ void bind_engine_options(py::module_& m) {
              return options;
            }),
            py::kw_only(), py::arg("link"), py::arg("limits"), py::arg("resident_bytes"),
-           py::arg("order"), py::arg("norm_mode"), py::arg("max_norm"),
+           py::arg("schedule"), py::arg("norm_mode"), py::arg("max_norm"),
            py::arg("promised_backwards"), py::arg("seed"), py::arg("codec"),
            py::arg("refresh_every"), py::arg("refresh_source"), py::arg("refresh_threshold"),
-           py::arg("learn_steps"), py::arg("transport"), py::arg("residual_at_once"),
-           py::arg("residual_every"), py::arg("residual_max_rms"), py::arg("device_cpu"),
-           py::arg("lane_cpu"),
+           py::arg("refresh_learn_steps"), py::arg("refresh_transport"),
+           py::arg("refresh_learn_rate"), py::arg("refresh_beta"), py::arg("refresh_init"),
+           py::arg("residual_at_once"), py::arg("residual_every"), py::arg("residual_max_rms"),
+           py::arg("device_cpu"), py::arg("lane_cpu"),
            "link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, "
-           "host, pinned, disk, None for no limit.");
+           "host, pinned, disk, None for no limit. refresh_every: None for the codec's own.");
 }
 
 AnyMatrix gradient_view(const at::Tensor& gradient) { return matrix_view(gradient, "gradient"); }
@@ -93,8 +88,9 @@ AnyMatrix gradient_view(const at::Tensor& gradient) { return matrix_view(gradien
 void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient,
                   const at::Tensor& total) {
   const AnyMatrix g = gradient_view(gradient), sum = gradient_view(total);
+  const StreamRef compute = stream_of(gradient, "gradient");
   const py::gil_scoped_release unlocked;
-  engine.add_gradient(weight, g, sum, StreamRef::host());
+  engine.add_gradient(weight, g, sum, compute);
 }
 
 // Each is (lr, beta1, beta2, eps, weight_decay, scale).
@@ -118,8 +114,9 @@ void prepare(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::
   engine.prepare(hypers_of(hyper), views_of(weights));
 }
 
-py::tuple step(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::Tensor>& weights,
-               float factor, double other_sum_squares, float unscale) {
+std::tuple<bool, double, float, int> step(SubspaceEngine& engine, const Hypers& hyper,
+                                          const std::vector<at::Tensor>& weights, float factor,
+                                          double other_sum_squares, float unscale) {
   const std::vector<WeightHyper> hypers = hypers_of(hyper);
   const std::vector<AnyMatrix> views = views_of(weights);
   StepOutcome outcome;
@@ -127,7 +124,7 @@ py::tuple step(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at
     const py::gil_scoped_release unlocked;
     outcome = engine.step({hypers, views, factor, other_sum_squares, unscale});
   }
-  return py::make_tuple(outcome.skipped, outcome.grad_norm, outcome.clip_factor);
+  return {outcome.skipped, outcome.grad_norm, outcome.clip_factor, outcome.residuals_kept};
 }
 
 py::dict by_tier(const Budget::Limits& bytes) {
@@ -138,39 +135,39 @@ py::dict by_tier(const Budget::Limits& bytes) {
   return result;
 }
 
-py::dict take_stats(SubspaceEngine& engine) {
-  const EngineStats stats = engine.take_stats();
-  py::dict result;
-  result["d2h_bytes"] = stats.d2h_bytes;
-  result["h2d_bytes"] = stats.h2d_bytes;
-  result["stall_seconds"] = stats.stall_seconds;
+py::typing::Dict<py::str, py::object> take_stats(SubspaceEngine& engine) {
+  const SubspaceStats stats = engine.take_stats();
+  py::typing::Dict<py::str, py::object> result;
+  result["d2h_bytes"] = stats.use.d2h_bytes;
+  result["h2d_bytes"] = stats.use.h2d_bytes;
+  result["stall_seconds"] = stats.use.stall_seconds;
   result["host_seconds"] = stats.host_seconds;
-  result["learn_seconds"] = stats.learn_seconds;
+  result["learn_seconds"] = stats.calibration.seconds;
   result["recalled"] = stats.recalled;
-  result["refreshed"] = stats.refreshed;
-  result["bias_mean"] = stats.bias_mean;
-  result["used_bytes"] = by_tier(stats.used);
-  result["peak_bytes"] = by_tier(stats.peak);
+  result["refreshed"] = stats.calibration.refreshed;
+  result["bias_mean"] = stats.calibration.bias_mean;
+  result["used_bytes"] = by_tier(stats.use.used);
+  result["peak_bytes"] = by_tier(stats.use.peak);
   result["held_bytes"] = stats.held_bytes;
   result["speculative"] = stats.speculative;
   return result;
 }
 
-py::dict describe(const SubspaceEngine& engine, int weight) {
-  const WeightSlot& slot = engine.slot(weight);
-  py::dict result;
-  result["name"] = slot.spec.name;
-  result["codec"] = std::string(slot.codec->name());
-  result["core_rows"] = slot.plan.core.rows;
-  result["core_cols"] = slot.plan.core.cols;
-  result["scale"] = slot.codec->default_scale();
-  result["residual"] = std::string(to_string(slot.spec.residual));
-  result["second_moment"] = std::string(to_string(slot.spec.second_moment));
-  result["d2h_bytes"] = slot.plan.d2h_bytes;
-  result["h2d_bytes"] = slot.plan.h2d_bytes;
-  result["device_bytes"] = slot.plan.device_bytes + slot.plan.projector_bytes;
-  result["host_bytes"] = slot.plan.host_bytes;
-  result["pinned_bytes"] = slot.plan.pinned_bytes;
+py::typing::Dict<py::str, py::object> describe(const SubspaceEngine& engine, int weight) {
+  const SubspaceWeight& held = engine.weight(weight);
+  py::typing::Dict<py::str, py::object> result;
+  result["name"] = held.spec.name;
+  result["codec"] = std::string(held.codec->name());
+  result["core_rows"] = held.plan.core.rows;
+  result["core_cols"] = held.plan.core.cols;
+  result["scale"] = held.codec->default_scale();
+  result["residual"] = std::string(to_string(held.spec.residual));
+  result["second_moment"] = std::string(to_string(held.spec.second_moment));
+  result["d2h_bytes"] = held.plan.d2h_bytes;
+  result["h2d_bytes"] = held.plan.h2d_bytes;
+  result["device_bytes"] = held.plan.device_bytes + held.plan.projector_bytes;
+  result["host_bytes"] = held.plan.host_bytes;
+  result["pinned_bytes"] = held.plan.pinned_bytes;
   return result;
 }
 
@@ -196,11 +193,10 @@ void bind_trace(EngineClass& engine) {
 void bind_subspace_engine(py::module_& m) {
   bind_weight_spec(m);
   bind_engine_options(m);
-  m.def("now_us", &now_us, "Microseconds of the trace's clock.");
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   EngineClass engine(m, "SubspaceEngine", "Trains weights through compressed gradients.");
   engine
-      .def(py::init([](EngineOptions options, std::vector<WeightSpec> weights) {
+      .def(py::init([](SubspaceOptions options, std::vector<WeightSpec> weights) {
              return std::unique_ptr<SubspaceEngine, EngineDeleter>(
                  new SubspaceEngine(std::move(options), std::move(weights), make_torch_learner()));
            }),
@@ -210,24 +206,22 @@ void bind_subspace_engine(py::module_& m) {
       .def("add_gradient", &add_gradient, py::arg("weight"), py::arg("gradient"), py::arg("total"),
            "`gradient` of a backward, rows contiguous, and the sum of a step's; see the header.")
       .def("hold_residual", &SubspaceEngine::hold_residual, py::arg("weight"))
+      .def("residual_done", &SubspaceEngine::residual_done, py::arg("weight"))
       .def(
-          "residual_done",
-          [](const SubspaceEngine& e, int weight) { return e.slot(weight).residual_done; },
-          py::arg("weight"))
-      .def("end_backward",
-           [](SubspaceEngine& e) {
-             GradientNorm norm;
-             {
-               const py::gil_scoped_release released;
-               norm = e.end_backward();
-             }
-             return py::make_tuple(norm.norm, norm.finite);
-           })
+          "end_backward",
+          [](SubspaceEngine& e) {
+            const GradientNorm norm = e.end_backward();
+            return std::tuple<double, bool>(norm.norm, norm.finite);
+          },
+          unlocked)
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
            py::arg("other_sum_squares"), py::arg("unscale"))
       .def("has_gradient", &SubspaceEngine::has_gradient)
       .def("drop", &SubspaceEngine::drop, unlocked)
-      .def("wait", &SubspaceEngine::wait, py::arg("weight"), unlocked)
+      .def(
+          "wait",
+          [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef::host()); },
+          py::arg("weight"), unlocked)
       .def("synchronize", &SubspaceEngine::synchronize, unlocked)
       .def("finish", &SubspaceEngine::finish, unlocked)
       .def("calibration_due", &SubspaceEngine::calibration_due)

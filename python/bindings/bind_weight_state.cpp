@@ -1,7 +1,6 @@
 // State of one weight as a dictionary of tensors, for state_dict(); keys as torch.optim.AdamW's.
 #include <ATen/Functions.h>
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -11,99 +10,68 @@
 namespace sluiceway {
 namespace {
 
-at::Tensor copy_matrix(MatrixView<float> values) {
-  at::Tensor tensor = at::empty({values.rows, values.cols}, at::kFloat);
-  std::memcpy(tensor.mutable_data_ptr<float>(), values.data,
-              static_cast<std::size_t>(values.elems()) * sizeof(float));
+at::Tensor bytes_of(std::span<const std::byte> bytes) {
+  at::Tensor tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
 }
 
-at::Tensor copy_bytes(const void* bytes, std::size_t size) {
-  at::Tensor tensor = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
-  if (size != 0) std::memcpy(tensor.mutable_data_ptr(), bytes, size);
+at::Tensor floats_of(std::span<const float> values, at::IntArrayRef shape) {
+  at::Tensor tensor = at::empty(shape, at::kFloat);
+  if (!values.empty()) std::memcpy(tensor.mutable_data_ptr(), values.data(), values.size_bytes());
   return tensor;
 }
 
-std::span<const std::byte> byte_span(const at::Tensor& tensor, const char* what) {
-  SLUICEWAY_CHECK(tensor.scalar_type() == at::kByte && tensor.is_contiguous(), what, ": is ",
-                  tensor.scalar_type(), ", expected contiguous uint8");
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()),
-          static_cast<std::size_t>(tensor.numel())};
+template <typename T>
+std::span<const T> span_of(const at::Tensor& tensor, const char* key) {
+  SLUICEWAY_CHECK(tensor.scalar_type() == at::kByte && tensor.is_contiguous(),
+                  "load_state_dict: ", key, " is ", tensor.scalar_type(),
+                  ", expected contiguous uint8");
+  const auto size = static_cast<std::size_t>(tensor.numel());
+  SLUICEWAY_CHECK(size % sizeof(T) == 0, "load_state_dict: ", key, " has ", size,
+                  " bytes, expected a multiple of ", sizeof(T));
+  return {static_cast<const T*>(tensor.const_data_ptr()), size / sizeof(T)};
 }
 
-std::span<const float> residual_moments_of(const WeightSlot& slot) {
-  return slot.residual ? slot.residual->moments() : std::span<const float>();
+at::Tensor tensor_of(const py::dict& state, const char* key) {
+  return state[key].cast<at::Tensor>();
 }
 
-// Of the second moment: that of the core, or the means of its rows and then of its columns.
-std::vector<std::int64_t> second_shape(const WeightSlot& slot) {
-  const CoreShape core = slot.plan.core;
-  if (slot.spec.second_moment == SecondMoment::kFactored) return {core.rows + core.cols};
-  return {core.rows, core.cols};
+std::span<const float> moment_of(const py::dict& state, const char* key) {
+  return f32_span(tensor_of(state, key), key);
 }
 
-at::Tensor copy_second(const WeightSlot& slot) {
-  const std::span<const float> values = slot.second_moment(slot.live);
-  at::Tensor tensor = at::empty(second_shape(slot), at::kFloat);
-  std::copy(values.begin(), values.end(), tensor.mutable_data_ptr<float>());
-  return tensor;
-}
-
-py::dict weight_state(SubspaceEngine& engine, int weight) {
-  WeightSlot& slot = engine.quiescent_slot(weight);
-  const std::vector<std::byte> codec = slot.codec->save();
-  const MatrixView<std::uint16_t> low = slot.low_bits();
-  py::dict state;
-  state["step"] = slot.steps;
-  state["exp_avg"] = copy_matrix(slot.moments(slot.live).m);
-  state["exp_avg_sq"] = copy_second(slot);
-  state["codec"] = copy_bytes(codec.data(), codec.size());
-  state["low_bits"] =
-      copy_bytes(low.data, static_cast<std::size_t>(low.elems()) * sizeof(std::uint16_t));
-  state["backwards"] = slot.expected;
-  const std::span<const float> residual = residual_moments_of(slot);
-  state["residual"] = copy_bytes(residual.data(), residual.size_bytes());
-  state["residual_step"] = slot.residual ? slot.residual->steps() : 0;
+py::typing::Dict<py::str, py::object> weight_state(SubspaceEngine& engine, int weight) {
+  const WeightState saved = engine.save_weight(weight);
+  const CoreShape core = engine.weight(weight).plan.core;
+  const auto second = static_cast<std::int64_t>(saved.exp_avg_sq.size());
+  const bool factored = engine.weight(weight).spec.second_moment == SecondMoment::kFactored;
+  py::typing::Dict<py::str, py::object> state;
+  state["step"] = saved.step;
+  state["exp_avg"] = floats_of(saved.exp_avg, {core.rows, core.cols});
+  state["exp_avg_sq"] = factored ? floats_of(saved.exp_avg_sq, {second})
+                                 : floats_of(saved.exp_avg_sq, {core.rows, core.cols});
+  state["codec"] = bytes_of(saved.codec);
+  state["low_bits"] = bytes_of(std::as_bytes(saved.low_bits));
+  state["backwards"] = saved.backwards;
+  state["residual"] = bytes_of(std::as_bytes(saved.residual));
+  state["residual_step"] = saved.residual_step;
   return state;
 }
 
-std::span<float> moment_span(const py::dict& state, const char* key, const WeightSlot& slot,
-                             at::IntArrayRef expected) {
-  const auto tensor = state[key].cast<at::Tensor>();
-  SLUICEWAY_CHECK(tensor.sizes() == expected, "load_state_dict: ", key, " of ", slot.spec.name,
-                  " is ", tensor.sizes(), ", expected ", expected,
-                  "; codec, ratio and second_moment must be those of the saved run");
-  return f32_span(tensor, "load_state_dict");
-}
-
-void load_weight_state(SubspaceEngine& engine, int weight, const py::dict& state) {
-  WeightSlot& slot = engine.quiescent_slot(weight);
-  const CoreShape core = slot.plan.core;
-  const std::span<float> m = moment_span(state, "exp_avg", slot, {core.rows, core.cols});
-  const std::span<float> v = moment_span(state, "exp_avg_sq", slot, second_shape(slot));
-  const auto low = byte_span(state["low_bits"].cast<at::Tensor>(), "load_state_dict: low_bits");
-  const MatrixView<std::uint16_t> low_bits = slot.low_bits();
-  const std::size_t low_size = static_cast<std::size_t>(low_bits.elems()) * sizeof(std::uint16_t);
-  SLUICEWAY_CHECK(low.size() == low_size, "load_state_dict: low_bits of ", slot.spec.name, " has ",
-                  low.size(), " bytes, expected ", low_size,
-                  "; weight_update must be that of the saved run");
-  const auto residual =
-      byte_span(state["residual"].cast<at::Tensor>(), "load_state_dict: residual");
-  const std::size_t residual_size = residual_moments_of(slot).size_bytes();
-  SLUICEWAY_CHECK(residual.size() == residual_size, "load_state_dict: residual of ", slot.spec.name,
-                  " has ", residual.size(), " bytes, expected ", residual_size,
-                  "; residual must be that of the saved run");
-  slot.codec->load(byte_span(state["codec"].cast<at::Tensor>(), "load_state_dict: codec"));
-  std::copy(m.begin(), m.end(), slot.moments(slot.live).m.data);
-  std::copy(v.begin(), v.end(), slot.second_moment(slot.live).begin());
-  if (low_size != 0) std::memcpy(low_bits.data, low.data(), low_size);
-  if (slot.residual) {
-    const auto* const values = reinterpret_cast<const float*>(residual.data());
-    slot.residual->load(state["residual_step"].cast<std::int64_t>(),
-                        {values, residual_size / sizeof(float)});
-  }
-  slot.steps = state["step"].cast<std::int64_t>();
-  engine.forecast_backwards(weight, state["backwards"].cast<int>());
+// Looks into the tensors of `state`, which outlives it.
+WeightState state_of(const py::dict& state) {
+  WeightState result;
+  result.step = state["step"].cast<std::int64_t>();
+  result.exp_avg = moment_of(state, "exp_avg");
+  result.exp_avg_sq = moment_of(state, "exp_avg_sq");
+  const std::span<const std::byte> codec = span_of<std::byte>(tensor_of(state, "codec"), "codec");
+  result.codec.assign(codec.begin(), codec.end());
+  result.low_bits = span_of<std::uint16_t>(tensor_of(state, "low_bits"), "low_bits");
+  result.backwards = state["backwards"].cast<int>();
+  result.residual = span_of<float>(tensor_of(state, "residual"), "residual");
+  result.residual_step = state["residual_step"].cast<std::int64_t>();
+  return result;
 }
 
 }  // namespace
@@ -112,20 +80,29 @@ void bind_weight_state(EngineClass& engine) {
   engine
       .def("weight_state", &weight_state, py::arg("weight"),
            "step, exp_avg (core-shaped), exp_avg_sq (too, or means of rows and columns), codec, "
-           "low_bits, backwards, residual, "
-           "residual_step: all copies.")
-      .def("load_weight_state", &load_weight_state, py::arg("weight"), py::arg("state"))
-      .def("refresh_state",
-           [](SubspaceEngine& e) {
-             const std::vector<std::byte> bytes = e.refresh_policy().save();
-             return copy_bytes(bytes.data(), bytes.size());
-           })
+           "low_bits, backwards, residual, residual_step: all copies.")
+      .def(
+          "check_weight_state",
+          [](SubspaceEngine& e, int weight, const py::dict& state) {
+            e.check_weight(weight, state_of(state));
+          },
+          py::arg("weight"), py::arg("state"),
+          "Raise what load_weight_state would raise; nothing is changed.")
+      .def(
+          "load_weight_state",
+          [](SubspaceEngine& e, int weight, const py::dict& state) {
+            e.load_weight(weight, state_of(state));
+          },
+          py::arg("weight"), py::arg("state"), "Take over what weight_state gave.")
+      .def(
+          "refresh_state", [](SubspaceEngine& e) { return bytes_of(e.refresh_policy().save()); },
+          "When each weight was measured last, as bytes.")
       .def(
           "load_refresh_state",
           [](SubspaceEngine& e, const at::Tensor& bytes) {
-            e.refresh_policy().load(byte_span(bytes, "load_state_dict: refresh"));
+            e.refresh_policy().load(span_of<std::byte>(bytes, "refresh"));
           },
-          py::arg("state"));
+          py::arg("state"), "Take over what refresh_state gave.");
 }
 
 }  // namespace sluiceway

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "python/bindings/bindings.h"
-#include "runtime/engine/subspace_engine.h"
+#include "runtime/engine/subspace/subspace_engine.h"
 
 namespace sluiceway {
 

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "kernels/base/check.h"
+#include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 
 namespace sluiceway {
@@ -32,6 +33,12 @@ inline void check_host(const at::Tensor& tensor, const char* what) {
     throw Unavailable(concat(what, ": is on ", tensor.device().str(),
                              ", this build has the host device only; move the model to the CPU"));
   }
+}
+
+// The stream that torch computes on where the tensor lives: it says which half of a kernel runs.
+inline StreamRef stream_of(const at::Tensor& tensor, const char* what) {
+  check_host(tensor, what);
+  return StreamRef::host();
 }
 
 // Rows must be contiguous; columns of a row are neighbours.

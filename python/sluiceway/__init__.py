@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from sluiceway import errors
+from sluiceway.config.values import Budget, Link, Refresh
 from sluiceway.errors import (
     Corrupt,
     CudaError,
@@ -16,7 +17,6 @@ from sluiceway.errors import (
     Timeout,
     Unavailable,
 )
-from sluiceway.types import Budget, Link, Refresh
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     # Lazy, so that a command line which needs no tensor starts without loading torch, and so that
     # the compiled module can import sluiceway.errors while the package is being imported.
     if name == "SubspaceAdamW":
-        return import_module("sluiceway.optim").SubspaceAdamW
+        return import_module("sluiceway.optim.subspace.optimizer").SubspaceAdamW
     if name in _NOT_YET:
         raise Unavailable(f"sluiceway.{name}: not in version {__version__}, it has SubspaceAdamW")
     raise AttributeError(f"module 'sluiceway' has no attribute {name!r}")

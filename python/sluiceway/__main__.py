@@ -1,6 +1,6 @@
 """`python -m sluiceway` is `sluiceway`."""
 
-from sluiceway.cli import main
+from sluiceway.commands.cli import main
 
 if __name__ == "__main__":
     main()

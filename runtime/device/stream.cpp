@@ -18,18 +18,22 @@ Stream::~Stream() = default;
 
 Stream Stream::owned(DeviceId device, Options options) {
   if (device.is_host()) return host(std::move(options));
-  return Stream(std::make_unique<Impl>(Impl{cuda::make_owned_stream(device, options)}));
+  return over(cuda::make_owned_stream(device, options));
 }
 
 Stream Stream::borrowed(StreamRef framework_stream) {
   if (framework_stream.is_host()) {
-    return Stream(std::make_unique<Impl>(Impl{std::make_unique<InlineStream>()}));
+    return over(std::make_unique<InlineStream>());
   }
-  return Stream(std::make_unique<Impl>(Impl{cuda::make_borrowed_stream(framework_stream)}));
+  return over(cuda::make_borrowed_stream(framework_stream));
 }
 
 Stream Stream::host(Options options) {
-  return Stream(std::make_unique<Impl>(Impl{std::make_unique<WorkerStream>(std::move(options))}));
+  return over(std::make_unique<WorkerStream>(std::move(options)));
+}
+
+Stream Stream::over(std::unique_ptr<StreamBackend> backend) {
+  return Stream(std::make_unique<Impl>(Impl{std::move(backend)}));
 }
 
 void Stream::enqueue(Task task) { impl_->backend->enqueue(std::move(task), nullptr); }
@@ -45,6 +49,11 @@ Event Stream::record() { return impl_->backend->record(); }
 void Stream::synchronize() { impl_->backend->synchronize(); }
 
 DeviceId Stream::device() const noexcept { return impl_->backend->device(); }
+
+bool Stream::device_waits_for(const Stream& other) const noexcept {
+  return impl_->backend->waits_on_device() && other.impl_->backend->waits_on_device() &&
+         device() == other.device();
+}
 
 DeviceGuard::DeviceGuard(DeviceId device) {
   if (!device.is_host()) previous_ = cuda::select_device(device.ordinal());

@@ -30,6 +30,8 @@ struct Completion {
   std::exception_ptr error;
 };
 
+class StreamBackend;
+
 class Stream {
  public:
   struct Options {
@@ -42,6 +44,7 @@ class Stream {
   static Stream owned(DeviceId device, Options options);
   static Stream borrowed(StreamRef framework_stream);
   static Stream host(Options options);
+  static Stream over(std::unique_ptr<StreamBackend> backend);  // stream_backend.h: another kind.
 
   Stream(Stream&&) noexcept;
   Stream& operator=(Stream&&) noexcept;
@@ -60,6 +63,10 @@ class Stream {
   void synchronize();
 
   DeviceId device() const noexcept;
+
+  // Whether wait() for an event of `other` costs no thread: both are streams of one device, which
+  // waits by itself.
+  bool device_waits_for(const Stream& other) const noexcept;
 
  private:
   struct Impl;

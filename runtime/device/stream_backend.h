@@ -19,6 +19,9 @@ class StreamBackend {
   virtual Event record() = 0;
   virtual void synchronize() = 0;
   virtual DeviceId device() const noexcept = 0;
+
+  // Whether the device itself waits in wait() for events of its own streams, and no thread does.
+  virtual bool waits_on_device() const noexcept { return false; }
 };
 
 }  // namespace sluiceway

@@ -2,7 +2,8 @@
 //
 //   dynamic: start 2^16; x 2 after 2000 clean steps in a row; x 0.5 on overflow, never below 1
 //
-// At the floor training goes on and overflows are counted; nothing is raised (STORE.md section 4).
+// At the floor training goes on and overflows are counted; nothing is raised
+// (docs/numerics.md section 3).
 //
 // Thread safety: one thread at a time.
 #pragma once

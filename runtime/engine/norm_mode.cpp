@@ -19,11 +19,12 @@ void NormModeChooser::note_step(bool redone) noexcept {
   redone_rate_ += 0.02 * ((redone ? 1.0 : 0.0) - redone_rate_);
 }
 
-bool NormModeChooser::prefers_speculative(const std::vector<LayerCost>& costs) const {
+bool NormModeChooser::prefers_speculative(const std::vector<LayerCost>& costs,
+                                          const LanePlan& lanes) const {
   if (redone_rate_ > kMaxRedoneRate) return false;
-  const int transition = transition_layer(costs);
-  const double exact = predict_makespan(costs, order_, NormBarrier::kExact, transition);
-  const double at_once = predict_makespan(costs, order_, NormBarrier::kNone, transition);
+  const int transition = transition_layer(costs, lanes);
+  const double exact = predict_makespan(costs, lanes, order_, NormBarrier::kExact, transition);
+  const double at_once = predict_makespan(costs, lanes, order_, NormBarrier::kNone, transition);
   return exact > kWorthwhileGain * at_once;
 }
 

@@ -1,7 +1,7 @@
 // Decides when host work of a step may start: after the global norm is known, or at once.
 //
-// Auto (LSP.md section 4): exact while the cost model says that its host and upload work hides
-// behind the forward; else speculative while few steps are clipped; else exact.
+// Auto (docs/schedule.md section 3): exact while the cost model says that its host and upload
+// work hides behind the forward; else speculative while few steps are clipped; else exact.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class NormModeChooser {
   // Once a committed step. `redone`: the forecast factor was wrong, by clipping or scaling.
   void note_step(bool redone) noexcept;
   // Whether the next step should be speculative, from this step's measured times.
-  bool prefers_speculative(const std::vector<LayerCost>& costs) const;
+  bool prefers_speculative(const std::vector<LayerCost>& costs, const LanePlan& lanes) const;
   void set_speculative(bool on) noexcept { speculative_ = on; }
   bool decides() const noexcept {
     return choice_ == NormChoice::kAuto && order_ != Order::kBarrier;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <queue>
 #include <span>
 
@@ -12,22 +13,37 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::array<double LayerCost::*, kLaneCount> kHopCost = {
-    &LayerCost::d2h, &LayerCost::host, &LayerCost::h2d, &LayerCost::apply};
-
 double sum(const std::vector<LayerCost>& layers, double LayerCost::*part) {
   double total = 0;
   for (const LayerCost& layer : layers) total += layer.*part;
   return total;
 }
 
-void check_costs(const std::vector<LayerCost>& layers) {
+double sum(const std::vector<LayerCost>& layers, std::size_t lane) {
+  double total = 0;
+  for (const LayerCost& layer : layers) total += layer.lanes[lane];
+  return total;
+}
+
+// Lanes of every layer.
+std::size_t lane_count(const char* function, const std::vector<LayerCost>& layers) {
+  const std::size_t count = layers.empty() ? 0 : layers[0].lanes.size();
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    const LayerCost& c = layers[l];
-    for (const double seconds : {c.forward, c.backward, c.d2h, c.host, c.h2d, c.apply}) {
+    SLUICEWAY_CHECK(layers[l].lanes.size() == count, function, ": layer ", l, " has times for ",
+                    layers[l].lanes.size(), " lanes, expected ", count, ", as layer 0 has");
+  }
+  return count;
+}
+
+void check_times(const std::vector<LayerCost>& layers) {
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const auto check = [&](double seconds) {
       SLUICEWAY_CHECK(std::isfinite(seconds) && seconds >= 0, "predict_makespan: layer ", l,
                       " has a cost of ", seconds, " s, expected a finite number of at least 0 s");
-    }
+    };
+    check(layers[l].forward);
+    check(layers[l].backward);
+    for (const double seconds : layers[l].lanes) check(seconds);
   }
 }
 
@@ -41,11 +57,11 @@ std::vector<double> submissions(const std::vector<LayerCost>& layers) {
 
 // One lane: at most one payload at a time, the lowest rank of those that are there. `at` says when
 // each layer reaches the lane, and on return when it leaves.
-void pass_lane(const std::vector<LayerCost>& layers, double LayerCost::*cost,
-               std::span<const Rank> ranks, std::vector<double>& at) {
+void pass_lane(const std::vector<LayerCost>& layers, std::size_t lane, std::span<const Rank> ranks,
+               std::vector<double>& at) {
   std::vector<std::size_t> by_arrival;
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    if (layers[l].*cost > 0) by_arrival.push_back(l);  // The others pass at once.
+    if (layers[l].lanes[lane] > 0) by_arrival.push_back(l);  // The others pass at once.
   }
   std::sort(by_arrival.begin(), by_arrival.end(), [&](std::size_t a, std::size_t b) {
     return at[a] != at[b] ? at[a] < at[b] : ranks[a] < ranks[b];
@@ -58,7 +74,7 @@ void pass_lane(const std::vector<LayerCost>& layers, double LayerCost::*cost,
     while (next < by_arrival.size() && at[by_arrival[next]] <= now) ready.push(by_arrival[next++]);
     const std::size_t layer = ready.top();
     ready.pop();
-    at[layer] = now += layers[layer].*cost;
+    at[layer] = now += layers[layer].lanes[lane];
   }
 }
 
@@ -72,21 +88,23 @@ double latest(const std::vector<double>& at) { return *std::max_element(at.begin
 
 // A forward waits for the payload of every layer, so the lanes are empty when a backward starts:
 // all steps are alike, and the time from one backward to the next is the makespan.
-double predict_makespan(const std::vector<LayerCost>& layers, Order order, NormBarrier barrier,
-                        int transition) {
-  check_costs(layers);
+double predict_makespan(const std::vector<LayerCost>& layers, const LanePlan& lanes, Order order,
+                        NormBarrier barrier, int transition) {
+  const std::size_t lane_total = lane_count("predict_makespan", layers);
+  check_times(layers);
   if (layers.empty()) return 0;
-  const StepPlan plan{order, transition};
+  const StepPlan plan{order, static_cast<std::uint64_t>(transition), lanes};
   std::vector<double> at = submissions(layers);
   const double released = at.front();
   std::vector<Rank> ranks(layers.size());
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    ranks[l] = plan.rank(0, static_cast<int>(l), layers.size() - l);
+    ranks[l] = plan.rank(0, l, layers.size() - l);
   }
-  for (const Lane lane : kLanes) {
-    if (plan.gathers_before(lane)) delay_until(std::max(released, latest(at)), at);
-    if (barrier == NormBarrier::kExact && lane == Lane::kHost) delay_until(released, at);
-    pass_lane(layers, kHopCost[index(lane)], ranks, at);
+  for (std::size_t lane = 0; lane < lane_total; ++lane) {
+    const auto id = static_cast<LaneId>(lane);
+    if (plan.gate() == id) delay_until(std::max(released, latest(at)), at);
+    if (barrier == NormBarrier::kExact && lanes.gather_before == id) delay_until(released, at);
+    pass_lane(layers, lane, ranks, at);
   }
   double now = released;
   if (plan.forward_waits_for_all()) now = std::max(now, latest(at));
@@ -94,23 +112,28 @@ double predict_makespan(const std::vector<LayerCost>& layers, Order order, NormB
   return now;
 }
 
-int transition_layer(const std::vector<LayerCost>& layers) {
+int transition_layer(const std::vector<LayerCost>& layers, const LanePlan& lanes) {
+  const std::size_t lane_total = lane_count("transition_layer", layers);
   if (layers.empty()) return 0;
   const double count = static_cast<double>(layers.size());
-  const double o = sum(layers, &LayerCost::d2h) / count;
-  const double u = sum(layers, &LayerCost::host) / count;
-  const double h = sum(layers, &LayerCost::h2d) / count;
-  const double s = std::max({o, u, h});
+  double chain = 0, slowest = 0;  // o + u + h, and s.
+  for (std::size_t lane = 0; lane < lane_total; ++lane) {
+    if (lanes.device_lane == static_cast<LaneId>(lane)) continue;
+    const double mean = sum(layers, lane) / count;
+    chain += mean;
+    slowest = std::max(slowest, mean);
+  }
   const double backward = sum(layers, &LayerCost::backward);
-  if (s <= 0) return 0;  // Every layer is through before the backward ends.
+  if (slowest <= 0) return 0;  // Every layer is through before the backward ends.
   // Layers whose payload is through before the backward ends; only whole ones are.
-  const double through = std::floor((backward - (o + u + h)) / s);
+  const double through = std::floor((backward - chain) / slowest);
   return static_cast<int>(std::clamp(count - through, 0.0, count));
 }
 
 double lower_bound(const std::vector<LayerCost>& layers) {
   double bound = sum(layers, &LayerCost::forward) + sum(layers, &LayerCost::backward);
-  for (double LayerCost::*hop : kHopCost) bound = std::max(bound, sum(layers, hop));
+  const std::size_t lane_total = lane_count("lower_bound", layers);
+  for (std::size_t lane = 0; lane < lane_total; ++lane) bound = std::max(bound, sum(layers, lane));
   return bound;
 }
 

@@ -15,38 +15,29 @@ Executor::~Executor() {
   State::Items gone;
   State::Lock lock(s.mutex);
   s.closing = true;
-  for (const auto& item : s.items) {
-    if (item && item->place == State::Place::kParked && !s.released(*item) && !item->recalled) {
-      gone.push_back(s.take_out(lock, item.get()));
-    }
+  for (auto next = s.items.begin(); next != s.items.end();) {
+    State::Item* item = &*next++;
+    if (item->place != State::Place::kParked || s.released(*item) || item->recalled_by != 0)
+      continue;
+    s.stop(lock, item);
+    s.take_out(lock, item, gone);
   }
-  std::erase_if(s.parked, [&](const State::Item* item) { return !s.released(*item); });
   s.destroy(lock, gone);
-  s.changed.wait(lock, [&] {
-    return s.idle() && std::none_of(s.items.begin(), s.items.end(),
-                                    [](const auto& item) { return item != nullptr; });
-  });
+  s.changed.wait(lock, [&] { return s.idle() && s.items.empty(); });
 }
 
 void Executor::submit(Payload payload) {
   State& s = *state_;
-  s.check_layer("submit", payload.layer);
-  auto owned = std::make_unique<State::Item>();
-  owned->payload = std::move(payload);
-  State::Items gone;
+  s.checked_key("submit", payload.key);
+  s.check_hops(payload);
+  State::Items own, gone;
+  State::Item* item = &own.emplace_back(std::move(payload));
+  item->self = own.begin();
   State::Lock lock(s.mutex);
   s.throw_if_failed(lock);
-  const int layer = owned->payload.layer;
-  SLUICEWAY_CHECK(s.item_at(layer) == nullptr, "submit: layer ", layer, " still has payload ",
-                  s.item_at(layer)->payload.name, " in lane ",
-                  to_string(kLanes[s.item_at(layer)->lane]), ", expected none; wait(", layer,
-                  ") or recall(", layer, ") first");
-  State::Item* item = owned.get();
-  s.items[static_cast<std::size_t>(layer)] = std::move(owned);
-  item->step = s.step;
-  item->arrival = s.arrivals++;
-  item->rank = s.plan.rank(item->step, layer, item->arrival);
-  ++s.new_before_host;
+  s.make_room(lock);
+  s.items.splice(s.items.end(), own);
+  s.add(lock, item);
   s.enter(lock, item, gone);
   s.dispatch(lock);
   s.destroy(lock, gone);
@@ -58,115 +49,118 @@ void Executor::release() {
   State::Lock lock(s.mutex);
   s.throw_if_failed(lock);
   ++s.step;
-  s.old_before_host += std::exchange(s.new_before_host, 0);
+  s.old_before_gate += std::exchange(s.new_before_gate, 0);
+  for (State::Key& key : s.keys) key.moving = key.payloads;
+  s.moving = s.items.size();
   s.open_gates(lock, gone);
   s.dispatch(lock);
   s.destroy(lock, gone);
 }
 
-bool Executor::recall(int layer) {
+bool Executor::recall(int key) {
   State& s = *state_;
-  s.check_layer("recall", layer);
+  s.checked_key("recall", key);
   State::Items gone;
   State::Lock lock(s.mutex);
   s.throw_if_failed(lock);
-  State::Item* item = s.item_at(layer);
-  if (item == nullptr) return false;
-  SLUICEWAY_CHECK(!s.passed_hold(*item), "recall: payload ", item->payload.name, " of layer ",
-                  layer, " is in lane ", to_string(kLanes[item->lane]),
-                  ", expected it before its hold (",
-                  item->payload.hold_before ? to_string(*item->payload.hold_before) : "none", ")");
-  const std::uint64_t arrival = item->arrival;
-  const auto still_there = [&] {
-    return s.item_at(layer) == item && item->arrival == arrival && !s.error;
+  const std::uint64_t number = ++s.recalls;
+  const auto any = [&](const auto& condition) {
+    return std::any_of(s.items.begin(), s.items.end(), condition);
   };
-  if (item->recalled) {  // By another thread, which waits for its task.
-    s.changed.wait(lock, [&] { return !still_there(); });
+  const auto ours = [&](const State::Item& item) { return item.recalled_by == number; };
+  const auto of_others = [&](const State::Item& item) {  // Of threads that recall the same key.
+    return item.payload.key == key && item.recalled_by != 0 && item.recalled_by < number;
+  };
+  const State::Item* passed = s.mark_recalled(lock, key, number);
+  if (!any(ours)) {
+    SLUICEWAY_CHECK(passed == nullptr || any(of_others), "recall: payload ", passed->payload.name,
+                    " of key ", key, " is in lane ", s.lane_name(*passed, passed->hop),
+                    ", expected it before its hold (", s.hold_name(*passed), ")");
+    s.changed.wait(lock, [&] { return s.error || !any(of_others); });
     s.throw_if_failed(lock);
     return false;
   }
-  item->recalled = true;
-  if (item->place == State::Place::kReady) s.drop_from_heap(lock, item);
-  if (item->place == State::Place::kParked) std::erase(s.parked, item);
-  s.changed.wait(lock, [&] { return !still_there() || item->place != State::Place::kRunning; });
+  s.changed.wait(lock, [&] {
+    return s.error || !any([&](const auto& item) { return ours(item) && item.in_flight(); });
+  });
   s.throw_if_failed(lock);
-  gone.push_back(s.take_out(lock, item));
+  for (auto next = s.items.begin(); next != s.items.end();) {
+    State::Item* item = &*next++;
+    if (ours(*item)) s.take_out(lock, item, gone);
+  }
   s.open_gates(lock, gone);
   s.dispatch(lock);
   s.destroy(lock, gone);
   return true;
 }
 
-double Executor::wait(int layer) {
+double Executor::wait(int key) {
   State& s = *state_;
-  s.check_layer("wait", layer);
+  const State::Key& waited_for = s.checked_key("wait", key);
   State::Lock lock(s.mutex);
-  const auto waited_for = [&](const State::Item* item) {
-    return item != nullptr && !s.held_back(*item);
-  };
-  const auto blocked = [&] {
-    if (s.error) return false;
-    if (!s.plan.forward_waits_for_all()) return waited_for(s.item_at(layer));
-    return std::any_of(s.items.begin(), s.items.end(),
-                       [&](const auto& item) { return waited_for(item.get()); });
-  };
+  const auto blocked = [&] { return !s.error && s.moving_for(waited_for) > 0; };
   double stall_s = 0;
   if (blocked()) {
     const double begin_s = steady_s();
-    const double busy_before_s = s.apply_busy_s(begin_s);
+    const double busy_before_s = s.device_busy_s(begin_s);
     s.changed.wait(lock, [&] { return !blocked(); });
     const double end_s = steady_s();
-    stall_s = (end_s - begin_s) - (s.apply_busy_s(end_s) - busy_before_s);
+    stall_s = (end_s - begin_s) - (s.device_busy_s(end_s) - busy_before_s);
   }
   s.throw_if_failed(lock);
   return std::max(stall_s, 0.0);
+}
+
+Event Executor::completion(int key) {
+  State& s = *state_;
+  State::Key& asked_for = s.checked_key("completion", key);
+  State::Lock lock(s.mutex);
+  s.throw_if_failed(lock);
+  if (s.moving_for(asked_for) == 0) return {};
+  auto& done = s.plan.forward_waits_for_all() ? s.all_done : asked_for.done;
+  if (done == nullptr) done = std::make_shared<HostEvent>();
+  return Event(done);
 }
 
 void Executor::drain() {
   State& s = *state_;
   State::Lock lock(s.mutex);
   s.throw_if_failed(lock);
-  for (const auto& item : s.items) {
-    SLUICEWAY_CHECK(!item || !s.held_back(*item), "drain: payload ", item->payload.name,
-                    " of layer ", item->payload.layer,
-                    " is held, expected none; release() or recall(", item->payload.layer,
-                    ") first");
+  for (const State::Item& item : s.items) {
+    SLUICEWAY_CHECK(!s.held_back(item), "drain: payload ", item.payload.name, " of key ",
+                    item.payload.key, " is held, expected none; release() or recall(",
+                    item.payload.key, ") first");
   }
   const std::uint64_t arrivals = s.arrivals;  // What others submit meanwhile is not waited for.
-  s.changed.wait(lock, [&] {
-    return s.error || std::none_of(s.items.begin(), s.items.end(), [&](const auto& item) {
-             return item && item->arrival < arrivals;
-           });
-  });
+  s.changed.wait(lock,
+                 [&] { return s.error || s.items.empty() || s.items.front().arrival >= arrivals; });
   s.throw_if_failed(lock);
 }
 
-bool Executor::busy(int layer) const {
+bool Executor::busy(int key) const {
   State& s = *state_;
-  s.check_layer("busy", layer);
+  const State::Key& asked_for = s.checked_key("busy", key);
   State::Lock lock(s.mutex);
   s.throw_if_failed(lock);
-  return s.item_at(layer) != nullptr;
+  return asked_for.payloads > 0;
 }
 
-void Executor::set_transition_layer(int layer) {
+void Executor::set_transition(std::uint64_t deadline) {
   State& s = *state_;
-  SLUICEWAY_CHECK(layer >= 0 && layer <= s.config.layer_count, "set_transition_layer: layer is ",
-                  layer, ", expected 0 to ", s.config.layer_count);
   State::Lock lock(s.mutex);
   s.throw_if_failed(lock);
-  s.plan.transition_layer = layer;
+  s.plan.transition = deadline;
 }
 
-std::array<double, kLaneCount> Executor::last_seconds(int layer) const {
-  state_->check_layer("last_seconds", layer);
+std::vector<double> Executor::last_seconds(int key) const {
+  const State::Key& asked_for = state_->checked_key("last_seconds", key);
   State::Lock lock(state_->mutex);
-  return state_->last_seconds[static_cast<std::size_t>(layer)];
+  return asked_for.last;
 }
 
 LaneUse Executor::take_use() {
   State::Lock lock(state_->mutex);
-  return std::exchange(state_->use, {});
+  return std::exchange(state_->use, state_->no_use());
 }
 
 }  // namespace sluiceway

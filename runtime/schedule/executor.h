@@ -1,87 +1,95 @@
-// Carries payloads through the lanes: d2h, host, h2d, apply, each a stream with its own order.
+// Carries payloads through lanes, each a stream with its own order and depth.
 //
-// A payload is opaque: a layer number, a name and one task a lane. It is in exactly one lane at a
-// time; a lane runs one payload at a time and picks the next by the step plan's order. There is
-// no scheduling thread: completions and submissions move payloads under one mutex.
+// A payload (hop.h) is opaque: a key, a deadline and a list of hops. There is no scheduling thread:
+// completions and submissions move payloads under one mutex.
 //
-// A payload may be held before one lane: until release() for the whole step (the global norm is
+// A payload may be held before one hop: until release() for the whole step (the global norm is
 // known, or the step is committed), or until recall() takes it out. A payload submitted after
 // release() belongs to the next step, and goes behind those of the steps before it.
 //
+// Invariants, which the tests name:
+//   I1  A payload's hops start in their order, each once; the next when the one before has
+//       finished, or, where both streams are of one device that waits by itself, behind its event.
+//   I2  A lane has at most `depth` hops in flight, and the ready payload of the lowest rank
+//       (step_plan.h) goes next.
+//   I3  No hop at or behind a hold starts before release(); under kBarrier, moreover, none in
+//       gather_before or a later lane before every payload of the step has left the lanes before.
+//   I4  When recall() has returned, no hop of what it took out runs or will run.
+//   I5  What a hop captured is destroyed before its payload moves on, and what a dropped payload
+//       captured before the call returns that dropped it or reports its error.
+//   I6  The first error is kept. Nothing starts after it, what is in flight finishes, and only then
+//       a call throws it.
+//   I7  A free lane never leaves a ready payload waiting, no wait is forgotten, and streams that
+//       run a task inside enqueue() recurse no deeper than there are lanes.
+//   I8  wait() returns, and completion() happens, when the key has no payload in the lanes but held
+//       ones (kBarrier: when no key has).
+//
 // Thread safety: every call from any thread, but not from a payload's own task.
 // Lifetime:      the streams outlive the executor; ~Executor() recalls what is held and drains.
-// Errors:        a task that throws fails the executor: payloads not yet started are dropped, those
-//                in a lane finish it, then every later call throws the same error, with lane and
-//                payload named (last_seconds() and take_use() still answer). Nothing is retried.
+// Errors:        a hop that fails fails the executor: every later call throws the same error, with
+//                lane and payload named (last_seconds() and take_use() still answer). Nothing is
+//                retried.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "runtime/device/stream.h"
+#include "runtime/device/event.h"
+#include "runtime/schedule/hop.h"
 #include "runtime/schedule/lane.h"
 
 namespace sluiceway {
 
 class Trace;
 
-struct Payload {
-  int layer = 0;                                  // Index in forward order: the deadline.
-  std::string name;                               // For errors and the trace.
-  std::array<Stream::Task, kLaneCount> tasks;     // An empty task: the lane is passed at once.
-  std::array<std::uint64_t, kLaneCount> bytes{};  // For the trace.
-  std::optional<Lane> hold_before;                // Waits there for release().
-};
-
-// Busy time of each lane since the last reset, in seconds; and how often each was used.
+// Time that each lane's hops took since the last reset, in seconds; and how many there were.
 struct LaneUse {
-  std::array<double, kLaneCount> seconds{};
-  std::array<std::uint64_t, kLaneCount> payloads{};
+  std::vector<double> seconds;
+  std::vector<std::uint64_t> payloads;
 };
 
 class Executor {
  public:
   struct Config {
-    std::array<Stream*, kLaneCount> streams{};
-    int layer_count = 0;
+    std::vector<LaneConfig> lanes;  // In the order in which payloads pass them.
+    LanePlan plan;
+    int key_count = 0;
     Order order = Order::kEdf;
-    int transition_layer = 0;  // kPaper: layers below it go last come first served.
-    Trace* trace = nullptr;    // Not owned; null: nothing is recorded.
-    std::array<int, kLaneCount> trace_rows{};
+    std::uint64_t transition = 0;  // kPaper: deadlines below it go last come first served.
+    Trace* trace = nullptr;        // Not owned; null: nothing is recorded.
   };
 
-  explicit Executor(Config config);
+  explicit Executor(Config config);  // InvalidArgument: a lane without stream or depth, or no lane.
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
   ~Executor();
 
-  // The payload is ready for its first lane. InvalidArgument: that layer still has a payload in
-  // the lanes, or the layer does not exist.
+  // The payload is ready for its first hop. InvalidArgument: the key does not exist, a hop has no
+  // lane or not exactly one task, or the lanes do not ascend.
   void submit(Payload payload);
 
   // Ends the step's submissions: payloads that are held, now or when they reach their hold, go on.
-  // Under kBarrier host work starts when all of them are on the host.
   void release();
 
-  // Takes the layer's payload out: waits while a task of it runs, then drops the rest. True if a
-  // payload was there. InvalidArgument: it has passed its hold, or has none.
-  bool recall(int layer);
+  // Takes out every payload of the key that has not passed its hold: waits while a task of one
+  // runs, then drops the rest. True if one was there. InvalidArgument: the key has payloads, and
+  // each has passed its hold or has none.
+  bool recall(int key);
 
-  // Blocks until the layer has no payload in the lanes (kBarrier: until no layer has). Returns the
-  // seconds it blocked during which the apply lane was idle: the stall.
-  double wait(int layer);
+  // Blocks as I8 says. Returns the seconds it blocked during which the device lane was idle: the
+  // stall.
+  double wait(int key);
 
-  void drain();  // wait() for all layers; payloads that are held must be released first.
-  bool busy(int layer) const;  // Whether the layer has a payload in the lanes.
-  void set_transition_layer(int layer);
+  // As wait(), for a stream to wait for. It happens after a failure too, which the next call says.
+  Event completion(int key);
 
-  // Seconds each hop of this layer's last finished payload took, for the cost model.
-  std::array<double, kLaneCount> last_seconds(int layer) const;
+  void drain();              // wait() for all keys; payloads that are held must be released first.
+  bool busy(int key) const;  // Whether the key has a payload in the lanes, held or not.
+  void set_transition(std::uint64_t deadline);
+
+  // Seconds by lane that the hops of this key's payloads took in its last finished step.
+  std::vector<double> last_seconds(int key) const;
   LaneUse take_use();  // Reads and resets.
 
  private:

@@ -1,71 +1,95 @@
 #include "runtime/schedule/executor_state.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "runtime/schedule/lane_error.h"
-#include "runtime/trace/trace.h"
 
 namespace sluiceway {
 
-double steady_s() noexcept {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+// ---- The rules ----------------------------------------------------------------------------------
 
 Executor::State::State(Config given) : config(std::move(given)) {
-  SLUICEWAY_CHECK(config.layer_count >= 0, "Executor: layer_count is ", config.layer_count,
+  SLUICEWAY_CHECK(config.key_count >= 0, "Executor: key_count is ", config.key_count,
                   ", expected at least 0");
-  for (const Lane lane : kLanes) {
-    SLUICEWAY_CHECK(config.streams[index(lane)] != nullptr, "Executor: lane ", to_string(lane),
-                    " has no stream, expected one for each of ", kLaneCount, " lanes");
+  for (const LaneConfig& lane : config.lanes) {
+    SLUICEWAY_CHECK(lane.stream != nullptr, "Executor: lane ", lane.name,
+                    " has no stream, expected one for each of ", config.lanes.size(), " lanes");
+    SLUICEWAY_CHECK(lane.depth > 0, "Executor: lane ", lane.name, " has depth ", lane.depth,
+                    ", expected at least 1");
   }
-  plan.order = config.order;
-  plan.transition_layer = config.transition_layer;
-  const auto count = static_cast<std::size_t>(config.layer_count);
-  items.resize(count);
-  last_seconds.resize(count);
-  parked.reserve(count);
-  for (LaneState& lane : lanes) lane.ready.reserve(count);
+  const auto check_lane = [&](const char* name, std::optional<LaneId> lane) {
+    const auto count = static_cast<LaneId>(config.lanes.size());
+    SLUICEWAY_CHECK(!lane || (*lane >= 0 && *lane < count), "Executor: ", name, " is lane ", *lane,
+                    ", expected 0 to ", count - 1);
+  };
+  check_lane("gather_before", config.plan.gather_before);
+  check_lane("device_lane", config.plan.device_lane);
+  plan = {config.order, config.transition, config.plan};
+  lanes.resize(config.lanes.size());
+  use = no_use();
+  keys.resize(static_cast<std::size_t>(config.key_count));
+  for (Key& key : keys) {
+    key.gathered.resize(lanes.size());
+    key.last.resize(lanes.size());
+  }
 }
 
-void Executor::State::check_layer(const char* function, int layer) const {
-  SLUICEWAY_CHECK(layer >= 0 && layer < config.layer_count, function, ": layer is ", layer,
-                  ", expected 0 to ", config.layer_count - 1);
+Executor::State::Key& Executor::State::checked_key(const char* function, int key) {
+  SLUICEWAY_CHECK(key >= 0 && key < config.key_count, function, ": key is ", key,
+                  ", expected 0 to ", config.key_count - 1);
+  return keys[static_cast<std::size_t>(key)];
 }
 
-bool Executor::State::must_park(const Item& item) const noexcept {
-  const bool at_hold = item.payload.hold_before && index(*item.payload.hold_before) == item.lane;
-  if (at_hold && !released(item)) return true;
-  if (!plan.gathers_before(kLanes[item.lane])) return false;
-  return !released(item) || old_before_host > 0;
+void Executor::State::check_hops(const Payload& payload) const {
+  const auto lane_count = static_cast<LaneId>(lanes.size());
+  LaneId before = -1;
+  for (const Hop& hop : payload.hops) {
+    SLUICEWAY_CHECK(hop.lane > before && hop.lane < lane_count, "submit: payload ", payload.name,
+                    " has a hop in lane ", hop.lane, " after one in lane ", before,
+                    ", expected lanes that ascend, below ", lane_count);
+    SLUICEWAY_CHECK((hop.run == nullptr) != (hop.start == nullptr), "submit: payload ",
+                    payload.name, " has ", hop.run == nullptr ? "neither" : "both",
+                    " run and start in lane ", hop.lane, ", expected one of them");
+    before = hop.lane;
+  }
+  SLUICEWAY_CHECK(payload.hold_before.value_or(0) <= payload.hops.size(), "submit: payload ",
+                  payload.name, " is held before hop ", payload.hold_before.value_or(0),
+                  ", expected at most ", payload.hops.size());
+}
+
+std::string_view Executor::State::lane_name(const Item& item, std::size_t hop) const noexcept {
+  const std::vector<Hop>& hops = item.payload.hops;
+  if (hop >= hops.size()) return "none";
+  return config.lanes[static_cast<std::size_t>(hops[hop].lane)].name;
+}
+
+std::string_view Executor::State::hold_name(const Item& item) const noexcept {
+  return item.payload.hold_before ? lane_name(item, *item.payload.hold_before) : "none";
+}
+
+LaneUse Executor::State::no_use() const {
+  return {std::vector<double>(lanes.size()), std::vector<std::uint64_t>(lanes.size())};
+}
+
+bool Executor::State::must_park(const Item& item, std::size_t hop) const noexcept {
+  if (item.payload.hold_before == hop && !released(item)) return true;
+  return item.gate == hop && (!released(item) || old_before_gate > 0);
 }
 
 bool Executor::State::held_back(const Item& item) const noexcept {
-  if (released(item)) return false;
-  for (std::size_t lane = item.lane; lane < kLaneCount; ++lane) {
-    if (item.payload.hold_before && index(*item.payload.hold_before) == lane) return true;
-    if (plan.gathers_before(kLanes[lane])) return true;
-  }
-  return false;
+  return !released(item) && (item.payload.hold_before || item.gate != kNone);
 }
 
 bool Executor::State::passed_hold(const Item& item) const noexcept {
-  if (!item.payload.hold_before) return true;
-  const std::size_t hold = index(*item.payload.hold_before);
-  return item.lane > hold || (item.lane == hold && item.place != Place::kParked);
+  const std::optional<std::size_t> hold = item.payload.hold_before;
+  return !hold || item.hop > *hold || (item.hop == *hold && item.place != Place::kParked);
 }
 
 bool Executor::State::idle() const noexcept {
   return destroying == 0 && std::all_of(lanes.begin(), lanes.end(), [](const LaneState& lane) {
-           return lane.running == nullptr && !lane.dispatching;
+           return lane.running == 0 && !lane.dispatching;
          });
-}
-
-double Executor::State::apply_busy_s(double now_s) const noexcept {
-  const LaneState& lane = lanes[index(Lane::kApply)];
-  return lane.busy_s + (lane.running != nullptr ? now_s - lane.began_s : 0);
 }
 
 void Executor::State::throw_if_failed(Lock& lock) {
@@ -74,53 +98,77 @@ void Executor::State::throw_if_failed(Lock& lock) {
   std::rethrow_exception(error);
 }
 
-void Executor::State::leave_d2h(const Item& item) noexcept {
-  --(released(item) ? old_before_host : new_before_host);
+// ---- Into a lane, and out of the lanes ----------------------------------------------------------
+
+void Executor::State::make_room(Lock&) {
+  const std::size_t needed = items.size() + 1;
+  const auto grow = [&](std::vector<Item*>& places) {
+    if (places.capacity() < needed) places.reserve(2 * needed);
+  };
+  grow(parked);
+  for (LaneState& lane : lanes) grow(lane.ready);
+}
+
+void Executor::State::add(Lock&, Item* item) {
+  item->step = step;
+  item->arrival = arrivals++;
+  item->rank = plan.rank(item->step, item->payload.deadline, item->arrival);
+  const std::vector<Hop>& hops = item->payload.hops;
+  const auto first_from = [&](LaneId lane) {
+    const auto found =
+        std::find_if(hops.begin(), hops.end(), [&](const Hop& hop) { return hop.lane >= lane; });
+    return static_cast<std::size_t>(found - hops.begin());
+  };
+  if (const std::optional<LaneId> gate = plan.gate()) {
+    item->gate = first_from(*gate);
+    if (item->gate > 0) ++new_before_gate;
+  }
+  if (const std::optional<LaneId> device = plan.lanes.device_lane) {
+    const std::size_t hop = first_from(*device);
+    if (hop < hops.size() && hops[hop].lane == *device) item->device_hop = hop;
+  }
+  Key& key = key_of(*item);
+  ++key.payloads;
+  if (held_back(*item)) return;
+  ++key.moving;
+  ++moving;
+}
+
+void Executor::State::leave_before_gate(const Item& item) noexcept {
+  --(released(item) ? old_before_gate : new_before_gate);
 }
 
 bool Executor::State::goes_later(const Item* a, const Item* b) noexcept {
   return b->rank < a->rank;
 }
 
-std::unique_ptr<Executor::State::Item> Executor::State::take_out(Lock&, Item* item) {
-  if (item->lane == index(Lane::kD2h)) leave_d2h(*item);
-  changed.notify_all();
-  return std::move(items[static_cast<std::size_t>(item->payload.layer)]);
-}
-
 void Executor::State::enter(Lock& lock, Item* item, Items& gone) {
-  for (;;) {
-    if (item->lane == kLaneCount) {
-      last_seconds[static_cast<std::size_t>(item->payload.layer)] = item->seconds;
-      gone.push_back(take_out(lock, item));
-      return;
+  if (must_park(*item, item->hop)) {
+    item->place = Place::kParked;
+    if (closing && !released(*item)) {
+      take_out(lock, item, gone);
+    } else {
+      parked.push_back(item);
     }
-    if (must_park(*item)) {
-      item->place = Place::kParked;
-      if (closing && !released(*item)) {
-        gone.push_back(take_out(lock, item));
-      } else {
-        parked.push_back(item);
-      }
-      return;
-    }
-    if (item->payload.tasks[item->lane]) {
-      item->place = Place::kReady;
-      std::vector<Item*>& ready = lanes[item->lane].ready;
-      ready.push_back(item);
-      std::push_heap(ready.begin(), ready.end(), goes_later);
-      return;
-    }
-    if (item->lane == index(Lane::kD2h)) leave_d2h(*item);
-    ++item->lane;
+    return;
   }
+  if (item->hop == item->payload.hops.size()) {
+    note_times(*item);
+    take_out(lock, item, gone);
+    return;
+  }
+  item->place = Place::kReady;
+  std::vector<Item*>& ready = lanes[item->lane()].ready;
+  ready.push_back(item);
+  std::push_heap(ready.begin(), ready.end(), goes_later);
 }
 
 void Executor::State::open_gates(Lock& lock, Items& gone) {
-  // One that enters may leave d2h and open the gate of another: look again until none moves.
+  // One that enters may open the gate of another: look again until none moves.
   for (bool moved = true; moved;) {
-    const auto first_free = std::partition(parked.begin(), parked.end(),
-                                           [&](const Item* item) { return must_park(*item); });
+    const auto first_free = std::partition(parked.begin(), parked.end(), [&](const Item* item) {
+      return must_park(*item, item->hop);
+    });
     const std::vector<Item*> opened(first_free, parked.end());
     parked.erase(first_free, parked.end());
     for (Item* item : opened) enter(lock, item, gone);
@@ -128,93 +176,57 @@ void Executor::State::open_gates(Lock& lock, Items& gone) {
   }
 }
 
-void Executor::State::dispatch(Lock& lock) {
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-    if (lanes[lane].dispatching) continue;
-    lanes[lane].dispatching = true;
-    while (!error && lanes[lane].running == nullptr && !lanes[lane].ready.empty()) {
-      start_next(lane, lock);
-    }
-    lanes[lane].dispatching = false;
-  }
-  if (idle()) changed.notify_all();
-}
-
-void Executor::State::start_next(std::size_t lane, Lock& lock) {
-  LaneState& state = lanes[lane];
-  std::pop_heap(state.ready.begin(), state.ready.end(), goes_later);
-  Item* item = state.ready.back();
-  state.ready.pop_back();
-  item->place = Place::kRunning;
-  state.running = item;
-  state.began_s = steady_s();
-  lock.unlock();
-  try {
-    config.streams[lane]->enqueue(
-        [item, lane](StreamRef stream) { item->payload.tasks[lane](stream); },
-        [item, lane, self = shared_from_this()](const Completion& completion) {
-          self->complete(lane, item, completion);
-        });
-  } catch (...) {  // The stream took nothing.
-    const double now = now_us();
-    complete(lane, item, {.begin_us = now, .end_us = now, .error = std::current_exception()});
-  }
-  lock.lock();
-}
-
-void Executor::State::complete(std::size_t lane, Item* item,
-                               const Completion& completion) noexcept {
-  item->payload.tasks[lane] = nullptr;  // What it captured goes before the payload moves on.
-  if (config.trace != nullptr && config.trace->enabled()) {
-    config.trace->add_range(config.trace_rows[lane], item->payload.name, completion.begin_us,
-                            completion.end_us,
-                            static_cast<std::int64_t>(item->payload.bytes[lane]));
-  }
-  std::exception_ptr named;
-  if (completion.error) named = name_error(completion.error, kLanes[lane], item->payload.name);
-
-  Items gone;
-  Lock lock(mutex);
-  LaneState& state = lanes[lane];
-  state.running = nullptr;
-  state.busy_s += steady_s() - state.began_s;
-  item->seconds[lane] = (completion.end_us - completion.begin_us) * 1e-6;
-  use.seconds[lane] += item->seconds[lane];
-  ++use.payloads[lane];
-  item->place = Place::kParked;
-  if (named && !error) {
-    fail(lock, std::move(named), gone);
-  } else if (error) {
-    gone.push_back(take_out(lock, item));
-  } else if (item->recalled) {
-    changed.notify_all();  // recall() takes it out.
-  } else {
-    advance(lock, item, gone);
-  }
-  dispatch(lock);
-  destroy(lock, gone);
-}
-
 void Executor::State::advance(Lock& lock, Item* item, Items& gone) {
-  const bool left_d2h = item->lane == index(Lane::kD2h);
-  if (left_d2h) leave_d2h(*item);
-  ++item->lane;
+  ++item->hop;
+  const bool at_gate = item->hop == item->gate;
+  if (at_gate) leave_before_gate(*item);
   enter(lock, item, gone);
-  if (left_d2h && plan.gathers_before(Lane::kHost)) open_gates(lock, gone);
+  if (at_gate) open_gates(lock, gone);
 }
 
-void Executor::State::drop_from_heap(Lock&, Item* item) {
-  std::vector<Item*>& ready = lanes[item->lane].ready;
+void Executor::State::take_out(Lock&, Item* item, Items& gone) {
+  if (item->gate != kNone && item->hop < item->gate) leave_before_gate(*item);
+  Key& key = key_of(*item);
+  --key.payloads;
+  if (!held_back(*item)) {
+    if (--key.moving == 0 && !plan.forward_waits_for_all()) item->done = std::move(key.done);
+    if (--moving == 0 && plan.forward_waits_for_all()) item->done = std::move(all_done);
+  }
+  gone.splice(gone.end(), items, item->self);
+  changed.notify_all();
+}
+
+void Executor::State::stop(Lock&, Item* item) {
+  if (item->place == Place::kParked) std::erase(parked, item);
+  if (item->place != Place::kReady) return;
+  std::vector<Item*>& ready = lanes[item->lane()].ready;
   std::erase(ready, item);
   std::make_heap(ready.begin(), ready.end(), goes_later);
+  item->place = Place::kParked;
+}
+
+const Executor::State::Item* Executor::State::mark_recalled(Lock& lock, int key,
+                                                            std::uint64_t number) {
+  const Item* passed = nullptr;
+  for (Item& item : items) {
+    if (item.payload.key != key || item.recalled_by != 0) continue;
+    if (passed_hold(item)) {
+      passed = &item;
+    } else {
+      stop(lock, &item);
+      item.recalled_by = number;
+    }
+  }
+  return passed;
 }
 
 void Executor::State::fail(Lock& lock, std::exception_ptr named, Items& gone) {
   error = std::move(named);
   for (LaneState& lane : lanes) lane.ready.clear();
   parked.clear();
-  for (const std::unique_ptr<Item>& item : items) {
-    if (item && item->place != Place::kRunning) gone.push_back(take_out(lock, item.get()));
+  for (auto next = items.begin(); next != items.end();) {
+    Item* item = &*next++;
+    if (!item->in_flight()) take_out(lock, item, gone);
   }
 }
 
@@ -222,7 +234,11 @@ void Executor::State::destroy(Lock& lock, Items& gone) {
   if (gone.empty()) return;
   ++destroying;
   lock.unlock();
-  gone.clear();
+  while (!gone.empty()) {
+    const std::shared_ptr<HostEvent> done = std::move(gone.front().done);
+    gone.pop_front();
+    if (done) done->set();
+  }
   lock.lock();
   --destroying;
   if (idle()) changed.notify_all();

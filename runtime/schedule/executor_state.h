@@ -1,26 +1,34 @@
 // How payloads move: the half of the executor that streams call back into.
 //
-// Each layer has a place for one payload (Item). An item is parked (before a hold or a gate),
-// ready (in its lane's heap) or running (on its lane's stream). Whoever changes that under the
-// mutex calls dispatch() before letting go of it, so a free lane never sleeps on a ready payload.
+// A payload in the lanes is an Item: parked (before a hold or the gate), ready (in its lane's heap)
+// or running (its hop is at the lane's stream). Whoever changes that under the mutex calls
+// dispatch() before letting go of it, so a free lane never sleeps on a ready payload.
 //
 // A stream may run a task inside enqueue(), and its completion with it. So the mutex is let go
 // around enqueue(), and a thread that hands out a lane's payloads marks the lane `dispatching`:
 // whoever frees the lane meanwhile leaves the next payload to that thread, and recursion goes no
 // deeper than there are lanes.
 //
+// Where the next hop's stream is of the same device, the thread that handed out a hop moves the
+// item on at once, with an event for the next stream (go_ahead). The item then has several hops in
+// flight; it is taken out, parked or moved to another device only when all of them have finished.
+//
 // Functions that take a Lock expect the mutex to be held.
 #pragma once
 
-#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string_view>
 #include <vector>
 
+#include "runtime/device/event_state.h"
 #include "runtime/schedule/executor.h"
 #include "runtime/schedule/step_plan.h"
 
@@ -29,79 +37,129 @@ namespace sluiceway {
 struct Executor::State : std::enable_shared_from_this<Executor::State> {
   using Lock = std::unique_lock<std::mutex>;
   enum class Place { kParked, kReady, kRunning };
+  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
+  struct Item;
+  using Items = std::list<Item>;  // Moved by splicing: an item stays where it is in memory.
 
   struct Item {
+    explicit Item(Payload given) : payload(std::move(given)), seconds(payload.hops.size()) {}
+    std::size_t lane() const noexcept { return static_cast<std::size_t>(payload.hops[hop].lane); }
+    bool in_flight() const noexcept { return started != finished || handed_out; }
+
     Payload payload;
+    Items::iterator self;
     std::uint64_t step = 0;
     std::uint64_t arrival = 0;
     Rank rank;
-    std::size_t lane = 0;
-    Place place = Place::kParked;
-    bool recalled = false;
-    std::array<double, kLaneCount> seconds{};
+    std::size_t gate = kNone;         // Its first hop behind the gate, or the end; kNone: no gate.
+    std::size_t device_hop = kNone;   // Its hop in the device lane.
+    std::size_t hop = 0;              // The current one.
+    std::size_t started = 0;          // Hops given to their streams,
+    std::size_t finished = 0;         // and those of them that have finished.
+    Place place = Place::kParked;     // Of the current hop.
+    bool handed_out = false;          // A thread of ours will move it on when enqueue() returns.
+    bool on_device = false;           // Its hop in the device lane is being worked on.
+    std::uint64_t recalled_by = 0;    // Number of the recall() that waits for it; 0: none.
+    Event after;                      // Where the hop before has not finished: what to wait for.
+    std::vector<double> seconds;      // By hop.
+    std::shared_ptr<HostEvent> done;  // Happens when the item is destroyed.
   };
-  using Items = std::vector<std::unique_ptr<Item>>;
 
   struct LaneState {
-    std::vector<Item*> ready;  // A heap, the lowest rank on top; holds every layer without growing.
-    Item* running = nullptr;
+    std::vector<Item*> ready;  // A heap, the lowest rank on top; has room for every item.
+    int running = 0;
     bool dispatching = false;
-    double began_s = 0;  // When `running` was handed out.
-    double busy_s = 0;   // Before that.
+  };
+
+  struct Key {
+    std::size_t payloads = 0;
+    std::size_t moving = 0;           // Of `payloads`: not held back.
+    std::uint64_t step = 0;           // Of `gathered`.
+    std::vector<double> gathered;     // Seconds by lane of the payloads of `step` so far,
+    std::vector<double> last;         // and when none was moving.
+    std::shared_ptr<HostEvent> done;  // Happens when none is moving; made when asked for.
   };
 
   explicit State(Config given);
 
-  // Into the lanes as far as it can go: to a hold or gate, a ready heap, or out (into `gone`).
+  void add(Lock& lock, Item* item);  // Rank, gate and counters; the item is in `items`.
+  // To a hold or the gate, into its lane's heap, or out (into `gone`).
   void enter(Lock& lock, Item* item, Items& gone);
   void open_gates(Lock& lock, Items& gone);
   void dispatch(Lock& lock);
-  void complete(std::size_t lane, Item* item, const Completion& completion) noexcept;
+  void complete(Item* item, std::size_t hop, const Completion& completion) noexcept;
 
-  // Frees the layer's place. The item must be in no heap and not running.
-  std::unique_ptr<Item> take_out(Lock& lock, Item* item);
-  void drop_from_heap(Lock& lock, Item* item);
+  // The item must be in no heap, not parked and not in flight.
+  void take_out(Lock& lock, Item* item, Items& gone);
+  void stop(Lock& lock, Item* item);  // Out of its heap, or no longer parked.
 
-  // Keeps the first error and takes out every payload that is not running.
+  // Keeps the first error and takes out every payload that is not in flight.
   void fail(Lock& lock, std::exception_ptr named, Items& gone);
 
   // Destroys what payloads captured, without the mutex, before the executor counts as idle.
   void destroy(Lock& lock, Items& gone);
 
   bool released(const Item& item) const noexcept { return item.step < step; }
-  bool must_park(const Item& item) const noexcept;
+  bool must_park(const Item& item, std::size_t hop) const noexcept;  // At that hop.
   bool held_back(const Item& item) const noexcept;  // Cannot finish before release().
   bool passed_hold(const Item& item) const noexcept;
   bool idle() const noexcept;  // No stream has work of ours, no thread of ours is at a stream.
-  double apply_busy_s(double now_s) const noexcept;
+  double device_busy_s(double now_s) const noexcept;
   void throw_if_failed(Lock& lock);  // After the other lanes finished.
-  Item* item_at(int layer) const noexcept { return items[static_cast<std::size_t>(layer)].get(); }
-  void check_layer(const char* function, int layer) const;
+  Key& key_of(const Item& item) noexcept {
+    return keys[static_cast<std::size_t>(item.payload.key)];
+  }
+  Key& checked_key(const char* function, int key);
+  void check_hops(const Payload& payload) const;
+  void make_room(Lock& lock);  // For one more item in every heap, so that moving one cannot fail.
+  // Payloads that a wait for `key` waits for.
+  std::size_t moving_for(const Key& key) const noexcept {
+    return plan.forward_waits_for_all() ? moving : key.moving;
+  }
+  // Marks and stops what has not passed its hold; returns one that has, if there is any.
+  const Item* mark_recalled(Lock& lock, int key, std::uint64_t number);
+  std::string_view lane_name(const Item& item, std::size_t hop) const noexcept;
+  std::string_view hold_name(const Item& item) const noexcept;
+  LaneUse no_use() const;
 
   const Config config;
   mutable std::mutex mutex;
-  std::condition_variable changed;  // A layer became free, a payload parked, or idle() rose.
+  std::condition_variable changed;  // A payload left or stopped, or idle() rose.
 
   StepPlan plan;
   std::uint64_t step = 0;      // Calls of release().
   std::uint64_t arrivals = 0;  // Calls of submit().
-  Items items;                 // By layer; empty where the layer has no payload.
+  std::uint64_t recalls = 0;   // Calls of recall().
+  Items items;                 // In the lanes, in order of arrival.
+  std::size_t moving = 0;      // Of `items`: not held back.
+  std::vector<Key> keys;
   std::vector<Item*> parked;
-  std::array<LaneState, kLaneCount> lanes;
-  // Payloads that have not left d2h, of released steps and of the current one: barrier's gate.
-  std::size_t old_before_host = 0;
-  std::size_t new_before_host = 0;
+  std::vector<LaneState> lanes;
+  // Payloads that have not come to the gate, of released steps and of the current one.
+  std::size_t old_before_gate = 0;
+  std::size_t new_before_gate = 0;
   std::size_t destroying = 0;
   bool closing = false;
   std::exception_ptr error;
-  std::vector<std::array<double, kLaneCount>> last_seconds;
+  std::shared_ptr<HostEvent> all_done;  // As Key::done, for all keys.
   LaneUse use;
 
  private:
   static bool goes_later(const Item* a, const Item* b) noexcept;  // Puts the lowest rank on top.
   void start_next(std::size_t lane, Lock& lock);
+  void hand_over(Item* item, std::size_t hop, const Event& after);
+  bool may_go_ahead(const Item& item) const noexcept;
+  void go_ahead(Lock& lock, Item* item, const std::optional<Event>& reached);
+  void settle(Lock& lock, Item* item, Items& gone);
   void advance(Lock& lock, Item* item, Items& gone);
-  void leave_d2h(const Item& item) noexcept;
+  void leave_before_gate(const Item& item) noexcept;
+  void note_times(const Item& item);
+  void note_device(Item& item) noexcept;
+
+  std::size_t on_device_ = 0;   // Items whose hop in the device lane is being worked on.
+  double device_began_s_ = 0;   // When the first of them was.
+  double device_before_s_ = 0;  // Busy time before that.
 };
 
 double steady_s() noexcept;  // Seconds of the steady clock.

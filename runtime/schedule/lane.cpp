@@ -4,20 +4,6 @@
 
 namespace sluiceway {
 
-std::string_view to_string(Lane lane) noexcept {
-  switch (lane) {
-    case Lane::kD2h:
-      return "d2h";
-    case Lane::kHost:
-      return "host";
-    case Lane::kH2d:
-      return "h2d";
-    case Lane::kApply:
-      return "apply";
-  }
-  return "?";
-}
-
 std::string_view to_string(Order order) noexcept {
   switch (order) {
     case Order::kBarrier:

@@ -1,27 +1,45 @@
-// The lanes that a payload passes, in this order, and the orders in which a lane may serve.
+// Lanes that payloads pass, and the orders in which a lane may serve.
+//
+// What the lanes are is the engine's choice: the executor gets a list of them and knows a lane by
+// its place in that list.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
+
+#include "runtime/device/stream.h"
 
 namespace sluiceway {
 
-enum class Lane : std::uint8_t { kD2h, kHost, kH2d, kApply };
-inline constexpr std::size_t kLaneCount = 4;
-inline constexpr std::array<Lane, kLaneCount> kLanes = {Lane::kD2h, Lane::kHost, Lane::kH2d,
-                                                        Lane::kApply};
-constexpr std::size_t index(Lane lane) noexcept { return static_cast<std::size_t>(lane); }
-std::string_view to_string(Lane lane) noexcept;  // "d2h", "host", "h2d", "apply"
+using LaneId = int;  // Index into Executor::Config::lanes.
 
-// Which ready payload a free lane takes next (LSP.md section 4).
+struct LaneConfig {
+  std::string name;          // For errors and the trace.
+  Stream* stream = nullptr;  // Not owned; outlives the executor.
+  int depth = 1;             // Hops in flight: 1 for compute, the queue depth for a disk.
+  int trace_row = 0;         // Of Executor::Config::trace.
+};
+
+// What the rules of a step need to know of the lanes; the executor and the cost model share it.
+struct LanePlan {
+  // Where work on what has arrived begins, as AdamW on the host does. Under kBarrier the payloads
+  // of a step gather before their first hop in this lane or a later one; in the cost model an exact
+  // norm delays it. Empty: nothing gathers.
+  std::optional<LaneId> gather_before = std::nullopt;
+  // The lane that works for the device, as applying updates does: a wait while it is busy is no
+  // stall, and it has no part in the transition layer. Empty: every wait is a stall.
+  std::optional<LaneId> device_lane = std::nullopt;
+};
+
+// Which ready payload a free lane takes next.
 enum class Order : std::uint8_t {
-  kBarrier,  // Arrival order; host work starts when every payload of the step is on the host, and
-             // the next forward when all are applied (ZeRO-Offload).
-  kFcfs,     // Arrival order, layer by layer.
-  kPaper,    // LSP-Offload: arrival order, then last come first served from the transition layer.
-  kEdf,      // Earliest deadline first: the layer that the next forward needs first.
+  kBarrier,  // Arrival order; work on what arrived starts when every payload of the step has, and
+             // the next forward when all are done (ZeRO-Offload).
+  kFcfs,     // Arrival order, payload by payload.
+  kPaper,    // LSP-Offload: arrival order, then last come first served below the transition.
+  kEdf,      // Earliest deadline first: the payload that the next forward needs first.
 };
 std::string_view to_string(Order order) noexcept;  // "barrier", "fcfs", "paper", "edf"
 Order parse_order(std::string_view name);          // InvalidArgument names the four.

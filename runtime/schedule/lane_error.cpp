@@ -7,9 +7,10 @@
 
 namespace sluiceway {
 
-std::exception_ptr name_error(std::exception_ptr error, Lane lane, std::string_view payload) {
+std::exception_ptr name_error(std::exception_ptr error, std::string_view lane,
+                              std::string_view payload) {
   const auto named = [&](std::string_view what) {
-    return concat("executor: lane ", to_string(lane), ", payload ", payload, ": ", what);
+    return concat("executor: lane ", lane, ", payload ", payload, ": ", what);
   };
   try {
     std::rethrow_exception(std::move(error));

@@ -4,12 +4,11 @@
 #include <exception>
 #include <string_view>
 
-#include "runtime/schedule/lane.h"
-
 namespace sluiceway {
 
 // "executor: lane host, payload blocks.3.mlp: <what>". A type of error.h stays what it was,
 // std::bad_alloc becomes OutOfMemory, everything else becomes Error.
-std::exception_ptr name_error(std::exception_ptr error, Lane lane, std::string_view payload);
+std::exception_ptr name_error(std::exception_ptr error, std::string_view lane,
+                              std::string_view payload);
 
 }  // namespace sluiceway

@@ -3,14 +3,15 @@
 //   order     the payload that goes first in a lane
 //   barrier   the one submitted first
 //   fcfs      the one submitted first
-//   paper     below the transition layer the one submitted last, then the others as they came
-//   edf       the layer that the next forward needs first
+//   paper     below the transition the one submitted last, then the others as they came
+//   edf       the one that the next forward needs first
 //
 // Payloads of an earlier step go before those of a later one: their forward comes earlier.
 #pragma once
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 
 #include "runtime/schedule/lane.h"
 
@@ -25,16 +26,17 @@ struct Rank {  // The lower rank goes first.
 
 struct StepPlan {
   Order order = Order::kEdf;
-  int transition_layer = 0;
+  std::uint64_t transition = 0;  // Deadlines below it are last come first served.
+  LanePlan lanes;
 
   // `arrival` counts submissions. A payload keeps its rank in every lane.
-  Rank rank(std::uint64_t step, int layer, std::uint64_t arrival) const noexcept;
+  Rank rank(std::uint64_t step, std::uint64_t deadline, std::uint64_t arrival) const noexcept;
 
-  // Whether payloads wait before `lane` until the whole step has left the lanes before it.
-  bool gathers_before(Lane lane) const noexcept;
+  // The lane before which payloads wait until the whole step has left the lanes before it.
+  std::optional<LaneId> gate() const noexcept;
 
-  // Whether a layer's forward waits for every layer's payload.
-  bool forward_waits_for_all() const noexcept;
+  // Whether a forward waits for every payload, not only for its own.
+  bool forward_waits_for_all() const noexcept { return order == Order::kBarrier; }
 };
 
 }  // namespace sluiceway

@@ -61,10 +61,10 @@ class Command:
 # second in place of seven. The child is an ordinary process of its own, signals and all.
 _LAUNCHER = """
 import json, os, signal, sys
-import sluiceway.run, sluiceway.plan
+import sluiceway.run.run, sluiceway.commands.plan
 import transformers.models.llama.modeling_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from sluiceway.cli import run
+from sluiceway.commands.cli import run
 def child(request):
     os.setsid()
     os.chdir(request["cwd"])
@@ -218,7 +218,7 @@ def small_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def prose(tmp_path_factory) -> Path:
     """A text file of some 12 KB."""
-    from sluiceway.documents import pydoc_text
+    from sluiceway.text.documents import pydoc_text
 
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text("\n\n".join(pydoc_text("train"))[:12_000])
@@ -266,7 +266,7 @@ def write_config(tmp_path, prose):
 
 
 def assert_short_error(outcome, code, *words):
-    """One or two lines on stderr, no traceback, and the exit code of INTERFACE.md."""
+    """One or two lines on stderr, no traceback, and the exit code."""
     assert outcome.code == code, outcome.err
     lines = outcome.err.splitlines()
     assert 1 <= len(lines) <= 2, outcome.err

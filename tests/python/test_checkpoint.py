@@ -10,11 +10,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from sluiceway import checkpoint
-from sluiceway.checkpoint import Position
+from sluiceway.base.atomic import recover_folder
+from sluiceway.config.file import check_config
+from sluiceway.engines import engine_of
 from sluiceway.errors import Corrupt, IoError
-from sluiceway.model import load_model
-from sluiceway.native import NativeAdamW
+from sluiceway.machine.placement import choose_placement
+from sluiceway.model.folder import load_model
+from sluiceway.run import checkpoint
+from sluiceway.run.checkpoint import Position
 
 
 def write_text(text):
@@ -67,7 +70,7 @@ def test_kill_between_any_two_renames_leaves_a_whole_save(tmp_path, there, left)
         (tmp_path / name).mkdir()
         write_text(text)(tmp_path / name)
     target = tmp_path / "checkpoint"
-    assert checkpoint.recover(target) is (left is not None)
+    assert recover_folder(target) is (left is not None)
     if left:
         assert contents(target) == {"a": left, "b": left}
     checkpoint.publish(target, write_text("next"))
@@ -75,23 +78,29 @@ def test_kill_between_any_two_renames_leaves_a_whole_save(tmp_path, there, left)
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
 
 
+def open_engine(folder):
+    train = {"lr": 1e-2, "max_norm": 1.0}
+    tree = {"model": {"path": str(folder)}, "data": {"train": ["pydoc"]}, "train": train}
+    config = check_config(tree | {"engine": {"kind": "native"}, "device": {"name": "host"}})
+    engine = engine_of(config)
+    engine.open(folder, choose_placement(config), None)
+    return engine
+
+
 @pytest.fixture
 def trained(tiny_model):
-    model = load_model(tiny_model, torch.float32)
-    optimizer = NativeAdamW(model.parameters(), 1.0, True, lr=1e-2)
+    engine = open_engine(tiny_model)
+    engine.scaler = torch.amp.GradScaler("cpu", enabled=True)
     ids = torch.arange(24).reshape(2, 12)
     for _ in range(3):
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer, torch.amp.GradScaler("cpu", enabled=True)
+        engine.model(input_ids=ids, labels=ids).loss.backward()
+        engine.optimizer.step()
+        engine.optimizer.zero_grad()
+    return engine
 
 
 def save(target, trained, tiny_model, **position):
-    model, optimizer, scaler = trained
-    checkpoint.save(
-        target, Position(**position), model, optimizer, scaler, tiny_model, {"data": "d"}
-    )
+    checkpoint.save(target, Position(**position), trained, tiny_model, {"data": "d"})
 
 
 def test_save_gives_back_weights_moments_and_all_three_noises_bit_for_bit(
@@ -105,14 +114,14 @@ def test_save_gives_back_weights_moments_and_all_three_noises_bit_for_bit(
 
     position, state = checkpoint.load_state(tmp_path / "checkpoint")
     assert (position.step, position.first_eval_loss, state["data"]) == (7, 0.1 + 0.2, "d")
-    model = load_model(tmp_path / "checkpoint", torch.float32)
-    optimizer = NativeAdamW(model.parameters(), 1.0, True, lr=1e-2)
-    checkpoint.load_into(tmp_path / "checkpoint", optimizer, torch.amp.GradScaler("cpu"))
+    engine = open_engine(tmp_path / "checkpoint")
+    engine.scaler = torch.amp.GradScaler("cpu")
+    checkpoint.load_into(tmp_path / "checkpoint", engine)
     assert [random.gauss(0, 1), np.random.standard_normal(), torch.randn(3).tolist()] == expected
-    before = trained[0].state_dict()
-    for name, tensor in model.state_dict().items():
+    before = trained.model.state_dict()
+    for name, tensor in engine.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-    old, new = trained[1].state_dict()["state"], optimizer.state_dict()["state"]
+    old, new = (one.optimizer.state_dict()["state"] for one in (trained, engine))
     assert old.keys() == new.keys()
     for key in old:
         assert all(torch.equal(old[key][k], new[key][k]) for k in old[key])

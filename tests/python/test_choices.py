@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sluiceway as sw
-from sluiceway.choices import choice_lines, codec_choices
+from sluiceway.optim.subspace.choices import choice_lines, codec_choices
 from small_models import make
 
 

@@ -1,4 +1,4 @@
-"""The line that ends `.ci/run` counts what happened, failures of every kind included."""
+"""`.ci/run` ends with counts of what happened, `make test` with what took longest."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 COUNT = Path(__file__).resolve().parents[2] / ".ci" / "count.py"
+SLOWEST = COUNT.with_name("slowest.py")
 PRESETS = ["cpu", "asan", "tsan", "eager-spill"]
 STEPS = ["lint", "check-cuda", "check-wheel", "check-bench"]
 
@@ -80,3 +81,32 @@ def test_a_step_that_failed_is_a_failure(clean_results: Path) -> None:
 
 def test_an_unexplained_exit_status_is_a_failure(clean_results: Path) -> None:
     assert count(clean_results, check_status=2) == ("14 passed, 1 failed", 1)
+
+
+def timed(name: str, seconds: float) -> str:
+    return f'<testcase classname="suite" name="{name}" time="{seconds}"/>'
+
+
+def slowest(results: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, SLOWEST, results], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_twenty_slowest_tests_of_both_languages_are_named(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "a_test.xml").write_text(suite(*(timed(f"C{i}", i) for i in range(15))))
+    (tmp_path / "pytest.xml").write_text(suite(*(timed(f"P{i}", i + 0.5) for i in range(15))))
+    head, *lines = slowest(tmp_path)
+    assert head == "the 20 slowest tests, in seconds:"
+    assert len(lines) == 20
+    assert [line.split() for line in lines[:3]] == [
+        ["14.50", "suite.P14"],
+        ["14.00", "suite.C14"],
+        ["13.50", "suite.P13"],
+    ]
+
+
+def test_slowest_tests_of_a_build_that_failed_are_none(tmp_path: Path) -> None:
+    assert slowest(tmp_path) == ["the 0 slowest tests, in seconds:"]

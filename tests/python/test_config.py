@@ -6,9 +6,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from sluiceway import sizes
-from sluiceway.config import Config, SubspaceEngine, Train
-from sluiceway.config_file import check_config, load_config
+from sluiceway.base import sizes
+from sluiceway.config.engines.subspace import SubspaceSection
+from sluiceway.config.file import check_config, load_config
+from sluiceway.config.schema import Config, TrainSection
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
 SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\n"
@@ -26,8 +27,8 @@ def load(tmp_path):
 
 def test_smallest_config_gets_every_default(load):
     config = load(SMALLEST)
-    assert config.engine == SubspaceEngine()
-    assert config.train == Train()
+    assert config.engine == SubspaceSection()
+    assert config.train == TrainSection()
     assert (config.model.dtype, config.model.autocast, config.trace) == ("fp32", None, True)
 
 
@@ -44,8 +45,8 @@ def test_resolved_config_names_every_key_of_the_schema(load):
 
     written = keys(load(SMALLEST).resolved())
     assert set(written) == set(Config.model_fields)
-    assert set(written["engine"]) == set(SubspaceEngine.model_fields)
-    assert set(written["train"]) == set(Train.model_fields)
+    assert set(written["engine"]) == set(SubspaceSection.model_fields)
+    assert set(written["train"]) == set(TrainSection.model_fields)
 
 
 def test_unknown_key_is_refused_with_nearest_name_and_line(load):
@@ -78,8 +79,8 @@ def test_misspelled_key_comes_before_the_value_it_leaves_missing(load):
 
 known_keys = st.sampled_from(
     [
-        *(f"train.{key}" for key in Train.model_fields if len(key) > 4),
-        *(f"engine.{key}" for key in SubspaceEngine.model_fields if len(key) > 4),
+        *(f"train.{key}" for key in TrainSection.model_fields if len(key) > 4),
+        *(f"engine.{key}" for key in SubspaceSection.model_fields if len(key) > 4),
     ]
 )
 
@@ -149,7 +150,7 @@ def test_missing_file_is_an_io_error_with_its_name(tmp_path):
     assert refused.value.errno == 2
 
 
-@pytest.mark.parametrize("kind", ["exact", "zo"])
+@pytest.mark.parametrize("kind", ["offload", "zo"])
 def test_engine_of_a_later_version_is_unavailable_and_names_those_there_are(load, kind):
     with pytest.raises(Unavailable, match=rf"{kind} is not in this version.*subspace, native"):
         load(SMALLEST, f"engine={{kind: {kind}}}")

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_short_error, read_lines
-from sluiceway.data import collate
-from sluiceway.documents import Corpus, Document, read_documents
-from sluiceway.model import load_tokenizer
-from sluiceway.sequences import IGNORED, make_sequences
-from sluiceway.tokens import tokenise
+from sluiceway.model.folder import load_tokenizer
+from sluiceway.text.batches import collate
+from sluiceway.text.documents import Corpus, Document, read_documents
+from sluiceway.text.sequences import IGNORED, make_sequences
+from sluiceway.text.tokens import tokenise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 

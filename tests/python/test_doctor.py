@@ -10,7 +10,8 @@ import resource
 
 import pytest
 from conftest import assert_short_error
-from sluiceway import disk, doctor
+from sluiceway.commands.doctor import examine
+from sluiceway.machine import disk, processor
 
 NAMES = ["python", "torch", "compiled module", "gpu", "driver", "cores", "memory", "memlock",
          "io_uring", "O_DIRECT", "free space"]  # fmt: skip
@@ -96,28 +97,24 @@ def test_gpu_that_torch_cannot_use_is_missing_and_says_why(python_m_sluiceway, h
     assert "host device computes instead" in found["gpu"]["advice"]
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "hint"),
-    [("sluiceway._core", "compiled module", "pip install ."), ("torch", "torch", "pip install")],
-)
-def test_required_module_that_does_not_load_is_exit_code_one_and_how_to_get_it(
-    python_m_sluiceway, here, monkeypatch, module, name, hint
+def test_torch_that_does_not_load_is_exit_code_one_and_how_to_get_it(
+    python_m_sluiceway, here, monkeypatch
 ):
     (here / "sitecustomize.py").write_text(
         "import sys\n"
         "class Refuse:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {module!r}:\n"
+        "        if name == 'torch':\n"
         "            raise ImportError('not for you')\n"
         "sys.meta_path.insert(0, Refuse())\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(here))
     outcome = python_m_sluiceway("doctor", "--path", here, "--quick", "--json")
-    assert_short_error(outcome, 1, f"{name} is missing, not for you", hint)
+    assert_short_error(outcome, 1, "torch is missing, not for you", "pip install torch")
     said = json.loads(outcome.out)
     assert said["ok"] is False
     assert [f["name"] for f in said["findings"] if f["required"] and f["verdict"] == "missing"] == [
-        name
+        "torch"
     ]
 
 
@@ -151,7 +148,7 @@ def test_file_system_without_o_direct_is_measured_through_the_page_cache(tmp_pat
     assert not disk.has_direct(tmp_path)
     rates = disk.disk_rates(tmp_path, size=8 << 20)
     assert (rates["direct"], rates["bytes"]) == (False, 8 << 20)
-    found = {f.name: f for f in doctor.examine(tmp_path, quick=True)}
+    found = {f.name: f for f in examine(tmp_path, quick=True)}
     assert found["O_DIRECT"].verdict == "missing"
     assert list(tmp_path.iterdir()) == []
 
@@ -165,7 +162,7 @@ def test_io_uring_that_is_refused_says_by_whom(tmp_path, monkeypatch, number, wo
             ctypes.set_errno(number)
             return -1
 
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda *_, **__: Kernel())
-    finding = doctor._io_uring()
+    monkeypatch.setattr(processor.ctypes, "CDLL", lambda *_, **__: Kernel())
+    finding = processor._io_uring()
     assert finding.verdict == "missing"
     assert words in finding.found

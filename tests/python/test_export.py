@@ -13,8 +13,8 @@ import pytest
 import torch
 from conftest import assert_short_error
 from safetensors.torch import load_file, save_file
-from sluiceway import replace_folder as replacing
-from sluiceway.replace_folder import replace_folder
+from sluiceway.base import atomic
+from sluiceway.base.atomic import replace_folder
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_shards_are_converted_one_by_one_and_their_index_says_the_new_size(
 
 
 def test_tensors_of_every_dtype_and_size_survive_conversion(tmp_path):
-    from sluiceway.weight_stream import copy_weights
+    from sluiceway.model.weight_stream import copy_weights
 
     tensors = {
         "steps": torch.arange(7),
@@ -130,7 +130,7 @@ def test_memory_does_not_grow_with_a_tensor(tmp_path):
         file.truncate(8 + len(text) + size)
     script = (
         "import resource, sys; from pathlib import Path\n"
-        "from sluiceway.weight_stream import copy_weights\n"
+        "from sluiceway.model.weight_stream import copy_weights\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak()\n"
         "for name, dtype in (('copied', None), ('converted', 'bf16')):\n"
@@ -279,7 +279,7 @@ def test_interrupted_replacement_leaves_what_was_there(tmp_path, error):
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_replacement_is_whole_with_and_without_the_exchange_call(tmp_path, monkeypatch, exchanges):
     if not exchanges:
-        monkeypatch.setattr(replacing, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(atomic, "_exchange", lambda one, other: False)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "old").write_text("old")
     with replace_folder(tmp_path / "model") as fresh:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import assert_short_error, read_lines
 from sluiceway.errors import IoError
-from sluiceway.run_folder import RunFolder
-from sluiceway.timeline import Timeline
+from sluiceway.run.run_folder import RunFolder
+from sluiceway.run.timeline import Timeline
 
 FULL = Path("/dev/full")
 

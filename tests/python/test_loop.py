@@ -7,17 +7,17 @@ import time
 
 import pytest
 import torch
-from sluiceway.checkpoint import Position
-from sluiceway.config import Train
-from sluiceway.config_file import load_config
-from sluiceway.data import Prefetch
+from sluiceway.base.interrupt import Interrupt
+from sluiceway.config.file import load_config
+from sluiceway.config.schema import TrainSection
 from sluiceway.errors import Error
-from sluiceway.interrupt import Interrupt
-from sluiceway.loop import Loop
-from sluiceway.native import NativeAdamW
-from sluiceway.rates import learning_rate
-from sluiceway.session import open_workshop, read_inputs
-from sluiceway.step_figures import step_figures
+from sluiceway.optim.native import NativeAdamW
+from sluiceway.run.checkpoint import Position
+from sluiceway.run.loop import Loop
+from sluiceway.run.rates import learning_rate
+from sluiceway.run.session import open_workshop, read_inputs
+from sluiceway.run.step_figures import step_figures
+from sluiceway.text.batches import Prefetch
 
 
 @pytest.fixture
@@ -68,13 +68,13 @@ def weights_of(shop):
     ],
 )
 def test_rate_warms_up_linearly_and_then_follows_the_schedule(schedule, expected):
-    train = Train(lr=2.0, steps=6, warmup_steps=2, schedule=schedule)
+    train = TrainSection(lr=2.0, steps=6, warmup_steps=2, schedule=schedule)
     rates = [learning_rate(train, step) / 2.0 for step in range(6)]
     assert rates == pytest.approx(expected, abs=1e-15)
 
 
 def test_run_that_is_all_warmup_has_a_rate_in_every_step():
-    train = Train(lr=1.0, steps=4, warmup_steps=4)
+    train = TrainSection(lr=1.0, steps=4, warmup_steps=4)
     assert [learning_rate(train, step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
 
 

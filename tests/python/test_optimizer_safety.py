@@ -198,6 +198,10 @@ def _of_wrong_shape(state):
     values["exp_avg"] = values["exp_avg"][1:]
 
 
+def _own(state):
+    return state["sluiceway"]
+
+
 def _with_broken_codec(state):
     values = state["state"][_last_weight(state)]
     values["codec"] = values["codec"][:-1]
@@ -212,14 +216,40 @@ def _with_broken_codec(state):
         (_without("codec"), "has no 'codec'"),
         (_of_wrong_shape, "exp_avg of blocks.1.down.weight"),
         (_with_broken_codec, "codec|bytes"),
+        (lambda state: _own(state).update(refresh=_own(state)["refresh"][:-1]), "RefreshPolicy"),
+        (lambda state: _own(state).update(committed_steps=-1), "committed_steps .* is -1, expect"),
+        (lambda state: _own(state).update(loss_scale=["x", 0, 0]), "a scale and two counts"),
+        (lambda state: _vector(state).update(step=1.5), "step of parameter 0 is 1.5, expected"),
+        (
+            lambda state: _vector(state).update(exp_avg=_vector(state)["exp_avg"].double()),
+            "exp_avg of parameter 0 is torch.float64, expected float32",
+        ),
+        (
+            lambda state: state["state"][_last_weight(state)].update(low_bits=torch.zeros(3)),
+            "low_bits",
+        ),
     ],
-    ids=["state", "refresh", "weight", "codec", "shape", "codec-bytes"],
+    ids=[
+        "state",
+        "refresh",
+        "weight",
+        "codec",
+        "shape",
+        "codec-bytes",
+        "refresh-bytes",
+        "count",
+        "loss-scale",
+        "step",
+        "dtype",
+        "low-bits",
+    ],
 )
 def test_a_broken_state_is_refused_whole(spoil, message):
     ours, plain = make(), make()
     with block_random(ours) as opt, block_random(plain) as other:
+        train(ours, opt, 1)
         broken = copy.deepcopy(opt.state_dict())
-        train(ours, opt, 2)
+        train(ours, opt, 1, first=1)
         spoil(broken)
         with pytest.raises(sw.Error, match=message):
             opt.load_state_dict(broken)

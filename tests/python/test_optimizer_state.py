@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sluiceway as sw
 import torch
+from sluiceway import _core
 from small_models import batch, make, same_bits, two_groups
 from torch.nn import functional
 from twins import LR, identity, train
@@ -171,3 +172,19 @@ def test_auto_that_chooses_another_codec_here_is_refused_by_name_and_what_helps_
         opt.load_state_dict(state)
         train(helped, opt, 2, first=1)
     assert same_bits(helped, roomy)
+
+
+def test_loading_a_state_holds_no_second_copy_of_it():
+    model = make(blocks=6)
+    with sw.SubspaceAdamW(model, lr=LR, codec="identity") as opt:
+        train(model, opt, 1)
+        state = opt.state_dict()
+        tensors = [v for s in state["state"].values() for v in s.values() if torch.is_tensor(v)]
+        whole = sum(tensor.nbytes for tensor in tensors)
+        del tensors
+        _core.reset_host_peak()
+        before = _core.host_allocated_bytes()
+        opt.load_state_dict(state)
+        more = _core.host_peak_bytes() - before
+    assert whole >= 12 * 2 * 4 * 256 * 256
+    assert more < whole / 4

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,7 +138,7 @@ def test_corpus_filter_sees_shared_text_through_layout_case_and_punctuation(tmp_
 
 @pytest.mark.parametrize("name", ["quickstart", "laptop_1b", "desktop_7b"])
 def test_committed_config_is_accepted_and_its_shape_loads_as_a_llama(name):
-    from sluiceway.config_file import load_config
+    from sluiceway.config.file import load_config
     from transformers import AutoConfig
 
     config = load_config(REPOSITORY / "configs" / f"{name}.yaml")
@@ -158,7 +159,8 @@ def test_shape_has_the_parameters_its_name_promises(shape, low, high):
 
 
 def test_link_rate_of_the_quickstart_follows_the_formula_in_its_comment():
-    from sluiceway.config_file import load_config
+    from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, derived_link_gbps
+    from sluiceway.config.file import load_config
 
     path = REPOSITORY / "configs" / "quickstart.yaml"
     config = load_config(path)
@@ -166,10 +168,82 @@ def test_link_rate_of_the_quickstart_follows_the_formula_in_its_comment():
         r"B_here = (\d+) \* \(([\d.e]+) / ([\d.e]+)\) \* \((\d+) / (\d+)\)", path.read_text()
     )
     b_card, f_here, f_card, t_card, t_here = map(float, stated.groups())
+    assert (b_card, f_card, t_card) == (CARD_LINK_GBPS, CARD_FLOP_PER_S, CARD_TOKENS)
     expected = b_card * f_here / f_card * t_card / t_here
+    assert derived_link_gbps(f_here, int(t_here)) == pytest.approx(expected, rel=1e-12)
     assert config.device.link.d2h_gbps == pytest.approx(expected, rel=0.02)
     assert config.device.link.h2d_gbps == config.device.link.d2h_gbps
     assert t_here == config.train.micro_batch * config.data.sequence_length
+
+
+@pytest.mark.parametrize(("flop_per_s", "tokens"), [(51.1e9, 1024), (2e10, 192), (1e12, 8192)])
+def test_full_gradients_take_the_same_share_of_the_compute_time_as_on_the_card(flop_per_s, tokens):
+    from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, derived_link_gbps
+
+    def share(gbps, flop_per_s, tokens, parameters=3_016_960):
+        transfer = 2 * parameters / (1e9 * gbps)
+        return transfer / (6 * parameters * tokens / flop_per_s)
+
+    here = share(derived_link_gbps(flop_per_s, tokens), flop_per_s, tokens)
+    assert here == pytest.approx(share(CARD_LINK_GBPS, CARD_FLOP_PER_S, CARD_TOKENS), rel=1e-12)
+
+
+def test_measured_machine_counts_all_tokens_of_a_step_and_derives_from_its_own_rate(
+    write_config, small_model
+):
+    from link_rate import derived_link_gbps, measured
+
+    data, train = {"sequence_length": 32}, {"micro_batch": 2, "accumulate": 3}
+    found = measured(write_config(small_model, data=data, train=train))
+    assert found["tokens_per_step"] == 2 * 3 * 32
+    # Per layer 4 h^2 + 3 h * 2h weights, and the head; then the two products of attention.
+    weights = 2 * (4 + 6) * 256**2 + 257 * 256
+    assert found["flop_per_token"] == 6 * (weights + 2 * 256 * 32)
+    assert found["flop_per_s"] == pytest.approx(found["flop_per_token"] * 2 * 32 / found["seconds"])
+    assert found["link_gbps"] == derived_link_gbps(found["flop_per_s"], 192)
+
+
+MEASURED = {"flop_per_token": 2e7, "tokens_per_step": 512, "precision": "fp32", "seconds": 0.5,
+            "flop_per_s": 2e10, "link_gbps": 0.0328}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fixed", "gbps", "rate"), [(None, 0.0328, "derived"), (0.5, 0.5, "fixed")]
+)
+def test_demo_takes_the_derived_link_rate_unless_one_is_fixed(monkeypatch, fixed, gbps, rate):
+    import demo
+
+    monkeypatch.setattr(demo, "measured", lambda config: dict(MEASURED))
+    link = demo.choose_link(Path("any.yaml"), fixed)
+    assert (link["gbps"], link["rate"], link["derived_gbps"]) == (gbps, rate, 0.0328)
+    assert link["bytes_per_flop"] == pytest.approx(gbps * 1e9 / 2e10)
+    line = demo.rates_line(link)
+    assert "20 GFLOP/s" in line
+    assert "0.0328 GB/s" in line
+    assert f"taken: {gbps:.3g} GB/s ({rate})" in line
+    assert f"512 tokens a step; link {gbps:.3g} GB/s, {gbps / 0.02:.3g} bytes per kFLOP" in (
+        demo.stands_for(link)
+    )
+
+
+def test_demo_runs_at_the_fixed_rate_and_its_table_says_what_it_stands_for(
+    write_config, small_model, tmp_path, monkeypatch, capsys
+):
+    import demo
+
+    config = write_config(small_model, engine={"kind": "subspace"})
+    arguments = ["--config", config, "--out", tmp_path / "out", "--steps", 2, "--link-gbps", 0.25]
+    monkeypatch.setattr(sys, "argv", ["demo.py", *map(str, arguments)])
+    monkeypatch.setattr(demo, "measured", lambda path: dict(MEASURED))
+    demo.main()
+    written = json.loads((tmp_path / "out" / "demo.json").read_text())
+    assert (written["link"]["gbps"], written["link"]["rate"]) == (0.25, "fixed")
+    assert written["link"]["derived_gbps"] == 0.0328
+    assert "512 tokens a step; link 0.25 GB/s" in capsys.readouterr().out
+    for folder in ("native", "barrier", "sluiceway"):
+        resolved = yaml.safe_load((tmp_path / "out" / folder / "config.yaml").read_text())
+        assert resolved["device"]["link"]["d2h_gbps"] == 0.25
+        assert resolved["device"]["link"]["h2d_gbps"] == 0.25
 
 
 def test_newton_schulz_brings_every_singular_value_near_one():

@@ -155,6 +155,38 @@ def test_python_m_sluiceway_reports_on_several_where_it_stands(
     assert list(Page(tmp_path / "report.html").runs) == ["out", "out/native"]
 
 
+# ---- What one engine alone has ----
+
+
+def test_codecs_and_own_metrics_come_from_the_run_whatever_its_engine(report, tmp_path):
+    lines = [line_of(k, new={"g": 0.5 * k, "directions": 1, "why": "x"}) for k in (1, 2, 3)]
+    folder = write_run(tmp_path / "run", lines, engine={"kind": "new"})
+    summary = {
+        "status": "done",
+        "steps": 3,
+        "engine": "new",
+        "codecs": [
+            {"codec": "svd", "weights": 3},
+            {"codec": "identity", "weights": 1},
+            {"codec": "svd", "weights": 2},
+        ],
+        "metrics": {"new.g": "Size of the step"},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = report(folder)
+    assert page.runs["run"]["curves"]["new.g"]["value"] == [0.5, 1.0, 1.5]
+    assert "Size of the step" in page.words["figcaption"]
+    # What never changes, or is no number, has no chart.
+    assert not [title for title in page.words["figcaption"] if title.startswith("new: ")]
+    assert "svd of 5 weights, identity of 1 weights" in page.words["td"]
+
+
+def test_own_metric_of_a_run_that_goes_on_is_called_what_its_line_calls_it(report, tmp_path):
+    lines = [line_of(k, subspace={"bias_mean": 1 / k}) for k in (1, 2)]
+    page = report(write_run(tmp_path / "run", lines))
+    assert "subspace: bias mean" in page.words["figcaption"]
+
+
 # ---- The timeline ----
 
 

@@ -62,6 +62,22 @@ def test_run_that_goes_on_is_shown_as_running_with_figures_of_its_lines(report, 
     assert "3 MiB" in page.words["td"]
 
 
+@pytest.mark.parametrize("losses", [(3.25, 0.0), (0, 2.5), (0.0, 0)])
+def test_held_out_loss_of_exactly_zero_is_a_loss(report, tmp_path, losses):
+    first, last = losses
+    lines = [{"step": 0, "eval_loss": first}, *(line_of(k) for k in (1, 2, 3))]
+    lines[2]["eval_loss"] = last
+    page = report(write_run(tmp_path / "run", lines))
+    figures = page.runs["run"]["figures"]
+    assert (figures["first_eval_loss"], figures["final_eval_loss"]) == losses
+    assert page.runs["run"]["curves"]["eval_loss"]["value"] == [first, last]
+    assert [f"{first:.4f}", f"{last:.4f}", f"{last - first:+.4f}"] == [
+        text
+        for text in page.words["td"]
+        if text in {f"{first:.4f}", f"{last:.4f}", f"{last - first:+.4f}"}
+    ]
+
+
 def test_run_that_did_not_measure_its_waits_for_data_gets_a_page_without_them(report, tmp_path):
     lines = [line_of(k) for k in (1, 2)]
     share = "Share of a step spent waiting for data"

@@ -177,14 +177,14 @@ def test_gradients_are_freed_with_a_promise_and_after_waiting_without_one():
     model = make()
     with subspace(model, accumulate=1) as opt:
         loss_of(model, 0).backward()
-        assert not opt._hooks._totals
+        assert not opt._gradients.totals
         opt.step()
     model = make()
     with subspace(model) as opt:
         loss_of(model, 0).backward()
-        assert len(opt._hooks._totals) == len(opt.weights)
+        assert len(opt._gradients.totals) == len(opt.weights)
         opt.step()
-        assert not opt._hooks._totals
-        assert opt._hooks._lent
+        assert not opt._gradients.totals
+        assert opt._gradients.lent
         functional.mse_loss(*(model(batch(1)[0]), batch(1)[1]))
-        assert not opt._hooks._lent
+        assert not opt._gradients.lent

@@ -66,15 +66,38 @@ def test_a_word_that_it_does_not_know_is_refused():
         subspace(make(), second_moment="half")
 
 
-def test_a_refresh_carries_it_over():
-    model = make()
-    refresh = sw.Refresh(every=2)
+def second_moments_around_a_refresh(transport):
+    """Of the first weight whose projectors are replaced: means before, and after the same step."""
+    model, refresh = make(), sw.Refresh(every=2, transport=transport)
     with sw.SubspaceAdamW(
         model, lr=LR, codec="svd", second_moment="factored", refresh=refresh
     ) as opt:
-        train(model, opt, 6)
-        assert all(torch.isfinite(p).all() for p in model.parameters())
-        assert opt.stats()["grad_norm"] > 0
+        train(model, opt, 3)
+        opt.param_groups[0]["betas"] = (0.9, 1 - 1e-6)  # A step itself changes it by nothing.
+        for step in range(3, 12):
+            before = opt.state_dict()["state"]
+            train(model, opt, 1, first=step)
+            after = opt.state_dict()["state"]
+            for number, state in after.items():
+                if "codec" in state and not torch.equal(state["codec"], before[number]["codec"]):
+                    return before[number]["exp_avg_sq"], state["exp_avg_sq"]
+    raise AssertionError("no projector was replaced")
+
+
+@pytest.mark.parametrize("transport", ["keep", "reset", "projected"])
+def test_a_refresh_carries_it_over(transport):
+    before, after = second_moments_around_a_refresh(transport)
+    assert before.shape == after.shape == (128,)
+    assert before.min() > 0
+    change = ((after - before).norm() / before.norm()).item()
+    if transport == "keep":
+        assert change < 0.01
+    elif transport == "reset":
+        assert after.norm() < 0.01 * before.norm()
+    else:  # Into other axes of nearly the same space: no larger, and most of it is found again.
+        assert change > 0.05
+        assert 0.2 * before.sum() < after.sum() <= 1.01 * before.sum()
+        assert after.min() > 0
 
 
 @pytest.mark.parametrize("norm_mode", ["exact", "speculative"])

@@ -7,11 +7,11 @@ import os
 
 import numpy as np
 import pytest
-from sluiceway import tokens as module
-from sluiceway.documents import Corpus, Document, pydoc_text
 from sluiceway.errors import InvalidArgument
-from sluiceway.sequences import make_sequences
-from sluiceway.tokens import tokenise
+from sluiceway.text import tokens as module
+from sluiceway.text.documents import Corpus, Document, pydoc_text
+from sluiceway.text.sequences import make_sequences
+from sluiceway.text.tokens import tokenise
 
 
 @pytest.fixture(scope="module")

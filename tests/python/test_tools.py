@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from conftest import assert_short_error, read_lines
-from sluiceway.meter import meter
+from sluiceway.base.meter import meter
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def test_run_evaluates_to_the_loss_that_training_ended_with(sluiceway, finished)
 
 
 def test_data_is_files_and_globs_and_every_sequence_counts(sluiceway, tiny_model, prose, tmp_path):
-    for name in ("a.txt", "b.txt", "c.md"):
+    for name in ("a.txt", "b.txt", "c.prose"):
         (tmp_path / name).write_text(prose.read_text()[:640])
     outcome = sluiceway(
-        "eval", tiny_model, "--data", "*.txt", "--data", "c.md", "--json", cwd=tmp_path
+        "eval", tiny_model, "--data", "*.txt", "--data", "c.prose", "--json", cwd=tmp_path
     )
     assert outcome.code == 0, outcome.err
     said = json.loads(outcome.out)

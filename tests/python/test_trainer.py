@@ -7,9 +7,10 @@ import copy
 import pytest
 import sluiceway as sw
 import torch
-from small_models import distance
+from small_models import distance, same_bits
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from twins import train
 
 LR = 1e-3
 
@@ -117,10 +118,31 @@ def test_accelerate_accumulates_clips_and_steps(tmp_path):
 
 
 def test_a_copied_model_trains_without_the_optimizer_of_the_original():
-    model = tiny_llama()
-    with sw.SubspaceAdamW(model, lr=LR):
-        twin = copy.deepcopy(tiny_llama())
-        twin.load_state_dict(model.state_dict())
-        tokens = Tokens()[0]["input_ids"][None]
-        twin(input_ids=tokens, labels=tokens).loss.backward()
-        assert twin.model.layers[0].mlp.up_proj.weight.grad is not None
+    def loss(model, index):
+        tokens = Tokens()[index]["input_ids"][None]
+        return model(input_ids=tokens, labels=tokens).loss
+
+    alone, copied, plain = tiny_llama(), tiny_llama(), tiny_llama()
+    with sw.SubspaceAdamW(alone, lr=LR) as opt:
+        train(alone, opt, 4, loss=loss)
+    with sw.SubspaceAdamW(copied, lr=LR, accumulate=1) as opt:
+        train(copied, opt, 2, loss=loss)
+        opt.synchronize()
+        twin = copy.deepcopy(copied)
+        plain.load_state_dict(copied.state_dict())
+        plain.model.embed_tokens.weight.requires_grad_(False)
+        loss(copied, 2).backward()
+        for index in (5, 6):  # In the middle of a step of the original.
+            loss(twin, index).backward()
+            loss(plain, index).backward()
+        opt.step()
+        opt.zero_grad()
+        train(copied, opt, 1, first=3, loss=loss)
+    assert same_bits(copied, alone)
+    for (name, p), (_, expected) in zip(
+        twin.named_parameters(), plain.named_parameters(), strict=True
+    ):
+        assert (p.grad is None) == (expected.grad is None), name
+        assert p.grad is None or torch.equal(p.grad, expected.grad), name
+    assert twin.model.layers[0].mlp.up_proj.weight.grad is not None
+    assert twin.state_dict().keys() == plain.state_dict().keys()  # Of an optimizer that is closed.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
 
+from sluiceway.base.atomic import replace_file
 from sluiceway.errors import IoError
-from sluiceway.report.folders import read_runs
+from sluiceway.report.folders import read_records
 from sluiceway.report.page import make_page
-from sluiceway.report.runs import Run
+from sluiceway.report.records import RunRecord
 
 _FILE = "report.html"
 
@@ -32,14 +32,14 @@ def write_report(folders: list[Path], out: Path | None = None) -> dict[str, Any]
     sluiceway.errors.InvalidArgument
         A run folder has nothing to show yet, or cannot be understood.
     """
-    runs = read_runs(folders)
+    runs = read_records(folders)
     path = out or (folders[0] / _FILE if len(folders) == 1 else Path(_FILE))
     page = make_page(runs, time.strftime("%Y-%m-%d %H:%M:%S %Z")).encode()
     _write(path, page)
     return {"report": str(path), "bytes": len(page), "runs": [_short(run) for run in runs]}
 
 
-def _short(run: Run) -> dict[str, Any]:
+def _short(run: RunRecord) -> dict[str, Any]:
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -51,14 +51,11 @@ def _short(run: Run) -> dict[str, Any]:
 
 def _write(path: Path, page: bytes) -> None:
     """Whole or not at all: a browser may have the old page open."""
-    fresh = path.with_name(f".{path.name}.new")
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "it is a folder")
-        fresh.write_bytes(page)
-        os.replace(fresh, path)
+        replace_file(path, page)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise IoError(
             f"{path}: the report cannot be written, {error.strerror}; choose another --out",
             error.errno,

@@ -10,13 +10,14 @@ from typing import Any
 
 import yaml
 
+from sluiceway.base.json_text import finite
 from sluiceway.errors import InvalidArgument, IoError
-from sluiceway.report.runs import Run
+from sluiceway.report.records import RunRecord
 from sluiceway.report.trace import read_step
-from sluiceway.run_folder import COMPARISON, CONFIG_FILE, RunFolder, finite
+from sluiceway.run.run_folder import COMPARISON, CONFIG_FILE, RunFolder
 
 
-def read_runs(folders: list[Path]) -> list[Run]:
+def read_records(folders: list[Path]) -> list[RunRecord]:
     """Read every folder, and after each what it was compared with.
 
     Raises
@@ -24,7 +25,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
     sluiceway.errors.IoError, sluiceway.errors.InvalidArgument
         As `write_report` says.
     """
-    runs: list[Run] = []
+    runs: list[RunRecord] = []
     seen: set[Path] = set()
     names = _names(folders)
     for folder, name in zip(folders, names, strict=True):
@@ -56,7 +57,7 @@ def _has_metrics(folder: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def _read(path: Path, name: str) -> Run:
+def _read(path: Path, name: str) -> RunRecord:
     RunFolder.check(path)
     folder, notes = RunFolder(path), []
     running = _is_held(folder.metrics_path)
@@ -77,7 +78,7 @@ def _read(path: Path, name: str) -> Run:
     if status == "stopped":
         notes.append("no summary of the last step: the process was ended from outside")
     step = read_step(folder.trace_path, notes)
-    return Run(path, name, status, config, summary, lines, notes, step)
+    return RunRecord(path, name, status, config, summary, lines, notes, step)
 
 
 def _is_held(metrics: Path) -> bool:
@@ -150,8 +151,8 @@ def _summary(folder: RunFolder, last_step: int, notes: list[str]) -> dict[str, A
             f"summary.json is of step {summary.get('steps')}, metrics.jsonl of step {last_step}: "
             "figures are taken from the metrics"
         )
-        lasting = ("engine", "precision", "parameters", "data", "versions", "machine", "commit",
-                   "config_hash", "first_eval_loss", "native")  # fmt: skip
+        lasting = ("engine", "codecs", "metrics", "precision", "parameters", "data", "versions",
+                   "machine", "commit", "config_hash", "first_eval_loss", "native")  # fmt: skip
         summary = {key: summary[key] for key in lasting if key in summary}
     return summary
 

@@ -10,7 +10,7 @@ from typing import Any
 from sluiceway import __version__
 from sluiceway.report import sections, tables
 from sluiceway.report.chart import colour, marker
-from sluiceway.report.runs import Run
+from sluiceway.report.records import RunRecord
 
 # Points of a curve; with many runs fewer, so that the page stays small.
 _POINTS, _ALL_RUNS_POINTS = 1000, 4000
@@ -18,7 +18,7 @@ _POINTS, _ALL_RUNS_POINTS = 1000, 4000
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def make_page(runs: list[Run], written: str) -> str:
+def make_page(runs: list[RunRecord], written: str) -> str:
     """The whole HTML text.
 
     Parameters
@@ -34,7 +34,7 @@ def make_page(runs: list[Run], written: str) -> str:
         ("throughput", "Throughput", sections.throughput(runs, points)),
         ("links", "Bytes per link and step", sections.links(runs, points)),
         ("memory", "Peak memory per tier", sections.memory(runs)),
-        ("rate", "Learning rate, gradient norm, skipped steps", sections.rate(runs, points)),
+        ("rate", "Learning rate, gradient norm, skipped steps", sections.optimizer(runs, points)),
         ("step", "One step", sections.step(runs)),
         ("config", "Config", tables.config(runs)),
         ("origin", "Versions and machine", tables.origin(runs)),
@@ -64,7 +64,7 @@ def make_page(runs: list[Run], written: str) -> str:
     )
 
 
-def _legend(runs: list[Run]) -> str:
+def _legend(runs: list[RunRecord]) -> str:
     items = "".join(
         f'<li><svg viewBox="0 0 26 10" aria-hidden="true"><path class="line {colour(place)}" '
         f'd="M0 5h26"/>{marker(place, 13, 5)}</svg>{escape(run.name)}</li>'
@@ -73,7 +73,7 @@ def _legend(runs: list[Run]) -> str:
     return f'<ul class="legend" aria-label="Runs">{items}</ul>'
 
 
-def _notes(runs: list[Run]) -> str:
+def _notes(runs: list[RunRecord]) -> str:
     said = [f"{run.name}: {note}" for run in runs for note in run.notes + _about(run)]
     if not said:
         return ""
@@ -81,7 +81,7 @@ def _notes(runs: list[Run]) -> str:
     return f'<div class="notes" role="note"><ul>{items}</ul></div>'
 
 
-def _about(run: Run) -> list[str]:
+def _about(run: RunRecord) -> list[str]:
     """What the run's own numbers ask a reader to know."""
     notes, steps = [], run.setting("train", "steps")
     of = f" of {steps}" if steps else ""
@@ -95,14 +95,14 @@ def _about(run: Run) -> list[str]:
     return notes
 
 
-def _data(runs: list[Run], points: int) -> str:
+def _data(runs: list[RunRecord], points: int) -> str:
     """JSON that may stand in a script element."""
     tree = {"sluiceway": __version__, "runs": [_run_data(run, points) for run in runs]}
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
-def _run_data(run: Run, points: int) -> dict[str, Any]:
+def _run_data(run: RunRecord, points: int) -> dict[str, Any]:
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -112,11 +112,11 @@ def _run_data(run: Run, points: int) -> dict[str, Any]:
         "config": run.config,
         "summary": run.summary,
         "curves": {name: _columns(run, name, points) for name in run.curves},
-        "step": tables.step_figures(run.step) if run.step else None,
+        "step": tables.lane_figures(run.step) if run.step else None,
     }
 
 
-def _columns(run: Run, name: str, points: int) -> dict[str, list]:
+def _columns(run: RunRecord, name: str, points: int) -> dict[str, list]:
     curve = run.curves[name].thinned(points)
     columns = {"step": curve.steps}
     if name in ("loss", "eval_loss"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sluiceway.report import units
 from sluiceway.report.bars import kinds_legend, memory_bars, timeline
 from sluiceway.report.chart import Line, line_chart
-from sluiceway.report.runs import LINKS, TIERS, Run
+from sluiceway.report.records import LINKS, TIERS, RunRecord
 from sluiceway.report.tables import step_table
 
 _SMOOTHED = 25  # Means in the length of the longest run.
@@ -28,7 +28,7 @@ _X: dict[str, tuple[str, Callable]] = {
 }
 
 
-def loss(runs: list[Run], points: int) -> str:
+def loss(runs: list[RunRecord], points: int) -> str:
     """Training and held-out loss over steps, tokens and time."""
     charts = []
     for x, title in (("steps", "steps"), ("tokens", "tokens"), ("seconds", "wall-clock time")):
@@ -53,7 +53,7 @@ def loss(runs: list[Run], points: int) -> str:
     return _section(charts, text)
 
 
-def throughput(runs: list[Run], points: int) -> str:
+def throughput(runs: list[RunRecord], points: int) -> str:
     """Tokens per second, seconds per step, shares of stalls and of waiting for data."""
     charts = [
         _chart(runs, "tokens_per_second", "Tokens per second", units.rate, points, smooth=True),
@@ -67,7 +67,7 @@ def throughput(runs: list[Run], points: int) -> str:
     return _section(charts, text)
 
 
-def links(runs: list[Run], points: int) -> str:
+def links(runs: list[RunRecord], points: int) -> str:
     """A chart for every link that something crossed."""
     used = [link for link in LINKS if any(_peak(run, link) for run in runs)]
     if not used:
@@ -77,7 +77,7 @@ def links(runs: list[Run], points: int) -> str:
     return _section(charts, f"Nothing crossed: {', '.join(idle)}." if idle else "")
 
 
-def memory(runs: list[Run]) -> str:
+def memory(runs: list[RunRecord]) -> str:
     """Bars: the peak of each tier."""
     figures = []
     for tier in TIERS:
@@ -92,8 +92,8 @@ def memory(runs: list[Run]) -> str:
     return f'<div class="charts">{"".join(figures)}</div>' if figures else empty
 
 
-def rate(runs: list[Run], points: int) -> str:
-    """Learning rate, gradient norm, skipped steps and, of compressed runs, estimation bias."""
+def optimizer(runs: list[RunRecord], points: int) -> str:
+    """Learning rate, gradient norm, skipped steps, and what one engine alone measures."""
     charts = [
         _chart(runs, "lr", "Learning rate", units.number, points),
         _chart(
@@ -110,13 +110,14 @@ def rate(runs: list[Run], points: int) -> str:
     if skipped:
         title = "Skipped steps so far"
         charts.append(_chart(runs, "skipped_so_far", title, units.count, points))
-    if any(_points(run, "bias_mean") > 1 for run in runs):
-        title = "Estimation bias, mean over weights"
-        charts.append(_chart(runs, "bias_mean", title, units.number, points, smooth=True))
+    own = {name: title for run in runs for name, title in run.own_metrics.items()}
+    for name, title in own.items():
+        if any(_changes(run, name) for run in runs):
+            charts.append(_chart(runs, name, title, units.number, points, smooth=True))
     return _section(charts, "" if skipped else "No step was skipped.")
 
 
-def step(runs: list[Run]) -> str:
+def step(runs: list[RunRecord]) -> str:
     """The lanes of one step of every run that has a trace."""
     traced = [run for run in runs if run.step is not None]
     if not traced:
@@ -145,23 +146,26 @@ def _section(charts: list[str], text: str) -> str:
     return f'{said}<div class="charts">{"".join(charts)}</div>'
 
 
-def _peak(run: Run, name: str) -> float:
+def _peak(run: RunRecord, name: str) -> float:
     curve = run.curves.get(name)
     return max(curve.finite, default=0) if curve is not None else 0
 
 
-def _points(run: Run, name: str) -> int:
+def _changes(run: RunRecord, name: str) -> bool:
+    """Whether a curve is more than one value."""
     curve = run.curves.get(name)
-    return len(curve.finite) if curve is not None else 0
+    return curve is not None and len(set(curve.finite)) > 1
 
 
-def _window(runs: list[Run]) -> int:
+def _window(runs: list[RunRecord]) -> int:
     """Steps in a running mean; 0: the runs are too short for one."""
     window = max(run.figures["steps"] for run in runs) // _SMOOTHED
     return window if window > 1 else 0
 
 
-def _lines(runs: list[Run], name: str, points: int, x: str, smooth: bool = False) -> list[Line]:
+def _lines(
+    runs: list[RunRecord], name: str, points: int, x: str, smooth: bool = False
+) -> list[Line]:
     window, lines = _window(runs) if smooth else 0, []
     for place, run in enumerate(runs):
         curve = run.curves.get(name)
@@ -176,7 +180,7 @@ def _lines(runs: list[Run], name: str, points: int, x: str, smooth: bool = False
 
 
 def _chart(
-    runs: list[Run],
+    runs: list[RunRecord],
     name: str,
     title: str,
     text: Callable,

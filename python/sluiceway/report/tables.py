@@ -7,25 +7,25 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from sluiceway.config_file import flattened
+from sluiceway.config.file import flattened
 from sluiceway.report import units
-from sluiceway.report.runs import LINKS, TIERS, Run
+from sluiceway.report.records import LINKS, TIERS, RunRecord
 from sluiceway.report.trace import StepTrace
 
-Row = tuple[str, Callable[[Run], Any]]
+Row = tuple[str, Callable[[RunRecord], Any]]
 
 
-def summary(runs: list[Run]) -> str:
+def summary(runs: list[RunRecord]) -> str:
     """What a reader wants to know first."""
     return _side_by_side(runs, _SUMMARY, "Key figures of each run")
 
 
-def origin(runs: list[Run]) -> str:
+def origin(runs: list[RunRecord]) -> str:
     """What a number in a paper has to name."""
     return _side_by_side(runs, _ORIGIN, "Where each run was made")
 
 
-def config(runs: list[Run]) -> str:
+def config(runs: list[RunRecord]) -> str:
     """Keys that differ; the whole config below."""
     flat = [flattened(run.config) for run in runs]
     keys = list(dict.fromkeys(key for one in flat for key in one))
@@ -43,7 +43,7 @@ def config(runs: list[Run]) -> str:
     return f"{''.join(parts)}<details><summary>The whole config</summary>{whole}</details>"
 
 
-def step_figures(step: StepTrace) -> dict[str, Any]:
+def lane_figures(step: StepTrace) -> dict[str, Any]:
     """Name, seconds, and of each lane busy seconds, ranges and bytes."""
     lanes = {
         lane.name: {
@@ -62,7 +62,7 @@ def step_table(step: StepTrace, name: str) -> str:
         f'<tr><th scope="row">{escape(lane)}</th><td>{units.seconds(f["busy_seconds"])}</td>'
         f"<td>{units.share(f['busy_seconds'] / step.seconds)}</td><td>{f['ranges']}</td>"
         f"<td>{units.size(f['bytes']) if f['bytes'] else '-'}</td></tr>"
-        for lane, f in step_figures(step)["lanes"].items()
+        for lane, f in lane_figures(step)["lanes"].items()
     )
     head = "".join(f'<th scope="col">{h}</th>' for h in ("lane", "busy", "of the step", "ranges",
                                                          "bytes"))  # fmt: skip
@@ -71,13 +71,13 @@ def step_table(step: StepTrace, name: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{_scroll(table, title)}</details>"
 
 
-def _side_by_side(runs: list[Run], rows: tuple[Row, ...], title: str) -> str:
+def _side_by_side(runs: list[RunRecord], rows: tuple[Row, ...], title: str) -> str:
     cells = {name: [value(run) for run in runs] for name, value in rows}
     present = {name: row for name, row in cells.items() if any(text is not None for text in row)}
     return _table(runs, present, title)
 
 
-def _table(runs: list[Run], rows: dict[str, list[Any]], title: str) -> str:
+def _table(runs: list[RunRecord], rows: dict[str, list[Any]], title: str) -> str:
     head = "".join(f'<th scope="col">{escape(run.name)}</th>' for run in runs)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
@@ -101,30 +101,33 @@ def _plain(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _figure(key: str, text: Callable) -> Callable[[Run], Any]:
-    def cell(run: Run) -> Any:
+def _figure(key: str, text: Callable) -> Callable[[RunRecord], Any]:
+    def cell(run: RunRecord) -> Any:
         value = run.figures.get(key)
         return None if value is None else text(value)
 
     return cell
 
 
-def _steps(run: Run) -> str:
+def _steps(run: RunRecord) -> str:
     of = run.setting("train", "steps")
     return f"{run.figures['steps']}" + (f" of {of}" if of else "")
 
 
-def _change(run: Run) -> str | None:
+def _change(run: RunRecord) -> str | None:
     before, after = run.figures.get("first_eval_loss"), run.figures.get("final_eval_loss")
     return None if before is None or after is None else f"{after - before:+.4f}"
 
 
-def _codec(run: Run) -> str | None:
-    codec, ratio = run.setting("engine", "codec"), run.setting("engine", "ratio")
-    return codec and f"{codec}, ratio {ratio}"
+def _codecs(run: RunRecord) -> str | None:
+    """Codecs that the engine chose, and of how many weights; None for one that has none."""
+    weights: dict[str, int] = {}
+    for group in run.summary.get("codecs") or ():
+        weights[group["codec"]] = weights.get(group["codec"], 0) + group["weights"]
+    return ", ".join(f"{codec} of {count} weights" for codec, count in weights.items()) or None
 
 
-def _precision(run: Run) -> str | None:
+def _precision(run: RunRecord) -> str | None:
     what = run.summary.get("precision") or {}
     weights = what.get("weights") or run.setting("model", "dtype")
     if weights is None:
@@ -134,7 +137,7 @@ def _precision(run: Run) -> str | None:
     return f"weights {weights}, autocast {autocast or 'off'}{why}"
 
 
-def _parameters(run: Run) -> str | None:
+def _parameters(run: RunRecord) -> str | None:
     counts = run.summary.get("parameters") or {}
     if "trained" not in counts:
         return None
@@ -144,8 +147,8 @@ def _parameters(run: Run) -> str | None:
     )
 
 
-def _bytes_of(link: str) -> Callable[[Run], Any]:
-    def cell(run: Run) -> str | None:
+def _bytes_of(link: str) -> Callable[[RunRecord], Any]:
+    def cell(run: RunRecord) -> str | None:
         count = (run.figures.get("bytes_per_step") or {}).get(link)
         # Most runs have no disk: no row for nothing.
         return units.size(count) if count or (count == 0 and not link.startswith("disk")) else None
@@ -153,8 +156,8 @@ def _bytes_of(link: str) -> Callable[[Run], Any]:
     return cell
 
 
-def _of_budget(tier: str) -> Callable[[Run], Any]:
-    def cell(run: Run) -> str | None:
+def _of_budget(tier: str) -> Callable[[RunRecord], Any]:
+    def cell(run: RunRecord) -> str | None:
         peak, budget = (run.figures.get("peak_bytes") or {}).get(tier), run.setting("budget", tier)
         if peak is None:
             return None
@@ -163,8 +166,8 @@ def _of_budget(tier: str) -> Callable[[Run], Any]:
     return cell
 
 
-def _inner(*keys: str) -> Callable[[Run], Any]:
-    def cell(run: Run) -> Any:
+def _inner(*keys: str) -> Callable[[RunRecord], Any]:
+    def cell(run: RunRecord) -> Any:
         value: Any = run.summary
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
@@ -173,7 +176,7 @@ def _inner(*keys: str) -> Callable[[Run], Any]:
     return cell
 
 
-def _machine(run: Run) -> str | None:
+def _machine(run: RunRecord) -> str | None:
     machine = run.summary.get("machine") or {}
     said = [machine.get("processor"), machine.get("gpu")]
     if machine.get("cores"):
@@ -192,7 +195,7 @@ def _loss(value: float) -> str:
 _SUMMARY: tuple[Row, ...] = (
     ("status", lambda run: run.status),
     ("engine", lambda run: run.summary.get("engine") or run.setting("engine", "kind")),
-    ("codec", _codec),
+    ("codecs", _codecs),
     ("steps", _steps),
     ("tokens", _figure("tokens", units.count)),
     ("time in steps", _figure("seconds", units.seconds)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sluiceway.sizes import format_bytes
+from sluiceway.base.sizes import format_bytes
 
 Number = float | int | None
 

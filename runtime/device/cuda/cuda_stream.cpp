@@ -143,6 +143,7 @@ class CudaStream final : public StreamBackend {
   }
 
   DeviceId device() const noexcept override { return device_; }
+  bool waits_on_device() const noexcept override { return true; }
 
  private:
   DeviceId device_;

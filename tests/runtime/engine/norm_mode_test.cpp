@@ -12,28 +12,30 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
+constexpr LanePlan kLanes{.gather_before = 1, .device_lane = 3};
+
 std::vector<LayerCost> layers(double device_s, double host_s) {
-  return std::vector<LayerCost>(16, LayerCost{device_s, 2 * device_s, 1e-4, host_s, 1e-4, 1e-5});
+  return std::vector<LayerCost>(16, LayerCost{device_s, 2 * device_s, {1e-4, host_s, 1e-4, 1e-5}});
 }
 
 TEST(NormModeChooserTest, AutoStaysExactWhileHostWorkHidesBehindTheForward) {
   const NormModeChooser chooser(NormChoice::kAuto, Order::kEdf);
   EXPECT_TRUE(chooser.decides());
   EXPECT_FALSE(chooser.speculative());
-  EXPECT_FALSE(chooser.prefers_speculative(layers(0.01, 1e-4)));
+  EXPECT_FALSE(chooser.prefers_speculative(layers(0.01, 1e-4), kLanes));
 }
 
 TEST(NormModeChooserTest, AutoPrefersSpeculativeWhereTheHostIsTheBottleneck) {
   const NormModeChooser chooser(NormChoice::kAuto, Order::kEdf);
-  EXPECT_TRUE(chooser.prefers_speculative(layers(0.001, 0.003)));
+  EXPECT_TRUE(chooser.prefers_speculative(layers(0.001, 0.003), kLanes));
 }
 
 TEST(NormModeChooserTest, AutoReturnsToExactWhenManyStepsAreClipped) {
   NormModeChooser chooser(NormChoice::kAuto, Order::kEdf);
   for (int i = 0; i < 10; ++i) chooser.note_step(true);
-  EXPECT_FALSE(chooser.prefers_speculative(layers(0.001, 0.003)));
+  EXPECT_FALSE(chooser.prefers_speculative(layers(0.001, 0.003), kLanes));
   for (int i = 0; i < 200; ++i) chooser.note_step(false);
-  EXPECT_TRUE(chooser.prefers_speculative(layers(0.001, 0.003)));
+  EXPECT_TRUE(chooser.prefers_speculative(layers(0.001, 0.003), kLanes));
 }
 
 TEST(NormModeChooserTest, BarrierIsExactWhateverIsAsked) {

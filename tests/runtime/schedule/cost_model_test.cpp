@@ -17,6 +17,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 constexpr Order kAllOrders[] = {Order::kBarrier, Order::kFcfs, Order::kPaper, Order::kEdf};
+constexpr LanePlan kFourLanes{.gather_before = 1, .device_lane = 3};  // d2h, host, h2d, apply.
 constexpr NormBarrier kBothBarriers[] = {NormBarrier::kNone, NormBarrier::kExact};
 
 class CostModelTest : public testing::Test {
@@ -33,14 +34,16 @@ class CostModelTest : public testing::Test {
     for (LayerCost& c : costs) {
       const double size = between(1 - spread, 1 + spread);
       const auto of = [&](double mean) { return mean * size * between(1 - jitter, 1 + jitter); };
-      c = {of(forward), of(backward), of(o), of(u), of(h), of(a)};
+      c.forward = of(forward);
+      c.backward = of(backward);
+      for (const double mean : {o, u, h, a}) c.lanes.push_back(of(mean));
     }
     return costs;
   }
 
   double predict(const std::vector<LayerCost>& costs, Order order,
                  NormBarrier barrier = NormBarrier::kNone) {
-    return predict_makespan(costs, order, barrier, transition_layer(costs));
+    return predict_makespan(costs, kFourLanes, order, barrier, transition_layer(costs, kFourLanes));
   }
 
   Rng rng{20240610};
@@ -50,7 +53,7 @@ struct Sums {  // The letters of the closed forms.
   explicit Sums(const std::vector<LayerCost>& costs) {
     for (const LayerCost& c : costs) F += c.forward, B += c.backward;
     L = static_cast<double>(costs.size());
-    o = costs[0].d2h, u = costs[0].host, h = costs[0].h2d;
+    o = costs[0].lanes[0], u = costs[0].lanes[1], h = costs[0].lanes[2];
     s = std::max({o, u, h});
   }
   double F = 0, B = 0, L = 0, o = 0, u = 0, h = 0, s = 0;
@@ -81,9 +84,9 @@ TEST_F(CostModelTest, EdfOfEqualLayersIsTheClosedFormWithinOneLayer) {
 TEST_F(CostModelTest, EdfOfEqualLayersIsTheClosedFormWhereOneResourceBinds) {
   // Layer 31 was alone when it came and went first, so two forwards follow the last payload.
   const double closed = 32 * 4.0 + (1 + 1) + (1 + 1);
-  const std::vector<LayerCost> link(32, {1, 1, 4, 1, 1, 0});
+  const std::vector<LayerCost> link(32, {1, 1, {4, 1, 1, 0}});
   EXPECT_NEAR(predict(link, Order::kEdf), closed + 1, 1e-9);
-  const std::vector<LayerCost> compute(32, {2, 3, 1, 1, 1, 0});
+  const std::vector<LayerCost> compute(32, {2, 3, {1, 1, 1, 0}});
   EXPECT_NEAR(predict(compute, Order::kEdf), 32 * 5.0 + 3, 1e-9);
 }
 
@@ -103,7 +106,7 @@ TEST_F(CostModelTest, BarrierOfEqualLayersIsTheClosedFormPlusItsFill) {
 // The norm is known when the backward ends; then the host lane works through all layers in
 // deadline order, and the last layer's forward comes last.
 TEST_F(CostModelTest, ExactNormOfEqualHostBoundLayersIsBackwardThenHostThenOneForward) {
-  const std::vector<LayerCost> costs(32, {1, 2, 1, 5, 1, 0});
+  const std::vector<LayerCost> costs(32, {1, 2, {1, 5, 1, 0}});
   const double expected = 32 * 2 + 32 * 5 + 1 + 1;
   EXPECT_NEAR(predict(costs, Order::kEdf, NormBarrier::kExact), expected, 1e-9);
   EXPECT_NEAR(predict(costs, Order::kFcfs, NormBarrier::kExact), 32 * 2 + 32 * 5 + 1 + 32, 1e-9);
@@ -160,13 +163,13 @@ TEST_F(CostModelTest, EdfOfEqualLayersIsNeverWorseThanAnotherOrder) {
 }
 
 TEST_F(CostModelTest, WithoutLinkAStepIsForwardPlusBackward) {
-  const std::vector<LayerCost> costs(5, {1, 2, 0, 0, 0, 0});
+  const std::vector<LayerCost> costs(5, {1, 2, {0, 0, 0, 0}});
   for (const Order order : kAllOrders) EXPECT_DOUBLE_EQ(predict(costs, order), 15.0);
-  EXPECT_EQ(predict_makespan({}, Order::kEdf, NormBarrier::kNone, 0), 0.0);
+  EXPECT_EQ(predict_makespan({}, kFourLanes, Order::kEdf, NormBarrier::kNone, 0), 0.0);
 }
 
 TEST_F(CostModelTest, OneLayerIsAChain) {
-  const std::vector<LayerCost> costs = {{1, 2, 3, 4, 5, 6}};
+  const std::vector<LayerCost> costs = {{1, 2, {3, 4, 5, 6}}};
   for (const Order order : kAllOrders) {
     for (const NormBarrier barrier : kBothBarriers) {
       EXPECT_DOUBLE_EQ(predict(costs, order, barrier), 21.0);
@@ -175,29 +178,85 @@ TEST_F(CostModelTest, OneLayerIsAChain) {
 }
 
 TEST_F(CostModelTest, RejectsCostsThatAreNoTimes) {
-  std::vector<LayerCost> costs(3, {1, 1, 1, 1, 1, 1});
-  costs[2].host = -0.5;
+  std::vector<LayerCost> costs(3, {1, 1, {1, 1, 1, 1}});
+  costs[2].lanes[1] = -0.5;
   EXPECT_THAT([&] { predict(costs, Order::kEdf); },
               ThrowsMessage<InvalidArgument>(HasSubstr("layer 2 has a cost of -0.5 s")));
-  costs[2].host = std::nan("");
+  costs[2].lanes[1] = std::nan("");
   EXPECT_THROW(predict(costs, Order::kEdf), InvalidArgument);
 }
 
 TEST_F(CostModelTest, TransitionLayerIsThePapersFormula) {
   // L - (B - (o + u + h)) / s = 32 - (64 - 6) / 4 = 17.5: 14 layers are through, 18 are not.
-  EXPECT_EQ(transition_layer(std::vector<LayerCost>(32, {1, 2, 1, 4, 1, 0})), 18);
-  EXPECT_EQ(transition_layer(std::vector<LayerCost>(32, {1, 2, 1, 1, 1, 0})), 0);  // Clamped.
-  EXPECT_EQ(transition_layer(std::vector<LayerCost>(2, {1, 1, 9, 9, 9, 0})), 2);   // Clamped.
-  EXPECT_EQ(transition_layer(std::vector<LayerCost>(32, {1, 2, 0, 0, 0, 0})), 0);  // No lane.
-  EXPECT_EQ(transition_layer({}), 0);
+  EXPECT_EQ(transition_layer(std::vector<LayerCost>(32, {1, 2, {1, 4, 1, 0}}), kFourLanes), 18);
+  EXPECT_EQ(transition_layer(std::vector<LayerCost>(32, {1, 2, {1, 1, 1, 0}}), kFourLanes),
+            0);  // Clamped.
+  EXPECT_EQ(transition_layer(std::vector<LayerCost>(2, {1, 1, {9, 9, 9, 0}}), kFourLanes),
+            2);  // Clamped.
+  EXPECT_EQ(transition_layer(std::vector<LayerCost>(32, {1, 2, {0, 0, 0, 0}}), kFourLanes),
+            0);  // No lane.
+  EXPECT_EQ(transition_layer({}, kFourLanes), 0);
 }
 
 TEST_F(CostModelTest, LowerBoundIsTheBusiestResource) {
-  EXPECT_DOUBLE_EQ(lower_bound(std::vector<LayerCost>(4, {1, 2, 1, 1, 1, 1})), 12);
-  EXPECT_DOUBLE_EQ(lower_bound(std::vector<LayerCost>(4, {1, 2, 5, 1, 1, 1})), 20);
-  EXPECT_DOUBLE_EQ(lower_bound(std::vector<LayerCost>(4, {1, 2, 1, 6, 1, 1})), 24);
-  EXPECT_DOUBLE_EQ(lower_bound(std::vector<LayerCost>(4, {1, 2, 1, 1, 7, 1})), 28);
+  EXPECT_DOUBLE_EQ(lower_bound(std::vector<LayerCost>(4, {1, 2, {1, 1, 1, 1}})), 12);
+  EXPECT_DOUBLE_EQ(lower_bound(std::vector<LayerCost>(4, {1, 2, {5, 1, 1, 1}})), 20);
+  EXPECT_DOUBLE_EQ(lower_bound(std::vector<LayerCost>(4, {1, 2, {1, 6, 1, 1}})), 24);
+  EXPECT_DOUBLE_EQ(lower_bound(std::vector<LayerCost>(4, {1, 2, {1, 1, 7, 1}})), 28);
   EXPECT_DOUBLE_EQ(lower_bound({}), 0);
+}
+
+// Lanes that take no time are passed at once, wherever they stand.
+TEST_F(CostModelTest, SixLanesOfWhichTwoTakeNoTimeAreFourLanes) {
+  const LanePlan six{.gather_before = 2, .device_lane = 5};  // d2h, read, host, write, h2d, apply.
+  for (int i = 0; i < 100; ++i) {
+    const auto four = layers(1 + i % 37, 0.5, 0.3);
+    std::vector<LayerCost> wide = four;
+    for (LayerCost& c : wide) {
+      c.lanes.insert(c.lanes.begin() + 1, 0);
+      c.lanes.insert(c.lanes.begin() + 3, 0);
+    }
+    EXPECT_EQ(transition_layer(wide, six), transition_layer(four, kFourLanes));
+    EXPECT_EQ(lower_bound(wide), lower_bound(four));
+    for (const Order order : kAllOrders) {
+      for (const NormBarrier barrier : kBothBarriers) {
+        EXPECT_EQ(predict_makespan(wide, six, order, barrier, 5),
+                  predict_makespan(four, kFourLanes, order, barrier, 5))
+            << to_string(order);
+      }
+    }
+  }
+}
+
+TEST_F(CostModelTest, TwoLanesAreAnyTwo) {
+  const LanePlan two{.gather_before = 1, .device_lane = std::nullopt};
+  const std::vector<LayerCost> costs(8, {1, 2, {1, 3}});
+  // The first payload is through the first lane after 2 + 1; then the second lane binds.
+  EXPECT_NEAR(predict_makespan(costs, two, Order::kFcfs, NormBarrier::kNone, 0), 3 + 8 * 3 + 8,
+              1e-9);
+  // All of the backward, the last payload's first lane, then the second lane for all.
+  EXPECT_NEAR(predict_makespan(costs, two, Order::kBarrier, NormBarrier::kNone, 0),
+              8 * 2 + 1 + 8 * 3 + 8, 1e-9);
+  // L - (B - (o + u)) / s = 8 - (16 - 4) / 3; nothing is the device's own.
+  EXPECT_EQ(transition_layer(costs, two), 4);
+  EXPECT_EQ(lower_bound(costs), 24);
+}
+
+TEST_F(CostModelTest, WithoutAGateNothingGathersAndNoNormIsWaitedFor) {
+  const auto costs = layers(13, 0.5, 0.3);
+  EXPECT_EQ(predict_makespan(costs, {}, Order::kEdf, NormBarrier::kExact, 0),
+            predict_makespan(costs, {}, Order::kEdf, NormBarrier::kNone, 0));
+}
+
+TEST_F(CostModelTest, RejectsLayersThatDifferInTheirLanes) {
+  std::vector<LayerCost> costs(3, {1, 1, {1, 1, 1, 1}});
+  costs[2].lanes.pop_back();
+  const char* const text = "layer 2 has times for 3 lanes, expected 4, as layer 0 has";
+  EXPECT_THAT([&] { predict_makespan(costs, kFourLanes, Order::kEdf, NormBarrier::kNone, 0); },
+              ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+  EXPECT_THAT([&] { transition_layer(costs, kFourLanes); },
+              ThrowsMessage<InvalidArgument>(HasSubstr(text)));
+  EXPECT_THAT([&] { lower_bound(costs); }, ThrowsMessage<InvalidArgument>(HasSubstr(text)));
 }
 
 }  // namespace

@@ -32,57 +32,61 @@ void wait_until_dropped(const std::shared_ptr<int>& captured) {
   while (captured.use_count() > 1) std::this_thread::sleep_for(milliseconds(1));
 }
 
-class ExecutorFailureTest : public testing::TestWithParam<std::tuple<Lane, StreamKind>> {
+class ExecutorFailureTest : public testing::TestWithParam<std::tuple<LaneId, StreamKind>> {
  protected:
-  Lane lane() const { return std::get<0>(GetParam()); }
+  LaneId lane() const { return std::get<0>(GetParam()); }
   StreamKind kind() const { return std::get<1>(GetParam()); }
 };
 
+// I6
 TEST_P(ExecutorFailureTest, EveryLaterCallNamesLaneAndPayload) {
   LanesFixture f(3, Order::kEdf, kind());
   Payload p = f.payload(2);
-  p.tasks[index(lane())] = refused_launch();
+  set_hop(p, lane(), refused_launch());
   f.executor->submit(std::move(p));
-  const auto names_both =
-      ThrowsMessage<CudaError>("executor: lane " + std::string(to_string(lane())) +
-                               ", payload layer2: launch: refused, error 9");
+  const auto names_both = ThrowsMessage<CudaError>(
+      "executor: lane " + four_lanes()[static_cast<std::size_t>(lane())].name +
+      ", payload layer2: launch: refused, error 9");
   EXPECT_THAT([&] { f.executor->drain(); }, names_both);
   EXPECT_THAT([&] { f.executor->submit(f.payload(1)); }, names_both);
   EXPECT_THAT([&] { f.executor->wait(0); }, names_both);
   EXPECT_THAT([&] { f.executor->release(); }, names_both);
   EXPECT_THAT([&] { f.executor->recall(2); }, names_both);
   EXPECT_THAT([&] { f.executor->busy(2); }, names_both);
-  EXPECT_THAT([&] { f.executor->set_transition_layer(1); }, names_both);
-  EXPECT_EQ(f.log.entries().size(), index(lane()));  // It went no further, nothing followed.
+  EXPECT_THAT([&] { f.executor->completion(2); }, names_both);
+  EXPECT_THAT([&] { f.executor->set_transition(1); }, names_both);
+  EXPECT_EQ(f.log.entries().size(),
+            static_cast<std::size_t>(lane()));  // It went no further, nothing followed.
 }
 
-INSTANTIATE_TEST_SUITE_P(Executor, ExecutorFailureTest,
-                         testing::Combine(testing::ValuesIn(kLanes),
-                                          testing::Values(StreamKind::kWorkers,
-                                                          StreamKind::kInline)),
-                         [](const auto& param) {
-                           const bool workers = std::get<1>(param.param) == StreamKind::kWorkers;
-                           return std::string(to_string(std::get<0>(param.param))) +
-                                  (workers ? "_workers" : "_inline");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Executor, ExecutorFailureTest,
+    testing::Combine(testing::Values(kD2h, kHost, kH2d, kApply),
+                     testing::Values(StreamKind::kWorkers, StreamKind::kInline)),
+    [](const auto& param) {
+      const bool workers = std::get<1>(param.param) == StreamKind::kWorkers;
+      return four_lanes()[static_cast<std::size_t>(std::get<0>(param.param))].name +
+             (workers ? "_workers" : "_inline");
+    });
 
+// I5, I6
 TEST(ExecutorFailureCasesTest, OtherLanesFinishTheirTaskFirstAndDropTheRest) {
   LanesFixture f(4);
   Latch host, d2h;
   Payload failing = f.payload(3);
-  failing.tasks[index(Lane::kHost)] = [&](StreamRef) {
+  failing.hops[kHost].run = [&](StreamRef) {
     host.pass();
     throw IoError("read: cannot", 5, "arena.bin", 4096);
   };
   f.executor->submit(std::move(failing));
   host.wait_for_arrival();
-  f.executor->submit(f.blocked_payload(2, Lane::kD2h, d2h));  // Runs when the host lane fails.
+  f.executor->submit(f.blocked_payload(2, kD2h, d2h));  // Runs when the host lane fails.
   d2h.wait_for_arrival();
   auto captured = std::make_shared<int>(3);
   Payload waiting = f.payload(1);
-  waiting.tasks[index(Lane::kHost)] = [captured](StreamRef) {};
+  waiting.hops[kHost].run = [captured](StreamRef) {};
   f.executor->submit(std::move(waiting));
-  f.executor->submit(f.payload(0, Lane::kHost));
+  f.executor->submit(f.payload(0, kHost));
   host.open();
   std::thread opener([&] {
     wait_until_dropped(captured);  // The host lane's failure has been noticed.
@@ -97,25 +101,26 @@ TEST(ExecutorFailureCasesTest, OtherLanesFinishTheirTaskFirstAndDropTheRest) {
     EXPECT_EQ(e.path(), "arena.bin");
     EXPECT_EQ(e.offset(), 4096);
   }
-  EXPECT_THAT(f.log.lanes_of(2), ElementsAre(Lane::kD2h));  // Finished before wait() threw.
+  EXPECT_THAT(f.log.lanes_of(2), ElementsAre(kD2h));  // Finished before wait() threw.
   EXPECT_THAT(f.log.lanes_of(1), IsEmpty());
   EXPECT_THAT(f.log.lanes_of(0), IsEmpty());
   EXPECT_EQ(captured.use_count(), 1);
   opener.join();
 }
 
+// I6
 TEST(ExecutorFailureCasesTest, TheFirstErrorIsKept) {
   LanesFixture f(3);
   Latch host, d2h;
   Payload first = f.payload(1);
-  first.tasks[index(Lane::kHost)] = [&](StreamRef) {
+  first.hops[kHost].run = [&](StreamRef) {
     host.pass();
     throw Timeout("first");
   };
   f.executor->submit(std::move(first));
   host.wait_for_arrival();
   Payload second = f.payload(0);
-  second.tasks[index(Lane::kD2h)] = [&](StreamRef) {
+  second.hops[kD2h].run = [&](StreamRef) {
     d2h.pass();
     throw Corrupt("second");
   };
@@ -123,7 +128,7 @@ TEST(ExecutorFailureCasesTest, TheFirstErrorIsKept) {
   d2h.wait_for_arrival();
   auto captured = std::make_shared<int>(3);
   Payload waiting = f.payload(2);
-  waiting.tasks[index(Lane::kHost)] = [captured](StreamRef) {};
+  waiting.hops[kHost].run = [captured](StreamRef) {};
   f.executor->submit(std::move(waiting));
   std::thread waiter([&] {
     EXPECT_THAT([&] { f.executor->wait(0); }, ThrowsMessage<Timeout>(HasSubstr("layer1: first")));
@@ -135,18 +140,19 @@ TEST(ExecutorFailureCasesTest, TheFirstErrorIsKept) {
   EXPECT_THAT([&] { f.executor->drain(); }, ThrowsMessage<Timeout>(HasSubstr("layer1: first")));
 }
 
+// I6
 TEST(ExecutorFailureCasesTest, AFailedExecutorIsDestroyedWithoutWaitingForEver) {
   LanesFixture f(2);
   Payload p = f.payload(1);
-  p.tasks[index(Lane::kH2d)] = refused_launch();
+  p.hops[kH2d].run = refused_launch();
   f.executor->submit(std::move(p));
   f.executor.reset();
-  EXPECT_THAT(f.log.lanes_of(1), ElementsAre(Lane::kD2h, Lane::kHost));
+  EXPECT_THAT(f.log.lanes_of(1), ElementsAre(kD2h, kHost));
 }
 
 template <typename T>
 std::exception_ptr named(const T& error) {
-  return name_error(std::make_exception_ptr(error), Lane::kHost, "w");
+  return name_error(std::make_exception_ptr(error), "host", "w");
 }
 
 TEST(NameErrorTest, KeepsTheTypeAndNamesLaneAndPayload) {

@@ -20,28 +20,29 @@ namespace sluiceway::test {
 namespace {
 
 constexpr int kLayers = 23;
+constexpr LaneId kLaneCount = kApply + 1;
 
 // One payload's life, checked by its own tasks.
 struct Life {
-  std::atomic<std::size_t> next_lane = 0;
+  std::atomic<LaneId> next_lane = 0;
   std::atomic<bool> in_task = false;
   std::atomic<bool> recalled = false;
-  std::size_t hold = kLaneCount;
-  std::size_t last_lane = 0;  // One behind its last lane with a task.
+  LaneId hold = kLaneCount;
+  LaneId last_lane = 0;  // One behind its last lane with a task.
 };
 
 class Ledger {
  public:
-  void enter(Life& life, std::size_t lane) {
+  void enter(Life& life, LaneId lane) {
     if (life.in_task.exchange(true)) ++violations;
-    if (lane_taken_[lane].exchange(true)) ++violations;
+    if (lane_taken_[static_cast<std::size_t>(lane)].exchange(true)) ++violations;
     if (lane < life.next_lane.exchange(lane + 1)) ++violations;
     if (life.recalled) ++violations;
     if (lane >= life.hold && !released) ++violations;
     ++tasks;
   }
-  void leave(Life& life, std::size_t lane) {
-    lane_taken_[lane] = false;
+  void leave(Life& life, LaneId lane) {
+    lane_taken_[static_cast<std::size_t>(lane)] = false;
     life.in_task = false;
   }
 
@@ -59,21 +60,25 @@ class ExecutorStressTest : public testing::TestWithParam<std::tuple<Order, Strea
 
   Payload random_payload(int layer, const std::shared_ptr<Life>& life) {
     Payload p;
-    p.layer = layer;
+    p.key = layer;
+    p.deadline = static_cast<std::uint64_t>(layer);
     p.name = "layer" + std::to_string(layer);
     if (roll(2) == 0) {
-      life->hold = static_cast<std::size_t>(roll(kLaneCount));
-      p.hold_before = kLanes[life->hold];
+      life->hold = roll(kLaneCount);
+      p.hold_before = 0;
     }
-    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    for (LaneId lane = 0; lane < kLaneCount; ++lane) {
       if (roll(8) == 0) continue;
       life->last_lane = lane + 1;
       const int sleep_us = roll(4) == 0 ? roll(200) : 0;
-      p.tasks[lane] = [this, life, lane, sleep_us](StreamRef) {
-        ledger.enter(*life, lane);
-        if (sleep_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
-        ledger.leave(*life, lane);
-      };
+      if (lane < life->hold && p.hold_before) ++*p.hold_before;
+      p.hops.push_back({lane, [this, life, lane, sleep_us](StreamRef) {
+                          ledger.enter(*life, lane);
+                          if (sleep_us > 0) {
+                            std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
+                          }
+                          ledger.leave(*life, lane);
+                        }});
     }
     return p;
   }
@@ -82,9 +87,10 @@ class ExecutorStressTest : public testing::TestWithParam<std::tuple<Order, Strea
   Ledger ledger;
 };
 
+// I1 to I4 and I7
 TEST_P(ExecutorStressTest, InvariantsHoldOverManySteps) {
   LanesFixture f(kLayers, std::get<0>(GetParam()), std::get<1>(GetParam()));
-  f.executor->set_transition_layer(kLayers / 2);
+  f.executor->set_transition(kLayers / 2);
   for (int step = 0; step < 40; ++step) {
     ledger.released = false;
     std::vector<std::shared_ptr<Life>> lives(kLayers);
@@ -121,7 +127,7 @@ TEST_P(ExecutorStressTest, InvariantsHoldOverManySteps) {
   EXPECT_GT(ledger.tasks.load(), 40 * kLayers);
 }
 
-// Threads that each own some layers submit, recall and wait; one more releases all the time.
+// I7: Threads that each own some layers submit, recall and wait; one more releases all the time.
 TEST_P(ExecutorStressTest, ManyThreadsMayCallAtOnce) {
   LanesFixture f(kLayers, std::get<0>(GetParam()), std::get<1>(GetParam()));
   ledger.released = true;  // Payloads of several steps are about: holds are not checked here.
@@ -134,8 +140,8 @@ TEST_P(ExecutorStressTest, ManyThreadsMayCallAtOnce) {
       for (int turn = 0; turn < 60; ++turn) {
         for (int layer = owner; layer < kLayers; layer += 3) {
           Payload p = f.payload(layer);
-          p.tasks[index(Lane::kApply)] = [&applied](StreamRef) { ++applied; };
-          if (own.below(2) == 0) p.hold_before = kLanes[own.bits() % kLaneCount];
+          p.hops[kApply].run = [&applied](StreamRef) { ++applied; };
+          if (own.below(2) == 0) p.hold_before = own.bits() % kLaneCount;
           f.executor->submit(std::move(p));
         }
         for (int layer = owner; layer < kLayers; layer += 3) {
@@ -155,17 +161,19 @@ TEST_P(ExecutorStressTest, ManyThreadsMayCallAtOnce) {
   }
   for (std::thread& owner : owners) owner.join();
   EXPECT_EQ(applied.load(), expected);
-  for (const Lane lane : {Lane::kD2h, Lane::kHost, Lane::kH2d}) {
+  for (const LaneId lane : {kD2h, kHost, kH2d}) {
     EXPECT_EQ(f.log.layers_in(lane).size(), static_cast<std::size_t>(expected));
   }
 }
 
+// I5, I6
 TEST_P(ExecutorStressTest, AFailureAtAnyMomentSurfacesAndLeavesNothingBehind) {
   for (int round = 0; round < 60; ++round) {
     LanesFixture f(kLayers, std::get<0>(GetParam()), std::get<1>(GetParam()));
     const int bad_layer = roll(kLayers);
-    const auto bad_lane = static_cast<std::size_t>(roll(kLaneCount));
-    const std::string text = "executor: lane " + std::string(to_string(kLanes[bad_lane])) +
+    const LaneId bad_lane = roll(kLaneCount);
+    const std::string text = "executor: lane " +
+                             four_lanes()[static_cast<std::size_t>(bad_lane)].name +
                              ", payload layer" + std::to_string(bad_layer) + ": broken";
     std::vector<std::shared_ptr<Life>> lives;
     int calls_that_threw = 0;
@@ -182,7 +190,7 @@ TEST_P(ExecutorStressTest, AFailureAtAnyMomentSurfacesAndLeavesNothingBehind) {
       lives.push_back(std::make_shared<Life>());
       Payload p = random_payload(layer, lives.back());
       if (layer == bad_layer) {
-        p.tasks[bad_lane] = [](StreamRef) { throw Error("broken"); };
+        set_hop(p, bad_lane, [](StreamRef) { throw Error("broken"); });
       }
       call([&] { f.executor->submit(std::move(p)); });
     }
@@ -198,6 +206,7 @@ TEST_P(ExecutorStressTest, AFailureAtAnyMomentSurfacesAndLeavesNothingBehind) {
   EXPECT_EQ(ledger.violations.load(), 0);
 }
 
+// I5
 TEST_P(ExecutorStressTest, DestructionAtAnyMomentFinishesOrDropsEveryPayload) {
   for (int round = 0; round < 60; ++round) {
     std::vector<std::shared_ptr<Life>> lives;

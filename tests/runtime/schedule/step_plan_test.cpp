@@ -1,4 +1,4 @@
-// The rules of a step: ranks, gates, and the words that name orders and lanes.
+// The rules of a step: ranks, gates, and the words that name orders.
 #include "runtime/schedule/step_plan.h"
 
 #include <gmock/gmock.h>
@@ -16,8 +16,8 @@ constexpr Order kAllOrders[] = {Order::kBarrier, Order::kFcfs, Order::kPaper, Or
 
 TEST(StepPlanTest, AnEarlierStepGoesFirstWhateverTheOrder) {
   for (const Order order : kAllOrders) {
-    for (const int transition : {0, 5, 9}) {
-      const StepPlan plan{order, transition};
+    for (const std::uint64_t transition : {0U, 5U, 9U}) {
+      const StepPlan plan{order, transition, {}};
       EXPECT_LT(plan.rank(3, 8, 1), plan.rank(4, 0, 0)) << to_string(order);
       EXPECT_LT(plan.rank(3, 0, 1), plan.rank(4, 8, 7)) << to_string(order);
     }
@@ -25,21 +25,30 @@ TEST(StepPlanTest, AnEarlierStepGoesFirstWhateverTheOrder) {
 }
 
 TEST(StepPlanTest, RanksFollowArrivalDeadlineOrTransition) {
-  EXPECT_LT((StepPlan{Order::kFcfs, 9}.rank(0, 7, 0)), (StepPlan{Order::kFcfs, 9}.rank(0, 6, 1)));
-  EXPECT_LT((StepPlan{Order::kEdf, 0}.rank(0, 6, 1)), (StepPlan{Order::kEdf, 0}.rank(0, 7, 0)));
-  const StepPlan paper{Order::kPaper, 4};
+  EXPECT_LT((StepPlan{Order::kFcfs, 9, {}}.rank(0, 7, 0)),
+            (StepPlan{Order::kFcfs, 9, {}}.rank(0, 6, 1)));
+  EXPECT_LT((StepPlan{Order::kEdf, 0, {}}.rank(0, 6, 1)),
+            (StepPlan{Order::kEdf, 0, {}}.rank(0, 7, 0)));
+  const StepPlan paper{Order::kPaper, 4, {}};
   EXPECT_LT(paper.rank(0, 5, 2), paper.rank(0, 4, 3));  // Both above: as they came.
   EXPECT_LT(paper.rank(0, 2, 5), paper.rank(0, 3, 4));  // Both below: last come first served.
   EXPECT_LT(paper.rank(0, 3, 4), paper.rank(0, 4, 3));  // Below goes before above.
 }
 
-TEST(StepPlanTest, OnlyTheBarrierGathersAndOnlyBeforeTheHost) {
+TEST(StepPlanTest, EqualDeadlinesFollowArrival) {
+  const StepPlan edf{Order::kEdf, 0, {}};
+  EXPECT_LT(edf.rank(0, 3, 4), edf.rank(0, 3, 5));
+  EXPECT_LT(edf.rank(0, 2, 9), edf.rank(0, 3, 5));
+}
+
+TEST(StepPlanTest, OnlyTheBarrierHasAGateAndItIsWhereTheLanesSay) {
   for (const Order order : kAllOrders) {
-    const StepPlan plan{order, 0};
-    for (const Lane lane : kLanes) {
-      EXPECT_EQ(plan.gathers_before(lane), order == Order::kBarrier && lane == Lane::kHost);
+    for (const LaneId lane : {0, 1, 5}) {
+      const StepPlan plan{order, 0, {.gather_before = lane, .device_lane = 2}};
+      EXPECT_EQ(plan.gate(), order == Order::kBarrier ? std::optional(lane) : std::nullopt);
+      EXPECT_EQ(plan.forward_waits_for_all(), order == Order::kBarrier);
     }
-    EXPECT_EQ(plan.forward_waits_for_all(), order == Order::kBarrier);
+    EXPECT_EQ((StepPlan{order, 0, {}}.gate()), std::nullopt);
   }
 }
 
@@ -48,13 +57,6 @@ TEST(OrderTest, NamesAreReadAsTheyAreWritten) {
   EXPECT_THAT([] { parse_order("lifo"); },
               ThrowsMessage<InvalidArgument>(
                   HasSubstr("order is \"lifo\", expected barrier, fcfs, paper or edf")));
-}
-
-TEST(LaneTest, NamesAreDistinct) {
-  EXPECT_EQ(to_string(Lane::kD2h), "d2h");
-  EXPECT_EQ(to_string(Lane::kHost), "host");
-  EXPECT_EQ(to_string(Lane::kH2d), "h2d");
-  EXPECT_EQ(to_string(Lane::kApply), "apply");
 }
 
 }  // namespace

@@ -1,0 +1,29 @@
+"""Prints the slowest tests of `make test`, C++ and Python: `.ci/slowest.py RESULTS [COUNT]`."""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+
+def cases(results: Path) -> list[tuple[float, str]]:
+    """Seconds and name of each test that left a result; one that died with its binary left none."""
+    found = []
+    for file in [*sorted((results / "cpu").glob("*.xml")), results / "pytest.xml"]:
+        if file.exists():
+            for case in ElementTree.parse(file).getroot().iter("testcase"):
+                name = f"{case.get('classname')}.{case.get('name')}"
+                found.append((float(case.get("time", 0)), name))
+    return found
+
+
+def main() -> None:
+    """Print seconds and names, slowest first."""
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    slowest = sorted(cases(Path(sys.argv[1])), reverse=True)[:count]
+    print(f"the {len(slowest)} slowest tests, in seconds:")
+    for seconds, name in slowest:
+        print(f"{seconds:8.2f}  {name}")
+
+
+if __name__ == "__main__":
+    main()

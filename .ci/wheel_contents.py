@@ -1,0 +1,109 @@
+"""Says what a wheel brings and what it needs, and fails where that is not what it should be.
+
+`.ci/wheel_contents.py WHEEL` lists the shared libraries that the wheel's binaries load. One that
+the wheel does not bring must be in EXTERNAL: a machine with Python and torch has those, and no
+others. One that it brings must have its notice. With `--built-here` the versions that
+THIRD_PARTY.md names must also be those that this machine compiles in.
+"""
+
+import io
+import re
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import PurePath
+
+from elftools.elf.elffile import ELFFile
+
+EXTERNAL = re.compile(
+    r"lib(torch|torch_cpu|torch_python|c10)\.so"
+    r"|libstdc\+\+\.so\.6|libgcc_s\.so\.1|libc\.so\.6|libm\.so\.6|ld-linux-x86-64\.so\.2"
+)
+FILES = [
+    "sluiceway/_core.pyi",
+    "sluiceway/py.typed",
+    "dist-info/licenses/LICENSE",
+    "dist-info/licenses/THIRD_PARTY.md",
+]
+# Names that pkg-config knows the rows of THIRD_PARTY.md by.
+PACKAGES = {
+    "Highway": "libhwy",
+    "Eigen": "eigen3",
+    "nlohmann-json": "nlohmann_json",
+    "xxHash": "libxxhash",
+}
+
+
+def needed(binary: bytes) -> list[str]:
+    """Shared libraries that a binary asks the loader for."""
+    dynamic = ELFFile(io.BytesIO(binary)).get_section_by_name(".dynamic")
+    return [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
+
+
+def complaints_about_libraries(wheel: zipfile.ZipFile, notices: str) -> list[str]:
+    """Prints what is loaded from where; libraries without permission, or without a notice."""
+    binaries = [n for n in wheel.namelist() if re.search(r"\.so(\.\d+)*$", n)]
+    brought = {PurePath(n).name for n in binaries}
+    loaded = {library for n in binaries for library in needed(wheel.read(n))}
+    found = []
+    if not any(PurePath(n).name.startswith("_core.") for n in binaries):
+        found.append("no compiled module, expected sluiceway/_core")
+    for library in sorted(loaded):
+        print(f"  {library}: {'in the wheel' if library in brought else 'external'}")
+        stem = re.split(r"-[0-9a-f]{8}\.|\.so", library)[0]
+        if library in brought and f"`{stem}`" not in notices:
+            found.append(f"{library}: in the wheel, expected its notice in THIRD_PARTY.md")
+        if library not in brought and not EXTERNAL.fullmatch(library):
+            found.append(f"{library}: not in the wheel, expected there or in EXTERNAL")
+    return found
+
+
+def version_here(library: str) -> str:
+    """Version of a library as this machine compiles it in."""
+    if library == "PyTorch":
+        return metadata.version("torch").partition("+")[0]
+    if library == "pybind11":
+        import torch  # Its copy of the headers, as the module's build sees it.
+
+        common = f"{torch.__path__[0]}/include/pybind11/detail/common.h"
+        with open(common, encoding="utf-8") as file:
+            parts = re.findall(r"define PYBIND11_VERSION_(?:MAJOR|MINOR|MICRO) (\d+)", file.read())
+        return ".".join(parts)
+    said = subprocess.run(
+        ["pkg-config", "--modversion", PACKAGES[library]], capture_output=True, text=True
+    )
+    return said.stdout.strip()
+
+
+def complaints_about_versions(notices: str) -> list[str]:
+    """Rows of THIRD_PARTY.md whose version is not the one that is compiled in here."""
+    rows = re.findall(r"^\| ([\w-]+) \| (\d[\d.]*) \|", notices, re.MULTILINE)
+    if not rows:
+        return ["THIRD_PARTY.md: no row with a version"]
+    versions = [(library, named, version_here(library)) for library, named in rows]
+    return [
+        f"THIRD_PARTY.md: {library} {named}, expected {here}"
+        for library, named, here in versions
+        if named != here
+    ]
+
+
+def main() -> int:
+    """Checks one wheel and returns the exit status."""
+    wheel = zipfile.ZipFile(sys.argv[1])
+    names = wheel.namelist()
+    found = [f"no {f}" for f in FILES if not any(n.endswith(f) for n in names)]
+    page = [n for n in names if n.endswith("dist-info/licenses/THIRD_PARTY.md")]
+    notices = wheel.read(page[0]).decode() if page else ""
+    print(f"{PurePath(sys.argv[1]).name} loads")
+    found += complaints_about_libraries(wheel, notices)
+    if "--built-here" in sys.argv:
+        found += complaints_about_versions(notices)
+    for complaint in found:
+        print(f"wheel: {complaint}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

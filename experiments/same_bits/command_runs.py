@@ -1,0 +1,69 @@
+"""Runs through the command line: the demo's three ways, and runs that are killed and resumed."""
+
+from __future__ import annotations
+
+import functools
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from compare import Left, of_command
+from sides import REPOSITORY, Side
+
+sys.path.append(str(REPOSITORY / "experiments"))
+
+from demo import WAYS
+from kill_resume.run import Running, kill_often, write_config
+
+LINK_GBPS = 0.5  # Bits do not depend on it; the lanes still have to wait for it.
+DEMO_STEPS, KILLED_STEPS = 24, 32
+SHORT = {
+    "train.steps": DEMO_STEPS,
+    "train.eval_every": 12,
+    "train.eval_sequences": 8,
+    "train.save_every": 12,
+    "device.pin": "false",
+}
+KINDS = ("native", "subspace")
+
+
+def run_demo(way: str, side: Side, folder: Path) -> Left:
+    """One way of the demo, few steps of it, by the side's own config."""
+    name, overrides = WAYS[way]
+    path, log = folder / name, folder / f"{name}.log"
+    try:
+        side.train(path, {**overrides, **SHORT}, LINK_GBPS, log)
+    except subprocess.CalledProcessError as error:
+        return of_command(path, f"ended with {error.returncode}: {log.read_text()[-300:]}")
+    return of_command(path)
+
+
+def run_whole_or_killed(kind: str, kills: int, side: Side, folder: Path) -> Left:
+    """A run of kill_resume's config that nobody stops, or that is killed and resumed."""
+    path = folder / f"{kind}_{kills}_kills"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    config = write_config(path.with_suffix(".yaml"), {"kind": kind}, KILLED_STEPS)
+
+    def start(*arguments: object) -> Running:
+        return Running(
+            [str(a) for a in arguments], str(side.python), side.checkout, side.environment
+        )
+
+    try:
+        killed = kill_often(start, config, path, kills, 0.3, random.Random(0))
+    except RuntimeError as error:
+        return of_command(path, str(error))
+    except ProcessLookupError:
+        return of_command(path, "a command failed before it was killed")
+    return of_command(path, "it ended before it was killed" if kills and not killed else None)
+
+
+def command_runs() -> dict[str, Callable[[Side, Path], Left]]:
+    """Every run by its name."""
+    runs = {f"demo: {way}": functools.partial(run_demo, way) for way in WAYS}
+    for kind in KINDS:
+        runs[f"{kind}, uninterrupted"] = functools.partial(run_whole_or_killed, kind, 0)
+        runs[f"{kind}, killed and resumed"] = functools.partial(run_whole_or_killed, kind, 2)
+    return runs

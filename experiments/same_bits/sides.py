@@ -1,0 +1,146 @@
+"""Two commits side by side: each has a checkout and an environment of its own, on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.append(str(REPOSITORY / "experiments/quickstart"))
+
+from run_folder import RunFolder, link_overrides, train  # noqa: E402
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """A commit that is checked out, built and installed."""
+
+    name: str  # old or new.
+    ref: str
+    commit: str
+    checkout: Path
+    python: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of everything that is run for it."""
+        return {**os.environ, **ONE_THREAD}
+
+    def train(
+        self, folder: Path, overrides: Mapping[str, object], link_gbps: float, log: Path
+    ) -> RunFolder:
+        """Run the side's own quickstart through its command line, over a link of a fixed rate."""
+        return train(
+            self.checkout / "configs/quickstart.yaml",
+            folder,
+            {**overrides, **link_overrides(link_gbps)},
+            log,
+            python=str(self.python),
+            checkout=self.checkout,
+            environment=self.environment,
+        )
+
+    def described(self) -> dict[str, str]:
+        """What a JSON file of results says of it."""
+        return {"ref": self.ref, "commit": self.commit}
+
+
+def output_of(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> str:
+    """Run a command, return what it prints; exits with 2 if it fails, as 1 means a difference."""
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        print(f"{' '.join(command)}: ended with {done.returncode}, expected 0", file=sys.stderr)
+        raise SystemExit(2)
+    return done.stdout.strip()
+
+
+def git(*arguments: str) -> str:
+    """Run git in this repository."""
+    return output_of(["git", *arguments], REPOSITORY)
+
+
+def make_environment(folder: Path) -> Path:
+    """An environment that sees the packages of this interpreter, but none of its own editables."""
+    output_of([sys.executable, "-m", "venv", "--without-pip", str(folder)], REPOSITORY)
+    site = next(folder.glob("lib/python3*/site-packages"))
+    shared = [path for path in sys.path if path.endswith("-packages")]
+    (site / "packages.pth").write_text("".join(f"{path}\n" for path in shared))
+    return folder / "bin" / "python"
+
+
+def install(python: Path, checkout: Path) -> None:
+    """Build the compiled module and install the package; ccache knows what both sides share."""
+    environment = {**os.environ, "CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(checkout)}
+    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    flags = ["--no-build-isolation", "--no-deps", "--ignore-installed"]
+    output_of([*pip, *flags, str(checkout)], checkout, environment)
+    where = "import torch, sluiceway as s, sluiceway._core as c; print(s.__file__, c.__file__)"
+    found, own = output_of([str(python), "-c", where], checkout).split(), str(python.parent.parent)
+    if not all(path.startswith(own) for path in found):
+        print(f"{checkout}: imports {found}, expected both from {own}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def prepare(name: str, ref: str, folder: Path) -> Side:
+    """Check out and build a commit, or take what an earlier call left of that commit."""
+    commit = git("rev-parse", "--verify", f"{ref}^{{commit}}")
+    checkout, environment = folder / name / "checkout", folder / name / "environment"
+    built = folder / name / "built"
+    if built.exists() and built.read_text() == commit:
+        return Side(name, ref, commit, checkout, environment / "bin" / "python")
+    remove(folder / name)
+    print(f"{name}: building {commit[:12]} ({ref})", flush=True)
+    git("worktree", "add", "--quiet", "--detach", "--force", str(checkout), commit)
+    python = make_environment(environment)
+    install(python, checkout)
+    built.write_text(commit)
+    return Side(name, ref, commit, checkout, python)
+
+
+def remove(folder: Path) -> None:
+    """Remove a side and what git knows of its checkout."""
+    shutil.rmtree(folder, ignore_errors=True)
+    git("worktree", "prune")
+
+
+@contextlib.contextmanager
+def both_sides(old: str, new: str, keep: Path | None) -> Iterator[tuple[Path, Side, Side]]:
+    """A folder and both commits, built there; the folder goes afterwards unless it is `keep`."""
+    folder = Path(tempfile.mkdtemp(prefix="same_bits_")) if keep is None else keep.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder, prepare("old", old, folder), prepare("new", new, folder)
+    finally:
+        if keep is None:
+            remove(folder)
+
+
+def machine() -> dict[str, Any]:
+    """What the bits depend on beside the source."""
+    import torch
+
+    processor = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            processor = line.partition(":")[2].strip()
+            break
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

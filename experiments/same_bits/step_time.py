@@ -1,0 +1,99 @@
+"""Is the demo's step as fast at NEW as at OLD? Paired turns on one machine, and an interval.
+
+    python experiments/same_bits/step_time.py OLD NEW [--turns 10] [--out FILE.json] [--keep DIR]
+
+Both commits take turns, the one that begins alternates, so a disturbance hits both alike. A turn is
+a short run of the demo's default over a link of fixed rate; its figure is the median step after the
+warm-up. The interval is Student's, of the mean of log(new / old) over the turns. Exits with 1 if
+all of it is above 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from sides import Side, both_sides, machine
+
+CONFIDENCE = 0.90
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """Of Student's distribution, for probabilities above a half: Simpson's rule and bisection."""
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    scale = math.exp(log_scale) / math.sqrt(freedom * math.pi)
+
+    def beyond_middle(t: float, pieces: int = 2000) -> float:
+        density = [(1 + (t * i / pieces) ** 2 / freedom) ** (-(freedom + 1) / 2)
+                   for i in range(pieces + 1)]  # fmt: skip
+        inner = 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2])
+        return scale * t / pieces / 3 * (density[0] + inner + density[-1])
+
+    low, high = 0.0, 100.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond_middle(middle) < probability - 0.5 else (low, middle)
+    return low
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """Low end, geometric mean and high end of what the paired ratios say."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    half = t_quantile(0.5 + CONFIDENCE / 2, len(logs) - 1) * error
+    return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
+
+
+def time_turn(side: Side, args: argparse.Namespace, folder: Path) -> float:
+    """Median seconds of a step of the demo's default."""
+    overrides = {"train.steps": args.steps, "data.eval": "[]"}
+    log = folder / f"{side.name}.log"
+    return side.train(folder / side.name, overrides, args.link_gbps, log).step_seconds
+
+
+def take_turns(args: argparse.Namespace, folder: Path, old: Side, new: Side) -> list[dict]:
+    """Every turn: seconds of both, and their ratio."""
+    turns = []
+    for number in range(args.turns):
+        order = (old, new) if number % 2 == 0 else (new, old)
+        seconds = {side.name: time_turn(side, args, folder) for side in order}
+        turns.append({**seconds, "ratio": seconds["new"] / seconds["old"]})
+        print(f"turn {number + 1} of {args.turns}: {json.dumps(turns[-1])}", flush=True)
+    return turns
+
+
+def main() -> None:
+    """Build, time, judge; print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("old", help="a commit")
+    parser.add_argument("new", help="a commit")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--link-gbps", type=float, default=0.042)
+    parser.add_argument("--out", type=Path, help="write the turns there, as JSON")
+    parser.add_argument("--keep", type=Path, help="build here, and leave it")
+    args = parser.parse_args()
+    if args.turns < 2:
+        parser.error(f"--turns {args.turns}: expected 2 or more, an interval needs a spread")
+    with both_sides(args.old, args.new, args.keep) as (folder, old, new):
+        turns = take_turns(args, folder / "turns", old, new)
+    low, mean, high = interval([turn["ratio"] for turn in turns])
+    slower = low > 1
+    if args.out is not None:
+        settings: dict[str, Any] = {"steps": args.steps, "link_gbps": args.link_gbps}
+        result = {"old": old.described(), "new": new.described(), "machine": machine(), **settings,
+                  "confidence": CONFIDENCE, "ratio": {"low": low, "mean": mean, "high": high},
+                  "slower": slower, "turns": turns}  # fmt: skip
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    verdict = "NEW is slower" if slower else "the interval includes 1 or is below it"
+    print(f"new / old: {mean:.3f}, 90 % interval {low:.3f} to {high:.3f}; {verdict}")
+    sys.exit(1 if slower else 0)
+
+
+if __name__ == "__main__":
+    main()

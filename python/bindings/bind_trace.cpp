@@ -1,0 +1,27 @@
+#include <memory>
+#include <string>
+
+#include "python/bindings/bindings.h"
+#include "runtime/trace/trace.h"
+
+namespace sluiceway {
+
+void bind_trace(py::module_& m) {
+  m.def("now_us", &now_us, "Microseconds of the trace's clock.");
+  py::class_<Trace>(m, "Trace", "Named ranges of a run, for one that no engine traces.")
+      .def(py::init([](std::size_t max_ranges) {
+             auto trace = std::make_unique<Trace>(max_ranges);
+             trace->enable(true);
+             return trace;
+           }),
+           py::arg("max_ranges"), "What does not fit is counted, and said in the file.")
+      .def(
+          "add_range",
+          [](Trace& trace, const std::string& row, const std::string& name, double begin_us,
+             double end_us) { trace.add_range(trace.add_row(row), name, begin_us, end_us); },
+          py::arg("row"), py::arg("name"), py::arg("begin_us"), py::arg("end_us"))
+      .def("write_json", &Trace::write_json, py::arg("path"),
+           py::call_guard<py::gil_scoped_release>(), "Chrome trace format.");
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,1 @@
+"""What every package stands on; knows nothing of models, runs or torch."""

@@ -1,0 +1,243 @@
+"""`sluiceway bench`: roofs of this machine, and how close a kernel and a training step come."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sluiceway import _core
+from sluiceway.base.columns import columns
+from sluiceway.base.interrupt import Interrupt
+from sluiceway.base.json_text import finite
+from sluiceway.base.sizes import format_bytes
+from sluiceway.config.schema import Config
+from sluiceway.engines import native_twin
+from sluiceway.machine.roofs import best_seconds, link_seconds
+from sluiceway.run.loop import Loop
+
+_LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
+_ELEMENTS = 8 << 20  # Of a weight: larger than any cache with its moments.
+_ADAM = {"factor": 1.0, "step": 1, "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
+         "weight_decay": 0.01, "seed": 0}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What there is to measure.
+
+    Parameters
+    ----------
+    config : Config or None
+        Of the run whose step is measured.
+    steps : int
+        Of each engine.
+    path : Path
+        Folder on the disk that is measured.
+    interrupt : Interrupt
+        Entered by the caller.
+    """
+
+    config: Config | None
+    steps: int
+    path: Path
+    interrupt: Interrupt
+
+    def measure(self, what: str | None) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Name, figures and table of `what`; of all that need no config when it is None."""
+        for name in [what] if what else ["link", "disk", "kernels"]:
+            if name == "link":
+                found = bench_link()
+                yield name, found, describe_link(found)
+            elif name == "disk":
+                found = bench_disk(self.path)
+                yield name, found, describe_disk(found)
+            elif name == "kernels":
+                found = bench_kernels()
+                yield name, found, describe_kernels(found)
+            elif self.config is not None:
+                found = bench_step(self.config, self.steps, self.interrupt)
+                yield name, found, describe_step(found)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def bench_link() -> dict[str, Any]:
+    """Copies over the link by size: seconds, and GB/s of payload each way."""
+    device = _device()
+    rows = []
+    for size in _LINK_SIZES:
+        seconds = link_seconds(size, device)
+        rates = {f"{way}_gbps": size / s / 1e9 for way, s in seconds.items()}
+        rows.append({"bytes": size, "seconds": seconds, **rates})
+    name = "host" if device.type == "cpu" else str(device)
+    return {"device": name, "threads": torch.get_num_threads(), "rows": rows}
+
+
+def describe_link(found: dict[str, Any]) -> str:
+    """The table that a person gets."""
+    what = (
+        f"memory copy with {found['threads']} threads: the link of the host device, unthrottled"
+        if found["device"] == "host"
+        else f"{found['device']}, page-locked memory"
+    )
+    rows = [["size", "d2h GB/s", "h2d GB/s", "us"]]
+    for row in found["rows"]:
+        rates = [f"{row[f'{way}_gbps']:.2f}" for way in ("d2h", "h2d")]
+        rows.append([format_bytes(row["bytes"]), *rates, f"{1e6 * row['seconds']['d2h']:.1f}"])
+    return f"link: {what}\n{columns(rows, '0123')}"
+
+
+def bench_kernels() -> dict[str, Any]:
+    """AdamW of the compiled module on one thread, against a copy in the same run.
+
+    Every row has the bytes that it reads and writes once, GB/s of those, and the share of the
+    copy's rate.
+    """
+    with _one_thread():
+        source = torch.zeros(_ELEMENTS).uniform_()
+        target = torch.empty_like(source)
+        rows = [_row("copy", 2 * source.nbytes, lambda: target.copy_(source))]
+        for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16, stochastic")):
+            weight, gradient = (torch.zeros(_ELEMENTS).uniform_().to(dtype) for _ in range(2))
+            # Read: gradient, weight, moments; written: weight, moments.
+            count = 3 * weight.nbytes + 4 * source.nbytes
+            rows.append(_row(f"adam_step {name}", count, _adam_step(weight, gradient)))
+        rows.append(_torch_adam())
+    roof = rows[0]["gbps"]
+    return {"elements": _ELEMENTS, "rows": [{**r, "of_roof": r["gbps"] / roof} for r in rows]}
+
+
+def _adam_step(weight: torch.Tensor, gradient: torch.Tensor) -> Callable[[], object]:
+    first, second = torch.zeros(_ELEMENTS), torch.zeros(_ELEMENTS)
+    return lambda: _core.adam_step("bench", weight, gradient, first, second, **_ADAM)
+
+
+def _torch_adam() -> dict[str, Any]:
+    weight = torch.nn.Parameter(torch.zeros(_ELEMENTS).uniform_())
+    weight.grad = torch.zeros(_ELEMENTS).uniform_()
+    optimizer = torch.optim.AdamW([weight], fused=True, foreach=False)
+    return _row("torch AdamW, fused fp32", 7 * weight.nbytes, optimizer.step)
+
+
+def _row(name: str, count: int, work: Callable[[], object]) -> dict[str, Any]:
+    seconds = best_seconds(work, 1.0)
+    return {"name": name, "bytes": count, "seconds": seconds, "gbps": count / seconds / 1e9}
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def describe_kernels(found: dict[str, Any]) -> str:
+    """The table that a person gets."""
+    rows = [["kernel", "GB/s", "of copy"]]
+    rows += [[r["name"], f"{r['gbps']:.2f}", f"{r['of_roof']:.2f}"] for r in found["rows"]]
+    head = f"kernels: {found['elements']:,} elements, one thread; those that Python can reach"
+    return f"{head}\n{columns(rows, '12')}\nmake bench, in a checkout, measures every kernel"
+
+
+def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, Any]:
+    """Train a few steps with plain AdamW, then with the config's engine; nothing is saved.
+
+    Parameters
+    ----------
+    steps : int
+        Of each; the first three are not timed.
+    """
+    from sluiceway.run.session import read_inputs
+
+    train = {"steps": steps, "warmup_steps": 0, "eval_every": 0, "save_every": 0}
+    config = config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"eval": []}),
+            "train": config.train.model_copy(update=train),
+            "compare": None,
+        }
+    )
+    inputs = read_inputs(config, Path(config.model.path))
+    twin, kind = native_twin(config), config.engine.kind
+    found = {twin.engine.kind: _steps(twin, inputs, interrupt)}
+    if kind not in found:
+        found[kind] = _steps(config, inputs, interrupt)
+        native, mine = (found[k]["median_step_seconds"] for k in (twin.engine.kind, kind))
+        found[kind]["native_ratio"] = mine / native
+    link = config.device.link.model_dump() if config.device.link else None
+    rows = [{"engine": kind, **figures} for kind, figures in found.items()]
+    return finite(
+        {"model": config.model.path, "steps": steps, "link": link, "device": inputs.placement.name,
+         "rows": rows}
+    )  # fmt: skip
+
+
+def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
+    from sluiceway.base.meter import meter
+    from sluiceway.run.checkpoint import Position
+    from sluiceway.run.session import open_workshop, seed_everything
+    from sluiceway.run.step_figures import step_figures
+
+    shop = open_workshop(config, inputs, Path(config.model.path), None)
+    seed_everything(config.train.seed)
+    lines: list[dict[str, Any]] = []
+
+    def watch(line: dict[str, Any], position: Position) -> None:
+        lines.append(line)
+        advance(1)
+
+    with (
+        contextlib.closing(shop.engine),
+        meter(config.engine.kind, config.train.steps) as advance,
+    ):
+        Loop(config, shop, Position(), interrupt, watch, None).run()
+    return step_figures(lines)
+
+
+def describe_step(found: dict[str, Any]) -> str:
+    """The table that a person gets."""
+    rows = [["engine", "s/step", "x native", "stall", "d2h", "h2d", "device", "tokens/s"]]
+    for row in found["rows"]:
+        ratio, traffic = row.get("native_ratio"), row["bytes_per_step"]
+        rows.append(
+            [
+                row["engine"],
+                f"{row['median_step_seconds']:.4f}",
+                f"{ratio:.3f}" if ratio else "-",
+                f"{100 * row['stall_share']:.1f}%",
+                format_bytes(traffic["d2h"]),
+                format_bytes(traffic["h2d"]),
+                format_bytes(row["peak_bytes"]["device"]),
+                f"{row['tokens_per_second']:.0f}",
+            ]
+        )
+    link = found["link"]
+    at = f"link {link['d2h_gbps']}/{link['h2d_gbps']} GB/s" if link else "link not throttled"
+    head = f"step: {found['model']}, {found['steps']} steps each on {found['device']}, {at}"
+    return f"{head}\n{columns(rows, '1234567')}"
+
+
+def bench_disk(folder: Path) -> dict[str, Any]:
+    """Rates of the disk that holds `folder`."""
+    from sluiceway.machine.disk import check_folder, disk_rates
+
+    check_folder(folder)
+    return {"path": str(folder), **disk_rates(folder)}
+
+
+def describe_disk(found: dict[str, Any]) -> str:
+    """The lines that a person gets."""
+    way = "past the page cache" if found["direct"] else "through the page cache, then synced"
+    rows = [["", "GB/s"], *([w, f"{found[f'{w}_gbps']:.2f}"] for w in ("write", "read"))]
+    size = format_bytes(found["bytes"])
+    return f"disk: {found['path']}, {size} by 4 MiB, {way}\n{columns(rows, '1')}"

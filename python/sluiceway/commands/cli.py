@@ -1,0 +1,242 @@
+"""The command line: `sluiceway train | resume | plan | eval | export | report | doctor | bench`.
+
+Commands are declared here; what each does is in the file of its name, which is imported when it
+runs, so that help comes at once. What needs torch is imported after the config was found good.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sluiceway import __version__
+from sluiceway.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG, exit_code, say
+from sluiceway.commands import options as o
+
+app = typer.Typer(
+    name="sluiceway",
+    help="Fine-tune language models on machines whose GPU, memory or bus is too small for them.",
+    epilog="To begin: sluiceway doctor, then sluiceway plan CONFIG, then sluiceway train CONFIG. "
+    "Exit codes: 0 done, 1 failed while running, 2 wrong command or config, 3 over a budget, "
+    "130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"sluiceway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+    debug: o.Debug = False,
+) -> None:
+    pass
+
+
+@app.command("train")
+def _train(
+    config: o.ConfigFile,
+    out: o.NewRun = None,
+    settings: o.Settings = None,
+    dry_run: o.DryRun = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Train a model as CONFIG says, into a new run folder."""
+    from sluiceway.commands.train import train
+
+    train(config, out, settings, dry_run, as_json)
+
+
+@app.command("resume")
+def _resume(
+    folder: o.RunPath,
+    settings: o.Settings = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Go on with a run from its last save, bit for bit.
+
+    The run ends as if it had never stopped. What --set changes is said; a change that would make it
+    another run is refused.
+    """
+    from sluiceway.commands.resume import resume
+
+    resume(folder, settings, as_json)
+
+
+@app.command("plan")
+def _plan(
+    config: o.ConfigFile,
+    settings: o.Settings = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Predict memory, traffic and step time of a run.
+
+    Nothing is trained, and of the model only config.json is read. If a budget of the config is too
+    small, the exit code is 3.
+    """
+    from sluiceway.config.file import load_config
+
+    checked = load_config(config, settings)
+    from sluiceway.commands.plan import show_plan
+
+    show_plan(checked, as_json)
+
+
+@app.command("eval")
+def _eval(
+    folder: o.RunOrModel,
+    data: o.HeldOut = None,
+    format: o.Format = None,
+    sequence_length: o.SequenceLength = None,
+    packing: o.Packing = None,
+    sequences: o.MostSequences = None,
+    dtype: o.HeldAs = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Measure the loss of a run or a model on held-out text.
+
+    Of a run its last save is measured. The loss is in nats per token.
+    """
+    from sluiceway.base.json_text import json_text
+    from sluiceway.commands.evaluate import Asked, describe, evaluate
+
+    figures = evaluate(folder, Asked(data, format, sequence_length, packing, dtype, sequences))
+    print(json_text(figures) if as_json else describe(figures))
+
+
+@app.command("export")
+def _export(
+    folder: o.RunPath,
+    to: o.ModelFolder,
+    dtype: o.ConvertTo = None,
+    force: o.Force = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Write a run's last save as a model that transformers can load."""
+    from sluiceway.base.interrupt import Interrupt
+    from sluiceway.base.json_text import json_text
+    from sluiceway.base.sizes import format_bytes
+    from sluiceway.commands.export import export
+
+    with Interrupt():
+        done = export(folder, to, dtype, force)
+    said = f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}"
+    print(json_text(done) if as_json else said)
+
+
+@app.command("report")
+def _report(
+    folders: o.RunPaths,
+    out: o.PageFile = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Write one HTML page about runs: loss, speed, traffic, memory.
+
+    Several runs are shown side by side, each with what it was compared with.
+    """
+    from sluiceway.commands.report import report
+
+    report(folders, out, as_json)
+
+
+@app.command("doctor")
+def _doctor(
+    path: o.CheckedFolder = Path("."),
+    quick: o.Quick = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Say what this machine offers, and what each missing thing costs."""
+    from sluiceway.commands.doctor import doctor
+
+    doctor(path, quick, as_json)
+
+
+@app.command("bench")
+def _bench(
+    what: o.Roof = None,
+    config: o.BenchConfig = Path("configs/quickstart.yaml"),
+    settings: o.Settings = None,
+    steps: o.BenchSteps = 8,
+    path: o.BenchFolder = Path("."),
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Measure this machine, and how close training comes to it."""
+    from sluiceway.base.interrupt import Interrupt
+    from sluiceway.base.json_text import json_text
+    from sluiceway.config.file import load_config
+
+    checked = load_config(config, settings) if what == "step" else None
+    with Interrupt() as interrupt:
+        from sluiceway.commands.bench import Bench
+
+        found = {}
+        for name, figures, text in Bench(checked, steps, path, interrupt).measure(what):
+            found[name] = figures
+            if not as_json:
+                print(text, flush=True)
+    if as_json:
+        print(json_text(found))
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; return its exit code."""
+    try:
+        result = app(args=arguments, prog_name="sluiceway", standalone_mode=False)
+        code = result if isinstance(result, int) else DONE
+        sys.stdout.flush()
+        if code == INTERRUPTED:  # typer swallows a KeyboardInterrupt, and says nothing.
+            say(KeyboardInterrupt())
+        return code
+    except SystemExit as ending:  # Shell completion ends this way.
+        return ending.code if isinstance(ending.code, int) else DONE
+    except BrokenPipeError:
+        # Whoever read us has gone; say nothing more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (Exception, KeyboardInterrupt) as error:
+        if hasattr(error, "format_message"):
+            return _wrong(error)
+        if "--debug" in arguments:
+            traceback.print_exc()
+        say(error)
+        return exit_code(error)
+
+
+def _wrong(error: Any) -> int:
+    """What typer says of a command that it does not understand, in the words of this program."""
+    text = error.format_message()
+    if text.startswith("Usage:"):
+        print(text)
+        return WRONG
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "sluiceway"
+    text = text.replace("Value error, ", "").replace("Input should be", "expected").rstrip(".")
+    print(f"sluiceway: {text}; see {command} --help", file=sys.stderr)
+    return WRONG

@@ -1,0 +1,50 @@
+"""`sluiceway doctor`: what this machine offers, and what each missing thing costs."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from pathlib import Path
+
+from sluiceway.base.columns import columns
+from sluiceway.base.json_text import json_text
+from sluiceway.errors import Error
+from sluiceway.machine.disk import check_folder
+from sluiceway.machine.finding import MISSING, Finding
+from sluiceway.machine.processor import processor_findings
+from sluiceway.machine.software import software_findings
+from sluiceway.machine.storage import disk_findings, link_findings
+
+
+def doctor(path: Path, quick: bool, as_json: bool) -> None:
+    """Print a line for each finding, or all of them as JSON.
+
+    Raises
+    ------
+    sluiceway.errors.Error
+        Something without which nothing can be trained is missing.
+    """
+    findings = examine(path, quick)
+    lacks = [f for f in findings if f.required and f.verdict == MISSING]
+    if as_json:
+        print(json_text({"ok": not lacks, "findings": [asdict(f) for f in findings]}))
+    else:
+        print(columns([[f.name, f.verdict, f.found, f.advice] for f in findings]))
+    for f in lacks:
+        raise Error(f"doctor: {f.name} is missing, {f.found}; {f.advice}")
+
+
+def examine(path: Path, quick: bool) -> list[Finding]:
+    """Look at everything.
+
+    Parameters
+    ----------
+    path : Path
+        Folder whose disk is looked at.
+    quick : bool
+        Measure no rates.
+    """
+    check_folder(path)
+    findings = [Finding("python", platform.python_version()), *software_findings()]
+    findings += [*processor_findings(), *disk_findings(path, quick)]
+    return findings if quick else [*findings, *link_findings()]

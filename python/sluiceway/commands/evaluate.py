@@ -1,0 +1,205 @@
+"""`sluiceway eval`: held-out loss of a run's last save, or of any transformers folder."""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sluiceway.base.json_text import finite
+from sluiceway.base.meter import meter
+from sluiceway.config.file import check_config, load_config
+from sluiceway.config.schema import PYDOC, Config
+from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.model.folder import CONFIG_FILE as MODEL_CONFIG
+from sluiceway.model.folder import check_context, check_model_folder, context_of
+from sluiceway.run.last_save import LastSave, last_save
+from sluiceway.run.run_folder import CONFIG_FILE as RUN_CONFIG
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says; None leaves it to the run, or without one to the default."""
+
+    data: list[str] | None = None
+    format: str | None = None
+    sequence_length: int | None = None
+    packing: bool | None = None
+    dtype: str | None = None  # How weights are held: fp32, bf16 or fp16.
+    sequences: int | None = None  # At most this many.
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is evaluated, and how."""
+
+    folder: Path  # Holds weights and tokenizer.
+    config: Config
+    sequences: int | None
+    save: LastSave | None
+
+
+def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
+    """Mean loss over a held-out set, by the code that training evaluates with.
+
+    Parameters
+    ----------
+    path : Path
+        The folder of a run, or a transformers folder.
+
+    Returns
+    -------
+    dict
+        `loss` in nats per token, `perplexity`, `tokens` that were predicted, `sequences`, and
+        `seconds` of the forward passes alone. What is not finite is None.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        Data, tokenizer and model do not fit each other, or the folder is neither of the two.
+    sluiceway.errors.Corrupt
+        A file of weights is cut.
+    """
+    subject = _subject(path, asked)
+    config = subject.config
+    from sluiceway.engines import engine_of
+    from sluiceway.engines.weights import WeightFiles
+    from sluiceway.machine.placement import DTYPES, choose_placement, enter_placement
+    from sluiceway.run.held_out import mean_loss
+
+    find = WeightFiles if subject.save is None else engine_of(config).weights
+    weights = find(subject.folder)
+    check_context(weights.shape, str(subject.folder), config.data.sequence_length)
+    placement = choose_placement(config)
+    enter_placement(config, placement)
+    held_out, replaced = _read(config, subject.folder, weights.shape)
+    model = weights.load(DTYPES[config.model.dtype], placement.device)
+    if subject.save is not None:
+        subject.save.check_unchanged()
+    count = min(subject.sequences or len(held_out), len(held_out))
+    began = time.perf_counter()
+    with meter("evaluate", count) as advance:
+        loss, tokens = mean_loss(
+            model, placement, held_out, config.train.micro_batch, count, advance
+        )
+    return finite(
+        {
+            "folder": str(path),
+            "step": subject.save.step if subject.save else None,
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "tokens": tokens,
+            "seconds": time.perf_counter() - began,
+            "sequences": count,
+            "sequences_in_data": len(held_out),
+            "replaced_bytes": replaced,
+            "data": config.data.model_dump(mode="json", exclude={"train"}),
+            "device": placement.name,
+            "precision": {"weights": config.model.dtype, "autocast": placement.autocast},
+        }
+    )
+
+
+def _subject(path: Path, asked: Asked) -> _Subject:
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "is not there"
+        raise IoError(
+            f"{path}: {what}, expected the folder of a run or a transformers folder; models are "
+            "not downloaded",
+            errno.ENOENT,
+            str(path),
+        )
+    if (path / RUN_CONFIG).is_file():
+        return _run(path, asked)
+    if not (path / MODEL_CONFIG).is_file():
+        raise InvalidArgument(
+            f"{path}: has neither {RUN_CONFIG} nor {MODEL_CONFIG}, expected the folder of a run or "
+            "a transformers folder"
+        )
+    return _model(path, asked)
+
+
+def _run(path: Path, asked: Asked) -> _Subject:
+    config = load_config(path / RUN_CONFIG)
+    if not (asked.data or config.data.eval):
+        raise InvalidArgument(
+            f"--data is missing, and {path} has no data.eval; expected a file, a glob or {PYDOC}"
+        )
+    save = last_save(path)
+    # The run's own figure is over its own share of its own data.
+    sequences = asked.sequences or (None if asked.data else config.train.eval_sequences)
+    device = config.device.model_copy(update={"pin": False})
+    config = _with(config.model_copy(update={"device": device}), asked)
+    return _Subject(save.folder, config, sequences, save)
+
+
+def _model(path: Path, asked: Asked) -> _Subject:
+    if not asked.data:
+        raise InvalidArgument(
+            f"--data is missing, and {path} is no run that has some; expected a file, a glob or "
+            f"{PYDOC}"
+        )
+    config = check_config({"model": {"path": str(path)}, "data": {"train": asked.data}})
+    context = context_of(check_model_folder(path, weights=False))
+    length = min(config.data.sequence_length, context or config.data.sequence_length)
+    data = config.data.model_copy(update={"sequence_length": length})
+    config = _with(config.model_copy(update={"data": data}), asked)
+    return _Subject(path, config, asked.sequences, None)
+
+
+def _with(config: Config, asked: Asked) -> Config:
+    """The same config with what was asked in place of its own, checked again."""
+    given = {
+        "eval": asked.data,
+        "format": asked.format,
+        "sequence_length": asked.sequence_length,
+        "packing": asked.packing,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    tree = config.resolved()
+    where = {("data", key): f"--{key.replace('_', '-')}" for key in given}
+    tree |= {"data": tree["data"] | given}
+    if asked.dtype is not None:
+        tree["model"]["dtype"] = asked.dtype
+    return check_config(tree, where | {("model", "dtype"): "--dtype"})
+
+
+def _read(config: Config, folder: Path, shape: dict) -> tuple[Any, int]:
+    from sluiceway.model.folder import load_tokenizer
+    from sluiceway.run.session import vocabulary_of
+    from sluiceway.text.documents import read_documents
+    from sluiceway.text.sequences import make_sequences
+
+    data = config.data
+    corpus = read_documents(data.eval, data.format, "eval")
+    tokenizer = load_tokenizer(folder)
+    sequences = make_sequences(
+        corpus,
+        tokenizer,
+        data.sequence_length,
+        data.packing,
+        "eval",
+        vocabulary_of(shape, tokenizer),
+    )
+    return sequences, corpus.replaced
+
+
+def describe(figures: dict[str, Any]) -> str:
+    """One line of what `evaluate` found."""
+    loss, perplexity = figures["loss"], figures["perplexity"]
+    texts = [
+        "loss is not finite" if loss is None else f"loss {loss:.4f} nats per token",
+        f"perplexity {'-' if perplexity is None else format(perplexity, '.4g')}",
+        f"{figures['tokens']:,} tokens in {figures['seconds']:.1f} s",
+    ]
+    data = figures["data"]
+    sequences = f"{figures['sequences']} of {figures['sequences_in_data']} sequences"
+    size = f"{'' if data['packing'] else 'at most '}{data['sequence_length']} tokens"
+    texts.append(f"{sequences} of {size} from {', '.join(data['eval'])}")
+    if figures["replaced_bytes"]:
+        texts.append(f"{figures['replaced_bytes']} bytes were not UTF-8")
+    step = "" if figures["step"] is None else f" step {figures['step']}:"
+    return f"{figures['folder']}:{step} " + ", ".join(texts)

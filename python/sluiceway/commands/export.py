@@ -1,0 +1,98 @@
+"""A run's last save as a transformers folder, streamed: memory does not grow with the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sluiceway.base.meter import meter
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.folder import CONFIG_FILE
+from sluiceway.run.last_save import config_of_save, last_save
+from sluiceway.run.run_folder import RunFolder
+
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -> dict[str, Any]:
+    """Write config, tokenizer and weights of the last save; the folder appears only complete.
+
+    Parameters
+    ----------
+    dtype : str or None
+        fp32, bf16 or fp16: what weights become; None: what they are.
+    force : bool
+        Replace a model folder that is there. It stays until the new one is complete.
+
+    Returns
+    -------
+    dict
+        `folder`, `step` of the save, `bytes` written, `dtype`.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        There is no save, `to` may not be replaced, or a weight does not fit `dtype`.
+    sluiceway.errors.IoError
+        The disk refused; what `to` held is untouched.
+    """
+    RunFolder.check(run)
+    _check_target(run, to, force)
+    save = last_save(run)
+    from sluiceway.base.atomic import replace_folder
+    from sluiceway.engines import engine_of
+
+    weights = engine_of(config_of_save(run)).weights(save.folder)
+    with replace_folder(to) as folder:
+        _copy_side_files(save.folder, folder, dtype)
+        with meter("export", weights.size, in_bytes=True) as advance:
+            weights.copy(folder, dtype, advance)
+        save.check_unchanged()
+        count = sum(path.stat().st_size for path in folder.iterdir())
+    return {"folder": str(to), "step": save.step, "bytes": count, "dtype": dtype}
+
+
+def _check_target(run: Path, to: Path, force: bool) -> None:
+    target, save = to.resolve(), RunFolder(run).checkpoint_path.resolve()
+    if save.is_relative_to(target) or target.is_relative_to(save):
+        raise InvalidArgument(
+            f"--to: {to} is where the run keeps its save, expected another folder"
+        )
+    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not target.is_dir():
+        raise InvalidArgument(f"--to: {to} is a file, expected a new folder")
+    if not force:
+        raise InvalidArgument(
+            f"--to: {to} is not empty, expected a new folder; --force replaces a model folder"
+        )
+    if not (target / CONFIG_FILE).is_file():
+        first = min(path.name for path in target.iterdir())
+        raise InvalidArgument(
+            f"--to: {to} has no {CONFIG_FILE} but {first}; --force replaces nothing but model "
+            "folders, choose another"
+        )
+
+
+def _copy_side_files(source: Path, folder: Path, dtype: str | None) -> None:
+    from sluiceway.run.checkpoint import copy_side_files
+
+    copy_side_files(source, folder)
+    if dtype is None:
+        return
+    path = folder / CONFIG_FILE
+    config = _with_dtype(json.loads(path.read_text(encoding="utf-8")), _NAMES[dtype])
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _with_dtype(config: Any, name: str) -> Any:
+    """The config with every dtype it states, also for parts of the model, set to `name`."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: name if key in _DTYPE_KEYS and isinstance(value, str) else _with_dtype(value, name)
+        for key, value in config.items()
+    }

@@ -1,0 +1,162 @@
+"""Options and arguments of the command line that need a sentence of help, by the name they have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+# ---- Of several commands ----
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="a.b=c",
+        help="Override one value of the config, such as train.lr=1e-4; may be repeated.",
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")
+]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG", help="YAML file that describes the run: model, data, training, engine."
+    ),
+]
+RunPath = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Run folder, which sluiceway train made.")
+]
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+# ---- Of train ----
+
+NewRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder to make for the run; must be new or empty. Default: runs/NAME-DATE-TIME, "
+        "NAME being the config's.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Train nothing; print what the run would need, as sluiceway plan does."
+    ),
+]
+
+# ---- Of eval ----
+
+RunOrModel = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR_OR_MODEL", help="Run folder, or a folder with a model for transformers."
+    ),
+]
+HeldOut = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Text to measure on: a file, a quoted glob, or pydoc for Python's own manual; may be "
+        "repeated. Default: the run's own held-out text.",
+    ),
+]
+Format = Annotated[
+    Literal["text", "jsonl"] | None,
+    typer.Option(
+        help="What the files are: plain text, or one JSON object a line. Default: as in the run; "
+        "text for a model.",
+        show_default=False,
+    ),
+]
+SequenceLength = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Tokens of a sequence. Default: as in the run; for a model 256, or its context if "
+        "that is shorter.",
+    ),
+]
+Packing = Annotated[
+    bool | None,
+    typer.Option(
+        "--packing/--no-packing",
+        help="Join documents and cut the text into equal sequences, or make each document one "
+        "sequence. Default: as in the run; packing for a model.",
+        show_default=False,
+    ),
+]
+MostSequences = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Measure on no more sequences than this. Default: as many as the run does on its own "
+        "text; all of other text.",
+    ),
+]
+HeldAs = Annotated[
+    Dtype | None,
+    typer.Option(
+        help="Precision in which the weights are held. Default: as in the run; fp32 for a model.",
+        show_default=False,
+    ),
+]
+
+# ---- Of export ----
+
+ModelFolder = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER", help="Folder to make; must be new or empty, unless --force is given."
+    ),
+]
+ConvertTo = Annotated[
+    Dtype | None,
+    typer.Option(
+        help="Convert the weights to this precision. Default: leave them as they are.",
+        show_default=False,
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace the model that FOLDER holds, if it holds one.")
+]
+
+# ---- Of report, doctor and bench ----
+
+RunPaths = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Run folders, which sluiceway train made.")
+]
+PageFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="HTML file to write. Default: report.html, in the run folder if there is one run, in "
+        "the working directory if there are several.",
+    ),
+]
+CheckedFolder = Annotated[
+    Path, typer.Option(help="A folder on the disk to check, such as the one for run folders.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Do not measure how fast disk and link are.")]
+Roof = Annotated[
+    Literal["link", "disk", "kernels", "step"] | None,
+    typer.Argument(
+        help="What to measure: copies between host and device, the disk, the optimizer's kernels, "
+        "or whole training steps. Default: all but step.",
+        show_default=False,
+    ),
+]
+BenchConfig = Annotated[
+    Path, typer.Option(metavar="CONFIG", help="For step: the YAML file of the run to measure.")
+]
+BenchSteps = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="For step: how many to train, first with plain AdamW and then with the config's "
+        "engine; the first three of each are not timed.",
+    ),
+]
+BenchFolder = Annotated[Path, typer.Option(help="For disk: a folder on the disk to measure.")]

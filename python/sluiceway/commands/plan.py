@@ -1,0 +1,123 @@
+"""What a run will need and take, predicted from the model's config.json before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sluiceway.base.columns import columns
+from sluiceway.base.json_text import json_text
+from sluiceway.base.sizes import format_bytes
+from sluiceway.config.schema import Config
+from sluiceway.engines import engine_of
+from sluiceway.engines.plan import EnginePlan, trained_elements
+from sluiceway.errors import OutOfMemory
+from sluiceway.machine.placement import DTYPES, choose_placement
+from sluiceway.model.folder import check_context, check_model_folder
+from sluiceway.model.rehearsal import Rehearsal, rehearse
+from sluiceway.model.skeleton import build_skeleton
+from sluiceway.model.speeds import measure_speeds
+
+
+def make_plan(config: Config) -> dict[str, Any]:
+    """Predict bytes per tier, bytes per link and seconds per step.
+
+    Returns
+    -------
+    dict
+        Plain numbers. `over_budget` is None, or says which tier is too small and by how much.
+    """
+    shape = check_model_folder(config.model.path, weights=False)
+    check_context(shape, config.model.path, config.data.sequence_length)
+    placement = choose_placement(config)
+    if config.device.threads is not None:
+        torch.set_num_threads(config.device.threads)
+    engine = engine_of(config)
+
+    def build(layers: int | None = None) -> torch.nn.Module:
+        dtype = DTYPES[config.model.dtype]
+        return engine.prepare(build_skeleton(config.model.path, dtype, layers))
+
+    with torch.device("meta"):
+        model = build()
+    plan = engine.plan(model)
+    train, length = config.train, config.data.sequence_length
+    rehearsal = rehearse(build, plan.freed, train.micro_batch, length, placement.autocast_dtype)
+    tiers = plan.tiers(rehearsal)
+    speeds = measure_speeds(config, placement, build)
+    trained = trained_elements(model)
+    return {
+        "model": config.model.path,
+        "engine": config.engine.kind,
+        **plan.figures,
+        "parameters": {
+            "trained": trained,
+            "frozen": sum(p.numel() for p in model.parameters()) - trained,
+        },
+        "peak_bytes": tiers,
+        "budget_bytes": {tier: getattr(config.budget, tier) for tier in tiers},
+        "bytes_per_step": plan.links(),
+        "seconds_per_step": plan.seconds(rehearsal, speeds),
+        "native_device_bytes": _native_bytes(config, rehearsal, trained),
+        "tokens_per_step": train.micro_batch * train.accumulate * length,
+        "assumed": speeds,
+        "over_budget": _over_budget(config, tiers, plan),
+    }
+
+
+def _native_bytes(config: Config, rehearsal: Rehearsal, trained: int) -> int:
+    """What plain AdamW on the same trained weights would hold: gradients and moments whole."""
+    element = DTYPES[config.model.dtype].itemsize
+    gradients = max(rehearsal.after_forward_bytes, rehearsal.weight_bytes + element * trained)
+    return max(gradients, rehearsal.peak_bytes) + 2 * element * trained
+
+
+def _over_budget(config: Config, tiers: dict[str, int], plan: EnginePlan) -> str | None:
+    on_device = "try model.checkpointing: true or a smaller train.micro_batch"
+    for tier, count in tiers.items():
+        limit = getattr(config.budget, tier)
+        if limit is not None and count > limit:
+            return (
+                f"budget.{tier}: the run needs {count} bytes ({format_bytes(count)}), "
+                f"the budget is {limit} bytes ({format_bytes(limit)}); "
+                + (on_device if tier == "device" else plan.advice)
+            )
+    return None
+
+
+def show_plan(config: Config, as_json: bool) -> None:
+    """Print the plan.
+
+    Raises
+    ------
+    sluiceway.errors.OutOfMemory
+        A budget is too small for it.
+    """
+    figures = make_plan(config)
+    print(json_text(figures) if as_json else describe_plan(figures), flush=True)
+    if figures["over_budget"]:
+        raise OutOfMemory(figures["over_budget"])
+
+
+def describe_plan(plan: dict[str, Any]) -> str:
+    """The table that a person gets."""
+    rows = [["", "predicted", "budget"]]
+    for tier, count in plan["peak_bytes"].items():
+        budget = plan["budget_bytes"][tier]
+        rows.append([f"{tier} memory", format_bytes(count), format_bytes(budget)])
+    for link, count in plan["bytes_per_step"].items():
+        rows.append([f"{link} a step", format_bytes(count), ""])
+    rows.append(["seconds a step", f"{plan['seconds_per_step']:.3g}", ""])
+    for part in ("trained", "frozen"):
+        rows.append([f"parameters {part}", f"{plan['parameters'][part]:,}", ""])
+    rows.append(["native AdamW: device", format_bytes(plan["native_device_bytes"]), ""])
+    engine = f"{plan['engine']} {plan.get('codec') or ''}".rstrip()
+    speeds = plan["assumed"]
+    return (
+        f"{Path(plan['model']).name}: {engine}\n{columns(rows, '12')}\n"
+        f"times assume {speeds['tflops']:.3g} TFLOP/s ({speeds['tflops_from']}), "
+        f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
+        f"of host memory ({speeds['host_gbps_from']})"
+    )

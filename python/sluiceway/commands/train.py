@@ -1,0 +1,77 @@
+"""`sluiceway train`: a new run from a config; and what is said of a run that has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from sluiceway.base.interrupt import Interrupt
+from sluiceway.base.json_text import json_text
+from sluiceway.config.file import load_config
+from sluiceway.config.schema import with_absolute_paths
+from sluiceway.run.run_folder import RunFolder
+
+
+def train(
+    config: Path, out: Path | None, settings: list[str] | None, dry_run: bool, as_json: bool
+) -> None:
+    """Train, or only plan; print what it came to."""
+    checked = with_absolute_paths(load_config(config, settings))
+    if dry_run:
+        from sluiceway.commands.plan import show_plan
+
+        show_plan(checked, as_json)
+        return
+    path = out or Path("runs") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    RunFolder.check_new(path)
+    with Interrupt() as interrupt:
+        from sluiceway.run.run import Run
+        from sluiceway.run.session import read_inputs
+
+        inputs = read_inputs(checked, Path(checked.model.path))
+        folder = RunFolder.create(path, checked)
+        try:
+            with progress_sink(as_json) as sink:
+                summary = Run(checked, folder, interrupt, sink).train(inputs)
+        except BaseException:
+            folder.discard_if_unused()
+            raise
+        finally:
+            folder.close()
+    print_summary(path, summary, as_json)
+
+
+@contextlib.contextmanager
+def progress_sink(as_json: bool) -> Iterator[TextIO]:
+    """Where progress goes: nowhere beside JSON."""
+    if not as_json:
+        yield sys.stdout
+        return
+    with open(os.devnull, "w") as nowhere:
+        yield nowhere
+
+
+def print_summary(path: Path, summary: dict[str, Any], as_json: bool) -> None:
+    """Print what a run came to, in a line or as JSON."""
+    if as_json:
+        print(json_text({"folder": str(path), **summary}))
+        return
+    ratio = summary.get("native_ratio")
+    held_out, first = summary.get("final_eval_loss"), summary.get("first_eval_loss")
+    parts = [f"{path}: {summary['steps']} steps"]
+    if summary.get("final_loss") is not None:
+        parts.append(f"loss {summary['final_loss']:.4f}")
+    if held_out is not None and first is not None:
+        parts.append(f"held-out loss {first:.4f} to {held_out:.4f}")
+    if ratio is not None:
+        parts.append(f"{ratio:.3f} x native per step")
+    if summary["data"]["replaced_bytes"]:
+        parts.append(f"{summary['data']['replaced_bytes']} bytes were not UTF-8")
+    if summary["parameters"]["frozen_names"]:
+        parts.append("frozen: " + ", ".join(summary["parameters"]["frozen_names"][:3]))
+    print(", ".join(parts))

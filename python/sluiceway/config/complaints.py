@@ -1,0 +1,112 @@
+"""What is said of a config that the schema refuses: the place, the value, the nearest known key."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from sluiceway.config.schema import Config
+
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Complaints:
+    """Turns what pydantic says into one line.
+
+    Parameters
+    ----------
+    where : dict
+        Maps key paths to the place that an error names.
+    name : str
+        The place of everything else.
+    engine : type
+        The section of the config's kind of engine.
+    """
+
+    where: dict[Keys, str]
+    name: str
+    engine: type[BaseModel]
+
+    def place(self, keys: Keys) -> str:
+        """Where a key, or the nearest section above it, is written."""
+        for length in range(len(keys), 0, -1):
+            if keys[:length] in self.where:
+                return self.where[keys[:length]]
+        return self.name
+
+    def text(self, error: dict[str, Any]) -> str:
+        """One line about one error."""
+        keys = self._keys_of(error)
+        dotted = ".".join(keys)
+        at = self.place(keys)
+        kind, value = error["type"], error.get("input")
+        if kind == "extra_forbidden":
+            return f"{at}: unknown key {dotted}{self._nearest(keys, error['loc'])}"
+        if kind == "missing" and isinstance(error["loc"][-1], int):
+            return f"{at}: {dotted} is {list(value)}, expected one value more"
+        if kind == "missing":
+            return f"{at}: {dotted} is missing, expected a value"
+        if kind in ("model_type", "model_attributes_type"):
+            return f"{at}: {dotted} is {value!r}, expected keys of its own"
+        if kind == "value_error":
+            text = str(error["ctx"]["error"])
+            return f"{at}: {dotted} {text}" if dotted else f"{self.name}: {text}"
+        if kind == "too_short":
+            least = error["ctx"]["min_length"]
+            return f"{at}: {dotted} is {value!r}, expected at least {least} value"
+        if kind == "literal_error":
+            return f"{at}: {dotted} is {value!r}, expected {error['ctx']['expected']}"
+        return f"{at}: {dotted} is {value!r}, {_lower(error['msg'])}"
+
+    def _keys_of(self, error: dict[str, Any]) -> Keys:
+        """Pydantic's location without the parts that are no keys of the file: types, indices."""
+        keys: list[str] = []
+        schema: type[BaseModel] | None = Config
+        for depth, part in enumerate(error["loc"]):
+            if schema is not None and part in schema.model_fields:
+                keys.append(part)
+                schema = self._section(schema, part)
+            elif error["type"] == "extra_forbidden" and depth == len(error["loc"]) - 1:
+                keys.append(str(part))
+            else:
+                break
+        return tuple(keys)
+
+    def _nearest(self, keys: Keys, loc: tuple) -> str:
+        schema: type[BaseModel] | None = Config
+        for part in loc[:-1]:
+            schema = self._section(schema, part)
+        known = sorted(schema.model_fields) if schema else []
+        close = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
+        if close:
+            return f", did you mean {'.'.join((*keys[:-1], close[0]))}?"
+        elsewhere = [
+            name for name in Config.model_fields if name != keys[0] and keys[-1] in self._keys(name)
+        ]
+        if elsewhere:
+            return f", did you mean {elsewhere[0]}.{keys[-1]}?"
+        return f", known here: {', '.join(known)}"
+
+    def _keys(self, section: str) -> set[str]:
+        schema = self._section(Config, section)
+        return set(schema.model_fields) if schema else set()
+
+    def _section(self, schema: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
+        if schema is Config and key == "engine":
+            return self.engine
+        field = schema.model_fields.get(key) if schema else None
+        candidates = [field.annotation, *typing.get_args(field.annotation)] if field else []
+        for candidate in candidates:
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                return candidate
+        return None
+
+
+def _lower(message: str) -> str:
+    message = message.replace("Input should be", "expected").partition(", unable")[0]
+    return message[:1].lower() + message[1:]

@@ -1,0 +1,32 @@
+"""What the sections of all engines have: a kind, and a say in what a run may ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from sluiceway.config.fields import Section
+from sluiceway.errors import Unavailable
+
+if TYPE_CHECKING:
+    from sluiceway.config.schema import Config
+
+
+class EngineSection(Section):
+    """The keys of one kind of engine."""
+
+    kind: str
+    # Keys of the section that a resume may change, as `train.lr` may be changed for every engine.
+    changeable: ClassVar[tuple[str, ...]] = ()
+
+    def check_available(self, config: Config) -> None:
+        """Refuse what the whole config spells right but this engine does not have.
+
+        Raises
+        ------
+        sluiceway.errors.Unavailable
+            The text names the key, and what there is.
+        """
+        if config.store.path is not None:
+            raise Unavailable(
+                "store.path: this version keeps nothing on disk while it trains, expected null"
+            )

@@ -1,0 +1,114 @@
+"""The kinds of engine there are, and the section of the config that each of them reads.
+
+A built-in kind is a file here, `<kind>.py` with `<Kind>Section`, and one in `sluiceway.engines`.
+Others come from installed distributions, each through an entry point of the group
+`sluiceway.engines`: its name is the kind, and what it loads is an Engine that names its section.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import pkgutil
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.errors import InvalidArgument, Unavailable
+
+DEFAULT_KIND = "subspace"
+ENGINES_TO_COME = ("offload", "zo")
+_GROUP = "sluiceway.engines"
+
+
+def known_kinds() -> list[str]:
+    """Built-in kinds, the default first, then those that are installed beside us."""
+    built_in = sorted(_built_in(), key=lambda kind: (kind != DEFAULT_KIND, kind))
+    return [*built_in, *sorted({point.name for point in _registered()} - {*built_in})]
+
+
+def is_built_in(kind: str) -> bool:
+    """Whether the kind has its files in this package."""
+    return kind in _built_in()
+
+
+def section_of(kind: Any) -> type[EngineSection]:
+    """The section of a kind.
+
+    Raises
+    ------
+    sluiceway.errors.Unavailable
+        It belongs to a later version.
+    sluiceway.errors.InvalidArgument
+        There is none of that name, two of them, or one that cannot be loaded.
+    """
+    if kind in ENGINES_TO_COME:
+        raise Unavailable(
+            f"engine.kind {kind} is not in this version, it has: {', '.join(known_kinds())}"
+        )
+    if kind not in known_kinds():
+        close = difflib.get_close_matches(str(kind), known_kinds(), n=1)
+        raise InvalidArgument(
+            f"engine.kind is {kind!r}, expected one of: {', '.join(known_kinds())}"
+            + (f"; did you mean {close[0]}?" if close else "")
+        )
+    if _the_only_one(kind) is not None:
+        return load_registered(kind).section
+    return getattr(import_module(f"{__name__}.{kind}"), f"{kind.capitalize()}Section")
+
+
+def load_registered(kind: str) -> Any:
+    """The Engine that another distribution brings, with a section that fits.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        It cannot be loaded, or is no engine of that kind.
+    """
+    point = _the_only_one(kind)
+    came = f"engine.kind {kind} comes from {_origin(point)} ({point.value})"
+    try:
+        engine = point.load()
+    except Exception as error:  # Whatever a foreign module does while it is imported.
+        reason = str(error).splitlines()[0] if str(error) else "no text"
+        raise InvalidArgument(
+            f"{came}, which cannot be loaded, {type(error).__name__}: {reason}; mend or uninstall "
+            "it"
+        ) from error
+    section = getattr(engine, "section", None)
+    if not (inspect.isclass(section) and issubclass(section, EngineSection)):
+        raise InvalidArgument(f"{came}, whose section is {section!r}, expected an EngineSection")
+    if section.model_fields["kind"].default != kind:
+        raise InvalidArgument(
+            f"{came}, whose section has kind {section.model_fields['kind'].default!r} by default, "
+            f"expected {kind!r}"
+        )
+    return engine
+
+
+@cache
+def _built_in() -> frozenset[str]:
+    return frozenset(module.name for module in pkgutil.iter_modules(__path__))
+
+
+@cache
+def _registered() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=_GROUP))
+
+
+def _the_only_one(kind: str) -> EntryPoint | None:
+    """The entry point of a kind; None where it is built in."""
+    points = [point for point in _registered() if point.name == kind]
+    origins = [*(["sluiceway itself"] if is_built_in(kind) else []), *map(_origin, points)]
+    if len(origins) > 1:
+        raise InvalidArgument(
+            f"engine.kind {kind} is registered by {' and by '.join(origins)}, expected one; "
+            f"uninstall {origins[-1]}"
+        )
+    return points[0] if points else None
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed distribution"

@@ -1,0 +1,132 @@
+"""The options of training through compressed gradients, and the section of a config with them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.fields import Count, Positive
+from sluiceway.config.options import Options, option
+from sluiceway.config.values import RefreshSection
+from sluiceway.errors import Unavailable
+
+if TYPE_CHECKING:
+    from sluiceway.config.schema import Config
+
+# What the compiled module offers; here too, so that a config is checked before torch is loaded.
+OFFERED_CODECS = (
+    "auto",
+    "svd",
+    "block_random",
+    "block_pca",
+    "sparse_learned",
+    "sparse_random",
+    "identity",
+    "none",
+)
+
+
+class SubspaceOptions(Options):
+    """How gradients are compressed, and what becomes of what that leaves of them."""
+
+    codec: str = option(
+        "auto",
+        '"auto" (svd where its projectors fit the device budget, else block_random), "svd", '
+        '"block_random", "block_pca", "sparse_learned", "sparse_random", "identity" or "none".',
+        to=["engine", "weight"],
+    )
+    ratio: Annotated[Positive, Field(le=1)] = option(
+        0.25,
+        "f in (0, 1]: cores are round(f m) x round(f n).",
+        to=["weight"],
+        in_state=True,
+    )
+    d: Count | None = option(
+        None,
+        "Square d x d cores instead, for sparse families.",
+        to=["weight"],
+        in_state=True,
+    )
+    nnz: Count = option(4, "Nonzeros a row of sparse projectors.", to=["weight"], in_state=True)
+    block: Count = option(32, "Rows in a group of block projectors.", to=["weight"], in_state=True)
+    residual: Literal["auto", "factored", "sign", "none"] = option(
+        "auto",
+        "What is done with the part of the gradient that the codec leaves: factored trains with it "
+        "on the device, as Adafactor does, sign by its sign, none drops it. auto is factored for "
+        "codecs with orthonormal columns and for the codec none, else none. While it waits for "
+        "`step()` the gradient stays on the device. With a number as `accumulate`, residuals are "
+        "applied, and gradients freed, during the last backward, where neither `zero_grad()` nor a "
+        "skipped step undoes them, and a save belongs after `step()`. Under autocast(float16) they "
+        "wait all the same, and follow what scales the gradient, clipping included; a promise "
+        "beside a GradScaler is refused otherwise, at its first step.",
+        to=["weight"],
+        in_state=True,
+    )
+    residual_every: Count = option(
+        1,
+        "Steps between the residuals of a weight, each the square root of that as large.",
+        to=["engine"],
+    )
+    second_moment: Literal["auto", "full", "factored"] = option(
+        "auto",
+        "factored keeps of a core's second moment the means of rows and columns only, which halves "
+        "the state on the host. auto is factored for codecs with orthonormal columns, where "
+        "`experiments/fidelity` found no loss, else full.",
+        to=["weight"],
+        in_state=True,
+    )
+    scale: Literal["auto"] | Positive = option(
+        "auto", "Factor on the compressed update; auto is 1/f for orthonormal codecs."
+    )
+    refresh: RefreshSection | None = option(
+        None, "When projectors are measured and replaced; None: fitted once, kept."
+    )
+    wire: Literal["bf16", "fp32", "int8"] = option(
+        "bf16", "The format in which cores cross the link.", to=["weight"]
+    )
+    tier: Literal["host", "device", "auto"] = option(
+        "host",
+        "Where AdamW on the core runs; on the device nothing crosses the link.",
+        to=["weight"],
+    )
+    weight_update: Literal["auto", "stochastic", "residual"] = option(
+        "auto",
+        "How 16-bit weights are updated: rounded stochastically, or exactly with 2 more bytes for "
+        "each element.",
+        to=["weight"],
+        in_state=True,
+    )
+    target: str | Sequence[str] = option(
+        "all-linear", '"all-linear", a regular expression or names of parameters.'
+    )
+    embeddings: Literal["frozen", "identity"] = option(
+        "frozen", "Embeddings and head are frozen, or trained through the identity codec."
+    )
+
+
+class SubspaceSection(SubspaceOptions, EngineSection):
+    """The same in a file, with no codec that is for experiments only."""
+
+    kind: Literal["subspace"] = "subspace"
+
+    @field_validator("codec")
+    @classmethod
+    def _is_offered(cls, codec: str) -> str:
+        if codec not in OFFERED_CODECS:
+            *first, last = (repr(name) for name in OFFERED_CODECS)
+            close = difflib.get_close_matches(codec, OFFERED_CODECS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"is {codec!r}, expected {', '.join(first)} or {last}{hint}")
+        return codec
+
+    def check_available(self, config: Config) -> None:
+        """Refuse a store, and what only the Python class can be given."""
+        super().check_available(config)
+        if self.refresh and self.refresh.source == "closure":
+            raise Unavailable(
+                "engine.refresh.source: closure needs the Python class, a config has: rolling"
+            )

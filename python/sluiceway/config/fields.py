@@ -1,0 +1,49 @@
+"""What the sections of a config are made of: sizes, counts, names, and the section itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from sluiceway.base.sizes import parse_bytes
+from sluiceway.errors import InvalidArgument
+
+
+def _bytes(value: Any) -> Any:
+    try:
+        return value if value is None else parse_bytes(value)
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from None
+
+
+def off_is_null(value: Any) -> Any:
+    # YAML 1.1 reads a bare `off` as false.
+    return None if value is False or value == "off" else value
+
+
+def _one_is_a_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _numbers_are_not_switches(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"is {str(value).lower()}, expected a number")
+    return value
+
+
+Size = Annotated[int, BeforeValidator(_bytes)]
+Names = Annotated[list[str], BeforeValidator(_one_is_a_list)]
+Int = Annotated[int, BeforeValidator(_numbers_are_not_switches)]
+Count = Annotated[Int, Field(ge=1)]
+Natural = Annotated[Int, Field(ge=0, lt=2**63)]
+Float = Annotated[float, BeforeValidator(_numbers_are_not_switches)]
+Positive = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[Float, Field(ge=0, allow_inf_nan=False)]
+Beta = Annotated[Float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A mapping of the file: frozen, and without room for keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

@@ -1,0 +1,141 @@
+"""Reading a run's YAML file: every complaint names the file, the line and the nearest known key."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from sluiceway.config.complaints import Complaints
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.engines import DEFAULT_KIND, section_of
+from sluiceway.config.schema import Config, check_available
+from sluiceway.errors import InvalidArgument, IoError, Unavailable
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def load_config(path: str | os.PathLike, overrides: list[str] | None = None) -> Config:
+    """Read `path`, apply overrides such as "train.lr=1e-3", and check the whole.
+
+    Raises
+    ------
+    sluiceway.errors.IoError
+        The file cannot be read.
+    sluiceway.errors.InvalidArgument
+        It is not YAML, or says something the schema does not allow; the text has the line.
+    sluiceway.errors.Unavailable
+        It asks for something that this version does not have; the text names what it has.
+    """
+    tree, lines = _read(Path(path))
+    where = {keys: f"{path}:{line}" for keys, line in lines.items()}
+    for override in overrides or []:
+        keys = _apply(tree, override)
+        where = {known: at for known, at in where.items() if known[: len(keys)] != keys}
+        where[keys] = f"--set {'.'.join(keys)}"
+    return check_config(tree, where, str(path))
+
+
+def check_config(tree: dict, where: dict[tuple, str] | None = None, name: str = "config") -> Config:
+    """Turn plain dicts into a Config; `where` maps key paths to the place an error names."""
+    complaints = Complaints(where or {}, name, _engine_section(tree, where or {}, name))
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        found.sort(key=lambda one: one["type"] != "extra_forbidden")  # A misspelling explains more.
+        raise InvalidArgument(complaints.text(found[0])) from None
+    check_available(config)
+    return config
+
+
+def _read(path: Path) -> tuple[dict, dict[tuple, int]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"{path}: byte {error.start} is not UTF-8, expected a YAML text file"
+        ) from None
+    except OSError as error:
+        hint = ": is a folder, expected a YAML file" if error.errno == errno.EISDIR else ""
+        raise IoError(
+            f"{path}: cannot read the config{hint or ', ' + str(error.strerror)}",
+            error.errno,
+            str(path),
+        ) from None
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        tree = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InvalidArgument(f"{path}{at}: is not YAML, {problem}") from None
+    if not isinstance(tree, dict):
+        raise InvalidArgument(
+            f"{path}: holds {type(tree).__name__ if tree is not None else 'nothing'}, expected "
+            "keys such as model, data, train, engine"
+        )
+    lines: dict[tuple, int] = {}
+    _collect_lines(node, (), lines, path)
+    return tree, lines
+
+
+def _collect_lines(node: yaml.Node, keys: tuple, lines: dict, path: Path) -> None:
+    if not isinstance(node, yaml.MappingNode) or len(keys) > 8:
+        return
+    for key, value in node.value:
+        child = (*keys, str(key.value))
+        line = key.start_mark.line + 1
+        if child in lines:
+            raise InvalidArgument(
+                f"{path}:{line}: {'.'.join(child)} is given twice, first in line {lines[child]}"
+            )
+        lines[child] = line
+        _collect_lines(value, child, lines, path)
+
+
+def _apply(tree: dict, override: str) -> tuple[str, ...]:
+    name, equals, text = override.partition("=")
+    keys = tuple(name.strip().split("."))
+    if not equals or not all(keys):
+        raise InvalidArgument(f"--set {override}: expected a.b=value, such as train.lr=1e-3")
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise InvalidArgument(f"--set {override}: {text!r} is not a YAML value") from None
+    place = tree
+    for depth, key in enumerate(keys[:-1]):
+        if place.get(key) is None:
+            place[key] = {}
+        place = place[key]
+        if not isinstance(place, dict):
+            above = ".".join(keys[: depth + 1])
+            raise InvalidArgument(f"--set {override}: {above} is a value, it has no keys")
+    place[keys[-1]] = value
+    return keys
+
+
+def _engine_section(tree: dict, where: dict, name: str) -> type[EngineSection]:
+    engine = tree.get("engine")
+    kind = engine.get("kind", DEFAULT_KIND) if isinstance(engine, dict) else DEFAULT_KIND
+    try:
+        return section_of(kind)
+    except (InvalidArgument, Unavailable) as error:
+        at = Complaints(where, name, EngineSection).place(("engine", "kind"))
+        raise type(error)(f"{at}: {error}") from error
+
+
+def flattened(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """A tree of sections with its keys written `a.b.c`; an empty section is a value."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= flattened(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat

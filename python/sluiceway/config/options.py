@@ -1,0 +1,145 @@
+"""Options: sections of a config that Python code makes and documents itself from, too.
+
+An option is declared once, as a field: its type is the check, its default the default everywhere,
+its description the sentence of the documentation. Configs, constructors of optimizers, plans, saved
+states and the compiled engine take the options by these names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from sluiceway.config.fields import Section
+from sluiceway.config.option_docs import documentation, parameter
+from sluiceway.errors import InvalidArgument
+
+Receiver = Literal["engine", "weight"]
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    alias: str | None = None,
+    to: Iterable[Receiver] = (),
+    in_state: bool = False,
+) -> Any:
+    """Declare one option.
+
+    Parameters
+    ----------
+    default : object
+        `...` where a value has to be given.
+    description : str
+        What documentation says of it; empty for an option that is not documented.
+    alias : str, optional
+        The name that a constructor takes, where it begins with an underscore.
+    to : iterable of {"engine", "weight"}
+        What the compiled module is told it for, by this name: a whole engine, each weight.
+    in_state : bool
+        A saved state depends on it, and loads only where it is the same.
+    """
+    marks = {"to": tuple(to), "in_state": in_state}
+    return Field(default, description=description, alias=alias, json_schema_extra=marks)
+
+
+class _CalledAsAFunction(type(BaseModel)):
+    """Classes whose call takes positions as well as names, and says InvalidArgument."""
+
+    def __call__(cls, *positional: Any, **named: Any) -> Any:
+        refuse_unknown(cls.__name__, named, cls.__signature__.parameters)
+        return cls.checked(cls.__name__, cls.__signature__.bind(*positional, **named).arguments)
+
+
+class Options(Section, metaclass=_CalledAsAFunction):
+    """Base of all options: frozen, strict where Python makes them, lenient where a file does."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        fields = cls.model_fields
+        order = cls.__match_args__ = cls.__dict__.get("__match_args__", tuple(fields))
+        last = [name for name in fields if name not in order]
+        cls.__signature__ = inspect.Signature(
+            parameter(name, fields[name]).replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for name in (*order, *last)
+        )
+        cls.__doc__ = "\n".join(
+            (cls.__doc__ or "", "", "Parameters", "----------", documentation(fields.items()))
+        )
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    @classmethod
+    def checked(cls, caller: str, named: dict[str, Any]) -> Self:
+        """Make one for `caller`, whose error it will be.
+
+        Raises
+        ------
+        sluiceway.errors.InvalidArgument
+            A value is not what its option takes.
+        """
+        try:
+            return cls.model_validate({k: plain(v) for k, v in named.items()}, strict=True)
+        except ValidationError as error:
+            raise InvalidArgument(f"{caller}: {_explained(error)}") from None
+
+    @classmethod
+    def names(cls, *, to: Receiver | None = None, in_state: bool = False) -> list[str]:
+        """The options that go to `to`, or that a saved state depends on."""
+        return [
+            name
+            for name, field in cls.model_fields.items()
+            if to in _marks(field)["to"] or (in_state and _marks(field)["in_state"])
+        ]
+
+    def told(self, to: Receiver) -> dict[str, Any]:
+        """What the compiled module is told, by name."""
+        return {name: getattr(self, name) for name in self.names(to=to)}
+
+
+def _marks(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra or {"to": (), "in_state": False}
+
+
+def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a TypeError, as Python does, for a keyword that is none; the nearest one is named."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy or torch as Python's; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def _explained(error: ValidationError) -> str:
+    """What the first option that is wrong is, and all that it could have been."""
+    found = error.errors(include_url=False)
+    first = found[0]
+    if not first["loc"]:
+        return str(first["ctx"]["error"])
+    same = [one for one in found if one["loc"][0] == first["loc"][0]]
+    for one in same:
+        if one["type"] == "value_error":
+            return f"{one['loc'][0]} {one['ctx']['error']}"
+    expected = " or ".join(dict.fromkeys(_expectation(one) for one in same))
+    return f"{first['loc'][0]} is {first['input']!r}, expected {expected}"
+
+
+def _expectation(error: dict[str, Any]) -> str:
+    if error["type"] == "literal_error":
+        return error["ctx"]["expected"].replace("'", "")
+    if "class_name" in error.get("ctx", {}):
+        return f"a sluiceway.{error['ctx']['class_name'].removesuffix('Section')}"
+    return error["msg"].removeprefix("Input should be ").partition(", unable")[0]

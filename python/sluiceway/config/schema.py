@@ -1,0 +1,176 @@
+"""The schema of a run: what one YAML file may say, and what each key means.
+
+Every model is frozen and refuses unknown keys. `sluiceway.config.file` reads files into it and
+says errors with the line; `Config.resolved()` gives back every value, defaults included.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, model_validator
+
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.engines import DEFAULT_KIND, section_of
+from sluiceway.config.fields import (
+    Beta,
+    Count,
+    Int,
+    Names,
+    Natural,
+    NotNegative,
+    Positive,
+    Section,
+    Size,
+    off_is_null,
+)
+from sluiceway.config.shared_options import NormMode, Order
+from sluiceway.config.values import Budget, Link
+from sluiceway.errors import Unavailable
+
+PYDOC = "pydoc"  # Names the text that every Python brings along.
+
+
+def _device_name(value: str) -> str:
+    if not re.fullmatch(r"auto|host|cuda(:\d+)?", value):
+        raise ValueError(f"is {value!r}, expected auto, host, cuda or cuda:N")
+    return value
+
+
+def _of_its_kind(value: Any) -> Any:
+    """The section that the engine's kind has, read from plain keys."""
+    if not isinstance(value, dict):
+        return value
+    return section_of(value.get("kind", DEFAULT_KIND)).model_validate(value)
+
+
+class ModelSection(Section):
+    path: str
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"  # How weights are stored.
+    # null computes in `dtype`; auto is bf16 where the machine is fast at it, else null.
+    autocast: Annotated[Literal["bf16", "fp16", "auto"] | None, BeforeValidator(off_is_null)] = None
+    checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _scaler_needs_wide_gradients(self) -> ModelSection:
+        if self.dtype == "fp16" and self.autocast == "fp16":
+            raise ValueError(
+                "is dtype fp16 with autocast fp16, expected dtype fp32: a loss scale cannot be "
+                "taken from 16-bit gradients"
+            )
+        return self
+
+
+class DataSection(Section):
+    train: Annotated[Names, Field(min_length=1)]  # Files, globs, or pydoc.
+    eval: Names = Field(default_factory=list)
+    format: Literal["text", "jsonl"] = "text"  # Of the files; jsonl has `text` or `messages`.
+    sequence_length: Annotated[Int, Field(ge=2)] = 256
+    packing: bool = True  # Documents are joined and cut; false: one document, one sequence.
+
+
+class TrainSection(Section):
+    steps: Count = 200
+    micro_batch: Count = 4
+    accumulate: Count = 1
+    lr: NotNegative = 1e-4
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: Natural = 0
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.01
+    max_norm: Positive | None = 1.0
+    seed: Natural = 0
+    eval_every: Natural = 0  # Steps; 0: before the first and after the last one only.
+    eval_sequences: Count | None = None  # At most this many; null: all.
+    save_every: Natural = 0  # Steps; 0: after the last one only.
+    max_skipped: Count = 10  # Skipped steps in a row after which the run stops.
+
+
+class DeviceSection(Section):
+    name: Annotated[str, AfterValidator(_device_name)] = "auto"
+    link: Link | None = None  # null: not throttled.
+    threads: Count | None = None  # Of torch; null: what torch takes.
+    lane_threads: Count = 1
+    pin: bool = False  # Main thread on the first core, lanes on the second.
+    tflops: Positive | None = None  # What plan assumes of matmuls; null: measured here.
+    memory_gbps: Positive | None = None  # Of the device's memory; null: as the host's.
+    host_gbps: Positive | None = None  # Of host memory; null: measured here.
+
+
+class StoreSection(Section):
+    path: str | None = None
+    io: Literal["auto", "uring", "posix", "block"] = "auto"
+    chunk: Size = 4 << 20
+
+
+class ScheduleSection(Section):
+    order: Order = "edf"
+    norm: NormMode = "auto"
+
+
+class Config(Section):
+    """One run.
+
+    Raises
+    ------
+    sluiceway.errors.Unavailable
+        From `check_available`, for values that are spelled right but not in this version.
+    """
+
+    model: ModelSection
+    data: DataSection
+    compare: Literal["native"] | None = None  # Plain AdamW first, same data, same process.
+    train: TrainSection = TrainSection()
+    engine: Annotated[SerializeAsAny[EngineSection], BeforeValidator(_of_its_kind)] = Field(
+        default_factory=lambda: section_of(DEFAULT_KIND)()
+    )
+    device: DeviceSection = DeviceSection()
+    budget: Budget = Budget()
+    store: StoreSection = StoreSection()
+    schedule: ScheduleSection = ScheduleSection()
+    trace: bool = True  # Write trace.json.
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> Config:
+        if self.train.warmup_steps > self.train.steps:
+            raise ValueError(
+                f"train.warmup_steps is {self.train.warmup_steps}, expected at most "
+                f"train.steps, {self.train.steps}"
+            )
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """Every value, defaults written out, in plain types that YAML and JSON can hold."""
+        return self.model_dump(mode="json")
+
+
+def check_available(config: Config) -> None:
+    """Refuse what the schema knows and this version does not have yet."""
+    if config.device.lane_threads != 1:
+        raise Unavailable(
+            f"device.lane_threads: {config.device.lane_threads} is not in this version, it has 1"
+        )
+    if config.schedule.norm == "lagged":
+        raise Unavailable(
+            "schedule.norm: lagged is not in this version, it has auto, exact and speculative"
+        )
+    config.engine.check_available(config)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The same run from whatever folder it is resumed in."""
+
+    def absolute(names: list[str]) -> list[str]:
+        return [name if name == PYDOC else os.path.abspath(name) for name in names]
+
+    data = {"train": absolute(config.data.train), "eval": absolute(config.data.eval)}
+    model = {"path": os.path.abspath(config.model.path)}
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update=data),
+            "model": config.model.model_copy(update=model),
+        }
+    )

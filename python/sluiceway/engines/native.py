@@ -1,0 +1,35 @@
+"""Plain AdamW on the device: what every other engine is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from sluiceway.config.engines.native import NativeSection
+from sluiceway.engines.gradient import GradientEngine
+from sluiceway.optim.native import NativeAdamW
+
+
+class Native(GradientEngine):
+    """The engine of `kind: native`."""
+
+    section = NativeSection
+
+    @property
+    def freezes_embeddings(self) -> bool:
+        """As the config says."""
+        return self.config.engine.embeddings == "frozen"
+
+    def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> NativeAdamW:
+        """Over every parameter that is not frozen."""
+        train = self.config.train
+        return NativeAdamW(
+            [p for p in model.parameters() if p.requires_grad],
+            train.max_norm,
+            self.config.engine.fused,
+            lr=train.lr,
+            betas=train.betas,
+            eps=train.eps,
+            weight_decay=train.weight_decay,
+        )

@@ -1,0 +1,127 @@
+"""What a run asks of its engine; everything that differs between kinds of engine is behind it.
+
+An engine lives through these calls, each later one on what the one before it left:
+
+    plan                                            nothing is loaded: what a run would take
+    open, load    model and optimizer exist         a run begins, or goes on from a save
+    update        once a step                       between two of them: metrics, save
+    close
+
+`GradientEngine` has most of it for engines that run a backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.schema import Config
+from sluiceway.engines.plan import EnginePlan
+from sluiceway.engines.weights import SavedWeights
+from sluiceway.machine.placement import Placement
+from sluiceway.text.batches import Batch
+
+
+class Ranges(Protocol):
+    """Records how long named blocks take."""
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """Record the block."""
+
+
+class Recorder(Protocol):
+    """A trace of the engine's own; times are in microseconds of `_core.now_us`."""
+
+    def add_trace_range(self, row: str, name: str, began_us: float, ended_us: float) -> None:
+        """Put a range into a row."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one step came to."""
+
+    loss: float  # Mean over the step's learned tokens, in nats; finite or not.
+    skipped: bool  # Nothing of the step was kept.
+
+
+class Engine(Protocol):
+    """One kind of engine, for one run.
+
+    Attributes
+    ----------
+    section : type
+        What it reads of the config; the default of its `kind` is the kind's name.
+    model, optimizer
+        After `open`. Learning rates are set in `optimizer.param_groups` before every step.
+    scaler : torch.amp.GradScaler
+        After `open`; disabled where no loss is scaled. Saved beside the random generators.
+    """
+
+    section: ClassVar[type[EngineSection]]
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+    def __init__(self, config: Config) -> None: ...
+
+    def twin(self) -> EngineSection:
+        """The engine that `compare: native` measures first, training the same weights."""
+
+    def weights(self, folder: Path) -> SavedWeights:
+        """Weights of a model folder, or of a save of this engine; checked, not loaded."""
+
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Freeze what is not trained and set up checkpointing; also on a meta device."""
+
+    def plan(self, model: torch.nn.Module) -> EnginePlan:
+        """What training would take; `model` is prepared and has no storage."""
+
+    def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
+        """Bring model and optimizer into being from a model folder or a save.
+
+        Parameters
+        ----------
+        trace : Path or None
+            Where an engine with a trace of its own writes it at `close`.
+        """
+
+    def load(self, folder: Path) -> None:
+        """Take over what `save` wrote beside the weights, which `open` has read."""
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer, so that `open` and `load` give the same bits back.
+
+        The caller has synchronized. The folder is new and has files of the tokenizer and of the
+        run, too; it is made durable and put in place when this returns.
+        """
+
+    def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
+        """Make one step from its micro-batches; batches weigh as many tokens as they learn."""
+
+    def synchronize(self) -> None:
+        """Wait until every enqueued step is applied to the weights."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Fields of the last step's line of metrics.jsonl that the engine knows.
+
+        `grad_norm`, `loss_scale`, `stall_seconds`, `host_seconds`, `learn_seconds`, `bytes` and
+        `peak_bytes` of what it uses, and under the name of its kind a dict of fields of its own.
+        """
+
+    def description(self) -> list[str]:
+        """Lines that are printed before the first step."""
+
+    def summary(self) -> dict[str, Any]:
+        """Entries of summary.json that are the engine's own."""
+
+    def recorder(self) -> Recorder | None:
+        """Who writes the trace; None: the run does."""
+
+    def close(self) -> None:
+        """Apply what is enqueued, write the trace, free; idempotent."""

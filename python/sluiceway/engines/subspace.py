@@ -1,0 +1,67 @@
+"""AdamW on compressed gradients, its state on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sluiceway.config.engines.subspace import SubspaceOptions, SubspaceSection
+from sluiceway.engines.gradient import GradientEngine
+from sluiceway.engines.protocol import Recorder
+from sluiceway.engines.subspace_plan import SubspacePlan
+from sluiceway.optim.subspace.choices import choice_lines, codec_choices
+from sluiceway.optim.subspace.optimizer import SubspaceAdamW
+
+
+class Subspace(GradientEngine):
+    """The engine of `kind: subspace`."""
+
+    section = SubspaceSection
+
+    @property
+    def freezes_embeddings(self) -> bool:
+        """As the config says; else their whole gradient crosses."""
+        return self.config.engine.embeddings == "frozen"
+
+    def plan(self, model: torch.nn.Module) -> SubspacePlan:
+        """What the cores take on each tier and link."""
+        return SubspacePlan(self.config, model)
+
+    def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> SubspaceAdamW:
+        """With lanes of its own, which follow the placement."""
+        config, engine, placement = self.config, self.config.engine, self.placement
+        train, schedule = config.train, config.schedule
+        arguments: dict[str, Any] = {
+            "lr": train.lr,
+            "betas": train.betas,
+            "eps": train.eps,
+            "weight_decay": train.weight_decay,
+            "max_norm": train.max_norm,
+            **{name: getattr(engine, name) for name in SubspaceOptions.model_fields},
+            "schedule": schedule.order,
+            "norm_mode": schedule.norm,
+            "device": placement.name,
+            "link": config.device.link,
+            "budget": config.budget,
+            "accumulate": train.accumulate,
+            "seed": train.seed,
+            "trace": str(trace) if trace else None,
+        }
+        if placement.device_cpu is not None:
+            arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
+        return SubspaceAdamW(model, **arguments)
+
+    def description(self) -> list[str]:
+        """Which codec each group of weights got, what it costs, and why."""
+        return choice_lines(codec_choices(self.optimizer))
+
+    def summary(self) -> dict[str, Any]:
+        """The same, as plain values; and what its own metrics are called in a report."""
+        titles = {"subspace.bias_mean": "Estimation bias, mean over weights"}
+        return {"codecs": codec_choices(self.optimizer), "metrics": titles}
+
+    def recorder(self) -> Recorder:
+        """The compiled engine, whose lanes are rows of the trace."""
+        return self.optimizer.engine

@@ -1,0 +1,87 @@
+"""Weights that lie on a disk: looked at, loaded for evaluation, or copied for an export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from sluiceway.model.folder import INDEX_FILE, check_model_folder, load_model
+from sluiceway.model.weight_stream import copy_weights
+
+_WEIGHTS = ".safetensors"
+
+
+class SavedWeights(Protocol):
+    """Weights of a model folder or of a save; whoever makes one has checked that they are whole.
+
+    Attributes
+    ----------
+    shape : dict
+        The model's config.json.
+    size : int
+        Bytes that `copy` will have read.
+    """
+
+    shape: dict[str, Any]
+    size: int
+
+    def load(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+        """The model, its weights stored as `dtype`."""
+
+    def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
+        """Write them as safetensors, tensor by tensor.
+
+        Parameters
+        ----------
+        to : Path
+            A folder that has none.
+        dtype : str or None
+            fp32, bf16 or fp16; None: what they are.
+        advance : callable
+            Told how many more of `size` bytes are done.
+        """
+
+
+class WeightFiles:
+    """The safetensors files of a transformers folder.
+
+    Raises
+    ------
+    sluiceway.errors.IoError, sluiceway.errors.InvalidArgument, sluiceway.errors.Corrupt
+        As `check_model_folder` says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.shape = check_model_folder(folder)
+        self._folder = folder
+
+    @property
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob(f"*{_WEIGHTS}"))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self._files)
+
+    def load(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+        """The model, in memory that no longer depends on the files."""
+        return load_model(self._folder, dtype).to(device)
+
+    def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
+        """File by file, with the index that tells which tensor is where."""
+        total = sum(copy_weights(path, to / path.name, dtype, advance) for path in self._files)
+        index = self._folder / INDEX_FILE
+        if not index.exists():
+            return
+        if dtype is None:
+            shutil.copyfile(index, to / INDEX_FILE)
+            return
+        content = json.loads(index.read_text(encoding="utf-8"))
+        content["metadata"] = content.get("metadata", {}) | {"total_size": total}
+        (to / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

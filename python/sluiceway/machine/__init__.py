@@ -1,0 +1,1 @@
+"""Where a run computes, and what this machine can do."""

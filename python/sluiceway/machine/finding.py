@@ -1,0 +1,30 @@
+"""What `sluiceway doctor` finds: one line, with what a missing thing costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+OK, SLOW, MISSING = "ok", "slow", "missing"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line.
+
+    Parameters
+    ----------
+    verdict : str
+        ok, slow or missing.
+    advice : str
+        What it costs, and what to do; empty where nothing is to be said.
+    figures : dict
+        The numbers of `found`, with units in their names.
+    """
+
+    name: str
+    found: str
+    verdict: str = OK
+    advice: str = ""
+    required: bool = False
+    figures: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,53 @@
+"""Bytes this process holds, as the kernel and torch count them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import torch
+
+from sluiceway import _core
+
+_STATUS = Path("/proc/self/status")
+
+
+def _status(field: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident set since the process began, or since a `DevicePeak` was made."""
+    return _status("VmHWM:")
+
+
+class DevicePeak:
+    """Most bytes that torch held on its device since this was made.
+
+    On a GPU torch counts. On the host our own count of torch's CPU allocations does.
+
+    Parameters
+    ----------
+    device : torch.device
+        Made before the model is loaded; making it resets every peak of the process.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with contextlib.suppress(OSError):  # Not every kernel lets us reset it.
+            Path("/proc/self/clear_refs").write_text("5")
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            _core.count_host_allocations()
+            _core.reset_host_peak()
+
+    def read(self) -> int:
+        """In bytes."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return _core.host_peak_bytes()

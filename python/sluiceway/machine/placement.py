@@ -1,0 +1,110 @@
+"""Where a run computes: device, threads, cores, and the precision of its matrix products."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sluiceway.config.schema import Config
+from sluiceway.errors import InvalidArgument, Unavailable
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FAST_BF16 = {"avx512_bf16", "amx_bf16"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What `device` and `model.autocast` of a config come to on this machine."""
+
+    device: torch.device
+    name: str  # host or cuda:N, as the optimizers take it.
+    autocast: str | None  # bf16, fp16 or None.
+    autocast_reason: str
+    device_cpu: int | None = None  # Cores, when pinned.
+    lane_cpu: int | None = None
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """Of matrix products; None: that of the weights."""
+        return DTYPES[self.autocast] if self.autocast else None
+
+    def cast(self) -> contextlib.AbstractContextManager:
+        """The context a forward runs in."""
+        if self.autocast_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype)
+
+
+def choose_placement(config: Config) -> Placement:
+    """Resolve device and precision; changes nothing yet.
+
+    Raises
+    ------
+    sluiceway.errors.Unavailable
+        A GPU is asked for that is not there.
+    sluiceway.errors.InvalidArgument
+        Pinning is asked for on one core.
+    """
+    name = _device_name(config.device.name)
+    autocast, reason = _autocast(config.model.autocast, name)
+    device = torch.device("cpu" if name == "host" else name)
+    if not config.device.pin:
+        return Placement(device, name, autocast, reason)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise InvalidArgument(
+            f"device.pin: this process may use {len(cores)} core, pinning needs 2 (one for torch, "
+            "one for the lanes); set device.pin: false"
+        )
+    return Placement(device, name, autocast, reason, cores[0], cores[1])
+
+
+def enter_placement(config: Config, placement: Placement) -> None:
+    """Set threads, and the core of the calling thread."""
+    if config.device.threads is not None:
+        torch.set_num_threads(config.device.threads)
+    if placement.device_cpu is not None:
+        os.sched_setaffinity(0, {placement.device_cpu})
+    if placement.device.type == "cuda":
+        torch.cuda.set_device(placement.device)
+
+
+def _device_name(name: str) -> str:
+    if name == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "host"
+    if name == "host":
+        return name
+    name = name if ":" in name else f"{name}:0"
+    count = torch.cuda.device_count()
+    if int(name.split(":")[1]) >= count:
+        raise Unavailable(
+            f"device.name: {name} is not on this machine, it has host"
+            + "".join(f", cuda:{i}" for i in range(count))
+        )
+    return name
+
+
+def _autocast(asked: str | None, device: str) -> tuple[str | None, str]:
+    if asked != "auto":
+        return asked, "as the config says"
+    if device != "host":
+        return "bf16", "auto: a GPU"
+    flags = _FAST_BF16 & cpu_flags()
+    if flags:
+        return "bf16", f"auto: this processor has {' and '.join(sorted(flags))}"
+    return None, "auto: off, this processor has neither avx512_bf16 nor amx_bf16"
+
+
+def cpu_flags() -> set[str]:
+    """Instruction sets of this processor, as Linux names them; empty where it does not say."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return set(line.partition(":")[2].split())
+    except OSError:
+        return set()
+    return set()

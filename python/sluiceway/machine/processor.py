@@ -1,0 +1,105 @@
+"""Processor, memory and kernel: what they offer, and what each missing thing costs."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sluiceway.base.sizes import format_bytes
+from sluiceway.machine.finding import MISSING, OK, SLOW, Finding
+
+_IO_URING_SETUP = 425  # The same number on every architecture of Linux.
+_IO_URING_PARAMS_BYTES = 120
+_MEMLOCK_BYTES = 64 << 20  # Page-locked slots of a disk tier.
+_LEAST_MEMORY = 4 << 30
+
+
+def _instructions() -> Iterator[Finding]:
+    try:
+        from sluiceway.machine.placement import cpu_flags
+    except ImportError:  # Without torch, which is said already.
+        return
+    flags = cpu_flags()
+    if not flags:
+        yield Finding("instruction sets", f"not told by {platform.machine()}")
+        return
+    emulated = "bf16 matrix products are emulated: keep model.autocast auto or null"
+    for name, flag, costs in (
+        ("AVX2", "avx2", "kernels take 128 bits at a time"),
+        ("AVX-512", "avx512bw", "kernels take 256 bits at a time; those bound by memory lose less"),
+        ("AVX512-BF16", "avx512_bf16", "" if "amx_bf16" in flags else emulated),
+        ("AMX", "amx_bf16", "bf16 matrix products at AVX-512's speed"),
+    ):
+        if flag in flags:
+            yield Finding(name, "yes")
+        elif name == "AMX" and "avx512_bf16" not in flags:
+            yield Finding(name, "no", SLOW, emulated)
+        else:
+            yield Finding(name, "no", SLOW if costs else OK, costs)
+
+
+def processor_findings() -> Iterator[Finding]:
+    """Instruction sets, cores, memory, and what the kernel allows."""
+    yield from _instructions()
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
+    costs = "torch and the lanes share a core: work that could overlap takes turns"
+    figures: dict[str, Any] = {"usable": usable, "total": total}
+    verdict = OK if usable > 1 else SLOW
+    advice = costs if usable < 2 else ""
+    yield Finding("cores", f"{usable} of {total}", verdict, advice, figures=figures)
+    memory, free = _memory()
+    few = free < _LEAST_MEMORY
+    yield Finding(
+        "memory",
+        f"{format_bytes(memory)}, {format_bytes(free)} of it free",
+        SLOW if few else OK,
+        "model, activations and moments must fit: sluiceway plan says how much" if few else "",
+        figures={"total_bytes": memory, "free_bytes": free},
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    enough = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
+    more = hard == resource.RLIM_INFINITY or hard >= _MEMLOCK_BYTES
+    how = "ulimit -l" if more else "/etc/security/limits.conf, or --ulimit memlock of a container"
+    costs = f"nothing before there is a disk tier, whose slots are locked; raise it: {how}"
+    yield Finding(
+        "memlock",
+        limit,
+        OK if enough else SLOW,
+        "" if enough else costs,
+        figures={"bytes": None if soft == resource.RLIM_INFINITY else soft},
+    )
+    yield _io_uring()
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of the machine, and those that can be had without swapping."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) << 10
+    return total, free
+
+
+def _io_uring() -> Finding:
+    libc = ctypes.CDLL(None, use_errno=True)
+    params = ctypes.create_string_buffer(_IO_URING_PARAMS_BYTES)
+    descriptor = libc.syscall(_IO_URING_SETUP, 1, params)
+    if descriptor >= 0:
+        os.close(descriptor)
+        return Finding("io_uring", "yes")
+    why = ctypes.get_errno()
+    reasons = {
+        errno.ENOSYS: "this kernel has none, it came with 5.1",
+        errno.EPERM: "not allowed: kernel.io_uring_disabled, or a container's seccomp profile",
+    }
+    costs = "nothing before there is a disk tier; then its requests need threads"
+    return Finding("io_uring", reasons.get(why, os.strerror(why)), MISSING, costs)

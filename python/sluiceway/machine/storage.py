@@ -1,0 +1,85 @@
+"""Disk and link: how fast they are, and what a slow one costs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from sluiceway.base.sizes import format_bytes
+from sluiceway.errors import IoError
+from sluiceway.machine.disk import disk_rates, has_direct
+from sluiceway.machine.finding import MISSING, OK, SLOW, Finding
+
+_SAVE_BYTES = 12  # Of a trained fp32 parameter: weight and two moments.
+_LEAST_FREE = 1 << 30
+_SLOW_DISK_GBPS = 0.2
+_SLOW_PCIE_GBPS = 6.0  # PCIe 3.0 x8, page-locked.
+
+
+def disk_findings(path: Path, quick: bool) -> Iterator[Finding]:
+    """Of the disk that holds a folder; `quick` measures no rates."""
+    if has_direct(path):
+        yield Finding("O_DIRECT", f"yes, in {path}")
+    else:
+        costs = "a disk tier would go through the page cache, which takes memory; try another disk"
+        yield Finding("O_DIRECT", f"refused in {path}", MISSING, costs)
+    if not quick:
+        yield from _disk_rates(path)
+    free = shutil.disk_usage(path).free
+    # The last save stays until the new one is complete.
+    room = free / (2 * _SAVE_BYTES)
+    text = f"{format_bytes(free)}: saves of up to {room / 1e9:.2g} G trained parameters"
+    few = free < _LEAST_FREE
+    advice = "too little for most saves: free some, or take another --out" if few else ""
+    yield Finding("free space", text, MISSING if few else OK, advice, figures={"bytes": free})
+
+
+def _disk_rates(path: Path) -> Iterator[Finding]:
+    try:
+        rates = disk_rates(path)
+    except IoError as error:
+        advice = "nothing can be saved here: free some space, or take another --out"
+        yield Finding("disk write", str(error), MISSING, advice)
+        return
+    for way in ("write", "read"):
+        rate = rates[f"{way}_gbps"]
+        minutes = 1e9 * _SAVE_BYTES / (1e9 * rate) / 60
+        costs = f"a save of 1 G parameters takes {minutes:.1f} minutes; try another disk"
+        past = "" if rates["direct"] else ", through the page cache"
+        slow = rate < _SLOW_DISK_GBPS
+        figures = {"gbps": rate, "bytes": rates["bytes"], "direct": rates["direct"]}
+        yield Finding(
+            f"disk {way}",
+            f"{rate:.2f} GB/s{past}",
+            SLOW if slow else OK,
+            costs if slow else "",
+            figures=figures,
+        )
+
+
+def link_findings() -> Iterator[Finding]:
+    """The measured rate between host and device."""
+    try:
+        import torch
+
+        from sluiceway.machine.roofs import link_seconds
+    except ImportError:  # Without torch, which is said already.
+        return
+    size = 64 << 20
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    rates = {f"{way}_gbps": size / s / 1e9 for way, s in link_seconds(size, device).items()}
+    if device.type == "cpu":
+        text = f"{rates['d2h_gbps']:.1f} GB/s: the host device's is a memory copy"
+        yield Finding("link", text, OK, "device.link throttles it", figures=rates)
+        return
+    slow = min(rates.values()) < _SLOW_PCIE_GBPS
+    yield Finding(
+        "link",
+        f"{rates['d2h_gbps']:.1f} GB/s to the host, {rates['h2d_gbps']:.1f} GB/s to the device",
+        SLOW if slow else OK,
+        "fewer lanes than the card has: look at the slot; sluiceway plan says what it costs"
+        if slow
+        else "",
+        figures=rates,
+    )

@@ -1,0 +1,1 @@
+"""Folders of models, their weights, and which of them are trained."""

@@ -1,0 +1,169 @@
+"""Models and tokenizers from a transformers folder, checked before anything large is read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.model.safetensors_header import check_weights_file
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_EMBEDDINGS_TRAINED = ("trained", "identity")
+
+
+def check_model_folder(folder: str | os.PathLike, weights: bool = True) -> dict:
+    """Look at a model folder without loading it; return its config.json.
+
+    Raises
+    ------
+    sluiceway.errors.IoError
+        There is no such folder.
+    sluiceway.errors.InvalidArgument
+        It is not a transformers folder with safetensors.
+    sluiceway.errors.Corrupt
+        A file of weights is shorter than its own header says.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "is not there"
+        raise IoError(
+            f"model.path: {path} {what}, expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}; "
+            "models are not downloaded",
+            errno.ENOENT,
+            str(path),
+        )
+    config = _read_json(path / CONFIG_FILE)
+    if weights:
+        for file in _weight_files(path):
+            check_weights_file(file)
+    return config
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidArgument(
+            f"model.path: {path.parent} has no {path.name}, expected a transformers folder"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"model.path: {path} cannot be read as JSON, {error}") from None
+    if not isinstance(content, dict):
+        raise InvalidArgument(f"model.path: {path} holds no object, expected a model's config")
+    return content
+
+
+def _weight_files(path: Path) -> list[Path]:
+    if (path / INDEX_FILE).exists():
+        names = _read_json(path / INDEX_FILE).get("weight_map", {}).values()
+        return [path / name for name in sorted(set(names))]
+    if not (path / WEIGHTS_FILE).exists():
+        others = sorted(p.name for p in path.glob("*.bin")) + sorted(
+            p.name for p in path.glob("*.pt*")
+        )
+        hint = f" (it has {', '.join(others[:3])}, which is not read)" if others else ""
+        raise InvalidArgument(
+            f"model.path: {path} has no weights, expected {WEIGHTS_FILE} or {INDEX_FILE}{hint}"
+        )
+    return [path / WEIGHTS_FILE]
+
+
+def quiet_transformers() -> None:
+    """Keep its progress bars and advice off the terminal; errors still come as exceptions."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def load_tokenizer(folder: str | os.PathLike) -> Any:
+    """Load the tokenizer of a model folder."""
+    from transformers import AutoTokenizer
+
+    quiet_transformers()
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers raises half a dozen types here.
+        raise InvalidArgument(
+            f"model.path: {folder} has no tokenizer that transformers can load, {_first(error)}"
+        ) from None
+
+
+def load_model(folder: str | os.PathLike, dtype: torch.dtype) -> torch.nn.Module:
+    """Load a causal language model, stored as `dtype`, on the host."""
+    from transformers import AutoModelForCausalLM
+
+    check_model_folder(folder)
+    quiet_transformers()
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise InvalidArgument(
+            f"model.path: transformers cannot load {folder}, {_first(error)}"
+        ) from None
+    missing = sorted(loaded.get("missing_keys", ()))
+    if missing:
+        raise InvalidArgument(
+            f"model.path: the weights in {folder} lack {len(missing)} tensors, first {missing[0]}; "
+            f"expected all that {type(model).__name__} has"
+        )
+    _own_memory(model)
+    return model
+
+
+def _own_memory(model: torch.nn.Module) -> None:
+    """Copy weights out of the mapped file, one after the other.
+
+    A run must not end, or change, because somebody replaces the file. And torch's own memory
+    begins at a cache line, a mapped weight wherever the file's header ends.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
+def _first(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def context_of(config: dict) -> int | None:
+    """Positions the model was made for, None if its config does not say."""
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if isinstance(config.get(key), int):
+            return config[key]
+    return None
+
+
+def check_context(config: dict, folder: str, sequence_length: int) -> None:
+    """Refuse sequences longer than the model's context."""
+    context = context_of(config)
+    if context is not None and sequence_length > context:
+        raise InvalidArgument(
+            f"data.sequence_length is {sequence_length}, expected at most {context}, the context "
+            f"of {folder} ({CONFIG_FILE})"
+        )
+
+
+def prepare_model(model: torch.nn.Module, embeddings: str, checkpointing: bool) -> torch.nn.Module:
+    """Freeze what is not trained, and set the model up for training."""
+    if embeddings not in _EMBEDDINGS_TRAINED:
+        from sluiceway.model.targets import embedding_parameters
+
+        for _, parameter in embedding_parameters(model):
+            parameter.requires_grad_(False)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()

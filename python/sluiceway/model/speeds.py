@@ -1,0 +1,94 @@
+"""Rates that step times are predicted from: the config's, else measured on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway.config.schema import Config
+from sluiceway.errors import InvalidArgument
+from sluiceway.machine.placement import DTYPES, Placement
+from sluiceway.machine.roofs import best_seconds
+from sluiceway.model.rehearsal import rehearse
+
+_MEASURED_WEIGHTS = 1 << 24  # One larger layer is a matrix product, for the clock.
+_MEASURED_TOKENS = 1024
+
+
+def measure_speeds(
+    config: Config, placement: Placement, build: Callable[[int | None], nn.Module]
+) -> dict[str, Any]:
+    """Rates of compute, device memory and host memory, and where they are from.
+
+    Parameters
+    ----------
+    build : callable
+        Makes the model of the run with so many layers, None for all of them.
+
+    Returns
+    -------
+    dict
+        `tflops`, `memory_gbps`, `host_gbps` in 1e12 operations and 1e9 bytes a second.
+    """
+    device = config.device
+    host = device.host_gbps or _measured_gbps()
+    return {
+        **_tflops(config, placement, build),
+        "memory_gbps": device.memory_gbps or host,
+        "host_gbps": host,
+        "host_gbps_from": "config" if device.host_gbps else "copies measured here",
+    }
+
+
+def _tflops(
+    config: Config, placement: Placement, build: Callable[[int | None], nn.Module]
+) -> dict[str, Any]:
+    """Rate of a whole forward and backward: products are a small part of it where a model is."""
+    if config.device.tflops:
+        return {"tflops": config.device.tflops, "tflops_from": "config"}
+    threads = torch.get_num_threads()
+    try:
+        if placement.device_cpu is not None:
+            torch.set_num_threads(1)  # As the run, which has one core for torch.
+        if (measured := _one_layer_tflops(config, placement, build)) is not None:
+            return {"tflops": measured, "tflops_from": "one layer, forward and backward, here"}
+        dtype = placement.autocast_dtype or DTYPES[config.model.dtype]
+        a, b = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        rate = 2 * 1024 * 512 * 512 / best_seconds(lambda: a @ b) / 1e12
+        return {"tflops": rate, "tflops_from": "matrix products measured here"}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _one_layer_tflops(
+    config: Config, placement: Placement, build: Callable[[int | None], nn.Module]
+) -> float | None:
+    """Of the model with one layer, at most _MEASURED_TOKENS a sequence; None where it is large."""
+    try:
+        with torch.device("meta"):
+            weights = sum(p.numel() for p in build(1).parameters())
+    except InvalidArgument:  # Of a kind that cannot have one layer alone.
+        return None
+    if weights > _MEASURED_WEIGHTS:
+        return None
+    length = min(config.data.sequence_length, _MEASURED_TOKENS)
+    batch = min(config.train.micro_batch, max(1, _MEASURED_TOKENS // length))
+    work = rehearse(lambda: build(1), set(), batch, length, placement.autocast_dtype)
+    model = build(1).train()
+    ids = torch.randint(model.get_input_embeddings().num_embeddings, (batch, length))
+
+    def step() -> None:
+        with placement.cast():
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+
+    return (work.forward_flops + work.backward_flops) / best_seconds(step) / 1e12
+
+
+def _measured_gbps() -> float:
+    source = torch.ones(16 << 20)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source)) / 1e9

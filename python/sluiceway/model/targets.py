@@ -1,0 +1,188 @@
+"""Which parameters of a model are compressed, trained plainly, or left frozen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from sluiceway.errors import InvalidArgument
+
+MIN_ELEMENTS = 1 << 16  # Below this a weight costs less than its compression saves.
+"""Linear weights with fewer elements are trained plainly on the device."""
+
+
+@dataclass
+class CompressedWeight:
+    """One weight that goes through the lanes, and the modules whose forward reads it."""
+
+    name: str
+    parameter: nn.Parameter
+    modules: list[nn.Module]
+    identity: bool = False  # Embedding or head: its whole gradient crosses.
+
+
+@dataclass
+class Selection:
+    """Every trainable parameter of a model, in exactly one of three lists."""
+
+    compressed: list[CompressedWeight] = field(default_factory=list)
+    ordinary: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+
+
+def _is_linear_weight(module: nn.Module, name: str) -> bool:
+    if isinstance(module, nn.MultiheadAttention):
+        return name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+    linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    return linear and name == "weight"
+
+
+def _owners(model: nn.Module) -> dict[int, tuple[str, nn.Parameter, list[tuple[nn.Module, str]]]]:
+    """Map id(parameter) to its first name, itself and every (module, local name) that holds it."""
+    found: dict[int, tuple[str, nn.Parameter, list[tuple[nn.Module, str]]]] = {}
+    for prefix, module in model.named_modules():
+        for local, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{prefix}.{local}" if prefix else local
+            entry = found.setdefault(id(parameter), (name, parameter, []))
+            entry[2].append((module, local))
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):  # Reads it without calling out_proj.
+            found[id(module.out_proj.weight)][2].append((module, "out_proj.weight"))
+    return found
+
+
+def _check_storage(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Two parameters over the same bytes would be updated twice; one tied parameter is fine."""
+    spans = sorted(
+        (p.untyped_storage().data_ptr() + p.storage_offset() * p.element_size(), p.nbytes, name)
+        for name, p in parameters
+        if p.numel() and p.device.type != "meta"
+    )
+    for (start, size, first), (other, _, second) in pairwise(spans):
+        if other < start + size:
+            raise InvalidArgument(
+                f"target: {first} and {second} are two parameters over the same storage, "
+                "expected one parameter used in both places; tie them by assignment"
+            )
+
+
+def _embedding_ids(model: nn.Module, owners: dict) -> set[int]:
+    """Embeddings, and the head: what the model calls its output embeddings, or ties to one."""
+    ids = {
+        key
+        for key, (_, _, holders) in owners.items()
+        if any(isinstance(module, nn.Embedding) for module, _ in holders)
+    }
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is not None and getattr(head, "weight", None) is not None:
+        ids.add(id(head.weight))
+    ids |= {key for key, (name, _, _) in owners.items() if name.endswith("lm_head.weight")}
+    return ids
+
+
+def embedding_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and weights of the embeddings and the head, tied or not, each once."""
+    owners = _owners(model)
+    return [owners[key][:2] for key in _embedding_ids(model, owners)]
+
+
+def _wanted(target: str | Sequence[str], name: str, linear: bool) -> bool:
+    if target == "all-linear":
+        return linear
+    if isinstance(target, str):
+        return re.search(target, name) is not None
+    return name in target
+
+
+def _check_target(target: str | Sequence[str], names: set[str]) -> None:
+    if isinstance(target, str):
+        try:
+            re.compile(target)
+        except re.error as error:
+            raise InvalidArgument(
+                f"target: {target!r} is not a regular expression ({error}), expected all-linear, "
+                "a regular expression or a list of parameter names"
+            ) from None
+        return
+    unknown = sorted(set(target) - names)
+    if unknown:
+        raise InvalidArgument(
+            f"target: the model has no parameter {unknown[0]!r}, expected names from "
+            "model.named_parameters()"
+        )
+
+
+def select_weights(
+    model: nn.Module,
+    target: str | Sequence[str] = "all-linear",
+    embeddings: str = "frozen",
+) -> Selection:
+    """Sort the trainable parameters of `model`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Parameters with `requires_grad=False` are left out altogether.
+    target : str or sequence of str
+        "all-linear": 2-D weights of linear layers with at least 2**16 elements. A regular
+        expression or a list of names picks 2-D weights of any size.
+    embeddings : str
+        "frozen", or "identity": embeddings and head are trained through the identity codec.
+
+    Returns
+    -------
+    Selection
+        Each trainable parameter once; tied weights count as one.
+    """
+    if embeddings not in ("frozen", "identity"):
+        raise InvalidArgument(f"embeddings: is {embeddings!r}, expected 'frozen' or 'identity'")
+    owners = _owners(model)
+    _check_target(target, {name for name, _, _ in owners.values()})
+    special = _embedding_ids(model, owners)
+    selection = Selection()
+    for key, (name, parameter, holders) in owners.items():
+        if not parameter.requires_grad:
+            continue
+        linear = any(_is_linear_weight(module, local) for module, local in holders)
+        large = target != "all-linear" or parameter.numel() >= MIN_ELEMENTS
+        modules = [module for module, _ in holders]
+        if key in special:
+            if embeddings == "identity":
+                weight = CompressedWeight(name, parameter, modules, identity=True)
+                selection.compressed.append(weight)
+            else:
+                selection.frozen.append((name, parameter))
+        elif parameter.dim() == 2 and large and _wanted(target, name, linear):
+            selection.compressed.append(CompressedWeight(name, parameter, modules))
+        else:
+            selection.ordinary.append((name, parameter))
+    _check_compressed(model, selection)
+    return selection
+
+
+def _check_compressed(model: nn.Module, selection: Selection) -> None:
+    if not selection.compressed:
+        count = sum(p.dim() == 2 for p in model.parameters())
+        raise InvalidArgument(
+            f"target: {type(model).__name__} has no trainable linear weight with at least "
+            f"{MIN_ELEMENTS} elements ({count} matrices in all), expected at least one; use "
+            "torch.optim.AdamW, or name the weights with target="
+        )
+    _check_storage((w.name, w.parameter) for w in selection.compressed)
+    for weight in selection.compressed:
+        p = weight.parameter
+        if p.dtype not in (torch.float32, torch.bfloat16):
+            raise InvalidArgument(
+                f"target: {weight.name} is {p.dtype}, expected float32 or "
+                "bfloat16; keep float32 weights and autocast to float16"
+            )
+        if p.stride(1) != 1 or p.stride(0) < p.shape[1]:
+            raise InvalidArgument(
+                f"target: {weight.name} has strides {tuple(p.stride())}, expected rows to "
+                "be contiguous; make it contiguous first"
+            )

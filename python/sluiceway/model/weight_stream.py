@@ -1,0 +1,100 @@
+"""safetensors files copied piece by piece, converted on the way if asked: never a tensor whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from sluiceway.errors import Corrupt, InvalidArgument
+from sluiceway.machine.placement import DTYPES
+from sluiceway.model.safetensors_header import TensorEntry, read_header, write_header
+
+_PIECE = 8 << 20  # Bytes read at a time; a multiple of every element.
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_STORED = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+
+
+def copy_weights(
+    source: Path, target: Path, dtype: str | None, advance: Callable[[int], None]
+) -> int:
+    """Copy one file of weights.
+
+    Parameters
+    ----------
+    dtype : str or None
+        What floating-point tensors become: fp32, bf16 or fp16; None: what they are.
+    advance : callable
+        Told how many more bytes of `source` are done.
+
+    Returns
+    -------
+    int
+        Bytes of tensors in `target`, the header apart.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        A value does not fit `dtype`.
+    sluiceway.errors.Corrupt
+        `source` is shorter than its header says.
+    """
+    with source.open("rb", buffering=0) as read, target.open("xb") as write:
+        header = read_header(read, source)
+        if dtype is None:
+            read.seek(0)
+            for piece in _pieces(read, source.stat().st_size, source):
+                write.write(piece)
+                advance(len(piece))
+            return source.stat().st_size - header.data
+        # Large elements first, so that none of them lies askew.
+        pairs = [(tensor, _converted_entry(tensor, dtype)) for tensor in header.tensors]
+        pairs.sort(key=lambda pair: -pair[1].size / max(1, math.prod(pair[1].shape)))
+        written = write_header(write, [after for _, after in pairs], header.metadata)
+        for before, after in pairs:
+            read.seek(header.data + before.begin)
+            for piece in _pieces(read, before.size, source):
+                write.write(
+                    piece if before.dtype == after.dtype else _converted(piece, before, dtype)
+                )
+                advance(len(piece))
+        return written.tensor_bytes
+
+
+def _converted_entry(tensor: TensorEntry, dtype: str) -> TensorEntry:
+    """The same tensor with its dtype and size as `dtype`; what is no float stays what it is."""
+    if tensor.dtype not in _FLOATS:
+        return tensor
+    size = tensor.size // _FLOATS[tensor.dtype].itemsize * DTYPES[dtype].itemsize
+    return replace(tensor, dtype=_STORED[dtype], size=size)
+
+
+def _pieces(file: BinaryIO, size: int, path: Path):
+    buffer = bytearray(min(size, _PIECE))
+    while size:
+        piece = memoryview(buffer)[: min(size, _PIECE)]
+        count = file.readinto(piece)
+        # An unbuffered read may stop anywhere: go on until the piece is whole.
+        while count < len(piece):
+            more = file.readinto(piece[count:])
+            if not more:
+                raise Corrupt(f"{path}: ends {size - count} bytes too early; copy it again")
+            count += more
+        size -= len(piece)
+        yield piece
+
+
+def _converted(piece: memoryview, tensor: TensorEntry, dtype: str) -> memoryview:
+    before = torch.frombuffer(piece, dtype=_FLOATS[tensor.dtype])
+    after = before.to(DTYPES[dtype])
+    if not torch.equal(after.isfinite(), before.isfinite()):
+        raise InvalidArgument(
+            f"--dtype {dtype}: {tensor.name} has {before[~after.isfinite()].abs().max():.3g}, "
+            f"expected at most {torch.finfo(after.dtype).max:.3g}; take bf16, whose range is that "
+            "of fp32"
+        )
+    return memoryview(after.view(torch.uint8).numpy())

@@ -1,0 +1,1 @@
+"""The optimizers that people hold."""

@@ -1,0 +1,36 @@
+"""Constructors that take options by name, with the signature and the help of written ones."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import TypeVar
+
+from sluiceway.config.option_docs import documentation, parameter
+from sluiceway.config.options import Options
+
+Class = TypeVar("Class", bound=type)
+PLACE = "{options}"
+
+
+def takes(options: type[Options]) -> Callable[[Class], Class]:
+    """Give a class, whose constructor ends in `**options`, the signature and help of its options.
+
+    In the docstring they stand where `{options}` is; what the constructor itself names is not
+    repeated.
+    """
+
+    def dress(cls: Class) -> Class:
+        own = list(inspect.signature(cls.__init__).parameters.values())[:-1]
+        named = {one.name for one in own}
+        rest = [(name, f) for name, f in options.model_fields.items() if name not in named]
+        signature = inspect.Signature([*own, *(parameter(name, field) for name, field in rest)])
+        cls.__init__.__signature__ = signature
+        cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+        if cls.__doc__:  # Python can be told to leave docstrings out.
+            text = textwrap.indent(documentation(rest), " " * 4)
+            cls.__doc__ = cls.__doc__.replace(" " * 4 + PLACE, text)
+        return cls
+
+    return dress

@@ -1,0 +1,87 @@
+"""What becomes of backwards until a step: the half of GradientSink that optimizers share."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from sluiceway.optim.hooks import ModelHooks
+from sluiceway.optim.sentinel import Sentinel
+from sluiceway.optim.step_clock import StepClock
+
+
+class GatheringOptimizer(torch.optim.Optimizer):
+    """Gathers gradients in an engine, and lets the sentinel stand for them where torch looks.
+
+    Whoever zeroes or scales the sentinel zeroes or scales what was gathered.
+    """
+
+    engine: Any
+    sentinel: Sentinel
+    _hooks: ModelHooks
+    _clock: StepClock
+    _gathered = False  # Gradients are accumulated, and the sentinel stands for them.
+    _scaled_loss = False  # Gradients are scaled by somebody else than `loss_scale`.
+
+    def before_forward(self, training: bool) -> None:
+        """A sentinel that somebody removed means zero_grad()."""
+        self._drop_if_zeroed()
+
+    def wait(self, weight: int) -> None:
+        """Come back when the last update of a weight is applied."""
+        self.engine.wait(weight)
+
+    def used_again(self, weight: int) -> None:
+        """Several gradients of a weight add up like those of several backwards."""
+
+    def expect_scaled_loss(self) -> None:
+        """Gradients are scaled, by how much only `step()` learns."""
+        self._scaled_loss = True
+
+    def begin_backward(self) -> None:
+        """First gradient of a backward: no sentinel stands for the gradients until its end."""
+        self._drop_if_zeroed()
+        if self._gathered:
+            self.sentinel.check_unscaled()
+        self.sentinel.remove()
+        self._gathered = False
+
+    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
+        """What becomes of a gradient; a subclass says it."""
+        raise NotImplementedError
+
+    def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
+        """All gradients of a backward are in: place the sentinel that stands for them."""
+        norm, _ = self.engine.end_backward()
+        self.sentinel.place(norm)
+        self._gathered = True
+        self._clock.backward(forward_began_us, backward_began_us)
+
+    def abandon_backward(self) -> None:
+        """What the step has gathered is not whole, and goes."""
+        self._hooks.forget_backward()
+        self.sentinel.remove()
+        self._drop()
+
+    def _drop(self) -> None:
+        self.engine.drop()
+        self._gathered = False
+
+    def _drop_if_zeroed(self) -> None:
+        # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
+        if self._gathered and self.sentinel.vanished():
+            self._drop()
+
+    def _refuse_scaler(self) -> None:
+        """Raise where a GradScaler comes too late."""
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by torch's GradScaler before it calls `step()`: that is how it is noticed."""
+        asking = sys._getframe(1).f_locals.get("self")
+        if isinstance(asking, torch.amp.GradScaler):
+            self._refuse_scaler()
+            self.expect_scaled_loss()
+        return False

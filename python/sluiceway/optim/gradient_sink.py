@@ -1,0 +1,47 @@
+"""What a model's hooks tell and ask of whoever takes its gradients."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from sluiceway.optim.sentinel import Sentinel
+
+
+class GradientSink(Protocol):
+    """Takes gradients as they are made; weights are called by their number.
+
+    Of one backward the calls come in this order: `begin_backward`, then `add_gradient` for each
+    weight as its gradient exists, then `end_backward`. A backward that raises has no end:
+    `abandon_backward` comes with the next forward, or when gradients are zeroed.
+    """
+
+    sentinel: Sentinel
+
+    def before_forward(self, training: bool) -> None:
+        """A forward of the whole model begins; `training`: a backward may follow."""
+
+    def wait(self, weight: int) -> None:
+        """A forward is about to read a weight: come back when its last update is applied."""
+
+    def used_again(self, weight: int) -> None:
+        """A weight is used more than once in a step, so that it gets several gradients."""
+
+    def expect_scaled_loss(self) -> None:
+        """Gradients are scaled, by how much only `step()` learns."""
+
+    def begin_backward(self) -> None:
+        """The first gradient of a backward is there."""
+
+    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
+        """Take a whole gradient, m x n with contiguous rows; nobody else holds it."""
+
+    def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
+        """All gradients of a backward are in; times are those of the trace's clock."""
+
+    def abandon_backward(self) -> None:
+        """A backward raised: what the step has gathered is not whole."""
+
+    def synchronize(self) -> None:
+        """Come back when every update is applied to the weights."""

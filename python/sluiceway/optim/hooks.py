@@ -1,0 +1,168 @@
+"""Hooks that tie a model to an optimizer: gradients go in, forwards wait for their weights.
+
+A hook holds the sink weakly, so that a model does not keep a dropped optimizer alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway import _core
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.gradient_sink import GradientSink
+
+
+class ModelHooks:
+    """Everything that is registered on one model for one sink.
+
+    Parameters
+    ----------
+    sink : GradientSink
+        Told of gradients, of the end of each backward and of each root forward.
+    model : torch.nn.Module
+    weights : list of CompressedWeight
+        In the order in which the sink counts them.
+
+    Notes
+    -----
+    If one hook cannot be registered, those before it are taken away again.
+    """
+
+    def __init__(
+        self, sink: GradientSink, model: nn.Module, weights: list[CompressedWeight]
+    ) -> None:
+        self._sink = weakref.ref(sink)
+        self._owner = type(sink).__name__
+        # Weights whose module ran in the current forward. A module whose forward is never called
+        # is waited for at the root instead.
+        self._seen: set[int] = set()
+        self._unseen: set[int] = set()
+        self._count = len(weights)
+        self._backward_open = False
+        self._forward_began_us = 0.0
+        self._backward_began_us = 0.0
+        # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
+        sentinel = sink.sentinel.parameter
+        self._sentinel_node = torch.autograd.graph.get_gradient_edge(sentinel).node
+        with ExitStack() as registered:
+            self._registered = registered
+            for index, weight in enumerate(weights):
+                self._add_weight(index, weight)
+            self._keep(self._sentinel_node.register_prehook(self._before_accumulation))
+            self._on_call(model, model.register_forward_pre_hook, self._before_root)
+            for module in model.modules():
+                self._on_call(module, module.register_state_dict_pre_hook, _synchronize)
+                self._on_call(module, module.register_load_state_dict_pre_hook, _synchronize)
+            self._registered = registered.pop_all()
+
+    def _keep(self, handle: Any) -> None:
+        self._registered.callback(handle.remove)
+
+    def _on_call(
+        self,
+        module: nn.Module,
+        register: Callable[[Callable[..., None]], Any],
+        act: Callable[[GradientSink, nn.Module], None],
+    ) -> None:
+        """Register `act` on a module, but not on copies: they carry its hooks, and train alone."""
+        original, sink_of = weakref.ref(module), self._sink
+
+        def hook(called: nn.Module, *_: Any) -> None:  # A function: a method's object is copied.
+            sink = sink_of()
+            if sink is not None and called is original():
+                act(sink, called)
+
+        self._keep(register(hook))
+
+    def _add_weight(self, index: int, weight: CompressedWeight) -> None:
+        def before_forward(sink: GradientSink, _module: nn.Module) -> None:
+            sink.wait(index)
+            if torch._C._current_graph_task_id() != -1:  # A forward that checkpointing repeats.
+                return
+            if index in self._seen:
+                sink.used_again(index)
+            if _computes_in_fp16():  # Perhaps from inside the model's own forward.
+                sink.expect_scaled_loss()
+            self._seen.add(index)
+
+        def after_accumulation(parameter: torch.Tensor) -> None:
+            sink = self._sink()
+            if sink is None:
+                return
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                raise InvalidArgument(
+                    f"{self._owner}: another optimizer took the gradient of {weight.name}, "
+                    "expected one optimizer for a weight; close() the other one"
+                )
+            if not self._backward_open:
+                self._open_backward(sink)
+            if gradient.stride(-1) != 1:
+                gradient = gradient.contiguous()
+            sink.add_gradient(index, gradient)
+
+        for module in weight.modules:
+            self._on_call(module, module.register_forward_pre_hook, before_forward)
+        self._keep(weight.parameter.register_post_accumulate_grad_hook(after_accumulation))
+
+    def _open_backward(self, sink: GradientSink) -> None:
+        self._backward_open = True
+        self._backward_began_us = _core.now_us()
+        sink.begin_backward()
+        # Fires when this backward ends; once per segment under reentrant checkpointing, which
+        # then opens again. Writing the sentinel twice is harmless.
+        torch.autograd.Variable._execution_engine.queue_callback(self._close_backward)
+
+    def _close_backward(self) -> None:
+        self._backward_open = False
+        sink = self._sink()
+        if sink is not None:
+            sink.end_backward(self._forward_began_us, self._backward_began_us)
+
+    def _before_accumulation(self, _gradients: tuple[torch.Tensor, ...]) -> None:
+        # Autograd would add to the sentinel.
+        sink = self._sink()
+        if sink is None:
+            return
+        if not self._backward_open:  # Looks at the sentinel before it goes.
+            self._open_backward(sink)
+        sink.sentinel.remove()
+
+    def _before_root(self, sink: GradientSink, model: nn.Module) -> None:
+        if self._backward_open and torch._C._current_graph_task_id() == -1:
+            sink.abandon_backward()  # It raised: it never closed.
+        if self._seen:
+            self._unseen = set(range(self._count)) - self._seen
+            self._seen = set()
+        # Out of training, models have paths that read weights without calling their modules.
+        for index in self._unseen if model.training else range(self._count):
+            sink.wait(index)
+        self._forward_began_us = _core.now_us()
+        sink.before_forward(model.training and torch.is_grad_enabled())
+        self._seen = set()  # A calibration has run a forward of its own.
+
+    def forget_backward(self) -> None:
+        """The backward that is open will not close."""
+        self._backward_open = False
+
+    def remove(self) -> None:
+        """Take every hook away; idempotent."""
+        self._registered.close()
+
+
+def _synchronize(sink: GradientSink, _module: nn.Module) -> None:
+    sink.synchronize()
+
+
+def _computes_in_fp16() -> bool:
+    return any(
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+        for kind in ("cpu", "cuda")
+    )

@@ -1,0 +1,152 @@
+"""What every state_dict of ours holds, whatever the engine, and how it is put back.
+
+A state is checked as a whole before anything is put back, so that a broken one changes nothing and
+no second copy is needed to undo it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sluiceway import _core
+from sluiceway.errors import InvalidArgument
+from sluiceway.optim.hyperparameters import check_hyperparameters, numbered_parameters
+
+if TYPE_CHECKING:
+    from sluiceway.optim.hooked_optimizer import HookedOptimizer
+
+STATE_KEY = "sluiceway"
+_FORMAT = 1
+_COUNTS = ("committed_steps", "skipped_steps")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def frame_of(optimizer: HookedOptimizer) -> dict[str, Any]:
+    """What a state holds beside parameters, their groups, and what is the engine's own."""
+    return {
+        "format": _FORMAT,
+        "names": [weight.name for weight in optimizer.weights],
+        "committed_steps": optimizer.engine.committed_steps,
+        "loss_scale": list(optimizer.loss_scale.state()),
+        "skipped_steps": optimizer.skipped_steps,
+    }
+
+
+def check_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> None:
+    """Refuse a `state_dict` of other parameters or other groups; changes nothing.
+
+    Raises
+    ------
+    InvalidArgument
+        The first difference is named.
+    """
+    saved = state_dict.get(STATE_KEY)
+    if saved is None:
+        raise InvalidArgument(
+            f"load_state_dict: has no {STATE_KEY!r} entry, expected a state_dict() of "
+            f"{type(optimizer).__name__}"
+        )
+    if saved.get("format") != _FORMAT:
+        raise InvalidArgument(
+            f"load_state_dict: format is {saved.get('format')}, this version reads {_FORMAT}"
+        )
+    check_entries("the state_dict", state_dict, ("state", "param_groups"))
+    check_entries(f"its {STATE_KEY!r} entry", saved, ("names", "loss_scale", *_COUNTS))
+    _check_names(saved["names"], [weight.name for weight in optimizer.weights])
+    for key in _COUNTS:
+        _check_count(f"{key} of its {STATE_KEY!r} entry", saved[key])
+    _check_loss_scale(saved["loss_scale"])
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if (found := [len(group["params"]) for group in state_dict["param_groups"]]) != sizes:
+        raise InvalidArgument(
+            f"load_state_dict: parameter groups of {found} parameters, here of {sizes}; make the "
+            "optimizer with the groups of the saved one"
+        )
+    for group in state_dict["param_groups"]:
+        check_hyperparameters(type(optimizer).__name__, group)
+    _check_ordinary(optimizer, state_dict["state"])
+
+
+def _check_names(saved: list[str], names: list[str]) -> None:
+    if saved != names:
+        odd = sorted(set(saved) ^ set(names))
+        raise InvalidArgument(
+            f"load_state_dict: {len(saved)} compressed weights, here {len(names)}; "
+            f"differing: {', '.join(odd[:3]) or 'their order'}"
+        )
+
+
+def _check_count(what: str, value: Any) -> None:
+    if not isinstance(value, Integral) or not 0 <= value < 2**63:
+        raise InvalidArgument(
+            f"load_state_dict: {what} is {value!r}, expected a whole number in [0, 2^63)"
+        )
+
+
+def _check_loss_scale(saved: Any) -> None:
+    try:
+        _core.LossScale("dynamic").load(*saved)
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"load_state_dict: loss_scale is {saved!r}, expected a scale and two counts"
+        ) from None
+
+
+def _check_ordinary(optimizer: HookedOptimizer, states: dict[int, dict[str, Any]]) -> None:
+    """Refuse states of parameters that there are not, and moments that are not of theirs."""
+    parameters, compressed = (
+        numbered_parameters(optimizer.param_groups),
+        optimizer.numbered_weights(),
+    )
+    if beyond := sorted(set(states) - set(range(len(parameters))), key=str):
+        raise InvalidArgument(
+            f"load_state_dict: has a state of parameter {beyond[0]}, expected 0 to "
+            f"{len(parameters) - 1}"
+        )
+    for number, values in states.items():
+        if number in compressed or not values:  # Nothing: no step has had a gradient of it.
+            continue
+        name = f"parameter {number}"
+        check_entries(f"the state of {name}", values, ("step", *_MOMENTS))
+        _check_count(f"step of {name}", values["step"])
+        for moment in _MOMENTS:
+            check_moment(f"{moment} of {name}", values[moment], tuple(parameters[number].shape))
+
+
+def check_moment(what: str, found: Any, shape: tuple[int, ...]) -> None:
+    """Refuse what is not a float32 tensor of this shape."""
+    if not isinstance(found, torch.Tensor):
+        raise InvalidArgument(f"load_state_dict: {what} is {found!r}, expected a tensor")
+    if tuple(found.shape) != shape:
+        raise InvalidArgument(f"load_state_dict: {what} is {tuple(found.shape)}, expected {shape}")
+    if found.dtype != torch.float32:
+        raise InvalidArgument(f"load_state_dict: {what} is {found.dtype}, expected float32")
+
+
+def check_entries(what: str, found: dict[str, Any], expected: Sequence[str]) -> None:
+    """Refuse a dictionary in which a key is missing."""
+    for key in expected:
+        if key not in found:
+            raise InvalidArgument(
+                f"load_state_dict: {what} has no {key!r}, expected all of {', '.join(expected)}"
+            )
+
+
+def restore_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> None:
+    """Put back what `check_frame` has checked, and the states of parameters on the device."""
+    saved, compressed = state_dict[STATE_KEY], optimizer.numbered_weights()
+    parameters = numbered_parameters(optimizer.param_groups)
+    optimizer.state.clear()
+    for number, values in state_dict["state"].items():
+        if number not in compressed:
+            optimizer.state[parameters[number]] = {
+                key: value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in values.items()
+            }
+    optimizer.engine.committed_steps = saved["committed_steps"]
+    optimizer.loss_scale.load(*saved["loss_scale"])
+    optimizer.skipped_steps = saved["skipped_steps"]

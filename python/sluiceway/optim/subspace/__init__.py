@@ -1,0 +1,1 @@
+"""SubspaceAdamW: AdamW on compressed gradients."""

@@ -1,0 +1,102 @@
+"""From the options of SubspaceAdamW to its engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from sluiceway import _core
+from sluiceway.config.engines.subspace import SubspaceOptions
+from sluiceway.config.options import option
+from sluiceway.config.shared_options import SharedOptions
+from sluiceway.config.values import Refresh, RefreshSection
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
+
+# What embeddings that go through the identity codec have in place of the options.
+_IDENTITY = {"codec": "identity", "d": 0, "residual": "none", "second_moment": "full"}
+
+
+class SubspaceArguments(SharedOptions, SubspaceOptions):
+    """What SubspaceAdamW takes by name."""
+
+    # Above this root mean square, a residual's update is clipped; experiments leave the clip out.
+    residual_max_rms: float = option(1.0, "", alias="_residual_max_rms", to=["engine"])
+
+
+def resolve_residual(codec: str, residual: str, nnz: int = 0) -> str:
+    """What "auto" stands for: factored where the codec leaves a complement of its core."""
+    if residual != "auto":
+        return residual
+    return "factored" if _leaves_complement(codec, nnz) else "none"
+
+
+def resolve_second_moment(codec: str, second_moment: str) -> str:
+    """What "auto" stands for: factored where it was measured to cost nothing, else as AdamW's."""
+    if second_moment != "auto":
+        return second_moment
+    return "factored" if _leaves_complement(codec) else "full"
+
+
+def _leaves_complement(codec: str, nnz: int = 0) -> bool:
+    """Whether nothing of the core is in what is left; nnz 0: however many nonzeros a row has."""
+    families = {family.name: family for family in _core.codec_families()}
+    return codec == "auto" or (codec in families and families[codec].leaves_complement(nnz))
+
+
+def weight_keywords(options: SubspaceOptions, seed: int, identity: bool = False) -> dict[str, Any]:
+    """What `_core` takes of one weight beside its name and shape: plans and engines say the same.
+
+    Parameters
+    ----------
+    options : SubspaceOptions
+    seed : int
+    identity : bool
+        The weight is an embedding or the head: its whole gradient crosses.
+    """
+    given = options.told("weight") | {"seed": seed}
+    settled = {
+        "d": options.d or 0,
+        "residual": resolve_residual(options.codec, options.residual, options.nnz),
+        "second_moment": resolve_second_moment(options.codec, options.second_moment),
+    }
+    return given | (_IDENTITY if identity else settled)
+
+
+def residual_at_once(options: SharedOptions) -> bool:
+    """Whether residuals need not wait for `step()`: backwards are promised, the loss is plain."""
+    return options.accumulate != "auto" and options.loss_scale is None
+
+
+def engine_for(
+    model: nn.Module, weights: list[CompressedWeight], options: SubspaceArguments
+) -> _core.SubspaceEngine:
+    """Build the engine that the options describe."""
+    link, pin = options.link, options.pin or (-1, -1)
+    engine_options = _core.EngineOptions(
+        **options.told("engine"),
+        **_refresh_keywords(options.refresh),
+        link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
+        limits=tier_limits(options.budget),
+        resident_bytes=parameter_bytes(model),
+        max_norm=options.max_norm or 0.0,
+        promised_backwards=0 if options.accumulate == "auto" else options.accumulate,
+        residual_at_once=residual_at_once(options),
+        device_cpu=pin[0],
+        lane_cpu=pin[1],
+    )
+    specs = [
+        _core.WeightSpec(
+            w.name, w.parameter.detach(), **weight_keywords(options, options.seed, w.identity)
+        )
+        for w in weights
+    ]
+    return _core.SubspaceEngine(engine_options, specs)
+
+
+def _refresh_keywords(refresh: RefreshSection | None) -> dict[str, Any]:
+    """Each value by its name behind `refresh_`; without a policy the codec's own interval."""
+    names = RefreshSection.model_fields
+    values = {f"refresh_{name}": getattr(refresh or Refresh(), name) for name in names}
+    return values if refresh else values | {"refresh_every": None}

@@ -1,0 +1,43 @@
+"""Gradients that residuals need: of the step being gathered, and of the one being applied."""
+
+from __future__ import annotations
+
+import torch
+
+
+class ResidualGradients:
+    """Sums of a step's gradients, by weight; each lives until nobody reads it."""
+
+    def __init__(self) -> None:
+        self.totals: dict[int, torch.Tensor] = {}
+        self.lent: dict[int, torch.Tensor] = {}
+
+    def add(self, weight: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Add a gradient, which is kept; returns the sum."""
+        total = self.totals.get(weight)
+        if total is None:
+            self.totals[weight] = total = gradient
+        else:
+            total.add_(gradient)
+        return total
+
+    def done(self, weight: int) -> None:
+        """The residual of a weight is trained already: its sum goes."""
+        del self.totals[weight]
+
+    def drop(self) -> None:
+        """The sums of the step that was being gathered go."""
+        self.totals.clear()
+
+    def lend(self) -> None:
+        """A step begins to be applied: each sum lives until its weight was waited for."""
+        self.lent.update(self.totals)
+        self.totals.clear()
+
+    def take_back(self, weight: int) -> None:
+        """The step is applied to a weight."""
+        self.lent.pop(weight, None)
+
+    def take_back_all(self) -> None:
+        """Every step is applied."""
+        self.lent.clear()

@@ -1,0 +1,96 @@
+"""What a state of SubspaceAdamW holds of its engine, and how it comes back bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.optim.state import STATE_KEY, check_entries, check_moment
+from sluiceway.optim.subspace.arguments import (
+    SubspaceArguments,
+    resolve_residual,
+    resolve_second_moment,
+)
+
+if TYPE_CHECKING:
+    from sluiceway import _core
+    from sluiceway.optim.subspace.optimizer import SubspaceAdamW
+
+_WEIGHT_ENTRIES = (
+    "step",
+    "exp_avg",
+    "exp_avg_sq",
+    "codec",
+    "low_bits",
+    "backwards",
+    "residual",
+    "residual_step",
+)
+
+
+def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any]:
+    """The options that a state depends on: "auto" is as good as what it stands for."""
+    return {
+        **{name: saved.get(name) for name in SubspaceArguments.names(in_state=True)},
+        "residual": resolve_residual(options.codec, saved.get("residual"), options.nnz),
+        "second_moment": resolve_second_moment(options.codec, saved.get("second_moment")),
+    }
+
+
+def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
+    """Everything of the engine but the states of its weights."""
+    return {
+        "arguments": _settled(optimizer.options, dict(optimizer.options)),
+        "codecs": [choice["codec"] for choice in optimizer.describe()],
+        "refresh": optimizer.engine.refresh_state(),
+    }
+
+
+def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
+    """Refuse a state of other options, and weights' states that are broken; changes nothing.
+
+    Raises
+    ------
+    InvalidArgument, Corrupt
+        The first difference is named.
+    """
+    saved, options = state_dict[STATE_KEY], optimizer.options
+    check_entries(f"its {STATE_KEY!r} entry", saved, ("arguments", "codecs", "refresh"))
+    choices = optimizer.describe()
+    for codec, choice in zip(saved["codecs"], choices, strict=True):
+        if codec != choice["codec"]:
+            raise InvalidArgument(
+                f"load_state_dict: codec of {choice['name']} was {codec!r} when it was saved, here "
+                f"it is {choice['codec']!r}; make the optimizer with codec={codec!r}"
+            )
+    theirs = _settled(options, saved["arguments"])
+    for key, value in _settled(options, dict(options)).items():
+        if theirs[key] != value:
+            raise InvalidArgument(
+                f"load_state_dict: {key} was {theirs[key]!r} when it was saved, here it is "
+                f"{value!r}; make the optimizer with the saved value"
+            )
+    states, numbered = state_dict["state"], optimizer.numbered_weights()
+    for number, index in numbered.items():
+        name, values = choices[index]["name"], states.get(number, {})
+        check_entries(f"the state of {name}", values, _WEIGHT_ENTRIES)
+        core = (choices[index]["core_rows"], choices[index]["core_cols"])
+        check_moment(f"exp_avg of {name}", values["exp_avg"], core)
+    for number, index in numbered.items():
+        optimizer.engine.check_weight_state(index, states[number])
+    _try_refresh(optimizer.engine, saved["refresh"])
+
+
+def _try_refresh(engine: _core.SubspaceEngine, values: Any) -> None:
+    before = engine.refresh_state()
+    try:
+        engine.load_refresh_state(values)
+    finally:
+        engine.load_refresh_state(before)
+
+
+def restore_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
+    """Put back what was checked."""
+    for number, index in optimizer.numbered_weights().items():
+        optimizer.engine.load_weight_state(index, state_dict["state"][number])
+    optimizer.engine.load_refresh_state(state_dict[STATE_KEY]["refresh"])

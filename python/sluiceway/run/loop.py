@@ -1,0 +1,190 @@
+"""The training loop, the same for every engine: micro-batches, step, evaluation, save."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from sluiceway.base.interrupt import Interrupt, Interrupted
+from sluiceway.config.schema import Config
+from sluiceway.engines.protocol import Engine, Update
+from sluiceway.errors import Error
+from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
+from sluiceway.machine.placement import Placement
+from sluiceway.run.checkpoint import Position
+from sluiceway.run.held_out import mean_loss
+from sluiceway.run.rates import learning_rate
+from sluiceway.run.timeline import Timeline
+from sluiceway.text.batches import Batches, Prefetch, Sequences
+
+# Fields of a line for an engine that does not speak of them.
+_NOTHING = {
+    "grad_norm": None,
+    "loss_scale": None,
+    "stall_seconds": 0.0,
+    "host_seconds": 0.0,
+    "bytes": {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0},
+    "peak_bytes": {"host": 0, "pinned": 0},
+}
+
+
+class Watcher(Protocol):
+    """Who is told about every line of metrics."""
+
+    def __call__(self, line: dict[str, Any], position: Position) -> None: ...
+
+
+@dataclass
+class Workshop:
+    """Everything a run computes with, built once."""
+
+    engine: Engine
+    placement: Placement
+    train: Sequences
+    held_out: Sequences | None
+    peak: DevicePeak
+    timeline: Timeline
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Of the engine; in training mode."""
+        return self.engine.model
+
+
+class Loop:
+    """Steps from `position` to the end of the config.
+
+    Parameters
+    ----------
+    watch : Watcher
+        Gets a line for every step, and one before the first with the held-out loss.
+    save : callable or None
+        Saves the run as it stands between two steps.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        shop: Workshop,
+        position: Position,
+        interrupt: Interrupt,
+        watch: Watcher,
+        save: Callable[[], None] | None,
+    ) -> None:
+        self._config = config
+        self._shop = shop
+        self._position = position
+        self._interrupt = interrupt
+        self._watch = watch
+        self._save = save
+
+    def run(self) -> None:
+        """Train to the last step.
+
+        Raises
+        ------
+        Interrupted
+            A signal came; the step in flight is finished and saved.
+        KeyboardInterrupt
+            A signal came, and nothing was to be saved.
+        sluiceway.errors.Error
+            Too many steps in a row were skipped.
+        """
+        position, train = self._position, self._config.train
+        batches = Batches(self._shop.train, train.micro_batch, train.seed)
+        self._shop.model.train()
+        with contextlib.closing(
+            Prefetch(batches, position.batch, cpu=self._shop.placement.lane_cpu)
+        ) as data:
+            self._interrupt.defer()
+            if position.step == 0 and self._shop.held_out is not None:
+                position.first_eval_loss = self._evaluate()
+                self._watch({"step": 0, "eval_loss": position.first_eval_loss}, position)
+            while position.step < train.steps:
+                if self._interrupt.requested:
+                    self._stop()
+                self._one_step(data)
+
+    def _stop(self) -> None:
+        if self._save is None:
+            raise KeyboardInterrupt
+        self._save()
+        raise Interrupted
+
+    def _one_step(self, data: Prefetch) -> None:
+        position, train = self._position, self._config.train
+        began = time.perf_counter()
+        batches = [data.next() for _ in range(train.accumulate)]
+        waited = time.perf_counter() - began
+        rate = learning_rate(train, position.step)
+        # Before the first backward: work of a step may start before step() is called.
+        for group in self._shop.engine.optimizer.param_groups:
+            group["lr"] = rate
+        with self._shop.timeline.range(f"step {position.step + 1}"):
+            update = self._shop.engine.update(batches, self._shop.timeline)
+        position.step += 1
+        position.batch += len(batches)
+        evaluates, saves = self._is_due(train.eval_every, True), self._is_due(train.save_every)
+        if evaluates or saves:
+            self._shop.engine.synchronize()
+        seconds = time.perf_counter() - began
+        line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
+        if evaluates and self._shop.held_out is not None:
+            line["eval_loss"] = position.last_eval_loss = self._evaluate()
+        self._watch(line, position)
+        self._check_skipped(update.loss)
+        if saves and self._save is not None:
+            with self._shop.timeline.range("save"):
+                self._save()
+
+    def _is_due(self, every: int, at_the_end: bool = False) -> bool:
+        step, last = self._position.step, self._config.train.steps
+        return (every > 0 and step % every == 0 and step < last) or (at_the_end and step == last)
+
+    def _evaluate(self) -> float:
+        """Mean loss of the held-out tokens, in nats."""
+        train, shop = self._config.train, self._shop
+        shop.engine.synchronize()
+        with shop.timeline.range("evaluation"):
+            loss, _ = mean_loss(
+                shop.model, shop.placement, shop.held_out, train.micro_batch, train.eval_sequences
+            )
+        return loss
+
+    def _line(
+        self, update: Update, rate: float, tokens: int, seconds: float, waited: float
+    ) -> dict[str, Any]:
+        position, found = self._position, _NOTHING | self._shop.engine.metrics()
+        position.tokens += tokens
+        position.seconds += seconds
+        position.skipped += update.skipped
+        position.skipped_in_row = position.skipped_in_row + 1 if update.skipped else 0
+        line = {"step": position.step, "loss": update.loss, "lr": rate}
+        line["grad_norm"] = None if update.skipped else found["grad_norm"]
+        line |= {"tokens": tokens, "skipped": int(update.skipped)}
+        line["loss_scale"] = found["loss_scale"]
+        line |= {"seconds": seconds, "data_seconds": waited}
+        line["device_seconds"] = max(0.0, seconds - waited - found["stall_seconds"])
+        # What an engine says that others do not is under the name of its kind.
+        known = ("stall_seconds", "host_seconds", "learn_seconds", "bytes")
+        line |= {key: found[key] for key in (*known, self._config.engine.kind) if key in found}
+        line["peak_bytes"] = found["peak_bytes"] | {"process": peak_resident_bytes()}
+        line["peak_bytes"].setdefault("device", self._shop.peak.read())
+        return line
+
+    def _check_skipped(self, loss: float) -> None:
+        position, most = self._position, self._config.train.max_skipped
+        if position.skipped_in_row < most:
+            return
+        self._shop.engine.synchronize()
+        reason = f"the loss is {loss}" if not math.isfinite(loss) else "the gradient is not finite"
+        raise Error(
+            f"step {position.step}: skipped, as were all of the last {most} steps: {reason}, "
+            "expected finite numbers; try a smaller train.lr, or bf16 in place of fp16"
+        )

@@ -1,0 +1,130 @@
+"""What a person sees while a run goes on: a live table on a terminal, a line now and then else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Any, TextIO
+
+from sluiceway.base.columns import columns
+from sluiceway.base.sizes import format_bytes
+
+_LINE_SECONDS = 5.0
+_LIVE_SECONDS = 0.25
+_WINDOW = 20  # Steps that rates are averaged over.
+
+
+class Progress:
+    """Follows one run.
+
+    Parameters
+    ----------
+    title : str
+        Which run this is.
+    steps : int
+        Steps in all.
+    native_seconds : float or None
+        Median step of plain AdamW in the same process, when it was measured.
+    out : TextIO
+        Where to write; a terminal gets the live table.
+    """
+
+    def __init__(
+        self, title: str, steps: int, native_seconds: float | None = None, out: TextIO = sys.stdout
+    ) -> None:
+        self._title = title
+        self._steps = steps
+        self._native = native_seconds
+        self._out = out
+        self._recent: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
+        self._eval_loss: float | None = None
+        self._skipped = 0
+        self._shown, self._shown_step = 0.0, -1
+        self._live: Any = None
+
+    def __enter__(self) -> Progress:
+        if self._out.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            # Drawn by hand: a thread that refreshes would take time from the run's cores.
+            console = Console(file=self._out)
+            self._live = Live(console=console, auto_refresh=False, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._recent:
+            self._show(force=True)
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, line: dict[str, Any], position: Any = None) -> None:
+        """Take note of one line of metrics."""
+        if line.get("eval_loss") is not None:
+            self._eval_loss = line["eval_loss"]
+        if "seconds" in line:
+            self._recent.append(line)
+            self._skipped += line.get("skipped", 0)
+        elif self._live is None:
+            print(f"{self._title}: held-out loss {self._eval_loss:.4f} before the first step",
+                  file=self._out, flush=True)  # fmt: skip
+            return
+        if self._recent:
+            self._show(force=line["step"] == self._steps or line.get("eval_loss") is not None)
+
+    def _show(self, force: bool) -> None:
+        now = time.monotonic()
+        if not force and now - self._shown < (_LIVE_SECONDS if self._live else _LINE_SECONDS):
+            return
+        if self._shown_step == self._recent[-1]["step"]:
+            return
+        self._shown, self._shown_step = now, self._recent[-1]["step"]
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+        else:
+            text = "  ".join(f"{name} {value}" for name, value in self.figures().items())
+            print(f"{self._title}: {text}", file=self._out, flush=True)
+
+    def figures(self) -> dict[str, str]:
+        """Name and text of everything that is shown."""
+        last, recent = self._recent[-1], self._recent
+        seconds = sum(line["seconds"] for line in recent)
+        per_step = seconds / len(recent)
+        loss, held_out = last.get("loss"), self._eval_loss
+        figures = {
+            "step": f"{last['step']}/{self._steps}",
+            "loss": "-" if loss is None else f"{loss:.4f}",
+            "held-out": "-" if held_out is None else f"{held_out:.4f}",
+            "tokens/s": f"{sum(line['tokens'] for line in recent) / seconds:.0f}",
+            "s/step": f"{per_step:.3f}",
+            "native": f"{100 * self._native / per_step:.0f}%" if self._native else "-",
+        }
+        figures |= self._traffic(last, seconds)
+        if self._skipped:
+            figures["skipped"] = str(self._skipped)
+        left = per_step * (self._steps - last["step"])
+        figures["ETA"] = f"{int(left // 60)}:{int(left % 60):02d}"
+        return figures
+
+    def _traffic(self, last: dict[str, Any], seconds: float) -> dict[str, str]:
+        counts, peaks = last.get("bytes") or {}, last.get("peak_bytes") or {}
+        links = "/".join(format_bytes(counts.get(link, 0)) for link in ("d2h", "h2d"))
+        stalled, waited = (
+            sum(line.get(key) or 0.0 for line in self._recent)
+            for key in ("stall_seconds", "data_seconds")
+        )
+        tiers = "/".join(format_bytes(peaks.get(t, 0)) for t in ("device", "host", "pinned"))
+        return {
+            "d2h/h2d": links,
+            "stall": f"{100 * stalled / seconds:.1f}%",
+            "data": f"{100 * waited / seconds:.1f}%",
+            "device/host/pinned": tiers,
+        }
+
+    def _table(self) -> Any:
+        from rich.text import Text
+
+        rows = [[name, value] for name, value in self.figures().items()]
+        return Text(f"{self._title}\n{columns(rows)}")

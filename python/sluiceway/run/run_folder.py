@@ -1,0 +1,212 @@
+"""The folder of one run: config.yaml, metrics.jsonl, summary.json, trace.json, checkpoint/."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from sluiceway.base.atomic import replace_file
+from sluiceway.base.json_text import json_text
+from sluiceway.config.schema import Config
+from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
+
+CONFIG_FILE = "config.yaml"
+COMPARISON = "native"  # Run folder, inside a run folder, of what it is compared with.
+
+
+class RunFolder:
+    """Files of a run; one process at a time may hold it.
+
+    Parameters
+    ----------
+    path : Path
+        The folder. `create` and `reopen` make instances.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics_path = path / "metrics.jsonl"
+        self.summary_path = path / "summary.json"
+        self.trace_path = path / "trace.json"
+        self.checkpoint_path = path / "checkpoint"
+        self._metrics: TextIO | None = None
+        self._made: list[Path] = []  # Folders that were not there before, the deepest first.
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunFolder:
+        """Make the folder of a new run and write its resolved config.
+
+        Raises
+        ------
+        sluiceway.errors.InvalidArgument
+            Something is there already.
+        """
+        cls.check_new(path)
+        folder = cls(path)
+        whole = path.resolve()
+        folder._made = [p for p in (whole, *whole.parents) if not p.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _refused(path, "cannot be made", error) from None
+        folder.write_config(config)
+        folder._lock()
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """Take the folder of a run that was begun before."""
+        cls.check(path)
+        folder = cls(path)
+        folder._lock()
+        return folder
+
+    @staticmethod
+    def check_new(path: Path) -> None:
+        """Refuse a folder that has something in it."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            resume = (path / CONFIG_FILE).exists()
+            hint = f"; go on with: sluiceway resume {path}" if resume else "; choose another --out"
+            raise InvalidArgument(f"--out: {path} is not empty, expected a new folder{hint}")
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Refuse what is not the folder of a run."""
+        if not (path / CONFIG_FILE).is_file():
+            what = "has no config.yaml" if path.is_dir() else "is not a folder"
+            raise IoError(
+                f"{path}: {what}, expected the folder of a run that sluiceway train began",
+                errno.ENOENT,
+                str(path),
+            )
+
+    def _lock(self) -> None:
+        try:
+            self._metrics = self.metrics_path.open("a", encoding="utf-8")
+            fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidArgument(
+                f"{self.path}: another process is running it, expected to be the only one"
+            ) from None
+        except OSError as error:
+            raise _refused(self.path, "cannot be written", error) from None
+
+    def write_config(self, config: Config) -> None:
+        """Write every value of the config, defaults included."""
+        text = yaml.safe_dump(config.resolved(), sort_keys=False, default_flow_style=None)
+        _replace(self.path / CONFIG_FILE, text)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add one line to metrics.jsonl; numbers that are not finite become null."""
+        if self._metrics is None:
+            raise ValueError("RunFolder.append: the folder is closed")
+        with _refusals(self.metrics_path):
+            self._metrics.write(json_text(line) + "\n")
+            self._metrics.flush()
+
+    def sync_metrics(self) -> None:
+        """Make the lines durable: a save must not be ahead of them."""
+        if self._metrics is not None:
+            with _refusals(self.metrics_path):
+                os.fsync(self._metrics.fileno())
+
+    @contextlib.contextmanager
+    def changed_config(self, config: Config) -> Iterator[None]:
+        """Write `config`; an error inside puts the file back, an interruption does not."""
+        path = self.path / CONFIG_FILE
+        before = path.read_text()
+        self.write_config(config)
+        try:
+            yield
+        except Error:
+            _replace(path, before)
+            raise
+
+    def cut_back(self, step: int) -> None:
+        """Drop the lines after `step`, and a last line that is not whole.
+
+        Raises
+        ------
+        sluiceway.errors.Corrupt
+            A whole line is no line of metrics; the file is as it was.
+        """
+        if self._metrics is None:
+            raise ValueError("RunFolder.cut_back: the folder is closed")
+        keep = 0
+        with self.metrics_path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                if not raw.endswith(b"\n") or self._step_of(raw, number) > step:
+                    break
+                keep += len(raw)
+        self._metrics.truncate(keep)
+
+    def _step_of(self, raw: bytes, number: int) -> int:
+        try:
+            return int(json.loads(raw)["step"])
+        except (ValueError, KeyError, TypeError):
+            raise Corrupt(
+                f"{self.metrics_path}:{number}: is not a line of metrics, expected an object with "
+                "a step; take the line out"
+            ) from None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Every whole line of metrics.jsonl."""
+        if not self.metrics_path.exists():
+            return []
+        lines = self.metrics_path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json, whole or not at all."""
+        _replace(self.summary_path, json_text(summary, indent=1) + "\n")
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """What summary.json says, None before the first one."""
+        if not self.summary_path.exists():
+            return None
+        return json.loads(self.summary_path.read_text())
+
+    def discard_if_unused(self) -> None:
+        """Take a folder away in which no step was made, so that the command can be repeated."""
+        if self.metrics_path.exists() and self.metrics_path.stat().st_size:
+            return
+        if self.checkpoint_path.exists() or (self.path / COMPARISON).exists():
+            return
+        self.close()
+        for path in (self.metrics_path, self.path / CONFIG_FILE, self.trace_path):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for path in self._made:
+                path.rmdir()
+
+    def close(self) -> None:
+        """Let others have the folder; idempotent."""
+        if self._metrics is not None:
+            with contextlib.suppress(OSError):  # Of a line whose append() has said so.
+                self._metrics.close()
+            self._metrics = None
+
+
+def _replace(path: Path, text: str) -> None:
+    with _refusals(path):
+        replace_file(path, text.encode())
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _refused(path, "cannot be written", error) from None
+
+
+def _refused(path: Path, what: str, error: OSError) -> IoError:
+    return IoError(f"{path}: {what}, {error.strerror}", error.errno, str(path))

@@ -1,0 +1,88 @@
+"""From a config to everything a loop needs: checked in the order of what is cheapest to refuse."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sluiceway.config.schema import Config
+from sluiceway.engines import engine_of
+from sluiceway.machine.footprint import DevicePeak
+from sluiceway.machine.placement import Placement, choose_placement, enter_placement
+from sluiceway.model.folder import check_context, load_tokenizer
+from sluiceway.run.loop import Workshop
+from sluiceway.run.timeline import Timeline
+from sluiceway.text.batches import Sequences, load_sequences
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads but never changes."""
+
+    placement: Placement
+    train: Sequences
+    held_out: Sequences | None
+    counts: dict[str, int]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the tokens of either part do."""
+        parts = [self.train.fingerprint]
+        if self.held_out is not None:
+            parts.append(self.held_out.fingerprint)
+        return "-".join(parts)
+
+
+def read_inputs(config: Config, folder: Path) -> Inputs:
+    """Check model folder, machine and data, and read the data.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the model's files are: the config's model.path, or a save of a run.
+    """
+    shape = engine_of(config).weights(folder).shape
+    check_context(shape, str(folder), config.data.sequence_length)
+    placement = choose_placement(config)
+    tokenizer = load_tokenizer(folder)
+    train, held_out, counts = load_sequences(config, tokenizer, vocabulary_of(shape, tokenizer))
+    return Inputs(placement, train, held_out, counts)
+
+
+def vocabulary_of(shape: dict, tokenizer: Any) -> int:
+    """Rows of the embedding, by a model's config.json, else by its tokenizer."""
+    size = shape.get("vocab_size")
+    return size if isinstance(size, int) else len(tokenizer)
+
+
+def seed_everything(seed: int) -> None:
+    """Start every generator that a model or its data may draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def open_workshop(config: Config, inputs: Inputs, folder: Path, trace: Path | None) -> Workshop:
+    """Open the engine.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the weights are: the config's model.path, or a save of a run.
+    trace : Path or None
+        Where the trace goes when the run ends.
+    """
+    placement = inputs.placement
+    enter_placement(config, placement)
+    seed_everything(config.train.seed)
+    peak = DevicePeak(placement.device)
+    engine = engine_of(config)
+    engine.open(folder, placement, trace)
+    timeline = Timeline(trace)
+    timeline.hand_over(engine.recorder())
+    return Workshop(engine, placement, inputs.train, inputs.held_out, peak, timeline)

@@ -1,0 +1,137 @@
+"""summary.json: what a run came to, and on what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sluiceway import __version__
+from sluiceway.config.schema import Config
+from sluiceway.run.checkpoint import Position
+from sluiceway.run.loop import Workshop
+from sluiceway.run.session import Inputs
+from sluiceway.run.step_figures import step_figures
+
+
+def summarise(
+    config: Config,
+    inputs: Inputs,
+    shop: Workshop,
+    position: Position,
+    lines: list[dict[str, Any]],
+    status: str,
+    native: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """The whole summary.
+
+    Parameters
+    ----------
+    status : str
+        "done", "interrupted" or "failed".
+    native : dict or None
+        Summary of the run that `compare: native` measured first.
+    """
+    figures = step_figures(lines)
+    summary = {
+        "status": status,
+        "steps": position.step,
+        "tokens": position.tokens,
+        "skipped_steps": position.skipped,
+        "seconds": position.seconds,
+        "first_eval_loss": position.first_eval_loss,
+        "final_eval_loss": position.last_eval_loss,
+        **figures,
+    }
+    if native:
+        mine, theirs = figures.get("median_step_seconds"), native.get("median_step_seconds")
+        summary["native_ratio"] = mine / theirs if mine and theirs else None
+        kept = ("median_step_seconds", "first_eval_loss", "final_eval_loss", "peak_bytes")
+        summary["native"] = {key: native.get(key) for key in kept}
+    return {
+        **summary,
+        **shop.engine.summary(),
+        "engine": config.engine.kind,
+        "precision": {
+            "weights": config.model.dtype,
+            "autocast": shop.placement.autocast,
+            "why": shop.placement.autocast_reason,
+        },
+        "parameters": _parameters(shop.model),
+        "data": inputs.counts,
+        **provenance(config),
+    }
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, Any]:
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return {
+        "trained": trained,
+        "frozen": sum(p.numel() for p in model.parameters()) - trained,
+        "frozen_names": frozen,
+    }
+
+
+def provenance(config: Config) -> dict[str, Any]:
+    """Versions, machine, commit and config hash."""
+    import transformers
+
+    return {
+        "versions": {
+            "sluiceway": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": machine(),
+        "commit": commit(),
+        "config_hash": config_hash(config),
+    }
+
+
+def config_hash(config: Config) -> str:
+    """Sixteen hex digits of the resolved config."""
+    text = json.dumps(config.resolved(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory and GPU."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
+        if line.startswith("model name"):
+            processor = line.partition(":")[2].strip()
+            break
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def commit() -> str | None:
+    """The commit of this source, None when it is not run from a checkout."""
+    here = Path(__file__).resolve().parent
+    git = ["git", "-C", str(here)]
+    try:
+        tracked = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", Path(__file__).name],
+            capture_output=True,
+            check=False,
+        )
+        if tracked.returncode:
+            return None
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, check=False)
+    except OSError:
+        return None
+    return head.stdout.decode().strip() or None

@@ -1,0 +1,68 @@
+"""What the training loop itself did when: rows of its own beside those of the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch  # noqa: F401 - the compiled module needs libtorch in the process.
+
+from sluiceway import _core
+from sluiceway.engines.protocol import Recorder
+from sluiceway.errors import IoError
+
+_MOST = 20000  # Ranges; a long run keeps its beginning.
+_ROW = "loop"
+
+
+class Timeline:
+    """Named ranges of the loop's thread.
+
+    An engine with a trace of its own gets them as they happen and writes the file. For others they
+    are kept in a trace that `write` writes.
+
+    Parameters
+    ----------
+    path : Path or None
+        Where `write` puts them; None: nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._trace = _core.Trace(max_ranges=_MOST if path is not None else 0)
+        self._add: Callable[[str, str, float, float], None] = self._trace.add_range
+
+    def hand_over(self, recorder: Recorder | None) -> None:
+        """Let the engine record, if it has a trace of its own."""
+        if self._path is not None and recorder is not None:
+            self._add = recorder.add_trace_range
+            self._path = None
+
+    @contextlib.contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """Record how long the block takes."""
+        began = _core.now_us()
+        yield
+        self._add(_ROW, name, began, _core.now_us())
+
+    def write(self) -> None:
+        """Write what was kept.
+
+        Raises
+        ------
+        sluiceway.errors.IoError
+            The disk refused.
+        """
+        if self._path is None:
+            return
+        try:
+            self._trace.write_json(str(self._path))
+        except IoError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise IoError(
+                f"{self._path}: the trace cannot be written, {reason}; the run is saved",
+                error.errno,
+                str(self._path),
+            ) from None

@@ -1,0 +1,155 @@
+"""Batches of a run: a pure function of (seed, position), made ahead of the step that wants them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sluiceway.config.schema import Config
+from sluiceway.text.documents import Corpus, read_documents
+from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch, on the host."""
+
+    inputs: dict[str, torch.Tensor]  # input_ids, labels and, where lengths differ, attention_mask.
+    tokens: int  # Without padding.
+    learned: int  # Tokens that are predicted.
+
+
+def load_sequences(
+    config: Config, tokenizer: Any, vocabulary: int
+) -> tuple[Sequences, Sequences | None, dict[str, int]]:
+    """Read what `config.data` names: training, held-out (None without `data.eval`), and counts."""
+    data = config.data
+    counts: dict[str, int] = {}
+
+    def load(names: list[str], part: str) -> Sequences:
+        corpus: Corpus = read_documents(names, data.format, part)
+        sequences = make_sequences(
+            corpus, tokenizer, data.sequence_length, data.packing, part, vocabulary
+        )
+        counts[f"{part}_documents"] = len(corpus.documents)
+        counts[f"{part}_sequences"] = len(sequences)
+        counts[f"{part}_tokens"] = int(sequences.lengths.sum())
+        counts["replaced_bytes"] = counts.get("replaced_bytes", 0) + corpus.replaced
+        return sequences
+
+    train = load(data.train, "train")
+    return train, load(data.eval, "eval") if data.eval else None, counts
+
+
+class Batches:
+    """Micro-batch i of a run, for any i.
+
+    Sequences are drawn without replacement, in an order that depends on (seed, epoch) alone; an
+    epoch may end inside a micro-batch, so that no sequence is left out.
+    """
+
+    def __init__(self, sequences: Sequences, micro_batch: int, seed: int) -> None:
+        self._sequences = sequences
+        self._micro_batch = micro_batch
+        self._seed = seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __getitem__(self, position: int) -> Batch:
+        first = position * self._micro_batch
+        return collate(self._sequences, [self._drawn(first + k) for k in range(self._micro_batch)])
+
+    def _drawn(self, index: int) -> int:
+        epoch, place = divmod(index, len(self._sequences))
+        if epoch not in self._orders:
+            generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+            # Two epochs meet in one micro-batch at most; older orders are not asked for again.
+            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
+            self._orders[epoch] = generator.permutation(len(self._sequences))
+        return int(self._orders[epoch][place])
+
+
+def in_order(sequences: Sequences, size: int, most: int | None = None) -> Iterator[Batch]:
+    """All sequences once, or the first `most`, `size` at a time."""
+    count = len(sequences) if most is None else min(most, len(sequences))
+    for first in range(0, count, size):
+        yield collate(sequences, list(range(first, min(first + size, count))))
+
+
+def collate(sequences: Sequences, chosen: list[int]) -> Batch:
+    """Put sequences side by side, shorter ones padded on the right."""
+    lengths = sequences.lengths[chosen]
+    width = int(lengths.max())
+    ids = np.zeros((len(chosen), width), np.int64)
+    labels = np.full((len(chosen), width), IGNORED, np.int64)
+    for row, (start, size) in enumerate(zip(sequences.starts[chosen], lengths, strict=True)):
+        tokens = sequences.tokens[start : start + size]
+        ids[row, :size] = tokens
+        labels[row, :size] = np.where(sequences.learned[start : start + size], tokens, IGNORED)
+    inputs = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+    if (lengths != width).any():
+        mask = np.arange(width)[None, :] < lengths[:, None]
+        inputs["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
+    learned = int(np.count_nonzero(labels[:, 1:] != IGNORED))
+    return Batch(inputs, int(lengths.sum()), learned)
+
+
+class Prefetch:
+    """Makes batches in a thread of its own, a few ahead of the step.
+
+    Parameters
+    ----------
+    batches : Batches
+        Where they come from.
+    position : int
+        The first one wanted.
+    ahead : int
+        How many may wait.
+    cpu : int or None
+        The core the thread stays on; None: any.
+    """
+
+    def __init__(
+        self, batches: Batches, position: int, ahead: int = 4, cpu: int | None = None
+    ) -> None:
+        self._batches = batches
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=ahead)
+        self._stopping = threading.Event()
+        self._cpu = cpu
+        self._thread = threading.Thread(
+            target=self._work, args=(position,), name="sluiceway-data", daemon=True
+        )
+        self._thread.start()
+
+    def next(self) -> Batch:
+        """The next batch in order."""
+        batch = self._ready.get()
+        if isinstance(batch, BaseException):
+            raise batch
+        return batch
+
+    def close(self) -> None:
+        """Stop the thread; batches that wait are dropped."""
+        self._stopping.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.01)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def _work(self, position: int) -> None:
+        try:
+            if self._cpu is not None:
+                os.sched_setaffinity(0, {self._cpu})
+            while not self._stopping.is_set():
+                self._ready.put(self._batches[position])
+                position += 1
+        except BaseException as error:  # Surfaces in next(), in the thread that can act on it.
+            self._ready.put(error)

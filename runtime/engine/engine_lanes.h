@@ -1,0 +1,99 @@
+// What an engine works with: budget, trace, both links, a stream for each lane, and the executor.
+//
+// The lanes are the engine's choice: a list of names, each on a stream of the device or on a thread
+// of the host. A key of the executor is a weight of the engine.
+//
+// Thread safety: one thread at a time calls; the lanes run beside it.
+// Lifetime:      stop() before anything that payloads refer to goes. ~EngineLanes() stops too.
+// Errors:        OutOfMemory, with both byte counts, if the model alone is beyond the budget. What
+//                a lane throws comes out of the next call of the executor.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/device/link_copy.h"
+#include "runtime/device/stream.h"
+#include "runtime/memory/budget.h"
+#include "runtime/schedule/cost_model.h"
+#include "runtime/schedule/executor.h"
+#include "runtime/trace/trace.h"
+
+namespace sluiceway {
+
+struct LaneSpec {
+  enum class Runs : std::uint8_t { kOnDevice, kOnHost };
+  std::string name;
+  Runs runs = Runs::kOnHost;
+  int depth = 1;  // Hops in flight.
+  int cpu = -1;   // Processor for its thread; -1 leaves it free.
+};
+
+// Counts since the last take_use(), but for peaks, which are since the start.
+struct EngineUse {
+  std::uint64_t d2h_bytes = 0, h2d_bytes = 0;
+  double stall_seconds = 0;          // A forward waited, and the device's lane was idle.
+  std::vector<double> lane_seconds;  // Busy.
+  std::array<std::uint64_t, kTierCount> used{}, peak{};  // By tier.
+};
+
+class EngineLanes {
+ public:
+  struct Options {
+    explicit Options(DeviceId where) noexcept : device(where) {}
+
+    DeviceId device;
+    LinkCopy::Config d2h, h2d;
+    Budget::Limits limits{};
+    std::uint64_t resident_bytes = 0;  // Of the model, on the device before the engine comes.
+    Order order = Order::kEdf;
+  };
+
+  EngineLanes(const Options& options, const std::vector<LaneSpec>& lanes, const LanePlan& plan,
+              int key_count);
+  EngineLanes(const EngineLanes&) = delete;
+  EngineLanes& operator=(const EngineLanes&) = delete;
+  ~EngineLanes() = default;
+
+  DeviceId device() const noexcept { return device_; }
+  const LanePlan& plan() const noexcept { return plan_; }
+  Budget& budget() noexcept { return budget_; }
+  Trace& trace() noexcept { return trace_; }
+  Trace::Row device_row() const noexcept { return device_row_; }
+  LinkCopy& d2h() noexcept { return d2h_; }
+  LinkCopy& h2d() noexcept { return h2d_; }
+  Executor& executor() noexcept { return *executor_; }
+
+  // Blocks until every payload of this key that is not held is through; returns the stall, s.
+  double wait(int key);
+  // As wait() for the work on `compute` that is enqueued later: where the device can wait by
+  // itself, the calling thread does not.
+  double acquire(int key, StreamRef compute);
+
+  void note_device_times(double forward_s, double backward_s);  // Of the last step.
+  bool has_device_times() const noexcept { return forward_s_ + backward_s_ > 0; }
+  std::vector<LayerCost> measured_costs() const;  // By key, from its last step.
+
+  EngineUse take_use();
+  void stop() noexcept;  // Recalls what is held, drains the lanes; no payload runs any more.
+
+ private:
+  DeviceId device_;
+  LanePlan plan_;
+  int key_count_;
+  Budget budget_;
+  Budget::Reservation resident_;
+  Trace trace_;
+  Trace::Row device_row_;
+  LinkCopy d2h_, h2d_;
+  std::vector<Stream> streams_;
+  std::unique_ptr<Executor> executor_;  // After the streams: it drains before they end.
+  double forward_s_ = 0, backward_s_ = 0;
+  double stall_seconds_ = 0;
+  std::uint64_t counted_d2h_ = 0, counted_h2d_ = 0;
+};
+
+}  // namespace sluiceway

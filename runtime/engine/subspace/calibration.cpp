@@ -1,0 +1,67 @@
+#include "runtime/engine/subspace/calibration.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "runtime/trace/trace.h"
+
+namespace sluiceway {
+
+Calibration::Calibration(const RefreshPolicy::Config& when, const RefreshOptions& how,
+                         std::unique_ptr<ProjectorLearner> learner, const Weights& weights)
+    : source_(when.source),
+      policy_(when, static_cast<int>(weights.size())),
+      how_(how),
+      learner_(std::move(learner)),
+      weight_count_(static_cast<int>(weights.size())) {
+  const auto learning = std::find_if(weights.begin(), weights.end(),
+                                     [](const auto& weight) { return weight->codec->learns(); });
+  SLUICEWAY_CHECK(learner_ != nullptr || learning == weights.end(),
+                  "SubspaceEngine: no learner, expected one for codec ",
+                  (*learning)->codec->name());
+}
+
+bool Calibration::due(std::int64_t step, int index, const SubspaceWeight& weight) const {
+  const bool turn = source_ == CalibrationSource::kRolling && policy_.due(step, index);
+  return turn || weight.codec->wants_calibration();
+}
+
+bool Calibration::closure_due(std::int64_t step) const {
+  if (source_ != CalibrationSource::kClosure) return false;
+  for (int index = 0; index < weight_count_; ++index) {
+    if (policy_.due(step, index)) return true;
+  }
+  return false;
+}
+
+void Calibration::measure(std::int64_t step, int index, SubspaceWeight& weight, const AnyMatrix& g,
+                          std::span<float> scratch, StreamRef stream) {
+  const double begin_us = now_us();
+  double bias = 0;
+  if (weight.codec->learns()) {
+    const RefreshOutcome outcome = weight.codec->refresh(
+        g, how_, *learner_, weight.moments.copy(weight.moments.live()), scratch, stream);
+    use_.refreshed += outcome.refreshed ? 1 : 0;
+    bias = outcome.bias_after;
+  } else {
+    bias = relative_bias(weight.codec->bias(g, scratch, stream));
+  }
+  // A gradient that tells nothing; the next one may.
+  if (!std::isfinite(bias) || (bias == 0 && weight.codec->learns())) return;
+  bias_sum_ += bias;
+  ++bias_count_;
+  policy_.measured(step, index);
+  use_.seconds += (now_us() - begin_us) * 1e-6;
+}
+
+CalibrationUse Calibration::take_use() noexcept {
+  CalibrationUse use = std::exchange(use_, {});
+  if (bias_count_ > 0) use.bias_mean = bias_sum_ / static_cast<double>(bias_count_);
+  bias_sum_ = 0;
+  bias_count_ = 0;
+  return use;
+}
+
+}  // namespace sluiceway

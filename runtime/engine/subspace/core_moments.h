@@ -1,0 +1,58 @@
+// AdamW's state of one core: both moments, a spare copy of them, and how often they were updated.
+//
+//   m    core              f32   host, or device with CoreTier::kDevice
+//   v    core, or dm + dn  f32   likewise: whole, or the means of rows and columns
+//   D <- m_hat / (sqrt(v_hat) + eps)      the direction; lr and decay are applied to the weight
+//
+// One copy is live. A speculative update reads it and writes the spare, which commit() makes live.
+//
+// Thread safety: advance() on the lane that has the payload; everything else while no lane has it.
+// Numerics:      those of kernels/adam.h and kernels/factored_adam.h.
+// Errors:        OutOfMemory, with what it was for; nothing was changed.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "compress/gradient_codec.h"
+#include "kernels/adam.h"
+#include "runtime/engine/subspace/weight_plan.h"
+#include "runtime/memory/buffer.h"
+
+namespace sluiceway {
+
+class CoreMoments {
+ public:
+  CoreMoments(const WeightSpec& spec, const CoreShape& core, DeviceId device, Budget& budget);
+
+  // Reads moments `from`, writes moments `to` (equal: in place) and the direction `d` of scale * g;
+  // `d` may be `g`.
+  template <typename T>
+  void advance(int from, int to, const AdamHyper& hyper, float scale, std::span<T> g,
+               std::span<T> d, StreamRef stream);
+
+  int live() const noexcept { return live_; }
+  int spare() const noexcept { return 1 - live_; }
+  std::int64_t steps() const noexcept { return steps_; }  // Committed updates.
+  void commit(int written) noexcept;                      // This copy is the live one now.
+
+  Moments copy(int which) const noexcept;
+  // v of copy(), whichever way it is kept, as one array.
+  std::span<float> second(int which) const noexcept;
+  bool has_spare() const noexcept;
+  void add_spare(Budget& budget, std::string_view weight_name);
+  void set_steps(std::int64_t steps) noexcept { steps_ = steps; }
+
+ private:
+  bool is_factored() const noexcept { return roots_.size() != 0; }
+
+  CoreShape core_;
+  DeviceId device_;
+  std::array<Buffer, 2> m_, v_;
+  Buffer roots_;  // Of a factored v.
+  int live_ = 0;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace sluiceway

@@ -1,0 +1,144 @@
+#include "runtime/engine/subspace/subspace_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "runtime/engine/subspace/subspace_lanes.h"
+
+namespace sluiceway {
+namespace {
+
+// Bytes of a scratch buffer that serves every weight in turn.
+std::size_t largest(const Calibration::Weights& weights,
+                    std::size_t (SubspaceWeight::*elems)() const noexcept) {
+  std::size_t most = 0;
+  for (const auto& weight : weights) most = std::max(most, ((*weight).*elems)());
+  return most * sizeof(float);
+}
+
+Calibration::Weights make_weights(std::vector<WeightSpec> specs, bool refreshed, DeviceId device,
+                                  Budget& budget) {
+  SLUICEWAY_CHECK(!specs.empty(), "SubspaceEngine: 0 weights, expected at least one");
+  const std::string automatic(
+      auto_codec(specs, budget.limit(Tier::kDevice) - budget.used(Tier::kDevice), refreshed));
+  Calibration::Weights weights;
+  weights.reserve(specs.size());
+  for (WeightSpec& spec : specs) {
+    if (spec.codec.name == "auto") spec.codec.name = automatic;
+    weights.push_back(std::make_unique<SubspaceWeight>(std::move(spec), device, budget));
+  }
+  return weights;
+}
+
+}  // namespace
+
+SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> weights,
+                               std::unique_ptr<ProjectorLearner> learner)
+    : options_(std::move(options)),
+      lanes_(options_.lanes, subspace_lanes::specs(options_.device_cpu, options_.lane_cpu),
+             subspace_lanes::kPlan, static_cast<int>(weights.size())),
+      weights_(make_weights(std::move(weights), options_.refresh.every > 0, lanes_.device(),
+                            lanes_.budget())),
+      gate_(options_.gate, options_.lanes.order, lanes_.executor(),
+            static_cast<int>(weights_.size())),
+      calibration_(options_.refresh, options_.learn, std::move(learner), weights_),
+      compress_scratch_(
+          budget(), Tier::kDevice, lanes_.device(),
+          largest(weights_, options_.refresh.every > 0 ? &SubspaceWeight::refresh_scratch_elems
+                                                       : &SubspaceWeight::scratch_elems),
+          "scratch of compress", Fill::kNone),
+      apply_scratch_(budget(), Tier::kDevice, lanes_.device(),
+                     largest(weights_, &SubspaceWeight::scratch_elems), "scratch of apply",
+                     Fill::kNone),
+      host_scratch_(budget(), Tier::kHost, lanes_.device(),
+                    largest(weights_, &SubspaceWeight::host_scratch_elems), "scratch of AdamW",
+                    Fill::kNone) {
+  const int promised = options_.gate.promised_backwards;
+  for (const auto& weight : weights_) {
+    weight->residual_at_once = options_.residual_at_once && promised > 0;
+    if (!weight->residual_at_once || promised > 1) weight->hold_gradient(budget());
+  }
+  if (gate_.speculative()) ensure_spares();
+}
+
+SubspaceEngine::~SubspaceEngine() { lanes_.stop(); }
+
+void SubspaceEngine::check_shape(const SubspaceWeight& weight, const AnyMatrix& matrix,
+                                 const char* what) const {
+  SLUICEWAY_CHECK(matrix.rows == weight.spec.rows && matrix.cols == weight.spec.cols,
+                  "SubspaceEngine: ", what, " of ", weight.spec.name, " is ", matrix.rows, "x",
+                  matrix.cols, ", expected ", weight.spec.rows, "x", weight.spec.cols,
+                  "; make a new optimizer after changing a parameter");
+}
+
+double SubspaceEngine::acquire(int index, StreamRef compute) {
+  return gate_.holds_back(index) ? 0 : lanes_.acquire(index, compute);
+}
+
+void SubspaceEngine::wait(int index) {
+  if (!gate_.holds_back(index)) lanes_.wait(index);
+}
+
+void SubspaceEngine::synchronize() {
+  for (std::size_t i = 0; i < weights_.size(); ++i) wait(static_cast<int>(i));
+}
+
+void SubspaceEngine::drop() {
+  gate_.drop();
+  for (const auto& weight : weights_) weight->gathering = {};
+}
+
+void SubspaceEngine::finish() noexcept {
+  try {
+    drop();
+    synchronize();
+  } catch (const std::exception&) {
+    // A failed executor has drained its lanes; nothing runs any more, which is all that is asked.
+    gate_.forget();
+    for (const auto& weight : weights_) weight->gathering = {};
+  }
+}
+
+// ---- Calibration, state, numbers ----------------------------------------------------------------
+
+void SubspaceEngine::begin_calibration() {
+  SLUICEWAY_CHECK(!has_gradient(),
+                  "SubspaceEngine: calibration with a gradient accumulated, "
+                  "expected it between steps; call step() or drop() first");
+  synchronize();
+  calibration_.begin();
+}
+
+WeightState SubspaceEngine::save_weight(int index) {
+  wait(index);
+  return save_state(weight(index), gate_.expected(index));
+}
+
+void SubspaceEngine::check_weight(int index, const WeightState& state) {
+  wait(index);
+  check_state(weight(index), state);
+}
+
+void SubspaceEngine::load_weight(int index, const WeightState& state) {
+  wait(index);
+  load_state(*weights_.at(at(index)), state);
+  gate_.expect_backwards(index, state.backwards);
+}
+
+void SubspaceEngine::note_device_times(double forward_s, double backward_s) {
+  lanes_.note_device_times(forward_s, backward_s);
+}
+
+SubspaceStats SubspaceEngine::take_stats() {
+  SubspaceStats stats;
+  stats.use = lanes_.take_use();
+  stats.calibration = calibration_.take_use();
+  stats.host_seconds = stats.use.lane_seconds[subspace_lanes::kHost];
+  stats.recalled = gate_.take_recalled();
+  for (const auto& weight : weights_) stats.held_bytes += weight->held_bytes();
+  stats.speculative = gate_.speculative();
+  return stats;
+}
+
+}  // namespace sluiceway

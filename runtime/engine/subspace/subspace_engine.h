@@ -1,0 +1,170 @@
+// Trains weights through compressed gradients: compress, d2h, AdamW on the core, h2d, apply.
+//
+//   S_l = P^T (sum of micro-batch gradients) Q      device, in the hook of weight l
+//   D_l = AdamW direction of (factor * S_l)         host, or device with CoreTier::kDevice
+//   W_l <- (1 - lr wd) W_l - lr scale P D_l Q^T     device, before the weight's next forward
+//
+// One step: add_gradient() per weight and micro-batch, end_backward() after each backward, step()
+// once, acquire() before a weight is read. step() returns when the step is enqueued. What becomes
+// of a step is the step gate's to say (step_gate.h), norm modes and all; a step that is skipped has
+// changed nothing, but for one thing that the caller chose: with `residual_at_once` a residual
+// trains its weight during the last promised backward, before the gradient of the other weights is
+// known to be finite. A weight whose own gradient is not finite is left alone, and
+// StepOutcome::residuals_kept counts the others.
+//
+// Thread safety: one thread at a time calls; the lanes run beside it.
+// Lifetime:      weights passed to step() stay where they are until acquire() for them.
+// Errors:        InvalidArgument for a wrong shape or dtype, nothing changed. What a lane throws
+//                comes out of the next call, with lane and weight named, and of each one after it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compress/learner.h"
+#include "compress/refresh_policy.h"
+#include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/step_gate.h"
+#include "runtime/engine/subspace/calibration.h"
+#include "runtime/engine/subspace/subspace_weight.h"
+#include "runtime/engine/subspace/weight_state.h"
+
+namespace sluiceway {
+
+struct SubspaceOptions {
+  explicit SubspaceOptions(DeviceId device) noexcept : lanes(device) {}
+
+  EngineLanes::Options lanes;
+  StepGate::Options gate;
+  bool residual_at_once = false;  // In the last promised backward; otherwise it waits for step().
+  int residual_every = 1;  // Steps between a weight's turns; each is then sqrt() of it as large.
+  double residual_max_rms = 1;  // Clips the residual's update; infinity: not at all.
+  std::uint64_t seed = 0;
+  RefreshPolicy::Config refresh;
+  RefreshOptions learn;
+  int device_cpu = -1;  // Processor for the apply stream; -1 leaves it free.
+  int lane_cpu = -1;    // Processor for link and host lanes.
+};
+
+struct WeightHyper {
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  double scale = 0;  // Of the compressed update; 0: the codec's own.
+};
+
+struct StepRequest {
+  std::span<const WeightHyper> hyper;  // One a weight.
+  std::span<const AnyMatrix> weights;  // One a weight, as they are now.
+  float factor = 1;                    // What others multiplied the gradient with: unscale, clip.
+  double other_sum_squares = 0;        // Of gradients outside the engine, for the common norm.
+  float unscale = 1;                   // The part of `factor` that undoes a loss scale.
+};
+
+// Counts since the last take_stats(), but for peaks, which are since the start.
+struct SubspaceStats {
+  EngineUse use;
+  CalibrationUse calibration;
+  double host_seconds = 0;       // The host lane was busy.
+  std::uint64_t recalled = 0;    // Payloads taken back because a step differed from the forecast.
+  std::uint64_t held_bytes = 0;  // Of use.used: gradients of others that wait for step().
+  bool speculative = false;
+};
+
+class SubspaceEngine {
+ public:
+  // Weights in the order in which the forward needs them. OutOfMemory: both byte counts and the
+  // weight's name. `learner` may be null where no codec learns.
+  SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> weights,
+                 std::unique_ptr<ProjectorLearner> learner);
+  SubspaceEngine(const SubspaceEngine&) = delete;
+  SubspaceEngine& operator=(const SubspaceEngine&) = delete;
+  ~SubspaceEngine();
+
+  std::size_t size() const noexcept { return weights_.size(); }
+  const SubspaceWeight& weight(int index) const { return *weights_.at(at(index)); }
+
+  // ---- A step ----
+  // `total`, where the weight has a residual: the sum of the step's gradients, this one included.
+  // It is used up, and lent until acquire() after the step, or until the residual is done.
+  void add_gradient(int index, const AnyMatrix& g, const AnyMatrix& total, StreamRef compute);
+  void add_gradient(int index, const AnyMatrix& g, StreamRef compute) {
+    add_gradient(index, g, g, compute);
+  }
+  // What residuals that are applied at once read; before the first gradient of a backward.
+  void prepare(std::span<const WeightHyper> hyper, std::span<const AnyMatrix> weights);
+  // This weight's residual waits for step(): the weight is used twice in a forward, or the loss is
+  // scaled. OutOfMemory: nothing changed.
+  void hold_residual(int index);
+  bool residual_done(int index) const { return weight(index).gathering.residual_done; }
+  GradientNorm end_backward();
+  StepOutcome step(const StepRequest& request);
+  bool has_gradient() const noexcept { return gate_.has_gradient(); }
+  void drop();  // Forgets what was added.
+  // Work on `compute` that is enqueued from now on sees the weight's last update. Returns the
+  // stall in seconds.
+  double acquire(int index, StreamRef compute);
+  void synchronize();      // Every step is applied when it returns.
+  void finish() noexcept;  // drop() and synchronize(), whatever a lane has thrown.
+
+  // ---- Calibration: gradients measure and teach the projectors, and are not accumulated ----
+  bool calibration_due() const { return calibration_.closure_due(gate_.committed_steps()); }
+  void begin_calibration();
+  void end_calibration() noexcept { calibration_.end(); }
+
+  // ---- State; waits for the weight first ----
+  std::int64_t committed_steps() const noexcept { return gate_.committed_steps(); }
+  void set_committed_steps(std::int64_t steps) { gate_.set_committed_steps(steps); }
+  WeightState save_weight(int index);
+  void check_weight(int index,
+                    const WeightState& state);  // Throws as load_weight(), changes nothing.
+  void load_weight(int index, const WeightState& state);
+  RefreshPolicy& refresh_policy() noexcept { return calibration_.policy(); }
+
+  // ---- Numbers ----
+  void note_device_times(double forward_s, double backward_s);  // Of the last step.
+  SubspaceStats take_stats();
+  Trace& trace() noexcept { return lanes_.trace(); }
+  Budget& budget() noexcept { return lanes_.budget(); }
+
+ private:
+  struct Early {
+    WeightHyper hyper;
+    AnyMatrix weight;
+  };
+  // A payload that leaves while its step is being gathered does not know the clip factor yet.
+  enum class When { kGathering, kStepping };
+
+  static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
+  void wait(int index);
+  void check_shape(const SubspaceWeight& weight, const AnyMatrix& matrix, const char* what) const;
+
+  // gather.cpp
+  void calibrate(int index, const AnyMatrix& g, StreamRef compute);
+  void apply_residual_early(int index, StreamRef compute);
+  void scan(int index, bool leaving);
+  void send(int index, When when);
+  std::optional<Forecast> add_link_hops(int index, Payload& payload, When when);
+
+  // update.cpp
+  void check_request(const StepRequest& request) const;
+  bool residual_turn(int index) const noexcept;
+  ResidualStep residual_step(const SubspaceWeight& weight, const WeightHyper& hyper) const;
+  int residuals_kept() const;
+  void begin_update(int index, const StepRequest& request, float factor);
+  void ensure_spares();
+
+  SubspaceOptions options_;
+  EngineLanes lanes_;
+  Calibration::Weights weights_;
+  StepGate gate_;
+  Calibration calibration_;
+  Buffer compress_scratch_, apply_scratch_, host_scratch_;
+  std::vector<Early> early_;
+  StreamRef compute_ =
+      StreamRef::host();  // That of the last gradient; without one nothing is read.
+};
+
+}  // namespace sluiceway

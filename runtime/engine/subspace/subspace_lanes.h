@@ -1,0 +1,22 @@
+// The lanes of the subspace engine, in the order in which a core passes them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/engine/engine_lanes.h"
+
+namespace sluiceway::subspace_lanes {
+
+inline constexpr LaneId kD2h = 0, kHost = 1, kH2d = 2, kApply = 3;
+inline constexpr LanePlan kPlan{.gather_before = kHost, .device_lane = kApply};
+
+inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu) {
+  using enum LaneSpec::Runs;
+  return {{"d2h", kOnDevice, 1, lane_cpu},
+          {"host", kOnHost, 1, lane_cpu},
+          {"h2d", kOnDevice, 1, lane_cpu},
+          {"apply", kOnDevice, 1, device_cpu}};
+}
+
+}  // namespace sluiceway::subspace_lanes

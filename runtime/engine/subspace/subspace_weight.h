@@ -1,0 +1,83 @@
+// One weight of the subspace engine: its codec and buffers, and two records of the step at hand.
+//
+//   low        m x n   u16   device   low halves of the weight, for residual updates
+//   residual   m + n   f32   device   moments of what the codec leaves, and their roots
+//
+// The phases of a step hand a weight from one file to the next: gather.cpp writes Gathering until
+// the payload leaves, update.cpp writes Applying before the step is committed and the lanes only
+// read it, and what is committed is in CoreMoments, GradientResidual and the codec.
+//
+// Thread safety: the executor hands a weight from thread to thread; no two use it at once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "compress/gradient_codec.h"
+#include "compress/gradient_residual.h"
+#include "runtime/engine/subspace/core_moments.h"
+#include "runtime/engine/subspace/core_staging.h"
+#include "runtime/engine/subspace/weight_plan.h"
+
+namespace sluiceway {
+
+// Of the step whose gradient is being gathered; beside the gate's record of the same part.
+struct Gathering {
+  AnyMatrix total;                // The gradient so far, lent by the caller; only with a residual.
+  bool residual_done = false;     // Its turn came before the step was decided,
+  bool residual_trained = false;  // and it changed the weight.
+  int target = 0;                 // Which copy of the moments the payload writes.
+};
+
+// Of the step that is being applied.
+struct Applying {
+  AdamHyper adam{};
+  float factor = 1;  // Unscale and clip.
+  WeightUpdate update{};
+  AnyMatrix weight;
+  bool residual_due = false;
+  AnyMatrix residual_gradient;
+  ResidualStep residual_step;
+};
+
+class SubspaceWeight {
+ public:
+  SubspaceWeight(WeightSpec weight_spec, DeviceId device, Budget& budget);
+
+  bool has_core() const noexcept { return plan.core.elems() > 0; }
+  bool crosses() const noexcept { return has_core() && spec.tier == CoreTier::kHost; }
+  MatrixView<std::uint16_t> low_bits() const noexcept;
+  std::size_t scratch_elems() const noexcept { return codec->scratch_elems(); }
+  std::size_t refresh_scratch_elems() const noexcept { return codec->refresh_scratch_elems(); }
+  std::size_t host_scratch_elems() const noexcept { return staging.host_scratch_elems(); }
+
+  // Counts a gradient that is kept until the step is decided. OutOfMemory, with its name.
+  void hold_gradient(Budget& budget);
+  std::uint64_t held_bytes() const noexcept { return held_.bytes(); }
+
+  // Trains the weight with the residual of `whole`, the gradient of a step, which is used up.
+  // False: the weight is as it was.
+  bool apply_residual(const AnyMatrix& whole, const AnyMatrix& w, const ResidualStep& step,
+                      std::span<float> scratch, StreamRef stream);
+  // W <- decay W + alpha P D Q^T, with what arrived; first the residual, where it waited.
+  void apply(std::span<float> scratch, StreamRef stream);
+
+  const WeightSpec spec;
+  const std::uint64_t hash;  // Of the name: keys every random draw.
+  const WeightPlan plan;
+  const std::unique_ptr<GradientCodec> codec;
+  std::optional<GradientResidual> residual;
+  bool residual_at_once = false;  // In the last promised backward; otherwise it waits for step().
+  CoreStaging staging;
+  CoreMoments moments;
+  Gathering gathering;
+  Applying applying;
+
+ private:
+  Budget::Reservation held_;
+  Buffer low_;
+};
+
+}  // namespace sluiceway

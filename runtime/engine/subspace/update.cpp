@@ -1,0 +1,123 @@
+// The deciding half of a step: what the lanes will read is written, then the step is committed.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/check.h"
+#include "runtime/engine/subspace/subspace_engine.h"
+
+namespace sluiceway {
+namespace {
+
+constexpr std::uint32_t kWeightRoundingPurpose = 1;
+constexpr std::uint32_t kResidualRoundingPurpose = 2;
+
+}  // namespace
+
+void SubspaceEngine::check_request(const StepRequest& request) const {
+  SLUICEWAY_CHECK(
+      request.hyper.size() == weights_.size() && request.weights.size() == weights_.size(),
+      "SubspaceEngine: step with ", request.hyper.size(), " hyperparameters and ",
+      request.weights.size(), " weights, expected ", weights_.size(), " of each");
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    const WeightSpec& spec = weights_[i]->spec;
+    check_shape(*weights_[i], request.weights[i], "weight");
+    SLUICEWAY_CHECK(request.weights[i].dtype == spec.dtype, "SubspaceEngine: weight ", spec.name,
+                    " is ", to_string(request.weights[i].dtype), ", expected ",
+                    to_string(spec.dtype), "; make a new optimizer after changing a parameter");
+  }
+}
+
+StepOutcome SubspaceEngine::step(const StepRequest& request) {
+  check_request(request);
+  end_backward();
+  StepOutcome outcome = gate_.decide(request.factor, request.other_sum_squares);
+  if (outcome.skipped) {
+    outcome.residuals_kept = residuals_kept();
+    drop();
+    return outcome;
+  }
+  const float factor = request.factor * outcome.clip_factor;
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    const int index = static_cast<int>(i);
+    if (gate_.backwards(index) > 0) begin_update(index, request, factor);
+  }
+  for (const int index : gate_.commit(request.factor)) {
+    SubspaceWeight& weight = *weights_[at(index)];
+    weight.moments.commit(weight.gathering.target);
+    weight.gathering = {};
+  }
+  gate_.tune(lanes_, [this] {
+    try {
+      ensure_spares();
+      return true;
+    } catch (const OutOfMemory&) {
+      return false;  // The budget decides: waiting for the norm costs time, not memory.
+    }
+  });
+  return outcome;
+}
+
+int SubspaceEngine::residuals_kept() const {
+  return static_cast<int>(std::count_if(weights_.begin(), weights_.end(), [](const auto& weight) {
+    return weight->gathering.residual_trained;
+  }));
+}
+
+bool SubspaceEngine::residual_turn(int index) const noexcept {
+  return (committed_steps() + index) % options_.residual_every == 0;
+}
+
+ResidualStep SubspaceEngine::residual_step(const SubspaceWeight& weight,
+                                           const WeightHyper& hyper) const {
+  ResidualStep step;
+  step.lr = hyper.lr * std::sqrt(static_cast<double>(options_.residual_every));
+  step.beta2 = hyper.beta2;
+  step.eps = hyper.eps;
+  step.max_rms = options_.residual_max_rms;
+  // Decay goes with the core's update; a weight without one has only this.
+  step.update.decay =
+      weight.has_core()
+          ? 1.0F
+          : static_cast<float>(1 - options_.residual_every * hyper.lr * hyper.weight_decay);
+  step.update.rounding = weight.spec.rounding;
+  step.update.key = {options_.seed, static_cast<std::uint64_t>(committed_steps()), weight.hash,
+                     kResidualRoundingPurpose};
+  return step;
+}
+
+void SubspaceEngine::begin_update(int index, const StepRequest& request, float factor) {
+  SubspaceWeight& weight = *weights_[at(index)];
+  const WeightHyper& hyper = request.hyper[at(index)];
+  const AdamHyper adam{hyper.lr,  hyper.beta1, hyper.beta2,
+                       hyper.eps, 0,           weight.moments.steps() + 1};
+  const bool sent = gate_.still_holds(index, adam, factor);
+  Applying& applying = weight.applying;
+  applying.adam = adam;
+  applying.factor = factor;
+  applying.weight = request.weights[at(index)];
+  applying.residual_due =
+      weight.residual && !weight.gathering.residual_done && residual_turn(index);
+  if (applying.residual_due) {
+    applying.residual_gradient = weight.gathering.total;
+    applying.residual_step = residual_step(weight, hyper);
+    applying.residual_step.factor = request.unscale;
+  }
+  const double own_scale = static_cast<double>(weight.codec->default_scale());
+  const double scale = hyper.scale > 0 ? hyper.scale : own_scale;
+  applying.update.decay = static_cast<float>(1 - hyper.lr * hyper.weight_decay);
+  applying.update.alpha = static_cast<float>(-hyper.lr * scale);
+  applying.update.rounding = weight.spec.rounding;
+  applying.update.key = {options_.seed, static_cast<std::uint64_t>(committed_steps()), weight.hash,
+                         kWeightRoundingPurpose};
+  if (!sent) send(index, When::kStepping);
+}
+
+void SubspaceEngine::ensure_spares() {
+  for (const auto& weight : weights_) {
+    if (weight->crosses() && !weight->moments.has_spare()) {
+      weight->moments.add_spare(budget(), weight->spec.name);
+    }
+  }
+}
+
+}  // namespace sluiceway

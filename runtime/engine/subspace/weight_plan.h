@@ -1,0 +1,72 @@
+// What one compressed weight costs: bytes on each tier, and bytes over the link a step.
+//
+// The same numbers size the buffers (core_staging.h, core_moments.h) and answer `sluiceway plan`.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "compress/gradient_codec.h"
+#include "compress/gradient_residual.h"
+#include "kernels/base/dtype.h"
+#include "kernels/decompress.h"
+#include "kernels/wire.h"
+
+namespace sluiceway {
+
+// Where AdamW on the core runs.
+enum class CoreTier : std::uint8_t { kHost, kDevice };
+
+// How AdamW on the core keeps its second moment: an element each, or the means of rows and columns.
+enum class SecondMoment : std::uint8_t { kFull, kFactored };
+
+struct WeightSpec {
+  std::string name;       // Unique; its stable hash keys every random draw.
+  std::int64_t rows = 0;  // m
+  std::int64_t cols = 0;  // n
+  DType dtype = DType::kF32;
+  CodecConfig codec;
+  WireFormat wire = WireFormat::kBF16;
+  CoreTier tier = CoreTier::kHost;
+  Rounding rounding = Rounding::kNearest;  // kNearest for f32 weights only.
+  ResidualKind residual = ResidualKind::kNone;
+  SecondMoment second_moment = SecondMoment::kFull;
+};
+
+// Floats of the second moment of a core; as many again are scratch where it is factored.
+std::int64_t second_moment_elems(SecondMoment kind, const CoreShape& core) noexcept;
+
+struct WeightPlan {
+  CoreShape core;
+  std::uint64_t d2h_bytes = 0;  // A step; 0 with CoreTier::kDevice.
+  std::uint64_t h2d_bytes = 0;
+  std::uint64_t projector_bytes = 0;  // Device; reserved by the codec.
+  std::uint64_t device_bytes = 0;     // Accumulator, both wire buffers, low bits, moments if there,
+                                      // and the state of the residual.
+  std::uint64_t held_bytes = 0;       // Device: the gradient, while a residual waits for step().
+  std::uint64_t scratch_bytes = 0;    // Device; two of the largest serve all weights.
+  std::uint64_t host_bytes = 0;       // Moments, twice while speculative; roots, if factored.
+  std::uint64_t pinned_bytes = 0;     // Gradient and direction in wire format, in whole pages.
+  // Device; the largest takes the place of one of the two where codecs are refreshed.
+  std::uint64_t refresh_scratch_bytes = 0;
+};
+
+// InvalidArgument: no elements, or a rounding that the weight's dtype cannot have.
+WeightPlan plan_weight(const WeightSpec& spec, bool speculative);
+
+// Device: two of the largest scratch of all weights, or one of them and that of a refresh.
+std::uint64_t shared_scratch_bytes(std::span<const WeightPlan> plans, bool refreshed);
+
+// The family that "auto" stands for: svd where the projectors of all these weights and all else
+// that they need fit into `device_bytes`, block_random otherwise.
+std::string_view auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes,
+                            bool refreshed);
+
+CoreTier parse_core_tier(std::string_view name);          // "host", "device"
+SecondMoment parse_second_moment(std::string_view name);  // "full", "factored"
+std::string_view to_string(SecondMoment kind) noexcept;
+WireFormat parse_wire(std::string_view name);                 // "fp32", "bf16", "int8"
+Rounding parse_rounding(std::string_view name, DType dtype);  // "auto", "stochastic", "residual"
+
+}  // namespace sluiceway

@@ -1,0 +1,205 @@
+// The half of Executor::State that is at the streams: hands out hops and hears of their end.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "runtime/schedule/executor_state.h"
+#include "runtime/schedule/lane_error.h"
+#include "runtime/trace/trace.h"
+
+namespace sluiceway {
+namespace {
+
+// The two halves of a hop that is finished from outside: its stream, and its HopDone. Each writes
+// its own fields; the second to come sees the other's, by the counter's release and acquire.
+struct Halves {
+  bool second_comes() noexcept { return left.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  // The error of start() goes first: a token that it dropped on its way out says less.
+  Completion both() const {
+    return {stream.begin_us, std::max(stream.end_us, outside_us),
+            stream.error ? stream.error : outside_error};
+  }
+
+  std::atomic<int> left = 2;
+  Completion stream;
+  double outside_us = 0;
+  std::exception_ptr outside_error;
+};
+
+// Nothing if it cannot: a stream that has failed. The hop's own completion says so.
+std::optional<Event> record(Stream& stream) noexcept {
+  try {
+    return stream.record();
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+double steady_s() noexcept {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Executor::State::dispatch(Lock& lock) {
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+    LaneState& state = lanes[lane];
+    if (state.dispatching) continue;
+    state.dispatching = true;
+    while (!error && state.running < config.lanes[lane].depth && !state.ready.empty()) {
+      start_next(lane, lock);
+    }
+    state.dispatching = false;
+  }
+  if (idle()) changed.notify_all();
+}
+
+void Executor::State::start_next(std::size_t lane, Lock& lock) {
+  LaneState& state = lanes[lane];
+  std::pop_heap(state.ready.begin(), state.ready.end(), goes_later);
+  Item* item = state.ready.back();
+  state.ready.pop_back();
+  item->place = Place::kRunning;
+  ++item->started;
+  ++state.running;
+  note_device(*item);
+  const std::size_t hop = item->hop;
+  const Event after = std::exchange(item->after, Event());
+  const bool ahead = item->handed_out = may_go_ahead(*item);
+  lock.unlock();
+  try {
+    hand_over(item, hop, after);
+  } catch (...) {  // The stream took nothing.
+    const double now = now_us();
+    complete(item, hop, {.begin_us = now, .end_us = now, .error = std::current_exception()});
+  }
+  if (!ahead) return lock.lock();  // The item may be gone.
+  const std::optional<Event> reached = record(*config.lanes[lane].stream);
+  lock.lock();
+  go_ahead(lock, item, reached);
+}
+
+void Executor::State::hand_over(Item* item, std::size_t hop, const Event& after) {
+  const Hop& next = item->payload.hops[hop];
+  Stream& stream = *config.lanes[static_cast<std::size_t>(next.lane)].stream;
+  if (after.state() != nullptr) stream.wait(after);
+  if (next.run) {
+    stream.enqueue([item, hop](StreamRef ref) { item->payload.hops[hop].run(ref); },
+                   [item, hop, self = shared_from_this()](const Completion& completion) {
+                     self->complete(item, hop, completion);
+                   });
+    return;
+  }
+  const auto halves = std::make_shared<Halves>();
+  const auto finish_half = [item, hop, halves, self = shared_from_this()] {
+    if (halves->second_comes()) self->complete(item, hop, halves->both());
+  };
+  const HopDone done([halves, finish_half](std::exception_ptr failed) {
+    halves->outside_us = now_us();
+    halves->outside_error = std::move(failed);
+    finish_half();
+  });
+  stream.enqueue([item, hop, done](StreamRef ref) { item->payload.hops[hop].start(ref, done); },
+                 [halves, finish_half](const Completion& completion) {
+                   halves->stream = completion;
+                   finish_half();
+                 });
+}
+
+// ---- Several hops of one device in flight -------------------------------------------------------
+
+bool Executor::State::may_go_ahead(const Item& item) const noexcept {
+  const std::vector<Hop>& hops = item.payload.hops;
+  const std::size_t next = item.hop + 1;
+  if (next >= hops.size() || !hops[item.hop].run || !hops[next].run) return false;
+  const auto stream = [&](std::size_t hop) -> const Stream& {
+    return *config.lanes[static_cast<std::size_t>(hops[hop].lane)].stream;
+  };
+  return stream(next).device_waits_for(stream(item.hop)) && !must_park(item, next);
+}
+
+void Executor::State::go_ahead(Lock& lock, Item* item, const std::optional<Event>& reached) {
+  Items gone;
+  item->handed_out = false;
+  if (reached && item->in_flight() && !error && item->recalled_by == 0) {
+    item->after = *reached;
+    advance(lock, item, gone);
+  } else {
+    settle(lock, item, gone);
+  }
+  destroy(lock, gone);
+}
+
+void Executor::State::complete(Item* item, std::size_t hop, const Completion& completion) noexcept {
+  Hop& done = item->payload.hops[hop];
+  done.run = nullptr;  // What it captured goes before the payload moves on.
+  done.start = nullptr;
+  const auto lane = static_cast<std::size_t>(done.lane);
+  const LaneConfig& in = config.lanes[lane];
+  if (config.trace != nullptr && config.trace->enabled()) {
+    config.trace->add_range(in.trace_row, item->payload.name, completion.begin_us,
+                            completion.end_us, static_cast<std::int64_t>(done.bytes));
+  }
+  std::exception_ptr named;
+  if (completion.error) named = name_error(completion.error, in.name, item->payload.name);
+
+  Items gone;
+  Lock lock(mutex);
+  --lanes[lane].running;
+  item->seconds[hop] = (completion.end_us - completion.begin_us) * 1e-6;
+  use.seconds[lane] += item->seconds[hop];
+  ++use.payloads[lane];
+  ++item->finished;
+  note_device(*item);
+  if (named && !error) {
+    fail(lock, std::move(named), gone);
+  } else {
+    settle(lock, item, gone);
+  }
+  dispatch(lock);
+  destroy(lock, gone);
+}
+
+// What becomes of an item when nothing of it is in flight any more.
+void Executor::State::settle(Lock& lock, Item* item, Items& gone) {
+  if (item->in_flight()) return;
+  if (error) {
+    take_out(lock, item, gone);
+  } else if (item->recalled_by != 0) {
+    changed.notify_all();  // recall() takes it out.
+  } else if (item->place == Place::kRunning) {
+    advance(lock, item, gone);
+  }
+}
+
+// ---- Times --------------------------------------------------------------------------------------
+
+void Executor::State::note_times(const Item& item) {
+  Key& key = key_of(item);
+  if (item.step < key.step) return;  // Of a step that a later one has overtaken.
+  if (item.step > key.step) std::fill(key.gathered.begin(), key.gathered.end(), 0.0);
+  key.step = item.step;
+  for (std::size_t hop = 0; hop < item.seconds.size(); ++hop) {
+    key.gathered[static_cast<std::size_t>(item.payload.hops[hop].lane)] += item.seconds[hop];
+  }
+  if (key.moving == 1) key.last = key.gathered;  // This one is the last that moves.
+}
+
+// Works on the item's hop in the device lane: from when all before it have finished.
+void Executor::State::note_device(Item& item) noexcept {
+  const bool busy = item.device_hop < item.started && item.finished == item.device_hop;
+  if (busy == item.on_device) return;
+  item.on_device = busy;
+  if (busy) {
+    if (on_device_++ == 0) device_began_s_ = steady_s();
+  } else if (--on_device_ == 0) {
+    device_before_s_ += steady_s() - device_began_s_;
+  }
+}
+
+double Executor::State::device_busy_s(double now_s) const noexcept {
+  return device_before_s_ + (on_device_ > 0 ? now_s - device_began_s_ : 0);
+}
+
+}  // namespace sluiceway

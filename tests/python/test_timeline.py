@@ -1,0 +1,69 @@
+"""The loop's ranges: in a trace of their own, or in that of an engine which has one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch  # noqa: F401 - the compiled module needs libtorch in the process.
+from sluiceway import _core
+from sluiceway.run.timeline import Timeline
+
+
+def ranges_of(path):
+    """Name, begin and end of every range, by the row it is in."""
+    events = json.loads(path.read_text())["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found: dict[str, list] = {}
+    for e in events:
+        if e["ph"] == "X":
+            found.setdefault(rows[e["tid"]], []).append((e["name"], e["ts"], e["ts"] + e["dur"]))
+    return found
+
+
+def test_ranges_lie_inside_one_another_on_the_runtimes_clock(tmp_path):
+    timeline, before = Timeline(tmp_path / "trace.json"), _core.now_us()
+    with timeline.range("step 1"), timeline.range("forward"):
+        pass
+    timeline.write()
+    (step, forward) = ranges_of(tmp_path / "trace.json")["loop"]
+    assert (step[0], forward[0]) == ("step 1", "forward")
+    assert before <= step[1] <= forward[1] <= forward[2] <= step[2] <= _core.now_us()
+
+
+def test_engine_with_a_trace_gets_the_ranges_and_the_file_is_its_own(tmp_path):
+    class Engine:
+        def __init__(self):
+            self.ranges = []
+
+        def add_trace_range(self, row, name, began_us, ended_us):
+            self.ranges.append((row, name, began_us <= ended_us))
+
+    engine, timeline = Engine(), Timeline(tmp_path / "trace.json")
+    timeline.hand_over(engine)
+    with timeline.range("save"):
+        pass
+    timeline.write()
+    assert engine.ranges == [("loop", "save", True)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_run_without_a_trace_writes_none(tmp_path, hands_over):
+    timeline = Timeline(None)
+    if hands_over:
+        timeline.hand_over(pytest.fail)  # Has no add_trace_range: would not be asked.
+    with timeline.range("step 1"):
+        pass
+    timeline.write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranges_that_do_not_fit_are_counted_in_the_file(tmp_path):
+    trace = _core.Trace(max_ranges=2)
+    for k in range(5):
+        trace.add_range("loop", f"step {k}", k, k + 0.5)
+    trace.write_json(str(tmp_path / "trace.json"))
+    assert [name for name, *_ in ranges_of(tmp_path / "trace.json")["loop"]] == ["step 0", "step 1"]
+    other = json.loads((tmp_path / "trace.json").read_text())["otherData"]
+    assert other == {"ranges": 2, "dropped": 3}

@@ -1,0 +1,99 @@
+// A device without a device: tasks launch, and what they launched runs later and in order.
+//
+// As on CUDA, enqueue() calls the task on the caller's thread; what it launches through its
+// StreamRef runs on the stream's own thread. Completions are told by a second thread, so the device
+// goes on to what waits for an event before anybody on the host has heard of it.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/base/error.h"
+#include "runtime/device/event_state.h"
+#include "runtime/device/stream_backend.h"
+#include "runtime/device/worker.h"
+#include "runtime/trace/trace.h"
+
+namespace sluiceway::test {
+
+class DeviceDouble final : public StreamBackend {
+ public:
+  struct Faults {
+    bool record = false;  // record() throws,
+    bool wait = false;    // and so does wait().
+  };
+  explicit DeviceDouble(int ordinal) : DeviceDouble(ordinal, Faults()) {}
+  DeviceDouble(int ordinal, Faults faults)
+      : ordinal_(ordinal), faults_(faults), watcher_({"watcher"}), device_({"device"}) {}
+
+  static Stream stream(int ordinal, Faults faults = {false, false}) {
+    return Stream::over(std::make_unique<DeviceDouble>(ordinal, faults));
+  }
+
+  // What a task does on the stream that it is given.
+  static void launch(StreamRef stream, std::function<void()> work) {
+    static_cast<DeviceDouble*>(stream.native)->device_.post(std::move(work));
+  }
+
+  void enqueue(Stream::Task task, Stream::Done done) override {
+    const auto completion = std::make_shared<Completion>();
+    device_.post([completion] { completion->begin_us = now_us(); });
+    try {
+      task(StreamRef{this, ordinal_});
+    } catch (...) {
+      completion->error = std::current_exception();
+    }
+    device_.post([this, completion, task = std::move(task), done = std::move(done)] {
+      completion->end_us = now_us();
+      watcher_.post([completion, task, done]() mutable {
+        task = nullptr;
+        done(*completion);
+      });
+    });
+  }
+
+  void wait(const Event& event) override {
+    if (faults_.wait) throw CudaError("wait: refused, error 9");
+    device_.post([event] { event.wait(); });
+  }
+
+  Event record() override {
+    if (faults_.record) throw CudaError("record: refused, error 9");
+    auto state = std::make_shared<HostEvent>();
+    device_.post([state] { state->set(); });
+    return Event(std::move(state));
+  }
+
+  void synchronize() override { record().wait(); }
+  DeviceId device() const noexcept override { return {ordinal_}; }
+  bool waits_on_device() const noexcept override { return true; }
+
+ private:
+  int ordinal_;
+  Faults faults_;
+  Worker watcher_;  // Before the device's thread, which posts to it until it ends.
+  Worker device_;
+};
+
+// A device so fast that all is done, and told, before enqueue() returns.
+class InstantDevice final : public StreamBackend {
+ public:
+  void enqueue(Stream::Task task, Stream::Done done) override {
+    Completion completion;
+    completion.begin_us = completion.end_us = now_us();
+    task(StreamRef{nullptr, 0});
+    task = nullptr;
+    done(completion);
+  }
+  void wait(const Event& event) override { event.wait(); }
+  Event record() override { return {}; }
+  void synchronize() override {}
+  DeviceId device() const noexcept override { return {0}; }
+  bool waits_on_device() const noexcept override { return true; }
+};
+
+}  // namespace sluiceway::test
