@@ -61,7 +61,7 @@ struct LinkCopy::Bucket {
 };
 
 LinkCopy::LinkCopy(DeviceId device, LinkDirection direction, Config config)
-    : device_(device), direction_(direction), config_(config) {
+    : device_(device), direction_(direction) {
   SLUICEWAY_CHECK(std::isfinite(config.gbps) && config.gbps >= 0, "link_copy: rate is ",
                   config.gbps, " GB/s, expected 0 (unthrottled) or more");
   SLUICEWAY_CHECK(std::isfinite(config.latency_us) && config.latency_us >= 0 &&

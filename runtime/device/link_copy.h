@@ -44,7 +44,6 @@ class LinkCopy {
   struct Bucket;
   DeviceId device_;
   LinkDirection direction_;
-  Config config_;
   std::atomic<std::uint64_t> bytes_{0};
   std::unique_ptr<Bucket> bucket_;
 };
