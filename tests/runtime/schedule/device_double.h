@@ -36,14 +36,14 @@ class DeviceDouble final : public StreamBackend {
 
   // What a task does on the stream that it is given.
   static void launch(StreamRef stream, std::function<void()> work) {
-    static_cast<DeviceDouble*>(stream.native)->device_.post(std::move(work));
+    static_cast<DeviceDouble*>(stream.native())->device_.post(std::move(work));
   }
 
   void enqueue(Stream::Task task, Stream::Done done) override {
     const auto completion = std::make_shared<Completion>();
     device_.post([completion] { completion->begin_us = now_us(); });
     try {
-      task(StreamRef{this, ordinal_});
+      task(StreamRef::cuda(ordinal_, this));
     } catch (...) {
       completion->error = std::current_exception();
     }
@@ -69,7 +69,7 @@ class DeviceDouble final : public StreamBackend {
   }
 
   void synchronize() override { record().wait(); }
-  DeviceId device() const noexcept override { return {ordinal_}; }
+  DeviceId device() const noexcept override { return DeviceId::cuda(ordinal_); }
   bool waits_on_device() const noexcept override { return true; }
 
  private:
@@ -85,14 +85,14 @@ class InstantDevice final : public StreamBackend {
   void enqueue(Stream::Task task, Stream::Done done) override {
     Completion completion;
     completion.begin_us = completion.end_us = now_us();
-    task(StreamRef{nullptr, 0});
+    task(StreamRef::cuda(0, nullptr));
     task = nullptr;
     done(completion);
   }
   void wait(const Event& event) override { event.wait(); }
   Event record() override { return {}; }
   void synchronize() override {}
-  DeviceId device() const noexcept override { return {0}; }
+  DeviceId device() const noexcept override { return DeviceId::cuda(0); }
   bool waits_on_device() const noexcept override { return true; }
 };
 
