@@ -60,12 +60,7 @@ Sparse overlap(const BlockRows& left, const BlockRows& right) {
   return all;
 }
 
-void multiply_from_both_sides(MatrixView<float> x, const Sparse& a, const Sparse& b) {
-  Core left = a * as_eigen(x);
-  as_eigen(x).noalias() = left * b;
-}
-
-// The same for V = row col^T / mean(row): the product is of rank one again, and its means are the
+// V <- A V B for V = row col^T / mean(row): the product is of rank one again, and its means are the
 // new factors.
 void multiply_from_both_sides(const FactoredMoment& v, const Sparse& a, const Sparse& b) {
   using Vector = Eigen::Map<Eigen::VectorXf>;
@@ -122,16 +117,18 @@ void transport(MomentTransport how, const Moments& moments, const Rows& p_old, c
     case MomentTransport::kProjected:
       break;
   }
-  Sparse a = overlap(p_new, p_old);
-  Sparse b = overlap(q_old, q_new);
-  multiply_from_both_sides(moments.m, a, b);
-  a = a.cwiseProduct(a).eval();
-  b = b.cwiseProduct(b).eval();
+  const Sparse a = overlap(p_new, p_old);
+  const Sparse b = overlap(q_old, q_new);
+  const Sparse a_squared = a.cwiseProduct(a), b_squared = b.cwiseProduct(b);
+  // What needs memory comes before the first moment is written.
+  const Core left = a * as_eigen(moments.m);
   if (factored) {
-    multiply_from_both_sides(moments.factored, a, b);
+    multiply_from_both_sides(moments.factored, a_squared, b_squared);
   } else {
-    multiply_from_both_sides(moments.v, a, b);
+    const Core left_squared = a_squared * as_eigen(moments.v);
+    as_eigen(moments.v).noalias() = left_squared * b_squared;
   }
+  as_eigen(moments.m).noalias() = left * b;
 }
 
 }  // namespace

@@ -8,9 +8,8 @@
 // kept() is what the kernels read of that copy, restore() brings it back.
 //
 // Ownership: owns its arrays; their bytes are reserved on the device tier, once.
-// Errors:    OutOfMemory, with byte counts; Unavailable on a CUDA device, since projectors are
-// drawn
-//            and fitted in host memory; nothing was changed.
+// Errors:    OutOfMemory, with byte counts; Unavailable on a CUDA device, since projectors
+//            are drawn and fitted in host memory; nothing was changed.
 #pragma once
 
 #include <cstdint>

@@ -73,10 +73,10 @@ def measured(model: torch.nn.Module, nnz: int, d: int, steps: int, known: Gradie
         return SubspaceAdamW(model, codec="sparse_learned", nnz=nnz, d=d, residual="none",
                              target=names, refresh=refresh)  # fmt: skip
 
-    with optimizer(Refresh(threshold=0.0, learn_steps=steps)) as learning:
+    with optimizer(Refresh(every=1, threshold=0.0, learn_steps=steps)) as learning:
         calibrate(learning, known)
         state = learning.state_dict()
-    with optimizer(Refresh(threshold=math.inf)) as measuring:
+    with optimizer(Refresh(every=1, threshold=math.inf)) as measuring:
         measuring.load_state_dict(state)
         return {"calibration": calibrate(measuring, known),
                 "held_out": [calibrate(measuring, g) for g in held_out]}  # fmt: skip

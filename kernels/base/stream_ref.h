@@ -19,6 +19,7 @@ class StreamRef {
   constexpr DeviceId device() const noexcept { return device_; }
   constexpr bool is_host() const noexcept { return device_.is_host(); }
   constexpr void* native() const noexcept { return native_; }  // The cudaStream_t.
+  friend constexpr bool operator==(StreamRef, StreamRef) = default;
 
  private:
   constexpr StreamRef(DeviceId device, void* native) noexcept : device_(device), native_(native) {}

@@ -39,20 +39,34 @@ IntOfName weight_plan(std::int64_t m, std::int64_t n, const std::string& weight_
   result["d2h_bytes"] = plan.d2h_bytes;
   result["h2d_bytes"] = plan.h2d_bytes;
   result["device_bytes"] = plan.device_bytes + plan.projector_bytes + (held ? plan.held_bytes : 0);
-  result["scratch_bytes"] = plan.scratch_bytes;
-  result["refresh_scratch_bytes"] = plan.refresh_scratch_bytes;
   result["host_bytes"] = plan.host_bytes;
   result["pinned_bytes"] = plan.pinned_bytes;
   return result;
 }
 
-std::string choose_codec(const std::vector<std::pair<std::int64_t, std::int64_t>>& shapes,
-                         std::uint64_t device_bytes, const std::string& weight_dtype,
-                         bool refreshed, const py::kwargs& options) {
+using Shapes = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+std::vector<WeightSpec> specs_of(const Shapes& shapes, const std::string& weight_dtype,
+                                 const py::kwargs& options) {
   std::vector<WeightSpec> specs;
   specs.reserve(shapes.size());
   for (const auto& [m, n] : shapes) specs.push_back(spec_of(m, n, weight_dtype, options));
-  return std::string(auto_codec(specs, device_bytes, refreshed));
+  return specs;
+}
+
+std::uint64_t scratch_bytes(const Shapes& shapes, const std::string& weight_dtype, bool refreshed,
+                            const py::kwargs& options) {
+  std::vector<WeightPlan> plans;
+  for (const WeightSpec& spec : specs_of(shapes, weight_dtype, options)) {
+    plans.push_back(plan_weight(spec, false));
+  }
+  return shared_scratch_bytes(plans, refreshed);
+}
+
+std::string choose_codec(const Shapes& shapes, std::uint64_t device_bytes,
+                         const std::string& weight_dtype, bool refreshed,
+                         const py::kwargs& options) {
+  return std::string(auto_codec(specs_of(shapes, weight_dtype, options), device_bytes, refreshed));
 }
 
 }  // namespace
@@ -62,6 +76,10 @@ void bind_weight_plan(py::module_& m) {
         py::arg("speculative"), py::arg("held"),
         "Bytes per tier and per step of one m x n weight, without allocating anything; more "
         "keywords as of WeightSpec.");
+  m.def("scratch_bytes", &scratch_bytes, py::arg("shapes"), py::arg("weight_dtype"),
+        py::arg("refreshed"),
+        "Device bytes that weights of these shapes share, whether or not their projectors are "
+        "replaced on the way; more keywords as of WeightSpec.");
   m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("device_bytes"),
         py::arg("weight_dtype"), py::arg("refreshed"),
         "The family that codec=\"auto\" is for weights of these shapes; more keywords as of "

@@ -33,7 +33,11 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
 
 double EngineLanes::acquire(int key, StreamRef compute) {
   if (compute.is_host()) return wait(key);
-  Stream::borrowed(compute).wait(executor_->completion(key));
+  if (compute_ref_ != compute) {
+    compute_ = Stream::borrowed(compute);
+    compute_ref_ = compute;
+  }
+  compute_->wait(executor_->completion(key));
   return 0;
 }
 

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,7 +79,9 @@ class EngineLanes {
   std::vector<LayerCost> measured_costs() const;  // By key, from its last step.
 
   EngineUse take_use();
-  void stop() noexcept;  // Recalls what is held, drains the lanes; no payload runs any more.
+  // Recalls what is held and drains the lanes: no payload runs any more. The executor is gone then,
+  // and nothing but destruction may follow.
+  void stop() noexcept;
 
  private:
   DeviceId device_;
@@ -93,6 +96,9 @@ class EngineLanes {
   std::unique_ptr<Executor> executor_;  // After the streams: it drains before they end.
   double forward_s_ = 0, backward_s_ = 0;
   double stall_seconds_ = 0;
+  // The framework's stream that acquire() was last asked for, and ours over it.
+  std::optional<StreamRef> compute_ref_;
+  std::optional<Stream> compute_;
   std::uint64_t counted_d2h_ = 0, counted_h2d_ = 0;
 };
 

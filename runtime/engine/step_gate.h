@@ -17,7 +17,8 @@
 //   G2  A step that is dropped has no payload in the lanes any more, and is not counted.
 //   G3  What was computed from a forecast that did not hold is taken back and done again.
 //   G4  Payloads pass their hold in commit() and nowhere else.
-//   G5  A part that gets a gradient after its payload left is taken back, sent again and counted.
+//   G5  A part that gets a gradient after its payload left is taken back and counted, and may be
+//       sent again.
 //   G6  After a step every part expects as many backwards as were promised, else as it had.
 //
 // Thread safety: one thread at a time.
@@ -78,7 +79,6 @@ class StepGate {
   int backwards(int part) const { return at(part).backwards; }
   int expected(int part) const { return at(part).expected; }
   bool is_scanned(int part) const { return at(part).scanned; }
-  bool is_sent(int part) const { return at(part).sent; }
   bool is_complete(int part) const { return backwards(part) >= expected(part); }
   bool gathering() const noexcept;     // Payloads of a step that is not committed are in the lanes.
   bool has_gradient() const noexcept;  // Something was added since the last commit() or drop().

@@ -21,12 +21,11 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-constexpr std::size_t kPieceUnit = 64;  // A cache line: no two pieces share one.
-constexpr std::size_t kMostNamed = 8;   // Leases that a Timeout names, the largest first.
+constexpr std::size_t kMostNamed = 8;  // Leases that a Timeout names, the largest first.
 
 // A piece has room, so that every lease has an address of its own.
 std::size_t room_for(std::size_t bytes) {
-  return round_up(std::max<std::size_t>(bytes, 1), kPieceUnit);
+  return round_up(std::max<std::size_t>(bytes, 1), PinnedPool::kPieceBytes);
 }
 
 struct Piece {
@@ -98,7 +97,7 @@ struct PinnedPool::State {
 
 PinnedPool::PinnedPool(Budget& budget, DeviceId device, Config config) {
   SLUICEWAY_CHECK(config.slab_bytes > 0, "pinned_pool: slab of 0 bytes, expected 1 or more");
-  Buffer slab(budget, Tier::kPinned, device, round_up(config.slab_bytes, kPieceUnit),
+  Buffer slab(budget, Tier::kPinned, device, round_up(config.slab_bytes, PinnedPool::kPieceBytes),
               "slab of the pinned pool", Fill::kNone);
   state_ = std::make_shared<State>(std::move(slab), config.first_generation);
 }
@@ -131,13 +130,13 @@ PinnedPool::Lease PinnedPool::acquire(std::size_t bytes, std::string_view name,
     return (generation = state.take(lock, bytes, name, alignment)).has_value();
   });
   if (!in_time) {
-    throw Timeout(concat("pinned_pool: ", name, " found no ", format_bytes(bytes),
-                         alignment > kPieceUnit ? concat(" aligned to ", alignment) : "",
-                         " within ", timeout.count(), " ms, the largest free piece is ",
-                         format_bytes(state.map.largest_free_bytes()), " and ",
-                         format_bytes(state.held_bytes), " of ", format_bytes(state.slab.size()),
-                         " are in ", state.pieces.size(),
-                         " leases in flight: ", describe(state.pieces), "; raise budget.pinned"));
+    throw Timeout(concat(
+        "pinned_pool: ", name, " found no ", format_bytes(bytes),
+        alignment > PinnedPool::kPieceBytes ? concat(" aligned to ", alignment) : "", " within ",
+        timeout.count(), " ms, the largest free piece is ",
+        format_bytes(state.map.largest_free_bytes()), " and ", format_bytes(state.held_bytes),
+        " of ", format_bytes(state.slab.size()), " are in ", state.pieces.size(),
+        " leases in flight: ", describe(state.pieces), "; raise budget.pinned"));
   }
   std::byte* const data = state.slab.data() + state.pieces.at(*generation).offset;
   return Lease(state_, {data, bytes}, *generation);

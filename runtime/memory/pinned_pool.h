@@ -34,6 +34,9 @@ class PinnedPool {
   struct State;
 
  public:
+  // Pieces are whole cache lines, so that no two share one.
+  static constexpr std::size_t kPieceBytes = 64;
+
   struct Config {
     std::size_t slab_bytes = std::size_t{64} << 20;
     std::uint64_t first_generation = 1;  // Where counting starts; tests start it at its end.
@@ -73,7 +76,8 @@ class PinnedPool {
   // InvalidArgument: larger than the slab, or an alignment that is none of these. Timeout: what is
   // free, and every lease in flight.
   [[nodiscard]] Lease acquire(std::size_t bytes, std::string_view name,
-                              std::chrono::milliseconds timeout, std::size_t alignment = 64);
+                              std::chrono::milliseconds timeout,
+                              std::size_t alignment = kPieceBytes);
 
   bool is_current(std::uint64_t generation) const;  // Whether this lease is still held.
   std::size_t in_flight() const;                    // Leases held or retiring.

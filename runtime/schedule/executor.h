@@ -15,10 +15,11 @@
 //   I3  No hop at or behind a hold starts before release(); under kBarrier, moreover, none in
 //       gather_before or a later lane before every payload of the step has left the lanes before.
 //   I4  When recall() has returned, no hop of what it took out runs or will run.
-//   I5  What a hop captured is destroyed before its payload moves on, and what a dropped payload
-//       captured before the call returns that dropped it or reports its error.
-//   I6  The first error is kept. Nothing starts after it, what is in flight finishes, and only then
-//       a call throws it.
+//   I5  What a hop captured is destroyed before the hop counts as finished, and what a dropped
+//       payload captured before the call returns that dropped it or reports its error.
+//   I6  The first error is kept. Nothing is handed to a stream after it, what is in flight
+//   finishes,
+//       a hop behind an event of its device included, and only then a call throws it.
 //   I7  A free lane never leaves a ready payload waiting, no wait is forgotten, and streams that
 //       run a task inside enqueue() recurse no deeper than there are lanes.
 //   I8  wait() returns, and completion() happens, when the key has no payload in the lanes but held

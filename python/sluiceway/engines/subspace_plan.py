@@ -32,6 +32,10 @@ class SubspacePlan(DevicePlan):
         super().__init__(config, ordinary, moment_bytes=_MOMENT_BYTES)
         codec = self._codec(model, selection)
         self._costs = self._costs_of(selection, codec)
+        keywords = weight_keywords(engine, config.train.seed) | {"codec": codec}
+        self._scratch_bytes = _core.scratch_bytes(
+            _shapes(selection), config.model.dtype, self._refreshed, **keywords
+        )
         self.freed = frozenset(w.name for w in selection.compressed)
         self.figures = {"codec": codec, "compressed_weights": len(self._costs)}
 
@@ -54,10 +58,11 @@ class SubspacePlan(DevicePlan):
             for w in selection.compressed
             if w.identity
         )
-        shapes = [tuple(w.parameter.shape) for w in selection.compressed if not w.identity]
         keywords = weight_keywords(self._config.engine, self._config.train.seed)
         dtype = self._config.model.dtype
-        return _core.auto_codec(shapes, max(0, free), dtype, self._refreshed, **keywords)
+        return _core.auto_codec(
+            _shapes(selection), max(0, free), dtype, self._refreshed, **keywords
+        )
 
     def _costs_of(self, selection: Selection, codec: str) -> list[dict[str, Any]]:
         """Bytes and shape of each weight's core."""
@@ -83,9 +88,7 @@ class SubspacePlan(DevicePlan):
             tier: count + sum(cost[f"{tier}_bytes"] for cost in self._costs)
             for tier, count in super().tiers(rehearsal).items()
         }
-        scratch = max((cost["scratch_bytes"] for cost in self._costs), default=0)
-        refresh = max((cost["refresh_scratch_bytes"] for cost in self._costs), default=0)
-        tiers["device"] += scratch + (refresh if self._refreshed else scratch)
+        tiers["device"] += self._scratch_bytes
         return tiers
 
     def links(self) -> dict[str, int]:
@@ -137,3 +140,8 @@ class SubspacePlan(DevicePlan):
             "h2d_s": [crossing(cost, "h2d", link.h2d_gbps) for cost in costs],
             "apply_s": [2 * element * cost["elements"] / bandwidth for cost in costs],
         }
+
+
+def _shapes(selection: Selection) -> list[tuple[int, ...]]:
+    """Of the weights that go through the codec of the config."""
+    return [tuple(w.parameter.shape) for w in selection.compressed if not w.identity]

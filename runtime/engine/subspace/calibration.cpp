@@ -41,6 +41,11 @@ void Calibration::measure(std::int64_t step, int index, SubspaceWeight& weight, 
   const double begin_us = now_us();
   double bias = 0;
   if (weight.codec->learns()) {
+    SLUICEWAY_CHECK(
+        weight.codec->wants_calibration() || scratch.size() >= weight.refresh_scratch_elems(),
+        "SubspaceEngine: calibration of ", weight.spec.name,
+        ", which is fitted, with refresh every ",
+        "0 steps, expected more; pass Refresh(every=), which reserves the memory");
     const RefreshOutcome outcome = weight.codec->refresh(
         g, how_, *learner_, weight.moments.copy(weight.moments.live()), scratch, stream);
     use_.refreshed += outcome.refreshed ? 1 : 0;

@@ -5,8 +5,7 @@
 //   gradient   core   wire   pinned   as it arrived on the host
 //   direction  core   wire   pinned   what AdamW on the core made of it
 //   arrived    core   wire   device   the direction, ready to be applied
-//   unpacked   core   f32    device   the direction where `arrived` is not a matrix (int8), or
-//   where
+//   unpacked   core   f32    device   the direction, where `arrived` is not a matrix (int8) or
 //                                     nothing crosses (CoreTier::kDevice)
 //
 // Thread safety: a payload's lane has it, or no lane; the executor hands it on.

@@ -35,6 +35,10 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
                   " gets a gradient after the last of the ", gate_.expected(index),
                   " backwards that were promised for a step, expected step() first; set accumulate "
                   "to the true number, or to \"auto\"");
+  SLUICEWAY_CHECK(!weight.residual_at_once || early_.size() == weights_.size(),
+                  "SubspaceEngine: ", weight.spec.name,
+                  " gets a gradient before prepare(), expected it first: residuals are applied at "
+                  "once");
   if (weight.residual) {
     check_shape(weight, total, "sum of gradients");
     weight.gathering.total = total;

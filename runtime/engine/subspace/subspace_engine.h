@@ -10,7 +10,8 @@
 // changed nothing, but for one thing that the caller chose: with `residual_at_once` a residual
 // trains its weight during the last promised backward, before the gradient of the other weights is
 // known to be finite. A weight whose own gradient is not finite is left alone, and
-// StepOutcome::residuals_kept counts the others.
+// StepOutcome::residuals_kept counts the others. What a rolling calibration has learned from the
+// step's finite gradients stays too: projectors, and moments that were carried over.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
 // Lifetime:      weights passed to step() stay where they are until acquire() for them.
@@ -118,8 +119,8 @@ class SubspaceEngine {
   std::int64_t committed_steps() const noexcept { return gate_.committed_steps(); }
   void set_committed_steps(std::int64_t steps) { gate_.set_committed_steps(steps); }
   WeightState save_weight(int index);
-  void check_weight(int index,
-                    const WeightState& state);  // Throws as load_weight(), changes nothing.
+  // Throws what load_weight() would; changes nothing.
+  void check_weight(int index, const WeightState& state);
   void load_weight(int index, const WeightState& state);
   RefreshPolicy& refresh_policy() noexcept { return calibration_.policy(); }
 
@@ -163,8 +164,8 @@ class SubspaceEngine {
   Calibration calibration_;
   Buffer compress_scratch_, apply_scratch_, host_scratch_;
   std::vector<Early> early_;
-  StreamRef compute_ =
-      StreamRef::host();  // That of the last gradient; without one nothing is read.
+  // That of the last gradient; without a gradient nothing is read.
+  StreamRef compute_ = StreamRef::host();
 };
 
 }  // namespace sluiceway

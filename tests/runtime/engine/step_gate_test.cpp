@@ -155,6 +155,11 @@ TEST(StepGateTest, G5AGradientAfterThePayloadLeftTakesItBackAndCountsIt) {
   EXPECT_FALSE(f.lanes.executor->busy(0));
   EXPECT_EQ(f.gate.take_recalled(), 1U);
   EXPECT_EQ(f.gate.take_recalled(), 0U);
+  f.add(0, 1);
+  f.send(0);
+  f.gate.commit(1);
+  f.lanes.executor->drain();
+  EXPECT_THAT(f.lanes.log.layers_in(kApply), ElementsAre(0));
 }
 
 TEST(StepGateTest, G6PartsExpectAsManyBackwardsAsTheyHadOrAsWerePromised) {

@@ -76,6 +76,9 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
         check_entries(f"the state of {name}", values, _WEIGHT_ENTRIES)
         core = (choices[index]["core_rows"], choices[index]["core_cols"])
         check_moment(f"exp_avg of {name}", values["exp_avg"], core)
+        factored = choices[index]["second_moment"] == "factored"
+        second = (sum(core),) if factored else core
+        check_moment(f"exp_avg_sq of {name}", values["exp_avg_sq"], second)
     for number, index in numbered.items():
         optimizer.engine.check_weight_state(index, states[number])
     _try_refresh(optimizer.engine, saved["refresh"])

@@ -20,7 +20,8 @@ class Training {
  public:
   Training(SubspaceOptions options, const std::string& codec, WireFormat wire = WireFormat::kF32,
            CoreTier tier = CoreTier::kHost, ResidualKind residual = ResidualKind::kNone,
-           SecondMoment second_moment = SecondMoment::kFull) {
+           SecondMoment second_moment = SecondMoment::kFull,
+           std::unique_ptr<ProjectorLearner> learner = nullptr) {
     std::vector<WeightSpec> specs;
     for (const auto& [rows, cols] : {std::pair{13, 29}, {31, 7}, {17, 17}}) {
       weights.push_back(rng_.matrix(rows, cols));
@@ -39,7 +40,7 @@ class Training {
       specs.push_back(spec);
     }
     options.lanes.limits.fill(Budget::kUnlimited);
-    engine = std::make_unique<SubspaceEngine>(options, specs, nullptr);
+    engine = std::make_unique<SubspaceEngine>(options, specs, std::move(learner));
   }
 
   std::vector<Matrix> gradients() {
