@@ -25,6 +25,7 @@ __all__: list[str] = [
     "now_us",
     "predict_step",
     "reset_host_peak",
+    "scratch_bytes",
     "weight_plan",
 ]
 
@@ -293,6 +294,16 @@ def predict_step(
 def reset_host_peak() -> None:
     """
     Let the peak be what is held now.
+    """
+
+def scratch_bytes(
+    shapes: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt]],
+    weight_dtype: str,
+    refreshed: bool,
+    **kwargs,
+) -> int:
+    """
+    Device bytes that weights of these shapes share, whether or not their projectors are replaced on the way; more keywords as of WeightSpec.
     """
 
 def weight_plan(

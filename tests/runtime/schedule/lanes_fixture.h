@@ -110,7 +110,8 @@ inline void drop_hop(Payload& payload, LaneId lane) {
 enum class StreamKind { kWorkers, kInline };
 
 inline Stream make_stream(StreamKind kind, const std::string& name) {
-  return kind == StreamKind::kInline ? Stream::borrowed(StreamRef::host()) : Stream::host({.name = name});
+  return kind == StreamKind::kInline ? Stream::borrowed(StreamRef::host())
+                                     : Stream::host({.name = name});
 }
 
 // Executor::Config of these lanes, each with a stream of `streams`.
