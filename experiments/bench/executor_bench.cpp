@@ -63,6 +63,7 @@ void executor_inline(benchmark::State& state) {
 
 void executor_workers(benchmark::State& state) {
   std::vector<Stream> streams;
+  streams.reserve(kLaneNames.size());
   for (const char* name : kLaneNames) streams.push_back(Stream::host({.name = name}));
   step_of_empty_lanes(state, streams);
 }

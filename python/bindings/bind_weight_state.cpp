@@ -24,6 +24,7 @@ at::Tensor floats_of(std::span<const float> values, at::IntArrayRef shape) {
 
 template <typename T>
 std::span<const T> span_of(const at::Tensor& tensor, const char* key) {
+  check_host(tensor, key);
   SLUICEWAY_CHECK(tensor.scalar_type() == at::kByte && tensor.is_contiguous(),
                   "load_state_dict: ", key, " is ", tensor.scalar_type(),
                   ", expected contiguous uint8");

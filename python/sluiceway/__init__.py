@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluiceway import errors
-from sluiceway.config.values import Budget, Link, Refresh
 from sluiceway.errors import (
     Corrupt,
     CudaError,
@@ -37,14 +36,24 @@ __all__ = [
     "errors",
 ]
 
+if TYPE_CHECKING:
+    from sluiceway.config.values import Budget, Link, Refresh
+    from sluiceway.optim.subspace.optimizer import SubspaceAdamW
+
+# Loaded when they are asked for, so that `sluiceway --help` starts without torch and pydantic, and
+# so that the compiled module can import sluiceway.errors while the package is being imported.
+_HOMES = {
+    "Budget": "sluiceway.config.values",
+    "Link": "sluiceway.config.values",
+    "Refresh": "sluiceway.config.values",
+    "SubspaceAdamW": "sluiceway.optim.subspace.optimizer",
+}
 _NOT_YET = ("OffloadAdamW", "ZoSgd")
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that a command line which needs no tensor starts without loading torch, and so that
-    # the compiled module can import sluiceway.errors while the package is being imported.
-    if name == "SubspaceAdamW":
-        return import_module("sluiceway.optim.subspace.optimizer").SubspaceAdamW
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     if name in _NOT_YET:
         raise Unavailable(f"sluiceway.{name}: not in version {__version__}, it has SubspaceAdamW")
     raise AttributeError(f"module 'sluiceway' has no attribute {name!r}")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Mapping
+from dataclasses import FrozenInstanceError
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -85,10 +86,26 @@ class Options(Section, metaclass=_CalledAsAFunction):
         sluiceway.errors.InvalidArgument
             A value is not what its option takes.
         """
+        for name, value in named.items():
+            if isinstance(value, Mapping):  # A file's way to write them, which would be lenient.
+                raise InvalidArgument(
+                    f"{caller}: {name} is {value!r}, expected {cls._class_of(name)}"
+                )
         try:
             return cls.model_validate({k: plain(v) for k, v in named.items()}, strict=True)
         except ValidationError as error:
             raise InvalidArgument(f"{caller}: {_explained(error)}") from None
+
+    @classmethod
+    def _class_of(cls, name: str) -> str:
+        """What a user makes for an option that is a group of options itself."""
+        for kind in get_args(cls.model_fields[name].annotation) if name in cls.model_fields else ():
+            if isinstance(kind, type) and issubclass(kind, Options):
+                return f"a sluiceway.{kind.__name__.removesuffix('Section')}"
+        return "no mapping"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to {name!r} of a {type(self).__name__}")
 
     @classmethod
     def names(cls, *, to: Receiver | None = None, in_state: bool = False) -> list[str]:
@@ -113,7 +130,8 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> N
     known = list(known)
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+            public = [one for one in known if not one.startswith("_")]
+            close = difflib.get_close_matches(name, public, n=1)
             hint = f", did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
 
@@ -121,6 +139,10 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> N
 def plain(value: Any) -> Any:
     """A number of numpy or torch as Python's; anything else as it is."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+# Pydantic's own words round a large bound.
+_BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
 def _explained(error: ValidationError) -> str:
@@ -140,6 +162,9 @@ def _explained(error: ValidationError) -> str:
 def _expectation(error: dict[str, Any]) -> str:
     if error["type"] == "literal_error":
         return error["ctx"]["expected"].replace("'", "")
+    for bound, words in _BOUNDS.items():
+        if bound in error.get("ctx", {}):
+            return f"{words} {error['ctx'][bound]}"
     if "class_name" in error.get("ctx", {}):
         return f"a sluiceway.{error['ctx']['class_name'].removesuffix('Section')}"
     return error["msg"].removeprefix("Input should be ").partition(", unable")[0]

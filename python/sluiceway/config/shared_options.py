@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluiceway.config.fields import Count, Float, Natural, Positive
+from sluiceway.config.fields import Float, Natural, Positive, SmallCount
 from sluiceway.config.options import Options, option
 from sluiceway.config.values import Budget, Link
 
@@ -35,7 +35,7 @@ class SharedOptions(Options):
     budget: Budget | None = option(
         None, "Bytes per tier; device, host and pinned are half of memory where nothing is said."
     )
-    accumulate: Literal["auto"] | Count = option(
+    accumulate: Literal["auto"] | SmallCount = option(
         "auto",
         '"auto": any number of backwards a step works; a wrong forecast is noticed and costs one '
         "more transfer. A number is a promise: one more backward is refused.",

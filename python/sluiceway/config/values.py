@@ -17,7 +17,7 @@ def _above_zero(rate: float) -> float:
     return rate
 
 
-Rate = Annotated[Float, AfterValidator(_above_zero)]
+Rate = Annotated[Float, Field(allow_inf_nan=False), AfterValidator(_above_zero)]
 ZeroOrMore = Annotated[Float, Field(ge=0)]
 Steps = Annotated[Int, Field(ge=0, lt=2**31)]
 
@@ -27,7 +27,7 @@ class Link(Options):
 
     d2h_gbps: Rate = option(..., "Rate from device to host in GB/s (1e9 bytes).")
     h2d_gbps: Rate = option(..., "Rate from host to device in GB/s.")
-    latency_us: ZeroOrMore = option(0.0, "Added to every copy, in microseconds.")
+    latency_us: NotNegative = option(0.0, "Added to every copy, in microseconds.")
 
 
 class Budget(Options):

@@ -27,7 +27,6 @@ def takes(options: type[Options]) -> Callable[[Class], Class]:
         rest = [(name, f) for name, f in options.model_fields.items() if name not in named]
         signature = inspect.Signature([*own, *(parameter(name, field) for name, field in rest)])
         cls.__init__.__signature__ = signature
-        cls.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
         if cls.__doc__:  # Python can be told to leave docstrings out.
             text = textwrap.indent(documentation(rest), " " * 4)
             cls.__doc__ = cls.__doc__.replace(" " * 4 + PLACE, text)

@@ -44,21 +44,24 @@ def check_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> None:
     InvalidArgument
         The first difference is named.
     """
+    check_entries("the state_dict", state_dict, ())
     saved = state_dict.get(STATE_KEY)
     if saved is None:
         raise InvalidArgument(
             f"load_state_dict: has no {STATE_KEY!r} entry, expected a state_dict() of "
             f"{type(optimizer).__name__}"
         )
-    if saved.get("format") != _FORMAT:
+    check_entries(f"its {STATE_KEY!r} entry", saved, ("format",))
+    if saved["format"] != _FORMAT:
         raise InvalidArgument(
-            f"load_state_dict: format is {saved.get('format')}, this version reads {_FORMAT}"
+            f"load_state_dict: format is {saved['format']}, this version reads {_FORMAT}"
         )
     check_entries("the state_dict", state_dict, ("state", "param_groups"))
+    check_entries("its state", state_dict["state"], ())
     check_entries(f"its {STATE_KEY!r} entry", saved, ("names", "loss_scale", *_COUNTS))
     _check_names(saved["names"], [weight.name for weight in optimizer.weights])
     for key in _COUNTS:
-        _check_count(f"{key} of its {STATE_KEY!r} entry", saved[key])
+        check_count(f"{key} of its {STATE_KEY!r} entry", saved[key])
     _check_loss_scale(saved["loss_scale"])
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if (found := [len(group["params"]) for group in state_dict["param_groups"]]) != sizes:
@@ -71,7 +74,9 @@ def check_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> None:
     _check_ordinary(optimizer, state_dict["state"])
 
 
-def _check_names(saved: list[str], names: list[str]) -> None:
+def _check_names(saved: Any, names: list[str]) -> None:
+    if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
+        raise InvalidArgument(f"load_state_dict: names is {saved!r}, expected a list of names")
     if saved != names:
         odd = sorted(set(saved) ^ set(names))
         raise InvalidArgument(
@@ -80,7 +85,7 @@ def _check_names(saved: list[str], names: list[str]) -> None:
         )
 
 
-def _check_count(what: str, value: Any) -> None:
+def check_count(what: str, value: Any) -> None:
     if not isinstance(value, Integral) or not 0 <= value < 2**63:
         raise InvalidArgument(
             f"load_state_dict: {what} is {value!r}, expected a whole number in [0, 2^63)"
@@ -108,11 +113,11 @@ def _check_ordinary(optimizer: HookedOptimizer, states: dict[int, dict[str, Any]
             f"{len(parameters) - 1}"
         )
     for number, values in states.items():
-        if number in compressed or not values:  # Nothing: no step has had a gradient of it.
+        if number in compressed or values == {}:  # Nothing: no step has had a gradient of it.
             continue
         name = f"parameter {number}"
         check_entries(f"the state of {name}", values, ("step", *_MOMENTS))
-        _check_count(f"step of {name}", values["step"])
+        check_count(f"step of {name}", values["step"])
         for moment in _MOMENTS:
             check_moment(f"{moment} of {name}", values[moment], tuple(parameters[number].shape))
 
@@ -125,10 +130,17 @@ def check_moment(what: str, found: Any, shape: tuple[int, ...]) -> None:
         raise InvalidArgument(f"load_state_dict: {what} is {tuple(found.shape)}, expected {shape}")
     if found.dtype != torch.float32:
         raise InvalidArgument(f"load_state_dict: {what} is {found.dtype}, expected float32")
+    if found.layout != torch.strided or found.is_meta:
+        raise InvalidArgument(
+            f"load_state_dict: {what} is {found.layout} on {found.device}, expected a dense tensor "
+            "with storage"
+        )
 
 
-def check_entries(what: str, found: dict[str, Any], expected: Sequence[str]) -> None:
-    """Refuse a dictionary in which a key is missing."""
+def check_entries(what: str, found: Any, expected: Sequence[str]) -> None:
+    """Refuse what is no dictionary, and one in which a key is missing."""
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"load_state_dict: {what} is {found!r}, expected a dict")
     for key in expected:
         if key not in found:
             raise InvalidArgument(

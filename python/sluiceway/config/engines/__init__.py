@@ -71,7 +71,7 @@ def load_registered(kind: str) -> Any:
     came = f"engine.kind {kind} comes from {_origin(point)} ({point.value})"
     try:
         engine = point.load()
-    except Exception as error:  # Whatever a foreign module does while it is imported.
+    except (Exception, SystemExit) as error:  # Whatever a foreign module does while it is imported.
         reason = str(error).splitlines()[0] if str(error) else "no text"
         raise InvalidArgument(
             f"{came}, which cannot be loaded, {type(error).__name__}: {reason}; mend or uninstall "
@@ -80,10 +80,13 @@ def load_registered(kind: str) -> Any:
     section = getattr(engine, "section", None)
     if not (inspect.isclass(section) and issubclass(section, EngineSection)):
         raise InvalidArgument(f"{came}, whose section is {section!r}, expected an EngineSection")
-    if section.model_fields["kind"].default != kind:
+    if not inspect.isclass(engine):
+        raise InvalidArgument(f"{came}, which is {engine!r}, expected a class")
+    field = section.model_fields["kind"]
+    default = "none" if field.is_required() else repr(field.default)
+    if default != repr(kind):
         raise InvalidArgument(
-            f"{came}, whose section has kind {section.model_fields['kind'].default!r} by default, "
-            f"expected {kind!r}"
+            f"{came}, whose section has kind {default} by default, expected {kind!r}"
         )
     return engine
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from sluiceway.config.engine_section import EngineSection
-from sluiceway.config.fields import Count, Positive
+from sluiceway.config.fields import Count, Positive, SmallCount
 from sluiceway.config.options import Options, option
 from sluiceway.config.values import RefreshSection
 from sluiceway.errors import Unavailable
@@ -28,6 +28,11 @@ OFFERED_CODECS = (
     "identity",
     "none",
 )
+
+
+def _listed(names: Any) -> Any:
+    """Names in a set or another collection as a list."""
+    return list(names) if isinstance(names, Collection) and not isinstance(names, str) else names
 
 
 class SubspaceOptions(Options):
@@ -66,7 +71,7 @@ class SubspaceOptions(Options):
         to=["weight"],
         in_state=True,
     )
-    residual_every: Count = option(
+    residual_every: SmallCount = option(
         1,
         "Steps between the residuals of a weight, each the square root of that as large.",
         to=["engine"],
@@ -100,7 +105,7 @@ class SubspaceOptions(Options):
         to=["weight"],
         in_state=True,
     )
-    target: str | Sequence[str] = option(
+    target: Annotated[str | Sequence[str], BeforeValidator(_listed)] = option(
         "all-linear", '"all-linear", a regular expression or names of parameters.'
     )
     embeddings: Literal["frozen", "identity"] = option(

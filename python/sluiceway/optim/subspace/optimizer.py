@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -69,7 +70,7 @@ class SubspaceAdamW(HookedOptimizer):
         **options: Any,
     ) -> None:
         name = type(self).__name__
-        refuse_unknown(name, options, SubspaceAdamW.__signature__.parameters)
+        refuse_unknown(name, options, inspect.signature(SubspaceAdamW.__init__).parameters)
         checked = SubspaceArguments.checked(name, {"max_norm": max_norm, **options})
         adam = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(model, adam, checked, param_groups)

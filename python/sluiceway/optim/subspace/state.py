@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.state import STATE_KEY, check_entries, check_moment
+from sluiceway.optim.state import STATE_KEY, check_count, check_entries, check_moment
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
     resolve_residual,
@@ -57,6 +57,12 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
     saved, options = state_dict[STATE_KEY], optimizer.options
     check_entries(f"its {STATE_KEY!r} entry", saved, ("arguments", "codecs", "refresh"))
     choices = optimizer.describe()
+    check_entries("arguments", saved["arguments"], ())
+    if not isinstance(saved["codecs"], list) or len(saved["codecs"]) != len(choices):
+        raise InvalidArgument(
+            f"load_state_dict: codecs is {saved['codecs']!r}, expected one for each of "
+            f"{len(choices)} weights"
+        )
     for codec, choice in zip(saved["codecs"], choices, strict=True):
         if codec != choice["codec"]:
             raise InvalidArgument(
@@ -74,6 +80,8 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
     for number, index in numbered.items():
         name, values = choices[index]["name"], states.get(number, {})
         check_entries(f"the state of {name}", values, _WEIGHT_ENTRIES)
+        for count in ("step", "backwards", "residual_step"):
+            check_count(f"{count} of {name}", values[count])
         core = (choices[index]["core_rows"], choices[index]["core_cols"])
         check_moment(f"exp_avg of {name}", values["exp_avg"], core)
         factored = choices[index]["second_moment"] == "factored"
