@@ -35,7 +35,8 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
                   " gets a gradient after the last of the ", gate_.expected(index),
                   " backwards that were promised for a step, expected step() first; set accumulate "
                   "to the true number, or to \"auto\"");
-  SLUICEWAY_CHECK(!weight.residual_at_once || early_.size() == weights_.size(),
+  const bool prepared = early_.size() == weights_.size();
+  SLUICEWAY_CHECK(!weight.residual || !weight.residual_at_once || prepared,
                   "SubspaceEngine: ", weight.spec.name,
                   " gets a gradient before prepare(), expected it first: residuals are applied at "
                   "once");

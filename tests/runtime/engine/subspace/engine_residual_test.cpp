@@ -129,6 +129,18 @@ TEST(EngineResidualStepTest, ASkippedStepCountsTheWeightsThatTheirResidualTraine
   EXPECT_EQ(training.step().residuals_kept, 0);
 }
 
+TEST(EngineResidualStepTest, OnlyAResidualAtOnceHasToBePrepared) {
+  Training with = training_with(with_residual(1, true));
+  std::vector<Matrix> g = with.gradients();
+  EXPECT_THAT([&] { with.engine->add_gradient(0, Training::any(g[0]), StreamRef::host()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("w0 gets a gradient before prepare()")));
+  EXPECT_FALSE(with.engine->has_gradient());
+  Training without = training_with(with_residual(1, true), "identity", ResidualKind::kNone);
+  g = without.gradients();
+  without.engine->add_gradient(0, Training::any(g[0]), StreamRef::host());
+  EXPECT_TRUE(without.engine->has_gradient());
+}
+
 TEST(EngineResidualStepTest, OneBackwardMoreThanPromisedIsRefusedOnceAResidualIsApplied) {
   Training training = training_with(with_residual(1, true));
   std::vector<Matrix> g = training.gradients();
