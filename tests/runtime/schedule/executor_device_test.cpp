@@ -205,7 +205,9 @@ TEST_F(ExecutorDeviceTest, AStreamThatCannotWaitFailsTheHopThatWaits) {
   streams.push_back(DeviceDouble::stream(0));
   streams.push_back(DeviceDouble::stream(0, {.record = false, .wait = true}));
   make(1);
-  executor->submit(payload(0));
+  Latch latch;  // While the first hop runs, the second can only go behind its event.
+  executor->submit(blocked_payload(0, latch));
+  latch.open();
   EXPECT_THAT(
       [&] { executor->drain(); },
       ThrowsMessage<CudaError>("executor: lane work, payload layer0: wait: refused, error 9"));
