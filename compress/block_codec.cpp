@@ -4,21 +4,15 @@
 #include <utility>
 
 #include "compress/check_config.h"
-#include "compress/codec_state.h"
-#include "compress/moment_transport.h"
 #include "compress/orthonormal_scale.h"
+#include "compress/projected_codec.h"
 #include "kernels/base/check.h"
 #include "kernels/compress.h"
-#include "kernels/residual_form.h"
 
 namespace sluiceway {
 namespace {
 
 constexpr std::int64_t kUnitBlock = 32;  // Any size would do; this one the kernels like.
-
-std::span<const float> values_of(const BlockRows& rows) {
-  return {rows.value, static_cast<std::size_t>(rows.rows * rows.kept)};
-}
 
 // One group; a gradient has no more directions than its shorter side.
 BlockRows dense_layout(std::int64_t rows, std::int64_t other, double ratio) {
@@ -27,23 +21,11 @@ BlockRows dense_layout(std::int64_t rows, std::int64_t other, double ratio) {
   return layout;
 }
 
-class BlockCodec final : public GradientCodec {
+class BlockCodec final : public ProjectedCodec<BlockProjector> {
  public:
   BlockCodec(const CodecRequest& request, BlockRecipe recipe)
-      : GradientCodec(request.family),
-        recipe_(recipe),
-        layouts_(recipe.layouts(request.config, request.m, request.n)),
-        projector_(layouts_, request.device, request.budget),
-        header_(header_of(request, projector_.dims())) {
-    header_.nnz = layouts_.p.block;
-    if (recipe_.fit == nullptr) {
-      projector_.draw({header_.seed, 0, header_.weight_hash});
-    } else {
-      header_.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
-    }
-  }
+      : BlockCodec(request, recipe, recipe.layouts(request.config, request.m, request.n)) {}
 
-  CoreShape core() const noexcept override { return {header_.dm, header_.dn}; }
   float default_scale() const noexcept override { return orthonormal_scale(projector_.dims()); }
   bool wants_calibration() const noexcept override { return learns() && generation() == 0; }
   std::size_t scratch_elems() const noexcept override { return layouts_.scratch_elems(); }
@@ -53,26 +35,6 @@ class BlockCodec final : public GradientCodec {
     sluiceway::compress(s, beta, g, projector_.p(), projector_.q(), scratch, stream);
   }
 
-  void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
-             const WeightUpdate& update, std::span<float> scratch,
-             StreamRef stream) const override {
-    decompress(w, low, d, projector_.p(), projector_.q(), update, scratch, stream);
-  }
-
-  void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
-                      std::span<float> cols, std::span<float> scratch,
-                      StreamRef stream) const override {
-    residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch, stream);
-  }
-
-  std::vector<std::byte> save() const override {
-    CodecStateHeader header = header_;
-    header.generation = generation();
-    if (!learns()) return write_codec_state(header, {}, {});
-    return write_codec_state(header, values_of(projector_.p()), values_of(projector_.q()));
-  }
-
-  void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
   void load(std::span<const std::byte> state) override {
     const CodecState stored = read_codec_state(state, header_);
     if (!learns()) return;
@@ -89,26 +51,26 @@ class BlockCodec final : public GradientCodec {
   }
 
   std::size_t kept_elems() const noexcept override { return learns() ? layouts_.elems() : 0; }
-  void keep(std::span<float> copy) const override { projector_.keep(copy); }
-  void restore(std::span<const float> copy) override { projector_.restore(copy); }
-
   int fit(const AnyMatrix& g, const RefreshOptions& /*options*/, ProjectorLearner& learner,
           StreamRef stream) override {
     recipe_.fit(projector_, g, learner, header_.seed ^ header_.weight_hash, stream);
     return 0;
   }
 
-  void transport(MomentTransport how, const Moments& moments,
-                 std::span<const float> copy) const override {
-    const BlockLayouts old = projector_.kept(copy);
-    transport_moments(how, moments, old.p, projector_.p(), old.q, projector_.q());
+ private:
+  BlockCodec(const CodecRequest& request, BlockRecipe recipe, const BlockLayouts& layouts)
+      : ProjectedCodec(request, layouts.p.block, layouts, request.device, request.budget),
+        recipe_(recipe),
+        layouts_(layouts) {
+    if (recipe_.fit == nullptr) {
+      projector_.draw({header_.seed, 0, header_.weight_hash});
+    } else {
+      save_values();
+    }
   }
 
- private:
   BlockRecipe recipe_;
   BlockLayouts layouts_;
-  BlockProjector projector_;
-  CodecStateHeader header_;
 };
 
 }  // namespace

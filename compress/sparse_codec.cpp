@@ -15,24 +15,17 @@
 
 #include "compress/builtin_families.h"
 #include "compress/check_config.h"
-#include "compress/codec_state.h"
 #include "compress/learner.h"
-#include "compress/moment_transport.h"
 #include "compress/orthonormal_scale.h"
-#include "compress/projector.h"
+#include "compress/projected_codec.h"
 #include "kernels/base/check.h"
 #include "kernels/compress.h"
-#include "kernels/residual_form.h"
 
 namespace sluiceway {
 namespace {
 
 LearnableRows learnable(const SparseRows& rows, std::span<float> value) {
   return {rows.index, value, rows.rows, rows.cols, rows.nnz};
-}
-
-std::span<const float> values_of(const SparseRows& rows) {
-  return {rows.value, static_cast<std::size_t>(rows.rows * rows.nnz)};
 }
 
 // A column that no row draws stays zero.
@@ -47,25 +40,21 @@ void normalize_columns(const SparseRows& rows, std::span<float> value) {
   }
 }
 
-class SparseCodec final : public GradientCodec {
+class SparseCodec final : public ProjectedCodec<SparseProjector> {
  public:
   explicit SparseCodec(const CodecRequest& request)
-      : GradientCodec(request.family),
-        nnz_(request.config.nnz),
-        projector_(sparse_dims(request.config, request.m, request.n), nnz_,
-                   {request.config.seed, 0, request.weight_hash}, request.device, request.budget),
-        header_(header_of(request, projector_.dims())) {
-    header_.nnz = nnz_;
-    if (learns()) {
-      header_.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
-    }
+      : ProjectedCodec(request, request.config.nnz,
+                       sparse_dims(request.config, request.m, request.n), request.config.nnz,
+                       DrawKey{request.config.seed, 0, request.weight_hash}, request.device,
+                       request.budget),
+        nnz_(request.config.nnz) {
+    if (learns()) save_values();
     if (!is_sketch()) return;
     normalize_columns(projector_.p(), projector_.p_value());
     normalize_columns(projector_.q(), projector_.q_value());
     projector_.values_changed();
   }
 
-  CoreShape core() const noexcept override { return {projector_.dims().dm, projector_.dims().dn}; }
   float default_scale() const noexcept override {
     return is_sketch() ? orthonormal_scale(projector_.dims()) : 1.0F;
   }
@@ -78,26 +67,6 @@ class SparseCodec final : public GradientCodec {
     sluiceway::compress(s, beta, g, projector_.p(), projector_.q_columns(), scratch, stream);
   }
 
-  void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
-             const WeightUpdate& update, std::span<float> scratch,
-             StreamRef stream) const override {
-    decompress(w, low, d, projector_.p(), projector_.q(), update, scratch, stream);
-  }
-
-  void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
-                      std::span<float> cols, std::span<float> scratch,
-                      StreamRef stream) const override {
-    residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch, stream);
-  }
-
-  std::vector<std::byte> save() const override {
-    CodecStateHeader header = header_;
-    header.generation = generation();
-    if (!learns()) return write_codec_state(header, {}, {});
-    return write_codec_state(header, values_of(projector_.p()), values_of(projector_.q()));
-  }
-
-  void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
   void load(std::span<const std::byte> state) override {
     const CodecState stored = read_codec_state(state, header_);
     if (!learns()) return;
@@ -120,8 +89,6 @@ class SparseCodec final : public GradientCodec {
   std::size_t kept_elems() const noexcept override {
     return learns() ? SparseProjector::kept_elems(projector_.dims(), nnz_) : 0;
   }
-  void keep(std::span<float> copy) const override { projector_.keep(copy); }
-  void restore(std::span<const float> copy) override { projector_.restore(copy); }
 
   int fit(const AnyMatrix& g, const RefreshOptions& options, ProjectorLearner& learner,
           StreamRef stream) override {
@@ -138,12 +105,6 @@ class SparseCodec final : public GradientCodec {
     return outcome.steps;
   }
 
-  void transport(MomentTransport how, const Moments& moments,
-                 std::span<const float> copy) const override {
-    const auto [old_p, old_q] = projector_.kept(copy);
-    transport_moments(how, moments, old_p, projector_.p(), old_q, projector_.q());
-  }
-
  private:
   DrawKey key_of(std::uint64_t generation) const noexcept {
     return {header_.seed, generation, header_.weight_hash};
@@ -151,8 +112,6 @@ class SparseCodec final : public GradientCodec {
   bool is_sketch() const noexcept { return family().leaves_complement(nnz_); }
 
   const std::int64_t nnz_;
-  SparseProjector projector_;
-  CodecStateHeader header_;
 };
 
 void check_sparse(const CodecConfig& config, std::int64_t m, std::int64_t n) {

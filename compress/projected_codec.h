@@ -1,0 +1,83 @@
+// What the families that keep projectors share, whatever storage those have: applying, what is left
+// of a gradient, state, and P and Q aside while new ones are fitted. `Projector` is one of
+// compress/projector.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "compress/codec_families.h"
+#include "compress/codec_state.h"
+#include "compress/gradient_codec.h"
+#include "compress/moment_transport.h"
+#include "compress/projector.h"
+#include "kernels/compress.h"
+#include "kernels/residual_form.h"
+
+namespace sluiceway {
+
+inline std::span<const float> values_of(const BlockRows& rows) noexcept {
+  return {rows.value, static_cast<std::size_t>(rows.rows * rows.kept)};
+}
+
+inline std::span<const float> values_of(const SparseRows& rows) noexcept {
+  return {rows.value, static_cast<std::size_t>(rows.rows * rows.nnz)};
+}
+
+template <class Projector>
+class ProjectedCodec : public GradientCodec {
+ public:
+  CoreShape core() const noexcept override { return {header_.dm, header_.dn}; }
+
+  void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
+             const WeightUpdate& update, std::span<float> scratch,
+             StreamRef stream) const override {
+    decompress(w, low, d, projector_.p(), projector_.q(), update, scratch, stream);
+  }
+
+  void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
+                      std::span<float> cols, std::span<float> scratch,
+                      StreamRef stream) const override {
+    residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch, stream);
+  }
+
+  std::vector<std::byte> save() const override {
+    CodecStateHeader header = header_;
+    header.generation = generation();
+    if (header.value_count == 0) return write_codec_state(header, {}, {});
+    return write_codec_state(header, values_of(projector_.p()), values_of(projector_.q()));
+  }
+  void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
+
+ protected:
+  // `arguments` are those of the projector.
+  template <class... Arguments>
+  explicit ProjectedCodec(const CodecRequest& request, std::int64_t nnz_or_block,
+                          Arguments&&... arguments)
+      : GradientCodec(request.family),
+        projector_(std::forward<Arguments>(arguments)...),
+        header_(header_of(request, projector_.dims())) {
+    header_.nnz = nnz_or_block;
+  }
+
+  // Of a codec whose values a seed does not give again: they are part of its state.
+  void save_values() noexcept {
+    header_.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
+  }
+
+  void keep(std::span<float> copy) const override { projector_.keep(copy); }
+  void restore(std::span<const float> copy) override { projector_.restore(copy); }
+  void transport(MomentTransport how, const Moments& moments,
+                 std::span<const float> copy) const override {
+    const auto old = projector_.kept(copy);
+    transport_moments(how, moments, old.p, projector_.p(), old.q, projector_.q());
+  }
+
+  Projector projector_;
+  CodecStateHeader header_;
+};
+
+}  // namespace sluiceway
