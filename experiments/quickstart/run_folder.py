@@ -104,6 +104,18 @@ def link_overrides(gbps: float) -> dict[str, float]:
     return {"device.link.d2h_gbps": gbps, "device.link.h2d_gbps": gbps}
 
 
+def train_command(
+    config: Path, folder: Path, overrides: Mapping[str, object], python: str = sys.executable
+) -> list[str]:
+    """`sluiceway train` as a command; an earlier run in the folder is removed first."""
+    if (folder / "config.yaml").exists():
+        shutil.rmtree(folder)
+    command = [python, "-m", "sluiceway", "train", str(config), "--out", str(folder)]
+    for key, value in overrides.items():
+        command += ["--set", f"{key}={as_override(value)}"]
+    return command
+
+
 def train(
     config: Path,
     folder: Path,
@@ -119,11 +131,7 @@ def train(
     A folder that holds an earlier run is replaced. `python`, `checkout` and `environment` are those
     of the package to run; paths of the config are relative to `checkout`.
     """
-    if (folder / "config.yaml").exists():
-        shutil.rmtree(folder)
-    command = [python, "-m", "sluiceway", "train", str(config), "--out", str(folder)]
-    for key, value in overrides.items():
-        command += ["--set", f"{key}={as_override(value)}"]
+    command = train_command(config, folder, overrides, python)
     if log is None:
         subprocess.run(command, check=True, cwd=checkout, env=environment)
     else:

@@ -17,7 +17,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "experiments/quickstart"))
 
-from run_folder import RunFolder, link_overrides, train  # noqa: E402
+from run_folder import RunFolder, link_overrides, train, train_command  # noqa: E402
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -50,6 +50,22 @@ class Side:
             checkout=self.checkout,
             environment=self.environment,
         )
+
+    def start(
+        self, folder: Path, overrides: Mapping[str, object], link_gbps: float, log: Path
+    ) -> subprocess.Popen:
+        """Start what `train` runs to its end."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = train_command(
+            self.checkout / "configs/quickstart.yaml",
+            folder,
+            {**overrides, **link_overrides(link_gbps)},
+            str(self.python),
+        )
+        with log.open("w") as sink:
+            return subprocess.Popen(
+                command, cwd=self.checkout, env=self.environment, stdout=sink, stderr=sink
+            )
 
     def described(self) -> dict[str, str]:
         """What a JSON file of results says of it."""

@@ -2,10 +2,11 @@
 
     python experiments/same_bits/step_time.py OLD NEW [--turns 10] [--out FILE.json] [--keep DIR]
 
-Both commits take turns, the one that begins alternates, so a disturbance hits both alike. A turn is
-a short run of the demo's default over a link of fixed rate; its figure is the median step after the
-warm-up. The interval is Student's, of the mean of log(new / old) over the turns. Exits with 1 if
-all of it is above 1.
+A turn is one process of each commit, both training the demo's default over a link of fixed rate, of
+which one runs while the other is stopped: slices of two seconds, the one that begins alternates, so
+that a disturbance hits both alike. The turn's figure is the mean of log(new / old) over its slices.
+Two processes of one commit differ by a percent, by where their memory lies; turns average that out.
+The interval is Student's, over the turns. Exits with 1 if all of it is above 1.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from paced_run import PacedRun
 from sides import Side, both_sides, machine
 
 CONFIDENCE = 0.90
+SLICE_SECONDS = 2.0
 
 
 def t_quantile(probability: float, freedom: int) -> float:
@@ -49,22 +52,28 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
 
 
-def time_turn(side: Side, args: argparse.Namespace, folder: Path) -> float:
-    """Median seconds of a step of the demo's default."""
-    overrides = {"train.steps": args.steps, "data.eval": "[]"}
-    log = folder / f"{side.name}.log"
-    return side.train(folder / side.name, overrides, args.link_gbps, log).step_seconds
-
-
 def take_turns(args: argparse.Namespace, folder: Path, old: Side, new: Side) -> list[dict]:
-    """Every turn: seconds of both, and their ratio."""
+    """Every turn: seconds of a step of both, and their ratio."""
     turns = []
     for number in range(args.turns):
-        order = (old, new) if number % 2 == 0 else (new, old)
-        seconds = {side.name: time_turn(side, args, folder) for side in order}
-        turns.append({**seconds, "ratio": seconds["new"] / seconds["old"]})
+        pair = PacedRun(old, folder, args.link_gbps), PacedRun(new, folder, args.link_gbps)
+        with pair[0], pair[1]:
+            slices = take_slices(*pair, args.slices, begins=number % 2)
+        old_seconds, new_seconds = (statistics.median(side) for side in zip(*slices, strict=True))
+        ratio = math.exp(statistics.fmean(math.log(b / a) for a, b in slices))
+        turns.append({"old": old_seconds, "new": new_seconds, "ratio": ratio})
         print(f"turn {number + 1} of {args.turns}: {json.dumps(turns[-1])}", flush=True)
     return turns
+
+
+def take_slices(old: PacedRun, new: PacedRun, count: int, begins: int) -> list[tuple[float, float]]:
+    """Median seconds of a step in every slice of both, the one that begins alternates."""
+    slices = []
+    for number in range(count):
+        order = (old, new) if (number + begins) % 2 == 0 else (new, old)
+        seconds = {run: statistics.median(run.steps_in(SLICE_SECONDS)) for run in order}
+        slices.append((seconds[old], seconds[new]))
+    return slices
 
 
 def main() -> None:
@@ -73,7 +82,7 @@ def main() -> None:
     parser.add_argument("old", help="a commit")
     parser.add_argument("new", help="a commit")
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--slices", type=int, default=6, help="of each commit in a turn")
     parser.add_argument("--link-gbps", type=float, default=0.042)
     parser.add_argument("--out", type=Path, help="write the turns there, as JSON")
     parser.add_argument("--keep", type=Path, help="build here, and leave it")
@@ -85,7 +94,8 @@ def main() -> None:
     low, mean, high = interval([turn["ratio"] for turn in turns])
     slower = low > 1
     if args.out is not None:
-        settings: dict[str, Any] = {"steps": args.steps, "link_gbps": args.link_gbps}
+        settings: dict[str, Any] = {"slices": args.slices, "slice_seconds": SLICE_SECONDS,
+                                    "link_gbps": args.link_gbps}  # fmt: skip
         result = {"old": old.described(), "new": new.described(), "machine": machine(), **settings,
                   "confidence": CONFIDENCE, "ratio": {"low": low, "mean": mean, "high": high},
                   "slower": slower, "turns": turns}  # fmt: skip

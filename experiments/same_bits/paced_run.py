@@ -1,0 +1,70 @@
+"""A run of the demo that steps only while it is let: for two that take turns on one machine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+from sides import Side
+
+# More than a turn ever takes: the run is killed.
+OVERRIDES = {"train.steps": 1_000_000, "train.eval_every": 0, "data.eval": "[]", "compare": None}
+WARMUP_STEPS = 3  # The first steps allocate and calibrate.
+AFTER_A_STOP = 2  # The step that was stopped in, and the next: the throttled link has run empty.
+
+
+class PacedRun:
+    """A training process of one side, stopped but for the slices that it is given.
+
+    Enter it to start the process, leave it to kill the process.
+    """
+
+    def __init__(self, side: Side, folder: Path, link_gbps: float) -> None:
+        self._side = side
+        self._folder = folder / side.name
+        self._log = folder / f"{side.name}.log"
+        self._link_gbps = link_gbps
+        self._steps_seen = 0
+
+    def __enter__(self) -> PacedRun:
+        self._process = self._side.start(self._folder, OVERRIDES, self._link_gbps, self._log)
+        while len(self._seconds()) < WARMUP_STEPS:
+            self._let(0.2)
+        self._steps_seen = len(self._seconds())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def steps_in(self, duration: float) -> list[float]:
+        """Let it run for that many seconds: what its whole steps took, at least one."""
+        while True:
+            self._let(duration)
+            seconds = self._seconds()
+            steps = seconds[self._steps_seen + AFTER_A_STOP :]
+            self._steps_seen = len(seconds)
+            if steps:
+                return steps
+            duration *= 2  # A step of this machine is longer than the slice.
+
+    def _let(self, duration: float) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        time.sleep(duration)
+        self._process.send_signal(signal.SIGSTOP)
+        if self._process.poll() is not None:
+            code = self._process.returncode
+            print(f"{self._log}: run ended with {code}, expected it to go on", file=sys.stderr)
+            raise SystemExit(2)
+
+    def _seconds(self) -> list[float]:
+        """Of every step so far; the last line of the file may be half written."""
+        metrics = self._folder / "metrics.jsonl"
+        if not metrics.exists():
+            return []
+        lines = [json.loads(line) for line in metrics.read_text().splitlines(True)
+                 if line.endswith("\n")]  # fmt: skip
+        return [line["seconds"] for line in lines if line["step"] > 0]
