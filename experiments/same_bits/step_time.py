@@ -57,7 +57,8 @@ def take_turns(args: argparse.Namespace, folder: Path, old: Side, new: Side) -> 
     turns = []
     for number in range(args.turns):
         pair = PacedRun(old, folder, args.link_gbps), PacedRun(new, folder, args.link_gbps)
-        with pair[0], pair[1]:
+        first, second = pair if number % 2 == 0 else reversed(pair)
+        with first, second:
             slices = take_slices(*pair, args.slices, begins=number % 2)
         old_seconds, new_seconds = (statistics.median(side) for side in zip(*slices, strict=True))
         ratio = math.exp(statistics.fmean(math.log(b / a) for a, b in slices))
