@@ -2,6 +2,7 @@
 
 #include "python/bindings/bindings.h"
 #include "python/bindings/engine_class.h"
+#include "python/bindings/signal_check.h"
 #include "python/bindings/tensor_view.h"
 #include "python/bindings/weight_options.h"
 #include "runtime/engine/subspace/subspace_engine.h"
@@ -53,6 +54,7 @@ void bind_engine_options(py::module_& m) {
              }
              options.lanes.resident_bytes = resident_bytes;
              options.lanes.order = parse_order(schedule);
+             options.lanes.check_interrupt = signal_check();
              options.gate.norm = parse_norm_choice(norm_mode);
              options.gate.max_norm = max_norm;
              options.gate.promised_backwards = promised_backwards;
@@ -125,6 +127,29 @@ std::tuple<bool, double, float, int> step(SubspaceEngine& engine, const Hypers& 
     outcome = engine.step({hypers, views, factor, other_sum_squares, unscale});
   }
   return {outcome.skipped, outcome.grad_norm, outcome.clip_factor, outcome.residuals_kept};
+}
+
+// Storage that a lane may still write to when nobody waits for it any more.
+void keep_for_good(const std::vector<at::Tensor>& lent) { new std::vector<at::Tensor>(lent); }
+
+void close(SubspaceEngine& engine, const std::vector<at::Tensor>& lent) {
+  try {
+    const py::gil_scoped_release unlocked;
+    engine.close();
+  } catch (const Timeout&) {
+    if (!engine.idle()) keep_for_good(lent);
+    throw;
+  }
+}
+
+void finish(SubspaceEngine& engine, const std::vector<at::Tensor>& lent) {
+  try {
+    const py::gil_scoped_release unlocked;
+    engine.finish();
+  } catch (...) {
+    keep_for_good(lent);
+    throw;
+  }
 }
 
 py::dict by_tier(const Budget::Limits& bytes) {
@@ -223,7 +248,10 @@ void bind_subspace_engine(py::module_& m) {
           [](SubspaceEngine& e, int weight) { return e.acquire(weight, StreamRef::host()); },
           py::arg("weight"), unlocked)
       .def("synchronize", &SubspaceEngine::synchronize, unlocked)
-      .def("finish", &SubspaceEngine::finish, unlocked)
+      .def("close", &close, py::arg("lent"),
+           "drop() and synchronize(). Timeout: a lane is stuck; what was `lent` to it is kept.")
+      .def("finish", &finish, py::arg("lent"),
+           "As close(), whatever failed before; raises only where a lane still runs.")
       .def("calibration_due", &SubspaceEngine::calibration_due)
       .def("begin_calibration", &SubspaceEngine::begin_calibration, unlocked)
       .def("end_calibration", &SubspaceEngine::end_calibration)

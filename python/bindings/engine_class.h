@@ -10,12 +10,18 @@
 
 namespace sluiceway {
 
-// A forked child has the engine's memory but not its threads: it must not try to join them.
+// A forked child has the engine's memory but not its threads: it must not try to join them. An
+// engine with a lane that still runs is kept for good, since that lane uses it.
 struct EngineDeleter {
   pid_t opened_in = getpid();
   void operator()(SubspaceEngine* engine) const {
     if (getpid() != opened_in) return;
     const py::gil_scoped_release unlocked;
+    try {
+      engine->finish();
+    } catch (...) {
+      return;
+    }
     delete engine;
   }
 };

@@ -20,6 +20,7 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
   config.key_count = key_count;
   config.order = options.order;
   config.trace = &trace_;
+  config.check_interrupt = options.check_interrupt;
   streams_.reserve(lanes.size());  // The executor holds their addresses.
   for (const LaneSpec& lane : lanes) {
     const Stream::Options thread{"sw-" + lane.name, lane.cpu};

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,6 +52,7 @@ class EngineLanes {
     Budget::Limits limits{};
     std::uint64_t resident_bytes = 0;  // Of the model, on the device before the engine comes.
     Order order = Order::kEdf;
+    std::function<void()> check_interrupt = {};  // Executor::Config's.
   };
 
   EngineLanes(const Options& options, const std::vector<LaneSpec>& lanes, const LanePlan& plan,
@@ -67,6 +69,7 @@ class EngineLanes {
   LinkCopy& d2h() noexcept { return d2h_; }
   LinkCopy& h2d() noexcept { return h2d_; }
   Executor& executor() noexcept { return *executor_; }
+  const Executor& executor() const noexcept { return *executor_; }
 
   // Blocks until every payload of this key that is not held is through; returns the stall, s.
   double wait(int key);

@@ -120,10 +120,13 @@ std::vector<int> StepGate::commit(float factor) {
 }
 
 void StepGate::drop() {
+  // The gradient stays whole until every payload is back: a recall may be called off.
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (parts_[i].sent) executor_.recall(static_cast<int>(i));
-    clear(parts_[i]);
+    if (!parts_[i].sent) continue;
+    executor_.recall(static_cast<int>(i));
+    parts_[i].sent = false;
   }
+  for (Part& part : parts_) clear(part);
 }
 
 void StepGate::forget() noexcept {

@@ -71,18 +71,27 @@ bool Executor::recall(int key) {
   const auto of_others = [&](const State::Item& item) {  // Of threads that recall the same key.
     return item.payload.key == key && item.recalled_by != 0 && item.recalled_by < number;
   };
-  const State::Item* passed = s.mark_recalled(lock, key, number);
-  if (!any(ours)) {
-    SLUICEWAY_CHECK(passed == nullptr || any(of_others), "recall: payload ", passed->payload.name,
-                    " of key ", key, " is in lane ", s.lane_name(*passed, passed->hop),
-                    ", expected it before its hold (", s.hold_name(*passed), ")");
-    s.changed.wait(lock, [&] { return s.error || !any(of_others); });
+  for (bool waited = false;; waited = true) {
+    const State::Item* passed = s.mark_recalled(lock, key, number);
+    if (any(ours)) break;
+    SLUICEWAY_CHECK(waited || passed == nullptr || any(of_others), "recall: payload ",
+                    passed->payload.name, " of key ", key, " is in lane ",
+                    s.lane_name(*passed, passed->hop), ", expected it before its hold (",
+                    s.hold_name(*passed), ")");
+    if (!any(of_others)) return false;
+    s.wait_until(lock, [&] { return s.error || !any(of_others); });
     s.throw_if_failed(lock);
-    return false;
   }
-  s.changed.wait(lock, [&] {
-    return s.error || !any([&](const auto& item) { return ours(item) && item.in_flight(); });
-  });
+  try {
+    s.wait_until(lock, [&] {
+      return s.error || !any([&](const auto& item) { return ours(item) && item.in_flight(); });
+    });
+  } catch (...) {
+    s.put_back(lock, number, gone);
+    s.dispatch(lock);
+    s.destroy(lock, gone);
+    throw;
+  }
   s.throw_if_failed(lock);
   for (auto next = s.items.begin(); next != s.items.end();) {
     State::Item* item = &*next++;
@@ -103,7 +112,7 @@ double Executor::wait(int key) {
   if (blocked()) {
     const double begin_s = steady_s();
     const double busy_before_s = s.device_busy_s(begin_s);
-    s.changed.wait(lock, [&] { return !blocked(); });
+    s.wait_until(lock, [&] { return !blocked(); });
     const double end_s = steady_s();
     stall_s = (end_s - begin_s) - (s.device_busy_s(end_s) - busy_before_s);
   }
@@ -132,8 +141,8 @@ void Executor::drain() {
                     item.payload.key, ") first");
   }
   const std::uint64_t arrivals = s.arrivals;  // What others submit meanwhile is not waited for.
-  s.changed.wait(lock,
-                 [&] { return s.error || s.items.empty() || s.items.front().arrival >= arrivals; });
+  s.wait_until(lock,
+               [&] { return s.error || s.items.empty() || s.items.front().arrival >= arrivals; });
   s.throw_if_failed(lock);
 }
 
@@ -150,6 +159,17 @@ void Executor::set_transition(std::uint64_t deadline) {
   State::Lock lock(s.mutex);
   s.throw_if_failed(lock);
   s.plan.transition = deadline;
+}
+
+void Executor::give_up_after(std::optional<State::Seconds> patience) {
+  const State::Lock lock(state_->mutex);
+  state_->patience = patience;
+  state_->patient_since_s = steady_s();
+}
+
+bool Executor::idle() const {
+  const State::Lock lock(state_->mutex);
+  return state_->idle();
 }
 
 std::vector<double> Executor::last_seconds(int key) const {

@@ -24,16 +24,23 @@
 //       run a task inside enqueue() recurse no deeper than there are lanes.
 //   I8  wait() returns, and completion() happens, when the key has no payload in the lanes but held
 //       ones (kBarrier: when no key has).
+//   I9  A wait that Config::check_interrupt ends has changed nothing, and can be begun again.
+//   I10 After give_up_after() no call waits for ever: a lane in which nothing finishes fails the
+//       executor, and no stream gets anything any more.
 //
 // Thread safety: every call from any thread, but not from a payload's own task.
-// Lifetime:      the streams outlive the executor; ~Executor() recalls what is held and drains.
+// Lifetime:      the streams outlive the executor; ~Executor() recalls what is held and drains,
+//                however long that takes.
 // Errors:        a hop that fails fails the executor: every later call throws the same error, with
 //                lane and payload named (last_seconds() and take_use() still answer). Nothing is
 //                retried.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "runtime/device/event.h"
@@ -59,6 +66,8 @@ class Executor {
     Order order = Order::kEdf;
     std::uint64_t transition = 0;  // kPaper: deadlines below it go last come first served.
     Trace* trace = nullptr;        // Not owned; null: nothing is recorded.
+    // Asked every 50 ms by a thread that waits in a call: what it throws ends the wait.
+    std::function<void()> check_interrupt = {};
   };
 
   explicit Executor(Config config);  // InvalidArgument: a lane without stream or depth, or no lane.
@@ -88,6 +97,13 @@ class Executor {
   void drain();              // wait() for all keys; payloads that are held must be released first.
   bool busy(int key) const;  // Whether the key has a payload in the lanes, held or not.
   void set_transition(std::uint64_t deadline);
+
+  // From now on whoever waits gives a lane up that has been busy for `patience` without finishing a
+  // hop, or for longer where its hops have taken longer before: the executor fails with Timeout.
+  // What the lane runs goes on, and needs the executor, the streams and all that hops have captured
+  // until idle(). Nothing: waits have no end again.
+  void give_up_after(std::optional<std::chrono::duration<double>> patience);
+  bool idle() const;  // No stream has work of ours.
 
   // Seconds by lane that the hops of this key's payloads took in its last finished step.
   std::vector<double> last_seconds(int key) const;

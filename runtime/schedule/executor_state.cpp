@@ -94,7 +94,7 @@ bool Executor::State::idle() const noexcept {
 
 void Executor::State::throw_if_failed(Lock& lock) {
   if (!error) return;
-  changed.wait(lock, [&] { return idle(); });
+  wait_until(lock, [&] { return given_up || idle(); });
   std::rethrow_exception(error);
 }
 

@@ -16,6 +16,7 @@
 // Functions that take a Lock expect the mutex to be held.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +37,7 @@ namespace sluiceway {
 
 struct Executor::State : std::enable_shared_from_this<Executor::State> {
   using Lock = std::unique_lock<std::mutex>;
+  using Seconds = std::chrono::duration<double>;
   enum class Place { kParked, kReady, kRunning };
   static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
@@ -70,6 +72,8 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
     std::vector<Item*> ready;  // A heap, the lowest rank on top; has room for every item.
     int running = 0;
     bool dispatching = false;
+    double busy_since_s = 0;  // Since it had nothing, or since its last hop finished.
+    double longest_s = 0;     // Of the hops that finished.
   };
 
   struct Key {
@@ -96,6 +100,14 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
 
   // Keeps the first error and takes out every payload that is not in flight.
   void fail(Lock& lock, std::exception_ptr named, Items& gone);
+
+  // Waits until done(), which is asked when `changed` is notified. Throws what check_interrupt
+  // does, with the mutex held.
+  template <class Done>
+  void wait_until(Lock& lock, const Done& done) {
+    while (!changed.wait_for(lock, kSlice, done)) look_up(lock);
+  }
+  void put_back(Lock& lock, std::uint64_t recall, Items& gone);  // What it marked goes on.
 
   // Destroys what payloads captured, without the mutex, before the executor counts as idle.
   void destroy(Lock& lock, Items& gone);
@@ -142,10 +154,18 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   std::size_t destroying = 0;
   bool closing = false;
   std::exception_ptr error;
+  std::optional<Seconds> patience;      // With a lane in which nothing finishes,
+  double patient_since_s = 0;           // which counts from here.
+  bool given_up = false;                // A lane: nobody waits for it.
   std::shared_ptr<HostEvent> all_done;  // As Key::done, for all keys.
   LaneUse use;
 
  private:
+  // How long a wait goes on before its thread looks up: short for a person, long for a processor.
+  static constexpr std::chrono::milliseconds kSlice{50};
+
+  void look_up(Lock& lock);
+  void give_up_stuck_lane(Lock& lock);
   static bool goes_later(const Item* a, const Item* b) noexcept;  // Puts the lowest rank on top.
   void start_next(std::size_t lane, Lock& lock);
   void hand_over(Item* item, std::size_t hop, const Event& after);

@@ -62,7 +62,7 @@ void Executor::State::start_next(std::size_t lane, Lock& lock) {
   state.ready.pop_back();
   item->place = Place::kRunning;
   ++item->started;
-  ++state.running;
+  if (state.running++ == 0) state.busy_since_s = steady_s();
   note_device(*item);
   const std::size_t hop = item->hop;
   const Event after = std::exchange(item->after, Event());
@@ -146,8 +146,11 @@ void Executor::State::complete(Item* item, std::size_t hop, const Completion& co
 
   Items gone;
   Lock lock(mutex);
-  --lanes[lane].running;
   item->seconds[hop] = (completion.end_us - completion.begin_us) * 1e-6;
+  LaneState& state = lanes[lane];
+  --state.running;
+  state.busy_since_s = steady_s();
+  state.longest_s = std::max(state.longest_s, item->seconds[hop]);
   use.seconds[lane] += item->seconds[hop];
   ++use.payloads[lane];
   ++item->finished;

@@ -77,6 +77,7 @@ class HookedOptimizer(GatheringOptimizer):
         self.overflowed = False
         self.skipped_steps = 0
         self._opened_in = os.getpid()
+        self._stepping: list[torch.Tensor] = []
         self._take_model(model)
         self._closed = False
 
@@ -269,15 +270,38 @@ class HookedOptimizer(GatheringOptimizer):
         return [self.engine.describe(index) for index in range(len(self.weights))]
 
     def close(self) -> None:
-        """Apply what is enqueued, write the trace, take the hooks away; idempotent."""
+        """Apply what is enqueued, write the trace, take the hooks away; idempotent.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Ctrl-C; the optimizer is still open.
+        Timeout
+            A lane has not got anything done for eight seconds, nor for longer than ever before;
+            lane and weight are named, and their memory is never given back.
+        Error
+            A lane of an earlier step failed; lane and weight are named.
+        """
         if self._closed or os.getpid() != self._opened_in:
             return
-        self._closed = True
-        self._on_model.close()
-        self.engine.drop()
-        self.engine.synchronize()
+        try:
+            self.engine.close(self._lent())
+        except KeyboardInterrupt:
+            raise  # Nothing is lost: it is open, and may be closed again.
+        except BaseException:
+            self._let_go()
+            raise
+        self._let_go()
         if self.options.trace is not None:
             self.engine.write_trace(os.fspath(self.options.trace))
+
+    def _let_go(self) -> None:
+        self._closed = True
+        self._on_model.close()
+
+    def _lent(self) -> list[torch.Tensor]:
+        """What lanes of enqueued steps read and write."""
+        return self._stepping
 
     def _check_open(self) -> None:
         if self._closed:
@@ -292,7 +316,7 @@ class HookedOptimizer(GatheringOptimizer):
     def __del__(self) -> None:
         if not self._closed and os.getpid() == self._opened_in:
             self._on_model.close()
-            self.engine.finish()  # While the weights are certainly alive.
+            self.engine.finish(self._lent())  # While the weights are certainly alive.
 
 
 def _check_device(owner: str, device: str) -> None:

@@ -17,6 +17,19 @@ std::size_t largest(const Calibration::Weights& weights,
   return most * sizeof(float);
 }
 
+class Patience {
+ public:
+  Patience(Executor& executor, std::chrono::seconds most) : executor_(executor) {
+    executor_.give_up_after(most);
+  }
+  Patience(const Patience&) = delete;
+  Patience& operator=(const Patience&) = delete;
+  ~Patience() { executor_.give_up_after({}); }
+
+ private:
+  Executor& executor_;
+};
+
 Calibration::Weights make_weights(std::vector<WeightSpec> specs, bool refreshed, DeviceId device,
                                   Budget& budget) {
   SLUICEWAY_CHECK(!specs.empty(), "SubspaceEngine: 0 weights, expected at least one");
@@ -89,11 +102,17 @@ void SubspaceEngine::drop() {
   for (const auto& weight : weights_) weight->gathering = {};
 }
 
-void SubspaceEngine::finish() noexcept {
+void SubspaceEngine::close() {
+  const Patience patience(lanes_.executor(), kClosePatience);
+  drop();
+  synchronize();
+}
+
+void SubspaceEngine::finish() {
   try {
-    drop();
-    synchronize();
-  } catch (const std::exception&) {
+    close();
+  } catch (...) {
+    if (!idle()) throw;
     // A failed executor has drained its lanes; nothing runs any more, which is all that is asked.
     gate_.forget();
     for (const auto& weight : weights_) weight->gathering = {};

@@ -17,8 +17,10 @@
 // Lifetime:      weights passed to step() stay where they are until acquire() for them.
 // Errors:        InvalidArgument for a wrong shape or dtype, nothing changed. What a lane throws
 //                comes out of the next call, with lane and weight named, and of each one after it.
+//                What check_interrupt throws ends a call that waits; the call can be made again.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -107,8 +109,15 @@ class SubspaceEngine {
   // Work on `compute` that is enqueued from now on sees the weight's last update. Returns the
   // stall in seconds.
   double acquire(int index, StreamRef compute);
-  void synchronize();      // Every step is applied when it returns.
-  void finish() noexcept;  // drop() and synchronize(), whatever a lane has thrown.
+  void synchronize();  // Every step is applied when it returns.
+  // drop() and synchronize(), but a lane that seems to end never is given up after kClosePatience
+  // (Executor::give_up_after): Timeout.
+  void close();
+  // As close(), whatever lanes have thrown before. Throws what kept it from waiting for a lane that
+  // still runs: then the engine, and all that it was lent, must stay for as long as the process.
+  void finish();
+  bool idle() const { return lanes_.executor().idle(); }  // No lane has work of ours.
+  static constexpr std::chrono::seconds kClosePatience{8};
 
   // ---- Calibration: gradients measure and teach the projectors, and are not accumulated ----
   bool calibration_due() const { return calibration_.closure_due(gate_.committed_steps()); }

@@ -166,6 +166,9 @@ class SubspaceAdamW(HookedOptimizer):
         self._gradients.lend()
         return skipped, norm, clip
 
+    def _lent(self) -> list[torch.Tensor]:
+        return [*super()._lent(), *self._gradients.lent.values()]
+
     def synchronize(self) -> None:
         """Wait until every enqueued step is applied to the weights."""
         super().synchronize()

@@ -1,0 +1,74 @@
+// Waits of Executor::State that somebody may call off, and lanes that nobody waits for any more.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/base/error.h"
+#include "runtime/schedule/executor_state.h"
+#include "runtime/schedule/lane_error.h"
+
+namespace sluiceway {
+namespace {
+
+// A hop that takes this many times as long as any before it in its lane is no slow one.
+constexpr double kLonger = 1.5;
+
+class Unlocked {
+ public:
+  explicit Unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  ~Unlocked() { lock_.lock(); }
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
+
+}  // namespace
+
+void Executor::State::look_up(Lock& lock) {
+  if (patience) give_up_stuck_lane(lock);
+  if (!config.check_interrupt) return;
+  const Unlocked unlocked(lock);
+  config.check_interrupt();
+}
+
+void Executor::State::give_up_stuck_lane(Lock& lock) {
+  const double now_s = steady_s();
+  for (const Item& item : items) {
+    if (item.started == item.finished) continue;
+    // Further hops of it that are in flight wait for this one.
+    const std::size_t hop = item.finished;
+    const LaneState& lane = lanes[static_cast<std::size_t>(item.payload.hops[hop].lane)];
+    const double busy_s = now_s - std::max(lane.busy_since_s, patient_since_s);
+    if (busy_s < std::max(patience->count(), kLonger * lane.longest_s)) continue;
+    given_up = true;
+    changed.notify_all();
+    if (error) return;
+    const Timeout stuck(concat(
+        "no hop finished for ", std::round(10 * busy_s) / 10,
+        " s, expected one in that time; the lane is given up with what it holds, and its memory is "
+        "kept for good; where it is only slow, call synchronize() first"));
+    Items gone;
+    fail(lock, name_error(std::make_exception_ptr(stuck), lane_name(item, hop), item.payload.name),
+         gone);
+    return destroy(lock, gone);
+  }
+}
+
+void Executor::State::put_back(Lock& lock, std::uint64_t recall, Items& gone) {
+  for (auto next = items.begin(); next != items.end();) {
+    Item* item = &*next++;
+    if (item->recalled_by != recall) continue;
+    item->recalled_by = 0;
+    if (item->place == Place::kParked && !error) {
+      enter(lock, item, gone);
+    } else {
+      settle(lock, item, gone);
+    }
+  }
+  changed.notify_all();
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,97 @@
+"""A lane that never ends: close() and the end of the process come back, and say which it is."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+START = """
+import sys
+import sluiceway as sw
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 256), nn.Linear(256, 256), nn.Linear(256, 8))
+rates = {{"d2h_gbps": 1e3, "h2d_gbps": 1e3}}
+if {throttled!r}:
+    rates[{throttled!r}] = 1e-12  # A hop takes months.
+opt = sw.SubspaceAdamW(model, lr=1e-3, codec="block_random", residual="none", link=sw.Link(**rates))
+
+def step():
+    model(torch.ones(4, 16)).square().sum().backward()
+    opt.step()
+
+step()
+print("stepped", flush=True)
+"""
+LIMIT_S = 10.0
+
+
+def end_of(script, throttled="d2h_gbps"):
+    """Exit code, output, errors of a script, and its seconds after "stepped"."""
+    command = [sys.executable, "-c", START.format(throttled=throttled) + script]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            assert running.stdout.readline() == "stepped\n"
+            began = time.monotonic()
+            out, err = running.communicate(timeout=3 * LIMIT_S)
+            return running.returncode, out, err, time.monotonic() - began
+        finally:
+            running.kill()
+
+
+@pytest.mark.parametrize(("throttled", "lane"), [("d2h_gbps", "d2h"), ("h2d_gbps", "h2d")])
+def test_close_with_a_stuck_lane_raises_an_error_that_names_lane_and_weight(throttled, lane):
+    script = """
+try:
+    opt.close()
+except sw.Timeout as error:
+    print(error)
+opt.close()
+"""
+    code, out, err, seconds = end_of(script, throttled)
+    assert code == 0, err
+    assert f"lane {lane}, payload 1.weight: " in out
+    assert "synchronize()" in out
+    assert seconds < LIMIT_S
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["", "del opt", "raise SystemExit", "opt.loop = opt", "sys.modules['kept'] = opt"],
+    ids=["end", "del", "exit", "cycle", "module"],
+)
+def test_a_process_that_never_closes_ends_and_names_the_lane(script):
+    code, _, err, seconds = end_of(script)
+    assert code == 0, err
+    assert seconds < LIMIT_S
+    assert err.count("lane d2h, payload 1.weight: ") == 1
+    assert "Fatal" not in err
+
+
+def test_memory_that_a_stuck_lane_may_write_to_is_never_given_back():
+    script = """
+import gc, weakref
+storage = weakref.ref(model[1].weight.untyped_storage())
+try:
+    opt.close()
+except sw.Timeout:
+    pass
+before = model[1].weight.data_ptr()
+del model, opt
+gc.collect()
+print(before != torch.empty(256, 256).data_ptr())
+"""
+    code, out, err, _ = end_of(script)
+    assert (code, out) == (0, "True\n"), err
+
+
+def test_an_optimizer_whose_lanes_end_closes_without_a_word():
+    code, out, err, seconds = end_of("opt.close(); print('closed')", throttled="")
+    assert (code, out, err) == (0, "closed\n", "")
+    assert seconds < LIMIT_S
