@@ -8,52 +8,22 @@ import io
 import pytest
 import sluiceway as sw
 import torch
+from mixtures import EXPERTS, KINDS, language_model, loss_of_tokens
 from sluiceway.model.targets import select_weights
 from small_models import batch, distance, make, same_bits
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, GptOssConfig, MixtralConfig, Qwen3MoeConfig
 from twins import LR, identity, train
 
-COUNT, WIDTH = 4, 256
+WIDTH = 256
 SLOW = sw.Link(d2h_gbps=0.2, h2d_gbps=0.2, latency_us=50)  # A missing wait is caught.
-SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "moe_intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "num_local_experts": COUNT,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 64,
-}
-KINDS = {
-    "mixtral": MixtralConfig(**SHAPE),  # (E, out, in)
-    "qwen3_moe": Qwen3MoeConfig(**SHAPE),
-    "gpt_oss": GptOssConfig(**SHAPE, rope_scaling={"rope_type": "default"}),  # (E, in, out)
-}
-
-
-def language_model(kind: str, implementation: str = "grouped_mm") -> nn.Module:
-    config = copy.deepcopy(KINDS[kind])
-    config._experts_implementation = implementation
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).train()
-
-
-def loss_of_tokens(model: nn.Module, step: int) -> torch.Tensor:
-    tokens = torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(step))
-    return model(input_ids=tokens, labels=tokens).loss
 
 
 class Experts(nn.Module):
     """Tokens go to the experts that the caller chooses; the others' gradients are zeros."""
 
-    def __init__(self, count: int = COUNT, width: int = WIDTH) -> None:
+    def __init__(self, count: int = EXPERTS, width: int = WIDTH) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(count, width, width) / width**0.5)
 
@@ -122,7 +92,7 @@ def test_each_slice_is_a_weight_with_a_name_of_its_own():
     with sw.SubspaceAdamW(make(Mixture), codec="block_random") as opt:
         described = opt.describe()
         assert [weight["name"] for weight in described] == [
-            f"experts.weight[{number}]" for number in range(COUNT)
+            f"experts.weight[{number}]" for number in range(EXPERTS)
         ]
         assert {(w["core_rows"], w["core_cols"]) for w in described} == {(64, 64)}
 
@@ -182,7 +152,7 @@ def test_convolutions_and_tables_of_one_slice_are_no_experts():
 
 def test_slices_that_overlap_are_refused():
     model = make(Mixture)
-    model.experts.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH).expand(COUNT, WIDTH, WIDTH))
+    model.experts.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH).expand(EXPERTS, WIDTH, WIDTH))
     with pytest.raises(sw.InvalidArgument, match=r"experts.weight has strides \(0, 256, 1\)"):
         sw.SubspaceAdamW(model)
 
@@ -219,7 +189,7 @@ def test_a_state_is_that_of_the_slices_and_goes_on_bit_for_bit(arguments, dtype)
     with sw.SubspaceAdamW(first, lr=LR, **arguments) as opt:
         train(first, opt, 5, loss=loss)
         state = opt.state_dict()
-        assert len(state["state"][2]["slices"]) == COUNT
+        assert len(state["state"][2]["slices"]) == EXPERTS
         torch.save(state, stored)
     second = typed()
     second.load_state_dict(first.state_dict())

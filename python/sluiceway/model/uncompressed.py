@@ -40,7 +40,7 @@ def large_groups(
 def group_lines(groups: list[dict[str, Any]]) -> list[str]:
     """One line a group."""
     return [
-        f"uncompressed, on the device: {g['weights']} weights, {100 * g['share']:.3g} % of what is "
-        f"trained ({g['why']})"
+        f"{g['weights']} uncompressed, on the device: {100 * g['share']:.3g} % of what is trained "
+        f"({g['why']})"
         for g in groups
     ]
