@@ -32,8 +32,8 @@ class CoreStaging {
   ScanResult scan(StreamRef stream) const;  // Of the sum.
   bool packs() const noexcept { return packed_.size() != 0; }
   ScanResult pack(StreamRef stream);  // Makes outgoing(), and scans on the way.
-  // What crosses to the host. A core of zeros crosses as a flag: the first of its bytes, which is
-  // zero like all of them.
+  // What crosses to the host. A core of zeros crosses as a flag, one byte of it; that it is zero
+  // the caller has from the scan, and says so to the host's side by arrive_as_zero().
   std::span<const std::byte> outgoing(bool zero) const noexcept;
   AnyMatrix direction_on_device(StreamRef stream);  // Unpacks what arrived, where it must be.
 
