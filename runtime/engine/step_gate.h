@@ -79,6 +79,8 @@ class StepGate {
   int backwards(int part) const { return at(part).backwards; }
   int expected(int part) const { return at(part).expected; }
   bool is_scanned(int part) const { return at(part).scanned; }
+  // Scanned, and nothing in it but zeros of either sign.
+  bool is_zero(int part) const { return is_scanned(part) && at(part).scan.abs_max == 0.0F; }
   bool is_complete(int part) const { return backwards(part) >= expected(part); }
   bool gathering() const noexcept;     // Payloads of a step that is not committed are in the lanes.
   bool has_gradient() const noexcept;  // Something was added since the last commit() or drop().

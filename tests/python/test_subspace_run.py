@@ -65,7 +65,7 @@ def test_comparison_trains_the_same_weights_as_the_engine(sluiceway, subspace, t
     assert outcome.code == 0, outcome.err
     summary = json.loads(outcome.out)
     native = json.loads((tmp_path / "out" / "native" / "summary.json").read_text())
-    assert native["parameters"] == summary["parameters"]
+    assert native["parameters"].items() <= summary["parameters"].items()
     assert native["first_eval_loss"] == summary["first_eval_loss"]
     assert summary["native_ratio"] > 0
 

@@ -11,6 +11,7 @@ from sluiceway.config.engines.subspace import SubspaceOptions, SubspaceSection
 from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.protocol import Recorder
 from sluiceway.engines.subspace_plan import SubspacePlan
+from sluiceway.model.uncompressed import group_lines
 from sluiceway.optim.subspace.choices import choice_lines, codec_choices
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
@@ -54,13 +55,18 @@ class Subspace(GradientEngine):
         return SubspaceAdamW(model, **arguments)
 
     def description(self) -> list[str]:
-        """Which codec each group of weights got, what it costs, and why."""
-        return choice_lines(codec_choices(self.optimizer))
+        """Which codec each group of weights got, what it costs, and why; and what got none."""
+        choices = choice_lines(codec_choices(self.optimizer))
+        return choices + group_lines(self.optimizer.uncompressed)
 
     def summary(self) -> dict[str, Any]:
         """The same, as plain values; and what its own metrics are called in a report."""
         titles = {"subspace.bias_mean": "Estimation bias, mean over weights"}
-        return {"codecs": codec_choices(self.optimizer), "metrics": titles}
+        return {
+            "codecs": codec_choices(self.optimizer),
+            "metrics": titles,
+            "parameters": {"uncompressed": self.optimizer.uncompressed},
+        }
 
     def recorder(self) -> Recorder:
         """The compiled engine, whose lanes are rows of the trace."""

@@ -54,7 +54,7 @@ class SubspacePlan(DevicePlan):
         whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
         free = device_limit(self._config.budget.device) - whole
         free -= sum(
-            self._cost_of(w, speculative=False, held=False)["device_bytes"]
+            len(w.names) * self._cost_of(w, speculative=False, held=False)["device_bytes"]
             for w in selection.compressed
             if w.identity
         )
@@ -70,7 +70,10 @@ class SubspacePlan(DevicePlan):
         order, norm = config.schedule.order, config.schedule.norm
         speculative = norm == "speculative" or (norm == "auto" and order != "barrier")
         held = config.train.accumulate > 1 or config.model.autocast == "fp16"
-        return [self._cost_of(w, speculative, held, codec) for w in selection.compressed]
+        costs = []
+        for weight in selection.compressed:
+            costs += [self._cost_of(weight, speculative, held, codec)] * len(weight.names)
+        return costs
 
     def _cost_of(
         self, weight: CompressedWeight, speculative: bool, held: bool, codec: str | None = None
@@ -78,7 +81,7 @@ class SubspacePlan(DevicePlan):
         keywords = weight_keywords(self._config.engine, self._config.train.seed, weight.identity)
         if codec is not None and not weight.identity:
             keywords["codec"] = codec
-        m, n = weight.parameter.shape
+        m, n = weight.shape
         dtype = self._config.model.dtype
         return {**_core.weight_plan(m, n, dtype, speculative, held, **keywords), "elements": m * n}
 
@@ -144,4 +147,4 @@ class SubspacePlan(DevicePlan):
 
 def _shapes(selection: Selection) -> list[tuple[int, ...]]:
     """Of the weights that go through the codec of the config."""
-    return [tuple(w.parameter.shape) for w in selection.compressed if not w.identity]
+    return [w.shape for w in selection.compressed if not w.identity for _ in w.names]

@@ -18,6 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from sluiceway.model.grouped_products import GROUPED_PRODUCT, grouped_flops, grouped_product
+
+_FLOPS = {**flop_registry, GROUPED_PRODUCT: grouped_flops}
+
 
 @dataclass(frozen=True)
 class Rehearsal:
@@ -57,8 +61,9 @@ class _Account(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if (count := flop_registry.get(function._overloadpacket)) is not None:
+        grouped = function._overloadpacket is GROUPED_PRODUCT
+        result = (grouped_product if grouped else function)(*args, **(kwargs or {}))
+        if (count := _FLOPS.get(function._overloadpacket)) is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=result)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):

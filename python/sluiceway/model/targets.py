@@ -9,21 +9,47 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from sluiceway.errors import InvalidArgument
 
 MIN_ELEMENTS = 1 << 16  # Below this a weight costs less than its compression saves.
-"""Linear weights with fewer elements are trained plainly on the device."""
+"""Linear weights with fewer elements are trained plainly on the device; so are experts."""
 
 
 @dataclass
 class CompressedWeight:
-    """One weight that goes through the lanes, and the modules whose forward reads it."""
+    """One parameter that goes through the lanes, and the modules whose forward reads it.
+
+    A 3-D parameter, experts for one, is a batch of matrices: each slice is a weight of its own.
+    """
 
     name: str
     parameter: nn.Parameter
     modules: list[nn.Module]
     identity: bool = False  # Embedding or head: its whole gradient crosses.
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is more than one matrix."""
+        return self.parameter.dim() == 3
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of each of its matrices."""
+        rows, columns = self.parameter.shape[-2:]
+        return rows, columns
+
+    @property
+    def names(self) -> list[str]:
+        """Of its matrices, in their order."""
+        if not self.is_batch:
+            return [self.name]
+        return [f"{self.name}[{number}]" for number in range(len(self.parameter))]
+
+    def matrices(self, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Views of the matrices of the parameter, or of a tensor of its shape."""
+        return whole.unbind(0) if self.is_batch else (whole,)
 
 
 @dataclass
@@ -33,9 +59,12 @@ class Selection:
     compressed: list[CompressedWeight] = field(default_factory=list)
     ordinary: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    why_ordinary: dict[str, str] = field(default_factory=dict)  # By name.
 
 
-def _is_linear_weight(module: nn.Module, name: str) -> bool:
+def _is_linear_weight(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+    if parameter.dim() == 3:  # One slice alone is a table: position embeddings of a vision model.
+        return len(parameter) > 1
     if isinstance(module, nn.MultiheadAttention):
         return name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
     linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
@@ -91,6 +120,27 @@ def embedding_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [owners[key][:2] for key in _embedding_ids(model, owners)]
 
 
+def _why_ordinary(
+    target: str | Sequence[str],
+    name: str,
+    parameter: nn.Parameter,
+    holders: list[tuple[nn.Module, str]],
+) -> str | None:
+    """Why a parameter is trained uncompressed; None: it need not be."""
+    if parameter.dim() < 2:
+        return "vectors"
+    if any(isinstance(module, _ConvNd) for module, _ in holders):
+        return "convolutions"
+    if parameter.dim() > 3:
+        return f"{parameter.dim()}-D weights"
+    linear = any(_is_linear_weight(module, local, parameter) for module, local in holders)
+    if not _wanted(target, name, linear):
+        return "not of linear layers" if target == "all-linear" else "not in target"
+    if target == "all-linear" and parameter.shape[-2:].numel() < MIN_ELEMENTS:
+        return f"matrices of fewer than {MIN_ELEMENTS} elements"
+    return None
+
+
 def _wanted(target: str | Sequence[str], name: str, linear: bool) -> bool:
     if target == "all-linear":
         return linear
@@ -129,8 +179,9 @@ def select_weights(
     model : torch.nn.Module
         Parameters with `requires_grad=False` are left out altogether.
     target : str or sequence of str
-        "all-linear": 2-D weights of linear layers with at least 2**16 elements. A regular
-        expression or a list of names picks 2-D weights of any size.
+        "all-linear": 2-D weights of linear layers, and 3-D weights (experts, slice by slice),
+        whose matrices have at least 2**16 elements. A regular expression or a list of names picks
+        2-D and 3-D weights of any size, but not those of convolutions.
     embeddings : str
         "frozen", or "identity": embeddings and head are trained through the identity codec.
 
@@ -148,8 +199,6 @@ def select_weights(
     for key, (name, parameter, holders) in owners.items():
         if not parameter.requires_grad:
             continue
-        linear = any(_is_linear_weight(module, local) for module, local in holders)
-        large = target != "all-linear" or parameter.numel() >= MIN_ELEMENTS
         modules = [module for module, _ in holders]
         if key in special:
             if embeddings == "identity":
@@ -157,10 +206,13 @@ def select_weights(
                 selection.compressed.append(weight)
             else:
                 selection.frozen.append((name, parameter))
-        elif parameter.dim() == 2 and large and _wanted(target, name, linear):
+            continue
+        why = _why_ordinary(target, name, parameter, holders)
+        if why is None:
             selection.compressed.append(CompressedWeight(name, parameter, modules))
         else:
             selection.ordinary.append((name, parameter))
+            selection.why_ordinary[name] = why
     _check_compressed(model, selection)
     return selection
 
@@ -181,7 +233,10 @@ def _check_compressed(model: nn.Module, selection: Selection) -> None:
                 f"target: {weight.name} is {p.dtype}, expected float32 or "
                 "bfloat16; keep float32 weights and autocast to float16"
             )
-        if p.stride(1) != 1 or p.stride(0) < p.shape[1]:
+        rows, columns = weight.shape
+        matrix = (rows - 1) * p.stride(-2) + columns
+        apart = not weight.is_batch or p.stride(0) >= matrix
+        if p.stride(-1) != 1 or p.stride(-2) < columns or not apart:
             raise InvalidArgument(
                 f"target: {weight.name} has strides {tuple(p.stride())}, expected rows to "
                 "be contiguous; make it contiguous first"

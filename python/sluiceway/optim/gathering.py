@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.step_clock import StepClock
@@ -19,6 +20,7 @@ class GatheringOptimizer(torch.optim.Optimizer):
     """
 
     engine: Any
+    of_engine: EngineWeights
     sentinel: Sentinel
     _hooks: ModelHooks
     _clock: StepClock
@@ -31,7 +33,8 @@ class GatheringOptimizer(torch.optim.Optimizer):
 
     def wait(self, weight: int) -> None:
         """Come back when the last update of a weight is applied."""
-        self.engine.wait(weight)
+        for number in self.of_engine.numbers(weight):
+            self.engine.wait(number)
 
     def used_again(self, weight: int) -> None:
         """Several gradients of a weight add up like those of several backwards."""

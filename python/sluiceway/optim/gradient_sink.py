@@ -10,7 +10,7 @@ from sluiceway.optim.sentinel import Sentinel
 
 
 class GradientSink(Protocol):
-    """Takes gradients as they are made; weights are called by their number.
+    """Takes gradients as they are made; weights of the model are called by their number.
 
     Of one backward the calls come in this order: `begin_backward`, then `add_gradient` for each
     weight as its gradient exists, then `end_backward`. A backward that raises has no end:
@@ -35,7 +35,10 @@ class GradientSink(Protocol):
         """The first gradient of a backward is there."""
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
-        """Take a whole gradient, m x n with contiguous rows; nobody else holds it."""
+        """Take a whole gradient, of a matrix or of a batch of them; nobody else holds it.
+
+        Rows are contiguous.
+        """
 
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """All gradients of a backward are in; times are those of the trace's clock."""

@@ -15,6 +15,8 @@ from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import select_weights
+from sluiceway.model.uncompressed import large_groups
+from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.gathering import GatheringOptimizer
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import (
@@ -24,7 +26,13 @@ from sluiceway.optim.hyperparameters import (
 )
 from sluiceway.optim.ordinary import OrdinaryParameters
 from sluiceway.optim.sentinel import Sentinel
-from sluiceway.optim.state import STATE_KEY, check_frame, frame_of, restore_frame
+from sluiceway.optim.state import (
+    STATE_KEY,
+    check_frame,
+    frame_of,
+    parameter_state,
+    restore_frame,
+)
 from sluiceway.optim.step_clock import StepClock
 from sluiceway.optim.tier_limits import parameter_bytes
 
@@ -64,7 +72,9 @@ class HookedOptimizer(GatheringOptimizer):
         groups = trainable_groups(self._owner, model, param_groups, frozen)
         trained = {id(p) for group in groups for p in group["params"]}
         self.weights = [w for w in selection.compressed if id(w.parameter) in trained]
+        self.of_engine = EngineWeights(self.weights)
         ordinary = [(name, p) for name, p in selection.ordinary if id(p) in trained]
+        self.uncompressed = large_groups(self.weights, ordinary, selection.why_ordinary)
         self._ordinary = OrdinaryParameters(ordinary, options.seed, self._owner)
         self.loss_scale = _loss_scale(options.loss_scale)
         _core.count_host_allocations()
@@ -96,7 +106,7 @@ class HookedOptimizer(GatheringOptimizer):
     # ---- What a subclass says ----
 
     def _make_engine(self, model: nn.Module) -> Any:
-        """Build the engine of `self.weights`; the model is not changed yet."""
+        """Build the engine of `self.of_engine`; the model is not changed yet."""
         raise NotImplementedError
 
     def _enqueue(
@@ -107,6 +117,7 @@ class HookedOptimizer(GatheringOptimizer):
         Parameters
         ----------
         weights : list of torch.Tensor
+            Those of the engine.
         factor : float
             On what was gathered: unscaling, and what others did to the sentinel.
         unscale : float
@@ -157,12 +168,12 @@ class HookedOptimizer(GatheringOptimizer):
         factor = self.sentinel.factor() * scale if self._gathered else scale
         squares = self._ordinary.sum_squares() * scale * scale
         # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
-        self._stepping = weights = [w.parameter.detach() for w in self.weights]
+        self._stepping = weights = self.of_engine.tensors()
         skipped, norm, clip = self._enqueue(weights, factor, scale, squares)
         if not skipped:
             self._ordinary.step(self.param_groups, self.state, clip * scale)
-            for weight in weights:
-                torch.autograd.graph.increment_version(weight)
+            for weight in self.weights:
+                torch.autograd.graph.increment_version(weight.parameter)
         self.overflowed = skipped
         self.skipped_steps += skipped
         self.loss_scale.update(skipped)
@@ -186,7 +197,7 @@ class HookedOptimizer(GatheringOptimizer):
         for group in self.param_groups:
             hyper = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], *more)
             of_parameter.update((id(p), tuple(map(float, hyper))) for p in group["params"])
-        return [of_parameter[id(w.parameter)] for w in self.weights]
+        return self.of_engine.spread(of_parameter[id(w.parameter)] for w in self.weights)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient, what was gathered of them too."""
@@ -201,7 +212,7 @@ class HookedOptimizer(GatheringOptimizer):
         state_dict = super().state_dict()
         state_dict["state"] = copy.deepcopy(state_dict["state"])  # As those of the weights below.
         for number, index in self.numbered_weights().items():
-            state_dict["state"][number] = self.engine.weight_state(index)
+            state_dict["state"][number] = parameter_state(self, index)
         state_dict[STATE_KEY] = {**frame_of(self), **self._own_state()}
         return state_dict
 
@@ -224,7 +235,7 @@ class HookedOptimizer(GatheringOptimizer):
         self._restore_own_state(state_dict)
 
     def numbered_weights(self) -> dict[int, int]:
-        """Map the number of a parameter in a state_dict to that of its weight in the engine."""
+        """Map the number of a parameter in a state_dict to that of its compressed weight."""
         index_of = {id(weight.parameter): i for i, weight in enumerate(self.weights)}
         numbered = enumerate(numbered_parameters(self.param_groups))
         return {number: index_of[id(p)] for number, p in numbered if id(p) in index_of}
@@ -266,8 +277,8 @@ class HookedOptimizer(GatheringOptimizer):
         }
 
     def describe(self) -> list[dict[str, Any]]:
-        """Codec, core shape and bytes of each compressed weight."""
-        return [self.engine.describe(index) for index in range(len(self.weights))]
+        """Codec, core shape and bytes of each compressed weight, of experts each slice."""
+        return [self.engine.describe(index) for index in range(len(self.of_engine))]
 
     def close(self) -> None:
         """Apply what is enqueued, write the trace, take the hooks away; idempotent.

@@ -6,7 +6,7 @@ no second copy is needed to undo it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +23,50 @@ STATE_KEY = "sluiceway"
 _FORMAT = 1
 _COUNTS = ("committed_steps", "skipped_steps")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_SLICES = "slices"  # Of a batch: the state of each, in order.
 
 
 def frame_of(optimizer: HookedOptimizer) -> dict[str, Any]:
     """What a state holds beside parameters, their groups, and what is the engine's own."""
     return {
         "format": _FORMAT,
-        "names": [weight.name for weight in optimizer.weights],
+        "names": optimizer.of_engine.names,
         "committed_steps": optimizer.engine.committed_steps,
         "loss_scale": list(optimizer.loss_scale.state()),
         "skipped_steps": optimizer.skipped_steps,
     }
+
+
+def parameter_state(optimizer: HookedOptimizer, index: int) -> dict[str, Any]:
+    """State of one compressed weight; of a batch, that of each slice."""
+    states = [optimizer.engine.weight_state(n) for n in optimizer.of_engine.numbers(index)]
+    return {_SLICES: states} if optimizer.weights[index].is_batch else states[0]
+
+
+def engine_states(
+    optimizer: HookedOptimizer, states: dict[int, dict[str, Any]]
+) -> Iterator[tuple[int, Any]]:
+    """Number in the engine, and state, of each of its weights.
+
+    Raises
+    ------
+    InvalidArgument
+        A batch has another number of slices.
+    """
+    for number, index in optimizer.numbered_weights().items():
+        weight, numbers = optimizer.weights[index], optimizer.of_engine.numbers(index)
+        state = states.get(number, {})
+        if not weight.is_batch:
+            yield numbers[0], state
+            continue
+        check_entries(f"the state of {weight.name}", state, (_SLICES,))
+        slices = state[_SLICES]
+        if not isinstance(slices, list) or len(slices) != len(numbers):
+            raise InvalidArgument(
+                f"load_state_dict: {_SLICES} of {weight.name} is not a list of {len(numbers)} "
+                "states, expected one for each of its slices"
+            )
+        yield from zip(numbers, slices, strict=True)
 
 
 def check_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> None:
@@ -59,7 +92,7 @@ def check_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> None:
     check_entries("the state_dict", state_dict, ("state", "param_groups"))
     check_entries("its state", state_dict["state"], ())
     check_entries(f"its {STATE_KEY!r} entry", saved, ("names", "loss_scale", *_COUNTS))
-    _check_names(saved["names"], [weight.name for weight in optimizer.weights])
+    _check_names(saved["names"], optimizer.of_engine.names)
     for key in _COUNTS:
         check_count(f"{key} of its {STATE_KEY!r} entry", saved[key])
     _check_loss_scale(saved["loss_scale"])

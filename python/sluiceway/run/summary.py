@@ -38,7 +38,7 @@ def summarise(
     native : dict or None
         Summary of the run that `compare: native` measured first.
     """
-    figures = step_figures(lines)
+    figures, of_engine = step_figures(lines), shop.engine.summary()
     summary = {
         "status": status,
         "steps": position.step,
@@ -56,14 +56,14 @@ def summarise(
         summary["native"] = {key: native.get(key) for key in kept}
     return {
         **summary,
-        **shop.engine.summary(),
+        **of_engine,
         "engine": config.engine.kind,
         "precision": {
             "weights": config.model.dtype,
             "autocast": shop.placement.autocast,
             "why": shop.placement.autocast_reason,
         },
-        "parameters": _parameters(shop.model),
+        "parameters": _parameters(shop.model) | of_engine.get("parameters", {}),
         "data": inputs.counts,
         **provenance(config),
     }

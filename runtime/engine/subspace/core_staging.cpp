@@ -1,9 +1,16 @@
 #include "runtime/engine/subspace/core_staging.h"
 
+#include <cstring>
+
 #include "kernels/base/check.h"
 #include "kernels/wire.h"
 
 namespace sluiceway {
+namespace {
+
+constexpr std::size_t kZeroFlagBytes = 1;
+
+}  // namespace
 
 CoreStaging::CoreStaging(const WeightSpec& spec, const WeightPlan& plan, DeviceId device,
                          Budget& budget)
@@ -41,9 +48,13 @@ ScanResult CoreStaging::pack(StreamRef stream) {
   return result;
 }
 
-std::span<const std::byte> CoreStaging::outgoing() const noexcept {
+std::span<const std::byte> CoreStaging::outgoing(bool zero) const noexcept {
   const Buffer& source = wire_ == WireFormat::kF32 ? core_ : packed_;
-  return {source.data(), source.size()};
+  return {source.data(), zero ? kZeroFlagBytes : source.size()};
+}
+
+void CoreStaging::arrive_as_zero() noexcept {
+  std::memset(gradient_.data(), 0, gradient_.size());  // Zeros in every wire format.
 }
 
 AnyMatrix CoreStaging::direction_on_device(StreamRef stream) {

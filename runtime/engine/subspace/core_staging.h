@@ -2,7 +2,7 @@
 //
 //   core       core   f32    device   sum of the compressed micro-batches
 //   packed     core   wire   device   the sum as it crosses (f32 wire: unused)
-//   gradient   core   wire   pinned   as it arrived on the host
+//   gradient   core   wire   pinned   as it arrived on the host, whole or as a flag for zeros
 //   direction  core   wire   pinned   what AdamW on the core made of it
 //   arrived    core   wire   device   the direction, ready to be applied
 //   unpacked   core   f32    device   the direction, where `arrived` is not a matrix (int8) or
@@ -31,9 +31,11 @@ class CoreStaging {
   MatrixView<float> core() const noexcept;
   ScanResult scan(StreamRef stream) const;  // Of the sum.
   bool packs() const noexcept { return packed_.size() != 0; }
-  ScanResult pack(StreamRef stream);                     // Makes outgoing(), and scans on the way.
-  std::span<const std::byte> outgoing() const noexcept;  // What crosses to the host.
-  AnyMatrix direction_on_device(StreamRef stream);       // Unpacks what arrived, where it must be.
+  ScanResult pack(StreamRef stream);  // Makes outgoing(), and scans on the way.
+  // What crosses to the host. A core of zeros crosses as a flag, one byte of it; that it is zero
+  // the caller has from the scan, and says so to the host's side by arrive_as_zero().
+  std::span<const std::byte> outgoing(bool zero) const noexcept;
+  AnyMatrix direction_on_device(StreamRef stream);  // Unpacks what arrived, where it must be.
 
   // ---- Host ----
   std::span<std::byte> gradient() const noexcept { return {gradient_.data(), gradient_.size()}; }
@@ -42,6 +44,7 @@ class CoreStaging {
   }
   std::span<std::byte> arrived() const noexcept { return {arrived_.data(), arrived_.size()}; }
 
+  void arrive_as_zero() noexcept;  // The flag has come: gradient() is a core of zeros.
   // AdamW on the core, from what arrived to the direction that leaves; on the device itself with
   // CoreTier::kDevice. `scratch` has host_scratch_elems() elements.
   void update(CoreMoments& moments, int from, int to, const AdamHyper& hyper, float scale,

@@ -49,7 +49,11 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
   // next.
   if (!gate_.take_back(index)) wait(index);
   const bool first = gate_.backwards(index) == 0;
-  if (first && calibration_.due(committed_steps(), index, weight)) calibrate(index, g, compute);
+  // A codec that waits for its first projectors has compressed nothing but zeros so far.
+  const bool may_calibrate = first || weight.codec->wants_calibration();
+  if (may_calibrate && calibration_.due(committed_steps(), index, weight)) {
+    calibrate(index, g, compute);
+  }
   {
     const TraceRange range(&trace(), lanes_.device_row(), "compress");
     weight.codec->compress(g, first ? 0.0F : 1.0F, weight.staging.core(),
@@ -129,6 +133,8 @@ void SubspaceEngine::send(int index, When when) {
 std::optional<Forecast> SubspaceEngine::add_link_hops(int index, Payload& payload, When when) {
   SubspaceWeight& weight = *weights_[at(index)];
   const int from = weight.moments.live();
+  const bool zero = gate_.is_zero(index);
+  const std::span<const std::byte> outgoing = weight.staging.outgoing(zero);
   std::optional<Forecast> forecast;
   if (gate_.speculative() && when == When::kGathering && weight.moments.steps() > 0) {
     weight.gathering.target = weight.moments.spare();
@@ -140,14 +146,15 @@ std::optional<Forecast> SubspaceEngine::add_link_hops(int index, Payload& payloa
   }
   payload.hops = {
       {kD2h,
-       [this, &weight](StreamRef stream) {
-         const std::span<const std::byte> source = weight.staging.outgoing();
-         lanes_.d2h().copy(weight.staging.gradient().data(), source.data(), source.size(), stream);
+       [this, &weight, outgoing](StreamRef stream) {
+         lanes_.d2h().copy(weight.staging.gradient().data(), outgoing.data(), outgoing.size(),
+                           stream);
        },
        {},
-       weight.plan.d2h_bytes},
+       outgoing.size()},
       {kHost,
-       [this, &weight, from, to = weight.gathering.target, forecast](StreamRef stream) {
+       [this, &weight, zero, from, to = weight.gathering.target, forecast](StreamRef stream) {
+         if (zero) weight.staging.arrive_as_zero();
          const AdamHyper& adam = forecast ? forecast->adam : weight.applying.adam;
          const float factor = forecast ? forecast->factor : weight.applying.factor;
          weight.staging.update(weight.moments, from, to, adam, factor, host_scratch_.as<float>(),

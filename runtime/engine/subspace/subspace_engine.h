@@ -13,6 +13,9 @@
 // StepOutcome::residuals_kept counts the others. What a rolling calibration has learned from the
 // step's finite gradients stays too: projectors, and moments that were carried over.
 //
+// A core of zeros, of either sign, is a gradient like any other, but it crosses as a flag of one
+// byte: experts without tokens cost no transfer from device to host.
+//
 // Thread safety: one thread at a time calls; the lanes run beside it.
 // Lifetime:      weights passed to step() stay where they are until acquire() for them.
 // Errors:        InvalidArgument for a wrong shape or dtype, nothing changed. What a lane throws

@@ -90,10 +90,9 @@ def engine_for(
         lane_cpu=pin[1],
     )
     specs = [
-        _core.WeightSpec(
-            w.name, w.parameter.detach(), **weight_keywords(options, options.seed, w.identity)
-        )
+        _core.WeightSpec(name, matrix, **weight_keywords(options, options.seed, w.identity))
         for w in weights
+        for name, matrix in zip(w.names, w.matrices(w.parameter.detach()), strict=True)
     ]
     return _core.SubspaceEngine(engine_options, specs)
 

@@ -15,8 +15,9 @@ _COSTS = ("device_bytes", "host_bytes", "d2h_bytes", "h2d_bytes")
 def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
     """Weights of one shape and codec as one entry, in the order of the model; bytes are sums."""
     groups: dict[tuple, dict[str, Any]] = {}
-    for weight, costs in zip(optimizer.weights, optimizer.describe(), strict=True):
-        shape = list(weight.parameter.shape)
+    weights = optimizer.of_engine.spread(optimizer.weights)
+    for weight, costs in zip(weights, optimizer.describe(), strict=True):
+        shape = list(weight.shape)
         core = [costs["core_rows"], costs["core_cols"]]
         key = (*shape, costs["codec"], *core, costs["residual"], costs["second_moment"])
         group = groups.setdefault(

@@ -30,8 +30,10 @@ class SubspaceAdamW(HookedOptimizer):
 
     For each compressed weight W (m x n): S = P^T G Q leaves the device during backward, AdamW runs
     on the small core S on the host, and W += -lr scale P D Q^T is applied before the weight's next
-    forward [LSP-Offload, arXiv 2406.10181]. Norms, biases and small weights are trained with AdamW
-    on the device. Embeddings and head are frozen unless `embeddings="identity"`.
+    forward [LSP-Offload, arXiv 2406.10181]. Of a 3-D parameter, experts for one, each slice is such a
+    weight. Norms, biases and small weights are trained with AdamW on the device; `uncompressed`
+    says what of them is more than 1 % of all, and why. Embeddings and head are frozen unless
+    `embeddings="identity"`.
 
     What differs from torch's own optimizers: updates are applied while the next forward already
     runs, each before its layer, so whoever reads a parameter outside of its model (`p.data`, an
@@ -80,9 +82,9 @@ class SubspaceAdamW(HookedOptimizer):
         engine = engine_for(model, self.weights, options)
         for index, weight in enumerate(self.weights):
             if len(weight.modules) > 1:
-                engine.hold_residual(index)
-        indices = range(len(self.weights))
-        self._residuals = [engine.describe(i)["residual"] != "none" for i in indices]
+                self._hold_residuals(engine, self.of_engine.numbers(index))
+        numbers = range(len(self.of_engine))
+        self._residuals = [engine.describe(n)["residual"] != "none" for n in numbers]
         self._residual_at_once = any(self._residuals) and residual_at_once(options)
         self._gradients = ResidualGradients()
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
@@ -90,6 +92,11 @@ class SubspaceAdamW(HookedOptimizer):
         self._residuals_kept = 0
         self._scale = 0.0 if options.scale == "auto" else options.scale
         return engine
+
+    @staticmethod
+    def _hold_residuals(engine: _core.SubspaceEngine, numbers: range) -> None:
+        for number in numbers:
+            engine.hold_residual(number)
 
     # ---- GradientSink ----
 
@@ -103,17 +110,17 @@ class SubspaceAdamW(HookedOptimizer):
     def wait(self, weight: int) -> None:
         """Come back when the last update of a weight is applied."""
         super().wait(weight)
-        self._gradients.take_back(weight)
+        for number in self.of_engine.numbers(weight):
+            self._gradients.take_back(number)
 
     def used_again(self, weight: int) -> None:
         """Its residual waits for the sum of its gradients, whatever was promised."""
-        self.engine.hold_residual(weight)
+        self._hold_residuals(self.engine, self.of_engine.numbers(weight))
 
     def expect_scaled_loss(self) -> None:
         """Residuals wait until `step()` knows the scale."""
         if not self._scaled_loss:
-            for index in range(len(self.weights)):
-                self.engine.hold_residual(index)
+            self._hold_residuals(self.engine, range(len(self.of_engine)))
         super().expect_scaled_loss()
 
     def begin_backward(self) -> None:
@@ -122,18 +129,23 @@ class SubspaceAdamW(HookedOptimizer):
             return
         super().begin_backward()
         if self._residual_at_once:
-            self._early = [w.parameter.detach() for w in self.weights]  # Kept: the engine reads it.
+            self._early = self.of_engine.tensors()  # Kept: the engine reads it.
             self.engine.prepare(self._hypers(self._scale), self._early)
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """Compress it; the whole of it is kept for as long as its residual needs it."""
-        if self._calibration.running or not self._residuals[weight]:
-            self.engine.add_gradient(weight, gradient, gradient)
+        matrices = self.weights[weight].matrices(gradient)
+        for number, matrix in zip(self.of_engine.numbers(weight), matrices, strict=True):
+            self._add_matrix(number, matrix)
+
+    def _add_matrix(self, number: int, gradient: torch.Tensor) -> None:
+        if self._calibration.running or not self._residuals[number]:
+            self.engine.add_gradient(number, gradient, gradient)
             return
-        total = self._gradients.add(weight, gradient)
-        self.engine.add_gradient(weight, gradient, total)
-        if self.engine.residual_done(weight):
-            self._gradients.done(weight)
+        total = self._gradients.add(number, gradient)
+        self.engine.add_gradient(number, gradient, total)
+        if self.engine.residual_done(number):
+            self._gradients.done(number)
 
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """As every backward, but a calibration's."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.state import STATE_KEY, check_count, check_entries, check_moment
+from sluiceway.optim.state import (
+    STATE_KEY,
+    check_count,
+    check_entries,
+    check_moment,
+    engine_states,
+)
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
     resolve_residual,
@@ -76,9 +82,9 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
                 f"load_state_dict: {key} was {theirs[key]!r} when it was saved, here it is "
                 f"{value!r}; make the optimizer with the saved value"
             )
-    states, numbered = state_dict["state"], optimizer.numbered_weights()
-    for number, index in numbered.items():
-        name, values = choices[index]["name"], states.get(number, {})
+    states = list(engine_states(optimizer, state_dict["state"]))
+    for index, values in states:
+        name = choices[index]["name"]
         check_entries(f"the state of {name}", values, _WEIGHT_ENTRIES)
         for count in ("step", "backwards", "residual_step"):
             check_count(f"{count} of {name}", values[count])
@@ -87,8 +93,8 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
         factored = choices[index]["second_moment"] == "factored"
         second = (sum(core),) if factored else core
         check_moment(f"exp_avg_sq of {name}", values["exp_avg_sq"], second)
-    for number, index in numbered.items():
-        optimizer.engine.check_weight_state(index, states[number])
+    for index, values in states:
+        optimizer.engine.check_weight_state(index, values)
     _try_refresh(optimizer.engine, saved["refresh"])
 
 
@@ -102,6 +108,6 @@ def _try_refresh(engine: _core.SubspaceEngine, values: Any) -> None:
 
 def restore_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
     """Put back what was checked."""
-    for number, index in optimizer.numbered_weights().items():
-        optimizer.engine.load_weight_state(index, state_dict["state"][number])
+    for index, values in engine_states(optimizer, state_dict["state"]):
+        optimizer.engine.load_weight_state(index, values)
     optimizer.engine.load_refresh_state(state_dict[STATE_KEY]["refresh"])

@@ -66,6 +66,20 @@ TEST(CalibrationTest, ACodecThatMustBeFittedIsFittedByItsFirstGradient) {
   EXPECT_EQ(training.engine->take_stats().calibration.refreshed, 0U);
 }
 
+TEST(CalibrationTest, ACodecWhoseFirstGradientIsZeroIsFittedByTheNextOfTheSameStep) {
+  Training training = training_of(refreshed(CalibrationSource::kRolling, 0), "svd");
+  std::vector<Matrix> zeros = training.gradients();
+  for (Matrix& matrix : zeros) matrix.v.assign(matrix.v.size(), 0.0F);
+  training.backward(zeros);
+  EXPECT_EQ(training.engine->end_backward().norm, 0.0);
+  std::vector<Matrix> g = training.gradients();
+  training.backward(g);
+  EXPECT_GT(training.engine->end_backward().norm, 0.0);
+  training.step();
+  training.engine->synchronize();
+  EXPECT_EQ(training.engine->take_stats().calibration.refreshed, 3U);
+}
+
 TEST(CalibrationTest, RollingTurnsReplaceProjectorsWhileTrainingGoesOn) {
   for (const NormChoice norm : {NormChoice::kExact, NormChoice::kSpeculative}) {
     SubspaceOptions options = refreshed(CalibrationSource::kRolling, 2);

@@ -1,0 +1,44 @@
+"""Weights of an engine: the compressed weights of a model, of a batch of matrices each slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+import torch
+
+from sluiceway.model.targets import CompressedWeight
+
+T = TypeVar("T")
+
+
+class EngineWeights:
+    """How an engine numbers weights: in the order of the model, slices one after the other.
+
+    Parameters
+    ----------
+    weights : list of CompressedWeight
+    """
+
+    def __init__(self, weights: list[CompressedWeight]) -> None:
+        self._weights = weights
+        self.names = [name for weight in weights for name in weight.names]
+        starts = accumulate((len(weight.names) for weight in weights), initial=0)
+        self._numbers = [range(first, end) for first, end in pairwise(starts)]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def numbers(self, weight: int) -> range:
+        """Those of one compressed weight."""
+        return self._numbers[weight]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """As they are now, detached."""
+        return [m for w in self._weights for m in w.matrices(w.parameter.detach())]
+
+    def spread(self, values: Iterable[T]) -> list[T]:
+        """Repeat what compressed weights have each for every weight of the engine."""
+        pairs = zip(values, self._numbers, strict=True)
+        return [value for value, numbers in pairs for _ in numbers]
