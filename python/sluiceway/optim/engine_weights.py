@@ -22,7 +22,7 @@ class EngineWeights:
     """
 
     def __init__(self, weights: list[CompressedWeight]) -> None:
-        self._weights = weights
+        self.weights = weights
         self.names = [name for weight in weights for name in weight.names]
         starts = accumulate((len(weight.names) for weight in weights), initial=0)
         self._numbers = [range(first, end) for first, end in pairwise(starts)]
@@ -35,8 +35,15 @@ class EngineWeights:
         return self._numbers[weight]
 
     def tensors(self) -> list[torch.Tensor]:
-        """As they are now, detached."""
-        return [m for w in self._weights for m in w.matrices(w.parameter.detach())]
+        """As lanes get them, which wait for each other by themselves: nobody waits here."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return [m for w in self.weights for m in w.matrices(w.parameter.detach())]
+
+    def increment_versions(self) -> None:
+        """Tell autograd that every weight changes."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for weight in self.weights:
+                torch.autograd.graph.increment_version(weight.parameter)
 
     def spread(self, values: Iterable[T]) -> list[T]:
         """Repeat what compressed weights have each for every weight of the engine."""

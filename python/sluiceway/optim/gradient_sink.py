@@ -23,7 +23,7 @@ class GradientSink(Protocol):
         """A forward of the whole model begins; `training`: a backward may follow."""
 
     def wait(self, weight: int) -> None:
-        """A forward is about to read a weight: come back when its last update is applied."""
+        """A weight is about to be read: come back when its last update is applied."""
 
     def used_again(self, weight: int) -> None:
         """A weight is used more than once in a step, so that it gets several gradients."""

@@ -16,15 +16,18 @@ from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import select_weights
 from sluiceway.model.uncompressed import large_groups
+from sluiceway.optim.compilation import CompilationWatch
 from sluiceway.optim.engine_weights import EngineWeights
-from sluiceway.optim.gathering import GatheringOptimizer
+from sluiceway.optim.gathering import GatheringOptimizer, Standing
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import (
     check_hyperparameters,
     numbered_parameters,
     trainable_groups,
 )
+from sluiceway.optim.in_flight import WeightsInFlight
 from sluiceway.optim.ordinary import OrdinaryParameters
+from sluiceway.optim.ownership import ModelOwnership
 from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.state import (
     STATE_KEY,
@@ -53,7 +56,7 @@ class HookedOptimizer(GatheringOptimizer):
     param_groups : iterable of dict, optional
     """
 
-    _closed = True  # Until the constructor has worked.
+    _ownership: ModelOwnership | None = None  # Until the constructor has worked.
 
     def __init__(
         self,
@@ -84,15 +87,15 @@ class HookedOptimizer(GatheringOptimizer):
         self._fixed_groups = True
         self._clock = StepClock(self.engine, parameter_bytes(model))
         self.engine.enable_trace(options.trace is not None)
-        self.overflowed = False
-        self.skipped_steps = 0
-        self._opened_in = os.getpid()
+        self._standing = Standing()
         self._stepping: list[torch.Tensor] = []
-        self._take_model(model)
-        self._closed = False
+        self._in_flight = WeightsInFlight(self.engine, self.of_engine, self._owner, self._landed())
+        self._ownership = ModelOwnership(
+            self.engine, self._take_model(model), self._in_flight, self._lent()
+        )
 
-    def _take_model(self, model: nn.Module) -> None:
-        """Change the model; what fails here, or `close()`, leaves it as it was found."""
+    def _take_model(self, model: nn.Module) -> ExitStack:
+        """Change the model; what fails here, or what is returned, leaves it as it was found."""
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
@@ -101,13 +104,24 @@ class HookedOptimizer(GatheringOptimizer):
             undo.callback(self.sentinel.release)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
-            self._on_model = undo.pop_all()
+            self._compilation = CompilationWatch(self._compilation_began)
+            undo.callback(self._compilation.stop)
+            return undo.pop_all()
 
     # ---- What a subclass says ----
 
     def _make_engine(self, model: nn.Module) -> Any:
         """Build the engine of `self.of_engine`; the model is not changed yet."""
         raise NotImplementedError
+
+    def _landed(self) -> Callable[[int], None]:
+        """Who is told the number of a weight whose update was waited for; not the optimizer."""
+        return lambda _weight: None
+
+    def _lent(self) -> Callable[[], list[torch.Tensor]]:
+        """What lanes of enqueued steps read and write, when asked; not by the optimizer."""
+        stepping = self._stepping
+        return lambda: list(stepping)
 
     def _enqueue(
         self, weights: list[torch.Tensor], factor: float, unscale: float, squares: float
@@ -165,21 +179,21 @@ class HookedOptimizer(GatheringOptimizer):
         self._drop_if_zeroed()
         self._refuse_foreign_gradients()
         scale = 1.0 / self.loss_scale.value
-        factor = self.sentinel.factor() * scale if self._gathered else scale
+        factor = self.sentinel.factor() * scale if self._standing.gathered else scale
         squares = self._ordinary.sum_squares() * scale * scale
         # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
-        self._stepping = weights = self.of_engine.tensors()
+        self._stepping[:] = weights = self.of_engine.tensors()
         skipped, norm, clip = self._enqueue(weights, factor, scale, squares)
         if not skipped:
             self._ordinary.step(self.param_groups, self.state, clip * scale)
-            for weight in self.weights:
-                torch.autograd.graph.increment_version(weight.parameter)
-        self.overflowed = skipped
-        self.skipped_steps += skipped
+            self.of_engine.increment_versions()
+        self._standing.overflowed = skipped
+        self._standing.skipped_steps += skipped
         self.loss_scale.update(skipped)
         self.sentinel.remove()
-        self._gathered = False
+        self._standing.gathered = False
         self._clock.step(norm)
+        self._take_off()
         return loss
 
     def _refuse_foreign_gradients(self) -> None:
@@ -201,7 +215,8 @@ class HookedOptimizer(GatheringOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient, what was gathered of them too."""
-        if not self._closed and (self._gathered or self.engine.has_gradient()):
+        ours = self._is_open() and not self._in_flight.forked()
+        if ours and (self._standing.gathered or self.engine.has_gradient()):
             self.abandon_backward()
         super().zero_grad(set_to_none)
 
@@ -264,8 +279,18 @@ class HookedOptimizer(GatheringOptimizer):
 
     def synchronize(self) -> None:
         """Wait until every enqueued step is applied to the weights."""
-        self._check_open()
-        self.engine.synchronize()
+        self._check_not_closed()
+        self._in_flight.synchronize()
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the last step was skipped."""
+        return self._standing.overflowed
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were skipped so far."""
+        return self._standing.skipped_steps
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step: seconds, bytes per link, peak bytes per tier, norm."""
@@ -293,41 +318,31 @@ class HookedOptimizer(GatheringOptimizer):
         Error
             A lane of an earlier step failed; lane and weight are named.
         """
-        if self._closed or os.getpid() != self._opened_in:
+        if self._ownership is None or not self._ownership.end():
             return
-        try:
-            self.engine.close(self._lent())
-        except KeyboardInterrupt:
-            raise  # Nothing is lost: it is open, and may be closed again.
-        except BaseException:
-            self._let_go()
-            raise
-        self._let_go()
         if self.options.trace is not None:
             self.engine.write_trace(os.fspath(self.options.trace))
 
-    def _let_go(self) -> None:
-        self._closed = True
-        self._on_model.close()
+    def _is_open(self) -> bool:
+        return self._ownership is not None and not self._ownership.ended
 
-    def _lent(self) -> list[torch.Tensor]:
-        """What lanes of enqueued steps read and write."""
-        return self._stepping
+    def _check_not_closed(self) -> None:
+        if not self._is_open():
+            raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
+        self._check_not_closed()
+        if self._in_flight.forked():
+            raise InvalidArgument(
+                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes, "
+                "expected the process that made the optimizer; make another one in the child"
+            )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if not self._closed and os.getpid() == self._opened_in:
-            self._on_model.close()
-            self.engine.finish(self._lent())  # While the weights are certainly alive.
 
 
 def _check_device(owner: str, device: str) -> None:

@@ -1,13 +1,14 @@
 """Hooks that tie a model to an optimizer: gradients go in, forwards wait for their weights.
 
-A hook holds the sink weakly, so that a model does not keep a dropped optimizer alive.
+A hook holds the sink weakly, so that a model does not keep a dropped optimizer alive. What
+torch.compile traces has no hooks of modules in it, and what it runs is not looked into.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,40 @@ from sluiceway import _core
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.gradient_sink import GradientSink
+
+
+class _ModuleHook:
+    """Calls `act` for one module; a copy of the module has a hook that does nothing."""
+
+    __slots__ = ("_act", "_module", "_sink")
+
+    def __init__(
+        self,
+        sink: weakref.ref[GradientSink],
+        module: nn.Module,
+        act: Callable[[GradientSink, nn.Module], None],
+    ) -> None:
+        self._sink, self._module, self._act = sink, weakref.ref(module), act
+
+    def __call__(self, called: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        sink = self._sink()
+        if sink is not None and called is self._module():  # A shallow copy shares the hooks.
+            self._act(sink, called)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # Does nothing, wherever it is unpickled.
+
+
+class _OpenBackward:
+    """Held by autograd until a backward ends; gone before it was called if the backward raised."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+
+    def __call__(self) -> None:
+        self._close()
 
 
 class ModelHooks:
@@ -40,12 +75,10 @@ class ModelHooks:
     ) -> None:
         self._sink = weakref.ref(sink)
         self._owner = type(sink).__name__
-        # Weights whose module ran in the current forward. A module whose forward is never called
-        # is waited for at the root instead.
-        self._seen: set[int] = set()
-        self._unseen: set[int] = set()
+        self._seen: set[int] = set()  # Weights whose module ran in the current forward.
         self._count = len(weights)
         self._backward_open = False
+        self._open: Callable[[], _OpenBackward | None] = _nothing
         self._forward_began_us = 0.0
         self._backward_began_us = 0.0
         # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
@@ -55,7 +88,8 @@ class ModelHooks:
             self._registered = registered
             for index, weight in enumerate(weights):
                 self._add_weight(index, weight)
-            self._keep(self._sentinel_node.register_prehook(self._before_accumulation))
+            before_accumulation = torch.compiler.disable(self._before_accumulation)
+            self._keep(self._sentinel_node.register_prehook(before_accumulation))
             self._on_call(model, model.register_forward_pre_hook, self._before_root)
             for module in model.modules():
                 self._on_call(module, module.register_state_dict_pre_hook, _synchronize)
@@ -71,15 +105,7 @@ class ModelHooks:
         register: Callable[[Callable[..., None]], Any],
         act: Callable[[GradientSink, nn.Module], None],
     ) -> None:
-        """Register `act` on a module, but not on copies: they carry its hooks, and train alone."""
-        original, sink_of = weakref.ref(module), self._sink
-
-        def hook(called: nn.Module, *_: Any) -> None:  # A function: a method's object is copied.
-            sink = sink_of()
-            if sink is not None and called is original():
-                act(sink, called)
-
-        self._keep(register(hook))
+        self._keep(register(_ModuleHook(self._sink, module, torch.compiler.disable(act))))
 
     def _add_weight(self, index: int, weight: CompressedWeight) -> None:
         def before_forward(sink: GradientSink, _module: nn.Module) -> None:
@@ -95,30 +121,40 @@ class ModelHooks:
         def after_accumulation(parameter: torch.Tensor) -> None:
             sink = self._sink()
             if sink is None:
-                return
+                raise InvalidArgument(
+                    f"{self._owner}: the gradient of {weight.name} is for an optimizer that was "
+                    "dropped while a copy of its attributes lives, expected the optimizer itself; "
+                    "keep it, or close() the copy"
+                )
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 raise InvalidArgument(
                     f"{self._owner}: another optimizer took the gradient of {weight.name}, "
                     "expected one optimizer for a weight; close() the other one"
                 )
-            if not self._backward_open:
-                self._open_backward(sink)
+            self._open_backward(sink)
             if gradient.stride(-1) != 1:
                 gradient = gradient.contiguous()
             sink.add_gradient(index, gradient)
 
         for module in weight.modules:
             self._on_call(module, module.register_forward_pre_hook, before_forward)
-        self._keep(weight.parameter.register_post_accumulate_grad_hook(after_accumulation))
+        hook = torch.compiler.disable(after_accumulation)
+        self._keep(weight.parameter.register_post_accumulate_grad_hook(hook))
 
     def _open_backward(self, sink: GradientSink) -> None:
+        if self._backward_open:
+            if self._open() is not None:
+                return
+            sink.abandon_backward()  # The one before raised, and no forward of the root came since.
         self._backward_open = True
         self._backward_began_us = _core.now_us()
         sink.begin_backward()
         # Fires when this backward ends; once per segment under reentrant checkpointing, which
         # then opens again. Writing the sentinel twice is harmless.
-        torch.autograd.Variable._execution_engine.queue_callback(self._close_backward)
+        closing = _OpenBackward(torch.compiler.disable(self._close_backward))
+        self._open = weakref.ref(closing)
+        torch.autograd.Variable._execution_engine.queue_callback(closing)
 
     def _close_backward(self) -> None:
         self._backward_open = False
@@ -131,19 +167,15 @@ class ModelHooks:
         sink = self._sink()
         if sink is None:
             return
-        if not self._backward_open:  # Looks at the sentinel before it goes.
-            self._open_backward(sink)
+        self._open_backward(sink)  # Looks at the sentinel before it goes.
         sink.sentinel.remove()
 
     def _before_root(self, sink: GradientSink, model: nn.Module) -> None:
         if self._backward_open and torch._C._current_graph_task_id() == -1:
             sink.abandon_backward()  # It raised: it never closed.
-        if self._seen:
-            self._unseen = set(range(self._count)) - self._seen
-            self._seen = set()
-        # Out of training, models have paths that read weights without calling their modules.
-        for index in self._unseen if model.training else range(self._count):
-            sink.wait(index)
+        if not model.training:  # Fused paths of torch read several weights at once, then.
+            for index in range(self._count):
+                sink.wait(index)
         self._forward_began_us = _core.now_us()
         sink.before_forward(model.training and torch.is_grad_enabled())
         self._seen = set()  # A calibration has run a forward of its own.
@@ -155,6 +187,10 @@ class ModelHooks:
     def remove(self) -> None:
         """Take every hook away; idempotent."""
         self._registered.close()
+
+
+def _nothing() -> None:
+    return None
 
 
 def _synchronize(sink: GradientSink, _module: nn.Module) -> None:

@@ -194,4 +194,4 @@ def restore_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> Non
             }
     optimizer.engine.committed_steps = saved["committed_steps"]
     optimizer.loss_scale.load(*saved["loss_scale"])
-    optimizer.skipped_steps = saved["skipped_steps"]
+    optimizer._standing.skipped_steps = saved["skipped_steps"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -89,7 +89,6 @@ class SubspaceAdamW(HookedOptimizer):
         self._gradients = ResidualGradients()
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
         self._calibration = Calibration(engine, closure, self._ordinary)
-        self._residuals_kept = 0
         self._scale = 0.0 if options.scale == "auto" else options.scale
         return engine
 
@@ -103,15 +102,9 @@ class SubspaceAdamW(HookedOptimizer):
     def before_forward(self, training: bool) -> None:
         """A forward of the whole model begins."""
         super().before_forward(training)
-        if training and self._calibration.due():
+        if training and not self._in_flight.forked() and self._calibration.due():
             self.sentinel.remove()
             self._calibration.run()
-
-    def wait(self, weight: int) -> None:
-        """Come back when the last update of a weight is applied."""
-        super().wait(weight)
-        for number in self.of_engine.numbers(weight):
-            self._gradients.take_back(number)
 
     def used_again(self, weight: int) -> None:
         """Its residual waits for the sum of its gradients, whatever was promised."""
@@ -119,7 +112,7 @@ class SubspaceAdamW(HookedOptimizer):
 
     def expect_scaled_loss(self) -> None:
         """Residuals wait until `step()` knows the scale."""
-        if not self._scaled_loss:
+        if not self._standing.scaled_loss:
             self._hold_residuals(self.engine, range(len(self.of_engine)))
         super().expect_scaled_loss()
 
@@ -157,7 +150,7 @@ class SubspaceAdamW(HookedOptimizer):
         super()._drop()
 
     def _refuse_scaler(self) -> None:
-        if self._residual_at_once and not self._scaled_loss:
+        if self._residual_at_once and not self._standing.scaled_loss:
             raise InvalidArgument(
                 "SubspaceAdamW: a GradScaler scales the gradients, but accumulate="
                 f"{self.options.accumulate} lets residuals train before it unscales them; "
@@ -166,25 +159,28 @@ class SubspaceAdamW(HookedOptimizer):
 
     # ---- HookedOptimizer ----
 
+    def _landed(self) -> Callable[[int], None]:
+        gradients, of_engine = self._gradients, self.of_engine
+
+        def take_back(weight: int) -> None:
+            for number in of_engine.numbers(weight):
+                gradients.take_back(number)
+
+        return take_back
+
+    def _lent(self) -> Callable[[], list[torch.Tensor]]:
+        gradients, stepping = self._gradients, super()._lent()
+        return lambda: [*stepping(), *gradients.lent.values()]
+
     def _enqueue(
         self, weights: list[torch.Tensor], factor: float, unscale: float, squares: float
     ) -> tuple[bool, float, float]:
         # Whole gradients do not follow what others did to the sentinel, but for a scaler's part.
-        of_residuals = factor if self._scaled_loss else unscale
+        of_residuals = factor if self._standing.scaled_loss else unscale
         hypers = self._hypers(self._scale)
-        skipped, norm, clip, self._residuals_kept = self.engine.step(
-            hypers, weights, factor, squares, of_residuals
-        )
-        self._gradients.lend()
+        skipped, norm, clip, kept = self.engine.step(hypers, weights, factor, squares, of_residuals)
+        self._gradients.lend(kept)
         return skipped, norm, clip
-
-    def _lent(self) -> list[torch.Tensor]:
-        return [*super()._lent(), *self._gradients.lent.values()]
-
-    def synchronize(self) -> None:
-        """Wait until every enqueued step is applied to the weights."""
-        super().synchronize()
-        self._gradients.take_back_all()
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step: as of every engine, and of projectors."""
@@ -195,7 +191,7 @@ class SubspaceAdamW(HookedOptimizer):
             "subspace": {
                 "bias_mean": raw["bias_mean"],
                 "refreshed": raw["refreshed"],
-                "residuals_kept": self._residuals_kept,
+                "residuals_kept": self._gradients.kept,
             },
         }
 

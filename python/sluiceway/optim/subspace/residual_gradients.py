@@ -11,6 +11,7 @@ class ResidualGradients:
     def __init__(self) -> None:
         self.totals: dict[int, torch.Tensor] = {}
         self.lent: dict[int, torch.Tensor] = {}
+        self.kept = 0  # Weights of the last step that their residual trained though it was skipped.
 
     def add(self, weight: int, gradient: torch.Tensor) -> torch.Tensor:
         """Add a gradient, which is kept; returns the sum."""
@@ -29,15 +30,12 @@ class ResidualGradients:
         """The sums of the step that was being gathered go."""
         self.totals.clear()
 
-    def lend(self) -> None:
+    def lend(self, kept: int) -> None:
         """A step begins to be applied: each sum lives until its weight was waited for."""
+        self.kept = kept
         self.lent.update(self.totals)
         self.totals.clear()
 
     def take_back(self, weight: int) -> None:
         """The step is applied to a weight."""
         self.lent.pop(weight, None)
-
-    def take_back_all(self) -> None:
-        """Every step is applied."""
-        self.lent.clear()

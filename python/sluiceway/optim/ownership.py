@@ -1,0 +1,80 @@
+"""What an open optimizer holds of its model, and how it is given back exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from sluiceway.optim.in_flight import WeightsInFlight
+
+
+class ModelOwnership:
+    """Ends with `end()`, or with the last who refers to it.
+
+    An optimizer refers to it, and so does whatever copied the attributes of one (Lightning's
+    wrapper does): neither has a finaliser of its own, so that no copy takes the hooks away.
+
+    Parameters
+    ----------
+    engine : object
+        Has `close(lent)`, and `finish(lent)` which ends what is in flight while the weights are certainly alive.
+    give_back : ExitStack
+        Leaves the model as it was found.
+    in_flight : WeightsInFlight
+        Knows a forked child, which owns nothing.
+    lent : callable
+        What lanes may still use, kept for good where one is stuck. It must not hold the optimizer.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        give_back: ExitStack,
+        in_flight: WeightsInFlight,
+        lent: Callable[[], list[torch.Tensor]],
+    ) -> None:
+        self._engine = engine
+        self._give_back = give_back
+        self._in_flight = in_flight
+        self._lent = lent
+        self.ended = False
+
+    def end(self) -> bool:
+        """Apply what is enqueued and give the model back; False if there is nothing to do.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Ctrl-C; nothing has ended.
+        Error
+            A lane failed, or is stuck; the model was given back.
+        """
+        if self.ended or self._in_flight.forked():
+            return False
+        try:
+            self._engine.close(self._lent())
+        except KeyboardInterrupt:
+            raise  # Nothing is lost: it is open, and may be closed again.
+        except BaseException:
+            self._let_go()
+            raise
+        self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        self.ended = True
+        self._give_back.close()
+        self._in_flight.give_back()
+
+    def __del__(self) -> None:
+        if self.ended or self._in_flight.forked():
+            return
+        self.ended = True
+        self._give_back.close()
+        try:
+            self._engine.finish(self._lent())
+        finally:
+            self._in_flight.give_back()

@@ -1,0 +1,50 @@
+"""How far ours is from torch's AdamW when a link is slow enough for a missing wait to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sluiceway as sw
+import torch
+from small_models import loss_of, weights_of
+from torch import nn
+from twins import LR, identity, train
+
+SLOW = sw.Link(d2h_gbps=0.05, h2d_gbps=0.05)  # A weight of 256 x 256 takes 10 ms there and back.
+
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+def as_it_is(model: nn.Module) -> nn.Module:
+    return model
+
+
+def update_error(
+    make_model: Callable[[], nn.Module],
+    before: Wrap = as_it_is,
+    after: Wrap = as_it_is,
+    loss: Callable[[nn.Module, int], torch.Tensor] = loss_of,
+    steps: int = 8,
+) -> float:
+    """Norm of the difference of the updates that ours and torch's make, over that of torch's.
+
+    `before` and `after` say what is trained: they are called with the model, or with what the
+    other returned, before and after the optimizer is made.
+    """
+    ours, theirs = make_model(), make_model()
+    start = weights_of(theirs)
+    reference = before(theirs)
+    native = torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False)
+    train(after(reference), native, steps, loss=loss)
+    trained = before(ours)
+    with identity(ours, link=SLOW) as opt:
+        train(after(trained), opt, steps, loss=loss)
+    return error_against(ours, theirs, start)
+
+
+def error_against(ours: nn.Module, theirs: nn.Module, start: dict[str, torch.Tensor]) -> float:
+    """As `update_error`, of models that were trained from `start`."""
+    mine, native = weights_of(ours), weights_of(theirs)
+    difference = sum((mine[name] - p).double().square().sum() for name, p in native.items())
+    update = sum((p - start[name]).double().square().sum() for name, p in native.items())
+    return float((difference / update).sqrt())
