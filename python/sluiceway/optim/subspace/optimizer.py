@@ -30,8 +30,8 @@ class SubspaceAdamW(HookedOptimizer):
 
     For each compressed weight W (m x n): S = P^T G Q leaves the device during backward, AdamW runs
     on the small core S on the host, and W += -lr scale P D Q^T is applied before the weight's next
-    forward [LSP-Offload, arXiv 2406.10181]. Of a 3-D parameter, experts for one, each slice is such a
-    weight. Norms, biases and small weights are trained with AdamW on the device; `uncompressed`
+    forward [LSP-Offload, arXiv 2406.10181]. Of a 3-D parameter, experts for one, each slice is such
+    a weight. Norms, biases and small weights are trained with AdamW on the device; `uncompressed`
     says what of them is more than 1 % of all, and why. Embeddings and head are frozen unless
     `embeddings="identity"`.
 
