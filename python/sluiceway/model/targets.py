@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -121,6 +121,7 @@ def select_weights(
     model: nn.Module,
     target: str | Sequence[str] = "all-linear",
     embeddings: str = "frozen",
+    only: Collection[int] | None = None,
 ) -> Selection:
     """Sort the trainable parameters of `model`.
 
@@ -133,6 +134,8 @@ def select_weights(
         expression or a list of names picks 2-D weights of any size.
     embeddings : str
         "frozen", or "identity": embeddings and head are trained through the identity codec.
+    only : collection of int, optional
+        id() of the parameters to sort; all others are left out altogether.
 
     Returns
     -------
@@ -146,7 +149,7 @@ def select_weights(
     special = _embedding_ids(model, owners)
     selection = Selection()
     for key, (name, parameter, holders) in owners.items():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or (only is not None and key not in only):
             continue
         linear = any(_is_linear_weight(module, local) for module, local in holders)
         large = target != "all-linear" or parameter.numel() >= MIN_ELEMENTS

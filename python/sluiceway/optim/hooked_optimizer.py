@@ -14,19 +14,18 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
-from sluiceway.model.targets import select_weights
+from sluiceway.optim.chosen import choose_parameters
+from sluiceway.optim.clipping import Clipping
 from sluiceway.optim.gathering import GatheringOptimizer
 from sluiceway.optim.hooks import ModelHooks
-from sluiceway.optim.hyperparameters import (
-    check_hyperparameters,
-    numbered_parameters,
-    trainable_groups,
-)
+from sluiceway.optim.hyperparameters import check_hyperparameters, numbered_parameters
+from sluiceway.optim.one_process import refuse_split_model, refuse_split_since
 from sluiceway.optim.ordinary import OrdinaryParameters
 from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.state import STATE_KEY, check_frame, frame_of, restore_frame
 from sluiceway.optim.step_clock import StepClock
 from sluiceway.optim.tier_limits import parameter_bytes
+from sluiceway.optim.weight_watch import WeightWatch
 
 
 class HookedOptimizer(GatheringOptimizer):
@@ -58,14 +57,12 @@ class HookedOptimizer(GatheringOptimizer):
         check_hyperparameters(self._owner, adam)
         _check_device(self._owner, options.device)
         self.options = options
-        selection = select_weights(model, options.target, options.embeddings)
-        self.frozen = selection.frozen
-        frozen = {id(p) for _, p in selection.frozen}
-        groups = trainable_groups(self._owner, model, param_groups, frozen)
-        trained = {id(p) for group in groups for p in group["params"]}
-        self.weights = [w for w in selection.compressed if id(w.parameter) in trained]
-        ordinary = [(name, p) for name, p in selection.ordinary if id(p) in trained]
-        self._ordinary = OrdinaryParameters(ordinary, options.seed, self._owner)
+        selection, groups = choose_parameters(self._owner, model, options, param_groups)
+        refuse_split_model(self._owner, model)
+        self.frozen, self.weights = selection.frozen, selection.compressed
+        self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
+        compressed = [(w.name, w.parameter) for w in self.weights]
+        self._watch = WeightWatch(self._owner, compressed + selection.ordinary, compressed)
         self.loss_scale = _loss_scale(options.loss_scale)
         _core.count_host_allocations()
         self.engine = self._make_engine(model)
@@ -88,6 +85,7 @@ class HookedOptimizer(GatheringOptimizer):
             smallest = min((w.parameter for w in self.weights), key=torch.numel)
             self.sentinel = Sentinel(smallest, self._owner)
             undo.callback(self.sentinel.release)
+            self._clipping = Clipping(self._owner, self.sentinel, self._ordinary.named)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
             self._on_model = undo.pop_all()
@@ -99,7 +97,12 @@ class HookedOptimizer(GatheringOptimizer):
         raise NotImplementedError
 
     def _enqueue(
-        self, weights: list[torch.Tensor], factor: float, unscale: float, squares: float
+        self,
+        weights: list[torch.Tensor],
+        factor: float,
+        own_factors: list[float],
+        unscale: float,
+        squares: float,
     ) -> tuple[bool, float, float]:
         """Enqueue one step of the engine; return whether it was skipped, the norm, the clipping.
 
@@ -108,6 +111,8 @@ class HookedOptimizer(GatheringOptimizer):
         weights : list of torch.Tensor
         factor : float
             On what was gathered: unscaling, and what others did to the sentinel.
+        own_factors : list of float
+            On what was gathered of each weight, beside `factor`; empty: nothing.
         unscale : float
             Unscaling alone.
         squares : float
@@ -141,11 +146,15 @@ class HookedOptimizer(GatheringOptimizer):
         Raises
         ------
         InvalidArgument
-            A parameter changed shape or dtype, or gradients were clipped by value.
+            A parameter changed shape, dtype or device, or gradients were clipped by value or layer
+            by layer.
+        Unavailable
+            The process has become one of several ranks.
         Error
             A lane of an earlier step failed; lane and weight are named. Final.
         """
         self._check_open()
+        self._check_surroundings()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -153,15 +162,16 @@ class HookedOptimizer(GatheringOptimizer):
         self._drop_if_zeroed()
         self._refuse_foreign_gradients()
         scale = 1.0 / self.loss_scale.value
-        factor = self.sentinel.factor() * scale if self._gathered else scale
+        shared, own = self._clipping.factors() if self._gathered else (1.0, [])
         squares = self._ordinary.sum_squares() * scale * scale
         # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
         self._stepping = weights = [w.parameter.detach() for w in self.weights]
-        skipped, norm, clip = self._enqueue(weights, factor, scale, squares)
+        skipped, norm, clip = self._enqueue(weights, shared * scale, own, scale, squares)
         if not skipped:
             self._ordinary.step(self.param_groups, self.state, clip * scale)
             for weight in weights:
                 torch.autograd.graph.increment_version(weight)
+            self._watch.begin_update()
         self.overflowed = skipped
         self.skipped_steps += skipped
         self.loss_scale.update(skipped)
@@ -169,6 +179,10 @@ class HookedOptimizer(GatheringOptimizer):
         self._gathered = False
         self._clock.step(norm)
         return loss
+
+    def _check_surroundings(self) -> None:
+        self._watch.check()
+        refuse_split_since(self._owner, self.weights)
 
     def _refuse_foreign_gradients(self) -> None:
         # Gradients are taken in backward: one that was assigned would never be used.
@@ -254,6 +268,7 @@ class HookedOptimizer(GatheringOptimizer):
         """Wait until every enqueued step is applied to the weights."""
         self._check_open()
         self.engine.synchronize()
+        self._watch.end_updates()
 
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step: seconds, bytes per link, peak bytes per tier, norm."""

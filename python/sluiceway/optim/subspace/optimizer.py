@@ -155,13 +155,18 @@ class SubspaceAdamW(HookedOptimizer):
     # ---- HookedOptimizer ----
 
     def _enqueue(
-        self, weights: list[torch.Tensor], factor: float, unscale: float, squares: float
+        self,
+        weights: list[torch.Tensor],
+        factor: float,
+        own_factors: list[float],
+        unscale: float,
+        squares: float,
     ) -> tuple[bool, float, float]:
         # Whole gradients do not follow what others did to the sentinel, but for a scaler's part.
         of_residuals = factor if self._scaled_loss else unscale
         hypers = self._hypers(self._scale)
         skipped, norm, clip, self._residuals_kept = self.engine.step(
-            hypers, weights, factor, squares, of_residuals
+            hypers, weights, factor, squares, of_residuals, own_factors
         )
         self._gradients.lend()
         return skipped, norm, clip

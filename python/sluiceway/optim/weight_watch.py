@@ -1,0 +1,79 @@
+"""Notices what others did to parameters behind the optimizer's back."""
+
+from __future__ import annotations
+
+import torch
+
+from sluiceway.errors import InvalidArgument
+
+
+class WeightWatch:
+    """What every trained parameter was when the optimizer was made, and where its update goes.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for errors.
+    parameters : list of (str, torch.Tensor)
+        All that are trained.
+    weights : list of (str, torch.Tensor)
+        Those that are updated while other work goes on, in the order of their numbers.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        parameters: list[tuple[str, torch.Tensor]],
+        weights: list[tuple[str, torch.Tensor]],
+    ) -> None:
+        self._owner = owner
+        self._made_with = [(name, p, p.dtype, p.device, p.shape) for name, p in parameters]
+        self._weights = weights
+        self._under_way: dict[int, int] = {}  # Address that the update of a weight is written to.
+
+    def check(self) -> None:
+        """Refuse a parameter that was converted, moved or reshaped.
+
+        Raises
+        ------
+        InvalidArgument
+            The first one is named.
+        """
+        for name, p, dtype, device, shape in self._made_with:
+            if p.dtype is not dtype or p.device != device or p.shape != shape:
+                raise InvalidArgument(
+                    f"{self._owner}: {name} is {_kind(p.dtype, p.device, p.shape)}, expected "
+                    f"{_kind(dtype, device, shape)} as when the optimizer was made; convert or "
+                    "move the model first, and make a new optimizer after changing a parameter"
+                )
+
+    def begin_update(self) -> None:
+        """A step was enqueued."""
+        self._under_way = {i: p.data_ptr() for i, (_, p) in enumerate(self._weights)}
+
+    def end_update(self, weight: int) -> None:
+        """The update of a weight is applied.
+
+        Raises
+        ------
+        InvalidArgument
+            The weight got other storage meanwhile, which the update has not reached.
+        """
+        address = self._under_way.pop(weight, None)
+        name, p = self._weights[weight]
+        if address is not None and p.data_ptr() != address:
+            raise InvalidArgument(
+                f"{self._owner}: {name} got other storage while its update was under way, "
+                "expected the update to be applied first; call synchronize() before .data is "
+                "assigned or the model is converted"
+            )
+
+    def end_updates(self) -> None:
+        """The updates of all weights are applied."""
+        for weight in list(self._under_way):
+            self.end_update(weight)
+
+
+def _kind(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
+    size = "x".join(map(str, shape)) or "a scalar"
+    return f"{size} of {dtype} on {device}"
