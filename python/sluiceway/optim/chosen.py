@@ -40,7 +40,6 @@ def choose_parameters(
     InvalidArgument
         Options and groups contradict each other, or nothing is left to compress.
     """
-    check_model(owner, model)
     if param_groups is None:
         selection = select_weights(model, options.target, options.embeddings)
         frozen = {id(p) for _, p in selection.frozen}

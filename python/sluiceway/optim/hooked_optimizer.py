@@ -14,7 +14,7 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
-from sluiceway.optim.chosen import choose_parameters
+from sluiceway.optim.chosen import check_model, choose_parameters
 from sluiceway.optim.clipping import Clipping
 from sluiceway.optim.gathering import GatheringOptimizer
 from sluiceway.optim.hooks import ModelHooks
@@ -57,8 +57,9 @@ class HookedOptimizer(GatheringOptimizer):
         check_hyperparameters(self._owner, adam)
         _check_device(self._owner, options.device)
         self.options = options
-        selection, groups = choose_parameters(self._owner, model, options, param_groups)
+        check_model(self._owner, model)
         refuse_split_model(self._owner, model)
+        selection, groups = choose_parameters(self._owner, model, options, param_groups)
         self.frozen, self.weights = selection.frozen, selection.compressed
         self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
         compressed = [(w.name, w.parameter) for w in self.weights]

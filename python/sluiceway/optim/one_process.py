@@ -58,7 +58,8 @@ def refuse_split_since(owner: str, weights: Iterable[CompressedWeight]) -> None:
         for module in weight.modules:
             # A plain read: whatever else the module's dict does when it is asked, is not wanted.
             held = list(dict.values(module._parameters))
-            if any(map(_is_dtensor, held)) or not held:
+            taken = getattr(module, "_is_fsdp_managed_module", False)  # FSDP1 says so.
+            if taken or any(map(_is_dtensor, held)):
                 raise _sharded(owner, weight.name)
 
 
@@ -93,6 +94,6 @@ def _is_dtensor(parameter: torch.Tensor | None) -> bool:
 
 def _sharded(owner: str, name: str) -> Unavailable:
     return Unavailable(
-        f"{owner}: {name} is sharded (a DTensor, or taken away by FSDP), expected whole "
+        f"{owner}: {name} is sharded (a DTensor, or managed by FSDP), expected whole "
         "parameters in one process; train without fully_shard() and FSDP"
     )
