@@ -63,7 +63,7 @@ class HookedOptimizer(GatheringOptimizer):
         self.frozen, self.weights = selection.frozen, selection.compressed
         self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
         compressed = [(w.name, w.parameter) for w in self.weights]
-        self._watch = WeightWatch(self._owner, compressed + selection.ordinary, compressed)
+        self._watch = WeightWatch(self._owner, model, compressed + selection.ordinary, compressed)
         self.loss_scale = _loss_scale(options.loss_scale)
         _core.count_host_allocations()
         self.engine = self._make_engine(model)
@@ -156,6 +156,7 @@ class HookedOptimizer(GatheringOptimizer):
         """
         self._check_open()
         self._check_surroundings()
+        self._watch.check_held()
         loss = None
         if closure is not None:
             with torch.enable_grad():

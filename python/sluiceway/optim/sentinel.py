@@ -82,9 +82,16 @@ class Sentinel:
         Raises
         ------
         InvalidArgument
-            Its two elements were scaled differently.
+            Its two elements were scaled differently, or rounded.
         """
-        first, second = self.parameter.grad.reshape(-1)[:2].tolist()
+        gradient = self.parameter.grad
+        if gradient.dtype != torch.float32:
+            raise InvalidArgument(
+                f"{self._owner}.step: gradients were converted to {gradient.dtype} after backward, "
+                "expected float32 where they stand for compressed ones; convert the model between "
+                "steps"
+            )
+        first, second = gradient.reshape(-1)[:2].tolist()
         before, before_second = self._written
         if before == 0:
             return 1.0

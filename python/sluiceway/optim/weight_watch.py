@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from sluiceway.errors import InvalidArgument
 
@@ -14,6 +15,7 @@ class WeightWatch:
     ----------
     owner : str
         The optimizer's name, for errors.
+    model : torch.nn.Module
     parameters : list of (str, torch.Tensor)
         All that are trained.
     weights : list of (str, torch.Tensor)
@@ -23,11 +25,19 @@ class WeightWatch:
     def __init__(
         self,
         owner: str,
+        model: nn.Module,
         parameters: list[tuple[str, torch.Tensor]],
         weights: list[tuple[str, torch.Tensor]],
     ) -> None:
         self._owner = owner
         self._made_with = [(name, p, p.dtype, p.device, p.shape) for name, p in parameters]
+        names = {id(p): name for name, p in parameters}
+        self._held = [
+            (names[id(p)], module, local, p)
+            for module in model.modules()
+            for local, p in module._parameters.items()
+            if id(p) in names
+        ]
         self._weights = weights
         self._under_way: dict[int, int] = {}  # Address that the update of a weight is written to.
 
@@ -45,6 +55,26 @@ class WeightWatch:
                     f"{self._owner}: {name} is {_kind(p.dtype, p.device, p.shape)}, expected "
                     f"{_kind(dtype, device, shape)} as when the optimizer was made; convert or "
                     "move the model first, and make a new optimizer after changing a parameter"
+                )
+
+    def check_held(self) -> None:
+        """Refuse a module that holds another parameter now, which nobody trains.
+
+        Between steps: within one, `torch.func.functional_call` puts others in their places.
+
+        Raises
+        ------
+        InvalidArgument
+            The first one is named.
+        """
+        for name, module, local, p in self._held:
+            # A plain read: whatever else a module's dict does when it is asked, is not wanted.
+            now = dict.get(module._parameters, local, p)
+            if now is not p and now is not None:
+                raise InvalidArgument(
+                    f"{self._owner}: {name} is another parameter now than when the optimizer was "
+                    "made, expected the same one; make a new optimizer after moving the model or "
+                    "loading with assign=True"
                 )
 
     def begin_update(self) -> None:
