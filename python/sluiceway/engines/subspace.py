@@ -54,8 +54,8 @@ class Subspace(GradientEngine):
         return SubspaceAdamW(model, **arguments)
 
     def description(self) -> list[str]:
-        """Which codec each group of weights got, what it costs, and why."""
-        return choice_lines(codec_choices(self.optimizer))
+        """What is frozen; which codec each group of weights got, what it costs, and why."""
+        return [*super().description(), *choice_lines(codec_choices(self.optimizer))]
 
     def summary(self) -> dict[str, Any]:
         """The same, as plain values; and what its own metrics are called in a report."""

@@ -45,6 +45,7 @@ class HookedOptimizer(GatheringOptimizer):
     """
 
     _closed = True  # Until the constructor has worked.
+    _groups_are_written = True  # Groups that are given are a user's choice of what to train.
 
     def __init__(
         self,
@@ -59,7 +60,9 @@ class HookedOptimizer(GatheringOptimizer):
         self.options = options
         check_model(self._owner, model)
         refuse_split_model(self._owner, model)
-        selection, groups = choose_parameters(self._owner, model, options, param_groups)
+        selection, groups = choose_parameters(
+            self._owner, model, options, param_groups, self._groups_are_written
+        )
         self.frozen, self.weights = selection.frozen, selection.compressed
         self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
         compressed = [(w.name, w.parameter) for w in self.weights]

@@ -31,12 +31,16 @@ class SubspaceAdamW(HookedOptimizer):
     For each compressed weight W (m x n): S = P^T G Q leaves the device during backward, AdamW runs
     on the small core S on the host, and W += -lr scale P D Q^T is applied before the weight's next
     forward [LSP-Offload, arXiv 2406.10181]. Norms, biases and small weights are trained with AdamW
-    on the device. Embeddings and head are frozen unless `embeddings="identity"`.
+    on the device. Embeddings and head are frozen unless `embeddings="identity"`, or unless they
+    stand in one of the `param_groups`.
 
     What differs from torch's own optimizers: updates are applied while the next forward already
     runs, each before its layer, so whoever reads a parameter outside of its model (`p.data`, an
     average of weights, `copy.deepcopy(model)`) calls `synchronize()` first; `model.state_dict()`
-    does that by itself. `step()` uses up the gradients of compressed weights, with or without
+    does that by itself. Gradients of compressed weights have one common norm in `.grad`, of order
+    2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there
+    is `clip_grad_norm_` here. One process trains the model: process groups of several ranks, DDP and
+    FSDP are refused. `step()` uses up the gradients of compressed weights, with or without
     `zero_grad()`. Neither the optimizer nor, while it is open, its model can be pickled.
 
     Parameters
@@ -48,7 +52,9 @@ class SubspaceAdamW(HookedOptimizer):
     max_norm : float, optional
         Clip the common norm of all gradients at this value inside `step()`.
     param_groups : iterable of dict, optional
-        As torch's; default is one group of all trainable parameters.
+        As torch's; default is one group of all trainable parameters. What stands in a group is
+        trained, embeddings and head through the identity codec; what stands in none is left to
+        others as it is.
     {options}
 
     Raises
