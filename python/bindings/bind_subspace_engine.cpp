@@ -118,13 +118,14 @@ void prepare(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::
 
 std::tuple<bool, double, float, int> step(SubspaceEngine& engine, const Hypers& hyper,
                                           const std::vector<at::Tensor>& weights, float factor,
-                                          double other_sum_squares, float unscale) {
+                                          double other_sum_squares, float unscale,
+                                          const std::vector<float>& own_factors) {
   const std::vector<WeightHyper> hypers = hypers_of(hyper);
   const std::vector<AnyMatrix> views = views_of(weights);
   StepOutcome outcome;
   {
     const py::gil_scoped_release unlocked;
-    outcome = engine.step({hypers, views, factor, other_sum_squares, unscale});
+    outcome = engine.step({hypers, views, factor, other_sum_squares, unscale, own_factors});
   }
   return {outcome.skipped, outcome.grad_norm, outcome.clip_factor, outcome.residuals_kept};
 }
@@ -150,6 +151,15 @@ void finish(SubspaceEngine& engine, const std::vector<at::Tensor>& lent) {
     keep_for_good(lent);
     throw;
   }
+}
+
+std::vector<std::pair<double, float>> gradient_sizes(const SubspaceEngine& engine) {
+  std::vector<std::pair<double, float>> sizes;
+  for (std::size_t i = 0; i < engine.size(); ++i) {
+    const ScanResult scan = engine.gradient_scan(static_cast<int>(i));
+    sizes.emplace_back(scan.sum_squares, scan.abs_max);
+  }
+  return sizes;
 }
 
 py::dict by_tier(const Budget::Limits& bytes) {
@@ -240,7 +250,10 @@ void bind_subspace_engine(py::module_& m) {
           },
           unlocked)
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
-           py::arg("other_sum_squares"), py::arg("unscale"))
+           py::arg("other_sum_squares"), py::arg("unscale"), py::arg("own_factors"))
+      .def("gradient_sizes", &gradient_sizes,
+           "Sum of squares and largest absolute element of each weight's gradient so far; after "
+           "end_backward(). Neither is finite where the gradient is not.")
       .def("has_gradient", &SubspaceEngine::has_gradient)
       .def("drop", &SubspaceEngine::drop, unlocked)
       .def(

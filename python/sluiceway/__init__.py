@@ -34,10 +34,12 @@ __all__ = [
     "Unavailable",
     "__version__",
     "errors",
+    "for_trainer",
 ]
 
 if TYPE_CHECKING:
     from sluiceway.config.values import Budget, Link, Refresh
+    from sluiceway.optim.subspace.for_trainer import for_trainer
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 # Loaded when they are asked for, so that `sluiceway --help` starts without torch and pydantic, and
@@ -47,6 +49,7 @@ _HOMES = {
     "Link": "sluiceway.config.values",
     "Refresh": "sluiceway.config.values",
     "SubspaceAdamW": "sluiceway.optim.subspace.optimizer",
+    "for_trainer": "sluiceway.optim.subspace.for_trainer",
 }
 _NOT_YET = ("OffloadAdamW", "ZoSgd")
 

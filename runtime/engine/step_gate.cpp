@@ -73,12 +73,14 @@ bool StepGate::holds_back(int part) const {
   return at(part).sent || (order_ == Order::kBarrier && gathering());
 }
 
-GradientNorm StepGate::norm() const {
+GradientNorm StepGate::norm(std::span<const float> part_factors) const {
   double sum_squares = 0;
   bool finite = true;
-  for (const Part& part : parts_) {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
     if (part.backwards == 0) continue;
-    sum_squares += part.scan.sum_squares;
+    const double own = part_factors.empty() ? 1 : part_factors[i];
+    sum_squares += own * own * part.scan.sum_squares;
     finite = finite && part.scan.finite;
   }
   return {std::sqrt(sum_squares), finite};
@@ -86,9 +88,13 @@ GradientNorm StepGate::norm() const {
 
 // ---- The step -----------------------------------------------------------------------------------
 
-StepOutcome StepGate::decide(float factor, double other_sum_squares) const {
+StepOutcome StepGate::decide(float factor, double other_sum_squares,
+                             std::span<const float> part_factors) const {
+  SLUICEWAY_CHECK(part_factors.empty() || part_factors.size() == parts_.size(),
+                  "StepGate: ", part_factors.size(), " factors for ", parts_.size(),
+                  " parts, expected one each");
   StepOutcome outcome;
-  const GradientNorm parts = norm();
+  const GradientNorm parts = norm(part_factors);
   const double scale = static_cast<double>(factor);
   outcome.grad_norm = std::sqrt(scale * scale * parts.norm * parts.norm + other_sum_squares);
   outcome.skipped = !parts.finite || !std::isfinite(outcome.grad_norm);

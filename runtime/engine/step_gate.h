@@ -5,7 +5,8 @@
 // backward, scans it after the last, and sends its payload. decide() takes the norm of all parts,
 // commit() lets the payloads go on.
 //
-//   norm    sqrt(sum over parts of sum_squares)
+//   norm    sqrt(sum over parts of c^2 sum_squares), c the part's own factor, 1 unless the caller
+//           has clipped parts apart
 //   clip    min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it
 //
 // Norm modes: exact       payloads wait before work on the host for decide();
@@ -29,6 +30,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/adam.h"
@@ -86,13 +88,18 @@ class StepGate {
   bool has_gradient() const noexcept;  // Something was added since the last commit() or drop().
   // Whether wait(part) would wait for the very step that is being gathered, which is held.
   bool holds_back(int part) const;
-  GradientNorm norm() const;  // Every part with a gradient is scanned.
+  // Every part with a gradient is scanned. `part_factors` has one factor a part, or is empty.
+  GradientNorm norm(std::span<const float> part_factors = {}) const;
+  // Of a part's gradient as it was added; of a part without one it is that of nothing.
+  ScanResult scan(int part) const { return backwards(part) > 0 ? at(part).scan : ScanResult{}; }
 
   bool speculative() const noexcept { return norm_mode_.speculative(); }
   float forecast_factor() const noexcept { return forecast_factor_; }
 
   // ---- The step ----
-  StepOutcome decide(float factor, double other_sum_squares) const;
+  // `factor` is that of all parts, beside which each may have one of its own.
+  StepOutcome decide(float factor, double other_sum_squares,
+                     std::span<const float> part_factors = {}) const;
   // Whether this part's payload is in the lanes and what it was computed with holds.
   bool still_holds(int part, const AdamHyper& adam, float factor);
   // Lets the payloads go on and counts the step; `factor` is what the next forecast will be.

@@ -19,6 +19,7 @@ from sluiceway.engines.weights import SavedWeights, WeightFiles
 from sluiceway.machine.placement import DTYPES, Placement
 from sluiceway.model.folder import prepare_model
 from sluiceway.model.loss import loss_of
+from sluiceway.model.targets import embedding_parameters
 from sluiceway.text.batches import Batch
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -135,8 +136,15 @@ class GradientEngine:
         return self.optimizer.stats() | scale
 
     def description(self) -> list[str]:
-        """Nothing to say."""
-        return []
+        """Whether embeddings and head are frozen, which nobody would guess."""
+        if not self.freezes_embeddings:
+            return []
+        frozen = sum(p.numel() for _, p in embedding_parameters(self.model))
+        everything = sum(p.numel() for p in self.model.parameters())
+        return [
+            f"embeddings and head are frozen, {frozen:,} of {everything:,} parameters; "
+            "engine.embeddings is where to train them"
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Nothing to add."""

@@ -55,9 +55,9 @@ class Subspace(GradientEngine):
         return SubspaceAdamW(model, **arguments)
 
     def description(self) -> list[str]:
-        """Which codec each group of weights got, what it costs, and why; and what got none."""
+        """What is frozen; which codec each group of weights got, at what cost; what got none."""
         choices = choice_lines(codec_choices(self.optimizer))
-        return choices + group_lines(self.optimizer.uncompressed)
+        return [*super().description(), *choices, *group_lines(self.optimizer.uncompressed)]
 
     def summary(self) -> dict[str, Any]:
         """The same, as plain values; and what its own metrics are called in a report."""

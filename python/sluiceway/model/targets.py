@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -171,6 +171,7 @@ def select_weights(
     model: nn.Module,
     target: str | Sequence[str] = "all-linear",
     embeddings: str = "frozen",
+    only: Collection[int] | None = None,
 ) -> Selection:
     """Sort the trainable parameters of `model`.
 
@@ -184,6 +185,8 @@ def select_weights(
         2-D and 3-D weights of any size, but not those of convolutions.
     embeddings : str
         "frozen", or "identity": embeddings and head are trained through the identity codec.
+    only : collection of int, optional
+        id() of the parameters to sort; all others are left out altogether.
 
     Returns
     -------
@@ -197,7 +200,7 @@ def select_weights(
     special = _embedding_ids(model, owners)
     selection = Selection()
     for key, (name, parameter, holders) in owners.items():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or (only is not None and key not in only):
             continue
         modules = [module for module, _ in holders]
         if key in special:

@@ -49,3 +49,9 @@ class EngineWeights:
         """Repeat what compressed weights have each for every weight of the engine."""
         pairs = zip(values, self._numbers, strict=True)
         return [value for value, numbers in pairs for _ in numbers]
+
+    def joined(self, sizes: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        """Sum of squares and largest element of each compressed weight, from those of matrices."""
+        every = torch.tensor(sizes, dtype=torch.float64)
+        parts = [every[numbers.start : numbers.stop] for numbers in self._numbers]
+        return [(part[:, 0].sum().item(), part[:, 1].amax().item()) for part in parts]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from sluiceway import _core
+from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.clipping import Clipping, check_clipping, split_parameters
 from sluiceway.optim.compilation import CompilationWatch
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.hooks import ModelHooks
+from sluiceway.optim.hyperparameters import numbered_parameters
 from sluiceway.optim.in_flight import WeightsInFlight
 from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.step_clock import StepClock
+from sluiceway.optim.weight_watch import WeightWatch
 
 
 @dataclass
@@ -35,18 +42,26 @@ class GatheringOptimizer(torch.optim.Optimizer):
 
     engine: Any
     of_engine: EngineWeights
+    options: SharedOptions
+    weights: list[CompressedWeight]
+    loss_scale: _core.LossScale
     sentinel: Sentinel
+    _owner: str
     _hooks: ModelHooks
     _clock: StepClock
-    _owner: str
     _standing: Standing
     _in_flight: WeightsInFlight
     _compilation: CompilationWatch
+    _clipping: Clipping
+    _watch: WeightWatch
 
     def before_forward(self, training: bool) -> None:
         """A sentinel that somebody removed means zero_grad()."""
-        if not self._in_flight.forked():
-            self._drop_if_zeroed()
+        if self._in_flight.forked():
+            return
+        if training:
+            self._check_surroundings()
+        self._drop_if_zeroed()
 
     def wait(self, weight: int) -> None:
         """Come back when the last update of a weight is applied."""
@@ -80,11 +95,20 @@ class GatheringOptimizer(torch.optim.Optimizer):
                 f"{self._owner}: a backward in a forked child, expected one in the process that "
                 "made the optimizer, which has its lanes; make an optimizer in the child"
             )
+        self._check_surroundings()
         self._drop_if_zeroed()
         if self._standing.gathered:
-            self.sentinel.check_unscaled()
+            self._clipping.check_unscaled()
         self.sentinel.remove()
         self._standing.gathered = False
+
+    def _check_open(self) -> None:
+        """Refuse what a closed optimizer cannot do; a subclass says it."""
+        raise NotImplementedError
+
+    def _check_surroundings(self) -> None:
+        """Refuse what became of the model or the process since; a subclass says it."""
+        raise NotImplementedError
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """What becomes of a gradient; a subclass says it."""
@@ -93,7 +117,7 @@ class GatheringOptimizer(torch.optim.Optimizer):
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """All gradients of a backward are in: place the sentinel that stands for them."""
         norm, _ = self.engine.end_backward()
-        self.sentinel.place(norm)
+        self._clipping.begin(norm)
         self._standing.gathered = True
         self._clock.backward(forward_began_us, backward_began_us)
 
@@ -111,6 +135,56 @@ class GatheringOptimizer(torch.optim.Optimizer):
         # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
         if self._standing.gathered and self.sentinel.vanished():
             self._drop()
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        parameters: Iterable[torch.Tensor] | torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.clip_grad_norm_`, of gradients that have left `.grad` too.
+
+        Called between the last backward of a step and `step()`, as often as there are groups to
+        clip; each call sees what the ones before it did. With `GradScaler`, after `unscale_()`; a
+        scale of `scale_loss()` is taken out of the norm. The norm of a compressed gradient is that
+        of its core, with the identity codec that of the gradient; residuals have a clip of their
+        own. Where a gradient is not finite nothing is scaled: the step will be skipped.
+
+        Parameters
+        ----------
+        max_norm : float
+        norm_type : float
+            2 or inf.
+        parameters : iterable of torch.Tensor, optional
+            Of the model; default is all of the optimizer's. Others' have ordinary gradients.
+
+        Returns
+        -------
+        torch.Tensor
+            Their common norm before clipping.
+
+        Raises
+        ------
+        InvalidArgument
+            The optimizer was made with a `max_norm` of its own.
+        Unavailable
+            A norm of another order was asked for.
+        """
+        self._check_open()
+        order = check_clipping(self._owner, max_norm, norm_type, self.options.max_norm)
+        if parameters is None:
+            parameters = numbered_parameters(self.param_groups)
+        compressed = [weight.parameter for weight in self.weights]
+        chosen, gradients = split_parameters(self._owner, parameters, compressed)
+        self._drop_if_zeroed()
+        sizes = (
+            self.of_engine.joined(self.engine.gradient_sizes()) if self._standing.gathered else []
+        )
+        scale = 1.0 / self.loss_scale.value
+        return torch.tensor(
+            self._clipping.clip(sizes, chosen, gradients, float(max_norm), order, scale)
+        )
 
     def _refuse_scaler(self) -> None:
         """Raise where a GradScaler comes too late."""

@@ -14,18 +14,16 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
-from sluiceway.model.targets import select_weights
 from sluiceway.model.uncompressed import large_groups
+from sluiceway.optim.chosen import check_model, choose_parameters
+from sluiceway.optim.clipping import Clipping
 from sluiceway.optim.compilation import CompilationWatch
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.gathering import GatheringOptimizer, Standing
 from sluiceway.optim.hooks import ModelHooks
-from sluiceway.optim.hyperparameters import (
-    check_hyperparameters,
-    numbered_parameters,
-    trainable_groups,
-)
+from sluiceway.optim.hyperparameters import check_hyperparameters, numbered_parameters
 from sluiceway.optim.in_flight import WeightsInFlight
+from sluiceway.optim.one_process import refuse_split_model, refuse_split_since
 from sluiceway.optim.ordinary import OrdinaryParameters
 from sluiceway.optim.ownership import ModelOwnership
 from sluiceway.optim.sentinel import Sentinel
@@ -38,6 +36,7 @@ from sluiceway.optim.state import (
 )
 from sluiceway.optim.step_clock import StepClock
 from sluiceway.optim.tier_limits import parameter_bytes
+from sluiceway.optim.weight_watch import WeightWatch
 
 
 class HookedOptimizer(GatheringOptimizer):
@@ -57,6 +56,7 @@ class HookedOptimizer(GatheringOptimizer):
     """
 
     _ownership: ModelOwnership | None = None  # Until the constructor has worked.
+    _groups_are_written = True  # Groups that are given are a user's choice of what to train.
 
     def __init__(
         self,
@@ -69,16 +69,17 @@ class HookedOptimizer(GatheringOptimizer):
         check_hyperparameters(self._owner, adam)
         _check_device(self._owner, options.device)
         self.options = options
-        selection = select_weights(model, options.target, options.embeddings)
-        self.frozen = selection.frozen
-        frozen = {id(p) for _, p in selection.frozen}
-        groups = trainable_groups(self._owner, model, param_groups, frozen)
-        trained = {id(p) for group in groups for p in group["params"]}
-        self.weights = [w for w in selection.compressed if id(w.parameter) in trained]
+        check_model(self._owner, model)
+        refuse_split_model(self._owner, model)
+        selection, groups = choose_parameters(
+            self._owner, model, options, param_groups, self._groups_are_written
+        )
+        self.frozen, self.weights = selection.frozen, selection.compressed
         self.of_engine = EngineWeights(self.weights)
-        ordinary = [(name, p) for name, p in selection.ordinary if id(p) in trained]
-        self.uncompressed = large_groups(self.weights, ordinary, selection.why_ordinary)
-        self._ordinary = OrdinaryParameters(ordinary, options.seed, self._owner)
+        self.uncompressed = large_groups(self.weights, selection.ordinary, selection.why_ordinary)
+        self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
+        compressed = [(w.name, w.parameter) for w in self.weights]
+        self._watch = WeightWatch(self._owner, model, compressed + selection.ordinary)
         self.loss_scale = _loss_scale(options.loss_scale)
         _core.count_host_allocations()
         self.engine = self._make_engine(model)
@@ -102,6 +103,7 @@ class HookedOptimizer(GatheringOptimizer):
             smallest = min((w.parameter for w in self.weights), key=torch.numel)
             self.sentinel = Sentinel(smallest, self._owner)
             undo.callback(self.sentinel.release)
+            self._clipping = Clipping(self._owner, self.sentinel, self._ordinary.named)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
             self._compilation = CompilationWatch(self._compilation_began)
@@ -124,7 +126,12 @@ class HookedOptimizer(GatheringOptimizer):
         return lambda: list(stepping)
 
     def _enqueue(
-        self, weights: list[torch.Tensor], factor: float, unscale: float, squares: float
+        self,
+        weights: list[torch.Tensor],
+        factor: float,
+        own_factors: list[float],
+        unscale: float,
+        squares: float,
     ) -> tuple[bool, float, float]:
         """Enqueue one step of the engine; return whether it was skipped, the norm, the clipping.
 
@@ -134,6 +141,8 @@ class HookedOptimizer(GatheringOptimizer):
             Those of the engine.
         factor : float
             On what was gathered: unscaling, and what others did to the sentinel.
+        own_factors : list of float
+            On what was gathered of each weight, beside `factor`; empty: nothing.
         unscale : float
             Unscaling alone.
         squares : float
@@ -167,11 +176,16 @@ class HookedOptimizer(GatheringOptimizer):
         Raises
         ------
         InvalidArgument
-            A parameter changed shape or dtype, or gradients were clipped by value.
+            A parameter changed shape, dtype or device, or gradients were clipped by value or layer
+            by layer.
+        Unavailable
+            The process has become one of several ranks.
         Error
             A lane of an earlier step failed; lane and weight are named. Final.
         """
         self._check_open()
+        self._check_surroundings()
+        self._watch.check_held()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -179,11 +193,11 @@ class HookedOptimizer(GatheringOptimizer):
         self._drop_if_zeroed()
         self._refuse_foreign_gradients()
         scale = 1.0 / self.loss_scale.value
-        factor = self.sentinel.factor() * scale if self._standing.gathered else scale
+        shared, own = self._clipping.factors() if self._standing.gathered else (1.0, [])
         squares = self._ordinary.sum_squares() * scale * scale
         # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
         self._stepping[:] = weights = self.of_engine.tensors()
-        skipped, norm, clip = self._enqueue(weights, factor, scale, squares)
+        skipped, norm, clip = self._enqueue(weights, shared * scale, own, scale, squares)
         if not skipped:
             self._ordinary.step(self.param_groups, self.state, clip * scale)
             self.of_engine.increment_versions()
@@ -195,6 +209,10 @@ class HookedOptimizer(GatheringOptimizer):
         self._clock.step(norm)
         self._take_off()
         return loss
+
+    def _check_surroundings(self) -> None:
+        self._watch.check()
+        refuse_split_since(self._owner, self.weights)
 
     def _refuse_foreign_gradients(self) -> None:
         # Gradients are taken in backward: one that was assigned would never be used.

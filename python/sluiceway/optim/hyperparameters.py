@@ -21,9 +21,10 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, str | bytes)
 
 
-def _check_number(
+def check_number(
     owner: str, name: str, value: Any, high: float = math.inf, ends: str = "[]"
 ) -> None:
+    """Refuse what is no number between 0 and `high`; `ends` says whether they are in it."""
     inside = (
         _is_number(value) and value >= 0 and (value <= high if ends[1] == "]" else value < high)
     )
@@ -35,7 +36,7 @@ def _check_number(
 
 def check_hyperparameters(owner: str, group: dict[str, Any]) -> None:
     """Refuse learning rates, betas, eps and weight decay that AdamW cannot have."""
-    _check_number(owner, "lr", group["lr"])
+    check_number(owner, "lr", group["lr"])
     try:
         _, _ = group["betas"]
     except (TypeError, ValueError):
@@ -43,17 +44,15 @@ def check_hyperparameters(owner: str, group: dict[str, Any]) -> None:
             f"{owner}: betas are {group['betas']}, expected two numbers"
         ) from None
     for index, beta in enumerate(group["betas"]):
-        _check_number(owner, f"betas[{index}]", beta, 1, "[)")
-    _check_number(owner, "eps", group["eps"])
-    _check_number(owner, "weight_decay", group["weight_decay"])
+        check_number(owner, f"betas[{index}]", beta, 1, "[)")
+    check_number(owner, "eps", group["eps"])
+    check_number(owner, "weight_decay", group["weight_decay"])
 
 
 def trainable_groups(
-    owner: str, model: nn.Module, param_groups: Iterable[dict[str, Any]] | None, frozen: set[int]
+    owner: str, model: nn.Module, param_groups: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The parameter groups as torch.optim takes them, without those that will be frozen."""
-    if param_groups is None:
-        param_groups = [{"params": list(model.parameters())}]
+    """The parameter groups as torch.optim takes them, without parameters that are frozen."""
     of_model = {id(p) for p in model.parameters()}
     groups = []
     for given in param_groups:
@@ -65,7 +64,7 @@ def trainable_groups(
                 f"{owner}: param_groups holds a tensor that is not a parameter of the model, "
                 "expected groups of model.parameters()"
             )
-        group["params"] = [p for p in group["params"] if p.requires_grad and id(p) not in frozen]
+        group["params"] = [p for p in group["params"] if p.requires_grad]
         groups.append(group)
     return groups
 

@@ -35,18 +35,18 @@ class OrdinaryParameters:
                     f"{owner}: {name} is {p.dtype} with strides {tuple(p.stride())}, "
                     "expected contiguous float32 or bfloat16; convert or freeze it"
                 )
-        self._parameters = parameters
+        self.named = parameters
         self._seed = seed
 
     def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Every parameter with its gradient as it is now."""
-        return [(p, p.grad) for _, p in self._parameters]
+        return [(p, p.grad) for _, p in self.named]
 
     def sum_squares(self) -> float:
         """Of all gradients; not finite if one of them is not."""
         norms = [
             torch.linalg.vector_norm(p.grad, dtype=torch.float32)
-            for _, p in self._parameters
+            for _, p in self.named
             if p.grad is not None
         ]
         return torch.stack(norms).double().square().sum().item() if norms else 0.0
@@ -66,7 +66,7 @@ class OrdinaryParameters:
             Unscaling and clipping in one number.
         """
         group_of = {id(p): group for group in groups for p in group["params"]}
-        for name, p in self._parameters:
+        for name, p in self.named:
             if p.grad is None:
                 continue
             group, state = group_of[id(p)], states[p]

@@ -20,7 +20,8 @@ class ModelOwnership:
     Parameters
     ----------
     engine : object
-        Has `close(lent)`, and `finish(lent)` which ends what is in flight while the weights are certainly alive.
+        Has `close(lent)`, and `finish(lent)`, which ends what is in flight while the weights are
+        certainly alive.
     give_back : ExitStack
         Leaves the model as it was found.
     in_flight : WeightsInFlight

@@ -4,7 +4,9 @@ Compressed weights have no `.grad`. `clip_grad_norm_` would then not clip and `G
 refuse to run. So the smallest compressed weight carries a gradient of zeros but for two elements,
 0.6 and 0.8 of the norm of all compressed gradients together. Whoever scales gradients scales it,
 and `factor()` reads back by how much; if the two elements no longer stand 3 : 4, somebody clipped
-by value, which has no meaning for compressed gradients.
+by value, which has no meaning for compressed gradients. What else it cannot carry: norms of other
+orders, which sentinel_gradient.py refuses, and factors that differ from weight to weight, which
+clip_witness.py notices where ordinary gradients tell of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.sentinel_gradient import SentinelGradient
 
 _PARTS = (0.6, 0.8)
 
@@ -48,7 +51,7 @@ class Sentinel:
         flat = self._grad.view(-1)
         flat[0], flat[1] = _PARTS[0] * norm, _PARTS[1] * norm
         self._written = (flat[0].item(), flat[1].item())
-        self.parameter.grad = self._grad
+        self.parameter.grad = self._grad.as_subclass(SentinelGradient)
         self._stands = True
 
     def stands_at(self, parameter: torch.Tensor) -> bool:
@@ -67,15 +70,6 @@ class Sentinel:
         if self.parameter.dtype != torch.float32:
             self.parameter.grad_dtype = self.parameter.dtype
 
-    def check_unscaled(self) -> None:
-        """Refuse a scaling before the last backward of a step: cores cannot follow it."""
-        factor = self.factor()
-        if math.isfinite(factor) and abs(factor - 1.0) > 1e-6:
-            raise InvalidArgument(
-                f"{self._owner}: gradients were scaled by {factor:.6g} between two backwards of "
-                "one step, expected scaling after the last one; clip just before step()"
-            )
-
     def vanished(self) -> bool:
         """Whether it was taken away or zeroed by somebody else: `model.zero_grad()`."""
         if not self._stands or self.parameter.grad is None:
@@ -88,9 +82,16 @@ class Sentinel:
         Raises
         ------
         InvalidArgument
-            Its two elements were scaled differently.
+            Its two elements were scaled differently, or rounded.
         """
-        first, second = self.parameter.grad.reshape(-1)[:2].tolist()
+        gradient = self.parameter.grad
+        if gradient.dtype != torch.float32:
+            raise InvalidArgument(
+                f"{self._owner}.step: gradients were converted to {gradient.dtype} after backward, "
+                "expected float32 where they stand for compressed ones; convert the model between "
+                "steps"
+            )
+        first, second = gradient.reshape(-1)[:2].tolist()
         before, before_second = self._written
         if before == 0:
             return 1.0

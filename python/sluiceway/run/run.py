@@ -105,8 +105,7 @@ class Run:
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         unfinished = position.step < steps
-        for text in shop.engine.description():
-            print(f"{kind}: {text}", file=self._out, flush=True)
+        self._describe(kind, shop)
         with Progress(kind, steps, seconds, self._out) as progress:
             try:
                 Loop(self._config, shop, position, self._interrupt, watch, save).run()
@@ -120,6 +119,11 @@ class Run:
         summary = sum_up("done")
         self._folder.write_summary(summary)
         return summary
+
+    def _describe(self, title: str, shop: Workshop) -> None:
+        """Print what the engine says of itself: the first lines of a run."""
+        for text in shop.engine.description():
+            print(f"{title}: {text}", file=self._out, flush=True)
 
     def _native(self, inputs: Inputs) -> dict[str, Any]:
         """Plain AdamW over the same data, in a run folder inside this one; kept if it is done."""
@@ -137,6 +141,7 @@ class Run:
         """Train without saving: a comparison is repeated, not resumed."""
         shop, position = self._open(inputs, Path(self._config.model.path)), Position()
         title = f"{self._config.engine.kind} (to compare)"
+        self._describe(title, shop)
         with _closing(shop), Progress(title, self._config.train.steps, out=self._out) as progress:
 
             def watch(line: dict[str, Any], at: Position) -> None:

@@ -67,6 +67,7 @@ struct StepRequest {
   float factor = 1;                    // What others multiplied the gradient with: unscale, clip.
   double other_sum_squares = 0;        // Of gradients outside the engine, for the common norm.
   float unscale = 1;                   // The part of `factor` that undoes a loss scale.
+  std::span<const float> own_factors = {};  // One a weight, beside `factor`; empty: 1 each.
 };
 
 // Counts since the last take_stats(), but for peaks, which are since the start.
@@ -106,6 +107,8 @@ class SubspaceEngine {
   void hold_residual(int index);
   bool residual_done(int index) const { return weight(index).gathering.residual_done; }
   GradientNorm end_backward();
+  // Of a weight's gradient so far; after end_backward().
+  ScanResult gradient_scan(int index) const { return gate_.scan(index); }
   StepOutcome step(const StepRequest& request);
   bool has_gradient() const noexcept { return gate_.has_gradient(); }
   void drop();  // Forgets what was added.

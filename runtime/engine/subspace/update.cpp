@@ -30,7 +30,8 @@ void SubspaceEngine::check_request(const StepRequest& request) const {
 StepOutcome SubspaceEngine::step(const StepRequest& request) {
   check_request(request);
   end_backward();
-  StepOutcome outcome = gate_.decide(request.factor, request.other_sum_squares);
+  StepOutcome outcome =
+      gate_.decide(request.factor, request.other_sum_squares, request.own_factors);
   if (outcome.skipped) {
     outcome.residuals_kept = residuals_kept();
     drop();
@@ -39,7 +40,8 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
   const float factor = request.factor * outcome.clip_factor;
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     const int index = static_cast<int>(i);
-    if (gate_.backwards(index) > 0) begin_update(index, request, factor);
+    const float own = request.own_factors.empty() ? 1 : request.own_factors[i];
+    if (gate_.backwards(index) > 0) begin_update(index, request, factor * own);
   }
   for (const int index : gate_.commit(request.factor)) {
     SubspaceWeight& weight = *weights_[at(index)];

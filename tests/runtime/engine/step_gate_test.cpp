@@ -56,6 +56,26 @@ TEST(StepGateTest, NothingIsClippedBelowMaxNormOrWithoutOne) {
   EXPECT_EQ(without.gate.decide(1, 0).clip_factor, 1.0F);
 }
 
+TEST(StepGateTest, PartsThatWereClippedApartCountWithTheirOwnFactor) {
+  GateFixture f({.max_norm = 1000});
+  f.add(0, 4);
+  f.add(2, 5);
+  const float own[kParts] = {0.5F, 7.0F, 2.0F};  // No gradient of part 1 is there.
+  EXPECT_DOUBLE_EQ(f.gate.norm(own).norm, std::sqrt(0.25 * 4 + 4 * 5));
+  EXPECT_DOUBLE_EQ(f.gate.decide(2, 16, own).grad_norm, 10);  // sqrt(2^2 * 21 + 16)
+  EXPECT_THAT([&] { f.gate.decide(1, 0, std::span(own).first(2)); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("2 factors for 3 parts")));
+}
+
+TEST(StepGateTest, APartWithoutAGradientHasTheScanOfNothing) {
+  GateFixture f;
+  f.add(0, 4);
+  EXPECT_EQ(f.gate.scan(0).sum_squares, 4);
+  f.gate.drop();
+  EXPECT_EQ(f.gate.scan(0).sum_squares, 0);
+  EXPECT_EQ(f.gate.scan(0).abs_max, 0.0F);
+}
+
 TEST(StepGateTest, G1PartsAreSummedInTheirOrderWhateverCameFirst) {
   const double parts[kParts] = {1e16, 1.0, 1.0};  // Another order would give other bits.
   GateFixture forward, backward;

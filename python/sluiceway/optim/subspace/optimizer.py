@@ -33,12 +33,15 @@ class SubspaceAdamW(HookedOptimizer):
     forward [LSP-Offload, arXiv 2406.10181]. Of a 3-D parameter, experts for one, each slice is such
     a weight. Norms, biases and small weights are trained with AdamW on the device; `uncompressed`
     says what of them is more than 1 % of all, and why. Embeddings and head are frozen unless
-    `embeddings="identity"`.
+    `embeddings="identity"`, or unless they stand in one of the `param_groups`.
 
     What differs from torch's own optimizers: updates are applied while the next forward already
     runs, each before its layer, so whoever reads a parameter outside of its model (`p.data`, an
     average of weights, `copy.deepcopy(model)`) calls `synchronize()` first; `model.state_dict()`
-    does that by itself. `step()` uses up the gradients of compressed weights, with or without
+    does that by itself. Gradients of compressed weights have one common norm in `.grad`, of order
+    2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there
+    is `clip_grad_norm_` here. One process trains the model: process groups of several ranks, DDP and
+    FSDP are refused. `step()` uses up the gradients of compressed weights, with or without
     `zero_grad()`. Neither the optimizer nor, while it is open, its model can be pickled.
 
     Parameters
@@ -50,7 +53,9 @@ class SubspaceAdamW(HookedOptimizer):
     max_norm : float, optional
         Clip the common norm of all gradients at this value inside `step()`.
     param_groups : iterable of dict, optional
-        As torch's; default is one group of all trainable parameters.
+        As torch's; default is one group of all trainable parameters. What stands in a group is
+        trained, embeddings and head through the identity codec; what stands in none is left to
+        others as it is.
     {options}
 
     Raises
@@ -173,12 +178,20 @@ class SubspaceAdamW(HookedOptimizer):
         return lambda: [*stepping(), *gradients.lent.values()]
 
     def _enqueue(
-        self, weights: list[torch.Tensor], factor: float, unscale: float, squares: float
+        self,
+        weights: list[torch.Tensor],
+        factor: float,
+        own_factors: list[float],
+        unscale: float,
+        squares: float,
     ) -> tuple[bool, float, float]:
         # Whole gradients do not follow what others did to the sentinel, but for a scaler's part.
         of_residuals = factor if self._standing.scaled_loss else unscale
         hypers = self._hypers(self._scale)
-        skipped, norm, clip, kept = self.engine.step(hypers, weights, factor, squares, of_residuals)
+        own = self.of_engine.spread(own_factors) if own_factors else []
+        skipped, norm, clip, kept = self.engine.step(
+            hypers, weights, factor, squares, of_residuals, own
+        )
         self._gradients.lend(kept)
         return skipped, norm, clip
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
@@ -52,6 +53,29 @@ TEST_P(SubspaceEngineTest, IdentityCodecIsAdamWWithClippingAndAccumulation) {
   }
   EXPECT_GT(clipped, 0);
   EXPECT_EQ(training.engine->committed_steps(), 7);
+}
+
+TEST_P(SubspaceEngineTest, WeightsThatWereClippedApartTakeTheirOwnFactor) {
+  const auto [order, norm_choice, tier] = GetParam();
+  Training training(options_with(order, norm_choice), "identity", WireFormat::kF32, tier);
+  for (int step = 0; step < 5; ++step) {
+    std::vector<Matrix> g = training.gradients();
+    training.backward(g);
+    training.engine->end_backward();
+    EXPECT_NEAR(std::sqrt(training.engine->gradient_scan(1).sum_squares), Training::norm({g[1]}),
+                1e-5);
+    const float largest = std::abs(*std::max_element(
+        g[2].v.begin(), g[2].v.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+    EXPECT_EQ(training.engine->gradient_scan(2).abs_max, largest);
+    const float own[] = {0.5F, 1.0F, step % 2 == 0 ? 0.01F : 3.0F};
+    training.step(2, 1, own);
+    training.expect_step(g, 2, own);
+    training.engine->synchronize();
+    for (std::size_t i = 0; i < training.weights.size(); ++i) {
+      EXPECT_TRUE(all_near(training.weights[i].v, training.expected[i].v, {.abs = 2e-6, .eps = 8}))
+          << "weight " << i << " step " << step;
+    }
+  }
 }
 
 TEST_P(SubspaceEngineTest, AGradientThatIsNotFiniteSkipsTheStepAndChangesNothing) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,10 +62,10 @@ class Training {
     }
   }
 
-  StepOutcome step(float factor = 1, float unscale = 1) {
+  StepOutcome step(float factor = 1, float unscale = 1, std::span<const float> own_factors = {}) {
     const std::vector<WeightHyper> hypers = hyper();
     const std::vector<AnyMatrix> now = views();
-    return engine->step({hypers, now, factor, 0, unscale});
+    return engine->step({hypers, now, factor, 0, unscale, own_factors});
   }
 
   std::vector<WeightHyper> hyper() const {
@@ -76,11 +77,13 @@ class Training {
     return out;
   }
 
-  void expect_step(const std::vector<Matrix>& sum, double factor) {
+  void expect_step(const std::vector<Matrix>& sum, double factor,
+                   std::span<const float> own_factors = {}) {
     ++t_;
     for (std::size_t i = 0; i < sum.size(); ++i) {
+      const double own = own_factors.empty() ? 1 : own_factors[i];
       for (std::size_t j = 0; j < sum[i].v.size(); ++j) {
-        const double g = factor * to_f64(sum[i].v[j]);
+        const double g = factor * own * to_f64(sum[i].v[j]);
         m_[i].v[j] += (1 - kBeta1) * (g - m_[i].v[j]);
         v_[i].v[j] = kBeta2 * v_[i].v[j] + (1 - kBeta2) * g * g;
         const double m_hat = m_[i].v[j] / (1 - std::pow(kBeta1, t_));

@@ -1,0 +1,78 @@
+"""Which parameters an optimizer trains, freezes or leaves alone, by its options and its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import Selection, embedding_parameters, select_weights
+from sluiceway.optim.hyperparameters import trainable_groups
+
+
+def choose_parameters(
+    owner: str,
+    model: nn.Module,
+    options: Any,
+    param_groups: Iterable[dict[str, Any]] | None,
+    written: bool,
+) -> tuple[Selection, list[dict[str, Any]]]:
+    """What becomes of each parameter, and the groups as torch.optim takes them.
+
+    Parameters of no group are left to others as they are. Embeddings and head are frozen unless
+    the options say otherwise; but where a user wrote the groups, what stands in them is trained,
+    as it is by torch's optimizers, embeddings and head through the identity codec.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for errors.
+    model : torch.nn.Module
+    options : SharedOptions
+        With `target` and `embeddings` beside what is shared.
+    param_groups : iterable of dict, optional
+        As torch's; default is one group of everything.
+    written : bool
+        Whether groups, if there are any, are a user's choice of what to train.
+
+    Raises
+    ------
+    InvalidArgument
+        Options and groups contradict each other, or nothing is left to compress.
+    """
+    written = written and param_groups is not None
+    given = [{"params": model.parameters()}] if param_groups is None else param_groups
+    groups = trainable_groups(owner, model, given)
+    named = {id(p) for group in groups for p in group["params"]}
+    if written:
+        _refuse_contradiction(owner, model, options, named)
+    embeddings = "identity" if written else options.embeddings
+    selection = select_weights(model, options.target, embeddings, named)
+    frozen = {id(p) for _, p in selection.frozen}
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) not in frozen]
+    return selection, groups
+
+
+def _refuse_contradiction(owner: str, model: nn.Module, options: Any, named: set[int]) -> None:
+    """Refuse embeddings that a user asked for twice, to be trained and to be frozen."""
+    if options.embeddings != "frozen" or "embeddings" not in options.model_fields_set:
+        return
+    for name, parameter in embedding_parameters(model):
+        if id(parameter) in named:
+            raise InvalidArgument(
+                f"{owner}: {name} is in param_groups, but embeddings='frozen', expected one of the "
+                "two; leave it out of the groups, or leave embeddings= out to train it"
+            )
+
+
+def check_model(owner: str, model: Any) -> None:
+    """Refuse what torch's own optimizers take in the place of a model."""
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(
+            f"{owner}: model is a {type(model).__name__}, expected the torch.nn.Module itself, "
+            f"whose hooks give the gradients; write {owner}(model, lr=...), and param_groups= for "
+            "parameters of your choice"
+        )

@@ -1,0 +1,94 @@
+"""What splits a model over ranks is refused by name, in whatever order it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch.distributed")
+
+RANK = Path(__file__).with_name("one_rank.py")
+GROUP_OF_TWO = "a process group of 2 ranks is initialised, expected one"
+
+
+# What each case says with two ranks, and with one.
+OF_TWO = {
+    "wrapped_before_static": "the model is wrapped in DistributedDataParallel",
+    "wrapped_before_views": "the model is wrapped in DistributedDataParallel",
+    "wrapped_after_static": GROUP_OF_TWO,
+    "wrapped_after_views": GROUP_OF_TWO,
+    "wrapped_in_the_middle": GROUP_OF_TWO,
+    "inner_of_wrapped": GROUP_OF_TWO,
+    "group_before_backward": GROUP_OF_TWO,
+    "group_before_step": GROUP_OF_TWO,
+    "group_alone": GROUP_OF_TWO,
+    "sharded_before": "the model's blocks.0 is wrapped in fully_shard (FSDP2)",
+    "sharded_after": GROUP_OF_TWO,
+    "dtensor": "blocks.1.up.weight is sharded",
+    "fsdp1_before": "the model is wrapped in FullyShardedDataParallel (FSDP1)",
+}
+OF_ONE = {
+    "wrapped_before_views": "the model is wrapped in DistributedDataParallel",
+    "wrapped_after_static": "the model runs inside of DistributedDataParallel",
+    "wrapped_after_views": "the model runs inside of DistributedDataParallel",
+    "sharded_after": "blocks.0.up.weight is sharded",
+    "fsdp1_after": "blocks.0.up.weight is sharded",
+    "fsdp1_after_original": "blocks.0.up.weight is sharded",
+    "data_parallel": "the model is wrapped in DataParallel",
+}
+
+
+def run_ranks(folder: Path, ranks: int, cases: list[str]) -> list[dict[str, str]]:
+    """What every case came to, in each rank."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(RANK.parent),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, RANK, folder, str(ranks), str(rank), *cases],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    try:
+        said = [job.communicate(timeout=120) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert all(job.returncode == 0 for job in jobs), said
+    return [dict(map(json.loads, out.splitlines())) for out, _ in said]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return run_ranks(tmp_path_factory.mktemp("two"), 2, list(OF_TWO))
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    return run_ranks(tmp_path_factory.mktemp("one"), 1, [*OF_ONE, "alone_in_a_group"])
+
+
+@pytest.mark.parametrize("case", OF_TWO)
+def test_two_ranks_are_refused_in_both(two_ranks, case):
+    for said in two_ranks:
+        assert said[case].startswith("Unavailable: SubspaceAdamW: ")
+        assert OF_TWO[case] in said[case]
+
+
+@pytest.mark.parametrize("case", OF_ONE)
+def test_one_rank_that_wraps_its_model_is_refused(one_rank, case):
+    assert one_rank[0][case].startswith("Unavailable: SubspaceAdamW: ")
+    assert OF_ONE[case] in one_rank[0][case]
+
+
+def test_a_group_of_one_rank_trains(one_rank):
+    assert one_rank[0]["alone_in_a_group"] == "trained"
