@@ -249,12 +249,15 @@ def test_cut_save_is_not_exported(sluiceway, run, tmp_path, file, size, code, wo
 
 def test_run_without_a_save_says_what_makes_one(sluiceway, run, tmp_path):
     shutil.rmtree(run / "checkpoint")
+    shutil.rmtree(run / "checkpoint.old")
     outcome = sluiceway("export", run, "--to", tmp_path / "model")
-    assert_short_error(outcome, 2, "has no save yet", f"sluiceway resume {run}")
+    assert_short_error(outcome, 2, "has no save", "wait for one", f"sluiceway train {run}/config")
 
 
 def test_save_before_the_last_is_exported_where_it_alone_is_left(sluiceway, run, tmp_path):
+    shutil.rmtree(run / "checkpoint.old")
     (run / "checkpoint").rename(run / "checkpoint.old")
+    (run / "checkpoint.new").mkdir()
     outcome = sluiceway("export", run, "--to", tmp_path / "model")
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "model" / "model.safetensors").exists()
