@@ -23,7 +23,7 @@ sys.path.insert(0, str(REPOSITORY / "experiments" / "quickstart"))
 
 def pytest_addoption(parser):
     """How many places of a save are flipped, and where: `test_flipped_bytes.py`."""
-    parser.addoption("--flips", type=int, default=9)
+    parser.addoption("--flips", type=int, default=16)
     parser.addoption("--flip-seed", type=int, default=None)
 
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import assert_short_error
 from kills import loss_lines, weights_hash
 
-FILES = 9  # Of a save of these models; the test of it says when that changes.
+FILES = 8  # Of a save of these models; the test of it says when that changes.
 
 
 @pytest.fixture(scope="module", params=["native", "subspace"])
@@ -79,3 +79,4 @@ def test_flipped_bytes_are_refused_or_change_no_bit(sluiceway, whole, tmp_path, 
         assert loss_lines(folder) == loss_lines(ended), (path, place)
     else:
         assert_short_error(outcome, 1, str(path), "the save is not usable", "there is none before")
+    shutil.rmtree(folder)  # Hundreds of them are a disk full.
