@@ -21,9 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch  # noqa: F401  The compiled module has no path to libtorch, which is loaded before it.
+
+from sluiceway import _core
 from sluiceway.errors import Corrupt
 
-_PIECE = 4 << 20
+_PIECE = 256 << 10  # Stays in a cache of the core between the read and the sum.
 _SEAL = ',\n "xxh3": '
 
 
@@ -96,8 +99,6 @@ def is_sealed(raw: bytes) -> bool:
 
 
 def _sum_of_bytes(content: bytes) -> str:
-    from sluiceway import _core  # Loads torch.
-
     checksum = _core.Checksum()
     checksum.update(content)
     return checksum.hex()
@@ -105,8 +106,6 @@ def _sum_of_bytes(content: bytes) -> str:
 
 def _sum_of(path: Path, advance: Callable[[int], None] = _nobody) -> str:
     """Of a file, a piece at a time; neither the read nor the sum holds the GIL."""
-    from sluiceway import _core
-
     checksum, piece = _core.Checksum(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
