@@ -83,9 +83,14 @@ class Run:
 
     def _take_the_place_of_the_last(self, source: Path) -> Path:
         """Where a save that was gone back to is from now on."""
-        if source != self._folder.checkpoint_path:
-            go_back(self._folder.checkpoint_path)
-        return self._folder.checkpoint_path
+        place = self._folder.checkpoint_path
+        if source != place:
+            try:
+                go_back(place)
+            except OSError as error:
+                text = f"{source}: cannot take the place of {place.name}, {error.strerror}"
+                raise IoError(text, error.errno, str(source)) from None
+        return place
 
     def _open(self, inputs: Inputs, source: Path, trace: bool = True) -> Workshop:
         path = self._folder.trace_path if self._config.trace and trace else None
