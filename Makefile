@@ -25,12 +25,13 @@ PY_FILES  = $(shell git ls-files '*.py')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: demo test check bench lint format stubs wheel clean help build install ctest pytest \
-  check-asan check-tsan check-eager-spill check-cuda check-wheel check-bench
+  check-asan check-tsan check-eager-spill check-cuda check-wheel check-bench \
+  check-flips
 
 help:
 	@echo 'make demo     fine-tune a small model three ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++ and the Python tests'
-	@echo 'make check    sanitizers, clang, eager spill, lint, CUDA compile, wheel, benchmarks once'
+	@echo 'make check    sanitizers, clang, eager spill, lint, CUDA compile, wheel, benchmarks once, flips'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
@@ -128,7 +129,8 @@ bench: build
 
 # ---- Checks --------------------------------------------------------------------------------------
 
-CHECKS := check-asan check-tsan check-eager-spill lint check-cuda check-wheel check-bench
+CHECKS := check-asan check-tsan check-eager-spill lint check-cuda check-wheel check-bench \
+  check-flips
 
 check:
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
@@ -167,6 +169,12 @@ check-wheel: wheel
 check-bench: build
 	@rm -f $(RESULTS)/$@.ok
 	$(PY) experiments/bench/report.py build/cpu --once
+	@$(passed)
+
+# `make test` flips each file of a save twice; the seed is fresh every time.
+check-flips: $(STAMPS)/install
+	@rm -f $(RESULTS)/$@.ok
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_flipped_bytes.py --flips 200
 	@$(passed)
 
 # ---- Style ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A GoogleTest case and a pytest case count as one each. A test binary that ctest saw fail without a
 failed case (a crash, a time-out, a leak) counts as one failure. A step (lint, wheel, benchmarks,
-CUDA compile) counts as one; a preset that did not even build counts as one failure.
+CUDA compile, flipped bytes) counts as one; a preset that did not even build counts as one failure.
 """
 
 import sys
@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 PRESETS = ["cpu", "asan", "tsan", "eager-spill"]
-STEPS = ["lint", "check-cuda", "check-wheel", "check-bench"]
+STEPS = ["lint", "check-cuda", "check-wheel", "check-bench", "check-flips"]
 
 
 def outcomes(xml: Path) -> tuple[int, int]:

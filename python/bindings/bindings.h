@@ -11,6 +11,7 @@ namespace py = pybind11;
 
 void bind_errors(py::module_& m);
 void bind_adam(py::module_& m);
+void bind_checksum(py::module_& m);
 void bind_codec_families(py::module_& m);
 void bind_cost_model(py::module_& m);
 void bind_host_memory(py::module_& m);

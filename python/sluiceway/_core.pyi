@@ -8,8 +8,10 @@ import collections.abc
 import typing
 
 import torch
+import typing_extensions
 
 __all__: list[str] = [
+    "Checksum",
     "CodecFamily",
     "EngineOptions",
     "LossScale",
@@ -28,6 +30,20 @@ __all__: list[str] = [
     "scratch_bytes",
     "weight_plan",
 ]
+
+class Checksum:
+    """
+    XXH3 of 128 bits over bytes that come piece by piece.
+    """
+    def __init__(self) -> None: ...
+    def hex(self) -> str:
+        """
+        32 hex digits, as `xxh128sum` prints them.
+        """
+    def update(self, bytes: typing_extensions.Buffer) -> None:
+        """
+        Take the next piece, without holding the GIL.
+        """
 
 class CodecFamily:
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,6 +19,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 if importlib.util.find_spec("sluiceway") is None:
     sys.path.insert(0, str(REPOSITORY / "python"))
 sys.path.insert(0, str(REPOSITORY / "experiments" / "quickstart"))
+
+
+def pytest_addoption(parser):
+    """How many places of a save are flipped, and where: `test_flipped_bytes.py`."""
+    parser.addoption("--flips", type=int, default=16)
+    parser.addoption("--flip-seed", type=int, default=None)
+
+
+def pytest_generate_tests(metafunc):
+    """One case for each place, with the number that draws it."""
+    if "flip_case" in metafunc.fixturenames:
+        first = metafunc.config.getoption("flip_seed")
+        first = random.SystemRandom().randrange(2**31) if first is None else first
+        cases = [(k, first + k) for k in range(metafunc.config.getoption("flips"))]
+        metafunc.parametrize("flip_case", cases, ids=[f"seed{seed}" for _, seed in cases])
 
 
 def _environment() -> dict[str, str]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -42,12 +43,25 @@ def _wait(happened: Callable[[], bool], command: Any, seconds: float = 600.0) ->
 def _moment(folder: Path, command: Any, kind: str, first: int, span: float) -> None:
     """Wait for a moment of the kind asked for, `span` a random number of seconds."""
     saving = folder / "checkpoint.new"
+    reading_back = saving / "state.json"
     if kind == "stepping":
         _wait(lambda: _step_of(folder) > first, command)
     elif kind == "saving":
         _wait(lambda: _step_of(folder) > first and saving.exists(), command)
         span = min(span, 0.01)
+    elif kind == "reading back":
+        _wait(lambda: _step_of(folder) > first and reading_back.exists(), command)
+        span = min(span, 0.005)
     time.sleep(span)
+
+
+def _clear_without_save(folder: Path) -> None:
+    if not any((folder / name).exists() for name in ("checkpoint", "checkpoint.old")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _go_on(start: Callable[..., Any], config: Path, folder: Path) -> Any:
+    return start("resume", folder) if folder.exists() else start("train", config, "--out", folder)
 
 
 def kill_often(
@@ -60,8 +74,9 @@ def kill_often(
 ) -> list[dict[str, Any]]:
     """Train, SIGKILL at a random moment, resume, and so on; then let it finish.
 
-    Of five kills one comes at any moment after the command was started, three after its first
-    step, and one while a save is being written.
+    Of six kills one comes at any moment after the command was started, three after its first
+    step, one while a save is being written, and one when it is written, and is synced, read back
+    and moved into place. A run that was killed before its first save is begun again.
 
     Parameters
     ----------
@@ -77,20 +92,20 @@ def kill_often(
         For each kill of which kind it was, and the step that was reached.
     """
     record: list[dict[str, Any]] = []
-    kinds = ("stepping", "saving", "any", "stepping", "stepping")
+    kinds = ("stepping", "saving", "any", "reading back", "stepping", "stepping")
     while len(record) < kills:
-        again = (folder / "config.yaml").exists()
+        _clear_without_save(folder)
         first, kind = _step_of(folder), kinds[len(record) % len(kinds)]
-        command = start("resume", folder) if again else start("train", config, "--out", folder)
+        command = _go_on(start, config, folder)
         _moment(folder, command, kind, first, generator.random() * seconds)
         os.kill(command.pid, signal.SIGKILL)
         code = command.wait().code
         if code == 0:
             break  # It was done before the kill came.
-        saving = (folder / "checkpoint.new").exists() or (folder / "checkpoint.old").exists()
+        saving = (folder / "checkpoint.new").exists()
         record.append({"kind": kind, "step": _step_of(folder), "in_save": saving, "code": code})
-    again = (folder / "config.yaml").exists()
-    done = (start("resume", folder) if again else start("train", config, "--out", folder)).wait()
+    _clear_without_save(folder)
+    done = _go_on(start, config, folder).wait()
     if done.code != 0:
         raise RuntimeError(f"resume ended with {done.code}: {done.err}")
     return record

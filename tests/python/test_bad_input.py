@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 from conftest import assert_short_error, read_lines
@@ -201,7 +202,7 @@ def test_learning_rate_that_explodes_stops_with_the_step_named_and_the_folder_ke
     step = read_lines(tmp_path / "out")[-1]["step"]
     assert f"step {step}:" in outcome.err
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert (summary["status"], summary["skipped_steps"]) == ("failed", 3)
+    assert (summary["status"], summary["skipped_steps"]) == ("diverged", 3)
 
 
 def test_pinning_on_one_core_is_refused_and_says_what_to_set(
@@ -216,6 +217,43 @@ def test_pinning_on_one_core_is_refused_and_says_what_to_set(
     finally:
         os.sched_setaffinity(server, cores)
     assert_short_error(outcome, 2, "may use 1 core, pinning needs 2", "device.pin: false")
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_more_threads_than_cores_are_refused_before_anything_is_made(
+    sluiceway, tiny_model, write_config, finished, tmp_path, command
+):
+    cores = len(os.sched_getaffinity(0))
+    many = 4 * cores
+    if command == "train":
+        config = write_config(tiny_model, device={"threads": many})
+        outcome = sluiceway("train", config, "--out", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    else:
+        before = {p: p.read_bytes() for p in finished[0].rglob("*") if p.is_file()}
+        outcome = sluiceway("resume", finished[0], "--set", f"device.threads={many}")
+        assert {p: p.read_bytes() for p in finished[0].rglob("*") if p.is_file()} == before
+        outcome.err = outcome.err.partition("\n")[2]  # Says what --set changes first.
+    words = f"device.threads: {many} threads on {cores} cores", f"expected at most {cores}"
+    assert_short_error(outcome, 2, *words)
+
+
+def test_plan_and_eval_of_a_larger_machines_run_take_the_cores_there_are(
+    sluiceway, tiny_model, write_config, finished, tmp_path
+):
+    many = 4 * len(os.sched_getaffinity(0))
+    config = write_config(tiny_model, device={"threads": many})
+    outcome = sluiceway("plan", config, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["seconds_per_step"] > 0
+    assert f"train would be refused here: device.threads: {many} threads" in outcome.err
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("threads: 1", f"threads: {many}", 1))
+    assert f" threads: {many}" in path.read_text()
+    outcome = sluiceway("eval", run)
+    assert outcome.code == 0, outcome.err
 
 
 def test_gpu_that_is_not_there_is_unavailable(sluiceway, tiny_model, write_config, tmp_path):

@@ -65,7 +65,7 @@ def test_config_that_was_edited_in_the_run_folder_is_held_against_the_save(
     assert_short_error(sluiceway("resume", folder), 2, "config.yaml:2: is not YAML")
 
 
-def test_run_folder_that_is_half_written_is_taken_up_from_what_it_has(
+def test_run_folder_without_a_save_is_refused_with_the_command_that_begins_again(
     sluiceway, finished, tmp_path
 ):
     folder = tmp_path / "run"
@@ -74,10 +74,11 @@ def test_run_folder_that_is_half_written_is_taken_up_from_what_it_has(
     shutil.copyfile(finished[0] / "config.yaml", folder / "config.yaml")
     (folder / "metrics.jsonl").write_text('{"step": 0, "eval_l')
     (folder / "checkpoint.new").mkdir()
-    outcome = sluiceway("resume", folder)
-    assert outcome.code == 0, outcome.err
-    assert [line["step"] for line in read_lines(folder)] == list(range(7))
-    assert not (folder / "checkpoint.new").exists()
+    words = "has no save, expected checkpoint/", f"train {folder}/config.yaml --out NEW_FOLDER"
+    assert_short_error(sluiceway("resume", folder), 2, *words)
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 0, "eval_l'
+    outcome = sluiceway("train", folder / "config.yaml", "--out", folder)
+    assert_short_error(outcome, 2, "is not empty, expected a new folder; choose another --out")
 
 
 def test_line_of_metrics_that_is_damaged_is_named_and_nothing_is_cut(sluiceway, finished, tmp_path):

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from sluiceway.base.atomic import recover_folder
+from sluiceway.base.atomic import publish_folder, recover_folder
 from sluiceway.config.file import check_config
 from sluiceway.engines import engine_of
 from sluiceway.errors import Corrupt, IoError
@@ -28,21 +28,44 @@ def write_text(text):
     return write
 
 
+def publish(target, text):
+    publish_folder(target, write_text(text), lambda folder: None)
+
+
 def contents(folder):
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_published_folder_replaces_the_one_before_and_leaves_nothing_else(tmp_path):
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_published_folder_keeps_the_one_before_it_and_nothing_else(tmp_path):
     target = tmp_path / "checkpoint"
-    for text in ("first", "second"):
-        checkpoint.publish(target, write_text(text))
-    assert contents(target) == {"a": "second", "b": "second"}
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+    for text in ("first", "second", "third"):
+        publish(target, text)
+    assert contents(target) == {"a": "third", "b": "third"}
+    assert contents(tmp_path / "checkpoint.old") == {"a": "second", "b": "second"}
+    assert names(tmp_path) == ["checkpoint", "checkpoint.old"]
+
+
+def test_never_more_than_two_complete_folders_are_there(tmp_path):
+    target = tmp_path / "checkpoint"
+    seen = []
+
+    def look(folder):
+        write_text("x")(folder)
+        seen.append(names(tmp_path))
+
+    for _ in range(3):
+        publish_folder(target, look, lambda folder: seen.append(names(tmp_path)))
+    assert seen[0] == seen[1] == ["checkpoint.new"]
+    assert seen[2:] == 4 * [["checkpoint", "checkpoint.new"]]
 
 
 def test_disk_that_is_full_half_way_leaves_the_save_before_untouched(tmp_path):
     target = tmp_path / "checkpoint"
-    checkpoint.publish(target, write_text("first"))
+    publish(target, "first")
 
     def full(folder):
         (folder / "a").write_text("half")
@@ -70,12 +93,15 @@ def test_kill_between_any_two_renames_leaves_a_whole_save(tmp_path, there, left)
         (tmp_path / name).mkdir()
         write_text(text)(tmp_path / name)
     target = tmp_path / "checkpoint"
-    assert recover_folder(target) is (left is not None)
+    recover_folder(target)
+    assert target.exists() is (left is not None)
     if left:
         assert contents(target) == {"a": left, "b": left}
-    checkpoint.publish(target, write_text("next"))
+    publish(target, "next")
     assert contents(target) == {"a": "next", "b": "next"}
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+    if left:
+        assert contents(tmp_path / "checkpoint.old") == {"a": left, "b": left}
+    assert names(tmp_path) == (["checkpoint", "checkpoint.old"] if left else ["checkpoint"])
 
 
 def open_engine(folder):

@@ -14,7 +14,8 @@ def test_run_folder_holds_what_it_promises(finished):
     folder, _ = finished
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "config.yaml", "metrics.jsonl", "summary.json", "trace.json", "checkpoint", "native"
+        "config.yaml", "metrics.jsonl", "summary.json", "trace.json", "checkpoint",
+        "checkpoint.old", "native"
     }  # fmt: skip
 
 

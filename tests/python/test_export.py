@@ -15,6 +15,7 @@ from conftest import assert_short_error
 from safetensors.torch import load_file, save_file
 from sluiceway.base import atomic
 from sluiceway.base.atomic import replace_folder
+from sluiceway.run import manifest
 
 
 @pytest.fixture
@@ -35,18 +36,20 @@ def contents(folder):
 
 
 def put_weights(run, tensors, name="model.safetensors"):
-    """Write weights into a run's save, and their size where the save keeps it."""
+    """Write weights into a run's save, and their sum where the save keeps it."""
     save = run / "checkpoint"
     save_file(tensors, save / name, metadata={"format": "pt"})
-    note_size(save, name)
+    note_sum(save, name)
 
 
-def note_size(save, name, gone=False):
+def note_sum(save, name, gone=False):
     state = json.loads((save / "state.json").read_text())
-    state["files"][name] = (save / name).stat().st_size if not gone else 0
+    del state["xxh3"]
     if gone:
         del state["files"][name]
-    (save / "state.json").write_text(json.dumps(state))
+    else:
+        state["files"][name] = manifest.sums_of(save)[name]
+    (save / "state.json").write_bytes(manifest.sealed(state))
 
 
 # ---- What is written ----
@@ -81,11 +84,11 @@ def test_shards_are_converted_one_by_one_and_their_index_says_the_new_size(
     model = AutoModelForCausalLM.from_pretrained(save)
     (save / "model.safetensors").unlink()
     model.save_pretrained(save, max_shard_size="20KB")
-    note_size(save, "model.safetensors", gone=True)
+    note_sum(save, "model.safetensors", gone=True)
     shards = sorted(path.name for path in save.glob("*.safetensors"))
     assert len(shards) > 2
     for name in [*shards, "model.safetensors.index.json", "config.json"]:
-        note_size(save, name)
+        note_sum(save, name)
     to = tmp_path / "model"
     outcome = sluiceway("export", run, "--to", to, "--dtype", "bf16")
     assert outcome.code == 0, outcome.err
@@ -249,12 +252,15 @@ def test_cut_save_is_not_exported(sluiceway, run, tmp_path, file, size, code, wo
 
 def test_run_without_a_save_says_what_makes_one(sluiceway, run, tmp_path):
     shutil.rmtree(run / "checkpoint")
+    shutil.rmtree(run / "checkpoint.old")
     outcome = sluiceway("export", run, "--to", tmp_path / "model")
-    assert_short_error(outcome, 2, "has no save yet", f"sluiceway resume {run}")
+    assert_short_error(outcome, 2, "has no save", "wait for one", f"sluiceway train {run}/config")
 
 
 def test_save_before_the_last_is_exported_where_it_alone_is_left(sluiceway, run, tmp_path):
+    shutil.rmtree(run / "checkpoint.old")
     (run / "checkpoint").rename(run / "checkpoint.old")
+    (run / "checkpoint.new").mkdir()
     outcome = sluiceway("export", run, "--to", tmp_path / "model")
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "model" / "model.safetensors").exists()

@@ -25,7 +25,7 @@ def test_killed_and_resumed_run_ends_in_the_same_bits(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     outcome = sluiceway("train", config, "--out", whole)
     assert outcome.code == 0, outcome.err
-    record = kill_often(sluiceway.start, config, killed, 5, 0.5, random.Random(5))
+    record = kill_often(sluiceway.start, config, killed, 6, 0.5, random.Random(5))
     assert record
     assert all(kill["code"] == -signal.SIGKILL for kill in record)
     assert weights_hash(killed) == weights_hash(whole)

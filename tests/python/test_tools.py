@@ -192,7 +192,9 @@ def test_data_must_be_named_where_nothing_else_does(sluiceway, tiny_model, run):
 
 def test_run_without_a_save_cannot_be_evaluated(sluiceway, run):
     shutil.rmtree(run / "checkpoint")
-    assert_short_error(sluiceway("eval", run), 2, "has no save yet", f"sluiceway resume {run}")
+    assert_short_error(
+        sluiceway("eval", run), 2, "has no save", f"sluiceway resume {run} --previous"
+    )
 
 
 # ---- Shell completion ----

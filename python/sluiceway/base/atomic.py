@@ -4,12 +4,13 @@ replace_file      one file, under a hidden name until it is complete
 replace_folder    a folder under a name that a user chose: filled under a hidden name of its
                   own, so that nothing that lies beside the target, not even `target.old`, is
                   touched; then the two change places in one system call
-publish_folder    a folder under a name of ours, for which `recover_folder` finishes what a
+publish_folder    a folder under a name of ours, read back before it takes its name; the one
+                  before it stays until the next is written, and `recover_folder` finishes what a
                   kill left half moved:
 
     target        the last one
-    target.old    the one before it; only while the last is being moved into place
-    target.new    being written; never read
+    target.old    the one before it
+    target.new    being written, or read back; without a target it is complete, and not yet moved
 """
 
 from __future__ import annotations
@@ -75,33 +76,59 @@ def replace_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(room, ignore_errors=True)
 
 
-def publish_folder(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, then make it `target`; after an error the one before is there."""
-    fresh, old = _sibling(target, "new"), _sibling(target, "old")
+def publish_folder(
+    target: Path, write: Callable[[Path], None], check: Callable[[Path], None]
+) -> None:
+    """Let `write` fill a folder, sync it, let `check` read it from the disk, then make it `target`.
+
+    The one before it becomes `target.old`. After an error `target` is as it was. The folder that
+    is `target.old` now is removed first, so that there never are more than two complete ones.
+    """
+    fresh, old = _sibling(target, "new"), older_folder(target)
+    recover_folder(target)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
+        shutil.rmtree(old, ignore_errors=True)
         write(fresh)
-        _sync_folder(fresh)
-        recover_folder(target)
+        _sync_folder(fresh, forget=True)
+        check(fresh)
         if target.exists():
             target.rename(old)
         fresh.rename(target)
         _sync(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
     except Exception:
-        shutil.rmtree(fresh, ignore_errors=True)
         recover_folder(target)
+        shutil.rmtree(fresh, ignore_errors=True)
         raise
 
 
-def recover_folder(target: Path) -> bool:
-    """Finish what a kill of `publish_folder` left half moved; whether `target` is there now."""
-    old = _sibling(target, "old")
-    if not target.exists() and old.exists():
-        old.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
-    return target.exists()
+def older_folder(target: Path) -> Path:
+    """Where `publish_folder` keeps the one before `target`."""
+    return _sibling(target, "old")
+
+
+def is_half_moved(target: Path) -> bool:
+    """Whether a kill, or a process that is at it, left `target` under its older name."""
+    older, fresh = older_folder(target), _sibling(target, "new")
+    return not target.exists() and older.exists() and fresh.exists()
+
+
+def recover_folder(target: Path) -> None:
+    """Finish what a kill of `publish_folder` or `go_back` left half moved."""
+    if is_half_moved(target):
+        older_folder(target).rename(target)
+
+
+def go_back(target: Path) -> None:
+    """Make the older one `target` again; what was `target` is gone."""
+    fresh = _sibling(target, "new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    if target.exists():
+        target.rename(fresh)
+    older_folder(target).rename(target)
+    _sync(target.parent)
+    shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _sibling(target: Path, kind: str) -> Path:
@@ -130,14 +157,17 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
 
 
-def _sync_folder(folder: Path) -> None:
-    for path in [*sorted(folder.iterdir()), folder]:
-        _sync(path)
+def _sync_folder(folder: Path, forget: bool = False) -> None:
+    for path in [*sorted(folder.rglob("*")), folder]:
+        _sync(path, forget)
 
 
-def _sync(path: Path) -> None:
+def _sync(path: Path, forget: bool = False) -> None:
+    """Make a file or a folder durable; then let go of its pages, so that a read is the disk's."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        if forget and path.is_file():
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

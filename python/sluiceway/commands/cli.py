@@ -66,17 +66,18 @@ def _train(
 def _resume(
     folder: o.RunPath,
     settings: o.Settings = None,
+    previous: o.Previous = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
     """Go on with a run from its last save, bit for bit.
 
     The run ends as if it had never stopped. What --set changes is said; a change that would make it
-    another run is refused.
+    another run is refused, and so is a save of which a byte is not what was written.
     """
     from sluiceway.commands.resume import resume
 
-    resume(folder, settings, as_json)
+    resume(folder, settings, previous, as_json)
 
 
 @app.command("plan")

@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.json_text import finite
 from sluiceway.base.meter import meter
@@ -18,6 +18,9 @@ from sluiceway.model.folder import CONFIG_FILE as MODEL_CONFIG
 from sluiceway.model.folder import check_context, check_model_folder, context_of
 from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import CONFIG_FILE as RUN_CONFIG
+
+if TYPE_CHECKING:
+    from sluiceway.machine.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -61,20 +64,19 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     sluiceway.errors.InvalidArgument
         Data, tokenizer and model do not fit each other, or the folder is neither of the two.
     sluiceway.errors.Corrupt
-        A file of weights is cut.
+        A file of weights is cut, or one of a save is not what was written.
     """
     subject = _subject(path, asked)
-    config = subject.config
     from sluiceway.engines import engine_of
     from sluiceway.engines.weights import WeightFiles
-    from sluiceway.machine.placement import DTYPES, choose_placement, enter_placement
+    from sluiceway.machine.placement import DTYPES
     from sluiceway.run.held_out import mean_loss
 
+    config = subject.config
     find = WeightFiles if subject.save is None else engine_of(config).weights
     weights = find(subject.folder)
     check_context(weights.shape, str(subject.folder), config.data.sequence_length)
-    placement = choose_placement(config)
-    enter_placement(config, placement)
+    placement = _place(config)
     held_out, replaced = _read(config, subject.folder, weights.shape)
     model = weights.load(DTYPES[config.model.dtype], placement.device)
     if subject.save is not None:
@@ -101,6 +103,15 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
             "precision": {"weights": config.model.dtype, "autocast": placement.autocast},
         }
     )
+
+
+def _place(config: Config) -> Placement:
+    from sluiceway.machine import placement
+
+    here = placement.with_threads_of_this_machine(config)  # The run may be of another one.
+    chosen = placement.choose_placement(here)
+    placement.enter_placement(here, chosen)
+    return chosen
 
 
 def _subject(path: Path, asked: Asked) -> _Subject:
@@ -147,6 +158,9 @@ def _model(path: Path, asked: Asked) -> _Subject:
     length = min(config.data.sequence_length, context or config.data.sequence_length)
     data = config.data.model_copy(update={"sequence_length": length})
     config = _with(config.model_copy(update={"data": data}), asked)
+    from sluiceway.run.checkpoint import check_if_save
+
+    check_if_save(path)
     return _Subject(path, config, asked.sequences, None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sluiceway.base.meter import meter
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.folder import CONFIG_FILE
-from sluiceway.run.last_save import config_of_save, last_save
+from sluiceway.run.last_save import last_save
 from sluiceway.run.run_folder import RunFolder
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -36,6 +36,8 @@ def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -
     ------
     sluiceway.errors.InvalidArgument
         There is no save, `to` may not be replaced, or a weight does not fit `dtype`.
+    sluiceway.errors.Corrupt
+        A file of the save is not what was written.
     sluiceway.errors.IoError
         The disk refused; what `to` held is untouched.
     """
@@ -45,7 +47,7 @@ def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -
     from sluiceway.base.atomic import replace_folder
     from sluiceway.engines import engine_of
 
-    weights = engine_of(config_of_save(run)).weights(save.folder)
+    weights = engine_of(save.config).weights(save.folder)
     with replace_folder(to) as folder:
         _copy_side_files(save.folder, folder, dtype)
         with meter("export", weights.size, in_bytes=True) as advance:

@@ -48,6 +48,17 @@ DryRun = Annotated[
     ),
 ]
 
+# ---- Of resume ----
+
+Previous = Annotated[
+    bool,
+    typer.Option(
+        "--previous",
+        help="Go on from the save before the last. The last one, and the metrics after the one "
+        "before, are dropped.",
+    ),
+]
+
 # ---- Of eval ----
 
 RunOrModel = Annotated[

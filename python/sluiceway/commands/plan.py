@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ from sluiceway.config.schema import Config
 from sluiceway.engines import engine_of
 from sluiceway.engines.plan import EnginePlan, trained_elements
 from sluiceway.errors import OutOfMemory
-from sluiceway.machine.placement import DTYPES, choose_placement
+from sluiceway.machine.placement import (
+    DTYPES,
+    choose_placement,
+    too_many_threads,
+    with_threads_of_this_machine,
+)
 from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
@@ -31,6 +37,7 @@ def make_plan(config: Config) -> dict[str, Any]:
     """
     shape = check_model_folder(config.model.path, weights=False)
     check_context(shape, config.model.path, config.data.sequence_length)
+    config = with_threads_of_this_machine(config)  # A plan may be for another one.
     placement = choose_placement(config)
     if config.device.threads is not None:
         torch.set_num_threads(config.device.threads)
@@ -95,6 +102,8 @@ def show_plan(config: Config, as_json: bool) -> None:
     sluiceway.errors.OutOfMemory
         A budget is too small for it.
     """
+    if said := too_many_threads(config):
+        print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
     figures = make_plan(config)
     print(json_text(figures) if as_json else describe_plan(figures), flush=True)
     if figures["over_budget"]:

@@ -1,4 +1,4 @@
-"""`sluiceway resume`: a run goes on from its last save."""
+"""`sluiceway resume`: a run goes on from its last save, or from the one before it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,33 @@ import contextlib
 import sys
 from pathlib import Path
 
+from sluiceway.base.atomic import recover_folder
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.commands.train import print_summary, progress_sink
 from sluiceway.config.changes import changes
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import with_absolute_paths
-from sluiceway.run.last_save import config_of_save
+from sluiceway.run.last_save import last_save
 from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 
 
-def resume(path: Path, settings: list[str] | None, as_json: bool) -> None:
-    """Say what `settings` change, train to the end, and print what it came to."""
+def resume(path: Path, settings: list[str] | None, previous: bool, as_json: bool) -> None:
+    """Say what `settings` change, train to the end, and print what it came to.
+
+    Parameters
+    ----------
+    previous : bool
+        Go on from the save before the last; the last one, and what came after, is dropped.
+    """
     RunFolder.check(path)
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
-    for key, (was, now) in changes(config_of_save(path), after).items():
-        print(f"sluiceway: {key} was {was}, is now {now}", file=sys.stderr)
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:
+        recover_folder(folder.checkpoint_path)
+        save = last_save(path, previous)
+        for key, (was, now) in changes(save.config, after).items():
+            print(f"sluiceway: {key} was {was}, is now {now}", file=sys.stderr)
         from sluiceway.run.run import Run
 
         with progress_sink(as_json) as sink:
-            summary = Run(after, folder, interrupt, sink).train()
+            summary = Run(after, folder, interrupt, sink).resume(save)
     print_summary(path, summary, as_json)

@@ -30,9 +30,11 @@ def train(
     path = out or Path("runs") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     RunFolder.check_new(path)
     with Interrupt() as interrupt:
+        from sluiceway.run.checkpoint import check_if_save
         from sluiceway.run.run import Run
         from sluiceway.run.session import read_inputs
 
+        check_if_save(Path(checked.model.path))
         inputs = read_inputs(checked, Path(checked.model.path))
         folder = RunFolder.create(path, checked)
         try:

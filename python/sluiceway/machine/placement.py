@@ -47,8 +47,10 @@ def choose_placement(config: Config) -> Placement:
     sluiceway.errors.Unavailable
         A GPU is asked for that is not there.
     sluiceway.errors.InvalidArgument
-        Pinning is asked for on one core.
+        Pinning is asked for on one core, or more threads than there are cores.
     """
+    if said := too_many_threads(config):
+        raise InvalidArgument(said)
     name = _device_name(config.device.name)
     autocast, reason = _autocast(config.model.autocast, name)
     device = torch.device("cpu" if name == "host" else name)
@@ -61,6 +63,25 @@ def choose_placement(config: Config) -> Placement:
             "one for the lanes); set device.pin: false"
         )
     return Placement(device, name, autocast, reason, cores[0], cores[1])
+
+
+def too_many_threads(config: Config) -> str | None:
+    """What is wrong with `device.threads` here; None where the cores are enough."""
+    threads, cores = config.device.threads or 1, len(os.sched_getaffinity(0))
+    if threads <= cores:
+        return None
+    return (
+        f"device.threads: {threads} threads on {cores} cores that this process may use, expected "
+        f"at most {cores}; leave it out, and torch takes what there is"
+    )
+
+
+def with_threads_of_this_machine(config: Config) -> Config:
+    """The same config with no more threads than cores: for what is not the run itself."""
+    if too_many_threads(config) is None:
+        return config
+    device = config.device.model_copy(update={"threads": len(os.sched_getaffinity(0))})
+    return config.model_copy(update={"device": device})
 
 
 def enter_placement(config: Config, placement: Placement) -> None:

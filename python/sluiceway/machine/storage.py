@@ -27,7 +27,7 @@ def disk_findings(path: Path, quick: bool) -> Iterator[Finding]:
     if not quick:
         yield from _disk_rates(path)
     free = shutil.disk_usage(path).free
-    # The last save stays until the new one is complete.
+    # Two saves are kept; while one is written only the last is.
     room = free / (2 * _SAVE_BYTES)
     text = f"{format_bytes(free)}: saves of up to {room / 1e9:.2g} G trained parameters"
     few = free < _LEAST_FREE

@@ -26,7 +26,8 @@ class RunRecord:
     name : str
         Tells it apart from the other runs of the page.
     status : str
-        "running", "done", "interrupted", "failed", or "stopped" when nobody wrote down the end.
+        "running", "done", "interrupted", "diverged", "failed", or "stopped" when nobody wrote down
+        the end.
     config : dict
         The resolved config.
     summary : dict

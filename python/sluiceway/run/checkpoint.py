@@ -1,6 +1,8 @@
 """Saves: a folder that is complete when it appears, whatever happens while it is written.
 
-A kill at any moment leaves the last save or the one before it whole; `base/atomic.py` says how.
+A save is written, synced and read back from the disk before it takes the place of the last one,
+which stays beside it as the save before. A kill at any moment leaves one of them whole;
+`base/atomic.py` says how, and `manifest.py` how a save knows its files.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ import torch
 from safetensors import SafetensorError
 
 from sluiceway.base.atomic import publish_folder
+from sluiceway.base.meter import meter
 from sluiceway.engines.protocol import Engine
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import Corrupt, IoError
+from sluiceway.run.manifest import bytes_of, check_files, is_sealed, sealed, sums_of
 
 STATE_FILE = "state.json"
 RANDOM_FILE = "random.pt"
-_FORMAT = 1
+_FORMAT = 2
+_WITHOUT_SUMS = 1  # A format that had lengths alone.
 # What a tokenizer and a model's config consist of, weights apart.
 _SIDE_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.py", "*.tiktoken")
 
@@ -44,24 +49,37 @@ class Position:
 
 
 def publish(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, then make it `target` in one rename.
+    """Let `write` fill a folder, then make it `target` when it reads back as it was written.
 
     Raises
     ------
     sluiceway.errors.IoError
         The disk refused; what `target` held before is still there.
+    sluiceway.errors.Corrupt
+        The disk gave back other bytes; likewise.
     """
     try:
-        publish_folder(target, write)
+        publish_folder(target, write, _read_back)
+    except Corrupt as error:
+        text = str(error).removesuffix("; the save is not usable")
+        raise Corrupt(f"{text}, when it was read back; {_kept(target)}; check the disk") from None
     except (OSError, RuntimeError, SafetensorError) as error:
         # torch and safetensors wrap what the system said in classes of their own.
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        kept = "the one before it is untouched" if target.exists() else "there is none before it"
         raise IoError(
-            f"{target}: the save could not be written, {reason}; {kept}",
+            f"{target}: the save could not be written, {reason}; {_kept(target)}",
             getattr(error, "errno", None),
             str(target),
         ) from None
+
+
+def _kept(target: Path) -> str:
+    return "the one before it is untouched" if target.exists() else "there is none before it"
+
+
+def _read_back(folder: Path) -> None:
+    _, state = read_state_file(folder)
+    check_files(folder, state["files"])
 
 
 def save(
@@ -86,11 +104,11 @@ def save(
         copy_side_files(side_files, folder)
         engine.save(folder)
         write_state(_noise() | {"scaler": engine.scaler.state_dict()}, folder / RANDOM_FILE)
-        sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-        state = {"format": _FORMAT, "position": asdict(position), "files": sizes, **extra}
-        (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
-        for path in folder.iterdir():
-            path.chmod(0o644)  # safetensors makes files that only their owner may read.
+        state = {"format": _FORMAT, "position": asdict(position), "files": sums_of(folder), **extra}
+        (folder / STATE_FILE).write_bytes(sealed(state))
+        for path in folder.rglob("*"):
+            if path.is_file():
+                path.chmod(0o644)  # safetensors makes files that only their owner may read.
 
     publish(target, write)
 
@@ -109,23 +127,48 @@ def load_state(target: Path) -> tuple[Position, dict[str, Any]]:
     Raises
     ------
     sluiceway.errors.Corrupt
-        A file is missing or has another size than it was written with.
+        A file is missing or is not what was written.
     """
+    position, state = read_state_file(target)
+    with meter("checking the save", bytes_of(state["files"]), in_bytes=True) as advance:
+        check_files(target, state["files"], advance)
+    return position, state
+
+
+def read_state_file(target: Path) -> tuple[Position, dict[str, Any]]:
+    """The same, without a look at the other files."""
     path = target / STATE_FILE
     try:
-        state = json.loads(path.read_text())
+        raw = path.read_bytes()
+        state = json.loads(raw)
         position = Position(**state["position"])
-        sizes = state["files"]
+        sums = dict(state["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"{path}: cannot be read, {error}; the save is not usable") from None
-    if state.get("format") != _FORMAT:
-        raise Corrupt(f"{path}: format is {state.get('format')}, this version reads {_FORMAT}")
-    for name, size in sizes.items():
-        file = target / name
-        found = file.stat().st_size if file.exists() else 0
-        if found != size:
-            raise Corrupt(f"{file}: {found} bytes, expected {size}; the save is not usable")
+    found = state.get("format")
+    if found not in (_FORMAT, _WITHOUT_SUMS):
+        raise Corrupt(
+            f"{path}: format is {found}, this version reads {_WITHOUT_SUMS} and {_FORMAT}"
+        )
+    # A damaged manifest must not pass for one of the format that had no checksums.
+    plain = found == _WITHOUT_SUMS and all(type(size) is int for size in sums.values())
+    if not (plain or (found == _FORMAT and is_sealed(raw))):
+        raise Corrupt(
+            f"{path}: its own checksum is not that of its text, expected what was written; the "
+            "save is not usable"
+        )
     return position, state
+
+
+def has_checksums(state: dict[str, Any]) -> bool:
+    """Whether what `load_state` gave was checked byte for byte."""
+    return state["format"] != _WITHOUT_SUMS
+
+
+def check_if_save(folder: Path) -> None:
+    """Check the files of a model folder that is a run's save; others have no checksums."""
+    if (folder / STATE_FILE).is_file() and (folder / RANDOM_FILE).is_file():
+        load_state(folder)
 
 
 def load_into(target: Path, engine: Engine) -> None:

@@ -1,15 +1,21 @@
-"""The last save of a run, for commands that only read it, also while the run goes on."""
+"""The last save of a run, checked; the one before it is offered where the last is not whole."""
 
 from __future__ import annotations
 
-import json
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from sluiceway.base.atomic import is_half_moved, older_folder
 from sluiceway.config.file import check_config, load_config
 from sluiceway.config.schema import Config
-from sluiceway.errors import Error, InvalidArgument
+from sluiceway.errors import Corrupt, Error, InvalidArgument
 from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
+
+if TYPE_CHECKING:
+    from sluiceway.run.checkpoint import Position
 
 
 @dataclass(frozen=True)
@@ -20,64 +26,116 @@ class LastSave:
     ----------
     folder : Path
         Holds config, tokenizer and weights, beside the run's own state.
-    step : int
-        After which it was made.
-    tokens : int
-        Trained on until then.
+    position : Position
+        How far the run had come.
+    state : dict
+        Everything that is kept beside the position.
+    manifest : bytes
+        All of that as the folder has it.
     """
 
     folder: Path
-    step: int
-    tokens: int
+    position: Position
+    state: dict[str, Any]
+    manifest: bytes
+
+    @property
+    def step(self) -> int:
+        """After which it was made."""
+        return self.position.step
+
+    @property
+    def config(self) -> Config:
+        """What it was made with; of a save that does not say, what the run's config.yaml says."""
+        if "config" in self.state:
+            return check_config(self.state["config"], name=str(self.folder))
+        return load_config(self.folder.parent / CONFIG_FILE)
 
     def check_unchanged(self) -> None:
         """Refuse what may have been read from two saves: another one came meanwhile."""
-        now = _read(self.folder) if self.folder.exists() else None
-        if now != self:
+        if _manifest(self.folder) != self.manifest:
             raise Error(
                 f"{self.folder}: the save of step {self.step} was replaced while it was read, "
                 "expected it to stay; do it again, or wait for the run to end"
             )
 
 
-def last_save(run: Path) -> LastSave:
+def last_save(run: Path, previous: bool = False) -> LastSave:
     """Find the last save of a run and check that its files are whole; changes nothing.
+
+    Parameters
+    ----------
+    previous : bool
+        Find the one before the last.
 
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        There is none yet.
+        There is none.
     sluiceway.errors.Corrupt
-        A file of it is missing or cut.
+        A file of it is not what was written; the text says how to go on.
     """
     RunFolder.check(run)
     folder = RunFolder(run).checkpoint_path
-    if not folder.exists():
-        # A kill, or a run that is saving right now, may have left only the one before.
-        folder = folder.with_name(f"{folder.name}.old")
-    if not folder.exists():
+    older = older_folder(folder)
+    if previous and not older.exists():
         raise InvalidArgument(
-            f"{run}: has no save yet, expected checkpoint/; sluiceway resume {run} makes one"
+            f"--previous: {run} has no save before the last, expected {older.name}/; resume it "
+            "without"
         )
-    return _read(folder)
+    if previous or is_half_moved(folder):  # By a kill, or by a run that is saving right now.
+        return _checked(older, lambda: _begin_again(run))
+    if not folder.exists():
+        hint = _way_on(run) if older.exists() else f"wait for one, or {_begin_again(run)}"
+        raise InvalidArgument(f"{run}: has no save, expected {folder.name}/; {hint}")
+    return _checked(folder, lambda: _way_on(run))
 
 
-def _read(folder: Path) -> LastSave:
+def _checked(folder: Path, way_on: Callable[[], str]) -> LastSave:
     from sluiceway.run import checkpoint  # Loads torch, which the refusals above do not need.
 
-    position, _ = checkpoint.load_state(folder)
-    return LastSave(folder, position.step, position.tokens)
+    manifest = _manifest(folder)
+    try:
+        position, state = checkpoint.load_state(folder)
+    except Corrupt as error:
+        if _manifest(folder) != manifest:
+            raise Error(
+                f"{folder}: was replaced while it was read, expected it to stay; do it again, or "
+                "wait for the run to end"
+            ) from None
+        raise Corrupt(f"{error}; {way_on()}") from None
+    if not checkpoint.has_checksums(state):
+        print(
+            f"sluiceway: {folder}: saved without checksums (format {state['format']}), only the "
+            "lengths of its files were checked",
+            file=sys.stderr,
+        )
+    return LastSave(folder, position, state, manifest)
 
 
-def config_of_save(folder: Path) -> Config:
-    """What a run's last save was made with; without one, what its config.yaml says now."""
-    from sluiceway.run.checkpoint import STATE_FILE  # Loads torch.
+def _manifest(folder: Path) -> bytes:
+    from sluiceway.run.checkpoint import STATE_FILE
 
-    for save in ("checkpoint", "checkpoint.old"):
-        path = folder / save / STATE_FILE
-        try:
-            tree = json.loads(path.read_text())["config"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # Whoever loads the save says what is wrong with it.
-        return check_config(tree, name=str(path))
-    return load_config(folder / CONFIG_FILE)
+    path = folder / STATE_FILE
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _way_on(run: Path) -> str:
+    """What can be done without the last save."""
+    older = older_folder(RunFolder(run).checkpoint_path)
+    if not older.exists():
+        return f"there is none before it; {_begin_again(run)}"
+    from sluiceway.run import checkpoint
+
+    try:
+        position, _ = checkpoint.load_state(older)
+    except Corrupt:
+        return f"nor is the save before it whole; {_begin_again(run)}"
+    return (
+        f"the save before it, of step {position.step}, is whole, and this goes on from it: "
+        f"sluiceway resume {run} --previous"
+    )
+
+
+def _begin_again(run: Path) -> str:
+    return f"begin again in a new folder: sluiceway train {run / CONFIG_FILE} --out NEW_FOLDER"

@@ -14,12 +14,12 @@ import torch
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.schema import Config
 from sluiceway.engines.protocol import Engine, Update
-from sluiceway.errors import Error
 from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
 from sluiceway.machine.placement import Placement
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.held_out import mean_loss
 from sluiceway.run.rates import learning_rate
+from sluiceway.run.step_figures import Diverged
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, Prefetch, Sequences
 
@@ -93,7 +93,7 @@ class Loop:
             A signal came; the step in flight is finished and saved.
         KeyboardInterrupt
             A signal came, and nothing was to be saved.
-        sluiceway.errors.Error
+        Diverged
             Too many steps in a row were skipped.
         """
         position, train = self._position, self._config.train
@@ -184,7 +184,7 @@ class Loop:
             return
         self._shop.engine.synchronize()
         reason = f"the loss is {loss}" if not math.isfinite(loss) else "the gradient is not finite"
-        raise Error(
+        raise Diverged(
             f"step {position.step}: skipped, as were all of the last {most} steps: {reason}, "
             "expected finite numbers; try a smaller train.lr, or bf16 in place of fp16"
         )

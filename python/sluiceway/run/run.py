@@ -8,17 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from sluiceway.base.atomic import recover_folder
+from sluiceway.base.atomic import go_back
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
 from sluiceway.errors import Error, InvalidArgument, IoError
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position
+from sluiceway.run.last_save import LastSave
 from sluiceway.run.loop import Loop, Workshop
 from sluiceway.run.progress import Progress
 from sluiceway.run.run_folder import COMPARISON, RunFolder
 from sluiceway.run.session import Inputs, open_workshop, read_inputs, seed_everything
+from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import summarise
 
 
@@ -42,33 +44,53 @@ class Run:
         self._out = out
 
     def train(self, inputs: Inputs | None = None) -> dict[str, Any]:
-        """Train from the last save, or from the model, to the end; return the summary."""
-        saved = recover_folder(self._folder.checkpoint_path)
-        source = self._folder.checkpoint_path if saved else Path(self._config.model.path)
-        position, state = checkpoint.load_state(source) if saved else (Position(), {})
-        if position.step > self._config.train.steps:
+        """Train from the model to the end; return the summary."""
+        source = Path(self._config.model.path)
+        return self._go(inputs or read_inputs(self._config, source), source, Position())
+
+    def resume(self, save: LastSave) -> dict[str, Any]:
+        """Train from a save of this folder to the end; return the summary."""
+        if save.step > self._config.train.steps:
             raise InvalidArgument(
                 f"{self._folder.path}: train.steps is {self._config.train.steps}, but the last "
-                f"save is of step {position.step}; expected that or more"
+                f"save is of step {save.step}; expected that or more"
             )
-        inputs = inputs or read_inputs(self._config, source)
-        if saved and state["data"] != inputs.fingerprint:
+        inputs = read_inputs(self._config, save.folder)
+        if save.state["data"] != inputs.fingerprint:
             raise InvalidArgument(
                 f"{self._folder.path}: the data is not what the run was begun with (tokens "
-                f"{inputs.fingerprint}, expected {state['data']}); put the files back"
+                f"{inputs.fingerprint}, expected {save.state['data']}); put the files back"
             )
+        return self._go(inputs, save.folder, save.position, save)
+
+    def _go(
+        self, inputs: Inputs, source: Path, position: Position, save: LastSave | None = None
+    ) -> dict[str, Any]:
         # A run that is over takes no step, and its trace stays.
         unfinished = position.step < self._config.train.steps
         with contextlib.ExitStack() as stack:
             with self._folder.changed_config(self._config):  # A resume may bring another one.
                 # At step 0 the line before the first step is written again, too.
-                self._folder.cut_back(position.step or -1)
+                keep = self._folder.length_until(position.step or -1)
                 native = self._native(inputs) if self._config.compare == "native" else None
                 shop = self._open(inputs, source, trace=unfinished)
                 stack.enter_context(_closing(shop))
-                if saved:
+                if save is not None:
                     checkpoint.load_into(source, shop.engine)
+                    source = self._take_the_place_of_the_last(source)
+                self._folder.cut_back(keep)
             return self._train(inputs, shop, position, native, source)
+
+    def _take_the_place_of_the_last(self, source: Path) -> Path:
+        """Where a save that was gone back to is from now on."""
+        place = self._folder.checkpoint_path
+        if source != place:
+            try:
+                go_back(place)
+            except OSError as error:
+                text = f"{source}: cannot take the place of {place.name}, {error.strerror}"
+                raise IoError(text, error.errno, str(source)) from None
+        return place
 
     def _open(self, inputs: Inputs, source: Path, trace: bool = True) -> Workshop:
         path = self._folder.trace_path if self._config.trace and trace else None
@@ -111,10 +133,10 @@ class Run:
                 Loop(self._config, shop, position, self._interrupt, watch, save).run()
                 if unfinished or not self._folder.checkpoint_path.exists():
                     save()
+                check_converged(self._folder.lines())
             except (Interrupted, Error) as error:
-                status = "interrupted" if isinstance(error, Interrupted) else "failed"
                 with contextlib.suppress(IoError):  # As of a full disk, which `error` may be about.
-                    self._folder.write_summary(sum_up(status))
+                    self._folder.write_summary(sum_up(_status(error)))
                 raise
         summary = sum_up("done")
         self._folder.write_summary(summary)
@@ -135,7 +157,10 @@ class Run:
         config = native_twin(self._config)
         with contextlib.closing(RunFolder.create(path, config)) as folder:
             run = Run(config, folder, self._interrupt, self._out)
-            return run._measure(inputs)
+            try:
+                return run._measure(inputs)
+            except Diverged as error:
+                raise Diverged(f"{path}: {error}") from None
 
     def _measure(self, inputs: Inputs) -> dict[str, Any]:
         """Train without saving: a comparison is repeated, not resumed."""
@@ -150,9 +175,16 @@ class Run:
 
             Loop(self._config, shop, position, self._interrupt, watch, None).run()
             lines = self._folder.lines()
+            check_converged(lines)
             summary = summarise(self._config, inputs, shop, position, lines, "done", None)
         self._folder.write_summary(summary)
         return summary
+
+
+def _status(error: Interrupted | Error) -> str:
+    if isinstance(error, Interrupted):
+        return "interrupted"
+    return "diverged" if isinstance(error, Diverged) else "failed"
 
 
 @contextlib.contextmanager

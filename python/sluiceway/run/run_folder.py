@@ -69,11 +69,11 @@ class RunFolder:
         folder._lock()
         return folder
 
-    @staticmethod
-    def check_new(path: Path) -> None:
+    @classmethod
+    def check_new(cls, path: Path) -> None:
         """Refuse a folder that has something in it."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            resume = (path / CONFIG_FILE).exists()
+            resume = (path / CONFIG_FILE).exists() and cls(path).checkpoint_path.exists()
             hint = f"; go on with: sluiceway resume {path}" if resume else "; choose another --out"
             raise InvalidArgument(f"--out: {path} is not empty, expected a new folder{hint}")
 
@@ -130,23 +130,27 @@ class RunFolder:
             _replace(path, before)
             raise
 
-    def cut_back(self, step: int) -> None:
-        """Drop the lines after `step`, and a last line that is not whole.
+    def length_until(self, step: int) -> int:
+        """Bytes of the lines up to `step`; neither those after it, nor a last one that is cut.
 
         Raises
         ------
         sluiceway.errors.Corrupt
-            A whole line is no line of metrics; the file is as it was.
+            A whole line is no line of metrics.
         """
-        if self._metrics is None:
-            raise ValueError("RunFolder.cut_back: the folder is closed")
         keep = 0
         with self.metrics_path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 if not raw.endswith(b"\n") or self._step_of(raw, number) > step:
                     break
                 keep += len(raw)
-        self._metrics.truncate(keep)
+        return keep
+
+    def cut_back(self, length: int) -> None:
+        """Drop every line of metrics after so many bytes."""
+        if self._metrics is None:
+            raise ValueError("RunFolder.cut_back: the folder is closed")
+        self._metrics.truncate(length)
 
     def _step_of(self, raw: bytes, number: int) -> int:
         try:

@@ -1,9 +1,20 @@
-"""What the steps of a run come to; without torch, so that a report of a run starts at once."""
+"""What the steps of a run come to; without torch, so that a report of a run starts at once.
+
+A run has diverged when it was stopped after `train.max_skipped` skipped steps in a row, or when it
+came to its end and one of these holds of its last step:
+
+    its loss is not finite, or it was skipped because its gradient is not
+    the held-out loss after it is not finite
+
+One skipped step alone, of a run with a loss scale, is none: that is how the scale finds its size.
+"""
 
 from __future__ import annotations
 
 import statistics
 from typing import Any
+
+from sluiceway.errors import Error
 
 _WARMUP = 3  # The first steps allocate; they are in no median.
 
@@ -17,9 +28,8 @@ def step_figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
     seconds = sum(line["seconds"] for line in timed)
     links = timed[-1].get("bytes") or {}
     tiers = timed[-1].get("peak_bytes") or {}
-    losses = [line["loss"] for line in steps if line.get("loss") is not None]
     return {
-        "final_loss": losses[-1] if losses else None,
+        "final_loss": steps[-1].get("loss"),
         "median_step_seconds": statistics.median(line["seconds"] for line in timed),
         "mean_step_seconds": seconds / len(timed),
         "tokens_per_second": sum(line["tokens"] for line in timed) / seconds,
@@ -33,3 +43,42 @@ def step_figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
             tier: max(line["peak_bytes"].get(tier) or 0 for line in steps) for tier in tiers
         },
     }
+
+
+class Diverged(Error):  # noqa: N818 - as those it stands beside.
+    """The numbers of a run are no longer finite."""
+
+
+def check_converged(lines: list[dict[str, Any]]) -> None:
+    """Refuse to call a run done that has diverged.
+
+    Parameters
+    ----------
+    lines : list of dict
+        Of metrics.jsonl: numbers that are not finite are None.
+
+    Raises
+    ------
+    Diverged
+        Names the step, and the last one that changed the weights.
+    """
+    steps = [line for line in lines if "skipped" in line]
+    if not steps:
+        return
+    last = steps[-1]
+    made = next((line["step"] for line in reversed(steps) if not line["skipped"]), None)
+    in_row = last["step"] - (made or 0) if last["skipped"] else 0
+    if last["loss"] is None:
+        what = "its loss is not finite"
+    elif in_row > 1 or (in_row and last["loss_scale"] is None):
+        what = "its gradient is not finite"
+    elif "eval_loss" in last and last["eval_loss"] is None:
+        what = "the held-out loss after it is not finite"
+    else:
+        return
+    weights = f"the weights are those of step {made}" if made else "no step changed a weight"
+    skipped = f", the last {in_row} of the run were skipped: {weights}" if in_row else ""
+    raise Diverged(
+        f"step {last['step']}: the run ended here and has diverged, {what}{skipped}; expected "
+        "finite numbers; try a smaller train.lr, or bf16 in place of fp16"
+    )

@@ -34,7 +34,7 @@ def summarise(
     Parameters
     ----------
     status : str
-        "done", "interrupted" or "failed".
+        "done", "interrupted", "diverged" or "failed".
     native : dict or None
         Summary of the run that `compare: native` measured first.
     """

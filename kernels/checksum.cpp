@@ -1,0 +1,33 @@
+#include "kernels/checksum.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace sluiceway {
+
+// By value, so that its alignment of 64 bytes is the allocation's.
+struct Checksum::State {
+  XXH3_state_t xxh3;
+};
+
+Checksum::Checksum() : state_(std::make_unique<State>()) { XXH3_128bits_reset(&state_->xxh3); }
+
+Checksum::~Checksum() = default;
+
+void Checksum::update(std::span<const std::byte> bytes) noexcept {
+  if (!bytes.empty()) XXH3_128bits_update(&state_->xxh3, bytes.data(), bytes.size());
+}
+
+std::string Checksum::hex() const {
+  XXH128_canonical_t digest;  // Big endian, on every machine.
+  XXH128_canonicalFromHash(&digest, XXH3_128bits_digest(&state_->xxh3));
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const unsigned char byte : digest.digest) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,114 @@
+"""Which files a save has: length and checksum of each, in a file that checks itself.
+
+A manifest is a JSON object with the key `files`, whose last line is the checksum of every byte
+before that line:
+
+    {
+     "format": 2,
+     "files": {"model.safetensors": {"bytes": 123, "xxh3": "<32 hex digits>"}, ...},
+     ...,
+     "xxh3": "<32 hex digits>"
+    }
+
+Whatever is changed in it, it is no longer what `sealed` would write. The checksums of files are
+those that `xxh128sum` prints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401  The compiled module has no path to libtorch, which is loaded before it.
+
+from sluiceway import _core
+from sluiceway.errors import Corrupt
+
+_PIECE = 256 << 10  # Stays in a cache of the core between the read and the sum.
+_SEAL = ',\n "xxh3": '
+
+
+def sums_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Length and checksum of every file, by its path inside the folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "xxh3": _sum_of(path)}
+        for path in files
+    }
+
+
+def _nobody(count: int) -> None:
+    pass
+
+
+def check_files(
+    folder: Path, sums: dict[str, Any], advance: Callable[[int], None] = _nobody
+) -> None:
+    """Read every file of `sums` and compare.
+
+    Parameters
+    ----------
+    sums : dict
+        As `sums_of` gives them; a number in place of both is a length alone.
+    advance : callable
+        Told how many more bytes are read.
+
+    Raises
+    ------
+    sluiceway.errors.Corrupt
+        The first file, with what is and what was expected; or one that cannot be read.
+    """
+    for name, expected in sums.items():
+        path = folder / name
+        size = expected["bytes"] if isinstance(expected, dict) else expected
+        found = path.stat().st_size if path.is_file() else 0
+        if found != size:
+            raise Corrupt(f"{path}: {found} bytes, expected {size}; the save is not usable")
+        if not isinstance(expected, dict):
+            continue
+        try:
+            xxh3 = _sum_of(path, advance)
+        except OSError as error:
+            raise Corrupt(
+                f"{path}: cannot be read, {error.strerror}; the save is not usable"
+            ) from None
+        if xxh3 != expected["xxh3"]:
+            raise Corrupt(
+                f"{path}: the checksum of its {size} bytes is {xxh3}, expected "
+                f"{expected['xxh3']}; the save is not usable"
+            )
+
+
+def bytes_of(sums: dict[str, Any]) -> int:
+    """How many bytes `check_files` reads."""
+    return sum(one["bytes"] for one in sums.values() if isinstance(one, dict))
+
+
+def sealed(content: dict[str, Any]) -> bytes:
+    """The text of a manifest."""
+    body = json.dumps(content, indent=1).removesuffix("\n}")
+    return f'{body}{_SEAL}"{_sum_of_bytes(body.encode())}"\n}}\n'.encode()
+
+
+def is_sealed(raw: bytes) -> bool:
+    """Whether these are the bytes that `sealed` wrote."""
+    body = raw.rpartition(_SEAL.encode())[0]
+    return bool(body) and raw == body + f'{_SEAL}"{_sum_of_bytes(body)}"\n}}\n'.encode()
+
+
+def _sum_of_bytes(content: bytes) -> str:
+    checksum = _core.Checksum()
+    checksum.update(content)
+    return checksum.hex()
+
+
+def _sum_of(path: Path, advance: Callable[[int], None] = _nobody) -> str:
+    """Of a file, a piece at a time; neither the read nor the sum holds the GIL."""
+    checksum, piece = _core.Checksum(), memoryview(bytearray(_PIECE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            checksum.update(piece[:count])
+            advance(count)
+    return checksum.hex()
