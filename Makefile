@@ -25,13 +25,13 @@ PY_FILES  = $(shell git ls-files '*.py')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: demo test check bench lint format stubs wheel clean help build install ctest pytest \
-  check-asan check-tsan check-eager-spill check-cuda check-wheel check-bench \
-  check-flips
+  check-asan check-tsan check-eager-spill check-compat check-cuda check-wheel \
+  check-bench check-flips
 
 help:
 	@echo 'make demo     fine-tune a small model three ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++ and the Python tests'
-	@echo 'make check    sanitizers, clang, eager spill, lint, CUDA compile, wheel, benchmarks once, flips'
+	@echo 'make check    sanitizers, clang, eager spill, slow libraries, lint, CUDA, wheel, benches, flips'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
@@ -69,6 +69,10 @@ $(PY): | $(STAMPS)/packages
 
 $(STAMPS)/requirements: requirements.txt $(PY)
 	$(PY) -m pip install --quiet --requirement requirements.txt
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/check-requirements: requirements-check.txt $(STAMPS)/requirements
+	$(PY) -m pip install --quiet --requirement requirements-check.txt --constraint requirements.txt
 	@mkdir -p $(STAMPS) && touch $@
 
 # ---- Build and test ------------------------------------------------------------------------------
@@ -129,8 +133,8 @@ bench: build
 
 # ---- Checks --------------------------------------------------------------------------------------
 
-CHECKS := check-asan check-tsan check-eager-spill lint check-cuda check-wheel check-bench \
-  check-flips
+CHECKS := check-asan check-tsan check-eager-spill check-compat lint check-cuda check-wheel \
+  check-bench check-flips
 
 check:
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
@@ -141,6 +145,13 @@ check-asan check-tsan check-eager-spill: check-%: $(STAMPS)/packages \
 	@$(call build_preset,$*)
 	@$(call test_preset,$*)
 	@$(passed)
+
+# Libraries that take long to import or to compile; `make test` has the others. Prints README's table.
+check-compat: $(STAMPS)/install $(STAMPS)/check-requirements
+	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/$@.xml
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -o python_files='check_*.py' \
+	  --junitxml=$(RESULTS)/$@.xml tests/python/compat
+	$(PY) .ci/compat_table.py $(RESULTS)
 
 check-cuda: $(STAMPS)/packages $(STAMPS)/requirements
 	@rm -f $(RESULTS)/$@.ok $(RESULTS)/$@.notrun

@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 PRESETS = ["cpu", "asan", "tsan", "eager-spill"]
+PYTHON = ["pytest", "check-compat"]
 STEPS = ["lint", "check-cuda", "check-wheel", "check-bench", "check-flips"]
 
 
@@ -45,9 +46,9 @@ def main() -> int:
     for preset in PRESETS:
         good, bad = preset_outcomes(results, preset)
         passed, failed = passed + good, failed + bad
-    python = results / "pytest.xml"
-    good, bad = outcomes(python) if python.exists() else (0, 1)
-    passed, failed = passed + good, failed + bad
+    for python in (results / f"{name}.xml" for name in PYTHON):
+        good, bad = outcomes(python) if python.exists() else (0, 1)
+        passed, failed = passed + good, failed + bad
     for step in STEPS:
         if (results / f"{step}.ok").exists():
             passed += 1

@@ -184,12 +184,19 @@ class SubspaceEngine:
         """
         Raise what load_weight_state would raise; nothing is changed.
         """
+    def close(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        drop() and synchronize(). Timeout: a lane is stuck; what was `lent` to it is kept.
+        """
     def describe(self, weight: typing.SupportsInt) -> dict[str, typing.Any]: ...
     def drop(self) -> None: ...
     def enable_trace(self, on: bool) -> None: ...
     def end_backward(self) -> tuple[float, bool]: ...
     def end_calibration(self) -> None: ...
-    def finish(self) -> None: ...
+    def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        As close(), whatever failed before; raises only where a lane still runs.
+        """
     def gradient_sizes(self) -> list[tuple[float, float]]:
         """
         Sum of squares and largest absolute element of each weight's gradient so far; after end_backward(). Neither is finite where the gradient is not.

@@ -1,4 +1,5 @@
-"""`.ci/run` ends with counts of what happened, `make test` with what took longest."""
+"""`.ci/run` ends with counts of what happened, `make test` with what took longest, and the slow
+libraries with README's table."""
 
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import pytest
 
 COUNT = Path(__file__).resolve().parents[2] / ".ci" / "count.py"
 SLOWEST = COUNT.with_name("slowest.py")
+COMPAT = COUNT.with_name("compat_table.py")
 PRESETS = ["cpu", "asan", "tsan", "eager-spill"]
+PYTHON = ["pytest.xml", "check-compat.xml"]
 STEPS = ["lint", "check-cuda", "check-wheel", "check-bench", "check-flips"]
 
 
@@ -32,64 +35,66 @@ def count(results: Path, test_status: int = 0, check_status: int = 0) -> tuple[s
 
 @pytest.fixture
 def clean_results(tmp_path: Path) -> Path:
-    """Four presets of one binary with two cases, two Python cases, five steps: 15 in all."""
+    """Four presets of one binary with two cases, two Python suites of two, five steps: 17."""
     for preset in PRESETS:
         (tmp_path / preset).mkdir()
         (tmp_path / f"{preset}.xml").write_text(suite(case("a_test")))
         (tmp_path / preset / "a_test.xml").write_text(suite(case("One"), case("Two")))
-    (tmp_path / "pytest.xml").write_text(suite(case("test_one"), case("test_two")))
+    for python in PYTHON:
+        (tmp_path / python).write_text(suite(case("test_one"), case("test_two")))
     for step in STEPS:
         (tmp_path / f"{step}.ok").touch()
     return tmp_path
 
 
 def test_a_clean_run_counts_cases_and_steps(clean_results: Path) -> None:
-    assert count(clean_results) == ("15 passed, 0 failed", 0)
+    assert count(clean_results) == ("17 passed, 0 failed", 0)
 
 
 def test_a_step_that_did_not_apply_counts_neither_way(clean_results: Path) -> None:
     (clean_results / "check-cuda.ok").rename(clean_results / "check-cuda.notrun")
-    assert count(clean_results) == ("14 passed, 0 failed", 0)
+    assert count(clean_results) == ("16 passed, 0 failed", 0)
 
 
 def test_a_failed_case_is_one_failure(clean_results: Path) -> None:
     failed = case("Two", "<failure message='no'/><failure message='no'/>")
     (clean_results / "cpu" / "a_test.xml").write_text(suite(case("One"), failed))
     (clean_results / "cpu.xml").write_text(suite(case("a_test", status="fail")))
-    assert count(clean_results, test_status=2) == ("14 passed, 1 failed", 1)
+    assert count(clean_results, test_status=2) == ("16 passed, 1 failed", 1)
 
 
 def test_a_binary_that_crashed_after_its_cases_is_a_failure(clean_results: Path) -> None:
     (clean_results / "asan.xml").write_text(suite(case("a_test", status="fail")))
-    assert count(clean_results, check_status=2) == ("15 passed, 1 failed", 1)
+    assert count(clean_results, check_status=2) == ("17 passed, 1 failed", 1)
 
 
 def test_a_preset_that_did_not_build_is_a_failure(clean_results: Path) -> None:
     (clean_results / "tsan.xml").unlink()
-    assert count(clean_results, check_status=2) == ("13 passed, 1 failed", 1)
+    assert count(clean_results, check_status=2) == ("15 passed, 1 failed", 1)
 
 
-def test_python_tests_that_never_ran_are_a_failure(clean_results: Path) -> None:
-    (clean_results / "pytest.xml").unlink()
-    assert count(clean_results, test_status=2) == ("13 passed, 1 failed", 1)
+@pytest.mark.parametrize("python", PYTHON)
+def test_python_tests_that_never_ran_are_a_failure(clean_results: Path, python: str) -> None:
+    (clean_results / python).unlink()
+    assert count(clean_results, test_status=2) == ("15 passed, 1 failed", 1)
 
 
 def test_a_step_that_failed_is_a_failure(clean_results: Path) -> None:
     (clean_results / "lint.ok").unlink()
-    assert count(clean_results, check_status=2) == ("14 passed, 1 failed", 1)
+    assert count(clean_results, check_status=2) == ("16 passed, 1 failed", 1)
 
 
 def test_an_unexplained_exit_status_is_a_failure(clean_results: Path) -> None:
-    assert count(clean_results, check_status=2) == ("15 passed, 1 failed", 1)
+    assert count(clean_results, check_status=2) == ("17 passed, 1 failed", 1)
 
 
 def timed(name: str, seconds: float) -> str:
     return f'<testcase classname="suite" name="{name}" time="{seconds}"/>'
 
 
-def slowest(results: Path) -> list[str]:
+def lines_of(script: Path, results: Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, SLOWEST, results], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, script, results], stdout=subprocess.PIPE, text=True, check=True
     )
     return done.stdout.splitlines()
 
@@ -98,7 +103,7 @@ def test_the_twenty_slowest_tests_of_both_languages_are_named(tmp_path: Path) ->
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "a_test.xml").write_text(suite(*(timed(f"C{i}", i) for i in range(15))))
     (tmp_path / "pytest.xml").write_text(suite(*(timed(f"P{i}", i + 0.5) for i in range(15))))
-    head, *lines = slowest(tmp_path)
+    head, *lines = lines_of(SLOWEST, tmp_path)
     assert head == "the 20 slowest tests, in seconds:"
     assert len(lines) == 20
     assert [line.split() for line in lines[:3]] == [
@@ -109,4 +114,16 @@ def test_the_twenty_slowest_tests_of_both_languages_are_named(tmp_path: Path) ->
 
 
 def test_slowest_tests_of_a_build_that_failed_are_none(tmp_path: Path) -> None:
-    assert slowest(tmp_path) == ["the 0 slowest tests, in seconds:"]
+    assert lines_of(SLOWEST, tmp_path) == ["the 0 slowest tests, in seconds:"]
+
+
+def noted(row: str, error: float) -> str:
+    found = (("compat_row", row), ("compat_error", error))
+    properties = "".join(f'<property name="{name}" value="{value}"/>' for name, value in found)
+    return case("a", f"<properties>{properties}</properties>")
+
+
+def test_a_library_has_one_row_with_the_worst_of_its_cases(tmp_path: Path) -> None:
+    (tmp_path / "pytest.xml").write_text(suite(noted("B", 1e-7), case("other"), noted("A", 2e-6)))
+    (tmp_path / "check-compat.xml").write_text(suite(noted("A", 3e-6)))
+    assert lines_of(COMPAT, tmp_path) == ["| A | 2 | 3.0e-06 |", "| B | 1 | 1.0e-07 |"]

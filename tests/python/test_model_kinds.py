@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import sluiceway as sw
 import torch
 from small_models import (
     Checkpointed,
@@ -61,23 +60,6 @@ class Routed(Stack):
 
 def test_a_weight_without_gradient_in_a_step_is_left_alone():
     assert close_to_native(lambda: make(Routed)) <= 1e-5
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enter = nn.Linear(16, 256)
-        self.attention = nn.MultiheadAttention(256, 4, batch_first=True)
-        self.leave = nn.Linear(256, 8)
-
-    def forward(self, x):
-        x = self.enter(x)[None]
-        return self.leave(self.attention(x, x, x)[0][0])
-
-
-def test_multihead_attention_whose_projection_module_is_never_called():
-    link = sw.Link(d2h_gbps=0.05, h2d_gbps=0.05)  # Slow enough to be caught reading too early.
-    assert close_to_native(lambda: make(Attention), link=link) <= 1e-5
 
 
 def test_accumulation_keeps_everything_when_the_sentinel_weight_comes_first_in_backward():

@@ -13,7 +13,7 @@ from small_models import same_bits
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-MODEL = Path(__file__).resolve().parents[2] / "experiments" / "quickstart" / "model"
+MODEL = Path(__file__).resolve().parents[3] / "experiments" / "quickstart" / "model"
 STEPS, SAVED = 6, 3
 
 

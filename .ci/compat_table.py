@@ -1,0 +1,31 @@
+"""Prints README's table of libraries: `.ci/compat_table.py RESULTS`.
+
+Each case of tests/python/compat leaves the name of its row, and by how much our update of the
+weights differs from that of torch's AdamW; the row has the worst of its cases.
+"""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+
+def rows(results: Path) -> dict[str, list[float]]:
+    """Figures by row, of what `make test` and `make check` ran."""
+    found: dict[str, list[float]] = {}
+    for file in (results / "pytest.xml", results / "check-compat.xml"):
+        if file.exists():
+            for case in ElementTree.parse(file).getroot().iter("testcase"):
+                noted = {p.get("name"): p.get("value") for p in case.iter("property")}
+                if "compat_row" in noted:
+                    found.setdefault(noted["compat_row"], []).append(float(noted["compat_error"]))
+    return found
+
+
+def main() -> None:
+    """Print a row for each library."""
+    for row, errors in sorted(rows(Path(sys.argv[1])).items()):
+        print(f"| {row} | {len(errors)} | {max(errors):.1e} |")
+
+
+if __name__ == "__main__":
+    main()
