@@ -8,11 +8,16 @@ import threading
 import pytest
 import sluiceway as sw
 import torch
-from small_models import Stack, loss_of, make, weights_of
+from small_models import Stack, loss_of, make
 from torch import nn
 from torch.nn import functional
 from twins import LR, identity, train
-from updates import SLOW, error_against, update_error
+from updates import SLOW, copies, error_against, update_error
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet():
+    torch._dynamo.reset()  # By other tests: after them every step would wait.
 
 
 class Bare(Stack):
@@ -205,7 +210,7 @@ def test_a_closed_or_dropped_optimizer_leaves_plain_parameters():
 
 def test_another_thread_may_read_while_the_loop_goes_on():
     model, native = make(), make()
-    start, stop = weights_of(native), threading.Event()
+    start, stop = copies(native), threading.Event()
 
     def read():
         while not stop.is_set():

@@ -134,16 +134,20 @@ def test_clipping_between_two_backwards_is_refused():
 def test_a_calibration_closure_need_not_use_every_weight():
     model = make()
 
+    calls = []
+
     def closure():
+        calls.append(1)
         x, y = batch(90)
         hidden = model.blocks[0](model.enter(x))
         return functional.mse_loss(model.leave(hidden), y)
 
-    refresh = sw.Refresh(every=2, closure=closure, learn_steps=3)
+    refresh = sw.Refresh(every=2, source="closure", closure=closure, learn_steps=3)
     with sw.SubspaceAdamW(model, lr=LR, codec="sparse_learned", refresh=refresh) as opt:
         train(model, opt, 5)
         opt.synchronize()
         assert opt.skipped_steps == 0
+    assert calls
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import sluiceway as sw
 import torch
-from small_models import loss_of, weights_of
+from small_models import loss_of
 from torch import nn
 from twins import LR, identity, train
 
@@ -32,7 +32,7 @@ def update_error(
     other returned, before and after the optimizer is made.
     """
     ours, theirs = make_model(), make_model()
-    start = weights_of(theirs)
+    start = copies(theirs)
     reference = before(theirs)
     native = torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False)
     train(after(reference), native, steps, loss=loss)
@@ -42,9 +42,16 @@ def update_error(
     return error_against(ours, theirs, start)
 
 
-def error_against(ours: nn.Module, theirs: nn.Module, start: dict[str, torch.Tensor]) -> float:
+@torch.no_grad()
+def error_against(ours: nn.Module, theirs: nn.Module, start: list[torch.Tensor]) -> float:
     """As `update_error`, of models that were trained from `start`."""
-    mine, native = weights_of(ours), weights_of(theirs)
-    difference = sum((mine[name] - p).double().square().sum() for name, p in native.items())
-    update = sum((p - start[name]).double().square().sum() for name, p in native.items())
+    native = list(theirs.parameters())
+    pairs = zip(ours.parameters(), native, strict=True)
+    difference = sum((mine - p).double().square().sum() for mine, p in pairs)
+    update = sum((p - old).double().square().sum() for p, old in zip(native, start, strict=True))
     return float((difference / update).sqrt())
+
+
+def copies(model: nn.Module) -> list[torch.Tensor]:
+    """What its parameters are now."""
+    return [p.detach().clone() for p in model.parameters()]

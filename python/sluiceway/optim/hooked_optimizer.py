@@ -164,6 +164,7 @@ class HookedOptimizer(GatheringOptimizer):
 
     # ---- torch.optim.Optimizer ----
 
+    @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
         """Enqueue one update of every parameter that has a gradient.
@@ -231,6 +232,7 @@ class HookedOptimizer(GatheringOptimizer):
             of_parameter.update((id(p), tuple(map(float, hyper))) for p in group["params"])
         return self.of_engine.spread(of_parameter[id(w.parameter)] for w in self.weights)
 
+    @torch.compiler.disable
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient, what was gathered of them too."""
         ours = self._is_open() and not self._in_flight.forked()
@@ -238,6 +240,7 @@ class HookedOptimizer(GatheringOptimizer):
             self.abandon_backward()
         super().zero_grad(set_to_none)
 
+    @torch.compiler.disable
     def state_dict(self) -> dict[str, Any]:
         """State of every parameter and of the engine; loads under `weights_only=True`."""
         self._check_open()
@@ -249,6 +252,7 @@ class HookedOptimizer(GatheringOptimizer):
         state_dict[STATE_KEY] = {**frame_of(self), **self._own_state()}
         return state_dict
 
+    @torch.compiler.disable
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a `state_dict()`; training goes on from it bit for bit.
 
@@ -295,6 +299,7 @@ class HookedOptimizer(GatheringOptimizer):
         """`loss` times the loss scale that `step()` removes again."""
         return loss * self.loss_scale.value
 
+    @torch.compiler.disable
     def synchronize(self) -> None:
         """Wait until every enqueued step is applied to the weights."""
         self._check_not_closed()
