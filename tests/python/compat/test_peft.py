@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from small_models import same_bits
 
 ROW = "PEFT (LoRA, DoRA), adapters named by `target=`"
-# Adapters are small: they have to be named, and only a slower link shows who does not wait for them.
+# Adapters are small: they have to be named, and only a slower link shows whether forwards wait.
 TRAINED = {"target": r"lora_[AB]\.", "link": sw.Link(d2h_gbps=5e-3, h2d_gbps=5e-3)}
 
 

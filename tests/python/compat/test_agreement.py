@@ -1,0 +1,31 @@
+"""The comparison itself: what it has to notice."""
+
+from __future__ import annotations
+
+import pytest
+import sluiceway as sw
+from agreement import TOLERANCE, disagreement, language_loss, loop, tiny_llama
+from small_models import loss_of, make
+from test_peft import TRAINED, with_adapters
+
+CASES = {
+    "linear layers": (make, loop(loss_of), {}),
+    "language model": (tiny_llama, loop(language_loss), {}),
+    "adapters": (with_adapters, loop(language_loss), TRAINED),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forwards_that_do_not_wait_are_seen(monkeypatch, case):
+    make_model, drive, arguments = CASES[case]
+    monkeypatch.setattr(sw.SubspaceAdamW, "wait", lambda _optimizer, _weight: None)
+    assert disagreement(make_model, drive, **arguments) > 1000 * TOLERANCE
+
+
+def test_another_rate_is_seen():
+    def faster(model, optimizer):
+        if isinstance(optimizer, sw.SubspaceAdamW):
+            optimizer.param_groups[0]["lr"] *= 1 + 10 * TOLERANCE
+        loop(loss_of)(model, optimizer)
+
+    assert disagreement(make, faster) > TOLERANCE
