@@ -45,7 +45,8 @@ void bind_engine_options(py::module_& m) {
                        std::optional<double> refresh_threshold, int refresh_learn_steps,
                        const std::string& refresh_transport, double refresh_learn_rate,
                        double refresh_beta, const std::string& refresh_init, bool residual_at_once,
-                       int residual_every, double residual_max_rms, int device_cpu, int lane_cpu) {
+                       int residual_every, double residual_max_rms, std::int64_t tokens_per_step,
+                       std::int64_t total_steps, int device_cpu, int lane_cpu) {
              SubspaceOptions options(DeviceId::host());
              options.lanes.d2h = {link[0], link[2]};
              options.lanes.h2d = {link[1], link[2]};
@@ -69,6 +70,8 @@ void bind_engine_options(py::module_& m) {
              options.residual_at_once = residual_at_once;
              options.residual_every = residual_every;
              options.residual_max_rms = residual_max_rms;
+             options.run.tokens_per_step = tokens_per_step;
+             options.run.steps = total_steps;
              options.device_cpu = device_cpu;
              options.lane_cpu = lane_cpu;
              return options;
@@ -80,7 +83,8 @@ void bind_engine_options(py::module_& m) {
            py::arg("refresh_learn_steps"), py::arg("refresh_transport"),
            py::arg("refresh_learn_rate"), py::arg("refresh_beta"), py::arg("refresh_init"),
            py::arg("residual_at_once"), py::arg("residual_every"), py::arg("residual_max_rms"),
-           py::arg("device_cpu"), py::arg("lane_cpu"),
+           py::arg("tokens_per_step"), py::arg("total_steps"), py::arg("device_cpu"),
+           py::arg("lane_cpu"),
            "link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, "
            "host, pinned, disk, None for no limit. refresh_every: None for the codec's own.");
 }
@@ -237,6 +241,8 @@ void bind_subspace_engine(py::module_& m) {
            }),
            py::arg("options"), py::arg("weights"), unlocked)
       .def("__len__", &SubspaceEngine::size)
+      .def_property_readonly("automatic", &SubspaceEngine::automatic,
+                             "What codec=\"auto\" came to, whether or not a weight has it.")
       .def("prepare", &prepare, py::arg("hyper"), py::arg("weights"))
       .def("add_gradient", &add_gradient, py::arg("weight"), py::arg("gradient"), py::arg("total"),
            "`gradient` of a backward, rows contiguous, and the sum of a step's; see the header.")

@@ -4,6 +4,7 @@
 #include "kernels/base/check.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/weight_options.h"
+#include "runtime/engine/subspace/auto_codec.h"
 #include "runtime/engine/subspace/weight_plan.h"
 
 namespace sluiceway {
@@ -40,6 +41,7 @@ IntOfName weight_plan(std::int64_t m, std::int64_t n, const std::string& weight_
   result["h2d_bytes"] = plan.h2d_bytes;
   result["device_bytes"] = plan.device_bytes + plan.projector_bytes + (held ? plan.held_bytes : 0);
   result["host_bytes"] = plan.host_bytes;
+  result["host_scratch_bytes"] = plan.host_scratch_bytes;
   result["pinned_bytes"] = plan.pinned_bytes;
   return result;
 }
@@ -63,10 +65,12 @@ std::uint64_t scratch_bytes(const Shapes& shapes, const std::string& weight_dtyp
   return shared_scratch_bytes(plans, refreshed);
 }
 
-std::string choose_codec(const Shapes& shapes, std::uint64_t device_bytes,
-                         const std::string& weight_dtype, bool refreshed,
-                         const py::kwargs& options) {
-  return std::string(auto_codec(specs_of(shapes, weight_dtype, options), device_bytes, refreshed));
+AutoCodec choose_codec(const Shapes& shapes, std::uint64_t device_bytes,
+                       const std::string& weight_dtype, std::int64_t tokens_per_step,
+                       std::int64_t total_steps, std::int64_t backwards, std::int64_t refresh_every,
+                       const py::kwargs& options) {
+  return auto_codec(specs_of(shapes, weight_dtype, options), device_bytes,
+                    {tokens_per_step, total_steps, backwards, refresh_every});
 }
 
 }  // namespace
@@ -80,10 +84,20 @@ void bind_weight_plan(py::module_& m) {
         py::arg("refreshed"),
         "Device bytes that weights of these shapes share, whether or not their projectors are "
         "replaced on the way; more keywords as of WeightSpec.");
+  py::class_<AutoCodec>(m, "AutoCodec", "What codec=\"auto\" is, and what svd would cost.")
+      .def_property_readonly("name", [](const AutoCodec& c) { return std::string(c.name); })
+      .def_readonly("fits", &AutoCodec::fits, "svd's projectors fit the device budget.")
+      .def_readonly("products", &AutoCodec::products, "Of svd, as a share of a run.")
+      .def_readonly("calibration", &AutoCodec::calibration, "Likewise.")
+      .def_property_readonly_static(
+          "most", [](const py::object&) { return kMostOfARun; },
+          "svd is taken where both together are less.");
   m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("device_bytes"),
-        py::arg("weight_dtype"), py::arg("refreshed"),
-        "The family that codec=\"auto\" is for weights of these shapes; more keywords as of "
-        "WeightSpec.");
+        py::arg("weight_dtype"), py::arg("tokens_per_step"), py::arg("total_steps"),
+        py::arg("backwards"), py::arg("refresh_every"),
+        "What codec=\"auto\" is for weights of these shapes in a run of so many steps, each of so "
+        "many tokens in so many backwards; refresh_every: steps between two fits, 0 for one. More "
+        "keywords as of WeightSpec.");
 }
 
 }  // namespace sluiceway

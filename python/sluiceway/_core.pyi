@@ -11,6 +11,7 @@ import torch
 import typing_extensions
 
 __all__: list[str] = [
+    "AutoCodec",
     "Checksum",
     "CodecFamily",
     "EngineOptions",
@@ -116,6 +117,30 @@ class Trace:
         Chrome trace format.
         """
 
+class AutoCodec:
+    """
+    What codec="auto" is, and what svd would cost.
+    """
+
+    most: typing.ClassVar[float] = 0.03
+    @property
+    def calibration(self) -> float:
+        """
+        Likewise.
+        """
+    @property
+    def fits(self) -> bool:
+        """
+        svd's projectors fit the device budget.
+        """
+    @property
+    def name(self) -> str: ...
+    @property
+    def products(self) -> float:
+        """
+        Of svd, as a share of a run.
+        """
+
 class WeightSpec:
     """
     What to train, and how it is compressed.
@@ -154,6 +179,8 @@ class EngineOptions:
         residual_at_once: bool,
         residual_every: typing.SupportsInt,
         residual_max_rms: typing.SupportsFloat,
+        tokens_per_step: typing.SupportsInt,
+        total_steps: typing.SupportsInt,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
     ) -> None:
@@ -246,6 +273,11 @@ class SubspaceEngine:
         """
     def write_trace(self, path: str) -> None: ...
     @property
+    def automatic(self) -> AutoCodec:
+        """
+        What codec="auto" came to, whether or not a weight has it.
+        """
+    @property
     def committed_steps(self) -> int: ...
     @committed_steps.setter
     def committed_steps(self, arg1: typing.SupportsInt) -> None: ...
@@ -273,11 +305,14 @@ def auto_codec(
     shapes: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt]],
     device_bytes: typing.SupportsInt,
     weight_dtype: str,
-    refreshed: bool,
+    tokens_per_step: typing.SupportsInt,
+    total_steps: typing.SupportsInt,
+    backwards: typing.SupportsInt,
+    refresh_every: typing.SupportsInt,
     **kwargs,
-) -> str:
+) -> AutoCodec:
     """
-    The family that codec="auto" is for weights of these shapes; more keywords as of WeightSpec.
+    What codec="auto" is for weights of these shapes in a run of so many steps, each of so many tokens in so many backwards; refresh_every: steps between two fits, 0 for one. More keywords as of WeightSpec.
     """
 
 def codec_families() -> list[CodecFamily]:

@@ -1,4 +1,4 @@
-"""The default codec, svd with a factored residual, under what users do around a step.
+"""The default codec where a step is long, svd with a factored residual, under what users do.
 
 Updates are checked by feeding: a twin gets gradients that plain autograd computed at the same
 weights, one backward for each, and has to end in the same bits.
@@ -25,7 +25,7 @@ from twins import LR, train
 
 
 def default(model, **arguments):
-    opt = sw.SubspaceAdamW(model, lr=LR, **arguments)
+    opt = sw.SubspaceAdamW(model, lr=LR, tokens_per_step=2**20, **arguments)
     assert {(w["codec"], w["residual"]) for w in opt.describe()} == {("svd", "factored")}
     return opt
 

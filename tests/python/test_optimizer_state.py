@@ -158,7 +158,7 @@ def test_state_of_another_codec_is_refused_by_name():
 
 def test_auto_that_chooses_another_codec_here_is_refused_by_name_and_what_helps_does_help():
     roomy, narrow, helped = make(), make(), make()
-    with sw.SubspaceAdamW(roomy, lr=LR) as opt:
+    with sw.SubspaceAdamW(roomy, lr=LR, tokens_per_step=2**20) as opt:
         train(roomy, opt, 1)
         state, weights = copy.deepcopy((opt.state_dict(), roomy.state_dict()))
         train(roomy, opt, 2, first=1)

@@ -41,12 +41,15 @@ def test_auto_is_factored_where_the_codec_leaves_a_complement():
     )
 
 
-def test_auto_codec_is_svd_where_it_fits_and_block_random_where_not():
-    with subspace(make(), codec="auto") as opt:
+def test_auto_codec_is_svd_where_it_fits_a_long_step_and_block_random_where_not():
+    many = 2**20
+    with subspace(make(), codec="auto", tokens_per_step=many) as opt:
         assert {w["codec"] for w in opt.describe()} == {"svd"}
         assert {w["residual"] for w in opt.describe()} == {"factored"}
-    with subspace(make(), codec="auto", budget=sw.Budget(device="2800KiB")) as opt:
-        assert {w["codec"] for w in opt.describe()} == {"block_random"}
+    narrow = sw.Budget(device="2800KiB")
+    for arguments in ({"tokens_per_step": many, "budget": narrow}, {"tokens_per_step": 512}, {}):
+        with subspace(make(), codec="auto", **arguments) as opt:
+            assert {w["codec"] for w in opt.describe()} == {"block_random"}
 
 
 def test_a_residual_moves_weights_out_of_the_subspace_of_the_codec():

@@ -33,17 +33,6 @@ def test_bytes_on_the_links_are_those_the_plan_predicts(sluiceway, subspace, tmp
     assert plan["bytes_per_step"]["d2h"] > 0
 
 
-def test_memory_of_a_run_stays_within_a_quarter_of_the_plan(sluiceway, subspace, tmp_path):
-    config = subspace(data={"sequence_length": 128}, train={"micro_batch": 8})
-    plan = json.loads(sluiceway("plan", config, "--json").out)["peak_bytes"]
-    outcome = sluiceway("train", config, "--out", tmp_path / "out", "--json")
-    assert outcome.code == 0, outcome.err
-    peak = json.loads(outcome.out)["peak_bytes"]
-    assert peak["device"] == pytest.approx(plan["device"], rel=0.25)
-    for tier in ("host", "pinned"):
-        assert 0 < peak[tier] <= plan[tier]
-
-
 def test_frozen_embedding_is_in_the_summary_and_does_not_move(sluiceway, subspace, tmp_path,
                                                               small_model):  # fmt: skip
     import torch
@@ -146,10 +135,16 @@ def test_codec_without_a_core_needs_a_residual(sluiceway, subspace, tmp_path):
 
 def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_path):
     outcome = sluiceway("train", subspace(), "--out", tmp_path / "out")
-    assert "256x256: svd, core 64x64, second moment factored, residual factored; " in outcome.out
+    assert (
+        "256x256: block_random, core 64x64, second moment factored, residual factored; "
+        in outcome.out
+    )
     choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
     assert sum(choice["weights"] for choice in choices) == 2 * 7
-    assert {c["why"] for c in choices} == {"auto: svd's projectors fit the device budget"}
+    (why,) = {c["why"] for c in choices}
+    assert why.startswith("auto: svd's products are ")
+    assert " % of a step of 64 tokens, its calibration " in why
+    assert " % of 6 steps, expected less than 3 % together" in why
 
 
 def test_loss_that_is_not_finite_is_null_in_json(sluiceway, subspace, tmp_path):

@@ -15,8 +15,10 @@ from sluiceway.config.schema import Config
 from sluiceway.engines import engine_of
 from sluiceway.engines.plan import EnginePlan, trained_elements
 from sluiceway.errors import OutOfMemory
+from sluiceway.machine.footprint import FIRST_USE_BYTES, resident_bytes
 from sluiceway.machine.placement import (
     DTYPES,
+    Placement,
     choose_placement,
     too_many_threads,
     with_threads_of_this_machine,
@@ -49,10 +51,12 @@ def make_plan(config: Config) -> dict[str, Any]:
 
     with torch.device("meta"):
         model = build()
+    resident = resident_bytes()  # What a run has imported too; a rehearsal imports more.
     plan = engine.plan(model)
     train, length = config.train, config.data.sequence_length
     rehearsal = rehearse(build, plan.freed, train.micro_batch, length, placement.autocast_dtype)
     tiers = plan.tiers(rehearsal)
+    tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
     speeds = measure_speeds(config, placement, build)
     trained = trained_elements(model)
     return {
@@ -64,14 +68,26 @@ def make_plan(config: Config) -> dict[str, Any]:
             "frozen": sum(p.numel() for p in model.parameters()) - trained,
         },
         "peak_bytes": tiers,
-        "budget_bytes": {tier: getattr(config.budget, tier) for tier in tiers},
+        "budget_bytes": {tier: _limit(config, tier) for tier in tiers},
         "bytes_per_step": plan.links(),
         "seconds_per_step": plan.seconds(rehearsal, speeds),
         "native_device_bytes": _native_bytes(config, rehearsal, trained),
-        "tokens_per_step": train.micro_batch * train.accumulate * length,
+        "tokens_per_step": config.tokens_per_step,
         "assumed": speeds,
         "over_budget": _over_budget(config, tiers, plan),
     }
+
+
+def _in_process(placement: Placement, tiers: dict[str, int]) -> int:
+    """Bytes of the tiers that are memory of the process; the host device is one of them."""
+    on_gpu = placement.device.type == "cuda"
+    elsewhere = {"disk", "device"} if on_gpu else {"disk"}
+    return sum(count for tier, count in tiers.items() if tier not in elsewhere)
+
+
+def _limit(config: Config, tier: str) -> int | None:
+    """The budget of a tier; the process as a whole has none."""
+    return getattr(config.budget, tier, None)
 
 
 def _native_bytes(config: Config, rehearsal: Rehearsal, trained: int) -> int:
@@ -84,7 +100,7 @@ def _native_bytes(config: Config, rehearsal: Rehearsal, trained: int) -> int:
 def _over_budget(config: Config, tiers: dict[str, int], plan: EnginePlan) -> str | None:
     on_device = "try model.checkpointing: true or a smaller train.micro_batch"
     for tier, count in tiers.items():
-        limit = getattr(config.budget, tier)
+        limit = _limit(config, tier)
         if limit is not None and count > limit:
             return (
                 f"budget.{tier}: the run needs {count} bytes ({format_bytes(count)}), "
@@ -123,9 +139,10 @@ def describe_plan(plan: dict[str, Any]) -> str:
         rows.append([f"parameters {part}", f"{plan['parameters'][part]:,}", ""])
     rows.append(["native AdamW: device", format_bytes(plan["native_device_bytes"]), ""])
     engine = f"{plan['engine']} {plan.get('codec') or ''}".rstrip()
+    why = f" ({plan['why']})" if plan.get("why") else ""
     speeds = plan["assumed"]
     return (
-        f"{Path(plan['model']).name}: {engine}\n{columns(rows, '12')}\n"
+        f"{Path(plan['model']).name}: {engine}{why}\n{columns(rows, '12')}\n"
         f"times assume {speeds['tflops']:.3g} TFLOP/s ({speeds['tflops_from']}), "
         f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
         f"of host memory ({speeds['host_gbps_from']})"

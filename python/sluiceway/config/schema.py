@@ -142,6 +142,11 @@ class Config(Section):
             )
         return self
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all micro-batches; sequences that are not packed may have fewer."""
+        return self.train.micro_batch * self.train.accumulate * self.data.sequence_length
+
     def resolved(self) -> dict[str, Any]:
         """Every value, defaults written out, in plain types that YAML and JSON can hold."""
         return self.model_dump(mode="json")

@@ -22,7 +22,8 @@ class EnginePlan(Protocol):
     freed : frozenset of str
         Parameters whose gradient goes as soon as it exists.
     figures : dict
-        `codec`, `compressed_weights`: keys of the plan that are the engine's to say.
+        `codec`, `compressed_weights`, and where there is a choice `why`: keys of the plan that are
+        the engine's to say.
     advice : str
         What makes the tiers smaller that are not the device.
     """

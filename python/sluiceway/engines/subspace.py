@@ -47,6 +47,8 @@ class Subspace(GradientEngine):
             "link": config.device.link,
             "budget": config.budget,
             "accumulate": train.accumulate,
+            "tokens_per_step": config.tokens_per_step,
+            "total_steps": train.steps,
             "seed": train.seed,
             "trace": str(trace) if trace else None,
         }

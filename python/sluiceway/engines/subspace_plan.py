@@ -14,9 +14,11 @@ from sluiceway.machine.placement import DTYPES
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
 from sluiceway.optim.subspace.arguments import weight_keywords
+from sluiceway.optim.subspace.choices import AS_CONFIGURED, automatic_reason
 from sluiceway.optim.tier_limits import device_limit
 
 _ADAM_BYTES = 28  # Read and written per element of a core: gradient, moments, result.
+_FIT_BYTES = 6  # Per element of a gradient that projectors learn from: copies in f32 and bf16.
 _MOMENT_BYTES = 4  # Of what is trained plainly on the device: f32 for every dtype of weights.
 
 
@@ -30,14 +32,17 @@ class SubspacePlan(DevicePlan):
         selection = select_weights(model, engine.target, engine.embeddings)
         ordinary = sum(p.numel() for _, p in selection.ordinary)
         super().__init__(config, ordinary, moment_bytes=_MOMENT_BYTES)
-        codec = self._codec(model, selection)
+        codec, why = self._codec(model, selection)
         self._costs = self._costs_of(selection, codec)
         keywords = weight_keywords(engine, config.train.seed) | {"codec": codec}
         self._scratch_bytes = _core.scratch_bytes(
             _shapes(selection), config.model.dtype, self._refreshed, **keywords
         )
+        learns = any(f.name == codec and f.learns for f in _core.codec_families())
+        largest = max((cost["elements"] for cost in self._costs), default=0)
+        self._fit_bytes = _FIT_BYTES * largest if learns else 0
         self.freed = frozenset(w.name for w in selection.compressed)
-        self.figures = {"codec": codec, "compressed_weights": len(self._costs)}
+        self.figures = {"codec": codec, "why": why, "compressed_weights": len(self._costs)}
 
     @property
     def _refreshed(self) -> bool:
@@ -47,28 +52,37 @@ class SubspacePlan(DevicePlan):
             return engine.refresh.every > 0
         return any(f.name == engine.codec and f.refresh_every > 0 for f in _core.codec_families())
 
-    def _codec(self, model: nn.Module, selection: Selection) -> str:
-        """The codec of the config, "auto" resolved as the engine will."""
-        if self._config.engine.codec != "auto":
-            return self._config.engine.codec
+    def _codec(self, model: nn.Module, selection: Selection) -> tuple[str, str]:
+        """The codec of the config, "auto" resolved as the engine will, and why."""
+        config, engine = self._config, self._config.engine
+        if engine.codec != "auto":
+            return engine.codec, AS_CONFIGURED
         whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-        free = device_limit(self._config.budget.device) - whole
+        free = device_limit(config.budget.device) - whole
         free -= sum(
             len(w.names) * self._cost_of(w, speculative=False, held=False)["device_bytes"]
             for w in selection.compressed
             if w.identity
         )
-        keywords = weight_keywords(self._config.engine, self._config.train.seed)
-        dtype = self._config.model.dtype
-        return _core.auto_codec(
-            _shapes(selection), max(0, free), dtype, self._refreshed, **keywords
+        choice = _core.auto_codec(
+            _shapes(selection),
+            max(0, free),
+            config.model.dtype,
+            config.tokens_per_step,
+            config.train.steps,
+            config.train.accumulate,
+            engine.refresh.every if engine.refresh else 0,
+            **weight_keywords(engine, config.train.seed),
         )
+        return choice.name, automatic_reason(choice, config.tokens_per_step, config.train.steps)
 
     def _costs_of(self, selection: Selection, codec: str) -> list[dict[str, Any]]:
         """Bytes and shape of each weight's core."""
         config = self._config
+        # With "auto" a second copy of the moments is made only where that makes steps shorter and
+        # the budget has room: no run needs it.
         order, norm = config.schedule.order, config.schedule.norm
-        speculative = norm == "speculative" or (norm == "auto" and order != "barrier")
+        speculative = norm == "speculative" and order != "barrier"
         held = config.train.accumulate > 1 or config.model.autocast == "fp16"
         costs = []
         for weight in selection.compressed:
@@ -91,7 +105,8 @@ class SubspacePlan(DevicePlan):
             tier: count + sum(cost[f"{tier}_bytes"] for cost in self._costs)
             for tier, count in super().tiers(rehearsal).items()
         }
-        tiers["device"] += self._scratch_bytes
+        tiers["device"] += self._scratch_bytes + self._fit_bytes
+        tiers["host"] += max((cost["host_scratch_bytes"] for cost in self._costs), default=0)
         return tiers
 
     def links(self) -> dict[str, int]:

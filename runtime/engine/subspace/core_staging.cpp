@@ -70,10 +70,6 @@ AnyMatrix CoreStaging::direction_on_device(StreamRef stream) {
   return d;
 }
 
-std::size_t CoreStaging::host_scratch_elems() const noexcept {
-  return wire_ == WireFormat::kInt8 ? 2 * elems() : 0;
-}
-
 void CoreStaging::update(CoreMoments& moments, int from, int to, const AdamHyper& hyper,
                          float scale, std::span<float> scratch, StreamRef stream) {
   if (tier_ == CoreTier::kDevice) {

@@ -46,10 +46,9 @@ class CoreStaging {
 
   void arrive_as_zero() noexcept;  // The flag has come: gradient() is a core of zeros.
   // AdamW on the core, from what arrived to the direction that leaves; on the device itself with
-  // CoreTier::kDevice. `scratch` has host_scratch_elems() elements.
+  // CoreTier::kDevice. `scratch` has WeightPlan::host_scratch_bytes.
   void update(CoreMoments& moments, int from, int to, const AdamHyper& hyper, float scale,
               std::span<float> scratch, StreamRef stream);
-  std::size_t host_scratch_elems() const noexcept;
 
  private:
   std::size_t elems() const noexcept { return static_cast<std::size_t>(shape_.elems()); }

@@ -30,11 +30,17 @@ class Patience {
   Executor& executor_;
 };
 
-Calibration::Weights make_weights(std::vector<WeightSpec> specs, bool refreshed, DeviceId device,
-                                  Budget& budget) {
+AutoCodec choose_codec(const std::vector<WeightSpec>& specs, const SubspaceOptions& options,
+                       const Budget& budget) {
+  RunShape run = options.run;
+  run.backwards = std::max(1, options.gate.promised_backwards);
+  run.refresh_every = options.refresh.every;
+  return auto_codec(specs, budget.limit(Tier::kDevice) - budget.used(Tier::kDevice), run);
+}
+
+Calibration::Weights make_weights(std::vector<WeightSpec> specs, std::string_view automatic,
+                                  DeviceId device, Budget& budget) {
   SLUICEWAY_CHECK(!specs.empty(), "SubspaceEngine: 0 weights, expected at least one");
-  const std::string automatic(
-      auto_codec(specs, budget.limit(Tier::kDevice) - budget.used(Tier::kDevice), refreshed));
   Calibration::Weights weights;
   weights.reserve(specs.size());
   for (WeightSpec& spec : specs) {
@@ -51,8 +57,8 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
     : options_(std::move(options)),
       lanes_(options_.lanes, subspace_lanes::specs(options_.device_cpu, options_.lane_cpu),
              subspace_lanes::kPlan, static_cast<int>(weights.size())),
-      weights_(make_weights(std::move(weights), options_.refresh.every > 0, lanes_.device(),
-                            lanes_.budget())),
+      automatic_(choose_codec(weights, options_, lanes_.budget())),
+      weights_(make_weights(std::move(weights), automatic_.name, lanes_.device(), lanes_.budget())),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(weights_.size())),
       calibration_(options_.refresh, options_.learn, std::move(learner), weights_),

@@ -35,6 +35,7 @@
 #include "compress/refresh_policy.h"
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/step_gate.h"
+#include "runtime/engine/subspace/auto_codec.h"
 #include "runtime/engine/subspace/calibration.h"
 #include "runtime/engine/subspace/subspace_weight.h"
 #include "runtime/engine/subspace/weight_state.h"
@@ -52,6 +53,7 @@ struct SubspaceOptions {
   std::uint64_t seed = 0;
   RefreshPolicy::Config refresh;
   RefreshOptions learn;
+  RunShape run;  // What codec="auto" reckons with; backwards and refresh are the gate's, refresh's.
   int device_cpu = -1;  // Processor for the apply stream; -1 leaves it free.
   int lane_cpu = -1;    // Processor for link and host lanes.
 };
@@ -92,6 +94,7 @@ class SubspaceEngine {
 
   std::size_t size() const noexcept { return weights_.size(); }
   const SubspaceWeight& weight(int index) const { return *weights_.at(at(index)); }
+  const AutoCodec& automatic() const noexcept { return automatic_; }  // What "auto" came to.
 
   // ---- A step ----
   // `total`, where the weight has a residual: the sum of the step's gradients, this one included.
@@ -174,6 +177,7 @@ class SubspaceEngine {
 
   SubspaceOptions options_;
   EngineLanes lanes_;
+  AutoCodec automatic_;
   Calibration::Weights weights_;
   StepGate gate_;
   Calibration calibration_;

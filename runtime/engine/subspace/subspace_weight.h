@@ -51,7 +51,9 @@ class SubspaceWeight {
   MatrixView<std::uint16_t> low_bits() const noexcept;
   std::size_t scratch_elems() const noexcept { return codec->scratch_elems(); }
   std::size_t refresh_scratch_elems() const noexcept { return codec->refresh_scratch_elems(); }
-  std::size_t host_scratch_elems() const noexcept { return staging.host_scratch_elems(); }
+  std::size_t host_scratch_elems() const noexcept {
+    return plan.host_scratch_bytes / sizeof(float);
+  }
 
   // Counts a gradient that is kept until the step is decided. OutOfMemory, with its name.
   void hold_gradient(Budget& budget);

@@ -62,6 +62,7 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   plan.device_bytes += wire;                                     // Direction.
   if (spec.wire != WireFormat::kF32) plan.device_bytes += wire;  // Packed gradient.
   if (spec.wire == WireFormat::kInt8) plan.device_bytes += elems * sizeof(float);  // Unpacked.
+  if (spec.wire == WireFormat::kInt8) plan.host_scratch_bytes = 2 * elems * sizeof(float);
   plan.host_bytes = (speculative ? 2 * moments : moments) + roots;
   plan.pinned_bytes = 2 * round_up(static_cast<std::size_t>(wire), kPageBytes);
   return plan;
@@ -74,20 +75,6 @@ std::uint64_t shared_scratch_bytes(std::span<const WeightPlan> plans, bool refre
     most_refreshed = std::max(most_refreshed, plan.refresh_scratch_bytes);
   }
   return most + (refreshed ? most_refreshed : most);
-}
-
-std::string_view auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes,
-                            bool refreshed) {
-  std::uint64_t needed = 0;
-  std::vector<WeightPlan> plans;
-  plans.reserve(specs.size());
-  for (WeightSpec spec : specs) {
-    if (spec.codec.name == "auto") spec.codec.name = "svd";
-    plans.push_back(plan_weight(spec, false));
-    needed += plans.back().device_bytes + plans.back().projector_bytes + plans.back().held_bytes;
-  }
-  needed += shared_scratch_bytes(plans, refreshed);
-  return needed <= device_bytes ? "svd" : "block_random";
 }
 
 CoreTier parse_core_tier(std::string_view name) {

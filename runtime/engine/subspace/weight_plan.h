@@ -47,7 +47,8 @@ struct WeightPlan {
   std::uint64_t held_bytes = 0;       // Device: the gradient, while a residual waits for step().
   std::uint64_t scratch_bytes = 0;    // Device; two of the largest serve all weights.
   std::uint64_t host_bytes = 0;       // Moments, twice while speculative; roots, if factored.
-  std::uint64_t pinned_bytes = 0;     // Gradient and direction in wire format, in whole pages.
+  std::uint64_t host_scratch_bytes = 0;  // Host; the largest serves all weights.
+  std::uint64_t pinned_bytes = 0;        // Gradient and direction in wire format, in whole pages.
   // Device; the largest takes the place of one of the two where codecs are refreshed.
   std::uint64_t refresh_scratch_bytes = 0;
 };
@@ -57,11 +58,6 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative);
 
 // Device: two of the largest scratch of all weights, or one of them and that of a refresh.
 std::uint64_t shared_scratch_bytes(std::span<const WeightPlan> plans, bool refreshed);
-
-// The family that "auto" stands for: svd where the projectors of all these weights and all else
-// that they need fit into `device_bytes`, block_random otherwise.
-std::string_view auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes,
-                            bool refreshed);
 
 CoreTier parse_core_tier(std::string_view name);          // "host", "device"
 SecondMoment parse_second_moment(std::string_view name);  // "full", "factored"

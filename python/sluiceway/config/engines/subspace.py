@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -40,8 +40,9 @@ class SubspaceOptions(Options):
 
     codec: str = option(
         "auto",
-        '"auto" (svd where its projectors fit the device budget, else block_random), "svd", '
-        '"block_random", "block_pca", "sparse_learned", "sparse_random", "identity" or "none".',
+        '"auto" (svd where its projectors fit the device budget and its products and calibration '
+        'together are less than 3 % of the run\'s, else block_random), "svd", "block_random", '
+        '"block_pca", "sparse_learned", "sparse_random", "identity" or "none".',
         to=["engine", "weight"],
     )
     ratio: Annotated[Positive, Field(le=1)] = option(
@@ -117,6 +118,8 @@ class SubspaceSection(SubspaceOptions, EngineSection):
     """The same in a file, with no codec that is for experiments only."""
 
     kind: Literal["subspace"] = "subspace"
+    # By the name that "auto" had come to: what differs from a save's codecs is refused with it.
+    changeable: ClassVar[tuple[str, ...]] = ("codec",)
 
     @field_validator("codec")
     @classmethod

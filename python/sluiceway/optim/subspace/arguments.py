@@ -8,6 +8,7 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.config.engines.subspace import SubspaceOptions
+from sluiceway.config.fields import Count
 from sluiceway.config.options import option
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.config.values import Refresh, RefreshSection
@@ -21,6 +22,17 @@ _IDENTITY = {"codec": "identity", "d": 0, "residual": "none", "second_moment": "
 class SubspaceArguments(SharedOptions, SubspaceOptions):
     """What SubspaceAdamW takes by name."""
 
+    tokens_per_step: Count = option(
+        1024,
+        'Of all micro-batches: what codec="auto" reckons the products of svd with. Codecs are made '
+        "here, before a forward could tell.",
+        to=["engine"],
+    )
+    total_steps: Count = option(
+        1000,
+        'Of the whole training: what codec="auto" spreads the calibration of svd over.',
+        to=["engine"],
+    )
     # Above this root mean square, a residual's update is clipped; experiments leave the clip out.
     residual_max_rms: float = option(1.0, "", alias="_residual_max_rms", to=["engine"])
 

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 from sluiceway.base.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from sluiceway import _core
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
+AS_CONFIGURED = "as configured"
 _COSTS = ("device_bytes", "host_bytes", "d2h_bytes", "h2d_bytes")
 
 
 def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
     """Weights of one shape and codec as one entry, in the order of the model; bytes are sums."""
     groups: dict[tuple, dict[str, Any]] = {}
+    options = optimizer.options
+    automatic = automatic_reason(
+        optimizer.engine.automatic, options.tokens_per_step, options.total_steps
+    )
     weights = optimizer.of_engine.spread(optimizer.weights)
     for weight, costs in zip(weights, optimizer.describe(), strict=True):
         shape = list(weight.shape)
@@ -29,7 +35,7 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
                 "core": core,
                 "residual": costs["residual"],
                 "second_moment": costs["second_moment"],
-                "why": _reason(weight.identity, optimizer.options.codec, costs["codec"]),
+                "why": _reason(weight.identity, options.codec, automatic),
                 **dict.fromkeys(_COSTS, 0),
             },
         )
@@ -39,13 +45,22 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def _reason(identity: bool, asked: str, got: str) -> str:
+def _reason(identity: bool, asked: str, automatic: str) -> str:
     if identity:
         return "an embedding or the head"
-    if asked != "auto":
-        return "as configured"
-    fits = "fit" if got == "svd" else "do not fit"
-    return f"auto: svd's projectors {fits} the device budget"
+    return automatic if asked == "auto" else AS_CONFIGURED
+
+
+def automatic_reason(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
+    """Why codec="auto" came to what it did."""
+    if not choice.fits:
+        return "auto: svd's projectors do not fit the device budget"
+    verdict = "less than" if choice.name == "svd" else "expected less than"
+    return (
+        f"auto: svd's products are {100 * choice.products:.2f} % of a step of {tokens_per_step:,} "
+        f"tokens, its calibration {100 * choice.calibration:.2f} % of {total_steps:,} steps, "
+        f"{verdict} {100 * choice.most:.0f} % together"
+    )
 
 
 def choice_lines(choices: list[dict[str, Any]]) -> list[str]:

@@ -188,24 +188,5 @@ TEST(EngineResidualPlanTest, ACodecThatCannotHaveItIsRefused) {
               ThrowsMessage<InvalidArgument>(HasSubstr("trains nothing")));
 }
 
-TEST(AutoCodecTest, IsSvdWhereItsProjectorsFit) {
-  std::vector<WeightSpec> specs(1);
-  specs[0].name = "w";
-  specs[0].rows = specs[0].cols = 64;
-  specs[0].codec.name = "auto";
-  specs[0].residual = ResidualKind::kFactored;
-  specs[0].codec.name = "svd";
-  const WeightPlan plan = plan_weight(specs[0], false);
-  const std::uint64_t needed =
-      plan.device_bytes + plan.projector_bytes + plan.held_bytes + 2 * plan.scratch_bytes;
-  specs[0].codec.name = "auto";
-  EXPECT_EQ(auto_codec(specs, needed, false), "svd");
-  EXPECT_EQ(auto_codec(specs, needed - 1, false), "block_random");
-  const std::uint64_t with_refresh = needed - plan.scratch_bytes + plan.refresh_scratch_bytes;
-  ASSERT_GT(with_refresh, needed);
-  EXPECT_EQ(auto_codec(specs, with_refresh, true), "svd");
-  EXPECT_EQ(auto_codec(specs, with_refresh - 1, true), "block_random");
-}
-
 }  // namespace
 }  // namespace sluiceway::test

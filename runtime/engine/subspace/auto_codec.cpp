@@ -1,0 +1,65 @@
+#include "runtime/engine/subspace/auto_codec.h"
+
+#include <vector>
+
+#include "compress/learner.h"
+#include "kernels/base/check.h"
+
+namespace sluiceway {
+namespace {
+
+// Floating-point operations, in f64: they pass 2^63.
+struct Flop {
+  double own = 0;  // Of the weight itself, a step.
+  double products = 0;
+  double fit = 0;
+};
+
+Flop flop_of(const WeightSpec& spec, const CoreShape& core, const RunShape& run) {
+  const auto m = static_cast<double>(spec.rows), n = static_cast<double>(spec.cols);
+  const auto dm = static_cast<double>(core.rows), dn = static_cast<double>(core.cols);
+  const double once = 2 * n * dm * (m + dn);  // P^T G Q; P D Q^T takes as many.
+  const double times =
+      static_cast<double>(run.backwards) + 1 + (spec.residual == ResidualKind::kNone ? 0 : 1);
+  return {6 * m * n * static_cast<double>(run.tokens_per_step), times * once,
+          leading_directions_flop(spec.rows, spec.cols, core.rows, core.cols)};
+}
+
+}  // namespace
+
+AutoCodec auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes,
+                     const RunShape& run) {
+  SLUICEWAY_CHECK(run.tokens_per_step > 0 && run.steps > 0 && run.backwards > 0,
+                  "auto_codec: run has ", run.tokens_per_step, " tokens a step, ", run.steps,
+                  " steps and ", run.backwards, " backwards a step, expected at least 1 of each");
+  std::uint64_t needed = 0;
+  Flop all;
+  std::vector<WeightPlan> plans;
+  plans.reserve(specs.size());
+  for (WeightSpec spec : specs) {
+    const bool chosen = spec.codec.name == "auto";
+    if (chosen) spec.codec.name = "svd";
+    plans.push_back(plan_weight(spec, false));
+    const WeightPlan& plan = plans.back();
+    needed += plan.device_bytes + plan.projector_bytes + plan.held_bytes;
+    if (!chosen) continue;
+    const Flop flop = flop_of(spec, plan.core, run);
+    all.own += flop.own;
+    all.products += flop.products;
+    all.fit += flop.fit;
+  }
+  needed += shared_scratch_bytes(plans, run.refresh_every > 0);
+  AutoCodec choice;
+  choice.fits = needed <= device_bytes;
+  if (all.own > 0) {
+    const std::int64_t fits = run.refresh_every > 0 ? 1 + run.steps / run.refresh_every : 1;
+    choice.products = all.products / all.own;
+    choice.calibration =
+        static_cast<double>(fits) * all.fit / (all.own * static_cast<double>(run.steps));
+  }
+  const bool cheap = choice.products + choice.calibration < kMostOfARun;
+  choice.name = choice.fits && cheap ? "svd" : "block_random";
+  return choice;
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,41 @@
+// Which family codec="auto" is, and what svd would cost: memory, products of every step, the fit.
+//
+//   products      (backwards + 1 + [residual]) 2 n dm (m + dn)  /  6 m n T      summed over weights
+//   calibration   fits * leading_directions_flop(m, n, dm, dn)  /  6 m n T steps
+//
+// T tokens take 6 m n T flop through a weight, forward and backward, which is what both are shares
+// of; what else a model computes makes them smaller. docs/algorithm.md section 2.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "runtime/engine/subspace/weight_plan.h"
+
+namespace sluiceway {
+
+// svd is taken where its products and its calibration together are less than this of a run.
+inline constexpr double kMostOfARun = 0.03;
+
+// How long a run is, and how much of it one step.
+struct RunShape {
+  std::int64_t tokens_per_step = 1024;  // Of all micro-batches.
+  std::int64_t steps = 1000;
+  std::int64_t backwards = 1;      // Micro-batches of a step.
+  std::int64_t refresh_every = 0;  // Steps between two fits of a weight; 0: it is fitted once.
+};
+
+struct AutoCodec {
+  std::string_view name;   // svd or block_random.
+  bool fits = false;       // svd's projectors and all else that these weights need.
+  double products = 0;     // Of svd, as a share of a run.
+  double calibration = 0;  // Likewise.
+};
+
+// Weights of another codec than "auto" count towards the memory alone. InvalidArgument: no tokens,
+// steps or backwards.
+AutoCodec auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes,
+                     const RunShape& run);
+
+}  // namespace sluiceway
