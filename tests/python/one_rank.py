@@ -1,4 +1,4 @@
-"""One rank of a job that trains a model in ways that are refused; see test_one_process.py.
+"""One rank of a job that trains a model in ways that are refused; see test_ranks.py.
 
 Its arguments are a folder to meet in, the number of ranks, its rank, and the cases, which are
 functions of this file. It prints what came of each.

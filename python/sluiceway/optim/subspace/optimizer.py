@@ -39,8 +39,8 @@ class SubspaceAdamW(HookedOptimizer):
     average of weights, `copy.deepcopy(model)`) calls `synchronize()` first; `model.state_dict()`
     does that by itself. Gradients of compressed weights have one common norm in `.grad`, of order
     2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there
-    is `clip_grad_norm_` here. One process trains the model: process groups of several ranks, DDP and
-    FSDP are refused. `step()` uses up the gradients of compressed weights, with or without
+    is `clip_grad_norm_` here. One process trains the model: process groups of several ranks, DDP
+    and FSDP are refused. `step()` uses up the gradients of compressed weights, with or without
     `zero_grad()`. Neither the optimizer nor, while it is open, its model can be pickled.
 
     Parameters

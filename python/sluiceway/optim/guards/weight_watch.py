@@ -30,7 +30,7 @@ class WeightWatch:
         weights: list[tuple[str, torch.Tensor]],
     ) -> None:
         self._owner = owner
-        self._made_with = [(name, p, p.dtype, p.device, p.shape) for name, p in parameters]
+        self._made_with = [(name, p, p.dtype, p.device) for name, p in parameters]
         names = {id(p): name for name, p in parameters}
         self._held = [
             (names[id(p)], module, local, p)
@@ -42,19 +42,19 @@ class WeightWatch:
         self._under_way: dict[int, int] = {}  # Address that the update of a weight is written to.
 
     def check(self) -> None:
-        """Refuse a parameter that was converted, moved or reshaped.
+        """Refuse a parameter that was converted or moved.
 
         Raises
         ------
         InvalidArgument
             The first one is named.
         """
-        for name, p, dtype, device, shape in self._made_with:
-            if p.dtype is not dtype or p.device != device or p.shape != shape:
+        for name, p, dtype, device in self._made_with:
+            if p.dtype is not dtype or p.device != device:
                 raise InvalidArgument(
-                    f"{self._owner}: {name} is {_kind(p.dtype, p.device, p.shape)}, expected "
-                    f"{_kind(dtype, device, shape)} as when the optimizer was made; convert or "
-                    "move the model first, and make a new optimizer after changing a parameter"
+                    f"{self._owner}: {name} is {p.dtype} on {p.device}, expected {dtype} on "
+                    f"{device} as when the optimizer was made; convert or move the model first, "
+                    "and make a new optimizer after changing a parameter"
                 )
 
     def check_held(self) -> None:
@@ -102,8 +102,3 @@ class WeightWatch:
         """The updates of all weights are applied."""
         for weight in list(self._under_way):
             self.end_update(weight)
-
-
-def _kind(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
-    size = "x".join(map(str, shape)) or "a scalar"
-    return f"{size} of {dtype} on {device}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
-from sluiceway.optim.clip_witness import ClipWitness
+from sluiceway.optim.clip.clip_witness import ClipWitness
 from sluiceway.optim.hyperparameters import check_number
 from sluiceway.optim.sentinel import Sentinel
 
