@@ -60,7 +60,7 @@ def run_ranks(folder: Path, ranks: int, cases: list[str]) -> list[dict[str, str]
         for rank in range(ranks)
     ]  # fmt: skip
     try:
-        said = [job.communicate(timeout=120) for job in jobs]
+        said = [job.communicate(timeout=300) for job in jobs]
     finally:
         for job in jobs:
             job.kill()
