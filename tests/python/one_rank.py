@@ -1,4 +1,4 @@
-"""One rank of a job that trains a model in ways that are refused; see test_one_process.py.
+"""One rank of a job that trains a model in ways that are refused; see test_ranks.py.
 
 Its arguments are a folder to meet in, the number of ranks, its rank, and the cases, which are
 functions of this file. It prints what came of each.
@@ -6,8 +6,11 @@ functions of this file. It prints what came of each.
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,9 +21,21 @@ from twins import identity
 folder, ranks, rank, cases = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 
 
+LIMIT = datetime.timedelta(seconds=60)
+
+
+def leave_together():
+    """Wait for the others: a rank that leaves first would hang those that still connect to it."""
+    Path(folder, f"{case}.{rank}").touch()
+    deadline = time.monotonic() + LIMIT.total_seconds()
+    while not all(Path(folder, f"{case}.{other}").exists() for other in range(ranks)):
+        assert time.monotonic() < deadline, f"{case}: another rank did not come, expected all"
+        time.sleep(0.01)
+
+
 def meet():
     at = f"file://{folder}/{case}"
-    dist.init_process_group("gloo", at, world_size=ranks, rank=rank)
+    dist.init_process_group("gloo", at, LIMIT, world_size=ranks, rank=rank)
 
 
 def train(model, opt, first=0):
@@ -169,5 +184,6 @@ for case in cases:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     print(json.dumps([case, said]), flush=True)
+    leave_together()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -166,8 +166,12 @@ def test_gradients_of_parameters_that_are_others_count_too():
 
 
 def test_without_a_gradient_there_is_nothing_to_clip():
-    with identity(make()) as opt:
+    model = make()
+    with identity(model) as opt:
         assert float(opt.clip_grad_norm_(1.0)) == 0.0
+        assert float(opt.clip_grad_norm_(1.0, math.inf, [])) == 0.0
+        loss_of(model, 0).backward()
+        assert float(opt.clip_grad_norm_(1.0, math.inf, [])) == 0.0
 
 
 def test_a_gradient_that_is_not_finite_is_left_to_be_skipped():

@@ -48,6 +48,41 @@ def test_frozen_embedding_is_in_the_summary_and_does_not_move(sluiceway, subspac
     assert len(moved) == len(before) - 1
 
 
+@pytest.mark.parametrize(
+    ("compare", "embeddings", "said"),
+    [
+        (None, "frozen", ["subspace: embeddings and head are frozen, "]),
+        (None, "identity", []),
+        (
+            "native",
+            "frozen",
+            [
+                "native (to compare): embeddings and head are frozen, ",
+                "subspace: embeddings and head are frozen, ",
+            ],
+        ),
+    ],
+)
+def test_first_line_of_a_run_says_that_embeddings_are_frozen(
+    sluiceway, subspace, tmp_path, small_model, compare, embeddings, said
+):
+    from safetensors.torch import load_file
+
+    weights = load_file(small_model / "model.safetensors")
+    frozen = weights["model.embed_tokens.weight"].numel()
+    everything = sum(w.numel() for w in weights.values())
+    config = subspace(compare=compare, engine={"embeddings": embeddings}, train={"steps": 2})
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    lines = [line for line in outcome.out.splitlines() if "are frozen" in line]
+    assert [line.startswith(words) for line, words in zip(lines, said, strict=True)] == [True] * (
+        len(said)
+    )
+    if said:
+        assert outcome.out.splitlines()[0] == lines[0]
+        assert f"{frozen:,} of {everything:,} parameters" in lines[0]
+
+
 def test_comparison_trains_the_same_weights_as_the_engine(sluiceway, subspace, tmp_path):
     config = subspace(compare="native", train={"steps": 4})
     outcome = sluiceway("train", config, "--out", tmp_path / "out", "--json")

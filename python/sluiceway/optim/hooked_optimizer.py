@@ -15,15 +15,16 @@ from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.uncompressed import large_groups
-from sluiceway.optim.chosen import check_model, choose_parameters
-from sluiceway.optim.clipping import Clipping
+from sluiceway.optim.clip.clipping import Clipping
 from sluiceway.optim.compilation import CompilationWatch
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.gathering import GatheringOptimizer, Standing
+from sluiceway.optim.guards.chosen import check_model, choose_parameters
+from sluiceway.optim.guards.ranks import refuse_split_model, refuse_split_since
+from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import check_hyperparameters, numbered_parameters
 from sluiceway.optim.in_flight import WeightsInFlight
-from sluiceway.optim.one_process import refuse_split_model, refuse_split_since
 from sluiceway.optim.ordinary import OrdinaryParameters
 from sluiceway.optim.ownership import ModelOwnership
 from sluiceway.optim.sentinel import Sentinel
@@ -36,7 +37,6 @@ from sluiceway.optim.state import (
 )
 from sluiceway.optim.step_clock import StepClock
 from sluiceway.optim.tier_limits import parameter_bytes
-from sluiceway.optim.weight_watch import WeightWatch
 
 
 class HookedOptimizer(GatheringOptimizer):

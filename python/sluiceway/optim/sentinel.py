@@ -5,8 +5,8 @@ refuse to run. So the smallest compressed weight carries a gradient of zeros but
 0.6 and 0.8 of the norm of all compressed gradients together. Whoever scales gradients scales it,
 and `factor()` reads back by how much; if the two elements no longer stand 3 : 4, somebody clipped
 by value, which has no meaning for compressed gradients. What else it cannot carry: norms of other
-orders, which sentinel_gradient.py refuses, and factors that differ from weight to weight, which
-clip_witness.py notices where ordinary gradients tell of them.
+orders, which clip/sentinel_gradient.py refuses, and factors that differ from weight to weight,
+which clip/clip_witness.py notices where ordinary gradients tell of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.sentinel_gradient import SentinelGradient
+from sluiceway.optim.clip.sentinel_gradient import SentinelGradient
 
 _PARTS = (0.6, 0.8)
 

@@ -18,7 +18,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 class ClipWitness:
-    """The two largest elements of some ordinary gradients, as they were after the last backward.
+    """Two elements of some ordinary gradients, as they were after the last backward.
 
     Parameters
     ----------
@@ -34,11 +34,25 @@ class ClipWitness:
         self._owner = owner
         # Spread over the whole depth of the model.
         self._parameters = [large[i * len(large) // count] for i in range(count)]
-        self._seen: list[tuple[list[int], list[float]] | None] = []
+        # Looked for once, and again where they have vanished.
+        self._places: list[list[int]] = [[] for _ in self._parameters]
+        self._seen: list[list[float]] = []
 
     def note(self) -> None:
         """Remember the gradients as they are."""
-        self._seen = [_two_largest(p.grad) for _, p in self._parameters]
+        self._seen = [self._read(i, p.grad) for i, (_, p) in enumerate(self._parameters)]
+
+    def _read(self, witness: int, gradient: torch.Tensor | None) -> list[float]:
+        if gradient is None or gradient.is_sparse:
+            return []
+        flat = gradient.reshape(-1)
+        if not self._places[witness]:
+            self._places[witness] = flat.abs().topk(2).indices.tolist()
+        values = flat[self._places[witness]].tolist()
+        if all(v != 0 and math.isfinite(v) for v in values):
+            return values
+        self._places[witness] = []
+        return []
 
     def check(self, factor: float) -> None:
         """Refuse `factor`, by which the sentinel was scaled, if ordinary gradients had another.
@@ -53,10 +67,11 @@ class ClipWitness:
         """
         if not math.isfinite(factor) or abs(factor - 1.0) <= 1e-6:
             return
-        for (name, p), seen in zip(self._parameters, self._seen, strict=False):
-            if seen is None or p.grad is None:
+        for (name, p), places, before in zip(
+            self._parameters, self._places, self._seen, strict=True
+        ):
+            if not before or p.grad is None:
                 continue
-            places, before = seen
             now = p.grad.reshape(-1)[places].tolist()
             first, second = (a / b for a, b in zip(now, before, strict=True))
             tolerance = _TOLERANCE.get(p.grad.dtype, 2e-2)
@@ -68,15 +83,6 @@ class ClipWitness:
                     f"compressed weights by {factor:.6g}, expected one factor for all; to clip by "
                     "layers or groups use opt.clip_grad_norm_(max_norm, parameters=[...])"
                 )
-
-
-def _two_largest(gradient: torch.Tensor | None) -> tuple[list[int], list[float]] | None:
-    if gradient is None or gradient.is_sparse:
-        return None
-    flat = gradient.reshape(-1)
-    places = flat.abs().topk(2).indices.tolist()
-    values = flat[places].tolist()
-    return (places, values) if all(v != 0 and math.isfinite(v) for v in values) else None
 
 
 def _close(a: float, b: float, tolerance: float) -> bool:

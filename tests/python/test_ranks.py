@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch.distributed")
+import torch
+from small_models import loss_of, make
+from twins import identity
 
 RANK = Path(__file__).with_name("one_rank.py")
 GROUP_OF_TWO = "a process group of 2 ranks is initialised, expected one"
@@ -59,7 +60,7 @@ def run_ranks(folder: Path, ranks: int, cases: list[str]) -> list[dict[str, str]
         for rank in range(ranks)
     ]  # fmt: skip
     try:
-        said = [job.communicate(timeout=120) for job in jobs]
+        said = [job.communicate(timeout=300) for job in jobs]
     finally:
         for job in jobs:
             job.kill()
@@ -92,3 +93,14 @@ def test_one_rank_that_wraps_its_model_is_refused(one_rank, case):
 
 def test_a_group_of_one_rank_trains(one_rank):
     assert one_rank[0]["alone_in_a_group"] == "trained"
+
+
+def test_a_torch_without_distributed_trains(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    monkeypatch.delattr(torch.distributed, "is_initialized")
+    monkeypatch.delattr(torch.distributed, "get_world_size")
+    model = make()
+    with identity(model) as opt:
+        loss_of(model, 0).backward()
+        opt.step()
+    assert opt.stats()["skipped"] is False

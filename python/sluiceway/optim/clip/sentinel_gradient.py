@@ -38,7 +38,7 @@ class SentinelGradient(torch.Tensor):
         """Refuse norms that the two elements of a sentinel cannot carry."""
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name in cls._NORMS:
-            _check_order(_order(args, kwargs, cls._NORMS[name]))
+            _check_order(name, _order(args, kwargs, cls._NORMS[name]))
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if name in cls._LOOKS and isinstance(result, torch.Tensor):
@@ -52,11 +52,11 @@ def _order(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> Any:
     return kwargs.get("ord", kwargs.get("p"))
 
 
-def _check_order(order: Any) -> None:
+def _check_order(function: str, order: Any) -> None:
     if order is None or order == "fro" or float(order) == 2:
         return
     raise Unavailable(
-        f"SubspaceAdamW: a norm of order {order} was asked of compressed gradients, whose .grad "
+        f"{function}: a norm of order {order} was asked of compressed gradients, whose .grad "
         "knows only that of order 2; use opt.clip_grad_norm_(max_norm, norm_type), which has 2 and "
         "inf"
     )

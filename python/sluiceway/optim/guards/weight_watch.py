@@ -27,7 +27,7 @@ class WeightWatch:
         parameters: list[tuple[str, torch.Tensor]],
     ) -> None:
         self._owner = owner
-        self._made_with = [(name, p, p.dtype, p.device, p.shape) for name, p in parameters]
+        self._made_with = [(name, p, p.dtype, p.device) for name, p in parameters]
         names = {id(p): name for name, p in parameters}
         self._held = [
             (names[id(p)], module, local, p)
@@ -37,21 +37,21 @@ class WeightWatch:
         ]
 
     def check(self) -> None:
-        """Refuse a parameter that was converted, moved or reshaped.
+        """Refuse a parameter that was converted or moved.
 
         Raises
         ------
         InvalidArgument
             The first one is named.
         """
-        for name, p, dtype, device, shape in self._made_with:
+        for name, p, dtype, device in self._made_with:
             with torch._C.DisableTorchFunctionSubclass():  # A look waits for no update.
-                same = p.dtype is dtype and p.device == device and p.shape == shape
+                same = p.dtype is dtype and p.device == device
             if not same:
                 raise InvalidArgument(
-                    f"{self._owner}: {name} is {_kind(p.dtype, p.device, p.shape)}, expected "
-                    f"{_kind(dtype, device, shape)} as when the optimizer was made; convert or "
-                    "move the model first, and make a new optimizer after changing a parameter"
+                    f"{self._owner}: {name} is {p.dtype} on {p.device}, expected {dtype} on "
+                    f"{device} as when the optimizer was made; convert or move the model first, "
+                    "and make a new optimizer after changing a parameter"
                 )
 
     def check_held(self) -> None:
@@ -73,8 +73,3 @@ class WeightWatch:
                     "made, expected the same one; make a new optimizer after moving the model or "
                     "loading with assign=True"
                 )
-
-
-def _kind(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
-    size = "x".join(map(str, shape)) or "a scalar"
-    return f"{size} of {dtype} on {device}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
-from sluiceway.optim.clip_witness import ClipWitness
+from sluiceway.optim.clip.clip_witness import ClipWitness
 from sluiceway.optim.hyperparameters import check_number
 from sluiceway.optim.sentinel import Sentinel
 
@@ -100,7 +100,7 @@ class Clipping:
         chosen += [
             torch.linalg.vector_norm(g, order, dtype=torch.float32).item() for g in gradients
         ]
-        total = scale * torch.tensor(chosen, dtype=torch.float64).norm(order).item()
+        total = scale * torch.tensor([0.0, *chosen], dtype=torch.float64).norm(order).item()
         if not math.isfinite(total):
             return total  # Such a step is skipped, whatever the gradients are scaled by.
         factor = min(1.0, max_norm / (total + 1e-6))
