@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.compilation import CompilationWatch
 from sluiceway.optim.hooks import ModelHooks
-from sluiceway.optim.in_flight import WeightsInFlight
+from sluiceway.optim.open_model.compilation import CompilationWatch
+from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.step_clock import StepClock
 

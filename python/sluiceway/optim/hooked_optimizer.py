@@ -15,7 +15,6 @@ from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import select_weights
-from sluiceway.optim.compilation import CompilationWatch
 from sluiceway.optim.gathering import GatheringOptimizer, Standing
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import (
@@ -23,9 +22,10 @@ from sluiceway.optim.hyperparameters import (
     numbered_parameters,
     trainable_groups,
 )
-from sluiceway.optim.in_flight import WeightsInFlight
+from sluiceway.optim.open_model.compilation import CompilationWatch
+from sluiceway.optim.open_model.in_flight import WeightsInFlight
+from sluiceway.optim.open_model.ownership import ModelOwnership
 from sluiceway.optim.ordinary import OrdinaryParameters
-from sluiceway.optim.ownership import ModelOwnership
 from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.state import STATE_KEY, check_frame, frame_of, restore_frame
 from sluiceway.optim.step_clock import StepClock

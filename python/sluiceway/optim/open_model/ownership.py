@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from sluiceway.optim.in_flight import WeightsInFlight
+from sluiceway.optim.open_model.in_flight import WeightsInFlight
 
 
 class ModelOwnership:
