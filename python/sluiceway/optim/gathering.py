@@ -14,12 +14,12 @@ from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.clip.clipping import Clipping, check_clipping, split_parameters
-from sluiceway.optim.compilation import CompilationWatch
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import numbered_parameters
-from sluiceway.optim.in_flight import WeightsInFlight
+from sluiceway.optim.open_model.compilation import CompilationWatch
+from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.step_clock import StepClock
 

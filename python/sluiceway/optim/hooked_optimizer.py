@@ -16,7 +16,6 @@ from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.clip.clipping import Clipping
-from sluiceway.optim.compilation import CompilationWatch
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.gathering import GatheringOptimizer, Standing
 from sluiceway.optim.guards.chosen import check_model, choose_parameters
@@ -24,9 +23,10 @@ from sluiceway.optim.guards.ranks import refuse_split_model, refuse_split_since
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import check_hyperparameters, numbered_parameters
-from sluiceway.optim.in_flight import WeightsInFlight
+from sluiceway.optim.open_model.compilation import CompilationWatch
+from sluiceway.optim.open_model.in_flight import WeightsInFlight
+from sluiceway.optim.open_model.ownership import ModelOwnership
 from sluiceway.optim.ordinary import OrdinaryParameters
-from sluiceway.optim.ownership import ModelOwnership
 from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.state import (
     STATE_KEY,

@@ -36,13 +36,16 @@ class SubspaceAdamW(HookedOptimizer):
     `embeddings="identity"`, or unless they stand in one of the `param_groups`.
 
     What differs from torch's own optimizers: updates are applied while the next forward already
-    runs, each before its layer, so whoever reads a parameter outside of its model (`p.data`, an
-    average of weights, `copy.deepcopy(model)`) calls `synchronize()` first; `model.state_dict()`
-    does that by itself. Gradients of compressed weights have one common norm in `.grad`, of order
-    2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there
-    is `clip_grad_norm_` here. One process trains the model: groups of several ranks, DDP and
-    FSDP are refused. `step()` uses up the gradients of compressed weights, with or without
-    `zero_grad()`. Neither the optimizer nor, while it is open, its model can be pickled.
+    runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
+    weights, `copy.deepcopy(model)`, `torch.save(model)`. Two readers cannot be made to wait, and
+    call `synchronize()` first: TorchScript, and tensors that were made from a parameter's storage
+    before `step()` (a view, `p.detach()`, an array). In a process that has compiled anything with
+    torch.compile, `step()` itself waits. A forked child reads weights that were applied before the
+    fork, and trains nothing. One process trains the model: groups of several ranks, DDP and FSDP
+    are refused. Gradients of compressed weights have one common norm in `.grad`, of order 2:
+    `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
+    `clip_grad_norm_` here. `step()` uses up the gradients of compressed weights, with or without
+    `zero_grad()`. The optimizer itself cannot be copied or pickled.
 
     Parameters
     ----------

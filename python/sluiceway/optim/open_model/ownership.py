@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sluiceway.optim.in_flight import WeightsInFlight
+from sluiceway.optim.open_model.in_flight import WeightsInFlight
 
 
 class ModelOwnership:

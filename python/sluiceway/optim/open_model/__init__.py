@@ -1,0 +1,1 @@
+"""What an open optimizer has to do with its model beside hooks: who reads it, who owns what."""
