@@ -32,8 +32,8 @@ CASES = {
     "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
 }  # fmt: skip
 # Autocast rounds weights to 8 bits of mantissa: where ours and theirs differ in the last bit of 24,
-# a few of them round to the other side, by 1/256 of their size. torch's AdamW with fused=True differs
-# from the one with fused=False by 3.5e-3 in this very run.
+# a few of them round to the other side, by 1/256 of their size. In this very run torch's AdamW with
+# fused=True differs from the one with fused=False by 3.5e-3.
 BF16_TOLERANCE = 1e-2
 
 
