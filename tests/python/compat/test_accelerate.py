@@ -23,4 +23,6 @@ def test_accelerate_accumulates_clips_and_steps(record_property, accumulate):
                 stepper.step()
                 stepper.zero_grad()
 
-    check_row(record_property, "Accelerate", disagreement(tiny_llama, drive))
+    check_row(
+        record_property, "Accelerate: accumulation, clipping", disagreement(tiny_llama, drive)
+    )
