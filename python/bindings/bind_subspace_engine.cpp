@@ -230,6 +230,8 @@ void bind_subspace_engine(py::module_& m) {
           py::arg("weight"), unlocked)
       .def("synchronize", &SubspaceEngine::synchronize, unlocked)
       .def("finish", &SubspaceEngine::finish, unlocked)
+      .def("uncalibrated", &SubspaceEngine::uncalibrated,
+           "Number of weights whose projectors wait for their first gradient.")
       .def("calibration_due", &SubspaceEngine::calibration_due)
       .def("begin_calibration", &SubspaceEngine::begin_calibration, unlocked)
       .def("end_calibration", &SubspaceEngine::end_calibration)

@@ -13,6 +13,7 @@ void bind_errors(py::module_& m);
 void bind_adam(py::module_& m);
 void bind_codec_families(py::module_& m);
 void bind_cost_model(py::module_& m);
+void bind_denormals(py::module_& m);
 void bind_host_memory(py::module_& m);
 void bind_loss_scale(py::module_& m);
 void bind_subspace_engine(py::module_& m);

@@ -67,7 +67,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     config = subject.config
     from sluiceway.engines import engine_of
     from sluiceway.engines.weights import WeightFiles
-    from sluiceway.machine.placement import DTYPES, choose_placement, enter_placement
+    from sluiceway.machine.placement import DTYPES, choose_placement, denormals, enter_placement
     from sluiceway.run.held_out import mean_loss
 
     find = WeightFiles if subject.save is None else engine_of(config).weights
@@ -81,7 +81,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
         subject.save.check_unchanged()
     count = min(subject.sequences or len(held_out), len(held_out))
     began = time.perf_counter()
-    with meter("evaluate", count) as advance:
+    with denormals(config, placement), meter("evaluate", count) as advance:
         loss, tokens = mean_loss(
             model, placement, held_out, config.train.micro_batch, count, advance
         )

@@ -15,7 +15,7 @@ from sluiceway.engines import engine_of
 from sluiceway.engines.plan import EnginePlan, trained_elements
 from sluiceway.errors import OutOfMemory
 from sluiceway.machine.footprint import FIRST_USE_BYTES, resident_bytes
-from sluiceway.machine.placement import DTYPES, Placement, choose_placement
+from sluiceway.machine.placement import DTYPES, Placement, choose_placement, denormals
 from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
@@ -49,7 +49,8 @@ def make_plan(config: Config) -> dict[str, Any]:
     rehearsal = rehearse(build, plan.freed, train.micro_batch, length, placement.autocast_dtype)
     tiers = plan.tiers(rehearsal)
     tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
-    speeds = measure_speeds(config, placement, build)
+    with denormals(config, placement):
+        speeds = measure_speeds(config, placement, build)
     trained = trained_elements(model)
     return {
         "model": config.model.path,

@@ -114,6 +114,7 @@ class SubspaceEngine {
   void finish() noexcept;  // drop() and synchronize(), whatever a lane has thrown.
 
   // ---- Calibration: gradients measure and teach the projectors, and are not accumulated ----
+  int uncalibrated() const;  // Weights whose projectors wait for their first gradient.
   bool calibration_due() const { return calibration_.closure_due(gate_.committed_steps()); }
   void begin_calibration();
   void end_calibration() noexcept { calibration_.end(); }

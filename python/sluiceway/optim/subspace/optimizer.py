@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -118,6 +118,7 @@ class SubspaceAdamW(HookedOptimizer):
 
     def begin_backward(self) -> None:
         """As every backward; with a promise, the engine may update weights while it runs."""
+        self._calibration.begin_backward()
         if self._calibration.running:
             return
         super().begin_backward()
@@ -129,11 +130,12 @@ class SubspaceAdamW(HookedOptimizer):
         """Compress it; the whole of it is kept for as long as its residual needs it."""
         if self._calibration.running or not self._residuals[weight]:
             self.engine.add_gradient(weight, gradient, gradient)
-            return
-        total = self._gradients.add(weight, gradient)
-        self.engine.add_gradient(weight, gradient, total)
-        if self.engine.residual_done(weight):
-            self._gradients.done(weight)
+        else:
+            total = self._gradients.add(weight, gradient)
+            self.engine.add_gradient(weight, gradient, total)
+            if self.engine.residual_done(weight):
+                self._gradients.done(weight)
+        self._calibration.after_gradient()
 
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """As every backward, but a calibration's."""
@@ -166,6 +168,13 @@ class SubspaceAdamW(HookedOptimizer):
         self._gradients.lend()
         return skipped, norm, clip
 
+    def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
+        """Tell `watch`, while projectors are fitted to their first gradients, how many of how many.
+
+        It is called inside the first backward, between two weights.
+        """
+        self._calibration.watch = watch
+
     def synchronize(self) -> None:
         """Wait until every enqueued step is applied to the weights."""
         super().synchronize()
@@ -192,3 +201,4 @@ class SubspaceAdamW(HookedOptimizer):
 
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
         restore_engine_state(self, state_dict)
+        self._calibration.restart()
