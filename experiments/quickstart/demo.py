@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train
 
+SPREAD = Path(__file__).with_name("native_spread.json")
 NATIVE = {"engine": {"kind": "native", "embeddings": "frozen"}}
 BARRIER = {"engine.codec": "identity", "schedule.order": "barrier"}
 # All three train the same weights: the byte embedding and the tied head are frozen.
@@ -99,14 +100,27 @@ def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
     return table
 
 
-def kept_gain(runs: dict[str, RunFolder]) -> str:
-    """Say which share of native's gain in held-out loss each other run kept."""
+def kept_gain(runs: dict[str, RunFolder], spread: float) -> str:
+    """Say what each other run kept of native's gain in held-out loss, or that it is level.
+
+    Parameters
+    ----------
+    spread : float
+        How far apart native ends from starts that differ by rounding: less says nothing.
+    """
     (_, native), *others = runs.items()
     gain = native.loss_before - native.loss_after
-    shares = ", ".join(
-        f"{name} {100 * (run.loss_before - run.loss_after) / gain:.0f} %" for name, run in others
+
+    def kept(run: RunFolder) -> str:
+        if abs(run.loss_after - native.loss_after) <= spread:
+            return "level"
+        return f"{100 * (run.loss_before - run.loss_after) / gain:.0f} % of that kept"
+
+    return (
+        f"native gained {gain:.3f} nats a byte on held-out text; starts that differ by 1e-7 end "
+        f"up to {spread:.3f} apart; beside it: "
+        + ", ".join(f"{name} {kept(run)}" for name, run in others)
     )
-    return f"native gained {gain:.3f} nats a byte on held-out text; of that kept: {shares}"
 
 
 def run_all(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -145,7 +159,7 @@ def main() -> None:
     runs = {name: RunFolder(args.out / folder) for name, (folder, _) in WAYS.items()}
     draw(runs, picture)
     console.print(table_of(runs, link))
-    console.print(kept_gain(runs))
+    console.print(kept_gain(runs, json.loads(SPREAD.read_text())["spread"]))
     console.print(
         "full gradients: offloaded with barriers; medians over steps; bytes of a step, "
         "highest bytes per tier; stall: the device waited for a link or the host"

@@ -271,6 +271,8 @@ void bind_subspace_engine(py::module_& m) {
            "drop() and synchronize(). Timeout: a lane is stuck; what was `lent` to it is kept.")
       .def("finish", &finish, py::arg("lent"),
            "As close(), whatever failed before; raises only where a lane still runs.")
+      .def("uncalibrated", &SubspaceEngine::uncalibrated,
+           "Number of weights whose projectors wait for their first gradient.")
       .def("calibration_due", &SubspaceEngine::calibration_due)
       .def("begin_calibration", &SubspaceEngine::begin_calibration, unlocked)
       .def("end_calibration", &SubspaceEngine::end_calibration)

@@ -14,6 +14,7 @@ void bind_adam(py::module_& m);
 void bind_checksum(py::module_& m);
 void bind_codec_families(py::module_& m);
 void bind_cost_model(py::module_& m);
+void bind_denormals(py::module_& m);
 void bind_host_memory(py::module_& m);
 void bind_loss_scale(py::module_& m);
 void bind_subspace_engine(py::module_& m);

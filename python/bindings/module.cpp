@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_checksum(m);
   sluiceway::bind_codec_families(m);
   sluiceway::bind_cost_model(m);
+  sluiceway::bind_denormals(m);
   sluiceway::bind_host_memory(m);
   sluiceway::bind_loss_scale(m);
   sluiceway::bind_trace(m);

@@ -23,6 +23,7 @@ __all__: list[str] = [
     "auto_codec",
     "codec_families",
     "count_host_allocations",
+    "flush_denormals",
     "host_allocated_bytes",
     "host_peak_bytes",
     "now_us",
@@ -266,6 +267,10 @@ class SubspaceEngine:
     ) -> tuple[bool, float, float, int]: ...
     def synchronize(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
+    def uncalibrated(self) -> int:
+        """
+        Number of weights whose projectors wait for their first gradient.
+        """
     def wait(self, weight: typing.SupportsInt) -> float: ...
     def weight_state(self, weight: typing.SupportsInt) -> dict[str, typing.Any]:
         """
@@ -323,6 +328,11 @@ def codec_families() -> list[CodecFamily]:
 def count_host_allocations() -> None:
     """
     From now on count torch's CPU allocations of this process; idempotent.
+    """
+
+def flush_denormals(on: bool) -> bool:
+    """
+    Let this thread and torch's own take numbers below 2^-126 for 0, or not; returns whether this thread did. Threads that are made later start with it.
     """
 
 def host_allocated_bytes() -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 
+import sluiceway as sw
+from conftest import read_lines
 from report_pages import line_of
 from sluiceway.run.progress import Progress
+from small_models import make
+from twins import train
 
 
 class Terminal(io.StringIO):
@@ -30,3 +34,49 @@ def test_terminal_gets_one_table_with_a_line_for_each_figure(monkeypatch):
     assert rows["d2h/h2d"] == "4 KiB/2 KiB"
     starts = {line.index(line.split(maxsplit=1)[1]) for line in last if len(line.split()) > 1}
     assert len(starts) == 1
+
+
+def test_calibration_is_said_as_it_goes_on_and_is_no_part_of_what_is_left(monkeypatch):
+    clock = iter([100.0, 103.0, 106.0, 107.0])
+    out = io.StringIO()
+    with Progress("subspace", 10, None, out) as progress:
+        with monkeypatch.context() as context:
+            context.setattr("sluiceway.run.progress.time.monotonic", lambda: next(clock))
+            for done in range(4):
+                progress.calibrating(done, 28)
+        assert out.getvalue() == "subspace: calibrating: 2 of 28\n"
+        progress({**line_of(1), "seconds": 9.5, "learn_seconds": 9.0})
+        figures = progress.figures()
+        assert (figures["s/step"], figures["ETA"]) == ("0.500", "0:04")
+        assert figures["calibration"] == "9.0 s"
+        # A refresh of later steps is one of many: it counts.
+        progress({**line_of(2), "seconds": 2.5, "learn_seconds": 2.0})
+        assert progress.figures()["s/step"] == "1.500"
+
+
+def test_optimizer_tells_how_many_projectors_are_fitted():
+    model, told = make(), []
+    with sw.SubspaceAdamW(model, codec="svd") as opt:
+        opt.watch_calibration(lambda done, wanted: told.append((done, wanted)))
+        train(model, opt, 1)
+        assert told == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+        state = opt.state_dict()
+        train(model, opt, 1)
+    with sw.SubspaceAdamW(model, codec="svd") as opt:
+        opt.watch_calibration(lambda done, wanted: told.append((done, wanted)))
+        opt.load_state_dict(state)
+        train(model, opt, 1)
+    assert len(told) == 5
+
+
+def test_learn_seconds_of_a_run_are_what_its_progress_sets_apart(
+    sluiceway, small_model, write_config, tmp_path
+):
+    engine = {"kind": "subspace", "codec": "svd"}
+    config = write_config(small_model, engine=engine, train={"steps": 3})
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    learned = [line.get("learn_seconds", 0) for line in read_lines(tmp_path / "out")[1:]]
+    assert learned[0] > 0
+    assert learned[1:] == [0, 0]
+    assert f"calibration {learned[0]:.1f} s" in outcome.out

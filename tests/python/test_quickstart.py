@@ -254,3 +254,30 @@ def test_newton_schulz_brings_every_singular_value_near_one():
         values = torch.linalg.svdvals(orthogonalise(matrices))
         assert values.min() > 0.5
         assert values.max() < 1.3
+
+
+class Ended:
+    """A run of which only the losses count."""
+
+    def __init__(self, before: float, after: float) -> None:
+        self.loss_before, self.loss_after = before, after
+
+
+def test_demo_calls_level_what_rounding_alone_could_have_done():
+    from demo import kept_gain
+
+    runs = {"native": Ended(1.5, 1.3), "near": Ended(1.5, 1.289), "far": Ended(1.5, 1.32)}
+    text = kept_gain(runs, 0.015)
+    assert "native gained 0.200 nats" in text
+    assert "end up to 0.015 apart" in text
+    assert text.endswith("beside it: near level, far 90 % of that kept")
+
+
+def test_spread_of_the_demo_is_that_of_several_runs():
+    from demo import SPREAD
+
+    found = json.loads(SPREAD.read_text())
+    losses = [run["after"] for run in found["runs"]]
+    assert len(losses) >= 5
+    assert found["spread"] == max(losses) - min(losses) > 0
+    assert len({run["before"] for run in found["runs"]}) > 1

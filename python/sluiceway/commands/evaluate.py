@@ -69,7 +69,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     subject = _subject(path, asked)
     from sluiceway.engines import engine_of
     from sluiceway.engines.weights import WeightFiles
-    from sluiceway.machine.placement import DTYPES
+    from sluiceway.machine.placement import DTYPES, denormals
     from sluiceway.run.held_out import mean_loss
 
     config = subject.config
@@ -83,7 +83,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
         subject.save.check_unchanged()
     count = min(subject.sequences or len(held_out), len(held_out))
     began = time.perf_counter()
-    with meter("evaluate", count) as advance:
+    with denormals(config, placement), meter("evaluate", count) as advance:
         loss, tokens = mean_loss(
             model, placement, held_out, config.train.micro_batch, count, advance
         )

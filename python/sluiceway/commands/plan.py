@@ -20,6 +20,7 @@ from sluiceway.machine.placement import (
     DTYPES,
     Placement,
     choose_placement,
+    denormals,
     too_many_threads,
     with_threads_of_this_machine,
 )
@@ -57,7 +58,8 @@ def make_plan(config: Config) -> dict[str, Any]:
     rehearsal = rehearse(build, plan.freed, train.micro_batch, length, placement.autocast_dtype)
     tiers = plan.tiers(rehearsal)
     tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
-    speeds = measure_speeds(config, placement, build)
+    with denormals(config, placement):
+        speeds = measure_speeds(config, placement, build)
     trained = trained_elements(model)
     return {
         "model": config.model.path,

@@ -95,6 +95,7 @@ class DeviceSection(Section):
     threads: Count | None = None  # Of torch; null: what torch takes.
     lane_threads: Count = 1
     pin: bool = False  # Main thread on the first core, lanes on the second.
+    flush_denormals: bool = True  # Numbers below 2^-126 are 0; of the host device, native too.
     tflops: Positive | None = None  # What plan assumes of matmuls; null: measured here.
     memory_gbps: Positive | None = None  # Of the device's memory; null: as the host's.
     host_gbps: Positive | None = None  # Of host memory; null: measured here.

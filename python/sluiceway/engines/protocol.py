@@ -12,11 +12,11 @@ An engine lives through these calls, each later one on what the one before it le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -40,6 +40,17 @@ class Recorder(Protocol):
 
     def add_trace_range(self, row: str, name: str, began_us: float, ended_us: float) -> None:
         """Put a range into a row."""
+
+
+@runtime_checkable
+class Calibrates(Protocol):
+    """What an engine may have besides: a first step that is longer, as projectors are fitted."""
+
+    def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
+        """Tell `watch` how many of how many are fitted, as they are.
+
+        The step's `learn_seconds` are then no part of what later steps will take.
+        """
 
 
 @dataclass(frozen=True)

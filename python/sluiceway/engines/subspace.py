@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ class Subspace(GradientEngine):
         if placement.device_cpu is not None:
             arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
         return SubspaceAdamW(model, **arguments)
+
+    def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
+        """As the optimizer does."""
+        self.optimizer.watch_calibration(watch)
 
     def description(self) -> list[str]:
         """What is frozen; which codec each group of weights got, at what cost; what got none."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from sluiceway import _core
 from sluiceway.config.schema import Config
 from sluiceway.errors import InvalidArgument, Unavailable
 
@@ -92,6 +94,19 @@ def enter_placement(config: Config, placement: Placement) -> None:
         os.sched_setaffinity(0, {placement.device_cpu})
     if placement.device.type == "cuda":
         torch.cuda.set_device(placement.device)
+
+
+@contextlib.contextmanager
+def denormals(config: Config, placement: Placement) -> Iterator[None]:
+    """Flush denormal numbers on the host device as the config says; then it is as it was."""
+    if placement.device.type != "cpu":
+        yield
+        return
+    before = _core.flush_denormals(config.device.flush_denormals)
+    try:
+        yield
+    finally:
+        _core.flush_denormals(before)
 
 
 def _device_name(name: str) -> str:

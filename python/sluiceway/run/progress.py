@@ -41,6 +41,9 @@ class Progress:
         self._eval_loss: float | None = None
         self._skipped = 0
         self._shown, self._shown_step = 0.0, -1
+        self._fitting = False  # In the step at hand.
+        self._shown_fit = 0.0
+        self._fitted_seconds = 0.0
         self._live: Any = None
 
     def __enter__(self) -> Progress:
@@ -65,7 +68,7 @@ class Progress:
         if line.get("eval_loss") is not None:
             self._eval_loss = line["eval_loss"]
         if "seconds" in line:
-            self._recent.append(line)
+            self._recent.append(self._without_fit(line))
             self._skipped += line.get("skipped", 0)
         elif self._live is None:
             print(f"{self._title}: held-out loss {self._eval_loss:.4f} before the first step",
@@ -74,9 +77,39 @@ class Progress:
         if self._recent:
             self._show(force=line["step"] == self._steps or line.get("eval_loss") is not None)
 
+    def calibrating(self, done: int, wanted: int) -> None:
+        """Take note that projectors are being fitted, and of how many there are."""
+        now = time.monotonic()
+        if not self._fitting:
+            self._fitting, self._shown_fit = True, now  # What is quick is not worth a line.
+        if now - self._shown_fit < self._interval:
+            return
+        self._shown_fit = now
+        text = f"calibrating: {done} of {wanted}"
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text(f"{self._title}\n{text}"), refresh=True)
+        else:
+            print(f"{self._title}: {text}", file=self._out, flush=True)
+
+    def _without_fit(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The line of a step, without the seconds that no later step will take."""
+        if not self._fitting:
+            return line
+        self._fitting = False
+        fit = min(line.get("learn_seconds") or 0.0, line["seconds"])
+        self._fitted_seconds += fit
+        return line | {"seconds": line["seconds"] - fit}
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between two things that are shown."""
+        return _LIVE_SECONDS if self._live else _LINE_SECONDS
+
     def _show(self, force: bool) -> None:
         now = time.monotonic()
-        if not force and now - self._shown < (_LIVE_SECONDS if self._live else _LINE_SECONDS):
+        if not force and now - self._shown < self._interval:
             return
         if self._shown_step == self._recent[-1]["step"]:
             return
@@ -102,6 +135,8 @@ class Progress:
             "native": f"{100 * self._native / per_step:.0f}%" if self._native else "-",
         }
         figures |= self._traffic(last, seconds)
+        if self._fitted_seconds:
+            figures["calibration"] = f"{self._fitted_seconds:.1f} s"
         if self._skipped:
             figures["skipped"] = str(self._skipped)
         left = per_step * (self._steps - last["step"])

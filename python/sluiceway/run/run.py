@@ -12,7 +12,9 @@ from sluiceway.base.atomic import go_back
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
+from sluiceway.engines.protocol import Calibrates
 from sluiceway.errors import Error, InvalidArgument, IoError
+from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.last_save import LastSave
@@ -69,6 +71,7 @@ class Run:
         # A run that is over takes no step, and its trace stays.
         unfinished = position.step < self._config.train.steps
         with contextlib.ExitStack() as stack:
+            stack.enter_context(denormals(self._config, inputs.placement))
             with self._folder.changed_config(self._config):  # A resume may bring another one.
                 # At step 0 the line before the first step is written again, too.
                 keep = self._folder.length_until(position.step or -1)
@@ -129,6 +132,8 @@ class Run:
         unfinished = position.step < steps
         self._describe(kind, shop)
         with Progress(kind, steps, seconds, self._out) as progress:
+            if isinstance(shop.engine, Calibrates):
+                shop.engine.watch_calibration(progress.calibrating)
             try:
                 Loop(self._config, shop, position, self._interrupt, watch, save).run()
                 if unfinished or not self._folder.checkpoint_path.exists():

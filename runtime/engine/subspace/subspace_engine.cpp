@@ -127,6 +127,12 @@ void SubspaceEngine::finish() {
 
 // ---- Calibration, state, numbers ----------------------------------------------------------------
 
+int SubspaceEngine::uncalibrated() const {
+  return static_cast<int>(std::count_if(weights_.begin(), weights_.end(), [](const auto& weight) {
+    return weight->codec->wants_calibration();
+  }));
+}
+
 void SubspaceEngine::begin_calibration() {
   SLUICEWAY_CHECK(!has_gradient(),
                   "SubspaceEngine: calibration with a gradient accumulated, "

@@ -129,6 +129,7 @@ class SubspaceEngine {
   static constexpr std::chrono::seconds kClosePatience{8};
 
   // ---- Calibration: gradients measure and teach the projectors, and are not accumulated ----
+  int uncalibrated() const;  // Weights whose projectors wait for their first gradient.
   bool calibration_due() const { return calibration_.closure_due(gate_.committed_steps()); }
   void begin_calibration();
   void end_calibration() noexcept { calibration_.end(); }

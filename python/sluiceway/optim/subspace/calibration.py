@@ -11,7 +11,7 @@ from sluiceway.optim.ordinary import OrdinaryParameters
 
 
 class Calibration:
-    """Runs a closure's backward whose gradients train nothing.
+    """Runs a closure's backward whose gradients train nothing, and counts first fits.
 
     Parameters
     ----------
@@ -32,6 +32,27 @@ class Calibration:
         self._closure = closure
         self._ordinary = ordinary
         self.running = False
+        # Told how many of how many are fitted.
+        self.watch: Callable[[int, int], None] | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from here: the engine is new, or has taken over fitted projectors."""
+        self._left = self._wanted = self._engine.uncalibrated()
+
+    def begin_backward(self) -> None:
+        """Gradients are about to come; the first ones are fitted to."""
+        if self._left and self.watch is not None:
+            self.watch(self._wanted - self._left, self._wanted)
+
+    def after_gradient(self) -> None:
+        """One has come, and perhaps was fitted to."""
+        if not self._left:
+            return
+        left = self._engine.uncalibrated()
+        if left != self._left and self.watch is not None:
+            self.watch(self._wanted - left, self._wanted)
+        self._left = left
 
     def due(self) -> bool:
         """Whether it is time, and nothing is gathered that a backward would disturb."""

@@ -126,6 +126,7 @@ class SubspaceAdamW(HookedOptimizer):
 
     def begin_backward(self) -> None:
         """As every backward; with a promise, the engine may update weights while it runs."""
+        self._calibration.begin_backward()
         if self._calibration.running:
             return
         super().begin_backward()
@@ -138,6 +139,7 @@ class SubspaceAdamW(HookedOptimizer):
         matrices = self.weights[weight].matrices(gradient)
         for number, matrix in zip(self.of_engine.numbers(weight), matrices, strict=True):
             self._add_matrix(number, matrix)
+            self._calibration.after_gradient()
 
     def _add_matrix(self, number: int, gradient: torch.Tensor) -> None:
         if self._calibration.running or not self._residuals[number]:
@@ -198,6 +200,13 @@ class SubspaceAdamW(HookedOptimizer):
         self._gradients.lend(kept)
         return skipped, norm, clip
 
+    def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
+        """Tell `watch`, while projectors are fitted to their first gradients, how many of how many.
+
+        It is called inside the first backward, between two weights.
+        """
+        self._calibration.watch = watch
+
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step: as of every engine, and of projectors."""
         raw = self._clock.raw
@@ -219,3 +228,4 @@ class SubspaceAdamW(HookedOptimizer):
 
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
         restore_engine_state(self, state_dict)
+        self._calibration.restart()

@@ -1,0 +1,111 @@
+"""What `sluiceway plan` predicts beside what a run of the same config then takes.
+
+    python experiments/plan/run.py             # writes results.json, case by case
+    python experiments/plan/run.py --table     # prints it for the README
+
+Needs a machine that does nothing else: rates are measured for the plan, seconds in the run. The
+load is written down with each case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
+
+from byte_tokenizer import VOCABULARY_SIZE, write_tokenizer
+from run_folder import REPOSITORY, as_override, provenance, train
+
+RESULTS = Path(__file__).with_name("results.json")
+CONFIG = REPOSITORY / "configs/quickstart.yaml"
+STEPS = {"train.steps": 20, "train.warmup_steps": 0, "data.eval": "[]"}
+CASES = {
+    "quickstart": {},
+    "quickstart, accumulate 4": {"train.accumulate": 4},
+    "quickstart, native": {"engine": {"kind": "native", "embeddings": "frozen"}},
+    "quickstart, svd": {"engine.codec": "svd"},
+    "Llama of 55 M": {"budget": {}, "device.link": None, "train.steps": 8},
+}
+QUANTITIES = ("device", "host", "pinned", "process")
+
+
+def wide_model(folder: Path) -> Path:
+    """A byte-level Llama of 55 M parameters with random weights."""
+    torch.manual_seed(11)
+    shape = LlamaConfig(vocab_size=VOCABULARY_SIZE, hidden_size=640, intermediate_size=1728,
+                        num_hidden_layers=11, num_attention_heads=10, num_key_value_heads=10,
+                        max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=256,
+                        eos_token_id=256, pad_token_id=256)  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    write_tokenizer(folder, 256)
+    return folder
+
+
+def planned(overrides: dict[str, object]) -> dict:
+    """What `sluiceway plan` says."""
+    command = [sys.executable, "-m", "sluiceway", "plan", str(CONFIG), "--json"]
+    for key, value in overrides.items():
+        command += ["--set", f"{key}={as_override(value)}"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY)
+    return json.loads(done.stdout)
+
+
+def measured(name: str, overrides: dict[str, object], scratch: Path) -> dict:
+    """One case: predicted and found, by quantity."""
+    plan = planned(overrides)
+    run = train(CONFIG, scratch / "run", overrides, scratch / "log.txt")
+    pairs = {q: [plan["peak_bytes"][q], run.peak_bytes(q)] for q in QUANTITIES}
+    pairs["seconds"] = [plan["seconds_per_step"], run.step_seconds]
+    return {"case": name, "load": os.getloadavg()[0], "codec": plan["codec"], **pairs}
+
+
+def cell(pair: list[float]) -> str:
+    """Found, and how far off the prediction was."""
+    predicted, found = pair
+    if not found:
+        return "0" if not predicted else f"0, {predicted} predicted"
+    text = f"{found:.3f} s" if isinstance(found, float) else f"{found / 2**20:.1f} MiB"
+    return f"{text} ({100 * (predicted / found - 1):+.1f} %)"
+
+
+def table(found: dict) -> str:
+    """Markdown."""
+    columns = (*QUANTITIES, "seconds")
+    lines = ["| case | " + " | ".join(columns) + " | load |", "|---|" + "---|" * 6]
+    for row in found["rows"]:
+        cells = " | ".join(cell(row[q]) for q in columns)
+        lines.append(f"| {row['case']} | {cells} | {row['load']:.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the cases that are missing, or print what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", action="store_true", help="print results.json")
+    args = parser.parse_args()
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        for name, own in CASES.items():
+            if args.table or any(row["case"] == name for row in rows):
+                continue
+            overrides = {**STEPS, **own}
+            if name.startswith("Llama"):
+                overrides["model.path"] = wide_model(scratch / "model")
+            rows.append(measured(name, overrides, scratch))
+            print(json.dumps(rows[-1]), flush=True)
+            RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+    print(table({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

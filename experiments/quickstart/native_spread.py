@@ -1,0 +1,65 @@
+"""How far apart native AdamW ends from starts that differ by nothing but rounding.
+
+    python experiments/quickstart/native_spread.py        # goes on from what native_spread.json has
+
+Each start is the model's weights in f32, times 1 + 1e-7 z with z normal; the first is as it is. The
+runs are those of configs/quickstart.yaml with native AdamW. Losses do not depend on how busy the
+machine is. The demo calls two results level that are no farther apart than these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from demo import NATIVE
+from run_folder import REPOSITORY, provenance, train
+from safetensors.torch import load_file, save_file
+
+RESULTS = Path(__file__).with_suffix(".json")
+CONFIG = REPOSITORY / "configs/quickstart.yaml"
+MODEL = REPOSITORY / "experiments/quickstart/model"
+RELATIVE = 1e-7
+
+
+def write_start(folder: Path, seed: int) -> Path:
+    """A copy of the model whose weights differ by rounding; seed 0: by nothing."""
+    shutil.copytree(MODEL, folder)
+    random = torch.Generator().manual_seed(seed)
+    weights = {name: w.float() for name, w in load_file(MODEL / "model.safetensors").items()}
+    if seed:
+        for weight in weights.values():
+            weight.mul_(1 + RELATIVE * torch.randn(weight.shape, generator=random))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def ended(seed: int) -> dict[str, float]:
+    """Held-out losses of one run."""
+    with tempfile.TemporaryDirectory() as scratch:
+        start = write_start(Path(scratch) / "model", seed)
+        own = {**NATIVE, "model.path": start, "train.eval_every": 0}
+        run = train(CONFIG, Path(scratch) / "run", own, Path(scratch) / "log.txt")
+        return {"seed": seed, "before": run.loss_before, "after": run.loss_after}
+
+
+def main() -> None:
+    """Run the starts that are missing, and write after each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--starts", type=int, default=8)
+    args = parser.parse_args()
+    runs = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    for seed in range(len(runs), args.starts):
+        runs.append(ended(seed))
+        print(json.dumps(runs[-1]), flush=True)
+        losses = [run["after"] for run in runs]
+        found = {"relative": RELATIVE, "spread": max(losses) - min(losses), "runs": runs}
+        RESULTS.write_text(json.dumps({**provenance(), **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
