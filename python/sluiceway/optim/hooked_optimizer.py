@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
+import sys
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Self
@@ -13,7 +16,7 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
-from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.errors import Error, InvalidArgument, Unavailable
 from sluiceway.model.targets import select_weights
 from sluiceway.optim.gathering import GatheringOptimizer
 from sluiceway.optim.hooks import ModelHooks
@@ -80,6 +83,7 @@ class HookedOptimizer(GatheringOptimizer):
         self._stepping: list[torch.Tensor] = []
         self._take_model(model)
         self._closed = False
+        _open.add(self)
 
     def _take_model(self, model: nn.Module) -> None:
         """Change the model; what fails here, or `close()`, leaves it as it was found."""
@@ -277,7 +281,7 @@ class HookedOptimizer(GatheringOptimizer):
         KeyboardInterrupt
             Ctrl-C; the optimizer is still open.
         Timeout
-            A lane has not got anything done for eight seconds, nor for longer than ever before;
+            A lane has not got anything done for five seconds, nor for longer than ever before;
             lane and weight are named, and their memory is never given back.
         Error
             A lane of an earlier step failed; lane and weight are named.
@@ -314,9 +318,25 @@ class HookedOptimizer(GatheringOptimizer):
         self.close()
 
     def __del__(self) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        """What is left of `close()` for one that nobody closed, while the weights are alive."""
         if not self._closed and os.getpid() == self._opened_in:
-            self._on_model.close()
-            self.engine.finish(self._lent())  # While the weights are certainly alive.
+            self._let_go()
+            self.engine.finish(self._lent())
+
+
+_open: weakref.WeakSet[HookedOptimizer] = weakref.WeakSet()
+
+
+@atexit.register  # Later, while modules are torn down, nobody could be told of a stuck lane.
+def _finish_all() -> None:
+    for optimizer in list(_open):
+        try:
+            optimizer._finish()
+        except Error as error:
+            print(f"sluiceway: {error}", file=sys.stderr)
 
 
 def _check_device(owner: str, device: str) -> None:
