@@ -96,6 +96,8 @@ class NoiseStream {
     V a0 = block, a1 = hn::ShiftRight<32>(block), a2 = hn::Set(d, tensor_),
       a3 = hn::Set(d, tensor_ >> 32);
     V b0 = odd_block, b1 = hn::ShiftRight<32>(odd_block), b2 = a2, b3 = a3;
+    static_assert(kPhiloxRounds == 10);  // A loop would move eight vectors a round.
+    HWY_UNROLL(10)
     for (const auto& key : round_keys_) {
       const V k0 = hn::Set(d, key[0]), k1 = hn::Set(d, key[1]);
       const V pa0 = multiply(d, a0, m0), pa1 = multiply(d, a2, m1);
