@@ -177,6 +177,26 @@ HWY_INLINE void store_stochastic(D d, V x, const std::uint16_t* noise, bf16* p) 
   store_bits(d, narrow(d, bf16_stochastic_bits(d, x, bits)), p);
 }
 
+// store_stochastic() of `a` and, behind it, of `b`, narrowed at once.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void store_stochastic_pair(D d, V a, V b, const std::uint16_t* noise, bf16* p) {
+  const std::size_t lanes = hn::Lanes(d);
+#if HWY_TARGET != HWY_SCALAR
+  if (HWY_LIKELY(hn::AllFalse(d, hn::Or(hn::IsNaN(a), hn::IsNaN(b))))) {
+    const U32<D> du;
+    const U16<D> du16;
+    const hn::Repartition<std::uint16_t, D> halves;
+    const auto noise_a = widen(d, hn::LoadU(du16, noise));
+    const auto noise_b = widen(d, hn::LoadU(du16, noise + lanes));
+    const auto lower = hn::BitCast(halves, hn::Add(hn::BitCast(du, a), noise_a));
+    const auto upper = hn::BitCast(halves, hn::Add(hn::BitCast(du, b), noise_b));
+    return hn::StoreU(hn::ConcatOdd(halves, upper, lower), halves, &p->bits);
+  }
+#endif
+  store_stochastic(d, a, noise, p);
+  store_stochastic(d, b, noise + lanes, p + lanes);
+}
+
 // ---- Loops with a tail -------------------------------------------------------------------------
 
 // A loop body is a template over one of these two, and so is the same code for whole vectors and

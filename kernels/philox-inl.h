@@ -33,8 +33,8 @@ class NoiseStream {
 
   explicit NoiseStream(const NoiseKey& key) : tensor_(key.tensor) {
     PhiloxKey k = philox_key(key);
-    for (PhiloxKey& round_key : round_keys_) {
-      round_key = k;
+    for (auto& round_key : round_keys_) {
+      round_key = {k[0], k[1]};
       k = {k[0] + kPhiloxW0, k[1] + kPhiloxW1};
     }
   }
@@ -69,7 +69,8 @@ class NoiseStream {
       const std::uint64_t block = g * 16 + lane;
       const PhiloxCounter words = philox4x32_10(
           {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), t0, t1},
-          round_keys_[0]);
+          {static_cast<std::uint32_t>(round_keys_[0][0]),
+           static_cast<std::uint32_t>(round_keys_[0][1])});
       for (std::size_t w = 0; w < 4; ++w) std::memcpy(out + 64 * w + 4 * lane, &words[w], 4);
     }
 #else
@@ -95,14 +96,16 @@ class NoiseStream {
     V a0 = block, a1 = hn::ShiftRight<32>(block), a2 = hn::Set(d, tensor_),
       a3 = hn::Set(d, tensor_ >> 32);
     V b0 = odd_block, b1 = hn::ShiftRight<32>(odd_block), b2 = a2, b3 = a3;
-    for (const PhiloxKey& key : round_keys_) {
+    static_assert(kPhiloxRounds == 10);  // A loop would move eight vectors a round.
+    HWY_UNROLL(10)
+    for (const auto& key : round_keys_) {
       const V k0 = hn::Set(d, key[0]), k1 = hn::Set(d, key[1]);
       const V pa0 = multiply(d, a0, m0), pa1 = multiply(d, a2, m1);
       const V pb0 = multiply(d, b0, m0), pb1 = multiply(d, b2, m1);
-      a0 = hn::Xor(hn::ShiftRight<32>(pa1), hn::Xor(a1, k0));
-      b0 = hn::Xor(hn::ShiftRight<32>(pb1), hn::Xor(b1, k0));
-      a2 = hn::Xor(hn::ShiftRight<32>(pa0), hn::Xor(a3, k1));
-      b2 = hn::Xor(hn::ShiftRight<32>(pb0), hn::Xor(b3, k1));
+      a0 = hn::Xor3(hn::ShiftRight<32>(pa1), a1, k0);
+      b0 = hn::Xor3(hn::ShiftRight<32>(pb1), b1, k0);
+      a2 = hn::Xor3(hn::ShiftRight<32>(pa0), a3, k1);
+      b2 = hn::Xor3(hn::ShiftRight<32>(pb0), b3, k1);
       a1 = pa1, a3 = pa0;
       b1 = pb1, b3 = pb0;
     }
@@ -120,7 +123,9 @@ class NoiseStream {
 
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V interleave(D d, V even, V odd) {
-    return hn::Or(hn::And(even, hn::Set(d, 0xFFFFFFFFU)), hn::ShiftLeft<32>(odd));
+    const hn::Repartition<std::uint32_t, D> d32;
+    return hn::BitCast(
+        d, hn::OddEven(hn::BitCast(d32, hn::ShiftLeft<32>(odd)), hn::BitCast(d32, even)));
   }
 
   template <class D32, class V>
@@ -130,7 +135,8 @@ class NoiseStream {
 #endif
 
   std::uint64_t tensor_;
-  std::array<PhiloxKey, kPhiloxRounds> round_keys_;
+  // As wide as the lanes that they are broadcast to.
+  std::array<std::array<std::uint64_t, 2>, kPhiloxRounds> round_keys_;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -92,6 +92,15 @@ struct AddOut {
   }
 };
 
+// AVX-512 has 32 vector registers.
+#undef SLUICEWAY_HWY_MANY_REGISTERS
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+#define SLUICEWAY_HWY_MANY_REGISTERS true
+#else
+#define SLUICEWAY_HWY_MANY_REGISTERS false
+#endif
+inline constexpr bool kManyRegisters = SLUICEWAY_HWY_MANY_REGISTERS;
+
 // ---- Kernels ------------------------------------------------------------------------------------
 //
 // Not inlined: pointers and sums then have the registers to themselves.
@@ -139,6 +148,73 @@ HWY_NOINLINE void product_4x2(D d, TileA a, TileB<T> b, Out out, std::int64_t x,
     out.put(d, x + 2, j + lanes, c21);
     out.put(d, x + 3, j, c30);
     out.put(d, x + 3, j + lanes, c31);
+  }
+}
+
+// Eight rows by `pairs` times two vectors, where there are registers for sixteen sums: B is read,
+// and widened, half as often.
+template <bool kAhead, class D, typename T, class Out>
+HWY_NOINLINE void product_8x2(D d, TileA a, TileB<T> b, Out out, std::int64_t x, std::int64_t j,
+                              std::int64_t ys, std::int64_t pairs) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t ax = a.ax, ay = a.ay, stride = b.stride;
+  const T* first = b.b;
+  for (; pairs > 0; --pairs, j += 2 * lanes, first += 2 * lanes) {
+    auto c00 = out.start(d, x, j), c01 = out.start(d, x, j + lanes);
+    auto c10 = out.start(d, x + 1, j), c11 = out.start(d, x + 1, j + lanes);
+    auto c20 = out.start(d, x + 2, j), c21 = out.start(d, x + 2, j + lanes);
+    auto c30 = out.start(d, x + 3, j), c31 = out.start(d, x + 3, j + lanes);
+    auto c40 = out.start(d, x + 4, j), c41 = out.start(d, x + 4, j + lanes);
+    auto c50 = out.start(d, x + 5, j), c51 = out.start(d, x + 5, j + lanes);
+    auto c60 = out.start(d, x + 6, j), c61 = out.start(d, x + 6, j + lanes);
+    auto c70 = out.start(d, x + 7, j), c71 = out.start(d, x + 7, j + lanes);
+    const T* bp = first;
+    const float* low = a.a;
+    const float* high = a.a + 4 * ax;
+    for (std::int64_t y = 0; y < ys; ++y, low += ay, high += ay, bp += stride) {
+      if constexpr (kAhead) prefetch_ahead<2 * hn::MaxLanes(D()) * sizeof(T)>(bp);
+      const auto b0 = load_f32(d, bp), b1 = load_f32(d, bp + lanes);
+      const auto v0 = hn::Set(d, low[0]);
+      c00 = hn::MulAdd(v0, b0, c00);
+      c01 = hn::MulAdd(v0, b1, c01);
+      const auto v1 = hn::Set(d, low[ax]);
+      c10 = hn::MulAdd(v1, b0, c10);
+      c11 = hn::MulAdd(v1, b1, c11);
+      const auto v2 = hn::Set(d, low[2 * ax]);
+      c20 = hn::MulAdd(v2, b0, c20);
+      c21 = hn::MulAdd(v2, b1, c21);
+      const auto v3 = hn::Set(d, low[3 * ax]);
+      c30 = hn::MulAdd(v3, b0, c30);
+      c31 = hn::MulAdd(v3, b1, c31);
+      const auto v4 = hn::Set(d, high[0]);
+      c40 = hn::MulAdd(v4, b0, c40);
+      c41 = hn::MulAdd(v4, b1, c41);
+      const auto v5 = hn::Set(d, high[ax]);
+      c50 = hn::MulAdd(v5, b0, c50);
+      c51 = hn::MulAdd(v5, b1, c51);
+      const auto v6 = hn::Set(d, high[2 * ax]);
+      c60 = hn::MulAdd(v6, b0, c60);
+      c61 = hn::MulAdd(v6, b1, c61);
+      const auto v7 = hn::Set(d, high[3 * ax]);
+      c70 = hn::MulAdd(v7, b0, c70);
+      c71 = hn::MulAdd(v7, b1, c71);
+    }
+    out.put(d, x, j, c00);
+    out.put(d, x, j + lanes, c01);
+    out.put(d, x + 1, j, c10);
+    out.put(d, x + 1, j + lanes, c11);
+    out.put(d, x + 2, j, c20);
+    out.put(d, x + 2, j + lanes, c21);
+    out.put(d, x + 3, j, c30);
+    out.put(d, x + 3, j + lanes, c31);
+    out.put(d, x + 4, j, c40);
+    out.put(d, x + 4, j + lanes, c41);
+    out.put(d, x + 5, j, c50);
+    out.put(d, x + 5, j + lanes, c51);
+    out.put(d, x + 6, j, c60);
+    out.put(d, x + 6, j + lanes, c61);
+    out.put(d, x + 7, j, c70);
+    out.put(d, x + 7, j + lanes, c71);
   }
 }
 
@@ -195,11 +271,20 @@ HWY_INLINE void tile_product(D d, const TileA& a, const TileB<T>& b, const Out& 
   while (vectors >= 2) {
     const std::int64_t pairs = std::min(kStripPairs, vectors / 2);
     std::int64_t x = 0;
-    if (xs >= 4) {
-      product_4x2<kAhead>(d, a, b.col(j), out, 0, j, ys, pairs);
-      for (x = 4; x + 4 <= xs; x += 4) {
-        product_4x2<false>(d, a.row(x), b.col(j), out, x, j, ys, pairs);
+    if constexpr (kManyRegisters) {
+      if (xs >= 8) {
+        product_8x2<kAhead>(d, a, b.col(j), out, 0, j, ys, pairs);
+        for (x = 8; x + 8 <= xs; x += 8) {
+          product_8x2<false>(d, a.row(x), b.col(j), out, x, j, ys, pairs);
+        }
       }
+    }
+    if (x == 0 && xs >= 4) {
+      product_4x2<kAhead>(d, a, b.col(j), out, 0, j, ys, pairs);
+      x = 4;
+    }
+    for (; x + 4 <= xs; x += 4) {
+      product_4x2<false>(d, a.row(x), b.col(j), out, x, j, ys, pairs);
     }
     for (; x < xs; ++x) {
       for (std::int64_t v = 0; v < 2 * pairs; ++v) {

@@ -93,6 +93,13 @@ class UpdateSink {
       const std::int64_t piece = std::min(kPiece, count - first);
       noise_.fill(static_cast<std::uint64_t>(index + first), bits, static_cast<std::size_t>(piece));
       std::int64_t j = 0;
+      for (; j + 2 * lanes <= piece; j += 2 * lanes) {
+        bf16* const to = w + first + j;
+        const float* const from = x + first + j;
+        store_stochastic_pair(d, updated(load_f32(d, to), hn::LoadU(d, from)),
+                              updated(load_f32(d, to + lanes), hn::LoadU(d, from + lanes)),
+                              bits + j, to);
+      }
       for (; j + lanes <= piece; j += lanes) {
         bf16* const to = w + first + j;
         store_stochastic(d, updated(load_f32(d, to), hn::LoadU(d, x + first + j)), bits + j, to);

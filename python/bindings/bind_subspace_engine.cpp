@@ -134,8 +134,12 @@ std::tuple<bool, double, float, int> step(SubspaceEngine& engine, const Hypers& 
   return {outcome.skipped, outcome.grad_norm, outcome.clip_factor, outcome.residuals_kept};
 }
 
-// Storage that a lane may still write to when nobody waits for it any more.
-void keep_for_good(const std::vector<at::Tensor>& lent) { new std::vector<at::Tensor>(lent); }
+// Storage that a lane may still write to when nobody waits for it any more is never freed. Not by
+// the tensors of Python: torch aborts where those outlive the interpreter.
+void keep_for_good(const std::vector<at::Tensor>& lent) {
+  auto* const kept = new std::vector<at::Tensor>;
+  for (const at::Tensor& tensor : lent) kept->push_back(tensor.detach());
+}
 
 void close(SubspaceEngine& engine, const std::vector<at::Tensor>& lent) {
   try {

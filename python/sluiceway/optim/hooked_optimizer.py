@@ -336,7 +336,7 @@ class HookedOptimizer(GatheringOptimizer):
         KeyboardInterrupt
             Ctrl-C; the optimizer is still open.
         Timeout
-            A lane has not got anything done for eight seconds, nor for longer than ever before;
+            A lane has not got anything done for five seconds, nor for longer than ever before;
             lane and weight are named, and their memory is never given back.
         Error
             A lane of an earlier step failed; lane and weight are named.

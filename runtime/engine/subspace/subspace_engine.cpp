@@ -17,9 +17,10 @@ std::size_t largest(const Calibration::Weights& weights,
   return most * sizeof(float);
 }
 
+// Waits of the executor have an end while this lives.
 class Patience {
  public:
-  Patience(Executor& executor, std::chrono::seconds most) : executor_(executor) {
+  Patience(Executor& executor, std::chrono::milliseconds most) : executor_(executor) {
     executor_.give_up_after(most);
   }
   Patience(const Patience&) = delete;
@@ -108,15 +109,15 @@ void SubspaceEngine::drop() {
   for (const auto& weight : weights_) weight->gathering = {};
 }
 
-void SubspaceEngine::close() {
-  const Patience patience(lanes_.executor(), kClosePatience);
+void SubspaceEngine::close(std::chrono::milliseconds patience) {
+  const Patience bounded(lanes_.executor(), patience);
   drop();
   synchronize();
 }
 
-void SubspaceEngine::finish() {
+void SubspaceEngine::finish(std::chrono::milliseconds patience) {
   try {
-    close();
+    close(patience);
   } catch (...) {
     if (!idle()) throw;
     // A failed executor has drained its lanes; nothing runs any more, which is all that is asked.

@@ -119,14 +119,14 @@ class SubspaceEngine {
   // stall in seconds.
   double acquire(int index, StreamRef compute);
   void synchronize();  // Every step is applied when it returns.
-  // drop() and synchronize(), but a lane that seems to end never is given up after kClosePatience
-  // (Executor::give_up_after): Timeout.
-  void close();
+  static constexpr std::chrono::milliseconds kClosePatience{5000};
+  // drop() and synchronize(), but a lane that is stuck is given up (Executor::give_up_after):
+  // Timeout.
+  void close(std::chrono::milliseconds patience = kClosePatience);
   // As close(), whatever lanes have thrown before. Throws what kept it from waiting for a lane that
   // still runs: then the engine, and all that it was lent, must stay for as long as the process.
-  void finish();
+  void finish(std::chrono::milliseconds patience = kClosePatience);
   bool idle() const { return lanes_.executor().idle(); }  // No lane has work of ours.
-  static constexpr std::chrono::seconds kClosePatience{8};
 
   // ---- Calibration: gradients measure and teach the projectors, and are not accumulated ----
   int uncalibrated() const;  // Weights whose projectors wait for their first gradient.

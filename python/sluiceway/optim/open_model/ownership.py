@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
+from sluiceway.errors import Error
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
 
 
@@ -42,6 +46,7 @@ class ModelOwnership:
         self._in_flight = in_flight
         self._lent = lent
         self.ended = False
+        _open.add(self)
 
     def end(self) -> bool:
         """Apply what is enqueued and give the model back; False if there is nothing to do.
@@ -70,7 +75,14 @@ class ModelOwnership:
         self._give_back.close()
         self._in_flight.give_back()
 
-    def __del__(self) -> None:
+    def finish(self) -> None:
+        """What is left of `end()` where nobody called it, while the weights are certainly alive.
+
+        Raises
+        ------
+        Error
+            A lane is stuck; the model was given back.
+        """
         if self.ended or self._in_flight.forked():
             return
         self.ended = True
@@ -79,3 +91,18 @@ class ModelOwnership:
             self._engine.finish(self._lent())
         finally:
             self._in_flight.give_back()
+
+    def __del__(self) -> None:
+        self.finish()
+
+
+_open: weakref.WeakSet[ModelOwnership] = weakref.WeakSet()
+
+
+@atexit.register  # Later, while modules are torn down, nobody could be told of a stuck lane.
+def _finish_all() -> None:
+    for ownership in list(_open):
+        try:
+            ownership.finish()
+        except Error as error:
+            print(f"sluiceway: {error}", file=sys.stderr)
