@@ -105,6 +105,29 @@ inline constexpr bool kManyRegisters = SLUICEWAY_HWY_MANY_REGISTERS;
 //
 // Not inlined: pointers and sums then have the registers to themselves.
 
+// The sums of one row, two vectors side by side.
+template <class V>
+struct RowSums {
+  V left, right;
+
+  HWY_INLINE void add(V a, V b_left, V b_right) {
+    left = hn::MulAdd(a, b_left, left);
+    right = hn::MulAdd(a, b_right, right);
+  }
+};
+
+template <class D, class Out>
+HWY_INLINE RowSums<hn::Vec<D>> start_row(D d, const Out& out, std::int64_t x, std::int64_t j) {
+  return {out.start(d, x, j), out.start(d, x, j + static_cast<std::int64_t>(hn::Lanes(d)))};
+}
+
+template <class D, class Out>
+HWY_INLINE void put_row(D d, const Out& out, std::int64_t x, std::int64_t j,
+                        const RowSums<hn::Vec<D>>& c) {
+  out.put(d, x, j, c.left);
+  out.put(d, x, j + static_cast<std::int64_t>(hn::Lanes(d)), c.right);
+}
+
 // Four rows by `pairs` times two vectors: eight sums, as many as two units of four cycles keep in
 // flight.
 template <bool kAhead, class D, typename T, class Out>
@@ -118,36 +141,22 @@ HWY_NOINLINE void product_4x2(D d, TileA a, TileB<T> b, Out out, std::int64_t x,
   const float* a3 = a2 + a.ax;
   const T* first = b.b;
   for (; pairs > 0; --pairs, j += 2 * lanes, first += 2 * lanes) {
-    auto c00 = out.start(d, x, j), c01 = out.start(d, x, j + lanes);
-    auto c10 = out.start(d, x + 1, j), c11 = out.start(d, x + 1, j + lanes);
-    auto c20 = out.start(d, x + 2, j), c21 = out.start(d, x + 2, j + lanes);
-    auto c30 = out.start(d, x + 3, j), c31 = out.start(d, x + 3, j + lanes);
+    auto c0 = start_row(d, out, x, j), c1 = start_row(d, out, x + 1, j);
+    auto c2 = start_row(d, out, x + 2, j), c3 = start_row(d, out, x + 3, j);
     const T* bp = first;
     std::int64_t at = 0;
     for (std::int64_t y = 0; y < ys; ++y, at += ay, bp += stride) {
       if constexpr (kAhead) prefetch_ahead<2 * hn::MaxLanes(D()) * sizeof(T)>(bp);
       const auto b0 = load_f32(d, bp), b1 = load_f32(d, bp + lanes);
-      const auto v0 = hn::Set(d, a0[at]);
-      c00 = hn::MulAdd(v0, b0, c00);
-      c01 = hn::MulAdd(v0, b1, c01);
-      const auto v1 = hn::Set(d, a1[at]);
-      c10 = hn::MulAdd(v1, b0, c10);
-      c11 = hn::MulAdd(v1, b1, c11);
-      const auto v2 = hn::Set(d, a2[at]);
-      c20 = hn::MulAdd(v2, b0, c20);
-      c21 = hn::MulAdd(v2, b1, c21);
-      const auto v3 = hn::Set(d, a3[at]);
-      c30 = hn::MulAdd(v3, b0, c30);
-      c31 = hn::MulAdd(v3, b1, c31);
+      c0.add(hn::Set(d, a0[at]), b0, b1);
+      c1.add(hn::Set(d, a1[at]), b0, b1);
+      c2.add(hn::Set(d, a2[at]), b0, b1);
+      c3.add(hn::Set(d, a3[at]), b0, b1);
     }
-    out.put(d, x, j, c00);
-    out.put(d, x, j + lanes, c01);
-    out.put(d, x + 1, j, c10);
-    out.put(d, x + 1, j + lanes, c11);
-    out.put(d, x + 2, j, c20);
-    out.put(d, x + 2, j + lanes, c21);
-    out.put(d, x + 3, j, c30);
-    out.put(d, x + 3, j + lanes, c31);
+    put_row(d, out, x, j, c0);
+    put_row(d, out, x + 1, j, c1);
+    put_row(d, out, x + 2, j, c2);
+    put_row(d, out, x + 3, j, c3);
   }
 }
 
@@ -160,61 +169,33 @@ HWY_NOINLINE void product_8x2(D d, TileA a, TileB<T> b, Out out, std::int64_t x,
   const std::int64_t ax = a.ax, ay = a.ay, stride = b.stride;
   const T* first = b.b;
   for (; pairs > 0; --pairs, j += 2 * lanes, first += 2 * lanes) {
-    auto c00 = out.start(d, x, j), c01 = out.start(d, x, j + lanes);
-    auto c10 = out.start(d, x + 1, j), c11 = out.start(d, x + 1, j + lanes);
-    auto c20 = out.start(d, x + 2, j), c21 = out.start(d, x + 2, j + lanes);
-    auto c30 = out.start(d, x + 3, j), c31 = out.start(d, x + 3, j + lanes);
-    auto c40 = out.start(d, x + 4, j), c41 = out.start(d, x + 4, j + lanes);
-    auto c50 = out.start(d, x + 5, j), c51 = out.start(d, x + 5, j + lanes);
-    auto c60 = out.start(d, x + 6, j), c61 = out.start(d, x + 6, j + lanes);
-    auto c70 = out.start(d, x + 7, j), c71 = out.start(d, x + 7, j + lanes);
+    auto c0 = start_row(d, out, x, j), c1 = start_row(d, out, x + 1, j);
+    auto c2 = start_row(d, out, x + 2, j), c3 = start_row(d, out, x + 3, j);
+    auto c4 = start_row(d, out, x + 4, j), c5 = start_row(d, out, x + 5, j);
+    auto c6 = start_row(d, out, x + 6, j), c7 = start_row(d, out, x + 7, j);
     const T* bp = first;
     const float* low = a.a;
     const float* high = a.a + 4 * ax;
     for (std::int64_t y = 0; y < ys; ++y, low += ay, high += ay, bp += stride) {
       if constexpr (kAhead) prefetch_ahead<2 * hn::MaxLanes(D()) * sizeof(T)>(bp);
       const auto b0 = load_f32(d, bp), b1 = load_f32(d, bp + lanes);
-      const auto v0 = hn::Set(d, low[0]);
-      c00 = hn::MulAdd(v0, b0, c00);
-      c01 = hn::MulAdd(v0, b1, c01);
-      const auto v1 = hn::Set(d, low[ax]);
-      c10 = hn::MulAdd(v1, b0, c10);
-      c11 = hn::MulAdd(v1, b1, c11);
-      const auto v2 = hn::Set(d, low[2 * ax]);
-      c20 = hn::MulAdd(v2, b0, c20);
-      c21 = hn::MulAdd(v2, b1, c21);
-      const auto v3 = hn::Set(d, low[3 * ax]);
-      c30 = hn::MulAdd(v3, b0, c30);
-      c31 = hn::MulAdd(v3, b1, c31);
-      const auto v4 = hn::Set(d, high[0]);
-      c40 = hn::MulAdd(v4, b0, c40);
-      c41 = hn::MulAdd(v4, b1, c41);
-      const auto v5 = hn::Set(d, high[ax]);
-      c50 = hn::MulAdd(v5, b0, c50);
-      c51 = hn::MulAdd(v5, b1, c51);
-      const auto v6 = hn::Set(d, high[2 * ax]);
-      c60 = hn::MulAdd(v6, b0, c60);
-      c61 = hn::MulAdd(v6, b1, c61);
-      const auto v7 = hn::Set(d, high[3 * ax]);
-      c70 = hn::MulAdd(v7, b0, c70);
-      c71 = hn::MulAdd(v7, b1, c71);
+      c0.add(hn::Set(d, low[0]), b0, b1);
+      c1.add(hn::Set(d, low[ax]), b0, b1);
+      c2.add(hn::Set(d, low[2 * ax]), b0, b1);
+      c3.add(hn::Set(d, low[3 * ax]), b0, b1);
+      c4.add(hn::Set(d, high[0]), b0, b1);
+      c5.add(hn::Set(d, high[ax]), b0, b1);
+      c6.add(hn::Set(d, high[2 * ax]), b0, b1);
+      c7.add(hn::Set(d, high[3 * ax]), b0, b1);
     }
-    out.put(d, x, j, c00);
-    out.put(d, x, j + lanes, c01);
-    out.put(d, x + 1, j, c10);
-    out.put(d, x + 1, j + lanes, c11);
-    out.put(d, x + 2, j, c20);
-    out.put(d, x + 2, j + lanes, c21);
-    out.put(d, x + 3, j, c30);
-    out.put(d, x + 3, j + lanes, c31);
-    out.put(d, x + 4, j, c40);
-    out.put(d, x + 4, j + lanes, c41);
-    out.put(d, x + 5, j, c50);
-    out.put(d, x + 5, j + lanes, c51);
-    out.put(d, x + 6, j, c60);
-    out.put(d, x + 6, j + lanes, c61);
-    out.put(d, x + 7, j, c70);
-    out.put(d, x + 7, j + lanes, c71);
+    put_row(d, out, x, j, c0);
+    put_row(d, out, x + 1, j, c1);
+    put_row(d, out, x + 2, j, c2);
+    put_row(d, out, x + 3, j, c3);
+    put_row(d, out, x + 4, j, c4);
+    put_row(d, out, x + 5, j, c5);
+    put_row(d, out, x + 6, j, c6);
+    put_row(d, out, x + 7, j, c7);
   }
 }
 

@@ -22,7 +22,7 @@ class CtrlC:
     """Sends SIGINT a moment after it is entered; `latency` is how long the block went on then."""
 
     def __enter__(self):
-        self._timer = threading.Timer(0.2, self._press)
+        self._timer = threading.Timer(0.23, self._press)
         self._timer.start()
         return self
 
