@@ -8,9 +8,7 @@ import pytest
 import sluiceway as sw
 import torch
 from small_models import Tied, loss_of, make, same_bits
-from test_trainer import Tokens, arguments, scheduler, tiny_llama
 from torch import nn
-from transformers import Trainer
 from twins import LR, identity, train
 from updates import SLOW, copies, error_against, update_error
 
@@ -118,26 +116,6 @@ def test_a_compiled_training_step_with_optimizer_and_all():
         for number in range(8):
             compiled(ours, opt)(number)
     train(theirs, native, 8)
-    assert error_against(ours, theirs, start) <= 1e-5
-
-
-def test_trainer_compiles_the_model_by_itself(tmp_path):
-    ours, theirs = tiny_llama(), tiny_llama()
-    theirs.model.embed_tokens.weight.requires_grad_(False)
-    start = copies(theirs)
-    native = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], lr=LR)
-    compiles = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-    how = arguments(tmp_path, max_grad_norm=0.0, **compiles)
-    with identity(ours, link=SLOW) as opt:
-        for model, optimizer in ((theirs, native), (ours, opt)):
-            trainer = Trainer(
-                model=model,
-                args=how,
-                train_dataset=Tokens(),
-                optimizers=(optimizer, scheduler(optimizer)),
-            )
-            trainer.train()
-        assert opt._compilation.active
     assert error_against(ours, theirs, start) <= 1e-5
 
 
