@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sluiceway as sw
 from agreement import TOLERANCE, disagreement, language_loss, loop, tiny_llama
+from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from small_models import loss_of, make
 from test_peft import TRAINED, with_adapters
 
@@ -18,7 +19,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_forwards_that_do_not_wait_are_seen(monkeypatch, case):
     make_model, drive, arguments = CASES[case]
-    monkeypatch.setattr(sw.SubspaceAdamW, "wait", lambda _optimizer, _weight: None)
+    monkeypatch.setattr(WeightsInFlight, "wait", lambda _in_flight, _weight: None)
+    monkeypatch.setattr(WeightsInFlight, "take_off", lambda _in_flight: None)
     assert disagreement(make_model, drive, **arguments) > 1000 * TOLERANCE
 
 

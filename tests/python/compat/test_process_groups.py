@@ -118,8 +118,8 @@ def test_each_rank_refuses_by_name(outcomes, case):
         assert "process" in text or "DistributedDataParallel" in text or "DTensor" in text
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_data_parallel_is_refused(order):
-    kind, text = outcome_of(functools.partial(ORDERS[order], nn.DataParallel), rank=0)
+def test_data_parallel_is_refused():
+    # Around a model that an optimizer has, torch runs the model itself where there is no GPU.
+    kind, text = outcome_of(functools.partial(ORDERS["first"], nn.DataParallel), rank=0)
     assert kind == "refused"
     assert "DataParallel" in text
