@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <future>
 #include <stdexcept>
 #include <thread>
 
@@ -203,18 +204,18 @@ TEST_F(GivenUpTest, ARecallOfWhatIsStuckEndsToo) {
 
 // I10
 TEST_F(GivenUpTest, AHopThatNobodyEverEndsIsNamed) {
-  std::optional<HopDone> kept;
+  std::promise<HopDone> kept;  // The lane's thread gives it to this one.
   Payload p;
   p.name = "read";
   Hop hop;
   hop.lane = kH2d;
-  hop.start = [&kept](StreamRef, const HopDone& done) { kept = done; };
+  hop.start = [&kept](StreamRef, const HopDone& done) { kept.set_value(done); };
   p.hops.push_back(std::move(hop));
   f.executor->submit(std::move(p));
   f.executor->give_up_after(kPatience);
   EXPECT_THAT([&] { f.executor->wait(0); },
               ThrowsMessage<Timeout>(HasSubstr("lane h2d, payload read")));
-  (*kept)();
+  kept.get_future().get()();
   EXPECT_TRUE(f.executor->idle());
 }
 
