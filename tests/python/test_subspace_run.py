@@ -188,5 +188,9 @@ def test_loss_that_is_not_finite_is_null_in_json(sluiceway, subspace, tmp_path):
 
     train = {"steps": 3, "lr": 1e30, "max_norm": None}
     outcome = sluiceway("train", subspace(train=train), "--out", tmp_path / "out", "--json")
-    assert outcome.code == 0, outcome.err
-    assert json.loads(outcome.out, parse_constant=refuse)["final_eval_loss"] is None
+    assert outcome.code == 1
+    assert "step 3: the run ended here and has diverged" in outcome.err
+    summary = (tmp_path / "out" / "summary.json").read_text()
+    assert json.loads(summary, parse_constant=refuse)["final_loss"] is None
+    for line in (tmp_path / "out" / "metrics.jsonl").open():
+        json.loads(line, parse_constant=refuse)

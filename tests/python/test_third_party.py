@@ -20,7 +20,7 @@ LIBRARY_OF = {
     r"pybind11/": "pybind11",
     r"(torch|ATen|c10|caffe2)/": "PyTorch",
     r"[a-z_0-9]+$": None,
-    r"(errno|fcntl|malloc|poll|pthread|sched|signal|time|unistd)\.h$": None,
+    r"(dlfcn|errno|fcntl|immintrin|malloc|poll|pthread|sched|signal|time|unistd)\.h$": None,
     r"(sys|linux)/": None,
     r"(cuda|cublas|cusparse|cooperative_groups|cub/)": None,
 }
