@@ -19,6 +19,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::AllOf;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
