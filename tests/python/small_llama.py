@@ -10,20 +10,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
-def small_llama() -> LlamaForCausalLM:
+def small_llama(**changes: object) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=256,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-        )
-    )
+    shape = {
+        "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
+        "tie_word_embeddings": True, **changes,
+    }  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**shape))
 
 
 def tokens(step: int, rows: int = 2) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -107,6 +109,22 @@ def distance(left: nn.Module, right: nn.Module) -> float:
     difference = sum((a - b).double().square().sum() for a, b in _pairs(left, right))
     size = sum(b.double().square().sum() for _, b in _pairs(left, right))
     return float((difference / size).sqrt())
+
+
+def relative_error(
+    start: Iterable[torch.Tensor], ours: Iterable[torch.Tensor], theirs: Iterable[torch.Tensor]
+) -> float:
+    """Norm of the difference of two updates of `start`, over the norm of the one to `theirs`."""
+    rows = [[x.detach().double() for x in row] for row in zip(start, ours, theirs, strict=True)]
+    difference = sum((mine - other).square().sum() for _, mine, other in rows)
+    update = sum((other - old).square().sum() for old, _, other in rows)
+    assert update > 0
+    return float((difference / update).sqrt())
+
+
+def update_error(start: nn.Module, ours: nn.Module, theirs: nn.Module) -> float:
+    """`relative_error` of all parameters of two models that were trained from `start`."""
+    return relative_error(start.parameters(), ours.parameters(), theirs.parameters())
 
 
 def _pairs(left: nn.Module, right: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -6,7 +6,8 @@ import pytest
 import sluiceway as sw
 import torch
 from small_llama import EMBEDDINGS, small_llama, train
-from twins import LR, identity, update_error
+from small_models import update_error
+from twins import LR, identity
 
 SLOW = sw.Link(d2h_gbps=0.05, h2d_gbps=0.05)
 
@@ -37,7 +38,7 @@ def test_another_optimizer_trains_the_embeddings():
         train(ours, [opt, native([ours.get_parameter(EMBEDDINGS)], 1e-2)])
     both = [native(without_embeddings(theirs)), native([theirs.get_parameter(EMBEDDINGS)], 1e-2)]
     train(theirs, both)
-    assert update_error(small_llama, ours, theirs) <= 1e-5
+    assert update_error(small_llama(), ours, theirs) <= 1e-5
 
 
 @pytest.mark.parametrize("more", [{}, {"embeddings": "identity"}])
@@ -47,7 +48,7 @@ def test_embeddings_that_stand_in_a_group_are_trained(more):
         assert EMBEDDINGS in [w.name for w in opt.weights if w.identity]
         train(ours, [opt])
     train(theirs, [native(decayed(theirs))])
-    assert update_error(small_llama, ours, theirs) <= 1e-5
+    assert update_error(small_llama(), ours, theirs) <= 1e-5
 
 
 def test_without_groups_embeddings_are_frozen_until_the_optimizer_closes():
@@ -57,7 +58,7 @@ def test_without_groups_embeddings_are_frozen_until_the_optimizer_closes():
         assert [name for name, _ in opt.frozen] == [EMBEDDINGS]
         train(ours, [opt])
     train(theirs, [native(p for p in theirs.parameters() if p.requires_grad)])
-    assert update_error(small_llama, ours, theirs) <= 1e-5
+    assert update_error(small_llama(), ours, theirs) <= 1e-5
     assert ours.get_parameter(EMBEDDINGS).requires_grad
 
 

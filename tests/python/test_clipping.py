@@ -7,10 +7,10 @@ import math
 import pytest
 import sluiceway as sw
 import torch
-from small_models import Stack, loss_of, make
+from small_models import Stack, loss_of, make, update_error
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-from twins import LR, identity, update_error
+from twins import LR, identity
 
 SLOW = sw.Link(d2h_gbps=0.05, h2d_gbps=0.05)
 STEPS = 8
@@ -78,7 +78,7 @@ def against_torch(groups, order, bound=BOUND, ours_scaling=None, theirs_scaling=
     expected = run(
         theirs, reference, torch_of(groups, order, bound), micro_batches, **(theirs_scaling or {})
     )
-    return update_error(make, ours, theirs), mine, expected
+    return update_error(make(), ours, theirs), mine, expected
 
 
 def agree(mine, expected):
@@ -146,7 +146,7 @@ def test_torchs_function_sees_what_ours_left():
         assert opt.stats()["grad_norm"] == pytest.approx(BOUND, rel=1e-3)
     expected = run(theirs, torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False), torchs)
     agree(mine, expected)
-    assert update_error(make, ours, theirs) <= 1e-6
+    assert update_error(make(), ours, theirs) <= 1e-6
 
 
 def test_gradients_of_parameters_that_are_others_count_too():
@@ -308,7 +308,7 @@ def test_ordinary_gradients_may_be_edited_beside_clipping():
         mine = run(ours, opt, edited)
     expected = run(theirs, torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False), edited)
     agree(mine, expected)
-    assert update_error(make, ours, theirs) <= 1e-5
+    assert update_error(make(), ours, theirs) <= 1e-5
 
 
 def test_the_default_trains_and_clips_when_no_parameter_is_ordinary():
@@ -332,4 +332,4 @@ def test_the_default_trains_and_clips_when_no_parameter_is_ordinary():
                 clip_grad_norm_(model.parameters(), 1e-3)
                 optimizer.step()
                 optimizer.zero_grad()
-    assert update_error(lambda: make(Bare), ours, theirs) <= 1e-5
+    assert update_error(make(Bare), ours, theirs) <= 1e-5

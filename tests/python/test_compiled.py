@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import sluiceway as sw
 import torch
-from small_models import Tied, loss_of, make, same_bits
+from small_models import Tied, loss_of, make, same_bits, update_error
 from torch import nn
 from twins import LR, identity, train
-from updates import SLOW, copies, error_against, update_error
+from updates import SLOW, trained_error
 
 
 @pytest.fixture(autouse=True)
@@ -95,12 +95,11 @@ def test_compiled_models_train_as_with_native(when, how):
         "after": {"after": how},
         "later": {"after": lambda model: After(model, how)},
     }
-    assert update_error(make, **places[when]) <= 1e-5
+    assert trained_error(make, **places[when]) <= 1e-5
 
 
 def test_a_compiled_training_step_with_optimizer_and_all():
     ours, theirs = make(), make()
-    start = copies(theirs)
 
     def compiled(model, opt):
         @torch.compile(backend="eager")
@@ -116,7 +115,7 @@ def test_a_compiled_training_step_with_optimizer_and_all():
         for number in range(8):
             compiled(ours, opt)(number)
     train(theirs, native, 8)
-    assert error_against(ours, theirs, start) <= 1e-5
+    assert update_error(make(), ours, theirs) <= 1e-5
 
 
 def test_two_optimizers_one_of_whose_models_is_compiled():
@@ -124,7 +123,7 @@ def test_two_optimizers_one_of_whose_models_is_compiled():
     with identity(other, link=SLOW) as another:
         train(other, another, 1)
         assert another._in_flight.names()
-        assert update_error(make, after=HOWS["aot"], steps=4) <= 1e-5
+        assert trained_error(make, after=HOWS["aot"], steps=4) <= 1e-5
         assert not another._in_flight.names()  # A graph of anything may read anything.
 
 
@@ -137,7 +136,7 @@ def test_forgetting_what_was_compiled_does_not_forget_to_wait(how):
 
         return After(model, compiles)
 
-    assert update_error(make, after=forgets) <= 1e-5
+    assert trained_error(make, after=forgets) <= 1e-5
 
 
 def test_residuals_of_a_compiled_model_are_those_of_the_plain_one():

@@ -6,10 +6,10 @@ import pytest
 import sluiceway as sw
 import torch
 from small_llama import EMBEDDINGS, small_llama, tokens
-from small_models import same_bits
+from small_models import same_bits, update_error
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
-from twins import LR, update_error
+from twins import LR
 
 SLOW = sw.Link(d2h_gbps=0.05, h2d_gbps=0.05)
 EXACT = {"codec": "identity", "wire": "fp32", "link": SLOW}
@@ -61,7 +61,7 @@ def test_it_trains_as_torchs_adamw_with_groups_with_and_without_decay(tmp_path):
         assert [name for name, _ in opt.frozen] == [EMBEDDINGS]
         assert opt.param_groups[0]["betas"] == (0.9, 0.95)
         assert opt.param_groups[0]["eps"] == 1e-6
-    assert update_error(small_llama, model, theirs) <= 1e-5
+    assert update_error(small_llama(), model, theirs) <= 1e-5
     for mine, other in zip(trainer.state.log_history, native.state.log_history, strict=True):
         if "loss" in other:
             assert mine["loss"] == pytest.approx(other["loss"], abs=1e-4)
@@ -74,7 +74,7 @@ def test_embeddings_are_trained_where_it_is_said(tmp_path):
     theirs = small_llama()
     trained(theirs, tmp_path)
     opt.close()
-    assert update_error(small_llama, model, theirs) <= 1e-5
+    assert update_error(small_llama(), model, theirs) <= 1e-5
 
 
 def test_what_is_said_at_the_door_goes_before_trainers_arguments(tmp_path):

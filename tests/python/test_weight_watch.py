@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import sluiceway as sw
 import torch
-from small_models import batch, make
+from small_models import batch, make, update_error
 from torch import nn
 from torch.nn import functional
-from twins import LR, identity, update_error
+from twins import LR, identity
 
 SLOW = sw.Link(d2h_gbps=0.02, h2d_gbps=0.02)
 PLACES = ("forward", "backward", "step")
@@ -80,7 +80,7 @@ def test_a_conversion_that_changes_nothing_trains_on(act, where):
     with identity(ours, link=SLOW) as opt:
         train(ours, opt, 8, act, where)
     train(theirs, torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False), 8, act, where)
-    assert update_error(make, ours, theirs) <= 1e-5
+    assert update_error(make(), ours, theirs) <= 1e-5
 
 
 def swap_storage(model):
@@ -97,7 +97,7 @@ def test_storage_that_is_replaced_trains_on(where):
     with identity(ours, link=SLOW) as opt:
         train(ours, opt, 8, act, where)
     train(theirs, torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False), 8)
-    assert update_error(make, ours, theirs) <= 1e-5
+    assert update_error(make(), ours, theirs) <= 1e-5
 
 
 def test_gradients_that_were_rounded_after_backward_are_named():
@@ -131,7 +131,7 @@ def test_functional_calls_with_other_parameters_are_no_replacement():
     with identity(ours, link=SLOW) as opt:
         train(ours, opt, 8, look, "step")
     train(theirs, torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False), 8)
-    assert update_error(make, ours, theirs) <= 1e-5
+    assert update_error(make(), ours, theirs) <= 1e-5
 
 
 # ---- What is no model ----

@@ -51,12 +51,3 @@ def close_to_native(
         train(ours, opt, steps, scheduler and scheduler(opt), loss=loss)
     train(theirs, reference, steps, scheduler and scheduler(reference), loss=loss)
     return distance(ours, theirs)
-
-
-def update_error(make_model: Callable[[], nn.Module], ours: nn.Module, theirs: nn.Module) -> float:
-    """Norm of the difference of two twins over that of what `theirs` was changed by."""
-    pairs = zip(ours.parameters(), theirs.parameters(), make_model().parameters(), strict=True)
-    with torch.no_grad():
-        parts = [(a.double() - b.double(), b.double() - c.double()) for a, b, c in pairs]
-    difference = sum(d.square().sum() for d, _ in parts)
-    return float((difference / sum(u.square().sum() for _, u in parts)).sqrt())

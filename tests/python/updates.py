@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import sluiceway as sw
 import torch
-from small_models import loss_of
+from small_models import loss_of, update_error
 from torch import nn
 from twins import LR, identity, train
 
@@ -19,7 +19,7 @@ def as_it_is(model: nn.Module) -> nn.Module:
     return model
 
 
-def update_error(
+def trained_error(
     make_model: Callable[[], nn.Module],
     before: Wrap = as_it_is,
     after: Wrap = as_it_is,
@@ -32,26 +32,10 @@ def update_error(
     other returned, before and after the optimizer is made.
     """
     ours, theirs = make_model(), make_model()
-    start = copies(theirs)
     reference = before(theirs)
     native = torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False)
     train(after(reference), native, steps, loss=loss)
     trained = before(ours)
     with identity(ours, link=SLOW) as opt:
         train(after(trained), opt, steps, loss=loss)
-    return error_against(ours, theirs, start)
-
-
-@torch.no_grad()
-def error_against(ours: nn.Module, theirs: nn.Module, start: list[torch.Tensor]) -> float:
-    """As `update_error`, of models that were trained from `start`."""
-    native = list(theirs.parameters())
-    pairs = zip(ours.parameters(), native, strict=True)
-    difference = sum((mine - p).double().square().sum() for mine, p in pairs)
-    update = sum((p - old).double().square().sum() for p, old in zip(native, start, strict=True))
-    return float((difference / update).sqrt())
-
-
-def copies(model: nn.Module) -> list[torch.Tensor]:
-    """What its parameters are now."""
-    return [p.detach().clone() for p in model.parameters()]
+    return update_error(make_model(), ours, theirs)

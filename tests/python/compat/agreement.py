@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import sluiceway as sw
 import torch
-from small_models import weights_of
+from small_models import relative_error, weights_of
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM
 from twins import LR, identity
 
 STEPS = 8
@@ -52,12 +51,8 @@ def seen_weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def error_of_update(before: list[torch.Tensor], ours: nn.Module, theirs: nn.Module) -> float:
-    """Norm of the difference of two updates, of all weights, over the norm of `theirs`."""
-    weights = list(zip(before, seen_weights(ours), seen_weights(theirs), strict=True))
-    difference = sum((mine - other).double().square().sum() for _, mine, other in weights)
-    update = sum((other - start).double().square().sum() for start, _, other in weights)
-    assert update > 0
-    return float((difference / update).sqrt())
+    """`relative_error` of all weights that a loss depends on."""
+    return relative_error(before, seen_weights(ours), seen_weights(theirs))
 
 
 def disagreement(make_model: Callable[[], nn.Module], drive: Drive, **arguments: object) -> float:
@@ -98,17 +93,7 @@ def loop(loss: Callable[[nn.Module, int], torch.Tensor]) -> Drive:
     return drive
 
 
-# ---- A language model, and sequences for it ----
-
-
-def tiny_llama(**changes: object) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
-        "tie_word_embeddings": True, **changes,
-    }  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**shape))
+# ---- Sequences for a language model ----
 
 
 class Tokens(Dataset):

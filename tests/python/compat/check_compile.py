@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from agreement import check_row, disagreement, tiny_llama
+from agreement import check_row, disagreement
+from small_llama import small_llama
 from test_compile import WAYS, nothing_compiled, stack_error, whole
 from test_trainer import run
 
@@ -24,6 +25,6 @@ def test_inductor_before_and_one_step(record_property):
 
 
 def test_trainer_that_compiles(record_property, tmp_path):
-    make_model = functools.partial(tiny_llama, num_hidden_layers=1)
+    make_model = functools.partial(small_llama, num_hidden_layers=1)
     error = disagreement(make_model, functools.partial(run, tmp_path, torch_compile=True))
     check_row(record_property, "Trainer, `torch_compile=True`", error)

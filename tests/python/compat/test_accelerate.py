@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from accelerate import Accelerator
-from agreement import STEPS, batch_of, check_row, disagreement, tiny_llama
+from agreement import STEPS, batch_of, check_row, disagreement
+from small_llama import small_llama
 from test_trainer_resume import fresh_accelerate
 
 __all__ = ["fresh_accelerate"]  # A fixture that pytest finds here.
@@ -24,5 +25,5 @@ def test_accelerate_accumulates_clips_and_steps(record_property, accumulate):
                 stepper.zero_grad()
 
     check_row(
-        record_property, "Accelerate: accumulation, clipping", disagreement(tiny_llama, drive)
+        record_property, "Accelerate: accumulation, clipping", disagreement(small_llama, drive)
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import sluiceway as sw
-from agreement import TOLERANCE, disagreement, language_loss, loop, tiny_llama
+from agreement import TOLERANCE, disagreement, language_loss, loop
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
+from small_llama import small_llama
 from small_models import loss_of, make
 from test_peft import TRAINED, with_adapters
 
 CASES = {
     "linear layers": (make, loop(loss_of), {}),
-    "language model": (tiny_llama, loop(language_loss), {}),
+    "language model": (small_llama, loop(language_loss), {}),
     "adapters": (with_adapters, loop(language_loss), TRAINED),
 }
 

@@ -16,8 +16,8 @@ from agreement import (
     error_of_update,
     language_loss,
     seen_weights,
-    tiny_llama,
 )
+from small_llama import small_llama
 from small_models import loss_of, make, same_bits
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from twins import LR, identity, train
@@ -68,7 +68,7 @@ def test_copy_in_the_middle_holds_what_was_stepped_and_trains_alone(copied):
 
 
 def test_a_copied_model_trains_without_the_optimizer_of_the_original():
-    alone, copied, plain = tiny_llama(), tiny_llama(), tiny_llama()
+    alone, copied, plain = small_llama(), small_llama(), small_llama()
     with sw.SubspaceAdamW(alone, lr=LR) as opt:
         train(alone, opt, 4, loss=language_loss)
     with sw.SubspaceAdamW(copied, lr=LR, accumulate=1) as opt:

@@ -10,10 +10,11 @@ import importlib
 import pytest
 import transformers.models.llama.modeling_llama as modeling
 import triton
-from agreement import batch_of, check_row, disagreement, language_loss, loop, tiny_llama
+from agreement import batch_of, check_row, disagreement, language_loss, loop
 from liger_kernel.chunked_loss import LigerFusedLinearORPOLoss
 from liger_kernel.ops import rope
 from liger_kernel.transformers import apply_liger_kernel_to_llama
+from small_llama import small_llama
 
 ROW = "Liger-Kernel: chunked losses, rotary positions"
 WITHOUT_GPU = {
@@ -34,7 +35,7 @@ def orpo_loss(model, step):
 @pytest.mark.parametrize("tied", [False, True])
 def test_chunked_loss_that_reads_the_weight_of_the_head(record_property, embeddings, tied):
     make_model = functools.partial(
-        tiny_llama, vocab_size=512, num_hidden_layers=1, tie_word_embeddings=tied
+        small_llama, vocab_size=512, num_hidden_layers=1, tie_word_embeddings=tied
     )
     error = disagreement(make_model, loop(orpo_loss), embeddings=embeddings)
     check_row(record_property, ROW, error)
@@ -53,5 +54,5 @@ def rotary_kernel(monkeypatch):
 
 @pytest.mark.usefixtures("rotary_kernel")
 def test_rotary_positions_in_the_interpreter_of_triton(record_property):
-    error = disagreement(functools.partial(tiny_llama, num_hidden_layers=1), loop(language_loss))
+    error = disagreement(functools.partial(small_llama, num_hidden_layers=1), loop(language_loss))
     check_row(record_property, ROW, error)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import sluiceway as sw
 import torch
-from agreement import check_row, disagreement, language_loss, loop, tiny_llama
+from agreement import check_row, disagreement, language_loss, loop
 from peft import LoraConfig, PeftModel, get_peft_model
+from small_llama import small_llama
 from small_models import same_bits
 
 ROW = "PEFT (LoRA, DoRA), adapters named by `target=`"
@@ -15,7 +16,7 @@ TRAINED = {"target": r"lora_[AB]\.", "link": sw.Link(d2h_gbps=5e-3, h2d_gbps=5e-
 
 
 def with_adapters(**changes):
-    model = tiny_llama()
+    model = small_llama()
     return get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", **changes))
 
 
@@ -62,5 +63,5 @@ def test_saved_adapters_are_those_that_were_trained(tmp_path):
 
     trained = []
     disagreement(with_adapters, drive, **TRAINED)
-    loaded = PeftModel.from_pretrained(tiny_llama(), tmp_path / "1")
+    loaded = PeftModel.from_pretrained(small_llama(), tmp_path / "1")
     assert same_bits(loaded, trained[0])

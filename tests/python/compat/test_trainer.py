@@ -12,8 +12,8 @@ from agreement import (
     Tokens,
     check_row,
     disagreement,
-    tiny_llama,
 )
+from small_llama import small_llama
 from transformers import Trainer, TrainingArguments
 from twins import LR
 
@@ -75,7 +75,7 @@ def test_trainer(record_property, tmp_path, case):
     def drive(model, optimizer):
         logs.append(run(tmp_path / str(len(logs)), model, optimizer, **CASES[case]))
 
-    error = disagreement(tiny_llama, drive)
+    error = disagreement(small_llama, drive)
     assert [len(log) for log in logs] == [STEPS, STEPS]
     for mine, other in zip(*logs, strict=True):
         assert case != "accumulate-clip" or other["grad_norm"] > 0.4  # Clipping is active.
@@ -85,7 +85,7 @@ def test_trainer(record_property, tmp_path, case):
 
 
 def test_trainer_in_bf16(record_property, tmp_path):
-    error = disagreement(tiny_llama, functools.partial(run, tmp_path, bf16=True))
+    error = disagreement(small_llama, functools.partial(run, tmp_path, bf16=True))
     check_row(record_property, "Trainer, `bf16=True`", error, BF16_TOLERANCE)
 
 
@@ -96,8 +96,8 @@ def test_trainer_resumes_from_its_own_checkpoint(record_property, tmp_path):
     def drive(model, optimizer):
         folder = tmp_path / str(next(runs))
         run(folder, model, optimizer, **saving)
-        model.load_state_dict(tiny_llama().state_dict())
+        model.load_state_dict(small_llama().state_dict())
         run(folder, model, optimizer, str(folder / f"checkpoint-{STEPS // 2}"))
 
     runs = itertools.count()
-    check_row(record_property, ROW, disagreement(tiny_llama, drive))
+    check_row(record_property, ROW, disagreement(small_llama, drive))
