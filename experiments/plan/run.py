@@ -17,13 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
-from byte_tokenizer import VOCABULARY_SIZE, write_tokenizer
 from run_folder import REPOSITORY, as_override, provenance, train
+from wide_llama import write_model
 
 RESULTS = Path(__file__).with_name("results.json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
@@ -36,18 +33,6 @@ CASES = {
     "Llama of 55 M": {"budget": {}, "device.link": None, "train.steps": 8},
 }
 QUANTITIES = ("device", "host", "pinned", "process")
-
-
-def wide_model(folder: Path) -> Path:
-    """A byte-level Llama of 55 M parameters with random weights."""
-    torch.manual_seed(11)
-    shape = LlamaConfig(vocab_size=VOCABULARY_SIZE, hidden_size=640, intermediate_size=1728,
-                        num_hidden_layers=11, num_attention_heads=10, num_key_value_heads=10,
-                        max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=256,
-                        eos_token_id=256, pad_token_id=256)  # fmt: skip
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    write_tokenizer(folder, 256)
-    return folder
 
 
 def planned(overrides: dict[str, object]) -> dict:
@@ -100,7 +85,7 @@ def main() -> None:
                 continue
             overrides = {**STEPS, **own}
             if name.startswith("Llama"):
-                overrides["model.path"] = wide_model(scratch / "model")
+                overrides["model.path"] = write_model(scratch / "model", 55)
             rows.append(measured(name, overrides, scratch))
             print(json.dumps(rows[-1]), flush=True)
             RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")

@@ -188,3 +188,27 @@ def test_loading_a_state_holds_no_second_copy_of_it():
         more = _core.host_peak_bytes() - before
     assert whole >= 12 * 2 * 4 * 256 * 256
     assert more < whole / 4
+
+
+def test_an_interrupted_load_leaves_nothing_that_trains_but_can_be_done_again(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    model, other = make(), make()
+    with identity(other) as opt:
+        train(other, opt, 4)
+    with identity(model) as opt:
+        train(model, opt, 2)
+        saved, weights = opt.state_dict(), copy.deepcopy(model.state_dict())
+        train(model, opt, 2, first=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(opt, "_restore_own_state", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                opt.load_state_dict(saved)
+        for act in (opt.step, opt.state_dict, lambda: train(model, opt, 1)):
+            with pytest.raises(sw.InvalidArgument, match="was interrupted"):
+                act()
+        opt.load_state_dict(saved)
+        model.load_state_dict(weights)
+        train(model, opt, 2, first=2)
+    assert same_bits(model, other)

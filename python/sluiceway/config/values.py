@@ -77,4 +77,9 @@ class Refresh(RefreshSection):
     def _closure_is_given(self) -> Refresh:
         if self.source == "closure" and self.every > 0 and self.closure is None:
             raise ValueError('source is "closure", expected closure= to be given')
+        if self.source == "rolling" and self.closure is not None:
+            raise ValueError(
+                'closure= is given and source is "rolling", expected source="closure", as nothing '
+                "else calls it"
+            )
         return self

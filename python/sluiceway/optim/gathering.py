@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Standing:
     scaled_loss: bool = False  # Gradients are scaled by somebody else than `loss_scale`.
     overflowed: bool = False
     skipped_steps: int = 0
+    half_loaded: bool = False  # Putting a state back was interrupted.
 
 
 class GatheringOptimizer(torch.optim.Optimizer):
@@ -90,17 +92,20 @@ class GatheringOptimizer(torch.optim.Optimizer):
 
     def begin_backward(self) -> None:
         """First gradient of a backward: no sentinel stands for the gradients until its end."""
-        if self._in_flight.forked():
-            raise InvalidArgument(
-                f"{self._owner}: a backward in a forked child, expected one in the process that "
-                "made the optimizer, which has its lanes; make an optimizer in the child"
-            )
+        self._check_process()
         self._check_surroundings()
         self._drop_if_zeroed()
         if self._standing.gathered:
             self._clipping.check_unscaled()
         self.sentinel.remove()
         self._standing.gathered = False
+
+    def _check_process(self) -> None:
+        if self._in_flight.forked():
+            raise InvalidArgument(
+                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes, "
+                "expected the process that made the optimizer; make another one in the child"
+            )
 
     def _check_open(self) -> None:
         """Refuse what a closed optimizer cannot do; a subclass says it."""

@@ -212,8 +212,16 @@ class HookedOptimizer(GatheringOptimizer):
         return loss
 
     def _check_surroundings(self) -> None:
+        self._check_loaded()
         self._watch.check()
         refuse_split_since(self._owner, self.weights)
+
+    def _check_loaded(self) -> None:
+        if self._standing.half_loaded:
+            raise InvalidArgument(
+                f"{self._owner}: its last load_state_dict() was interrupted and the state is of "
+                "two runs, expected one that came back; load again"
+            )
 
     def _refuse_foreign_gradients(self) -> None:
         # Gradients are taken in backward: one that was assigned would never be used.
@@ -244,6 +252,7 @@ class HookedOptimizer(GatheringOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """State of every parameter and of the engine; loads under `weights_only=True`."""
         self._check_open()
+        self._check_loaded()
         self.synchronize()
         state_dict = super().state_dict()
         state_dict["state"] = copy.deepcopy(state_dict["state"])  # As those of the weights below.
@@ -260,16 +269,20 @@ class HookedOptimizer(GatheringOptimizer):
         ------
         Error
             It is broken, or of another run; nothing was changed.
+        KeyboardInterrupt
+            Ctrl-C; if something was put back by then, nothing but another load is taken.
         """
         self._check_open()
         check_frame(self, state_dict)
         self._check_own_state(state_dict)
         self.synchronize()
+        self._standing.half_loaded = True
         # torch's version would cast f32 moments to the dtype of a 16-bit parameter.
         super().load_state_dict({**state_dict, "state": {}})
         self.zero_grad()
         restore_frame(self, state_dict)
         self._restore_own_state(state_dict)
+        self._standing.half_loaded = False
 
     def numbered_weights(self) -> dict[int, int]:
         """Map the number of a parameter in a state_dict to that of its compressed weight."""
@@ -355,11 +368,7 @@ class HookedOptimizer(GatheringOptimizer):
 
     def _check_open(self) -> None:
         self._check_not_closed()
-        if self._in_flight.forked():
-            raise InvalidArgument(
-                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes, "
-                "expected the process that made the optimizer; make another one in the child"
-            )
+        self._check_process()
 
     def __enter__(self) -> Self:
         return self

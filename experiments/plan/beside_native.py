@@ -1,0 +1,96 @@
+"""Seconds a step of the default beside native AdamW, and the first step, on wider models.
+
+    python experiments/plan/beside_native.py            # writes beside_native.json, case by case
+    python experiments/plan/beside_native.py --table    # prints it for the README
+
+Runs of native AdamW and of the default alternate, as a machine's speed drifts; each is a process of
+its own, 1,024 tokens a step but where the case says less, no throttled link, torch on every core.
+Needs a machine that does nothing else; the load is written down with each case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
+
+from run_folder import REPOSITORY, RunFolder, provenance, train
+from wide_llama import write_model
+
+RESULTS = Path(__file__).with_suffix(".json")
+CONFIG = REPOSITORY / "configs/quickstart.yaml"
+TURNS = 3  # Pairs of runs.
+COMMON = {"train.steps": 9, "train.warmup_steps": 0, "train.eval_every": 0, "data.eval": "[]",
+          "device.link": None, "device.threads": None, "budget": {}}  # fmt: skip
+WAYS = {"native": {"engine": {"kind": "native", "embeddings": "frozen"}}, "default": {}}
+CASES = {
+    f"{millions} M, {dtype}, {tokens} tokens": (millions, dtype, tokens)
+    for millions, tokens in ((55, 1024), (154, 512))
+    for dtype in ("fp32", "bf16")
+}
+
+
+def seconds(run: RunFolder) -> dict[str, float]:
+    """Of the first step, and the median of those after it."""
+    first, *others = (line["seconds"] for line in run.steps)
+    return {"first": first, "later": statistics.median(others)}
+
+
+def measured(name: str, scratch: Path) -> dict:
+    """One case: every pair of runs, the median ratio, and the codec that the default took."""
+    millions, dtype, tokens = CASES[name]
+    model = scratch / f"model-{millions}"
+    if not model.exists():
+        write_model(model, millions)
+    shape = {"model.path": model, "model.dtype": dtype, "model.autocast": "off",
+             "train.micro_batch": tokens // 256}  # fmt: skip
+    turns = []
+    for number in range(TURNS):
+        order = list(WAYS) if number % 2 == 0 else list(reversed(WAYS))
+        runs = {way: train(CONFIG, scratch / way, {**COMMON, **shape, **WAYS[way]},
+                           scratch / "log.txt") for way in order}  # fmt: skip
+        turns.append({way: seconds(runs[way]) for way in WAYS})
+        print(f"{name}: {json.dumps(turns[-1])}", flush=True)
+    ratio = statistics.median(turn["default"]["later"] / turn["native"]["later"] for turn in turns)
+    codec = ", ".join(sorted({group["codec"] for group in runs["default"].summary["codecs"]}))
+    return {"case": name, "load": os.getloadavg()[0], "codec": codec, "ratio": ratio,
+            "turns": turns}  # fmt: skip
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown: medians over the turns."""
+    lines = ["| case | codec | native, s a step | default, s a step | ratio | first step: native, "
+             "default, s | load |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in rows:
+        middle = {way: {which: statistics.median(turn[way][which] for turn in row["turns"])
+                        for which in ("first", "later")} for way in WAYS}  # fmt: skip
+        native, default = middle["native"], middle["default"]
+        lines.append(f"| {row['case']} | `{row['codec']}` | {native['later']:.2f} "
+                     f"| {default['later']:.2f} | {row['ratio']:.3f} | {native['first']:.2f}, "
+                     f"{default['first']:.2f} | {row['load']:.1f} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the cases that are missing, or print what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", action="store_true", help="print beside_native.json")
+    args = parser.parse_args()
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in CASES:
+            if args.table or any(row["case"] == name for row in rows):
+                continue
+            rows.append(measured(name, Path(folder)))
+            RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
