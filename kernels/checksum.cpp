@@ -30,4 +30,8 @@ std::string Checksum::hex() const {
   return text;
 }
 
+std::uint64_t checksum64(std::span<const std::byte> bytes) noexcept {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 }  // namespace sluiceway
