@@ -10,7 +10,7 @@ RESULTS := build/results
 
 PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-certificates \
   libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libxxhash-dev \
-  libeigen3-dev
+  libeigen3-dev libblkid-dev liburing-dev
 TEST_PACKAGES  := chromium
 CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy
 

@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace sluiceway {
 
@@ -35,8 +36,8 @@ struct RawResult {
 
 class RawIo {
  public:
-  // Called once for each request, on a thread of the drive, perhaps on several at once. Must not
-  // throw, and must not wait for another request of this drive.
+  // Called once for each request, on a thread of the drive (never inside submit()), perhaps on
+  // several at once. Must not throw, and must not wait for another request of this drive.
   using Done = std::function<void(RawResult)>;
 
   struct Properties {
