@@ -109,6 +109,7 @@ void ChunkStore::write_superblock(const Superblock& next) {
     throw;
   }
   superblock_ = next;
+  damage_.clear();  // The damaged copy was the one that is written now.
 }
 
 }  // namespace sluiceway
