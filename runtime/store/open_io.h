@@ -33,7 +33,7 @@ struct OpenOptions {
   Access access = Access::kReadWrite;
   std::size_t depth = 32;       // Requests in the system at once, 1 to kMostDepth.
   bool whole_device = false;    // Allows a block device, whose content is then ours.
-  std::span<std::byte> memory;  // Offered to io_uring for registration; outlives the drive.
+  std::span<std::byte> memory{};  // Offered to io_uring for registration; outlives the drive.
 };
 
 [[nodiscard]] std::unique_ptr<RawIo> open_io(const std::string& path, const OpenOptions& options);
