@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -17,6 +19,11 @@
 
 namespace sluiceway {
 namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kPatience = 2000ms;  // With a lock that somebody else has.
+constexpr auto kPause = 10ms;
 
 // File systems that accept O_DIRECT and copy through the page cache all the same.
 bool lives_in_memory(int fd) noexcept {
@@ -83,14 +90,21 @@ DriveFile::DriveFile(DriveFile&& other) noexcept
       direct_(other.direct_),
       fd_(std::exchange(other.fd_, -1)) {}
 
+// Unlocked by hand: a ring that has the file registered lets go of it a moment after the close.
 DriveFile::~DriveFile() {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ < 0) return;
+  flock(fd_, LOCK_UN);
+  close(fd_);
 }
 
 void DriveFile::take(Access access) const {
   const int shared = access == Access::kRead ? LOCK_SH : LOCK_EX;
-  if (flock(fd_, shared | LOCK_NB) == 0) return;
-  if (errno != EWOULDBLOCK) check_syscall(-1, "flock", path_);
+  // The ring of a process that was just killed holds the lock until the system has taken it apart.
+  for (auto waited = 0ms; waited < kPatience; waited += kPause) {
+    if (flock(fd_, shared | LOCK_NB) == 0) return;
+    if (errno != EWOULDBLOCK) check_syscall(-1, "flock", path_);
+    std::this_thread::sleep_for(kPause);
+  }
   throw IoError(
       concat("open_io: ", path_, " is open in another process or drive, expected to have ",
              "it alone; wait for the other to end"),
