@@ -24,7 +24,7 @@ PY_FILES  = $(shell git ls-files '*.py')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench lint format stubs wheel clean help build install ctest pytest \
+.PHONY: demo test check soak bench lint format stubs wheel clean help build install ctest pytest \
   check-asan check-tsan check-eager-spill check-compat check-cuda check-wheel \
   check-bench check-flips
 
@@ -32,6 +32,7 @@ help:
 	@echo 'make demo     fine-tune a small model three ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++ and the Python tests'
 	@echo 'make check    sanitizers, clang, eager spill, slow libraries, lint, CUDA, wheel, benches, flips'
+	@echo 'make soak     what takes long: kills and power cuts by the thousand, ten minutes of fuzzing'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
@@ -187,6 +188,17 @@ check-flips: $(STAMPS)/install
 	@rm -f $(RESULTS)/$@.ok
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_flipped_bytes.py --flips 200
 	@$(passed)
+
+# Half an hour: thousands of power cuts and kills of a store, and its readers fuzzed.
+FUZZ_SECONDS := 600
+soak: build $(STAMPS)/check-packages
+	SLUICEWAY_POWER_CUTS=100 build/cpu/tests/runtime/store/runtime_store_power_cut_test
+	SLUICEWAY_KILLS=1000 build/cpu/tests/runtime/store/runtime_store_kill_test
+	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS) --target store_format_fuzzer
+	mkdir -p build/fuzz/found
+	build/fuzz/tests/fuzz/store_format_fuzzer -max_total_time=$(FUZZ_SECONDS) -max_len=8192 \
+	  build/fuzz/found tests/fuzz/corpus/store_format
 
 # ---- Style ---------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "kernels/checksum.h"
+#include "kernels/base/checksum.h"
 #include "runtime/store/place_bytes.h"
 #include "runtime/store/store_requests.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "kernels/checksum.h"
+#include "kernels/base/checksum.h"
 #include "runtime/store/byte_stream.h"
 #include "runtime/store/place_bytes.h"
 

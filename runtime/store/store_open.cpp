@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "kernels/checksum.h"
+#include "kernels/base/checksum.h"
 #include "runtime/store/blocks.h"
 #include "runtime/store/chunk_store.h"
 #include "runtime/store/new_layout.h"

@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/checksum.h"
+#include "kernels/base/checksum.h"
 #include "runtime/store/byte_stream.h"
 #include "runtime/store/new_layout.h"
 #include "tests/support/rng.h"

@@ -1,4 +1,4 @@
-#include "kernels/checksum.h"
+#include "kernels/base/checksum.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
