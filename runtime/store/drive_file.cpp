@@ -75,7 +75,8 @@ DriveFile::DriveFile(const std::string& path, Access access, bool whole_device)
   }
   check_syscall(fd_, "open", path);
   try {
-    if (lives_in_memory(fd_)) direct_ = false;
+    // A device node lives in memory, the device does not.
+    if (!block_device_ && lives_in_memory(fd_)) direct_ = false;
     take(access);
     if (block_device_ && access == Access::kReadWrite) check_unused(fd_, path);
   } catch (...) {

@@ -94,8 +94,6 @@ class UringIo final : public RawIo {
     properties_.backend = "uring";
     properties_.depth = depth;
     for (std::size_t i = depth; i > 0; --i) free_.push_back(i - 1);
-    const int fd = file_.fd();
-    fixed_file_ = io_uring_register_files(ring_.get(), &fd, 1) == 0;
     register_memory(memory);
     thread_->post([this] { run(); });
   }
@@ -107,6 +105,8 @@ class UringIo final : public RawIo {
       wake_up(lock);
     }
     thread_.reset();
+    // Now, and not when the kernel comes to it: what is locked counts against the next drive.
+    if (!registered_.empty()) io_uring_unregister_buffers(ring_.get());
   }
 
   void submit(const RawRequest& request, Done done) override {
@@ -164,7 +164,7 @@ class UringIo final : public RawIo {
   }
 
   void prepare(io_uring_sqe* sqe, const RawRequest& request) const noexcept {
-    const int fd = fixed_file_ ? 0 : file_.fd();
+    const int fd = file_.fd();
     const std::span<std::byte> bytes =
         request.bytes.first(std::min(request.bytes.size(), kMostBytes));
     const auto length = static_cast<unsigned>(bytes.size());
@@ -180,7 +180,6 @@ class UringIo final : public RawIo {
     } else {
       io_uring_prep_write_fixed(sqe, fd, bytes.data(), length, request.offset, piece);
     }
-    if (fixed_file_) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
   }
 
   // There is an entry for every slot and one for the eventfd, so none of these calls finds the
@@ -262,7 +261,6 @@ class UringIo final : public RawIo {
   std::vector<std::size_t> free_;
   std::vector<iovec> registered_;
   std::vector<Completed> completed_;
-  bool fixed_file_ = false;
   std::mutex mutex_;
   std::deque<Entry> queue_;
   bool asleep_ = false;

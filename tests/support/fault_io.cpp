@@ -49,6 +49,7 @@ void FaultIo::release() {
   {
     const std::lock_guard lock(mutex_);
     held.swap(held_);
+    ++releases_;
     std::erase_if(faults_, [](const Fault& fault) { return fault.what == What::kHold; });
   }
   for (Ended& one : held) {
@@ -101,12 +102,21 @@ void FaultIo::submit(const RawRequest& request, Done done) {
       });
     }
     case What::kHold:
-      inner_->submit(request, [this, done = std::move(done)](RawResult result) {
-        const std::lock_guard lock(mutex_);
-        held_.push_back({done, result});
-      });
-      return;
+      return hold_back(request, std::move(done));
   }
+}
+
+// A request that the inner drive ends only after release() is not held any more.
+void FaultIo::hold_back(const RawRequest& request, Done done) {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t releases = releases_;
+  lock.unlock();
+  inner_->submit(request, [this, releases, done = std::move(done)](RawResult result) {
+    std::unique_lock held(mutex_);
+    if (releases == releases_) return held_.push_back({done, result});
+    held.unlock();
+    done(result);
+  });
 }
 
 void FaultIo::forward(const RawRequest& request, Done done) {

@@ -9,8 +9,8 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -66,6 +66,7 @@ class FaultIo final : public RawIo {
   void tell(Fault fault);
   std::optional<Fault> next_fault(IoKind kind);
   void forward(const RawRequest& request, Done done);
+  void hold_back(const RawRequest& request, Done done);
   void forward_torn(const RawRequest& request, int error_number, Done done);
   void ended(Ended one);
 
@@ -76,6 +77,7 @@ class FaultIo final : public RawIo {
   int flush_error_ = 0;
   std::chrono::milliseconds flush_time_{0};
   std::uint64_t flushes_ = 0;
+  std::uint64_t releases_ = 0;
   std::vector<Ended> held_;   // For release().
   std::optional<Rng> order_;  // Set: completions wait in shuffled_.
   Rng sectors_{20240611};
