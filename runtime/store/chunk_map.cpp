@@ -7,8 +7,8 @@
 
 namespace sluiceway {
 
-ChunkMap::ChunkMap(const Layout& layout, std::vector<TableEntry> live,
-                   std::optional<std::vector<TableEntry>> pinned)
+ChunkMap::ChunkMap(const Layout& layout, std::vector<Extent> live,
+                   std::optional<std::vector<Extent>> pinned)
     : live_(std::move(live)), pinned_(std::move(pinned)), staged_(live_.size()) {
   grown(layout);
 }
@@ -53,12 +53,12 @@ std::size_t ChunkMap::at(ChunkId id, std::uint64_t slot) const {
   return first_entry_[id.region] + slot * region.chunks + id.chunk;
 }
 
-const TableEntry& ChunkMap::pinned(ChunkId id) const {
+const Extent& ChunkMap::pinned(ChunkId id) const {
   SLUICEWAY_CHECK(pinned_.has_value(), "ChunkMap: nothing is pinned, expected a pinned commit");
   return pinned_->at(at(id));
 }
 
-const TableEntry& ChunkMap::extent(ChunkId id, std::uint64_t slot) const {
+const Extent& ChunkMap::extent(ChunkId id, std::uint64_t slot) const {
   return extents_[at(id, slot)];
 }
 
@@ -79,7 +79,7 @@ Place ChunkMap::begin_write(ChunkId id) {
 }
 
 Place ChunkMap::begin_extent(ChunkId id, std::uint64_t slot) {
-  const TableEntry entry = std::exchange(extents_[at(id, slot)], {});
+  const Extent entry = std::exchange(extents_[at(id, slot)], {});
   if (entry.place) return entry.place;
   const Place place = home(layout_.regions[id.region], striping_[id.region], id.chunk, slot);
   return bad_.contains(place) ? spare_of(id, 1) : place;
@@ -96,7 +96,7 @@ Place ChunkMap::spare_of(ChunkId id, std::uint64_t slots) {
 // Scans every table: writes that fail are rare, and a list of free spares would have to follow each
 // commit and drop.
 bool ChunkMap::is_used(const Place& place) const {
-  const auto here = [&place](const TableEntry& entry) { return entry.place == place; };
+  const auto here = [&place](const Extent& entry) { return entry.place == place; };
   return bad_.contains(place) || lent_.contains(place) || std::ranges::any_of(live_, here) ||
          (pinned_ && std::ranges::any_of(*pinned_, here)) || std::ranges::any_of(extents_, here) ||
          std::ranges::any_of(staged_, [&](const auto& entry) { return entry && here(*entry); });
@@ -122,18 +122,18 @@ std::optional<Place> ChunkMap::relocate(ChunkId id, const Place& failed) {
   return std::nullopt;
 }
 
-void ChunkMap::end_write(ChunkId id, const TableEntry& written) {
+void ChunkMap::end_write(ChunkId id, const Extent& written) {
   lent_.erase(written.place);
   staged_[at(id)] = written;
 }
 
-void ChunkMap::end_extent(ChunkId id, std::uint64_t slot, const TableEntry& written) {
+void ChunkMap::end_extent(ChunkId id, std::uint64_t slot, const Extent& written) {
   lent_.erase(written.place);
   extents_[at(id, slot)] = written;
 }
 
-std::vector<TableEntry> ChunkMap::next_table() const {
-  std::vector<TableEntry> table = live_;
+std::vector<Extent> ChunkMap::next_table() const {
+  std::vector<Extent> table = live_;
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (staged_[i]) table[i] = *staged_[i];
   }
@@ -147,7 +147,7 @@ void ChunkMap::commit() {
 
 void ChunkMap::drop() {
   std::ranges::fill(staged_, std::nullopt);
-  std::ranges::fill(extents_, TableEntry{});
+  std::ranges::fill(extents_, Extent{});
   lent_.clear();  // Nothing is being written.
 }
 

@@ -34,14 +34,14 @@ struct ChunkId {
 class ChunkMap {
  public:
   // Tables are those of all committed regions, in order, as decode_table() returns them.
-  ChunkMap(const Layout& layout, std::vector<TableEntry> live,
-           std::optional<std::vector<TableEntry>> pinned);
+  ChunkMap(const Layout& layout, std::vector<Extent> live,
+           std::optional<std::vector<Extent>> pinned);
 
   // An empty place: never written.
-  const TableEntry& live(ChunkId id) const { return live_.at(at(id)); }
-  const TableEntry& pinned(ChunkId id) const;  // InvalidArgument: nothing is pinned.
-  std::optional<TableEntry> staged(ChunkId id) const { return staged_.at(at(id)); }
-  const TableEntry& extent(ChunkId id, std::uint64_t slot) const;
+  const Extent& live(ChunkId id) const { return live_.at(at(id)); }
+  const Extent& pinned(ChunkId id) const;  // InvalidArgument: nothing is pinned.
+  std::optional<Extent> staged(ChunkId id) const { return staged_.at(at(id)); }
+  const Extent& extent(ChunkId id, std::uint64_t slot) const;
 
   // Where a chunk, or an extent of a gradient, is to be written; what was staged there is
   // forgotten.
@@ -49,12 +49,12 @@ class ChunkMap {
   Place begin_extent(ChunkId id, std::uint64_t slot);
   // The place could not be written: another, or nothing where no spare is left.
   std::optional<Place> relocate(ChunkId id, const Place& failed);
-  void end_write(ChunkId id, const TableEntry& written);
-  void end_extent(ChunkId id, std::uint64_t slot, const TableEntry& written);
+  void end_write(ChunkId id, const Extent& written);
+  void end_extent(ChunkId id, std::uint64_t slot, const Extent& written);
 
-  std::vector<TableEntry> next_table() const;  // What commit would make live.
-  void commit();                               // Nothing is being written.
-  void drop();                                 // Likewise.
+  std::vector<Extent> next_table() const;  // What commit would make live.
+  void commit();                           // Nothing is being written.
+  void drop();                             // Likewise.
   void pin() { pinned_ = live_; }
   void unpin() { pinned_.reset(); }
   bool has_pin() const noexcept { return pinned_.has_value(); }
@@ -72,10 +72,10 @@ class ChunkMap {
   Layout layout_;
   std::vector<Striping> striping_;        // By region.
   std::vector<std::size_t> first_entry_;  // By region: in a table, or in extents_.
-  std::vector<TableEntry> live_;
-  std::optional<std::vector<TableEntry>> pinned_;
-  std::vector<std::optional<TableEntry>> staged_;
-  std::vector<TableEntry> extents_;  // Of gradient regions: slot by slot, chunk by chunk.
+  std::vector<Extent> live_;
+  std::optional<std::vector<Extent>> pinned_;
+  std::vector<std::optional<Extent>> staged_;
+  std::vector<Extent> extents_;  // Of gradient regions: slot by slot, chunk by chunk.
   std::set<Place> bad_;
   std::set<Place> lent_;  // Spares that are being written.
 };

@@ -8,22 +8,13 @@
 #include "runtime/store/store_requests.h"
 
 namespace sluiceway {
-namespace {
-
-void check_size(std::size_t found, const Region& region, const std::string& name) {
-  SLUICEWAY_CHECK(found == region.chunk_bytes, "store: ", name, ": memory of ", found,
-                  " bytes, expected the ", region.chunk_bytes, " of a chunk");
-}
-
-}  // namespace
-
 // Memory of the tables: live, pinned and staged entries of each chunk, and where each lies.
 ChunkStore::ChunkStore(Budget& budget, Drives drives, Superblock superblock, Layout layout,
-                       std::vector<TableEntry> live, std::optional<std::vector<TableEntry>> pinned)
+                       std::vector<Extent> live, std::optional<std::vector<Extent>> pinned)
     : drives_(std::move(drives)),
       superblock_(std::move(superblock)),
       layout_(std::move(layout)),
-      tables_(budget.reserve(Tier::kHost, live.size() * (4 * sizeof(TableEntry) + 16),
+      tables_(budget.reserve(Tier::kHost, live.size() * (4 * sizeof(Extent) + 16),
                              "tables of the store")),
       requests_(std::make_unique<Requests>(ChunkMap(layout_, std::move(live), std::move(pinned)))) {
 }
@@ -34,32 +25,25 @@ ChunkStore::~ChunkStore() {
 
 void ChunkStore::read(ChunkId id, Version version, std::span<std::byte> into, Done done) {
   check_usable("read");
-  TableEntry entry;
-  {
-    const std::lock_guard lock(requests_->mutex);
-    const ChunkMap& map = requests_->map;
-    if (version == Version::kLive) entry = map.live(id);
-    if (version == Version::kPinned) entry = map.pinned(id);
-    if (version == Version::kStaged) entry = map.staged(id).value_or(TableEntry{});
-  }
-  submit_read(id, entry, name_of(id), into, std::move(done));
+  submit_read(extent_of(id, version), name_of(id), into, std::move(done));
 }
 
 void ChunkStore::read_extent(ChunkId id, std::uint64_t slot, std::span<std::byte> into, Done done) {
   check_usable("read_extent");
-  TableEntry entry;
+  Extent entry;
   {
     const std::lock_guard lock(requests_->mutex);
     entry = requests_->map.extent(id, slot);
   }
-  submit_read(id, entry, concat("extent ", slot, " of ", name_of(id)), into, std::move(done));
+  submit_read(entry, concat("extent ", slot, " of ", name_of(id)), into, std::move(done));
 }
 
-void ChunkStore::submit_read(ChunkId id, const TableEntry& entry, std::string name,
+void ChunkStore::submit_read(const Extent& entry, const std::string& name,
                              std::span<std::byte> into, Done done) {
-  check_size(into.size(), layout_.regions[id.region], name);
   SLUICEWAY_CHECK(entry.place, "store: ", name,
                   " was never written, expected one that was; write it first");
+  SLUICEWAY_CHECK(into.size() == entry.bytes, "store: ", name, ": memory of ", into.size(),
+                  " bytes, expected the ", entry.bytes, " that were written");
   Drive& drive = *drives_[entry.place.drive];
   requests_->begin();
   try {
@@ -85,25 +69,23 @@ void ChunkStore::submit_read(ChunkId id, const TableEntry& entry, std::string na
 }
 
 void ChunkStore::write(ChunkId id, std::span<const std::byte> from, Done done) {
-  check_usable("write");
+  check_write("write", id, from.size());
   Place place;
   {
     const std::lock_guard lock(requests_->mutex);
     place = requests_->map.begin_write(id);
   }
-  check_size(from.size(), layout_.regions[id.region], name_of(id));
   submit_write(id, std::nullopt, place, from, checksum64(from), std::move(done));
 }
 
 void ChunkStore::write_extent(ChunkId id, std::uint64_t slot, std::span<const std::byte> from,
                               Done done) {
-  check_usable("write_extent");
+  check_write("write_extent", id, from.size());
   Place place;
   {
     const std::lock_guard lock(requests_->mutex);
     place = requests_->map.begin_extent(id, slot);
   }
-  check_size(from.size(), layout_.regions[id.region], name_of(id));
   submit_write(id, slot, place, from, checksum64(from), std::move(done));
 }
 
@@ -120,7 +102,7 @@ void ChunkStore::submit_write(ChunkId id, std::optional<std::uint64_t> slot, Pla
             const std::lock_guard lock(requests_->mutex);
             ChunkMap& map = requests_->map;
             if (error == nullptr) {
-              const TableEntry written{place, checksum};
+              const Extent written{place, from.size(), checksum};
               slot ? map.end_extent(id, *slot, written) : map.end_write(id, written);
             } else {
               spare = map.relocate(id, place);
@@ -154,24 +136,38 @@ void ChunkStore::check_usable(const char* caller) const {
                   ", expected an open store; open it again, at its last commit");
 }
 
+// Before the chunk's last content is given up. That the chunk is there, the map says.
+void ChunkStore::check_write(const char* caller, ChunkId id, std::size_t bytes) const {
+  check_usable(caller);
+  if (id.region >= layout_.regions.size()) return;
+  const std::uint64_t most = layout_.regions[id.region].chunk_bytes;
+  SLUICEWAY_CHECK(bytes > 0 && bytes <= most && bytes % kBlockBytes == 0, "store: ", name_of(id),
+                  ": ", bytes, " bytes, expected whole blocks of ", kBlockBytes, " up to the ",
+                  most, " of a chunk");
+}
+
 std::string ChunkStore::name_of(ChunkId id) const {
   const bool known = id.region < layout_.regions.size();
   return concat("chunk ", id.chunk, " of region ", id.region, " (",
                 known ? to_string(layout_.regions[id.region].kind) : "unknown", ")");
 }
 
-bool ChunkStore::was_written(ChunkId id, Version version) const {
+Extent ChunkStore::extent_of(ChunkId id, Version version) const {
   const std::lock_guard lock(requests_->mutex);
   const ChunkMap& map = requests_->map;
   switch (version) {
     case Version::kLive:
-      return bool(map.live(id).place);
+      return map.live(id);
     case Version::kPinned:
-      return bool(map.pinned(id).place);
+      return map.pinned(id);
     case Version::kStaged:
-      return map.staged(id).has_value();
+      return map.staged(id).value_or(Extent());
   }
-  return false;
+  return {};
+}
+
+std::uint64_t ChunkStore::written_bytes(ChunkId id, Version version) const {
+  return extent_of(id, version).bytes;
 }
 
 std::uint64_t ChunkStore::relocated() const {

@@ -68,6 +68,7 @@ class ChunkStore {
   ChunkStore& operator=(const ChunkStore&) = delete;
   ~ChunkStore();
 
+  // Whole blocks, from the start of the chunk; a read takes as many as were written.
   void read(ChunkId id, Version version, std::span<std::byte> into, Done done);
   void write(ChunkId id, std::span<const std::byte> from, Done done);
   // Slot `slot` of a chunk of gradients.
@@ -90,8 +91,8 @@ class ChunkStore {
   const std::optional<Commit>& pinned() const noexcept { return superblock_.pinned; }
   std::uint64_t generation() const noexcept { return superblock_.generation; }
   std::vector<std::byte> run_state(const Commit& commit);
-  bool was_written(ChunkId id, Version version) const;
-  const std::string& damage() const noexcept { return damage_; }  // Of one superblock copy.
+  std::uint64_t written_bytes(ChunkId id, Version version) const;  // 0: it was never written.
+  const std::string& damage() const noexcept { return damage_; }   // Of one superblock copy.
   const Drives& drives() const noexcept { return drives_; }
   std::uint64_t relocated() const;  // Chunks that went to a spare since it was opened.
 
@@ -101,14 +102,16 @@ class ChunkStore {
  private:
   struct Requests;
   ChunkStore(Budget& budget, Drives drives, Superblock superblock, Layout layout,
-             std::vector<TableEntry> live, std::optional<std::vector<TableEntry>> pinned);
+             std::vector<Extent> live, std::optional<std::vector<Extent>> pinned);
 
+  Extent extent_of(ChunkId id, Version version) const;
   void submit_write(ChunkId id, std::optional<std::uint64_t> slot, Place place,
                     std::span<const std::byte> from, std::uint64_t checksum, Done done);
-  void submit_read(ChunkId id, const TableEntry& entry, std::string name, std::span<std::byte> into,
+  void submit_read(const Extent& entry, const std::string& name, std::span<std::byte> into,
                    Done done);
   void wait_idle();
   void check_usable(const char* caller) const;
+  void check_write(const char* caller, ChunkId id, std::size_t bytes) const;
   Extent write_meta(const MetaSlots& slots, const Extent Commit::*which,
                     std::span<const std::byte> bytes, std::string_view name);
   void write_superblock(const Superblock& next);

@@ -35,6 +35,7 @@ struct DriveHeader {
   std::uint32_t drives = 1;
 };
 
+// Of a chunk in a table, an empty place says that it was never written.
 struct Extent {
   Place place;
   std::uint64_t bytes = 0;     // What is checked; it starts at `place` and takes whole blocks.
@@ -63,21 +64,14 @@ struct Superblock {
   friend bool operator==(const Superblock&, const Superblock&) = default;
 };
 
-// Of one chunk. An empty place: the chunk was never written.
-struct TableEntry {
-  Place place;
-  std::uint64_t checksum = 0;
-
-  friend bool operator==(const TableEntry&, const TableEntry&) = default;
-};
-inline constexpr std::uint64_t kTableEntryBytes = 16;
+inline constexpr std::uint64_t kExtentBytes = 24;  // Of an extent in a table.
 
 using Block = std::array<std::byte, kBlockBytes>;
 
 Block encode(const DriveHeader& header);
 Block encode(const Superblock& superblock);
 std::vector<std::byte> encode(const Layout& layout);
-std::vector<std::byte> encode(std::span<const TableEntry> table);
+std::vector<std::byte> encode(std::span<const Extent> table);
 
 // Only a store's first block begins so; what else it is, decode_header() says.
 bool is_drive_header(std::span<const std::byte> block) noexcept;
@@ -87,9 +81,9 @@ Superblock decode_superblock(std::span<const std::byte> block);
 // Every extent is checked to be aligned, inside of its drive, and apart from all others.
 Layout decode_layout(std::span<const std::byte> bytes);
 
-// Entries of all committed regions, in order. Every place is checked to be a slot of its chunk, or
-// a spare.
-std::vector<TableEntry> decode_table(std::span<const std::byte> bytes, const Layout& layout);
+// Chunks of all committed regions, in order. Every place is checked to be a slot of its chunk, or a
+// spare, and every length to be whole blocks of it.
+std::vector<Extent> decode_table(std::span<const std::byte> bytes, const Layout& layout);
 
 // The newer of the two superblocks that can be read, and why the other cannot, if so.
 struct ChosenSuperblock {

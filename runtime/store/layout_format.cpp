@@ -203,31 +203,38 @@ Layout decode_layout(std::span<const std::byte> bytes) {
   return layout;
 }
 
-std::vector<std::byte> encode(std::span<const TableEntry> table) {
+std::vector<std::byte> encode(std::span<const Extent> table) {
   ByteWriter out;
-  for (const TableEntry& entry : table) {
-    put(out, entry.place);
-    out.put(entry.checksum);
+  for (const Extent& chunk : table) {
+    put(out, chunk.place);
+    out.put(chunk.bytes);
+    out.put(chunk.checksum);
   }
   return out.take();
 }
 
-std::vector<TableEntry> decode_table(std::span<const std::byte> bytes, const Layout& layout) {
+std::vector<Extent> decode_table(std::span<const std::byte> bytes, const Layout& layout) {
   ByteReader fields(bytes, "table");
-  std::vector<TableEntry> table;
+  std::vector<Extent> table;
   for (std::size_t r = 0; r < layout.regions.size(); ++r) {
     const Region& region = layout.regions[r];
     if (!region.is_committed()) continue;
     const Striping striping(region.chunks, layout.drives);
     for (std::uint64_t chunk = 0; chunk < region.chunks; ++chunk) {
       const Place place = take_place(fields);
+      const auto length = fields.take<std::uint64_t>();
       const auto checksum = fields.take<std::uint64_t>();
       if (place && !is_slot(region, striping, chunk, place) &&
           !is_spare(layout.spares, place, region.chunk_bytes)) {
         throw Corrupt(concat("table: chunk ", chunk, " of region ", r, " is at ", place.offset,
                              " of drive ", place.drive, ", expected one of its slots or a spare"));
       }
-      table.push_back({place, checksum});
+      const bool whole = length % kBlockBytes == 0 && length <= region.chunk_bytes;
+      if (!whole || (length == 0) == bool(place)) {
+        throw Corrupt(concat("table: chunk ", chunk, " of region ", r, " has ", length,
+                             " bytes, expected whole blocks up to ", region.chunk_bytes));
+      }
+      table.push_back({place, length, checksum});
     }
   }
   if (fields.left() != 0) {

@@ -89,7 +89,7 @@ Layout new_layout(const Contents& contents, const std::vector<std::uint32_t>& we
   Placement placement(layout.drives);
   // Its length depends on how much there is to say, not on what: the places may follow.
   placement.take(0, whole_blocks(encode(layout).size()));
-  layout.tables = placement.take_meta(committed_chunks(layout) * kTableEntryBytes);
+  layout.tables = placement.take_meta(committed_chunks(layout) * kExtentBytes);
   layout.run_states = placement.take_meta(contents.run_state_bytes);
   for (Region& region : layout.regions) {
     const Striping striping(region.chunks, layout.drives);

@@ -111,9 +111,9 @@ std::unique_ptr<ChunkStore> ChunkStore::create(Budget& budget, Drives drives, co
   none.directory = {first_directory_place(), directory.size(), checksum64(directory)};
   Blocks blocks(directory);
   drives.front()->write_now(none.directory.place.offset, blocks.all(), "the directory");
-  std::unique_ptr<ChunkStore> store(
-      new ChunkStore(budget, std::move(drives), none, layout,
-                     std::vector<TableEntry>(committed_chunks(layout)), std::nullopt));
+  std::unique_ptr<ChunkStore> store(new ChunkStore(budget, std::move(drives), none, layout,
+                                                   std::vector<Extent>(committed_chunks(layout)),
+                                                   std::nullopt));
   store->commit(0, {});
   // The headers come last: a file without one is no store.
   for (std::uint32_t d = 0; d < store->drives_.size(); ++d) {
@@ -140,9 +140,9 @@ std::unique_ptr<ChunkStore> ChunkStore::open(Budget& budget, Drives drives) {
                            format_bytes(expected), " of ", layout.drives.size(), " drives"));
     }
   }
-  std::vector<TableEntry> live =
+  std::vector<Extent> live =
       decode_table(read_checked(first, superblock.live.table, "the table"), layout);
-  std::optional<std::vector<TableEntry>> pinned;
+  std::optional<std::vector<Extent>> pinned;
   if (superblock.pinned) {
     pinned =
         decode_table(read_checked(first, superblock.pinned->table, "the pinned table"), layout);
@@ -171,8 +171,8 @@ std::vector<std::string> ChunkStore::verify(const Progress& progress) {
     for (std::uint64_t chunk = 0; chunk < region.chunks; ++chunk) {
       for (const Version version : {Version::kLive, Version::kPinned}) {
         if (version == Version::kPinned && !superblock_.pinned) continue;
-        if (was_written({r, chunk}, version)) {
-          read({r, chunk}, version, bytes.all(), [&wrong](const Error* error) {
+        if (const std::uint64_t length = written_bytes({r, chunk}, version); length > 0) {
+          read({r, chunk}, version, bytes.all().first(length), [&wrong](const Error* error) {
             if (error != nullptr) wrong.emplace_back(error->what());
           });
           wait_idle();

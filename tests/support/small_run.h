@@ -99,7 +99,7 @@ inline std::string difference(ChunkStore& store, Version version, const Commit& 
   const ChunkMemory memory;
   for (std::uint64_t chunk = 0; chunk < kRunChunks; ++chunk) {
     const std::uint64_t step = last_written(commit.step, chunk);
-    if (store.was_written({0, chunk}, version) != (step > 0)) {
+    if ((store.written_bytes({0, chunk}, version) > 0) != (step > 0)) {
       return concat("chunk ", chunk, " of step ", commit.step, ": written or not?");
     }
     if (step == 0) continue;

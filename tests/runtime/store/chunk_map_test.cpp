@@ -29,17 +29,17 @@ Layout layout_of(std::uint32_t slots, std::uint64_t spares = 2) {
 }
 
 ChunkMap map_of(const Layout& layout) {
-  return {layout, std::vector<TableEntry>(committed_chunks(layout)), std::nullopt};
+  return {layout, std::vector<Extent>(committed_chunks(layout)), std::nullopt};
 }
 
 void write(ChunkMap& map, ChunkId id, std::uint64_t checksum) {
-  map.end_write(id, {map.begin_write(id), checksum});
+  map.end_write(id, {map.begin_write(id), kBlockBytes, checksum});
 }
 
 TEST(ChunkMapTest, AStepGoesToTheSlotThatTheLastCommitDoesNotHold) {
   ChunkMap map = map_of(layout_of(2));
   for (std::uint64_t step = 1; step < 6; ++step) {
-    const TableEntry before = map.live({0, 1});
+    const Extent before = map.live({0, 1});
     write(map, {0, 1}, step);
     EXPECT_EQ(map.live({0, 1}), before);
     EXPECT_NE(map.staged({0, 1})->place, before.place);
@@ -69,7 +69,7 @@ TEST(ChunkMapTest, NoWriteEverTouchesALiveOrAPinnedPlace) {
   for (int run = 0; run < 40; ++run) {
     const Layout layout = layout_of(3, 4);
     ChunkMap map = map_of(layout);
-    std::vector<TableEntry> pinned;
+    std::vector<Extent> pinned;
     std::uint64_t sum = 0;
     for (int act = 0; act < 400; ++act) {
       const ChunkId id{0, static_cast<std::uint64_t>(rng.below(kChunks))};
@@ -97,7 +97,7 @@ TEST(ChunkMapTest, NoWriteEverTouchesALiveOrAPinnedPlace) {
           if (map.has_pin()) {
             EXPECT_NE(place, map.pinned(id).place);
           }
-          map.end_write(id, {place, ++sum});
+          map.end_write(id, {place, kBlockBytes, ++sum});
         }
       }
       std::set<Place> held;
@@ -141,7 +141,7 @@ TEST(ChunkMapTest, ASlotThatFailedIsNotTriedAgainAndASpareIsGivenOnce) {
   ASSERT_TRUE(second.has_value());
   EXPECT_NE(*second, *spare) << "the first is still being written";
   EXPECT_FALSE(map.relocate({0, 2}, map.begin_write({0, 2})).has_value());
-  map.end_write({0, 0}, {*spare, 1});
+  map.end_write({0, 0}, {*spare, kBlockBytes, 1});
   map.commit();
   EXPECT_NE(map.begin_write({0, 0}), failed);
   EXPECT_NE(map.begin_write({0, 0}), *spare);
@@ -150,7 +150,7 @@ TEST(ChunkMapTest, ASlotThatFailedIsNotTriedAgainAndASpareIsGivenOnce) {
 TEST(ChunkMapTest, ExtentsLiveForOneStep) {
   ChunkMap map = map_of(layout_of(2));
   for (std::uint64_t slot = 0; slot < kExtents; ++slot) {
-    map.end_extent({1, 3}, slot, {map.begin_extent({1, 3}, slot), slot + 1});
+    map.end_extent({1, 3}, slot, {map.begin_extent({1, 3}, slot), kBlockBytes, slot + 1});
   }
   for (std::uint64_t slot = 0; slot < kExtents; ++slot) {
     EXPECT_EQ(map.extent({1, 3}, slot).checksum, slot + 1);

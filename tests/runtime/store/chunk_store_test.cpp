@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <vector>
@@ -317,6 +318,37 @@ TEST_F(ChunkStoreTest, AFlushThatFailsIsNotTriedAgain) {
   reopen();
   EXPECT_EQ(store->live().step, 1U);
   EXPECT_EQ(difference(*store, Version::kLive, store->live()), "");
+}
+
+TEST_F(ChunkStoreTest, AChunkMayBeShorterThanItsPlace) {
+  make();
+  ChunkMemory memory;
+  memory.fill(1, 2);
+  const auto first = memory.bytes().first(kBlockBytes);
+  EXPECT_EQ(outcome_of([&](ChunkStore::Done done) {
+              store->write({0, 2}, first, std::move(done));
+            }),
+            "");
+  store->commit(1, {});
+  reopen();
+  EXPECT_EQ(store->written_bytes({0, 2}, Version::kLive), kBlockBytes);
+  EXPECT_THAT(
+      [&] {
+        store->read({0, 2}, Version::kLive, memory.bytes(), [](const Error*) {});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("8192 bytes, expected the 4096")));
+  const ChunkMemory read;
+  EXPECT_EQ(outcome_of([&](ChunkStore::Done done) {
+              store->read({0, 2}, Version::kLive, read.bytes().first(kBlockBytes), std::move(done));
+            }),
+            "");
+  EXPECT_TRUE(std::ranges::equal(read.bytes().first(kBlockBytes), first));
+  EXPECT_THAT(store->verify(), IsEmpty());
+  for (const std::size_t size : {std::size_t{0}, std::size_t{512}, std::size_t{5 * kBlockBytes}}) {
+    const ChunkMemory large(8 * kBlockBytes);
+    EXPECT_THROW(store->write({0, 2}, large.bytes().first(size), [](const Error*) {}),
+                 InvalidArgument);
+  }
 }
 
 TEST_F(ChunkStoreTest, ARunStateThatIsTooLargeSaysBothCounts) {

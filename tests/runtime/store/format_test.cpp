@@ -57,8 +57,8 @@ Layout small_layout(std::uint64_t drives = 2) {
   return new_layout(contents, weights);
 }
 
-std::vector<TableEntry> some_table(Rng& rng, const Layout& layout) {
-  std::vector<TableEntry> table;
+std::vector<Extent> some_table(Rng& rng, const Layout& layout) {
+  std::vector<Extent> table;
   for (const Region& region : layout.regions) {
     if (!region.is_committed()) continue;
     const Striping striping(region.chunks, layout.drives);
@@ -68,7 +68,7 @@ std::vector<TableEntry> some_table(Rng& rng, const Layout& layout) {
       if (slot == region.slots()) {
         table.emplace_back();  // Never written.
       } else {
-        table.push_back({home(region, striping, chunk, slot), rng.bits()});
+        table.push_back({home(region, striping, chunk, slot), kBlockBytes, rng.bits()});
       }
     }
   }
@@ -193,13 +193,24 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(StoreFormatTest, TableComesBackAndNamesWhatIsNoPlaceOfItsChunk) {
   Rng rng(11);
   const Layout layout = small_layout();
-  std::vector<TableEntry> table = some_table(rng, layout);
+  std::vector<Extent> table = some_table(rng, layout);
   EXPECT_EQ(decode_table(encode(table), layout), table);
-  table[3].place = {1, layout.spares.base[1] + layout.spares.chunk_bytes};
+  table[3] = {{1, layout.spares.base[1] + layout.spares.chunk_bytes}, kBlockBytes, 7};
   EXPECT_EQ(decode_table(encode(table), layout), table);
   table[3].place.offset += kBlockBytes;  // Inside of a spare.
   EXPECT_THAT([&] { decode_table(encode(table), layout); },
               ThrowsMessage<Corrupt>(HasSubstr("chunk 3 of region 0")));
+  table[3].place.offset -= kBlockBytes;
+  table[3].bytes = 4 * kBlockBytes;  // A chunk has three.
+  EXPECT_THAT(
+      [&] { decode_table(encode(table), layout); },
+      ThrowsMessage<Corrupt>(HasSubstr("has 16384 bytes, expected whole blocks up to 12288")));
+  table[3].bytes = 100;
+  EXPECT_THROW(decode_table(encode(table), layout), Corrupt);
+  table[3].bytes = 0;
+  EXPECT_THROW(decode_table(encode(table), layout), Corrupt);
+  table[3] = {};
+  EXPECT_NO_THROW(decode_table(encode(table), layout));
   table.pop_back();
   EXPECT_THROW(decode_table(encode(table), layout), Corrupt);
 }
