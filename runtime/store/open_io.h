@@ -31,8 +31,8 @@ struct OpenOptions {
 
   IoChoice io = IoChoice::kAuto;
   Access access = Access::kReadWrite;
-  std::size_t depth = 32;       // Requests in the system at once, 1 to kMostDepth.
-  bool whole_device = false;    // Allows a block device, whose content is then ours.
+  std::size_t depth = 32;         // Requests in the system at once, 1 to kMostDepth.
+  bool whole_device = false;      // Allows a block device, whose content is then ours.
   std::span<std::byte> memory{};  // Offered to io_uring for registration; outlives the drive.
 };
 
