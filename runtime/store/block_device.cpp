@@ -1,6 +1,7 @@
 #include "runtime/store/block_device.h"
 
 #include <blkid/blkid.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -27,11 +28,51 @@ class Reopened {
   int fd_;
 };
 
+// libblkid, loaded when the first device is looked at: everything else works without it.
+class Blkid {
+ public:
+  static const Blkid& get() {
+    static const Blkid loaded;
+    return loaded;
+  }
+
+  decltype(&blkid_new_probe) new_probe;
+  decltype(&blkid_free_probe) free_probe;
+  decltype(&blkid_probe_set_device) set_device;
+  decltype(&blkid_probe_enable_superblocks) enable_superblocks;
+  decltype(&blkid_probe_set_superblocks_flags) set_superblocks_flags;
+  decltype(&blkid_probe_enable_partitions) enable_partitions;
+  decltype(&blkid_do_safeprobe) do_safeprobe;
+  decltype(&blkid_probe_lookup_value) lookup_value;
+
+ private:
+  Blkid() {
+    find(new_probe, "blkid_new_probe");
+    find(free_probe, "blkid_free_probe");
+    find(set_device, "blkid_probe_set_device");
+    find(enable_superblocks, "blkid_probe_enable_superblocks");
+    find(set_superblocks_flags, "blkid_probe_set_superblocks_flags");
+    find(enable_partitions, "blkid_probe_enable_partitions");
+    find(do_safeprobe, "blkid_do_safeprobe");
+    find(lookup_value, "blkid_probe_lookup_value");
+  }
+
+  template <typename F>
+  void find(F& function, const char* name) {
+    function = library_ == nullptr ? nullptr : reinterpret_cast<F>(dlsym(library_, name));
+    if (function != nullptr) return;
+    throw Unavailable(concat("signature_on: ", dlerror(), ", expected libblkid.so.1 with ", name,
+                             ", which says what is on a device; install libblkid1, or use a file"));
+  }
+
+  void* library_ = dlopen("libblkid.so.1", RTLD_NOW | RTLD_LOCAL);  // Stays loaded.
+};
+
 using Probe = std::unique_ptr<blkid_struct_probe, decltype(&blkid_free_probe)>;
 
 std::optional<std::string> value_of(blkid_probe probe, const char* name) {
   const char* text = nullptr;
-  if (blkid_probe_lookup_value(probe, name, &text, nullptr) != 0) return std::nullopt;
+  if (Blkid::get().lookup_value(probe, name, &text, nullptr) != 0) return std::nullopt;
   return text;
 }
 
@@ -51,19 +92,20 @@ std::string describe(blkid_probe probe) {
 
 std::optional<std::string> signature_on(int fd, const std::string& path) {
   const Reopened file(fd, path);
-  const Probe probe(blkid_new_probe(), &blkid_free_probe);
+  const Blkid& blkid = Blkid::get();
+  const Probe probe(blkid.new_probe(), blkid.free_probe);
   if (probe == nullptr) throw OutOfMemory("signature_on: libblkid has no memory for a probe");
   errno = 0;
-  if (blkid_probe_set_device(probe.get(), file.get(), 0, 0) != 0) {
+  if (blkid.set_device(probe.get(), file.get(), 0, 0) != 0) {
     throw IoError(concat("signature_on: libblkid cannot read ", path), errno, path, 0);
   }
-  blkid_probe_enable_superblocks(probe.get(), 1);
-  blkid_probe_set_superblocks_flags(probe.get(),
-                                    BLKID_SUBLKS_TYPE | BLKID_SUBLKS_USAGE | BLKID_SUBLKS_LABEL);
-  blkid_probe_enable_partitions(probe.get(), 1);
+  blkid.enable_superblocks(probe.get(), 1);
+  blkid.set_superblocks_flags(probe.get(),
+                              BLKID_SUBLKS_TYPE | BLKID_SUBLKS_USAGE | BLKID_SUBLKS_LABEL);
+  blkid.enable_partitions(probe.get(), 1);
   constexpr int kAmbivalent = -2, kNothing = 1;
   errno = 0;
-  const int found = blkid_do_safeprobe(probe.get());
+  const int found = blkid.do_safeprobe(probe.get());
   if (found == kAmbivalent) return "several signatures that contradict each other";
   if (found == kNothing) return std::nullopt;
   if (found != 0) {

@@ -3,8 +3,8 @@
 // libblkid looks for partition tables, file systems, swap, LVM, md and other members of arrays;
 // what it knows, we refuse. A store of ours it does not know.
 //
-// Errors: InvalidArgument names the path and what was found; IoError if it cannot be read. Nothing
-//         is ever written.
+// Errors: InvalidArgument names the path and what was found; IoError if it cannot be read;
+//         Unavailable where libblkid is not installed. Nothing is ever written.
 #pragma once
 
 #include <optional>

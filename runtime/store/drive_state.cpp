@@ -22,19 +22,15 @@ bool is_transient(int error_number) noexcept {
 
 Drive::State::State(std::unique_ptr<RawIo> io, Options options)
     : options_(std::move(options)), io_(std::move(io)) {
-  thread_->post([this] { run(); });
+  thread_.post([this] { run(); });
 }
 
-// First our thread, which ends when nothing is in flight and may be inside of submit() until then;
-// then the back end, which waits for the last handler, and that still leaves through the mutex.
+// Then the members: our thread, which ends when nothing is in flight and may be inside of submit()
+// until then; the back end, which waits for the last handler; and what that handler still uses.
 Drive::State::~State() {
-  Lock lock(mutex_);
+  const Lock lock(mutex_);
   stopping_ = true;
   changed_.notify_all();
-  changed_.wait(lock, [this] { return requests_.empty(); });
-  lock.unlock();
-  thread_.reset();
-  io_.reset();
 }
 
 // ---- The table of requests
@@ -214,13 +210,13 @@ void Drive::State::run() noexcept {
   while (!stopping_ || !requests_.empty()) {
     const Clock::time_point now = Clock::now();
     if (Request* const request = due(lock, now)) {
-      const bool to_submit =
-          std::exchange(request->waits_for, WaitsFor::kSystem) == WaitsFor::kPause;
+      const bool paused = std::exchange(request->waits_for, WaitsFor::kSystem) == WaitsFor::kPause;
+      const IoError* const error = poison_ ? &*poison_ : nullptr;
       lock.unlock();
-      if (to_submit) {
+      if (paused) {
         submit(*request);
       } else {
-        end(*request, poison_ ? &*poison_ : nullptr);
+        end(*request, error);
       }
       lock.lock();
     } else if (const std::optional<std::string> line = stuck(lock, now)) {

@@ -82,10 +82,10 @@ class Drive::State {
   std::map<const Request*, std::unique_ptr<Request>> requests_;
   Clock::time_point wake_at_ = Clock::time_point::max();  // When our thread looks again.
   Counters counters_;
-  std::optional<IoError> poison_;  // Set once, by a flush that failed; then read without the mutex.
+  std::optional<IoError> poison_;  // Set once, by a flush that failed; stays where it is.
   bool stopping_ = false;
-  std::unique_ptr<RawIo> io_;  // Its threads use all of the above.
-  std::optional<Worker> thread_{std::in_place, Worker::Options{.name = "drive"}};
+  std::unique_ptr<RawIo> io_;
+  Worker thread_{{.name = "drive"}};  // Last, and io_ before it: see ~State().
 };
 
 }  // namespace sluiceway
