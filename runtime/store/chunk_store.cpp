@@ -8,6 +8,13 @@
 #include "runtime/store/store_requests.h"
 
 namespace sluiceway {
+namespace {
+
+std::exception_ptr exception_of(const IoError* error) {
+  return error == nullptr ? nullptr : std::make_exception_ptr(*error);
+}
+
+}  // namespace
 // Memory of the tables: live, pinned and staged entries of each chunk, and where each lies.
 ChunkStore::ChunkStore(Budget& budget, Drives drives, Superblock superblock, Layout layout,
                        std::vector<Extent> live, std::optional<std::vector<Extent>> pinned)
@@ -56,9 +63,9 @@ void ChunkStore::submit_read(const Extent& entry, const std::string& name,
                 "store: ", name, " at byte ", entry.place.offset, " of ",
                 drives_[entry.place.drive]->properties().path, " has checksum ", to_hex(found),
                 ", expected ", to_hex(entry.checksum), "; the drive has lost or changed it"));
-            done(&corrupt);
+            done(std::make_exception_ptr(corrupt));
           } else {
-            done(error);
+            done(exception_of(error));
           }
           requests_->end();
         });
@@ -110,12 +117,12 @@ void ChunkStore::submit_write(ChunkId id, std::optional<std::uint64_t> slot, Pla
             }
           }
           if (!spare) {
-            done(error);
+            done(exception_of(error));
           } else {
             try {
               submit_write(id, slot, *spare, from, checksum, done);
-            } catch (const Error& refused) {
-              done(&refused);
+            } catch (...) {
+              done(std::current_exception());
             }
           }
           requests_->end();

@@ -27,6 +27,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -49,9 +50,9 @@ enum class Version : std::uint8_t { kLive, kPinned, kStaged };
 class ChunkStore {
  public:
   using Drives = std::vector<std::unique_ptr<Drive>>;
-  // `error` is null when all went well; it lives as long as the call. Runs on a thread of a drive;
+  // `error` is null when all went well. Runs on a thread of a drive;
   // must not throw, and must not wait for another request.
-  using Done = std::function<void(const Error* error)>;
+  using Done = std::function<void(std::exception_ptr error)>;
   // Told after every piece that is written once: bytes done, bytes in all.
   using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
 

@@ -61,6 +61,14 @@ std::vector<std::byte> read_checked(Drive& drive, const Extent& extent, std::str
   return {bytes.begin(), bytes.end()};
 }
 
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  }
+}
+
 // All drives of one store, in order.
 void check_headers(const ChunkStore::Drives& drives) {
   std::optional<DriveHeader> first;
@@ -172,9 +180,10 @@ std::vector<std::string> ChunkStore::verify(const Progress& progress) {
       for (const Version version : {Version::kLive, Version::kPinned}) {
         if (version == Version::kPinned && !superblock_.pinned) continue;
         if (const std::uint64_t length = written_bytes({r, chunk}, version); length > 0) {
-          read({r, chunk}, version, bytes.all().first(length), [&wrong](const Error* error) {
-            if (error != nullptr) wrong.emplace_back(error->what());
-          });
+          read({r, chunk}, version, bytes.all().first(length),
+               [&wrong](const std::exception_ptr& error) {
+                 if (error) wrong.push_back(text_of(error));
+               });
           wait_idle();
         }
         if (progress) progress(++done, all);

@@ -70,7 +70,14 @@ class ChunkMemory {
 template <typename Start>
 std::string outcome_of(const Start& start) {
   std::promise<std::string> said;
-  start([&said](const Error* error) { said.set_value(error == nullptr ? "" : error->what()); });
+  start([&said](const std::exception_ptr& error) {
+    try {
+      if (error) std::rethrow_exception(error);
+      said.set_value("");
+    } catch (const Error& known) {
+      said.set_value(known.what());
+    }
+  });
   return said.get_future().get();
 }
 

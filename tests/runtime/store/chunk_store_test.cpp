@@ -87,7 +87,7 @@ TEST_F(ChunkStoreTest, ANewStoreIsOfStepNoughtAndHoldsNoChunk) {
   const ChunkMemory memory;
   EXPECT_THAT(
       [&] {
-        store->read({0, 3}, Version::kLive, memory.bytes(), [](const Error*) {});
+        store->read({0, 3}, Version::kLive, memory.bytes(), [](const std::exception_ptr&) {});
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("chunk 3 of region 0 (state) was never")));
 }
@@ -189,7 +189,7 @@ TEST_F(ChunkStoreTest, ExtentsOfMicroBatchesAreReadBackInTheirStep) {
     EXPECT_TRUE(memory.is_of(slot, 5));
   }
   store->drop();
-  EXPECT_THROW(store->read_extent({1, 5}, 0, memory.bytes(), [](const Error*) {}), InvalidArgument);
+  EXPECT_THROW(store->read_extent({1, 5}, 0, memory.bytes(), [](const std::exception_ptr&) {}), InvalidArgument);
 }
 
 TEST_F(ChunkStoreTest, AFlippedBitOfAChunkIsAnErrorWithItsName) {
@@ -334,7 +334,7 @@ TEST_F(ChunkStoreTest, AChunkMayBeShorterThanItsPlace) {
   EXPECT_EQ(store->written_bytes({0, 2}, Version::kLive), kBlockBytes);
   EXPECT_THAT(
       [&] {
-        store->read({0, 2}, Version::kLive, memory.bytes(), [](const Error*) {});
+        store->read({0, 2}, Version::kLive, memory.bytes(), [](const std::exception_ptr&) {});
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("8192 bytes, expected the 4096")));
   const ChunkMemory read;
@@ -346,7 +346,7 @@ TEST_F(ChunkStoreTest, AChunkMayBeShorterThanItsPlace) {
   EXPECT_THAT(store->verify(), IsEmpty());
   for (const std::size_t size : {std::size_t{0}, std::size_t{512}, std::size_t{5 * kBlockBytes}}) {
     const ChunkMemory large(8 * kBlockBytes);
-    EXPECT_THROW(store->write({0, 2}, large.bytes().first(size), [](const Error*) {}),
+    EXPECT_THROW(store->write({0, 2}, large.bytes().first(size), [](const std::exception_ptr&) {}),
                  InvalidArgument);
   }
 }

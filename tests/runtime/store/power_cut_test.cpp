@@ -22,7 +22,7 @@ constexpr std::uint64_t kSteps = 5;
 // SLUICEWAY_POWER_CUTS=1000 takes that many more seeds.
 std::uint64_t seeds() {
   const char* const text = std::getenv("SLUICEWAY_POWER_CUTS");
-  return text == nullptr ? 12 : std::strtoull(text, nullptr, 10);
+  return text == nullptr ? 8 : std::strtoull(text, nullptr, 10);
 }
 
 ChunkStore::Drives drives_on(const Media& media, std::uint64_t seed, std::uint64_t dies_at,
