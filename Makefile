@@ -11,8 +11,8 @@ RESULTS := build/results
 PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-certificates \
   libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libxxhash-dev \
   libeigen3-dev libblkid-dev liburing-dev
-TEST_PACKAGES  := chromium
-CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy
+TEST_PACKAGES  := chromium e2fsprogs fdisk
+CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy e2fsprogs fdisk
 
 # Lets build folders share compiled objects, those of other checkouts too.
 export CCACHE_NOHASHDIR := 1
@@ -26,12 +26,12 @@ PY_FILES  = $(shell git ls-files '*.py')
 .DELETE_ON_ERROR:
 .PHONY: demo test check soak bench lint format stubs wheel clean help build install ctest pytest \
   check-asan check-tsan check-eager-spill check-compat check-cuda check-wheel \
-  check-bench check-flips
+  check-bench check-flips check-loop
 
 help:
 	@echo 'make demo     fine-tune a small model three ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++ and the Python tests'
-	@echo 'make check    sanitizers, clang, eager spill, slow libraries, lint, CUDA, wheel, benches, flips'
+	@echo 'make check    sanitizers, clang, eager spill, slow libraries, lint, CUDA, wheel, benches, flips, loop'
 	@echo 'make soak     what takes long: kills and power cuts by the thousand, ten minutes of fuzzing'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
@@ -103,7 +103,7 @@ $(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/packages $(STAMPS)/requirements
 
 install: $(STAMPS)/install
 
-ctest: build
+ctest: build $(STAMPS)/test-packages
 	$(call test_preset,cpu)
 
 pytest: $(STAMPS)/install $(STAMPS)/test-packages
@@ -136,7 +136,7 @@ bench: build
 # ---- Checks --------------------------------------------------------------------------------------
 
 CHECKS := check-asan check-tsan check-eager-spill check-compat lint check-cuda check-wheel \
-  check-bench check-flips
+  check-bench check-flips check-loop
 
 check:
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
@@ -200,6 +200,13 @@ soak: build $(STAMPS)/check-packages
 	mkdir -p build/fuzz/found
 	build/fuzz/tests/fuzz/store_format_fuzzer -max_total_time=$(FUZZ_SECONDS) -max_len=8192 \
 	  build/fuzz/found tests/fuzz/corpus/store_format
+
+# Whole block devices: attaches loop devices to files of its own, and mounts one.
+check-loop: build $(STAMPS)/check-packages
+	@rm -f $(RESULTS)/$@.ok $(RESULTS)/$@.notrun
+	@mkdir -p $(RESULTS); if [ "$$(id -u)" != 0 ] || ! losetup -f >/dev/null 2>&1; then \
+	  echo 'loop devices: not run (needs root and a free one)'; touch $(RESULTS)/$@.notrun; \
+	else build/cpu/tests/runtime/store/runtime_store_loop_device_test && $(passed); fi
 
 # ---- Style ---------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@
     python experiments/offload/run.py --table           # prints it for the README
     python experiments/offload/run.py --plot            # writes memory.png; needs matplotlib
 
-FOLDER lies on the disk to use, with room for 24 bytes a parameter and 2 more a micro-batch. Each case
-is a process of `build/cpu/experiments/offload/state_driver` in a memory cgroup of 1 GiB, page cache
-included; where no cgroup can be made the case says so. Bytes are those of our counters and of the
+FOLDER lies on the disk to use, with room for 24 bytes a parameter and 2 more a micro-batch. Each
+case is a process of `build/cpu/experiments/offload/state_driver` in a memory cgroup of 1 GiB, page
+cache included; where no cgroup can be made the case says so. Bytes are those of our counters and of the
 kernel's (/proc/self/io).
 """
 

@@ -1,9 +1,11 @@
 // Every kind of drive that this build and machine have, for tests whose bodies are the same on all.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,6 +49,25 @@ class AlignedBytes {
   };
   std::size_t size_;
   std::unique_ptr<std::byte, Free> bytes_;
+};
+
+// Waits for a number of calls of down(). The last one is over when wait() returns.
+class Countdown {
+ public:
+  explicit Countdown(std::size_t count) : left_(count) {}
+  void down() {
+    const std::lock_guard lock(mutex_);
+    if (--left_ == 0) changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return left_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t left_;
 };
 
 // Why tests do not run over uring, or nothing. ThreadSanitizer does not see the kernel's half of

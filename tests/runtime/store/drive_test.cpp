@@ -118,10 +118,10 @@ TEST_P(DriveTest, ThousandsOfRandomRequestsFromSeveralThreadsAgreeWithAnImage) {
     Rng random(20240611 + thread);
     for (std::size_t round = 0; round < kRounds; ++round) {
       std::vector<AlignedBytes> buffers;
-      std::atomic<std::size_t> left{kBatch};
+      Countdown left(kBatch);
       const auto done = [&](const IoError* error) {
         EXPECT_EQ(error, nullptr) << error->what();
-        if (left.fetch_sub(1) == 1) left.notify_one();
+        left.down();
       };
       const bool writes = round % 2 == 0;
       std::vector<std::uint64_t> offsets;
@@ -138,7 +138,7 @@ TEST_P(DriveTest, ThousandsOfRandomRequestsFromSeveralThreadsAgreeWithAnImage) {
           drive->read(offset, buffers[i].span(), "chunk", done);
         }
       }
-      for (std::size_t n = left; n != 0; n = left) left.wait(n);
+      left.wait();
       for (std::size_t i = 0; i < kBatch && !writes; ++i) {
         EXPECT_EQ(std::memcmp(buffers[i].data(), image.data() + offsets[i], buffers[i].size()), 0);
       }
@@ -187,16 +187,16 @@ TEST_P(DriveTest, HandlerMayStartTheNextRequest) {
   open(8);
   const AlignedBytes bytes(8 * kBlock, rng), read(8 * kBlock);
   drive->write_now(0, bytes.span(), "all");
-  std::atomic<int> left{8};
+  Countdown left(8);
   std::function<void(std::size_t)> read_from = [&](std::size_t block) {
     drive->read(block * kBlock, read.span(block * kBlock, kBlock), "chunk",
                 [&, block](const IoError*) {
                   if (block + 1 < 8) read_from(block + 1);
-                  if (left.fetch_sub(1) == 1) left.notify_one();
+                  left.down();
                 });
   };
   read_from(0);
-  for (int n = left; n != 0; n = left) left.wait(n);
+  left.wait();
   EXPECT_EQ(bytes, read);
 }
 

@@ -101,12 +101,13 @@ TEST(OpenIoTest, ReaderCannotWrite) {
   create_drive_file(path.str(), 4096);
   const auto io = open_io(path.str(), {.io = IoChoice::kPosix, .access = Access::kRead});
   const AlignedBytes bytes(4096);
-  std::atomic<int> error_number{0};
+  Countdown ended(1);
+  int error_number = 0;
   io->submit({IoKind::kWrite, 0, bytes.span()}, [&](RawResult result) {
     error_number = result.error_number;
-    error_number.notify_one();
+    ended.down();
   });
-  error_number.wait(0);
+  ended.wait();
   EXPECT_EQ(error_number, EBADF);
 }
 
