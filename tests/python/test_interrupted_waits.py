@@ -18,6 +18,14 @@ ENOUGH_S = 2.0
 SLOW = sw.Link(d2h_gbps=CORE_BYTES / HOP_S / 1e9, h2d_gbps=1e3)
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """SIGINT raises here, also where the suite was started in the background and ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class CtrlC:
     """Sends SIGINT a moment after it is entered; `latency` is how long the block went on then."""
 
