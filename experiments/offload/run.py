@@ -6,8 +6,8 @@
 
 FOLDER lies on the disk to use, with room for 24 bytes a parameter and 2 more a micro-batch. Each
 case is a process of `build/cpu/experiments/offload/state_driver` in a memory cgroup of 1 GiB, page
-cache included; where no cgroup can be made the case says so. Bytes are those of our counters and of the
-kernel's (/proc/self/io).
+cache included; where no cgroup can be made the case says so. Bytes are those of our counters and
+of the kernel's (/proc/self/io).
 """
 
 from __future__ import annotations
