@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <thread>
 #include <utility>
 
@@ -19,11 +18,6 @@
 
 namespace sluiceway {
 namespace {
-
-using namespace std::chrono_literals;
-
-constexpr auto kPatience = 2000ms;  // With a lock that somebody else has.
-constexpr auto kPause = 10ms;
 
 // File systems that accept O_DIRECT and copy through the page cache all the same.
 bool lives_in_memory(int fd) noexcept {
@@ -49,6 +43,16 @@ int open_flags(Access access, bool block_device) noexcept {
   return block_device && access == Access::kReadWrite ? flags | O_EXCL : flags;
 }
 
+// Makes a call again while it fails with `busy`, until `give_up`.
+template <typename Call>
+int while_busy(std::chrono::steady_clock::time_point give_up, int busy, const Call& call) {
+  for (;;) {
+    const int result = call();
+    if (result >= 0 || errno != busy || std::chrono::steady_clock::now() >= give_up) return result;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 // Where the system does not tell: what every drive of today is content with.
 void ask_for_alignment(int fd, RawIo::Properties& properties) noexcept {
 #ifdef STATX_DIOALIGN
@@ -62,23 +66,15 @@ void ask_for_alignment(int fd, RawIo::Properties& properties) noexcept {
 
 }  // namespace
 
-DriveFile::DriveFile(const std::string& path, Access access, bool whole_device)
-    : path_(path), block_device_(check_is_block_device(path, whole_device)) {
-  const int flags = open_flags(access, block_device_);
-  fd_ = open(path.c_str(), flags | O_DIRECT);
-  direct_ = fd_ >= 0;
-  if (fd_ < 0 && errno == EINVAL) fd_ = open(path.c_str(), flags);
-  if (fd_ < 0 && errno == EBUSY) {
-    throw IoError(concat("open_io: ", path, " is mounted or in use, expected an unused device; ",
-                         "unmount it, or stop what uses it"),
-                  EBUSY, path, 0);
-  }
-  check_syscall(fd_, "open", path);
+DriveFile::DriveFile(const std::string& path, const OpenOptions& options)
+    : path_(path), block_device_(check_is_block_device(path, options.whole_device)) {
+  const Clock::time_point give_up = Clock::now() + options.busy_wait;
+  open_it(options, give_up);
   try {
     // A device node lives in memory, the device does not.
     if (!block_device_ && lives_in_memory(fd_)) direct_ = false;
-    take(access);
-    if (block_device_ && access == Access::kReadWrite) check_unused(fd_, path);
+    lock(options.access, give_up);
+    if (block_device_ && options.access == Access::kReadWrite) check_unused(fd_, path);
   } catch (...) {
     close(fd_);
     throw;
@@ -91,21 +87,27 @@ DriveFile::DriveFile(DriveFile&& other) noexcept
       direct_(other.direct_),
       fd_(std::exchange(other.fd_, -1)) {}
 
-// Unlocked by hand: a ring that has the file registered lets go of it a moment after the close.
 DriveFile::~DriveFile() {
-  if (fd_ < 0) return;
-  flock(fd_, LOCK_UN);
-  close(fd_);
+  if (fd_ >= 0) close(fd_);
 }
 
-void DriveFile::take(Access access) const {
-  const int shared = access == Access::kRead ? LOCK_SH : LOCK_EX;
-  // The ring of a process that was just killed holds the lock until the system has taken it apart.
-  for (auto waited = 0ms; waited < kPatience; waited += kPause) {
-    if (flock(fd_, shared | LOCK_NB) == 0) return;
-    if (errno != EWOULDBLOCK) check_syscall(-1, "flock", path_);
-    std::this_thread::sleep_for(kPause);
+void DriveFile::open_it(const OpenOptions& options, Clock::time_point give_up) {
+  const int flags = open_flags(options.access, block_device_);
+  fd_ = while_busy(give_up, EBUSY, [&] { return open(path_.c_str(), flags | O_DIRECT); });
+  direct_ = fd_ >= 0;
+  if (fd_ < 0 && errno == EINVAL) fd_ = open(path_.c_str(), flags);
+  if (fd_ < 0 && errno == EBUSY) {
+    throw IoError(concat("open_io: ", path_, " is mounted or in use, expected an unused device; ",
+                         "unmount it, or stop what uses it"),
+                  EBUSY, path_, 0);
   }
+  check_syscall(fd_, "open", path_);
+}
+
+void DriveFile::lock(Access access, Clock::time_point give_up) const {
+  const int how = (access == Access::kRead ? LOCK_SH : LOCK_EX) | LOCK_NB;
+  if (while_busy(give_up, EWOULDBLOCK, [&] { return flock(fd_, how); }) == 0) return;
+  if (errno != EWOULDBLOCK) check_syscall(-1, "flock", path_);
   throw IoError(
       concat("open_io: ", path_, " is open in another process or drive, expected to have ",
              "it alone; wait for the other to end"),

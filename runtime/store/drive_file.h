@@ -5,6 +5,7 @@
 // Errors:        those of open_io.h.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -15,7 +16,7 @@ namespace sluiceway {
 
 class DriveFile {
  public:
-  DriveFile(const std::string& path, Access access, bool whole_device);
+  DriveFile(const std::string& path, const OpenOptions& options);
   DriveFile(DriveFile&& other) noexcept;
   DriveFile& operator=(DriveFile&&) = delete;
   ~DriveFile();
@@ -29,7 +30,9 @@ class DriveFile {
   RawIo::Properties properties() const;  // Without what a back end adds.
 
  private:
-  void take(Access access) const;  // Locks it.
+  using Clock = std::chrono::steady_clock;
+  void open_it(const OpenOptions& options, Clock::time_point give_up);
+  void lock(Access access, Clock::time_point give_up) const;
   std::string path_;
   bool block_device_ = false;
   bool direct_ = false;

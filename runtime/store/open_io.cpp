@@ -68,7 +68,7 @@ void allocate(int fd, const std::string& path, std::uint64_t size_bytes) {
 std::unique_ptr<RawIo> open_io(const std::string& path, const OpenOptions& options) {
   SLUICEWAY_CHECK(options.depth >= 1 && options.depth <= OpenOptions::kMostDepth, "open_io: ", path,
                   ": depth ", options.depth, ", expected 1 to ", OpenOptions::kMostDepth);
-  DriveFile file(path, options.access, options.whole_device);
+  DriveFile file(path, options);
   if (options.io == IoChoice::kPosix) return make_posix_io(std::move(file), options.depth, "");
   try {
     return make_uring_io(file, options.depth, options.memory);

@@ -1,8 +1,12 @@
 // Opens a file or a whole block device for requests, by io_uring or by a pool of threads.
 //
 // With O_DIRECT where the file system has it (tmpfs has not: Properties::direct says so),
-// alignments as statx() gives them, else 4096. A drive is locked against every other process while
-// it is open.
+// alignments as statx() gives them, else 4096.
+//
+// A drive is locked against every other process while it is open. Requests that a killed process
+// had in flight go on without it, and hold the lock until they end: whoever opens the drive next
+// waits for them, `busy_wait` long at most, so that no write of the dead lands after the living
+// have read.
 //
 // Errors: IoError, with path and errno: does not exist, may not be written, belongs to another
 //         process (EBUSY). InvalidArgument: neither file nor block device, a block device without
@@ -10,6 +14,7 @@
 //         uring was asked for and is not there, with the reason. Nothing on the drive was changed.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,8 +36,9 @@ struct OpenOptions {
 
   IoChoice io = IoChoice::kAuto;
   Access access = Access::kReadWrite;
-  std::size_t depth = 32;         // Requests in the system at once, 1 to kMostDepth.
-  bool whole_device = false;      // Allows a block device, whose content is then ours.
+  std::size_t depth = 32;                     // Requests in the system at once, 1 to kMostDepth.
+  bool whole_device = false;                  // Allows a block device, whose content is then ours.
+  std::chrono::milliseconds busy_wait{2000};  // Before a drive in use is refused.
   std::span<std::byte> memory{};  // Offered to io_uring for registration; outlives the drive.
 };
 

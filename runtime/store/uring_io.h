@@ -3,8 +3,8 @@
 //
 // Memory that is offered is registered, so that the kernel need not pin its pages for each request;
 // where RLIMIT_MEMLOCK does not allow that, Properties::registered_bytes is 0 and requests go
-// without. The file is not registered: a ring that holds it is taken down some time after its end,
-// also that of a killed process, and would keep the drive locked until then.
+// without. The file is not registered: the kernel takes a ring down some time after its end, and
+// the drive would stay locked until then.
 #pragma once
 
 #include <cstddef>

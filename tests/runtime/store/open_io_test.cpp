@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "kernels/base/error.h"
 #include "tests/support/io_back_ends.h"
@@ -20,7 +21,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr OpenOptions kPosix{.io = IoChoice::kPosix};
+constexpr std::chrono::milliseconds kAtOnce{0};
+constexpr OpenOptions kPosix{.io = IoChoice::kPosix, .busy_wait = kAtOnce};
 
 int errno_of(const std::function<void()>& call) {
   try {
@@ -80,11 +82,26 @@ TEST(OpenIoTest, DriveIsLockedAgainstASecondWriterWhileItIsOpen) {
   auto first = open_io(path.str(), kPosix);
   for (const Access access : {Access::kRead, Access::kReadWrite}) {
     EXPECT_THAT(
-        [&] { (void)open_io(path.str(), {.io = IoChoice::kPosix, .access = access}); },
+        [&] {
+          (void)open_io(path.str(),
+                        {.io = IoChoice::kPosix, .access = access, .busy_wait = kAtOnce});
+        },
         ThrowsMessage<IoError>(AllOf(HasSubstr(path.str()), HasSubstr("is open in another"))));
   }
   first.reset();
   EXPECT_NO_THROW((void)open_io(path.str(), kPosix));
+}
+
+TEST(OpenIoTest, DriveThatIsLeftWhileAnotherWaitsForItIsOpened) {
+  const ScratchPath path;
+  create_drive_file(path.str(), 4096);
+  auto first = open_io(path.str(), kPosix);
+  std::thread leaves([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    first.reset();
+  });
+  EXPECT_NO_THROW((void)open_io(path.str(), {.io = IoChoice::kPosix}));
+  leaves.join();
 }
 
 TEST(OpenIoTest, ReadersShareADriveAndKeepWritersOut) {

@@ -12,9 +12,11 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <iostream>
 
@@ -199,6 +201,30 @@ TEST_F(UringRingTest, ClosedDriveCanBeOpenedAgainAtOnce) {
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(keeps_bytes(open_io(path.str(), {.io = IoChoice::kUring, .memory = bytes.span()}),
                             bytes.span()));
+  }
+}
+
+// A resume comes right after a kill, while requests of the killed process are still in flight.
+TEST_F(UringRingTest, DriveOfAKilledProcessIsOpenedWhenItsRequestsHaveEnded) {
+  if (!has_ring()) return;
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const AlignedBytes bytes(kBytes);
+      Drive drive(open_io(path.str(), {.io = IoChoice::kUring, .memory = bytes.span()}));
+      for (;;) {
+        for (std::size_t at = 0; at < kBytes; at += 4096) {
+          drive.write(at, bytes.span(at, 4096), "block", [](const IoError*) {});
+        }
+        drive.flush();
+      }
+    }
+    usleep(static_cast<useconds_t>(5000 + 1000 * i));
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    EXPECT_NO_THROW((void)open_io(path.str(), {.io = IoChoice::kUring}));
   }
 }
 
