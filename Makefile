@@ -10,9 +10,9 @@ RESULTS := build/results
 
 PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-certificates \
   libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libxxhash-dev \
-  libeigen3-dev
-TEST_PACKAGES  := chromium
-CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy
+  libeigen3-dev libblkid-dev liburing-dev
+TEST_PACKAGES  := chromium e2fsprogs fdisk
+CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy e2fsprogs fdisk
 
 # Lets build folders share compiled objects, those of other checkouts too.
 export CCACHE_NOHASHDIR := 1
@@ -24,14 +24,15 @@ PY_FILES  = $(shell git ls-files '*.py')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test check bench lint format stubs wheel clean help build install ctest pytest \
+.PHONY: demo test check soak bench lint format stubs wheel clean help build install ctest pytest \
   check-asan check-tsan check-eager-spill check-compat check-cuda check-wheel \
-  check-bench check-flips
+  check-bench check-flips check-loop
 
 help:
 	@echo 'make demo     fine-tune a small model three ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++ and the Python tests'
-	@echo 'make check    sanitizers, clang, eager spill, slow libraries, lint, CUDA, wheel, benches, flips'
+	@echo 'make check    sanitizers, clang, eager spill, slow libraries, lint, CUDA, wheel, benches, flips, loop'
+	@echo 'make soak     what takes long: kills and power cuts by the thousand, ten minutes of fuzzing'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
@@ -102,7 +103,7 @@ $(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/packages $(STAMPS)/requirements
 
 install: $(STAMPS)/install
 
-ctest: build
+ctest: build $(STAMPS)/test-packages
 	$(call test_preset,cpu)
 
 pytest: $(STAMPS)/install $(STAMPS)/test-packages
@@ -118,7 +119,8 @@ test:
 stubs: $(STAMPS)/install
 	$(PY) .ci/stubs.py python
 
-# Debian has no static libhwy, so the wheel takes the shared one along; libtorch is the user's.
+# Debian has no static libhwy, so the wheel takes the shared one along, and liburing; libtorch is the
+# user's.
 wheel: $(STAMPS)/packages $(STAMPS)/requirements
 	rm -rf build/wheel dist/sluiceway-*.whl
 	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
@@ -134,7 +136,7 @@ bench: build
 # ---- Checks --------------------------------------------------------------------------------------
 
 CHECKS := check-asan check-tsan check-eager-spill check-compat lint check-cuda check-wheel \
-  check-bench check-flips
+  check-bench check-flips check-loop
 
 check:
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
@@ -187,6 +189,24 @@ check-flips: $(STAMPS)/install
 	@rm -f $(RESULTS)/$@.ok
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_flipped_bytes.py --flips 200
 	@$(passed)
+
+# Half an hour: thousands of power cuts and kills of a store, and its readers fuzzed.
+FUZZ_SECONDS := 600
+soak: build $(STAMPS)/check-packages
+	SLUICEWAY_POWER_CUTS=100 build/cpu/tests/runtime/store/runtime_store_power_cut_test
+	SLUICEWAY_KILLS=1000 build/cpu/tests/runtime/store/runtime_store_kill_test
+	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS) --target store_format_fuzzer
+	mkdir -p build/fuzz/found
+	build/fuzz/tests/fuzz/store_format_fuzzer -max_total_time=$(FUZZ_SECONDS) -max_len=8192 \
+	  build/fuzz/found tests/fuzz/corpus/store_format
+
+# Whole block devices: attaches loop devices to files of its own, and mounts one.
+check-loop: build $(STAMPS)/check-packages
+	@rm -f $(RESULTS)/$@.ok $(RESULTS)/$@.notrun
+	@mkdir -p $(RESULTS); if [ "$$(id -u)" != 0 ] || ! losetup -f >/dev/null 2>&1; then \
+	  echo 'loop devices: not run (needs root and a free one)'; touch $(RESULTS)/$@.notrun; \
+	else build/cpu/tests/runtime/store/runtime_store_loop_device_test && $(passed); fi
 
 # ---- Style ---------------------------------------------------------------------------------------
 

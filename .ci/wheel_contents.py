@@ -32,6 +32,7 @@ PACKAGES = {
     "Eigen": "eigen3",
     "nlohmann-json": "nlohmann_json",
     "xxHash": "libxxhash",
+    "liburing": "liburing",
 }
 
 

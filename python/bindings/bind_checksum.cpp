@@ -1,6 +1,6 @@
 #include <cstddef>
 
-#include "kernels/checksum.h"
+#include "kernels/base/checksum.h"
 #include "python/bindings/bindings.h"
 
 namespace sluiceway {

@@ -1,13 +1,10 @@
 #include "runtime/device/device_memory.h"
 
-#include <sys/mman.h>
-
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <system_error>
-#include <utility>
 
 #include "kernels/base/check.h"
 #include "runtime/device/cuda_backend.h"
@@ -22,29 +19,6 @@ constexpr std::size_t kHostAlignment = 64;  // A cache line, and the widest vect
                            " of host memory: ", std::generic_category().message(error_number),
                            "; free memory, or lower the budget"));
 }
-
-// Pages of their own go back to the system when they are freed, whatever else malloc holds.
-class MappedPages {
- public:
-  explicit MappedPages(std::size_t bytes) : bytes_(round_up(bytes, kPageBytes)) {
-    if (bytes > SIZE_MAX - kPageBytes) refuse("allocate_pinned_bytes", bytes, ENOMEM);
-    pages_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (pages_ == MAP_FAILED) refuse("allocate_pinned_bytes", bytes, errno);
-  }
-  MappedPages(const MappedPages&) = delete;
-  MappedPages& operator=(const MappedPages&) = delete;
-  ~MappedPages() {
-    if (pages_ != nullptr) munmap(pages_, bytes_);
-  }
-
-  void* get() const noexcept { return pages_; }
-  std::size_t size() const noexcept { return bytes_; }
-  void* release() noexcept { return std::exchange(pages_, nullptr); }
-
- private:
-  std::size_t bytes_;
-  void* pages_ = nullptr;
-};
 
 }  // namespace
 
@@ -70,17 +44,18 @@ void free_device_bytes(DeviceId device, void* pointer, std::size_t) noexcept {
   }
 }
 
-void* allocate_pinned_bytes(DeviceId device, std::size_t bytes) {
+// Pages of their own go back to the system when they are freed, whatever else malloc holds.
+void* allocate_pinned_bytes(DeviceId device, std::size_t bytes, Pages kind) {
   if (bytes == 0) return nullptr;
-  MappedPages pages(bytes);
+  HostPages pages(bytes, kind);
   if (!device.is_host()) cuda::lock_pages(device.ordinal(), pages.get(), pages.size());
   return pages.release();
 }
 
-void free_pinned_bytes(DeviceId device, void* pointer, std::size_t bytes) noexcept {
+void free_pinned_bytes(DeviceId device, void* pointer, std::size_t bytes, Pages kind) noexcept {
   if (pointer == nullptr) return;
   if (!device.is_host()) cuda::unlock_pages(pointer);
-  munmap(pointer, round_up(bytes, kPageBytes));
+  unmap_pages(pointer, bytes, kind);
 }
 
 void fill_device_bytes(DeviceId device, void* pointer, std::byte value, std::size_t bytes) {

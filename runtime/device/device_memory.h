@@ -4,18 +4,18 @@
 // Bytes of the host device are ordinary memory, aligned to 64 bytes. Pinned bytes are whole pages
 // of their own from mmap, in every build; where there is a CUDA device they are page-locked for it.
 //
-// Ownership: freed by the matching call with the same device and size. Null and 0 bytes are fine.
-// Errors:    OutOfMemory, with byte counts. Unavailable: a CUDA device in a build or on a machine
+// Ownership: freed by the matching call with the same device, size and kind of pages. Null and 0
+// bytes are fine. Errors:    OutOfMemory, with byte counts. Unavailable: a CUDA device in a build
+// or on a machine
 //            without CUDA. InvalidArgument: no CUDA device has this ordinal.
 #pragma once
 
 #include <cstddef>
 
+#include "runtime/device/host_pages.h"
 #include "runtime/device/stream.h"
 
 namespace sluiceway {
-
-inline constexpr std::size_t kPageBytes = 4096;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) noexcept {
   return (bytes + unit - 1) / unit * unit;
@@ -27,9 +27,10 @@ void check_device(DeviceId device);  // Throws as above unless the device can be
 void* allocate_device_bytes(DeviceId device, std::size_t bytes);
 void free_device_bytes(DeviceId device, void* pointer, std::size_t bytes) noexcept;
 
-// Contents start as zero.
-void* allocate_pinned_bytes(DeviceId device, std::size_t bytes);
-void free_pinned_bytes(DeviceId device, void* pointer, std::size_t bytes) noexcept;
+// Contents start as zero. How many bytes became huge pages: huge_bytes() of host_pages.h.
+void* allocate_pinned_bytes(DeviceId device, std::size_t bytes, Pages kind = Pages::kOrdinary);
+void free_pinned_bytes(DeviceId device, void* pointer, std::size_t bytes,
+                       Pages kind = Pages::kOrdinary) noexcept;
 
 // Both return when it is done. `src` and `dst` of a copy may be host or device memory.
 void fill_device_bytes(DeviceId device, void* pointer, std::byte value, std::size_t bytes);

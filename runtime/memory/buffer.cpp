@@ -19,24 +19,26 @@ bool on_host(Tier tier, DeviceId device) noexcept {
   return tier != Tier::kDevice || device.is_host();
 }
 
-std::uint64_t reserved_bytes(Tier tier, std::size_t bytes, std::string_view purpose) {
+std::uint64_t reserved_bytes(Tier tier, std::size_t bytes, Pages pages, std::string_view purpose) {
   SLUICEWAY_CHECK(tier != Tier::kDisk, "buffer: ", purpose, ": ", format_bytes(bytes),
                   " on the disk tier, expected device, host or pinned: the store holds the disk");
   if (tier != Tier::kPinned) return bytes;
-  SLUICEWAY_CHECK(bytes <= SIZE_MAX - kPageBytes, "buffer: ", purpose, ": ", format_bytes(bytes),
-                  ", expected at most ", format_bytes(SIZE_MAX - kPageBytes));
-  return round_up(bytes, kPageBytes);
+  const std::size_t page = page_bytes(pages);
+  SLUICEWAY_CHECK(bytes <= SIZE_MAX - page, "buffer: ", purpose, ": ", format_bytes(bytes),
+                  ", expected at most ", format_bytes(SIZE_MAX - page));
+  return round_up(bytes, page);
 }
 
-std::byte* allocate(Tier tier, DeviceId device, std::size_t bytes) {
-  void* pointer = tier == Tier::kPinned ? allocate_pinned_bytes(device, bytes)
+std::byte* allocate(Tier tier, DeviceId device, std::size_t bytes, Pages pages) {
+  void* pointer = tier == Tier::kPinned ? allocate_pinned_bytes(device, bytes, pages)
                                         : allocate_device_bytes(home(tier, device), bytes);
   return static_cast<std::byte*>(pointer);
 }
 
-void deallocate(Tier tier, DeviceId device, std::byte* data, std::size_t bytes) noexcept {
+void deallocate(Tier tier, DeviceId device, std::byte* data, std::size_t bytes,
+                Pages pages) noexcept {
   if (tier == Tier::kPinned) {
-    free_pinned_bytes(device, data, bytes);
+    free_pinned_bytes(device, data, bytes, pages);
   } else {
     free_device_bytes(home(tier, device), data, bytes);
   }
@@ -45,11 +47,12 @@ void deallocate(Tier tier, DeviceId device, std::byte* data, std::size_t bytes) 
 }  // namespace
 
 Buffer::Buffer(Budget& budget, Tier tier, DeviceId device, std::size_t bytes,
-               std::string_view purpose, Fill fill)
-    : reservation_(budget.reserve(tier, reserved_bytes(tier, bytes, purpose), purpose)),
-      data_(allocate(tier, device, bytes)),
+               std::string_view purpose, Fill fill, Pages pages)
+    : reservation_(budget.reserve(tier, reserved_bytes(tier, bytes, pages, purpose), purpose)),
+      data_(allocate(tier, device, bytes, pages)),
       bytes_(bytes),
       tier_(tier),
+      pages_(pages),
       device_(device) {
   if (fill == Fill::kNone && !scribbles()) return;
   const std::byte value = fill == Fill::kZero ? std::byte{0} : kScribble;
@@ -66,6 +69,7 @@ Buffer::Buffer(Buffer&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
       tier_(other.tier_),
+      pages_(other.pages_),
       device_(other.device_) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
@@ -74,6 +78,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, taken.data_);
   std::swap(bytes_, taken.bytes_);
   std::swap(tier_, taken.tier_);
+  std::swap(pages_, taken.pages_);
   std::swap(device_, taken.device_);
   return *this;
 }
@@ -83,7 +88,7 @@ Buffer::~Buffer() { release(); }
 void Buffer::release() noexcept {
   if (data_ == nullptr) return;
   if (on_host(tier_, device_)) scribble(data_, bytes_);
-  deallocate(tier_, device_, std::exchange(data_, nullptr), std::exchange(bytes_, 0));
+  deallocate(tier_, device_, std::exchange(data_, nullptr), std::exchange(bytes_, 0), pages_);
 }
 
 }  // namespace sluiceway

@@ -1,6 +1,7 @@
 // Bytes on one tier, reserved in the budget before they are allocated.
 //
-// Page-aligned for kPinned (exact size, rounded up to one page, never to a power of two), else
+// Page-aligned for kPinned (exact size, rounded up to one page, never to a power of two; `pages`
+// says of which kind), else
 // aligned to 64 bytes. kPinned is page-locked on CUDA; on the host device it is ordinary memory.
 // Contents start as zero, or as 0xCD in an eager-spill build where `Fill::kNone` is asked for.
 //
@@ -12,6 +13,7 @@
 #include <span>
 #include <string_view>
 
+#include "runtime/device/host_pages.h"
 #include "runtime/device/stream.h"
 #include "runtime/memory/budget.h"
 
@@ -23,7 +25,7 @@ class Buffer {
  public:
   Buffer() noexcept = default;
   Buffer(Budget& budget, Tier tier, DeviceId device, std::size_t bytes, std::string_view purpose,
-         Fill fill = Fill::kZero);
+         Fill fill = Fill::kZero, Pages pages = Pages::kOrdinary);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();
@@ -41,6 +43,7 @@ class Buffer {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
   Tier tier_ = Tier::kHost;
+  Pages pages_ = Pages::kOrdinary;
   DeviceId device_ = DeviceId::host();  // Of an empty buffer, which owns no memory.
 };
 

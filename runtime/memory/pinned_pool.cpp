@@ -98,7 +98,7 @@ struct PinnedPool::State {
 PinnedPool::PinnedPool(Budget& budget, DeviceId device, Config config) {
   SLUICEWAY_CHECK(config.slab_bytes > 0, "pinned_pool: slab of 0 bytes, expected 1 or more");
   Buffer slab(budget, Tier::kPinned, device, round_up(config.slab_bytes, PinnedPool::kPieceBytes),
-              "slab of the pinned pool", Fill::kNone);
+              "slab of the pinned pool", Fill::kNone, config.pages);
   state_ = std::make_shared<State>(std::move(slab), config.first_generation);
 }
 
@@ -159,6 +159,12 @@ std::size_t PinnedPool::in_flight_bytes() const {
 }
 
 std::size_t PinnedPool::slab_bytes() const noexcept { return state_->slab.size(); }
+
+std::size_t PinnedPool::huge_bytes() const {
+  return sluiceway::huge_bytes(state_->slab.data(), state_->slab.size());
+}
+
+std::span<std::byte> PinnedPool::slab() const noexcept { return state_->slab.as<std::byte>(); }
 
 PinnedPool::Lease::Lease(std::shared_ptr<State> state, std::span<std::byte> bytes,
                          std::uint64_t generation) noexcept

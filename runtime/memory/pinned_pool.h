@@ -39,6 +39,8 @@ class PinnedPool {
 
   struct Config {
     std::size_t slab_bytes = std::size_t{64} << 20;
+    Pages pages =
+        Pages::kOrdinary;  // kHuge, for disks: as many as the system has, see huge_bytes().
     std::uint64_t first_generation = 1;  // Where counting starts; tests start it at its end.
   };
 
@@ -83,6 +85,10 @@ class PinnedPool {
   std::size_t in_flight() const;                    // Leases held or retiring.
   std::size_t in_flight_bytes() const;
   std::size_t slab_bytes() const noexcept;
+  std::size_t huge_bytes() const;  // Of the slab, in huge pages now; reads /proc.
+
+  // All of the slab, to be registered with a device; its contents belong to the leases.
+  std::span<std::byte> slab() const noexcept;
 
  private:
   std::shared_ptr<State> state_;

@@ -1,5 +1,5 @@
 // Checksum against what the xxHash project publishes, and against itself in pieces.
-#include "kernels/checksum.h"
+#include "kernels/base/checksum.h"
 
 #include <gtest/gtest.h>
 

@@ -55,8 +55,8 @@ def may_include_cuda(path: str) -> bool:
 
 
 def may_include_liburing(path: str) -> bool:
-    """One file speaks to the ring."""
-    return path == "runtime/store/uring_io.cpp"
+    """One file speaks to the ring, and the bare loop that it is measured against."""
+    return path in ("runtime/store/uring_io.cpp", "experiments/bench/uring_loop.cpp")
 
 
 ONLY_RULES = [

@@ -17,6 +17,8 @@ LIBRARY_OF = {
     r"Eigen/": "Eigen",
     r"nlohmann/": "nlohmann-json",
     r"xxhash\.h$": "xxHash",
+    r"liburing\.h$": "liburing",
+    r"blkid/": None,  # Declarations only: the library is the system's, loaded where it is needed.
     r"pybind11/": "pybind11",
     r"(torch|ATen|c10|caffe2)/": "PyTorch",
     r"[a-z_0-9]+$": None,

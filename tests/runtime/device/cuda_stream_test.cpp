@@ -48,7 +48,10 @@ Allocation on_device(std::size_t bytes) {
 }
 
 Allocation pinned(std::size_t bytes) {
-  return {allocate_pinned_bytes(kCuda0, bytes), bytes, &free_pinned_bytes};
+  return {allocate_pinned_bytes(kCuda0, bytes), bytes,
+          [](DeviceId device, void* pointer, std::size_t size) noexcept {
+            free_pinned_bytes(device, pointer, size);
+          }};
 }
 
 class CudaStreamTest : public testing::Test {

@@ -46,6 +46,24 @@ TEST_F(PinnedPoolTest, SlabIsReservedAtConstructionAndGivenBackAtTheEnd) {
   EXPECT_EQ(budget.used(Tier::kPinned), kSlab);
 }
 
+TEST(PinnedPoolPagesTest, SlabOfHugePagesIsReservedAsTheWholePagesThatItTakes) {
+  Budget budget{Budget::Limits{0, 0, 8 << 20, 0}};
+  const PinnedPool pool(budget, DeviceId::host(),
+                        {.slab_bytes = kHugePageBytes + 4096, .pages = Pages::kHuge});
+  EXPECT_EQ(budget.used(Tier::kPinned), 2 * kHugePageBytes);
+  EXPECT_EQ(pool.slab_bytes(), kHugePageBytes + 4096);
+  EXPECT_EQ(pool.slab().size(), pool.slab_bytes());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pool.slab().data()) % kHugePageBytes, 0U);
+  EXPECT_LE(pool.huge_bytes(), pool.slab_bytes());
+  EXPECT_EQ(pool.huge_bytes(), huge_bytes(pool.slab().data(), pool.slab_bytes()));
+}
+
+TEST_F(PinnedPoolTest, LeasesAreInsideTheSlab) {
+  const auto lease = pool.acquire(kSlab, "whole", kAtOnce);
+  EXPECT_EQ(lease.bytes().data(), pool.slab().data());
+  EXPECT_EQ(pool.slab().size(), kSlab);
+}
+
 TEST_F(PinnedPoolTest, LeaseHasExactlyTheBytesAskedForOnItsOwnCacheLine) {
   std::vector<PinnedPool::Lease> leases;
   for (const std::size_t bytes : {1UL, 63UL, 64UL, 65UL, 0UL, 1021UL}) {

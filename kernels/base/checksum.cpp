@@ -1,4 +1,4 @@
-#include "kernels/checksum.h"
+#include "kernels/base/checksum.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -28,6 +28,10 @@ std::string Checksum::hex() const {
     text += kDigits[byte & 15];
   }
   return text;
+}
+
+std::uint64_t checksum64(std::span<const std::byte> bytes) noexcept {
+  return XXH3_64bits(bytes.data(), bytes.size());
 }
 
 }  // namespace sluiceway

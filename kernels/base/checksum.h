@@ -1,5 +1,5 @@
-// XXH3 of 128 bits over bytes that come piece by piece, so that a file of any size takes little
-// memory.
+// XXH3: of 128 bits over bytes that come piece by piece, so that a file of any size takes little
+// memory, and of 64 bits over bytes that are all there.
 //
 // Ownership:     owns its state; pieces are read before update() returns.
 // Thread safety: one thread at a time.
@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,5 +30,7 @@ class Checksum {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+std::uint64_t checksum64(std::span<const std::byte> bytes) noexcept;
 
 }  // namespace sluiceway

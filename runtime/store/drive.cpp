@@ -1,0 +1,126 @@
+#include "runtime/store/drive.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "runtime/store/drive_state.h"
+
+namespace sluiceway {
+namespace {
+
+void check_request(const RawIo& io, IoKind kind, std::uint64_t offset,
+                   std::span<const std::byte> bytes, std::string_view name) {
+  const RawIo::Properties& drive = io.properties();
+  const std::size_t unit = drive.offset_alignment;
+  const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+  SLUICEWAY_CHECK(offset % unit == 0 && bytes.size() % unit == 0, "drive: ", to_string(kind),
+                  " of ", name, ": ", bytes.size(), " bytes at byte ", offset, " of ", drive.path,
+                  ", expected multiples of ", unit);
+  SLUICEWAY_CHECK(bytes.empty() || address % drive.address_alignment == 0,
+                  "drive: ", to_string(kind), " of ", name, ": memory at ",
+                  static_cast<const void*>(bytes.data()), ", expected a multiple of ",
+                  drive.address_alignment);
+  const std::uint64_t size_bytes = io.size_bytes();
+  SLUICEWAY_CHECK(offset <= size_bytes && bytes.size() <= size_bytes - offset,
+                  "drive: ", to_string(kind), " of ", name, ": ", bytes.size(), " bytes at byte ",
+                  offset, ", expected an end within the ", size_bytes, " bytes of ", drive.path);
+}
+
+// Waits for one request on the stack of its caller.
+class Waiter {
+ public:
+  // The last thing done under the mutex, so that wait() may return and destroy it.
+  void end(const IoError* error) {
+    const std::lock_guard lock(mutex_);
+    if (error != nullptr) error_ = *error;
+    ended_ = true;
+    changed_.notify_one();
+  }
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return ended_; });
+    if (error_) throw IoError(*error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<IoError> error_;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+Drive::Drive(std::unique_ptr<RawIo> io, Options options)
+    : state_(std::make_unique<State>(std::move(io), std::move(options))) {}
+
+Drive::~Drive() = default;
+
+void Drive::read(std::uint64_t offset, std::span<std::byte> into, std::string_view name,
+                 Done done) {
+  check_request(state_->io(), IoKind::kRead, offset, into, name);
+  state_->start({.kind = State::Kind::kRead,
+                 .offset = offset,
+                 .bytes = into,
+                 .name = std::string(name),
+                 .done = std::move(done)});
+}
+
+void Drive::write(std::uint64_t offset, std::span<const std::byte> from, std::string_view name,
+                  Done done) {
+  check_request(state_->io(), IoKind::kWrite, offset, from, name);
+  // RawRequest has one type for both directions; a write leaves its bytes alone.
+  auto* const bytes = const_cast<std::byte*>(from.data());
+  state_->start({.kind = State::Kind::kWrite,
+                 .offset = offset,
+                 .bytes = {bytes, from.size()},
+                 .name = std::string(name),
+                 .done = std::move(done)});
+}
+
+void Drive::read_now(std::uint64_t offset, std::span<std::byte> into, std::string_view name) {
+  Waiter waiter;
+  read(offset, into, name, [&](const IoError* error) { waiter.end(error); });
+  waiter.wait();
+}
+
+void Drive::write_now(std::uint64_t offset, std::span<const std::byte> from,
+                      std::string_view name) {
+  Waiter waiter;
+  write(offset, from, name, [&](const IoError* error) { waiter.end(error); });
+  waiter.wait();
+}
+
+void Drive::flush() { state_->flush(); }
+
+void Drive::grow(std::uint64_t size_bytes) {
+  state_->check_usable();
+  const std::uint64_t before = state_->io().size_bytes();
+  const int error_number = state_->io().grow(size_bytes);
+  if (error_number == 0) return;
+  throw IoError(concat("drive: ", properties().path, " has ", format_bytes(before),
+                       ", expected room for ", format_bytes(size_bytes), ": ",
+                       std::generic_category().message(error_number), "; free some"),
+                error_number, properties().path, static_cast<std::int64_t>(before));
+}
+
+std::uint64_t Drive::size_bytes() const noexcept { return state_->io().size_bytes(); }
+
+const RawIo::Properties& Drive::properties() const noexcept { return state_->io().properties(); }
+
+std::size_t Drive::alignment() const noexcept {
+  return std::max(properties().offset_alignment, properties().address_alignment);
+}
+
+Drive::Counters Drive::counters() const { return state_->counters(); }
+
+std::size_t Drive::in_flight() const { return state_->in_flight(); }
+
+}  // namespace sluiceway

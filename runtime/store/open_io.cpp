@@ -1,0 +1,96 @@
+#include "runtime/store/open_io.h"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "runtime/store/drive_file.h"
+#include "runtime/store/posix_io.h"
+#include "runtime/store/uring_io.h"
+
+namespace sluiceway {
+namespace {
+
+class OpenFd {
+ public:
+  OpenFd(const std::string& path, int flags)
+      : fd_(static_cast<int>(check_syscall(open(path.c_str(), flags, 0666), "open", path))) {}
+  OpenFd(const OpenFd&) = delete;
+  OpenFd& operator=(const OpenFd&) = delete;
+  ~OpenFd() { close(fd_); }
+  int get() const noexcept { return fd_; }
+
+ private:
+  int fd_;
+};
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+[[noreturn]] void refuse_for_room(const std::string& path, std::uint64_t size_bytes,
+                                  std::uint64_t free_bytes, int error_number) {
+  throw IoError(concat("create_drive_file: ", path, " needs ", format_bytes(size_bytes),
+                       ", expected at most the ", format_bytes(free_bytes),
+                       " that are free there (", std::generic_category().message(error_number),
+                       "); free some, or choose another folder"),
+                error_number, path, 0);
+}
+
+std::uint64_t free_bytes_at(int fd, const std::string& path) {
+  struct statvfs about {};
+  check_syscall(fstatvfs(fd, &about), "fstatvfs", path);
+  return std::uint64_t{about.f_bavail} * about.f_frsize;
+}
+
+void allocate(int fd, const std::string& path, std::uint64_t size_bytes) {
+  // Asked first, so that a refusal does not fill the disk for a moment.
+  const std::uint64_t free_bytes = free_bytes_at(fd, path);
+  if (size_bytes > free_bytes) refuse_for_room(path, size_bytes, free_bytes, ENOSPC);
+  const int error_number = posix_fallocate(fd, 0, static_cast<off_t>(size_bytes));
+  if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG) {
+    refuse_for_room(path, size_bytes, free_bytes, error_number);
+  }
+  errno = error_number;
+  check_syscall(error_number == 0 ? 0 : -1, "posix_fallocate", path);
+  check_syscall(fsync(fd), "fsync", path);
+}
+
+}  // namespace
+
+std::unique_ptr<RawIo> open_io(const std::string& path, const OpenOptions& options) {
+  SLUICEWAY_CHECK(options.depth >= 1 && options.depth <= OpenOptions::kMostDepth, "open_io: ", path,
+                  ": depth ", options.depth, ", expected 1 to ", OpenOptions::kMostDepth);
+  DriveFile file(path, options);
+  if (options.io == IoChoice::kPosix) return make_posix_io(std::move(file), options.depth, "");
+  try {
+    return make_uring_io(file, options.depth, options.memory);
+  } catch (const Unavailable& error) {
+    if (options.io == IoChoice::kUring) throw;
+    return make_posix_io(std::move(file), options.depth,
+                         concat(error.what(), "; using threads with pread and pwrite"));
+  }
+}
+
+void create_drive_file(const std::string& path, std::uint64_t size_bytes) {
+  SLUICEWAY_CHECK(size_bytes >= 1 && size_bytes <= INT64_MAX, "create_drive_file: ", path, ": ",
+                  format_bytes(size_bytes), ", expected 1 to ", INT64_MAX);
+  const OpenFd folder(folder_of(path), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const OpenFd file(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC);
+  try {
+    allocate(file.get(), path, size_bytes);
+    check_syscall(fsync(folder.get()), "fsync", folder_of(path));
+  } catch (...) {
+    unlink(path.c_str());
+    throw;
+  }
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,16 @@
+// pread and pwrite by a pool of threads, one for each request of the depth: runs everywhere.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "runtime/store/drive_file.h"
+
+namespace sluiceway {
+
+// `note` becomes Properties::note. Unavailable: the system has no more threads.
+[[nodiscard]] std::unique_ptr<RawIo> make_posix_io(DriveFile file, std::size_t depth,
+                                                   std::string note);
+
+}  // namespace sluiceway

@@ -1,0 +1,338 @@
+// AdamW over states in a store: the very bits of AdamW in memory, step by step, whatever the order
+// of the lanes, and from the last commit on after a crash.
+#include "runtime/engine/offload/state_stream.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "runtime/device/stream.h"
+#include "runtime/schedule/executor.h"
+#include "runtime/store/memory_io.h"
+#include "tests/support/fault_io.h"
+#include "tests/support/power_cut_io.h"
+#include "tests/support/rng.h"
+#include "tests/support/slow_io.h"
+#include "tests/support/small_run.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+constexpr std::int64_t kElems = 2 * ChunkPlan::kStoredAlignment;
+
+// Tensors as a model has them, and AdamW over them in memory.
+template <typename G, typename W>
+class Reference {
+ public:
+  explicit Reference(const std::vector<std::int64_t>& elems) {
+    Rng rng(5);
+    for (const std::int64_t n : elems) {
+      master.push_back(rng.vector(n));
+      m.emplace_back(n);
+      v.emplace_back(n);
+      weight.emplace_back(n);
+    }
+  }
+
+  // Of micro-batch `batch` of a step; equal on every call.
+  std::vector<G> gradient(int tensor, std::int64_t step, int batch) const {
+    Rng rng(static_cast<std::uint64_t>(1000 * step + 10 * tensor + batch));
+    return rng.vector<G>(static_cast<std::int64_t>(master[at(tensor)].size()), 0.1);
+  }
+
+  static AdamHyper hyper(int tensor, std::int64_t step) {
+    return {1e-2 / (1 + tensor), 0.9, 0.99, 1e-8, tensor % 2 == 0 ? 0.1 : 0.0, step};
+  }
+
+  void step(std::int64_t number, int batches, float scale) {
+    for (std::size_t t = 0; t < master.size(); ++t) {
+      const int tensor = static_cast<int>(t);
+      const AdamMoments moments = AdamMoments::in_place(m[t], v[t]);
+      const AdamHyper adam = hyper(tensor, number);
+      const auto apply = [&](auto g) {
+        if constexpr (std::is_same_v<W, float>) {
+          cpu::adam_step(g, scale, moments, adam, MasterWeight{master[t], master[t]});
+          weight[t] = master[t];
+        } else {
+          cpu::adam_step(g, scale, moments, adam,
+                         MasterAndCopy<W>{master[t], master[t], weight[t]});
+        }
+      };
+      const std::vector<G> first = gradient(tensor, number, 0);
+      if (batches == 1) {
+        apply(std::span<const G>(first));
+        continue;
+      }
+      std::vector<float> sum(first.size());
+      std::ranges::transform(first, sum.begin(), [](G g) { return to_float(g); });
+      for (int b = 1; b < batches; ++b) {
+        const std::vector<G> more = gradient(tensor, number, b);
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += to_float(more[i]);
+      }
+      apply(std::span<const float>(sum));
+    }
+  }
+
+  static std::size_t at(int tensor) { return static_cast<std::size_t>(tensor); }
+  std::vector<std::vector<float>> master, m, v;
+  std::vector<std::vector<W>> weight;  // As the model computes with it.
+};
+
+// A run over a store: the same steps, by the lanes.
+template <typename G, typename W>
+class Streamed {
+ public:
+  Streamed(const std::vector<std::int64_t>& elems, std::unique_ptr<ChunkStore> opened, int batches,
+           std::size_t chunks_in_ring)
+      : plan(elems, kElems),
+        store(std::move(opened)),
+        ring(budget, DeviceId::host(),
+             {.slab_bytes = chunks_in_ring * StateStream::ring_bytes(plan, types, batches)}),
+        stream(*store, ring, plan, {}, types),
+        batches_(batches) {
+    for (const std::int64_t n : elems) weight.emplace_back(n);
+    Executor::Config config;
+    config.lanes = {
+        {"fetch", &fetch_, 4, 0}, {"host", &host_, 1, 0}, {"store", &store_lane_, 4, 0}};
+    config.key_count = static_cast<int>(plan.chunks().size());
+    executor = std::make_unique<Executor>(config);
+  }
+
+  ~Streamed() {
+    try {
+      executor->drain();
+    } catch (const Error&) {
+    }
+    executor.reset();
+    store.reset();  // Its requests end before the ring goes.
+  }
+
+  static std::vector<RegionSpec> regions(const std::vector<std::int64_t>& elems, int batches) {
+    return StateStream::regions(ChunkPlan(elems, kElems), dtype_of<G>, 2,
+                                static_cast<std::uint32_t>(batches));
+  }
+
+  void initial(const Reference<G, W>& from) {
+    stream.write_initial([&](const ChunkPiece& piece, std::span<float> out) {
+      const auto& all = from.master[static_cast<std::size_t>(piece.tensor)];
+      std::copy_n(all.begin() + piece.first, piece.elems, out.begin());
+    });
+    store->commit(0, {});
+  }
+
+  void spill(const Reference<G, W>& from, std::int64_t step) {
+    for (std::size_t c = 0; c < plan.chunks().size(); ++c) {
+      const PlannedChunk& chunk = plan.chunks()[c];
+      for (int b = 0; b < batches_; ++b) {
+        ChunkMemory memory(static_cast<std::uint64_t>(chunk.stored_elems) * sizeof(G));
+        auto* const out = reinterpret_cast<G*>(memory.bytes().data());
+        for (const ChunkPiece& piece : chunk.pieces) {
+          const auto gradient = from.gradient(piece.tensor, step, b);
+          std::copy_n(gradient.begin() + piece.first, piece.elems, out + piece.at);
+        }
+        ASSERT_EQ(outcome_of([&](ChunkStore::Done done) {
+                    store->write_extent({StateStream::kGradientRegion, c},
+                                        static_cast<std::uint64_t>(b), memory.bytes(),
+                                        std::move(done));
+                  }),
+                  "");
+      }
+    }
+  }
+
+  void enqueue(std::int64_t step, float scale) {
+    for (std::size_t c = 0; c < plan.chunks().size(); ++c) {
+      ChunkUpdate update;
+      update.grad_scale = scale;
+      update.extents = batches_;
+      for (const ChunkPiece& piece : plan.chunks()[c].pieces) {
+        update.hypers.push_back(Reference<G, W>::hyper(piece.tensor, step));
+      }
+      update.emit = [this](const ChunkPiece& piece, std::span<const std::byte> bytes) {
+        const auto* const from = reinterpret_cast<const W*>(bytes.data());
+        std::copy_n(from, piece.elems,
+                    weight[static_cast<std::size_t>(piece.tensor)].begin() + piece.first);
+      };
+      Payload payload = stream.update(static_cast<int>(c), std::move(update));
+      payload.key = static_cast<int>(c);
+      payload.deadline = plan.chunks().size() - c;
+      executor->submit(std::move(payload));
+    }
+    executor->release();
+  }
+
+  static constexpr StateStream::Types types{dtype_of<G>, dtype_of<W>};
+  Budget budget{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
+  ChunkPlan plan;
+  std::unique_ptr<ChunkStore> store;
+  PinnedPool ring;
+  StateStream stream;
+  std::vector<std::vector<W>> weight;
+  std::unique_ptr<Executor> executor;
+
+ private:
+  int batches_;
+  Stream fetch_ = Stream::host({"fetch"}), host_ = Stream::host({"host"}),
+         store_lane_ = Stream::host({"store"});
+};
+
+const std::vector<std::int64_t> kTensors{7, 300, 2 * kElems + 11, kElems, 1, 5000, kElems / 2 + 1};
+
+using Media = std::vector<std::shared_ptr<PowerCutIo::Medium>>;
+
+struct Case {
+  int batches = 1;
+  std::size_t chunks_in_ring = 3;
+  bool slow = false;
+};
+
+// A store on media that outlive it.
+class Disk {
+ public:
+  explicit Disk(const std::vector<RegionSpec>& regions) {
+    Contents contents;
+    contents.regions = regions;
+    layout_ = new_layout(contents, {1, 1});
+    for (const DriveShare& drive : layout_.drives) {
+      media_.push_back(std::make_shared<PowerCutIo::Medium>(drive.bytes));
+    }
+  }
+
+  std::unique_ptr<ChunkStore> create(bool slow) {
+    return ChunkStore::create(budget_, drives(slow), layout_);
+  }
+  std::unique_ptr<ChunkStore> open(bool slow = false) {
+    return ChunkStore::open(budget_, drives(slow));
+  }
+  std::vector<FaultIo*> faults;
+
+ private:
+  ChunkStore::Drives drives(bool slow) {
+    ChunkStore::Drives drives;
+    faults.clear();
+    for (const auto& medium : media_) {
+      auto fault =
+          std::make_unique<FaultIo>(std::make_unique<PowerCutIo>(medium, PowerCutIo::Options()));
+      faults.push_back(fault.get());
+      std::unique_ptr<RawIo> io = std::move(fault);
+      if (slow) io = std::make_unique<SlowIo>(std::move(io), 3, std::chrono::microseconds(500));
+      Drive::Options options;
+      options.first_pause = std::chrono::milliseconds(0);
+      drives.push_back(std::make_unique<Drive>(std::move(io), options));
+    }
+    return drives;
+  }
+
+  Budget budget_{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
+  Layout layout_;
+  Media media_;
+};
+
+class StateStreamTest : public testing::TestWithParam<Case> {};
+
+template <typename G, typename W>
+void expect_same_bits_with_a_crash_on_the_way(const Case& tested) {
+  using Run = Streamed<G, W>;
+  Reference<G, W> reference(kTensors);
+  Disk disk(Run::regions(kTensors, tested.batches));
+  auto run = std::make_unique<Run>(kTensors, disk.create(tested.slow), tested.batches,
+                                   tested.chunks_in_ring);
+  run->initial(reference);
+  for (std::int64_t step = 1; step <= 5; ++step) {
+    const float scale = 1.0F / static_cast<float>(step);
+    if (step == 3) {  // Updated, not committed, and lost.
+      run->spill(reference, step);
+      run->enqueue(step, scale);
+      run.reset();
+      run = std::make_unique<Run>(kTensors, disk.open(tested.slow), tested.batches,
+                                  tested.chunks_in_ring);
+      EXPECT_EQ(run->store->live().step, 2U);
+    }
+    run->spill(reference, step);
+    run->enqueue(step, scale);
+    run->executor->drain();
+    run->store->commit(static_cast<std::uint64_t>(step), {});
+    reference.step(step, tested.batches, scale);
+    for (std::size_t t = 0; t < kTensors.size(); ++t) {
+      ASSERT_TRUE(std::ranges::equal(std::as_bytes(std::span(run->weight[t])),
+                                     std::as_bytes(std::span(reference.weight[t]))))
+          << "tensor " << t << " after step " << step;
+    }
+  }
+}
+
+TEST_P(StateStreamTest, Bf16GradientsAndWeights) {
+  expect_same_bits_with_a_crash_on_the_way<bf16, bf16>(GetParam());
+}
+TEST_P(StateStreamTest, F16GradientsAndWeights) {
+  expect_same_bits_with_a_crash_on_the_way<f16, f16>(GetParam());
+}
+TEST_P(StateStreamTest, F32ModelsAndGradients) {
+  expect_same_bits_with_a_crash_on_the_way<float, float>(GetParam());
+}
+TEST_P(StateStreamTest, Bf16GradientsOfAnF32Model) {
+  expect_same_bits_with_a_crash_on_the_way<bf16, float>(GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, StateStreamTest,
+                         testing::Values(Case{1, 3, false}, Case{1, 1, true}, Case{3, 2, true}),
+                         [](const auto& tested) {
+                           return "M" + std::to_string(tested.param.batches) + "Ring" +
+                                  std::to_string(tested.param.chunks_in_ring);
+                         });
+
+using Bf16Run = Streamed<bf16, bf16>;
+
+TEST(StateStreamErrorTest, AFailedReadNamesTheChunkAndTheStepIsLost) {
+  const Reference<bf16, bf16> reference(kTensors);
+  Disk disk(Bf16Run::regions(kTensors, 1));
+  {
+    Bf16Run run(kTensors, disk.create(false), 1, 3);
+    run.initial(reference);
+    run.spill(reference, 1);
+    disk.faults[0]->fail(IoKind::kRead, FaultIo::kAlways, EIO);
+    run.enqueue(1, 1);
+    EXPECT_THAT([&] { run.executor->drain(); },
+                ThrowsMessage<IoError>(testing::AllOf(HasSubstr("fetch"), HasSubstr("chunk"))));
+  }
+  EXPECT_EQ(disk.open()->live().step, 0U);
+}
+
+TEST(StateStreamErrorTest, ARingBelowOneChunkIsRefusedWithBothSizes) {
+  Disk disk(Bf16Run::regions(kTensors, 1));
+  EXPECT_THAT([&] { Bf16Run run(kTensors, disk.create(false), 1, 0); }, testing::Throws<Error>());
+  const auto store = disk.open();
+  Budget budget({Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited});
+  PinnedPool ring(budget, DeviceId::host(), {.slab_bytes = 4096});
+  const ChunkPlan plan(kTensors, kElems);
+  EXPECT_THAT([&] { StateStream stream(*store, ring, plan, {}, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("a ring of 4096 bytes")));
+}
+
+TEST(StateStreamErrorTest, ThePinnedTierHoldsTheRingAndNothingElse) {
+  const Reference<bf16, bf16> reference(kTensors);
+  Disk disk(Bf16Run::regions(kTensors, 2));
+  Bf16Run run(kTensors, disk.create(false), 2, 2);
+  run.initial(reference);
+  const std::uint64_t before = run.budget.peak(Tier::kPinned);
+  for (std::int64_t step = 1; step < 4; ++step) {
+    run.spill(reference, step);
+    run.enqueue(step, 1);
+    run.executor->drain();
+    run.store->commit(static_cast<std::uint64_t>(step), {});
+  }
+  EXPECT_EQ(run.budget.peak(Tier::kPinned), before);
+  EXPECT_EQ(run.ring.in_flight(), 0U);
+}
+
+}  // namespace
+}  // namespace sluiceway::test
