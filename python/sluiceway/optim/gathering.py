@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,9 @@ class Standing:
     """Where a step stands: one object, so that what copies an optimizer's attributes knows too."""
 
     gathered: bool = False  # Gradients are accumulated, and the sentinel stands for them.
+    given: set[int] = field(default_factory=set)  # Weights that have a gradient in the engine.
+    spent: bool = False  # A step has used gradients that nobody is known to have zeroed since.
+    lost: str = ""  # The weight whose gradient was taken from autograd and came to nothing.
     scaled_loss: bool = False  # Gradients are scaled by somebody else than `loss_scale`.
     overflowed: bool = False
     skipped_steps: int = 0
@@ -63,7 +66,8 @@ class GatheringOptimizer(torch.optim.Optimizer):
             return
         if training:
             self._check_surroundings()
-        self._drop_if_zeroed()
+        with self._hooks.backward.turn():
+            self._drop_if_zeroed()
 
     def wait(self, weight: int) -> None:
         """Come back when the last update of a weight is applied."""
@@ -74,14 +78,6 @@ class GatheringOptimizer(torch.optim.Optimizer):
         for index in range(len(self.weights)):
             self.used_again(index)
         self._in_flight.synchronize()
-
-    def _take_off(self) -> None:
-        """A step is enqueued: whoever reads a weight waits; a compiled graph finds them applied."""
-        if self._compilation.check():
-            self._in_flight.synchronize()
-            self.before_forward(True)  # The hook of the model may be inside of a graph.
-        else:
-            self._in_flight.take_off()
 
     def used_again(self, weight: int) -> None:
         """Several gradients of a weight add up like those of several backwards."""
@@ -94,11 +90,14 @@ class GatheringOptimizer(torch.optim.Optimizer):
         """First gradient of a backward: no sentinel stands for the gradients until its end."""
         self._check_process()
         self._check_surroundings()
-        self._drop_if_zeroed()
-        if self._standing.gathered:
-            self._clipping.check_unscaled()
-        self.sentinel.remove()
-        self._standing.gathered = False
+        self._refuse_lost()
+        with self._hooks.backward.turn():
+            self._refuse_spent()
+            self._drop_if_zeroed()
+            if self._standing.gathered:
+                self._clipping.check_unscaled()
+            self._standing.gathered = False
+            self.sentinel.remove()
 
     def _check_process(self) -> None:
         if self._in_flight.forked():
@@ -122,19 +121,46 @@ class GatheringOptimizer(torch.optim.Optimizer):
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """All gradients of a backward are in: place the sentinel that stands for them."""
         norm, _ = self.engine.end_backward()
-        self._clipping.begin(norm)
-        self._standing.gathered = True
+        with self._hooks.backward.turn():
+            self._clipping.begin(norm)
+            self._standing.gathered = True
         self._clock.backward(forward_began_us, backward_began_us)
 
+    def lose_gradient(self, weight: int) -> None:
+        """A gradient was taken from autograd and came to nothing, as the taking raised."""
+        self._standing.lost = self.weights[weight].name
+
+    def _refuse_lost(self) -> None:
+        if self._standing.lost:
+            raise InvalidArgument(
+                f"{self._owner}: a backward raised while the gradient of {self._standing.lost} was "
+                "taken, which is lost, expected whole gradients; call opt.zero_grad() and repeat "
+                "the backwards of this step"
+            )
+
+    def _refuse_spent(self, in_backward: bool = False) -> None:
+        """Refuse to go on with gradients that a step has used: torch's would be used again."""
+        if not self._standing.spent:
+            return
+        parameter = self.sentinel.parameter
+        stands = self.sentinel.stands_at(parameter) and parameter.grad is not None
+        if in_backward or (stands and bool(parameter.grad.reshape(-1)[:2].any())):
+            raise InvalidArgument(
+                f"{self._owner}: gradients of the last step() were not zeroed, expected "
+                "zero_grad() after it, as compressed gradients are used by one step and cannot be "
+                "added to; call opt.zero_grad() after each step()"
+            )
+        self._standing.spent = False
+
     def abandon_backward(self) -> None:
-        """What the step has gathered is not whole, and goes."""
-        self._hooks.forget_backward()
+        """What the step has gathered goes; its backward, if it is under way, gathers anew."""
+        self._hooks.backward.forget()
         self.sentinel.remove()
         self._drop()
 
     def _drop(self) -> None:
         self.engine.drop()
-        self._standing.gathered = False
+        self._standing.gathered, self._standing.given, self._standing.lost = False, set(), ""
 
     def _drop_if_zeroed(self) -> None:
         # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.

@@ -44,8 +44,10 @@ class SubspaceAdamW(HookedOptimizer):
     fork, and trains nothing. One process trains the model: groups of several ranks, DDP and FSDP
     are refused. Gradients of compressed weights have one common norm in `.grad`, of order 2:
     `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
-    `clip_grad_norm_` here. `step()` uses up the gradients of compressed weights, with or without
-    `zero_grad()`. The optimizer itself cannot be copied or pickled.
+    `clip_grad_norm_` here. `step()` uses up the gradients of compressed weights: what would use or
+    add to them again, a second `step()` or a backward without `zero_grad()` in between, is refused.
+    Threads may share the model, with one backward at a time. The optimizer itself cannot be copied
+    or pickled.
 
     Parameters
     ----------
@@ -111,8 +113,9 @@ class SubspaceAdamW(HookedOptimizer):
         """A forward of the whole model begins."""
         super().before_forward(training)
         if training and not self._in_flight.forked() and self._calibration.due():
-            self.sentinel.remove()
-            self._calibration.run()
+            with self._hooks.backward.reserved():
+                self.sentinel.remove()
+                self._calibration.run()
 
     def used_again(self, weight: int) -> None:
         """Its residual waits for the sum of its gradients, whatever was promised."""
@@ -136,6 +139,8 @@ class SubspaceAdamW(HookedOptimizer):
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """Compress it; the whole of it is kept for as long as its residual needs it."""
+        if not self._calibration.running:
+            self._standing.given.add(weight)
         matrices = self.weights[weight].matrices(gradient)
         for number, matrix in zip(self.of_engine.numbers(weight), matrices, strict=True):
             self._add_matrix(number, matrix)
@@ -154,6 +159,11 @@ class SubspaceAdamW(HookedOptimizer):
         """As every backward, but a calibration's."""
         if not self._calibration.running:
             super().end_backward(forward_began_us, backward_began_us)
+
+    def lose_gradient(self, weight: int) -> None:
+        """As every one, but a calibration's, which trains nothing."""
+        if not self._calibration.running or self._hooks.backward.elsewhere():
+            super().lose_gradient(weight)
 
     def _drop(self) -> None:
         self._gradients.drop()
