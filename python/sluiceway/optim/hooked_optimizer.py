@@ -78,8 +78,7 @@ class HookedOptimizer(GatheringOptimizer):
         self.of_engine = EngineWeights(self.weights)
         self.uncompressed = large_groups(self.weights, selection.ordinary, selection.why_ordinary)
         self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
-        compressed = [(w.name, w.parameter) for w in self.weights]
-        self._watch = WeightWatch(self._owner, model, compressed + selection.ordinary)
+        self._watch = WeightWatch(self._owner, model, selection)
         self.loss_scale = _loss_scale(options.loss_scale)
         _core.count_host_allocations()
         self.engine = self._make_engine(model)
@@ -91,8 +90,9 @@ class HookedOptimizer(GatheringOptimizer):
         self._standing = Standing()
         self._stepping: list[torch.Tensor] = []
         self._in_flight = WeightsInFlight(self.engine, self.of_engine, self._owner, self._landed())
+        taken = [p for _, p in selection.trained + self.frozen]
         self._ownership = ModelOwnership(
-            self.engine, self._take_model(model), self._in_flight, self._lent()
+            self.engine, self._take_model(model), self._in_flight, self._lent(), taken
         )
 
     def _take_model(self, model: nn.Module) -> ExitStack:
@@ -191,6 +191,7 @@ class HookedOptimizer(GatheringOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._watch.check_step(self.param_groups)
         self._drop_if_zeroed()
         self._refuse_foreign_gradients()
         scale = 1.0 / self.loss_scale.value
