@@ -68,6 +68,10 @@ class OrdinaryStates(defaultdict):
         self._check(key)
         return super().setdefault(key, default)
 
+    def update(self, *states: Any) -> None:
+        for key, value in dict(*states).items():
+            self[key] = value
+
     def clear(self) -> None:
         self._refuse()
 
