@@ -13,9 +13,9 @@ import torch
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.clip.clipping import Clipping, check_clipping, split_parameters
 from sluiceway.optim.engine_weights import EngineWeights
+from sluiceway.optim.guards.states import OptimizerWithStates
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import numbered_parameters
@@ -39,7 +39,7 @@ class Standing:
     half_loaded: bool = False  # Putting a state back was interrupted.
 
 
-class GatheringOptimizer(torch.optim.Optimizer):
+class GatheringOptimizer(OptimizerWithStates):
     """Gathers gradients in an engine, and lets the sentinel stand for them where torch looks.
 
     Whoever zeroes or scales the sentinel zeroes or scales what was gathered.
@@ -48,10 +48,8 @@ class GatheringOptimizer(torch.optim.Optimizer):
     engine: Any
     of_engine: EngineWeights
     options: SharedOptions
-    weights: list[CompressedWeight]
     loss_scale: _core.LossScale
     sentinel: Sentinel
-    _owner: str
     _hooks: ModelHooks
     _clock: StepClock
     _standing: Standing

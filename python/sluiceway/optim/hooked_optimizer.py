@@ -79,8 +79,7 @@ class HookedOptimizer(SteppingOptimizer):
         self.of_engine = EngineWeights(self.weights)
         self.uncompressed = large_groups(self.weights, selection.ordinary, selection.why_ordinary)
         self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
-        compressed = [(w.name, w.parameter) for w in self.weights]
-        self._watch = WeightWatch(self._owner, model, compressed + selection.ordinary)
+        self._watch = WeightWatch(self._owner, model, selection)
         self.loss_scale = _loss_scale(options.loss_scale)
         _core.count_host_allocations()
         self.engine = self._make_engine(model)
@@ -92,8 +91,9 @@ class HookedOptimizer(SteppingOptimizer):
         self._standing = Standing()
         self._stepping: list[torch.Tensor] = []
         self._in_flight = WeightsInFlight(self.engine, self.of_engine, self._owner, self._landed())
+        taken = [p for _, p in selection.trained + self.frozen]
         self._ownership = ModelOwnership(
-            self.engine, self._take_model(model), self._in_flight, self._lent()
+            self.engine, self._take_model(model), self._in_flight, self._lent(), taken
         )
 
     def _take_model(self, model: nn.Module) -> ExitStack:

@@ -16,10 +16,14 @@ import torch
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.gradient_sink import GradientSink
 from sluiceway.optim.one_backward import OneBackward
+
+
+class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - as all of ours.
+    """What TorchScript gets that asks a hook for its name; who only looks for one finds none."""
 
 
 class _ModuleHook:
@@ -41,6 +45,13 @@ class _ModuleHook:
         sink = self._sink()
         if sink is not None and called is self._module():  # A shallow copy shares the hooks.
             self._act(sink, called)
+
+    @property
+    def __name__(self) -> str:
+        raise HookWithoutName(
+            "torch.jit.script: the model has the hooks of an optimizer, which TorchScript cannot "
+            "hold, expected none; close() the optimizer first, or use torch.jit.trace()"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # Does nothing, wherever it is unpickled.

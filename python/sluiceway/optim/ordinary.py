@@ -40,10 +40,6 @@ class OrdinaryParameters:
         self.named = parameters
         self._seed, self._owner = seed, owner
 
-    def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Every parameter with its gradient as it is now."""
-        return [(p, p.grad) for _, p in self.named]
-
     def sum_squares(self) -> float:
         """Of all gradients; not finite if one of them is not."""
         norms = [

@@ -185,7 +185,7 @@ def restore_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> Non
     """Put back what `check_frame` has checked, and the states of parameters on the device."""
     saved, compressed = state_dict[STATE_KEY], optimizer.numbered_weights()
     parameters = numbered_parameters(optimizer.param_groups)
-    optimizer.state.clear()
+    dict.clear(optimizer.state)
     for number, values in state_dict["state"].items():
         if number not in compressed:
             optimizer.state[parameters[number]] = {

@@ -73,6 +73,7 @@ class SteppingOptimizer(GatheringOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._watch.check_step(self.param_groups)
         self._hooks.backward.refuse_elsewhere("step()")
         self._refuse_lost()
         self._refuse_spent(self._hooks.backward.is_open)

@@ -98,7 +98,7 @@ class SubspaceAdamW(HookedOptimizer):
         self._residual_at_once = any(self._residuals) and residual_at_once(options)
         self._gradients = ResidualGradients()
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
-        self._calibration = Calibration(engine, closure, self._ordinary)
+        self._calibration = Calibration(engine, closure, model, self.weights)
         self._scale = 0.0 if options.scale == "auto" else options.scale
         return engine
 
