@@ -16,6 +16,8 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.clip.clipping import Clipping, check_clipping, split_parameters
 from sluiceway.optim.engine_weights import EngineWeights
+from sluiceway.optim.guards.dropped_gradients import DroppedGradients
+from sluiceway.optim.guards.foreign_gradients import ForeignGradients
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import numbered_parameters
@@ -49,6 +51,7 @@ class GatheringOptimizer(torch.optim.Optimizer):
     loss_scale: _core.LossScale
     sentinel: Sentinel
     _owner: str
+    _sentinel_name: str
     _hooks: ModelHooks
     _clock: StepClock
     _standing: Standing
@@ -56,14 +59,18 @@ class GatheringOptimizer(torch.optim.Optimizer):
     _compilation: CompilationWatch
     _clipping: Clipping
     _watch: WeightWatch
+    _dropped: DroppedGradients
+    _foreign: ForeignGradients
 
     def before_forward(self, training: bool) -> None:
-        """A sentinel that somebody removed means zero_grad()."""
-        if self._in_flight.forked():
-            return
-        if training:
+        """A sentinel that somebody removed means zero_grad(), before a forward that trains.
+
+        Before another one it may have been set aside, and come back.
+        """
+        if training and not self._in_flight.forked():
             self._check_surroundings()
-        self._drop_if_zeroed()
+            self._foreign.check_forward()
+            self._drop_if_removed()
 
     def wait(self, weight: int) -> None:
         """Come back when the last update of a weight is applied."""
@@ -94,11 +101,19 @@ class GatheringOptimizer(torch.optim.Optimizer):
         """First gradient of a backward: no sentinel stands for the gradients until its end."""
         self._check_process()
         self._check_surroundings()
-        self._drop_if_zeroed()
-        if self._standing.gathered:
+        taken = self._hooks.taken
+        if not self._standing.gathered:
+            self._dropped.since_step(taken)
+        elif self.sentinel.removed() or self.sentinel.zeroed():
+            self._dropped.all_gone(taken, zeroed=not self.sentinel.removed())
+            self._drop()
+        else:
             self._clipping.check_unscaled()
         self.sentinel.remove()
+        self._foreign.check_backward()
         self._standing.gathered = False
+        # A hook runs with gradients enabled where backward(create_graph=True) was called.
+        self._clipping.of_graph = torch.is_grad_enabled()
 
     def _check_process(self) -> None:
         if self._in_flight.forked():
@@ -123,22 +138,35 @@ class GatheringOptimizer(torch.optim.Optimizer):
         """All gradients of a backward are in: place the sentinel that stands for them."""
         norm, _ = self.engine.end_backward()
         self._clipping.begin(norm)
+        self._dropped.note()
         self._standing.gathered = True
         self._clock.backward(forward_began_us, backward_began_us)
 
     def abandon_backward(self) -> None:
         """What the step has gathered is not whole, and goes."""
         self._hooks.forget_backward()
-        self.sentinel.remove()
         self._drop()
 
+    def _zero_gathered(self, set_to_none: bool) -> None:
+        if self._standing.gathered and not set_to_none:
+            return  # The sentinel is zeroed in place, which tells of it.
+        if self._standing.gathered or self.engine.has_gradient():
+            self.abandon_backward()
+        self._dropped.all_gone(self._hooks.taken, zeroed=not set_to_none)
+
     def _drop(self) -> None:
+        self.sentinel.forget()
         self.engine.drop()
         self._standing.gathered = False
 
-    def _drop_if_zeroed(self) -> None:
+    def _drop_if_removed(self) -> None:
         # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
-        if self._standing.gathered and self.sentinel.vanished():
+        if not self._standing.gathered:
+            return
+        removed = self.sentinel.removed()
+        self._dropped.check_part(self._sentinel_name, removed)
+        if removed:
+            self._dropped.all_gone(self._hooks.taken, zeroed=False)
             self._drop()
 
     @torch.no_grad()
@@ -182,7 +210,7 @@ class GatheringOptimizer(torch.optim.Optimizer):
             parameters = numbered_parameters(self.param_groups)
         compressed = [weight.parameter for weight in self.weights]
         chosen, gradients = split_parameters(self._owner, parameters, compressed)
-        self._drop_if_zeroed()
+        self._drop_if_removed()
         sizes = (
             self.of_engine.joined(self.engine.gradient_sizes()) if self._standing.gathered else []
         )

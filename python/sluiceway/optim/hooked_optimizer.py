@@ -19,6 +19,9 @@ from sluiceway.optim.clip.clipping import Clipping
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.gathering import GatheringOptimizer, Standing
 from sluiceway.optim.guards.chosen import check_model, choose_parameters
+from sluiceway.optim.guards.dropped_gradients import DroppedGradients
+from sluiceway.optim.guards.foreign_gradients import ForeignGradients
+from sluiceway.optim.guards.mixed_modules import MixedModules
 from sluiceway.optim.guards.ranks import refuse_split_model, refuse_split_since
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
@@ -27,7 +30,7 @@ from sluiceway.optim.open_model.compilation import CompilationWatch
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from sluiceway.optim.open_model.ownership import ModelOwnership
 from sluiceway.optim.ordinary import OrdinaryParameters
-from sluiceway.optim.sentinel import Sentinel
+from sluiceway.optim.sentinel import Sentinel, choose_carrier
 from sluiceway.optim.state import (
     STATE_KEY,
     check_frame,
@@ -100,12 +103,20 @@ class HookedOptimizer(GatheringOptimizer):
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
-            smallest = min((w.parameter for w in self.weights), key=torch.numel)
-            self.sentinel = Sentinel(smallest, self._owner)
+            self._sentinel_name, carrier = choose_carrier(self._owner, self.weights)
+            self.sentinel = Sentinel(carrier, self._owner)
             undo.callback(self.sentinel.release)
-            self._clipping = Clipping(self._owner, self.sentinel, self._ordinary.named)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
+            compressed, ordinary = (
+                [(w.name, w.parameter) for w in self.weights],
+                self._ordinary.named,
+            )
+            modules = MixedModules(model, compressed, ordinary)
+            names = [name for name, _ in compressed]
+            self._clipping = Clipping(self._owner, self.sentinel, ordinary, modules)
+            self._dropped = DroppedGradients(self._owner, names, ordinary, modules)
+            self._foreign = ForeignGradients(self._owner, self.weights, self.sentinel)
             self._compilation = CompilationWatch(self._compilation_began)
             undo.callback(self._compilation.stop)
             return undo.pop_all()
@@ -191,8 +202,9 @@ class HookedOptimizer(GatheringOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._drop_if_zeroed()
-        self._refuse_foreign_gradients()
+        self._drop_if_removed()
+        self._foreign.check_step()
+        self._dropped.check_zeros(self._hooks.taken)
         scale = 1.0 / self.loss_scale.value
         shared, own = self._clipping.factors() if self._standing.gathered else (1.0, [])
         squares = self._ordinary.sum_squares() * scale * scale
@@ -205,7 +217,7 @@ class HookedOptimizer(GatheringOptimizer):
         self._standing.overflowed = skipped
         self._standing.skipped_steps += skipped
         self.loss_scale.update(skipped)
-        self.sentinel.remove()
+        self.sentinel.forget()
         self._standing.gathered = False
         self._clock.step(norm)
         self._take_off()
@@ -223,15 +235,6 @@ class HookedOptimizer(GatheringOptimizer):
                 "two runs, expected one that came back; load again"
             )
 
-    def _refuse_foreign_gradients(self) -> None:
-        # Gradients are taken in backward: one that was assigned would never be used.
-        for weight in self.weights:
-            if weight.parameter.grad is not None and not self.sentinel.stands_at(weight.parameter):
-                raise InvalidArgument(
-                    f"{self._owner}.step: {weight.name} has a .grad that no backward() gave it, "
-                    "expected None; call backward() instead of assigning .grad"
-                )
-
     def _hypers(self, *more: float) -> list[tuple[float, ...]]:
         """lr, betas, eps, weight_decay and `more` of each of the engine's weights."""
         of_parameter = {}
@@ -243,9 +246,8 @@ class HookedOptimizer(GatheringOptimizer):
     @torch.compiler.disable
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient, what was gathered of them too."""
-        ours = self._is_open() and not self._in_flight.forked()
-        if ours and (self._standing.gathered or self.engine.has_gradient()):
-            self.abandon_backward()
+        if self._is_open() and not self._in_flight.forked():
+            self._zero_gathered(set_to_none)
         super().zero_grad(set_to_none)
 
     @torch.compiler.disable

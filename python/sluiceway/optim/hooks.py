@@ -76,6 +76,7 @@ class ModelHooks:
         self._sink = weakref.ref(sink)
         self._owner = type(sink).__name__
         self._seen: set[int] = set()  # Weights whose module ran in the current forward.
+        self.taken: set[int] = set()  # Weights whose gradient came; who uses it clears it.
         self._count = len(weights)
         self._backward_open = False
         self._open: Callable[[], _OpenBackward | None] = _nothing
@@ -133,6 +134,7 @@ class ModelHooks:
                     "expected one optimizer for a weight; close() the other one"
                 )
             self._open_backward(sink)
+            self.taken.add(index)
             if gradient.stride(-1) != 1:
                 gradient = gradient.contiguous()
             sink.add_gradient(index, gradient)

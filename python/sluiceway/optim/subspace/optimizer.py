@@ -190,8 +190,9 @@ class SubspaceAdamW(HookedOptimizer):
         unscale: float,
         squares: float,
     ) -> tuple[bool, float, float]:
-        # Whole gradients do not follow what others did to the sentinel, but for a scaler's part.
-        of_residuals = factor if self._standing.scaled_loss else unscale
+        # Whole gradients do not follow what others did to the sentinel, but for a scaler's part
+        # and for zeros.
+        of_residuals = factor if self._standing.scaled_loss or factor == 0 else unscale
         hypers = self._hypers(self._scale)
         own = self.of_engine.spread(own_factors) if own_factors else []
         skipped, norm, clip, kept = self.engine.step(
