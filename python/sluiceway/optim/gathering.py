@@ -15,6 +15,8 @@ from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.clip.clipping import Clipping, check_clipping, split_parameters
 from sluiceway.optim.engine_weights import EngineWeights
+from sluiceway.optim.guards.dropped_gradients import DroppedGradients
+from sluiceway.optim.guards.foreign_gradients import ForeignGradients
 from sluiceway.optim.guards.states import OptimizerWithStates
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
@@ -50,6 +52,7 @@ class GatheringOptimizer(OptimizerWithStates):
     options: SharedOptions
     loss_scale: _core.LossScale
     sentinel: Sentinel
+    _sentinel_name: str
     _hooks: ModelHooks
     _clock: StepClock
     _standing: Standing
@@ -57,15 +60,19 @@ class GatheringOptimizer(OptimizerWithStates):
     _compilation: CompilationWatch
     _clipping: Clipping
     _watch: WeightWatch
+    _dropped: DroppedGradients
+    _foreign: ForeignGradients
 
     def before_forward(self, training: bool) -> None:
-        """A sentinel that somebody removed means zero_grad()."""
-        if self._in_flight.forked():
-            return
-        if training:
+        """A sentinel that somebody removed means zero_grad(), before a forward that trains.
+
+        Before another one it may have been set aside, and come back.
+        """
+        if training and not self._in_flight.forked():
             self._check_surroundings()
-        with self._hooks.backward.turn():
-            self._drop_if_zeroed()
+            with self._hooks.backward.turn():
+                self._foreign.check_forward()
+                self._drop_if_removed()
 
     def wait(self, weight: int) -> None:
         """Come back when the last update of a weight is applied."""
@@ -91,11 +98,19 @@ class GatheringOptimizer(OptimizerWithStates):
         self._refuse_lost()
         with self._hooks.backward.turn():
             self._refuse_spent()
-            self._drop_if_zeroed()
-            if self._standing.gathered:
+            taken = self._hooks.taken
+            if not self._standing.gathered:
+                self._dropped.since_step(taken)
+            elif self.sentinel.removed() or self.sentinel.zeroed():
+                self._dropped.all_gone(taken, zeroed=not self.sentinel.removed())
+                self._drop()
+            else:
                 self._clipping.check_unscaled()
             self._standing.gathered = False
             self.sentinel.remove()
+            self._foreign.check_backward()
+            # A hook runs with gradients enabled where backward(create_graph=True) was called.
+            self._clipping.of_graph = torch.is_grad_enabled()
 
     def _check_process(self) -> None:
         if self._in_flight.forked():
@@ -121,6 +136,7 @@ class GatheringOptimizer(OptimizerWithStates):
         norm, _ = self.engine.end_backward()
         with self._hooks.backward.turn():
             self._clipping.begin(norm)
+            self._dropped.note()
             self._standing.gathered = True
         self._clock.backward(forward_began_us, backward_began_us)
 
@@ -140,29 +156,44 @@ class GatheringOptimizer(OptimizerWithStates):
         """Refuse to go on with gradients that a step has used: torch's would be used again."""
         if not self._standing.spent:
             return
-        parameter = self.sentinel.parameter
-        stands = self.sentinel.stands_at(parameter) and parameter.grad is not None
-        if in_backward or (stands and bool(parameter.grad.reshape(-1)[:2].any())):
+        if in_backward or self.sentinel.remains():
             raise InvalidArgument(
                 f"{self._owner}: gradients of the last step() were not zeroed, expected "
                 "zero_grad() after it, as compressed gradients are used by one step and cannot be "
                 "added to; call opt.zero_grad() after each step()"
             )
         self._standing.spent = False
+        self.sentinel.forget()
 
     def abandon_backward(self) -> None:
         """What the step has gathered goes; its backward, if it is under way, gathers anew."""
         self._hooks.backward.forget()
-        self.sentinel.remove()
         self._drop()
 
+    def _zero_gathered(self, set_to_none: bool) -> None:
+        standing = self._standing
+        if standing.gathered and not standing.lost and not set_to_none:
+            return  # The sentinel is zeroed in place, which tells of it.
+        if standing.gathered or standing.lost or self.engine.has_gradient():
+            self.abandon_backward()
+        if standing.spent:
+            self.sentinel.forget()
+            standing.spent = False
+        self._dropped.all_gone(self._hooks.taken, zeroed=not set_to_none)
+
     def _drop(self) -> None:
+        self.sentinel.forget()
         self.engine.drop()
         self._standing.gathered, self._standing.given, self._standing.lost = False, set(), ""
 
-    def _drop_if_zeroed(self) -> None:
+    def _drop_if_removed(self) -> None:
         # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
-        if self._standing.gathered and self.sentinel.vanished():
+        if not self._standing.gathered:
+            return
+        removed = self.sentinel.removed()
+        self._dropped.check_part(self._sentinel_name, removed)
+        if removed:
+            self._dropped.all_gone(self._hooks.taken, zeroed=False)
             self._drop()
 
     @torch.no_grad()
@@ -206,7 +237,7 @@ class GatheringOptimizer(OptimizerWithStates):
             parameters = numbered_parameters(self.param_groups)
         compressed = [weight.parameter for weight in self.weights]
         chosen, gradients = split_parameters(self._owner, parameters, compressed)
-        self._drop_if_zeroed()
+        self._drop_if_removed()
         sizes = (
             self.of_engine.joined(self.engine.gradient_sizes()) if self._standing.gathered else []
         )

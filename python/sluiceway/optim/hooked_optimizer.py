@@ -19,6 +19,9 @@ from sluiceway.optim.clip.clipping import Clipping
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.gathering import Standing
 from sluiceway.optim.guards.chosen import check_model, choose_parameters
+from sluiceway.optim.guards.dropped_gradients import DroppedGradients
+from sluiceway.optim.guards.foreign_gradients import ForeignGradients
+from sluiceway.optim.guards.mixed_modules import MixedModules
 from sluiceway.optim.guards.ranks import refuse_split_model, refuse_split_since
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
@@ -27,7 +30,7 @@ from sluiceway.optim.open_model.compilation import CompilationWatch
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from sluiceway.optim.open_model.ownership import ModelOwnership
 from sluiceway.optim.ordinary import OrdinaryParameters
-from sluiceway.optim.sentinel import Sentinel
+from sluiceway.optim.sentinel import Sentinel, choose_carrier
 from sluiceway.optim.state import (
     STATE_KEY,
     check_frame,
@@ -101,12 +104,20 @@ class HookedOptimizer(SteppingOptimizer):
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
-            smallest = min((w.parameter for w in self.weights), key=torch.numel)
-            self.sentinel = Sentinel(smallest, self._owner)
+            self._sentinel_name, carrier = choose_carrier(self._owner, self.weights)
+            self.sentinel = Sentinel(carrier, self._owner)
             undo.callback(self.sentinel.release)
-            self._clipping = Clipping(self._owner, self.sentinel, self._ordinary.named)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
+            compressed, ordinary = (
+                [(w.name, w.parameter) for w in self.weights],
+                self._ordinary.named,
+            )
+            modules = MixedModules(model, compressed, ordinary)
+            names = [name for name, _ in compressed]
+            self._clipping = Clipping(self._owner, self.sentinel, ordinary, modules)
+            self._dropped = DroppedGradients(self._owner, names, ordinary, modules)
+            self._foreign = ForeignGradients(self._owner, self.weights, self.sentinel)
             self._compilation = CompilationWatch(self._compilation_began)
             undo.callback(self._compilation.stop)
             return undo.pop_all()
@@ -198,7 +209,7 @@ class HookedOptimizer(SteppingOptimizer):
         self._standing.half_loaded = False
 
     def _refuse_gathered(self) -> None:
-        self._drop_if_zeroed()
+        self._drop_if_removed()
         if self.engine.has_gradient():
             raise InvalidArgument(
                 f"{self._owner}.load_state_dict: gradients of a backward are gathered in terms of "

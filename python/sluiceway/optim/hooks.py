@@ -79,6 +79,7 @@ class ModelHooks:
         self._sink = weakref.ref(sink)
         self._owner = type(sink).__name__
         self._of_forward = _SeenByThread()
+        self.taken: set[int] = set()  # Weights whose gradient came; who uses it clears it.
         self._forward_began_us = 0.0
         self._backward_began_us = 0.0
         self._count = len(weights)
@@ -137,6 +138,7 @@ class ModelHooks:
                 )
             try:
                 self._open_backward(sink)
+                self.taken.add(index)
                 if gradient.stride(-1) != 1:
                     gradient = gradient.contiguous()
                 sink.add_gradient(index, gradient)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from sluiceway.errors import InvalidArgument
 from sluiceway.optim.gathering import GatheringOptimizer
 from sluiceway.optim.ordinary import OrdinaryParameters
 
@@ -77,8 +76,9 @@ class SteppingOptimizer(GatheringOptimizer):
         self._hooks.backward.refuse_elsewhere("step()")
         self._refuse_lost()
         self._refuse_spent(self._hooks.backward.is_open)
-        self._drop_if_zeroed()
-        self._refuse_foreign_gradients()
+        self._drop_if_removed()
+        self._foreign.check_step()
+        self._dropped.check_zeros(self._hooks.taken)
         updates = self._ordinary.updates(self.param_groups, self.state)
         scale = 1.0 / self.loss_scale.value
         shared, own = self._clipping.factors() if self._standing.gathered else (1.0, [])
@@ -114,21 +114,10 @@ class SteppingOptimizer(GatheringOptimizer):
             self._in_flight.synchronize()
             self.before_forward(True)  # The hook of the model may be inside of a graph.
 
-    def _refuse_foreign_gradients(self) -> None:
-        # Gradients are taken in backward: one that was assigned would never be used.
-        for weight in self.weights:
-            if weight.parameter.grad is not None and not self.sentinel.stands_at(weight.parameter):
-                raise InvalidArgument(
-                    f"{self._owner}.step: {weight.name} has a .grad that no backward() gave it, "
-                    "expected None; call backward() instead of assigning .grad"
-                )
-
     @torch.compiler.disable
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient, what was gathered of them too."""
         if self._is_open() and not self._in_flight.forked():
             self._hooks.backward.refuse_elsewhere("zero_grad()")
-            if self._standing.gathered or self._standing.lost or self.engine.has_gradient():
-                self.abandon_backward()
-            self._standing.spent = False
+            self._zero_gathered(set_to_none)
         super().zero_grad(set_to_none)

@@ -23,6 +23,8 @@ from sluiceway.optim.subspace.state import (
     restore_engine_state,
 )
 
+_ZERO = 1e-20  # A factor on residuals, which divide by it; nothing is left of them beside eps.
+
 
 @takes(SubspaceArguments)
 class SubspaceAdamW(HookedOptimizer):
@@ -200,8 +202,11 @@ class SubspaceAdamW(HookedOptimizer):
         unscale: float,
         squares: float,
     ) -> tuple[bool, float, float]:
-        # Whole gradients do not follow what others did to the sentinel, but for a scaler's part.
+        # Whole gradients do not follow what others did to the sentinel, but for a scaler's part
+        # and for zeros.
         of_residuals = factor if self._standing.scaled_loss else unscale
+        if factor == 0:
+            of_residuals = _ZERO
         hypers = self._hypers(self._scale)
         own = self.of_engine.spread(own_factors) if own_factors else []
         skipped, norm, clip, kept = self.engine.step(
