@@ -11,22 +11,16 @@ from twins import identity, train
 from updates import driven_error
 
 
-def again(model, opt):
-    opt.step()
-
-
-def backward(model, opt):
-    loss_of(model, 1).backward()
-
-
-@pytest.mark.parametrize("goes_on", [again, backward])
-def test_gradients_that_a_step_has_used_are_not_used_again(goes_on):
+@pytest.mark.parametrize("backwards", [0, 1, 2])
+def test_gradients_that_a_step_has_used_are_not_used_again(backwards):
     def drive(model, opt):
         loss_of(model, 0).backward()
         opt.step()
+        for micro in range(backwards):
+            loss_of(model, 10 + micro).backward()
         if not isinstance(opt, torch.optim.AdamW):
             with pytest.raises(sw.InvalidArgument, match=r"were not zeroed.*zero_grad"):
-                goes_on(model, opt)
+                opt.step()
         opt.zero_grad()
         train(model, opt, 2, first=1)
 
@@ -54,6 +48,18 @@ def test_every_way_of_zeroing_is_noticed(zero, after_forward):
                 zero(model, opt)
             loss.backward()
             opt.step()
+
+    assert driven_error(drive) <= 1e-5
+
+
+@pytest.mark.parametrize("zero", ZEROES.values(), ids=ZEROES)
+def test_a_loss_of_another_model_may_come_through_before_gradients_are_zeroed(zero):
+    def drive(model, opt):
+        for step in range(6):
+            zero(model, opt)
+            loss_of(model, step).backward()
+            opt.step()
+            loss_of(model, 50 + step).backward()  # As where a generator learns from its critic.
 
     assert driven_error(drive) <= 1e-5
 

@@ -97,9 +97,10 @@ class GatheringOptimizer(OptimizerWithStates):
         self._check_surroundings()
         self._refuse_lost()
         with self._hooks.backward.turn():
-            self._refuse_spent()
+            self._still_spent()  # Perhaps zeroed later, where another model's loss comes through.
             taken = self._hooks.taken
             if not self._standing.gathered:
+                self.sentinel.forget()
                 self._dropped.since_step(taken)
             elif self.sentinel.removed() or self.sentinel.zeroed():
                 self._dropped.all_gone(taken, zeroed=not self.sentinel.removed())
@@ -152,18 +153,19 @@ class GatheringOptimizer(OptimizerWithStates):
                 "the backwards of this step"
             )
 
-    def _refuse_spent(self, in_backward: bool = False) -> None:
-        """Refuse to go on with gradients that a step has used: torch's would be used again."""
-        if not self._standing.spent:
-            return
-        if in_backward or self.sentinel.remains():
+    def _still_spent(self) -> bool:
+        """Whether gradients that a step has used are there yet, as nobody has zeroed any."""
+        self._standing.spent = self._standing.spent and self.sentinel.remains()
+        return self._standing.spent
+
+    def _refuse_spent(self) -> None:
+        in_backward = self._standing.spent and self._hooks.backward.is_open
+        if in_backward or self._still_spent():
             raise InvalidArgument(
-                f"{self._owner}: gradients of the last step() were not zeroed, expected "
-                "zero_grad() after it, as compressed gradients are used by one step and cannot be "
-                "added to; call opt.zero_grad() after each step()"
+                f"{self._owner}.step: gradients of the last step() were not zeroed, expected "
+                "zero_grad() before the next one, as compressed gradients are used by one step and "
+                "cannot be added to; call opt.zero_grad() after each step()"
             )
-        self._standing.spent = False
-        self.sentinel.forget()
 
     def abandon_backward(self) -> None:
         """What the step has gathered goes; its backward, if it is under way, gathers anew."""

@@ -75,7 +75,7 @@ class SteppingOptimizer(GatheringOptimizer):
         self._watch.check_step(self.param_groups)
         self._hooks.backward.refuse_elsewhere("step()")
         self._refuse_lost()
-        self._refuse_spent(self._hooks.backward.is_open)
+        self._refuse_spent()
         self._drop_if_removed()
         self._foreign.check_step()
         self._dropped.check_zeros(self._hooks.taken)

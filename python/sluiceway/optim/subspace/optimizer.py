@@ -46,8 +46,8 @@ class SubspaceAdamW(HookedOptimizer):
     fork, and trains nothing. One process trains the model: groups of several ranks, DDP and FSDP
     are refused. Gradients of compressed weights have one common norm in `.grad`, of order 2:
     `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
-    `clip_grad_norm_` here. `step()` uses up the gradients of compressed weights: what would use or
-    add to them again, a second `step()` or a backward without `zero_grad()` in between, is refused.
+    `clip_grad_norm_` here. `step()` uses up the gradients of compressed weights: a second one
+    is refused unless gradients were zeroed in between, as torch's would be used again.
     Threads may share the model, with one backward at a time. The optimizer itself cannot be copied
     or pickled.
 
