@@ -67,9 +67,11 @@ def evaluation_all_the_time(model, opt):
 
     thread = threading.Thread(target=evaluate)
     thread.start()
-    train(model, opt, STEPS)
-    stop.set()
-    thread.join()
+    try:
+        train(model, opt, STEPS)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def backwards_under_a_lock(model, opt):
