@@ -60,3 +60,26 @@ def _check_order(function: str, order: Any) -> None:
         "knows only that of order 2; use opt.clip_grad_norm_(max_norm, norm_type), which has 2 and "
         "inf"
     )
+
+
+class _NoGraph(torch.autograd.Function):
+    """Gradients of gradients are not here: passes values through, and refuses to be derived."""
+
+    @staticmethod
+    def forward(_ctx: Any, values: torch.Tensor, _anchor: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *_: torch.Tensor) -> Any:
+        raise Unavailable(
+            "backward: a loss was made of .grad after backward(create_graph=True), but .grad of "
+            "compressed weights has no graph, expected a loss without it; use "
+            "torch.autograd.grad(loss, parameters, create_graph=True), which gives every gradient"
+        )
+
+
+def refusing_graph(values: torch.Tensor) -> torch.Tensor:
+    """A copy of `values` that looks as if it could be differentiated, and raises where it is."""
+    with torch.enable_grad():
+        anchor = torch.zeros((), device=values.device, requires_grad=True)
+        return _NoGraph.apply(values, anchor).as_subclass(SentinelGradient)
