@@ -18,6 +18,7 @@ from sluiceway import _core
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.gradient_sink import GradientSink
+from sluiceway.optim.guards.weight_watch import refuse_sparse
 
 
 class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - as all of ours.
@@ -143,6 +144,7 @@ class ModelHooks:
                     f"{self._owner}: another optimizer took the gradient of {weight.name}, "
                     "expected one optimizer for a weight; close() the other one"
                 )
+            refuse_sparse(self._owner, weight.name, gradient)
             self._open_backward(sink)
             if gradient.stride(-1) != 1:
                 gradient = gradient.contiguous()
