@@ -158,6 +158,15 @@ def test_a_module_with_sparse_gradients_is_named_before_the_first_backward(kind)
         opt.step()
 
 
+@pytest.mark.parametrize("more", [{}, {"target": ["bag.weight"]}], ids=["ordinary", "compressed"])
+def test_a_gradient_that_is_sparse_after_all_is_named(more):
+    model = Bag(nn.EmbeddingBag, False)
+    with identity(model, **more) as opt:
+        model.bag.sparse = True
+        with pytest.raises(sw.InvalidArgument, match=r"gradient of bag.weight is torch.sparse_coo"):
+            train(model, opt, 1)
+
+
 def test_a_lazy_layer_is_named():
     model = make()
     model.leave = nn.LazyLinear(8)

@@ -80,8 +80,7 @@ def calibrated(trained, make_other, every):
             loss_of(model, step).backward()
             for each in (opt, other):
                 each.step()
-            opt.zero_grad()
-            other.zero_grad(set_to_none=False)  # What is zero is added to, and stays the same.
+                each.zero_grad(set_to_none=False)  # Autograd adds to what is there.
     assert bool(calls) == bool(every)
     return weights_of(model)
 

@@ -19,6 +19,7 @@ from sluiceway import _core
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.gradient_sink import GradientSink
+from sluiceway.optim.guards.weight_watch import refuse_sparse
 from sluiceway.optim.one_backward import OneBackward
 
 
@@ -137,6 +138,7 @@ class ModelHooks:
                     "expected one optimizer for a weight; close() the other one"
                 )
             try:
+                refuse_sparse(self._owner, weight.name, gradient)
                 self._open_backward(sink)
                 self.taken.add(index)
                 if gradient.stride(-1) != 1:

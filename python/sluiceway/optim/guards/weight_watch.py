@@ -12,6 +12,15 @@ from sluiceway.model.targets import Selection
 from sluiceway.optim.hyperparameters import check_kind
 
 
+def refuse_sparse(owner: str, name: str, gradient: torch.Tensor) -> None:
+    """Refuse a gradient that has only some of its elements."""
+    if gradient.layout is not torch.strided:
+        raise InvalidArgument(
+            f"{owner}: the gradient of {name} is {gradient.layout}, expected a dense one, as AdamW "
+            "has no others; leave sparse=True out"
+        )
+
+
 class WeightWatch:
     """What every trained parameter was when the optimizer was made.
 
@@ -28,7 +37,7 @@ class WeightWatch:
         self._owner = owner
         self._made_with = [(name, p, p.dtype, p.device) for name, p in selection.trained]
         self._hooked = [(w.name, w.parameter, w.parameter._cdata) for w in selection.compressed]
-        self._left_out = selection.left_out
+        self._ordinary, self._left_out = selection.ordinary, selection.left_out
         self._trained = names = {id(p): name for name, p in selection.trained}
         self._held = [
             (names[id(p)], module, local, p)
@@ -65,7 +74,7 @@ class WeightWatch:
                 )
 
     def check_step(self, groups: list[dict[str, Any]]) -> None:
-        """Refuse groups that hold other parameters now, and gradients of what was left out.
+        """Refuse groups that hold other parameters now, and gradients that nobody can use.
 
         Raises
         ------
@@ -83,6 +92,9 @@ class WeightWatch:
                 "constructor; set lr and weight_decay of a group to 0 to leave it as it is, or "
                 "make a new optimizer"
             )
+        for name, p in self._ordinary:
+            if p.grad is not None:
+                refuse_sparse(f"{self._owner}.step", name, p.grad)
         for name, p in self._left_out:
             if p.requires_grad and p.grad is not None:
                 raise InvalidArgument(
