@@ -46,8 +46,11 @@ class SubspaceAdamW(HookedOptimizer):
     fork, and trains nothing. One process trains the model: groups of several ranks, DDP and FSDP
     are refused. Gradients of compressed weights have one common norm in `.grad`, of order 2:
     `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
-    `clip_grad_norm_` here. `step()` uses up the gradients of compressed weights, with or without
-    `zero_grad()`. The optimizer itself cannot be copied or pickled.
+    `clip_grad_norm_` here. Gradients may be scaled, zeroed or set aside as a whole after backward;
+    what edits them one by one belongs in `p.register_hook()`, and a part of the model is frozen by
+    `requires_grad_(False)`, as a compressed weight whose own `.grad` is None cannot tell of either.
+    `step()` uses up the gradients of compressed weights, with or without `zero_grad()`. The
+    optimizer itself cannot be copied or pickled.
 
     Parameters
     ----------
