@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import sluiceway as sw
 import torch
@@ -405,6 +407,15 @@ def test_a_weight_of_one_element_has_no_room_for_a_norm():
         identity(make(model), target=["1.weight"])
     with identity(make(model), target=["0.weight", "1.weight"]) as opt:
         assert opt.sentinel.parameter.shape == (1, 4)
+
+
+def test_gradients_are_copied_with_the_rest():
+    model = make()
+    with identity(model) as opt:
+        loss_of(model, 0).backward()
+        gradient = opt.sentinel.parameter.grad
+        assert torch.equal(copy.deepcopy(gradient), gradient)
+        opt.step()
 
 
 def test_values_and_bits_do_not_hang_on_what_ran_before():

@@ -19,6 +19,10 @@ class SentinelGradient(torch.Tensor):
 
     weight_at = 0  # Where the values of its parameter begin.
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SentinelGradient:
+        memo[id(self)] = copied = self.clone()
+        return copied
+
     # What takes a norm, and where its order stands among the arguments. Without one it is 2.
     _NORMS: ClassVar[dict[str, int]] = {
         "linalg_vector_norm": 1,
