@@ -94,6 +94,6 @@ class DroppedGradients:
             name, _ = self._compressed[weight]
             raise InvalidArgument(
                 f"{self._owner}.step: {name} has no gradient in this step, and gradients were "
-                " zeroed in place before, with which AdamW would go on, expected "
-                "None; call zero_grad(set_to_none=True)"
+                "zeroed in place before, with which AdamW would go on, expected None; call "
+                "zero_grad(set_to_none=True)"
             )
