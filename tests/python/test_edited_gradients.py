@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import sluiceway as sw
 import torch
@@ -195,6 +197,43 @@ def test_a_step_that_is_not_finite_may_be_zeroed(scale):
     assert update_error(make(), model, plain) == 0
 
 
+# ---- What needs the gradient itself ----
+
+
+def sharpened(model, opt):
+    norm = torch.stack([p.grad.norm() for p in with_gradients(model)]).norm()
+    for p in with_gradients(model):
+        p.data.add_(p.grad * (0.05 / norm))
+
+
+def sharpened_at_once(model, opt):
+    found = with_gradients(model)
+    torch._foreach_add_([p.data for p in found], torch._foreach_mul([p.grad for p in found], 0.1))
+
+
+@torch.no_grad()
+def stepped_by_hand(model, opt):
+    for p in with_gradients(model):
+        p -= 0.1 * p.grad
+
+
+def decayed_by_hand(model, opt):
+    for p in with_gradients(model):
+        p.grad.add_(p.detach(), alpha=0.01)
+
+
+@torch.no_grad()
+def importance(model, opt):
+    return sum((p * p.grad).abs().sum() for p in with_gradients(model))
+
+
+@pytest.mark.parametrize(
+    "act", [sharpened, sharpened_at_once, stepped_by_hand, decayed_by_hand, importance]
+)
+def test_a_weight_and_its_gradient(act):
+    refuses(between(act), r"a compressed weight was to be combined with its \.grad")
+
+
 # ---- Gradients of another step ----
 
 
@@ -368,6 +407,15 @@ def test_a_weight_of_one_element_has_no_room_for_a_norm():
         identity(make(model), target=["1.weight"])
     with identity(make(model), target=["0.weight", "1.weight"]) as opt:
         assert opt.sentinel.parameter.shape == (1, 4)
+
+
+def test_gradients_are_copied_with_the_rest():
+    model = make()
+    with identity(model) as opt:
+        loss_of(model, 0).backward()
+        gradient = opt.sentinel.parameter.grad
+        assert torch.equal(copy.deepcopy(gradient), gradient)
+        opt.step()
 
 
 def test_values_and_bits_do_not_hang_on_what_ran_before():

@@ -114,9 +114,8 @@ class HookedOptimizer(SteppingOptimizer):
                 self._ordinary.named,
             )
             modules = MixedModules(model, compressed, ordinary)
-            names = [name for name, _ in compressed]
             self._clipping = Clipping(self._owner, self.sentinel, ordinary, modules)
-            self._dropped = DroppedGradients(self._owner, names, ordinary, modules)
+            self._dropped = DroppedGradients(self._owner, compressed, ordinary, modules)
             self._foreign = ForeignGradients(self._owner, self.weights, self.sentinel)
             self._compilation = CompilationWatch(self._compilation_began)
             undo.callback(self._compilation.stop)

@@ -68,11 +68,9 @@ class Sentinel:
         )
         self._grad.view(-1)[_index(self._places)] = values.to(self._grad.device)
         self._written = values.tolist()
-        self.parameter.grad = (
-            refusing_graph(self._grad)
-            if of_graph
-            else torch.Tensor._make_subclass(SentinelGradient, self._grad)
-        )
+        gradient = refusing_graph(self._grad) if of_graph else self._grad
+        with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+            self.parameter.grad = SentinelGradient.of(gradient, self.parameter.data_ptr())
         self._stands = True
 
     def _draw_places(self, drawn: Random) -> None:

@@ -15,8 +15,8 @@ class DroppedGradients:
     ----------
     owner : str
         The optimizer's name, for errors.
-    compressed : list of str
-        Names of the compressed weights, by their number.
+    compressed : list of (str, torch.Tensor)
+        By their number.
     ordinary : list of (str, torch.Tensor)
         Parameters whose gradients are in `.grad`.
     modules : MixedModules
@@ -25,7 +25,7 @@ class DroppedGradients:
     def __init__(
         self,
         owner: str,
-        compressed: list[str],
+        compressed: list[tuple[str, torch.Tensor]],
         ordinary: list[tuple[str, torch.Tensor]],
         modules: MixedModules,
     ) -> None:
@@ -91,8 +91,9 @@ class DroppedGradients:
             The first weight is named.
         """
         for weight in sorted(self._zeros - taken):
+            name, _ = self._compressed[weight]
             raise InvalidArgument(
-                f"{self._owner}.step: {self._compressed[weight]} has no gradient in this step, and "
-                "gradients were zeroed in place before, with which AdamW would go on, expected "
-                "None; call zero_grad(set_to_none=True)"
+                f"{self._owner}.step: {name} has no gradient in this step, and gradients were "
+                "zeroed in place before, with which AdamW would go on, expected None; call "
+                "zero_grad(set_to_none=True)"
             )
