@@ -52,6 +52,18 @@ def test_python_m_sluiceway_trains(python_m_sluiceway, tiny_model, write_config,
     assert str(folder.relative_to(tmp_path)) in outcome.out.splitlines()[-1]
 
 
+def test_a_pipe_or_a_device_is_refused_at_once(sluiceway, tiny_model, write_config, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, "/dev/zero"):
+        outcome = sluiceway("train", path, "--out", tmp_path / "out")
+        assert_short_error(outcome, 2, f"{path}: is no regular file, expected a YAML file")
+        config = write_config(tiny_model, data={"train": [str(path)]})
+        outcome = sluiceway("train", config, "--out", tmp_path / "out")
+        assert_short_error(outcome, 2, f"data.train: {path} is no regular file, expected one")
+    assert not (tmp_path / "out").exists()
+
+
 def test_debug_shows_the_traceback(python_m_sluiceway, tmp_path):
     outcome = python_m_sluiceway("train", "none.yaml", "--debug", cwd=tmp_path)
     assert outcome.code == 2

@@ -98,6 +98,40 @@ def test_line_of_metrics_that_is_damaged_is_named_and_nothing_is_cut(sluiceway, 
     assert [line["step"] for line in read_lines(folder)] == [0, 1, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint.old"])
+def test_a_save_that_is_a_link_is_refused_before_the_first_step(
+    sluiceway, finished, tmp_path, name
+):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    shutil.copytree(folder / "checkpoint", tmp_path / "elsewhere")
+    shutil.rmtree(folder / name)
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    before = (folder / "metrics.jsonl").read_bytes()
+    outcome = sluiceway("resume", folder, "--set", "train.steps=8")
+    assert_short_error(outcome, 2, f"{folder}/{name}: is a symbolic link, expected a folder")
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert sluiceway("eval", folder).code == 0  # Only reads.
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"), [(None, "has no line"), (0, "has no line"), (4, "ends with step 3")]
+)
+def test_metrics_that_are_behind_the_save_are_told(sluiceway, finished, tmp_path, keep, words):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    if keep is not None:
+        path.write_bytes(b"".join(lines[:keep]))
+    outcome = sluiceway("resume", folder, "--set", "train.steps=7")
+    assert outcome.code == 0, outcome.err
+    told = f"sluiceway: {path}: {words}, but the save is of step 6; the run goes on, and its"
+    assert told in outcome.err
+    assert [line["step"] for line in read_lines(folder)] == [*range(keep or 0), 7]
+
+
 def test_resume_refuses_other_data_than_the_run_began_with(
     sluiceway, tiny_model, write_config, tmp_path, prose
 ):

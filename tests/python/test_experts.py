@@ -124,6 +124,7 @@ def test_an_expert_without_tokens_costs_one_byte_to_the_host(wire):
             late = opt.engine.take_stats()
             crossed.append(opt.stats()["bytes"]["d2h"] + late["d2h_bytes"])
             assert opt.stats()["bytes"]["h2d"] + late["h2d_bytes"] == whole, step
+            opt.zero_grad()
     assert crossed == [whole, whole // 2 + 2]
 
 

@@ -124,6 +124,10 @@ READS = {
     "pointer": lambda p: torch.tensor((ctypes.c_float * p.numel()).from_address(p.data_ptr())[:]),
     "iteration": lambda p: torch.stack(list(p)),
     "element": lambda p: torch.tensor(p[3, 5].item()),
+    "as subclass": lambda p: p.as_subclass(torch.Tensor).clone(),
+    "parameter": lambda p: nn.Parameter(p).clone(),
+    "frozen parameter": lambda p: nn.Parameter(p, requires_grad=False).clone(),
+    "from pretrained": lambda p: nn.Embedding.from_pretrained(p).weight.clone(),
 }
 
 
@@ -193,6 +197,32 @@ def test_a_second_step_without_a_forward_does_not_wait_either():
         train(model, opt, 1)
         opt.step()
         assert len(opt._in_flight.names()) == len(opt.weights)
+
+
+def test_a_parameter_that_is_made_of_one_is_like_any_other():
+    model = make()
+    with identity(model, link=SLOW) as opt:
+        train(model, opt, 1)
+        weight = model.blocks[1].up.weight
+        made = nn.Parameter(weight)
+        assert type(made) is nn.Parameter
+        assert made.requires_grad
+        assert made.is_leaf
+        assert made.data_ptr() == weight.data_ptr()
+        assert weight.detach().requires_grad is False
+
+
+def test_torchscript_is_told_of_the_hooks_and_works_without():
+    model = make()
+    with identity(model, link=SLOW) as opt:
+        train(model, opt, 1)
+        with pytest.raises(sw.Unavailable, match=r"close\(\) the optimizer first"):
+            torch.jit.script(model)
+        x = torch.ones(2, 16)
+        with torch.no_grad():
+            assert torch.equal(torch.jit.trace(model, x)(x), model(x))
+        assert not hasattr(next(iter(model._forward_pre_hooks.values())), "__name__")
+    assert torch.equal(torch.jit.script(model)(x), model(x))
 
 
 def test_a_closed_or_dropped_optimizer_leaves_plain_parameters():

@@ -65,6 +65,21 @@ def test_a_change_in_the_middle_is_named(act, words, where):
         train(model, opt, 4, act, where)
 
 
+@pytest.mark.parametrize("where", ["forward", "step"])  # torch refuses it while a graph lives.
+def test_a_weight_that_is_swapped_for_another_tensor_is_named(where):
+    def load(model):
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model.load_state_dict({name: w.clone() for name, w in model.state_dict().items()})
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+
+    model = make()
+    words = "blocks.0.up.weight was swapped for another tensor"
+    with identity(model, link=SLOW) as opt, pytest.raises(sw.InvalidArgument, match=words):
+        train(model, opt, 4, load, where)
+
+
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(
     "act",

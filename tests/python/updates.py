@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import sluiceway as sw
 import torch
-from small_models import loss_of, update_error
+from small_models import loss_of, make, update_error
 from torch import nn
 from twins import LR, identity, train
 
@@ -39,3 +39,12 @@ def trained_error(
     with identity(ours, link=SLOW) as opt:
         train(after(trained), opt, steps, loss=loss)
     return update_error(make_model(), ours, theirs)
+
+
+def driven_error(drive: Callable[[nn.Module, torch.optim.Optimizer], None]) -> float:
+    """As `trained_error`, of a loop `drive(model, opt)`, with torch's AdamW first."""
+    ours, native = make(), make()
+    drive(native, torch.optim.AdamW(native.parameters(), lr=LR, foreach=False))
+    with identity(ours, link=SLOW) as opt:
+        drive(ours, opt)
+    return update_error(make(), ours, native)

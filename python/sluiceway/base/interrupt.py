@@ -1,8 +1,15 @@
-"""Ctrl-C and SIGTERM: the step in flight is finished and saved, then the run ends with 130."""
+"""Ctrl-C and SIGTERM: the step in flight is finished and saved, then the run ends with 130.
+
+A step that does not end, over a link that hardly moves, is given up after a while.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
+import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 
@@ -14,11 +21,16 @@ class Interrupt:
     """Watches for SIGINT and SIGTERM while it is entered.
 
     Until `defer` a signal raises KeyboardInterrupt at once: nothing is in flight. Afterwards the
-    first one only sets `requested`, and a second one raises.
+    first one only sets `requested`, and a second one raises. What is `in_flight` then has
+    `patience` seconds, and ten times as long as it ever took, until the first one is sent again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 20.0) -> None:
         self.requested = False
+        self._patience = patience
+        self._in_flight = False
+        self._last = signal.SIGINT
+        self._again: threading.Timer | None = None
         self._deferring = False
         self._before: dict[int, object] = {}
 
@@ -45,3 +57,27 @@ class Interrupt:
         self.requested = True
         if again or not self._deferring:
             raise KeyboardInterrupt
+        self._last = number
+        if self._in_flight:
+            self._lose_patience()
+
+    @contextlib.contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """What a first signal waits for, but not for ever."""
+        began = time.monotonic()
+        self._in_flight = True
+        if self.requested:
+            self._lose_patience()
+        try:
+            yield
+        finally:
+            self._in_flight = False
+            if self._again is not None:
+                self._again.cancel()
+        self._patience = max(self._patience, 10 * (time.monotonic() - began))
+
+    def _lose_patience(self) -> None:
+        main = threading.main_thread().ident
+        self._again = threading.Timer(self._patience, signal.pthread_kill, (main, self._last))
+        self._again.daemon = True
+        self._again.start()

@@ -54,6 +54,8 @@ def check_config(tree: dict, where: dict[tuple, str] | None = None, name: str = 
 
 
 def _read(path: Path) -> tuple[dict, dict[tuple, int]]:
+    if path.exists() and not path.is_file() and not path.is_dir():  # A device may never end.
+        raise InvalidArgument(f"{path}: is no regular file, expected a YAML file; copy it into one")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -59,7 +59,14 @@ class Selection:
     compressed: list[CompressedWeight] = field(default_factory=list)
     ordinary: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    # Named to an optimizer, but frozen: by the line above, or since before.
+    left_out: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     why_ordinary: dict[str, str] = field(default_factory=dict)  # By name.
+
+    @property
+    def trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and parameters of the first two."""
+        return [(w.name, w.parameter) for w in self.compressed] + self.ordinary
 
 
 def _is_linear_weight(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
@@ -216,8 +223,18 @@ def select_weights(
         else:
             selection.ordinary.append((name, parameter))
             selection.why_ordinary[name] = why
+    _check_dense(selection, owners)
     _check_compressed(model, selection)
     return selection
+
+
+def _check_dense(selection: Selection, owners: dict) -> None:
+    for name, parameter in selection.trained:
+        if any(getattr(module, "sparse", False) is True for module, _ in owners[id(parameter)][2]):
+            raise InvalidArgument(
+                f"target: {name} is of a module with sparse=True, expected dense gradients, as "
+                "AdamW has no others; set sparse=False, or freeze it"
+            )
 
 
 def _check_compressed(model: nn.Module, selection: Selection) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
 
 T = TypeVar("T")
@@ -35,15 +36,27 @@ class EngineWeights:
         return self._numbers[weight]
 
     def tensors(self) -> list[torch.Tensor]:
-        """As lanes get them, which wait for each other by themselves: nobody waits here."""
+        """As lanes get them, which wait for each other by themselves: nobody waits here.
+
+        Raises
+        ------
+        InvalidArgument
+            The rows of one are not contiguous any more.
+        """
         with torch._C.DisableTorchFunctionSubclass():
+            for w in self.weights:
+                if w.parameter.stride(-1) != 1 and w.parameter.shape[-1] > 1:
+                    raise InvalidArgument(
+                        f"step: {w.name} has strides {tuple(w.parameter.stride())}, expected "
+                        "contiguous rows; make it contiguous() and go on"
+                    )
             return [m for w in self.weights for m in w.matrices(w.parameter.detach())]
 
-    def increment_versions(self) -> None:
-        """Tell autograd that every weight changes."""
+    def increment_versions(self, weights: Iterable[int]) -> None:
+        """Tell autograd which of the compressed weights change."""
         with torch._C.DisableTorchFunctionSubclass():
-            for weight in self.weights:
-                torch.autograd.graph.increment_version(weight.parameter)
+            for index in weights:
+                torch.autograd.graph.increment_version(self.weights[index].parameter)
 
     def spread(self, values: Iterable[T]) -> list[T]:
         """Repeat what compressed weights have each for every weight of the engine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,9 +13,11 @@ import torch
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.clip.clipping import Clipping, check_clipping, split_parameters
 from sluiceway.optim.engine_weights import EngineWeights
+from sluiceway.optim.guards.dropped_gradients import DroppedGradients
+from sluiceway.optim.guards.foreign_gradients import ForeignGradients
+from sluiceway.optim.guards.states import OptimizerWithStates
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import numbered_parameters
@@ -30,13 +32,16 @@ class Standing:
     """Where a step stands: one object, so that what copies an optimizer's attributes knows too."""
 
     gathered: bool = False  # Gradients are accumulated, and the sentinel stands for them.
+    given: set[int] = field(default_factory=set)  # Weights that have a gradient in the engine.
+    spent: bool = False  # A step has used gradients that nobody is known to have zeroed since.
+    lost: str = ""  # The weight whose gradient was taken from autograd and came to nothing.
     scaled_loss: bool = False  # Gradients are scaled by somebody else than `loss_scale`.
     overflowed: bool = False
     skipped_steps: int = 0
     half_loaded: bool = False  # Putting a state back was interrupted.
 
 
-class GatheringOptimizer(torch.optim.Optimizer):
+class GatheringOptimizer(OptimizerWithStates):
     """Gathers gradients in an engine, and lets the sentinel stand for them where torch looks.
 
     Whoever zeroes or scales the sentinel zeroes or scales what was gathered.
@@ -45,10 +50,9 @@ class GatheringOptimizer(torch.optim.Optimizer):
     engine: Any
     of_engine: EngineWeights
     options: SharedOptions
-    weights: list[CompressedWeight]
     loss_scale: _core.LossScale
     sentinel: Sentinel
-    _owner: str
+    _sentinel_name: str
     _hooks: ModelHooks
     _clock: StepClock
     _standing: Standing
@@ -56,14 +60,19 @@ class GatheringOptimizer(torch.optim.Optimizer):
     _compilation: CompilationWatch
     _clipping: Clipping
     _watch: WeightWatch
+    _dropped: DroppedGradients
+    _foreign: ForeignGradients
 
     def before_forward(self, training: bool) -> None:
-        """A sentinel that somebody removed means zero_grad()."""
-        if self._in_flight.forked():
-            return
-        if training:
+        """A sentinel that somebody removed means zero_grad(), before a forward that trains.
+
+        Before another one it may have been set aside, and come back.
+        """
+        if training and not self._in_flight.forked():
             self._check_surroundings()
-        self._drop_if_zeroed()
+            with self._hooks.backward.turn():
+                self._foreign.check_forward()
+                self._drop_if_removed()
 
     def wait(self, weight: int) -> None:
         """Come back when the last update of a weight is applied."""
@@ -74,14 +83,6 @@ class GatheringOptimizer(torch.optim.Optimizer):
         for index in range(len(self.weights)):
             self.used_again(index)
         self._in_flight.synchronize()
-
-    def _take_off(self) -> None:
-        """A step is enqueued: whoever reads a weight waits; a compiled graph finds them applied."""
-        if self._compilation.check():
-            self._in_flight.synchronize()
-            self.before_forward(True)  # The hook of the model may be inside of a graph.
-        else:
-            self._in_flight.take_off()
 
     def used_again(self, weight: int) -> None:
         """Several gradients of a weight add up like those of several backwards."""
@@ -94,11 +95,23 @@ class GatheringOptimizer(torch.optim.Optimizer):
         """First gradient of a backward: no sentinel stands for the gradients until its end."""
         self._check_process()
         self._check_surroundings()
-        self._drop_if_zeroed()
-        if self._standing.gathered:
-            self._clipping.check_unscaled()
-        self.sentinel.remove()
-        self._standing.gathered = False
+        self._refuse_lost()
+        with self._hooks.backward.turn():
+            self._still_spent()  # Perhaps zeroed later, where another model's loss comes through.
+            taken = self._hooks.taken
+            if not self._standing.gathered:
+                self.sentinel.forget()
+                self._dropped.since_step(taken)
+            elif self.sentinel.removed() or self.sentinel.zeroed():
+                self._dropped.all_gone(taken, zeroed=not self.sentinel.removed())
+                self._drop()
+            else:
+                self._clipping.check_unscaled()
+            self._standing.gathered = False
+            self.sentinel.remove()
+            self._foreign.check_backward()
+            # A hook runs with gradients enabled where backward(create_graph=True) was called.
+            self._clipping.of_graph = torch.is_grad_enabled()
 
     def _check_process(self) -> None:
         if self._in_flight.forked():
@@ -122,23 +135,67 @@ class GatheringOptimizer(torch.optim.Optimizer):
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """All gradients of a backward are in: place the sentinel that stands for them."""
         norm, _ = self.engine.end_backward()
-        self._clipping.begin(norm)
-        self._standing.gathered = True
+        with self._hooks.backward.turn():
+            self._clipping.begin(norm)
+            self._dropped.note()
+            self._standing.gathered = True
         self._clock.backward(forward_began_us, backward_began_us)
 
+    def lose_gradient(self, weight: int) -> None:
+        """A gradient was taken from autograd and came to nothing, as the taking raised."""
+        self._standing.lost = self.weights[weight].name
+
+    def _refuse_lost(self) -> None:
+        if self._standing.lost:
+            raise InvalidArgument(
+                f"{self._owner}: a backward raised while the gradient of {self._standing.lost} was "
+                "taken, which is lost, expected whole gradients; call opt.zero_grad() and repeat "
+                "the backwards of this step"
+            )
+
+    def _still_spent(self) -> bool:
+        """Whether gradients that a step has used are there yet, as nobody has zeroed any."""
+        self._standing.spent = self._standing.spent and self.sentinel.remains()
+        return self._standing.spent
+
+    def _refuse_spent(self) -> None:
+        in_backward = self._standing.spent and self._hooks.backward.is_open
+        if in_backward or self._still_spent():
+            raise InvalidArgument(
+                f"{self._owner}.step: gradients of the last step() were not zeroed, expected "
+                "zero_grad() before the next one, as compressed gradients are used by one step and "
+                "cannot be added to; call opt.zero_grad() after each step()"
+            )
+
     def abandon_backward(self) -> None:
-        """What the step has gathered is not whole, and goes."""
-        self._hooks.forget_backward()
-        self.sentinel.remove()
+        """What the step has gathered goes; its backward, if it is under way, gathers anew."""
+        self._hooks.backward.forget()
         self._drop()
 
-    def _drop(self) -> None:
-        self.engine.drop()
-        self._standing.gathered = False
+    def _zero_gathered(self, set_to_none: bool) -> None:
+        standing = self._standing
+        if standing.gathered and not standing.lost and not set_to_none:
+            return  # The sentinel is zeroed in place, which tells of it.
+        if standing.gathered or standing.lost or self.engine.has_gradient():
+            self.abandon_backward()
+        if standing.spent:
+            self.sentinel.forget()
+            standing.spent = False
+        self._dropped.all_gone(self._hooks.taken, zeroed=not set_to_none)
 
-    def _drop_if_zeroed(self) -> None:
+    def _drop(self) -> None:
+        self.sentinel.forget()
+        self.engine.drop()
+        self._standing.gathered, self._standing.given, self._standing.lost = False, set(), ""
+
+    def _drop_if_removed(self) -> None:
         # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
-        if self._standing.gathered and self.sentinel.vanished():
+        if not self._standing.gathered:
+            return
+        removed = self.sentinel.removed()
+        self._dropped.check_part(self._sentinel_name, removed)
+        if removed:
+            self._dropped.all_gone(self._hooks.taken, zeroed=False)
             self._drop()
 
     @torch.no_grad()
@@ -182,7 +239,7 @@ class GatheringOptimizer(torch.optim.Optimizer):
             parameters = numbered_parameters(self.param_groups)
         compressed = [weight.parameter for weight in self.weights]
         chosen, gradients = split_parameters(self._owner, parameters, compressed)
-        self._drop_if_zeroed()
+        self._drop_if_removed()
         sizes = (
             self.of_engine.joined(self.engine.gradient_sizes()) if self._standing.gathered else []
         )

@@ -13,8 +13,9 @@ class GradientSink(Protocol):
     """Takes gradients as they are made; weights of the model are called by their number.
 
     Of one backward the calls come in this order: `begin_backward`, then `add_gradient` for each
-    weight as its gradient exists, then `end_backward`. A backward that raises has no end:
-    `abandon_backward` comes with the next forward, or when gradients are zeroed.
+    weight as its gradient exists, then `end_backward`, when the backward has come to its end or has
+    raised: as autograd's, its gradients up to there count. Backwards come one at a time; forwards
+    of other threads may come meanwhile.
     """
 
     sentinel: Sentinel
@@ -43,8 +44,8 @@ class GradientSink(Protocol):
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """All gradients of a backward are in; times are those of the trace's clock."""
 
-    def abandon_backward(self) -> None:
-        """A backward raised: what the step has gathered is not whole."""
+    def lose_gradient(self, weight: int) -> None:
+        """`begin_backward` or `add_gradient` has raised, and with it a gradient is gone."""
 
     def synchronize(self) -> None:
         """Come back when every update is applied to the weights."""

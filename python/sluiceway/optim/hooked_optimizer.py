@@ -17,8 +17,11 @@ from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.clip.clipping import Clipping
 from sluiceway.optim.engine_weights import EngineWeights
-from sluiceway.optim.gathering import GatheringOptimizer, Standing
+from sluiceway.optim.gathering import Standing
 from sluiceway.optim.guards.chosen import check_model, choose_parameters
+from sluiceway.optim.guards.dropped_gradients import DroppedGradients
+from sluiceway.optim.guards.foreign_gradients import ForeignGradients
+from sluiceway.optim.guards.mixed_modules import MixedModules
 from sluiceway.optim.guards.ranks import refuse_split_model, refuse_split_since
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
@@ -27,7 +30,7 @@ from sluiceway.optim.open_model.compilation import CompilationWatch
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from sluiceway.optim.open_model.ownership import ModelOwnership
 from sluiceway.optim.ordinary import OrdinaryParameters
-from sluiceway.optim.sentinel import Sentinel
+from sluiceway.optim.sentinel import Sentinel, choose_carrier
 from sluiceway.optim.state import (
     STATE_KEY,
     check_frame,
@@ -36,10 +39,11 @@ from sluiceway.optim.state import (
     restore_frame,
 )
 from sluiceway.optim.step_clock import StepClock
+from sluiceway.optim.stepping import SteppingOptimizer
 from sluiceway.optim.tier_limits import parameter_bytes
 
 
-class HookedOptimizer(GatheringOptimizer):
+class HookedOptimizer(SteppingOptimizer):
     """An optimizer that gives the gradients of large weights to an engine, and trains the rest.
 
     A subclass makes the engine, says what one gradient becomes, and what its state holds; hooks,
@@ -78,8 +82,7 @@ class HookedOptimizer(GatheringOptimizer):
         self.of_engine = EngineWeights(self.weights)
         self.uncompressed = large_groups(self.weights, selection.ordinary, selection.why_ordinary)
         self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
-        compressed = [(w.name, w.parameter) for w in self.weights]
-        self._watch = WeightWatch(self._owner, model, compressed + selection.ordinary)
+        self._watch = WeightWatch(self._owner, model, selection)
         self.loss_scale = _loss_scale(options.loss_scale)
         _core.count_host_allocations()
         self.engine = self._make_engine(model)
@@ -91,8 +94,9 @@ class HookedOptimizer(GatheringOptimizer):
         self._standing = Standing()
         self._stepping: list[torch.Tensor] = []
         self._in_flight = WeightsInFlight(self.engine, self.of_engine, self._owner, self._landed())
+        taken = [p for _, p in selection.trained + self.frozen]
         self._ownership = ModelOwnership(
-            self.engine, self._take_model(model), self._in_flight, self._lent()
+            self.engine, self._take_model(model), self._in_flight, self._lent(), taken
         )
 
     def _take_model(self, model: nn.Module) -> ExitStack:
@@ -100,12 +104,19 @@ class HookedOptimizer(GatheringOptimizer):
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
-            smallest = min((w.parameter for w in self.weights), key=torch.numel)
-            self.sentinel = Sentinel(smallest, self._owner)
+            self._sentinel_name, carrier = choose_carrier(self._owner, self.weights)
+            self.sentinel = Sentinel(carrier, self._owner)
             undo.callback(self.sentinel.release)
-            self._clipping = Clipping(self._owner, self.sentinel, self._ordinary.named)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
+            compressed, ordinary = (
+                [(w.name, w.parameter) for w in self.weights],
+                self._ordinary.named,
+            )
+            modules = MixedModules(model, compressed, ordinary)
+            self._clipping = Clipping(self._owner, self.sentinel, ordinary, modules)
+            self._dropped = DroppedGradients(self._owner, compressed, ordinary, modules)
+            self._foreign = ForeignGradients(self._owner, self.weights, self.sentinel)
             self._compilation = CompilationWatch(self._compilation_began)
             undo.callback(self._compilation.stop)
             return undo.pop_all()
@@ -125,31 +136,6 @@ class HookedOptimizer(GatheringOptimizer):
         stepping = self._stepping
         return lambda: list(stepping)
 
-    def _enqueue(
-        self,
-        weights: list[torch.Tensor],
-        factor: float,
-        own_factors: list[float],
-        unscale: float,
-        squares: float,
-    ) -> tuple[bool, float, float]:
-        """Enqueue one step of the engine; return whether it was skipped, the norm, the clipping.
-
-        Parameters
-        ----------
-        weights : list of torch.Tensor
-            Those of the engine.
-        factor : float
-            On what was gathered: unscaling, and what others did to the sentinel.
-        own_factors : list of float
-            On what was gathered of each weight, beside `factor`; empty: nothing.
-        unscale : float
-            Unscaling alone.
-        squares : float
-            Sum of squares of all unscaled gradients that are not the engine's.
-        """
-        raise NotImplementedError
-
     def _own_state(self) -> dict[str, Any]:
         """What a state holds of the engine, beside its weights; `_check_own_state` knows it."""
         raise NotImplementedError
@@ -164,53 +150,6 @@ class HookedOptimizer(GatheringOptimizer):
 
     # ---- torch.optim.Optimizer ----
 
-    @torch.compiler.disable
-    @torch.no_grad()
-    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        """Enqueue one update of every parameter that has a gradient.
-
-        Returns
-        -------
-        torch.Tensor or None
-            What `closure` returned.
-
-        Raises
-        ------
-        InvalidArgument
-            A parameter changed shape, dtype or device, or gradients were clipped by value or layer
-            by layer.
-        Unavailable
-            The process has become one of several ranks.
-        Error
-            A lane of an earlier step failed; lane and weight are named. Final.
-        """
-        self._check_open()
-        self._check_surroundings()
-        self._watch.check_held()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._drop_if_zeroed()
-        self._refuse_foreign_gradients()
-        scale = 1.0 / self.loss_scale.value
-        shared, own = self._clipping.factors() if self._standing.gathered else (1.0, [])
-        squares = self._ordinary.sum_squares() * scale * scale
-        # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
-        self._stepping[:] = weights = self.of_engine.tensors()
-        skipped, norm, clip = self._enqueue(weights, shared * scale, own, scale, squares)
-        if not skipped:
-            self._ordinary.step(self.param_groups, self.state, clip * scale)
-            self.of_engine.increment_versions()
-        self._standing.overflowed = skipped
-        self._standing.skipped_steps += skipped
-        self.loss_scale.update(skipped)
-        self.sentinel.remove()
-        self._standing.gathered = False
-        self._clock.step(norm)
-        self._take_off()
-        return loss
-
     def _check_surroundings(self) -> None:
         self._check_loaded()
         self._watch.check()
@@ -223,15 +162,6 @@ class HookedOptimizer(GatheringOptimizer):
                 "two runs, expected one that came back; load again"
             )
 
-    def _refuse_foreign_gradients(self) -> None:
-        # Gradients are taken in backward: one that was assigned would never be used.
-        for weight in self.weights:
-            if weight.parameter.grad is not None and not self.sentinel.stands_at(weight.parameter):
-                raise InvalidArgument(
-                    f"{self._owner}.step: {weight.name} has a .grad that no backward() gave it, "
-                    "expected None; call backward() instead of assigning .grad"
-                )
-
     def _hypers(self, *more: float) -> list[tuple[float, ...]]:
         """lr, betas, eps, weight_decay and `more` of each of the engine's weights."""
         of_parameter = {}
@@ -239,14 +169,6 @@ class HookedOptimizer(GatheringOptimizer):
             hyper = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], *more)
             of_parameter.update((id(p), tuple(map(float, hyper))) for p in group["params"])
         return self.of_engine.spread(of_parameter[id(w.parameter)] for w in self.weights)
-
-    @torch.compiler.disable
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient, what was gathered of them too."""
-        ours = self._is_open() and not self._in_flight.forked()
-        if ours and (self._standing.gathered or self.engine.has_gradient()):
-            self.abandon_backward()
-        super().zero_grad(set_to_none)
 
     @torch.compiler.disable
     def state_dict(self) -> dict[str, Any]:
@@ -268,21 +190,30 @@ class HookedOptimizer(GatheringOptimizer):
         Raises
         ------
         Error
-            It is broken, or of another run; nothing was changed.
+            It is broken, or of another run, or gradients are gathered that it would not go with;
+            nothing was changed.
         KeyboardInterrupt
             Ctrl-C; if something was put back by then, nothing but another load is taken.
         """
         self._check_open()
         check_frame(self, state_dict)
         self._check_own_state(state_dict)
+        self._refuse_gathered()
         self.synchronize()
         self._standing.half_loaded = True
         # torch's version would cast f32 moments to the dtype of a 16-bit parameter.
         super().load_state_dict({**state_dict, "state": {}})
-        self.zero_grad()
         restore_frame(self, state_dict)
         self._restore_own_state(state_dict)
         self._standing.half_loaded = False
+
+    def _refuse_gathered(self) -> None:
+        self._drop_if_removed()
+        if self.engine.has_gradient():
+            raise InvalidArgument(
+                f"{self._owner}.load_state_dict: gradients of a backward are gathered in terms of "
+                "the state that there is, expected none; call step() or zero_grad() before it"
+            )
 
     def numbered_weights(self) -> dict[int, int]:
         """Map the number of a parameter in a state_dict to that of its compressed weight."""
@@ -343,6 +274,9 @@ class HookedOptimizer(GatheringOptimizer):
 
     def close(self) -> None:
         """Apply what is enqueued, write the trace, take the hooks away; idempotent.
+
+        Gradients of compressed weights that were gathered for a step go: an optimizer that is made
+        afterwards starts with the next backward.
 
         Raises
         ------

@@ -6,6 +6,7 @@ torch.compile traces has no hooks of modules in it, and what it runs is not look
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -15,9 +16,15 @@ import torch
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.gradient_sink import GradientSink
+from sluiceway.optim.guards.weight_watch import refuse_sparse
+from sluiceway.optim.one_backward import OneBackward
+
+
+class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - as all of ours.
+    """What TorchScript gets that asks a hook for its name; who only looks for one finds none."""
 
 
 class _ModuleHook:
@@ -40,18 +47,15 @@ class _ModuleHook:
         if sink is not None and called is self._module():  # A shallow copy shares the hooks.
             self._act(sink, called)
 
+    @property
+    def __name__(self) -> str:
+        raise HookWithoutName(
+            "torch.jit.script: the model has the hooks of an optimizer, which TorchScript cannot "
+            "hold, expected none; close() the optimizer first, or use torch.jit.trace()"
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # Does nothing, wherever it is unpickled.
-
-
-class _OpenBackward:
-    """Held by autograd until a backward ends; gone before it was called if the backward raised."""
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        self._close = close
-
-    def __call__(self) -> None:
-        self._close()
 
 
 class ModelHooks:
@@ -75,14 +79,15 @@ class ModelHooks:
     ) -> None:
         self._sink = weakref.ref(sink)
         self._owner = type(sink).__name__
-        self._seen: set[int] = set()  # Weights whose module ran in the current forward.
-        self._count = len(weights)
-        self._backward_open = False
-        self._open: Callable[[], _OpenBackward | None] = _nothing
+        self._of_forward = _SeenByThread()
+        self.taken: set[int] = set()  # Weights whose gradient came; who uses it clears it.
         self._forward_began_us = 0.0
         self._backward_began_us = 0.0
+        self._count = len(weights)
+        self.backward = OneBackward(self._owner)
         # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
         sentinel = sink.sentinel.parameter
+        self._of_sentinel = next(i for i, w in enumerate(weights) if w.parameter is sentinel)
         self._sentinel_node = torch.autograd.graph.get_gradient_edge(sentinel).node
         with ExitStack() as registered:
             self._registered = registered
@@ -112,11 +117,11 @@ class ModelHooks:
             sink.wait(index)
             if torch._C._current_graph_task_id() != -1:  # A forward that checkpointing repeats.
                 return
-            if index in self._seen:
+            if index in self._of_forward.seen:
                 sink.used_again(index)
             if _computes_in_fp16():  # Perhaps from inside the model's own forward.
                 sink.expect_scaled_loss()
-            self._seen.add(index)
+            self._of_forward.seen.add(index)
 
         def after_accumulation(parameter: torch.Tensor) -> None:
             sink = self._sink()
@@ -132,10 +137,16 @@ class ModelHooks:
                     f"{self._owner}: another optimizer took the gradient of {weight.name}, "
                     "expected one optimizer for a weight; close() the other one"
                 )
-            self._open_backward(sink)
-            if gradient.stride(-1) != 1:
-                gradient = gradient.contiguous()
-            sink.add_gradient(index, gradient)
+            try:
+                refuse_sparse(self._owner, weight.name, gradient)
+                self._open_backward(sink)
+                self.taken.add(index)
+                if gradient.stride(-1) != 1:
+                    gradient = gradient.contiguous()
+                sink.add_gradient(index, gradient)
+            except BaseException:
+                sink.lose_gradient(index)
+                raise
 
         for module in weight.modules:
             self._on_call(module, module.register_forward_pre_hook, before_forward)
@@ -143,54 +154,58 @@ class ModelHooks:
         self._keep(weight.parameter.register_post_accumulate_grad_hook(hook))
 
     def _open_backward(self, sink: GradientSink) -> None:
-        if self._backward_open:
-            if self._open() is not None:
-                return
-            sink.abandon_backward()  # The one before raised, and no forward of the root came since.
-        self._backward_open = True
+        if not self.backward.open(self._end_backward):
+            return
         self._backward_began_us = _core.now_us()
-        sink.begin_backward()
-        # Fires when this backward ends; once per segment under reentrant checkpointing, which
-        # then opens again. Writing the sentinel twice is harmless.
-        closing = _OpenBackward(torch.compiler.disable(self._close_backward))
-        self._open = weakref.ref(closing)
-        torch.autograd.Variable._execution_engine.queue_callback(closing)
+        try:
+            sink.begin_backward()
+        except BaseException:
+            self.backward.forget()  # What never began has no end.
+            raise
 
-    def _close_backward(self) -> None:
-        self._backward_open = False
+    def _end_backward(self, raised: bool) -> None:
         sink = self._sink()
-        if sink is not None:
+        if sink is None:
+            return
+        try:
             sink.end_backward(self._forward_began_us, self._backward_began_us)
+        except Exception:
+            if not raised:
+                raise
+            sink.lose_gradient(self._of_sentinel)  # Nobody hears what a finaliser raises.
 
     def _before_accumulation(self, _gradients: tuple[torch.Tensor, ...]) -> None:
         # Autograd would add to the sentinel.
         sink = self._sink()
         if sink is None:
             return
-        self._open_backward(sink)  # Looks at the sentinel before it goes.
+        try:
+            self._open_backward(sink)  # Looks at the sentinel before it goes.
+        except BaseException:
+            sink.lose_gradient(self._of_sentinel)
+            raise
         sink.sentinel.remove()
 
     def _before_root(self, sink: GradientSink, model: nn.Module) -> None:
-        if self._backward_open and torch._C._current_graph_task_id() == -1:
-            sink.abandon_backward()  # It raised: it never closed.
         if not model.training:  # Fused paths of torch read several weights at once, then.
             for index in range(self._count):
                 sink.wait(index)
-        self._forward_began_us = _core.now_us()
-        sink.before_forward(model.training and torch.is_grad_enabled())
-        self._seen = set()  # A calibration has run a forward of its own.
-
-    def forget_backward(self) -> None:
-        """The backward that is open will not close."""
-        self._backward_open = False
+        training = model.training and torch.is_grad_enabled()
+        if not self.backward.is_open:
+            self._forward_began_us = _core.now_us()
+        sink.before_forward(training and not self.backward.elsewhere())
+        self._of_forward.seen = set()  # A calibration has run a forward of its own.
 
     def remove(self) -> None:
         """Take every hook away; idempotent."""
         self._registered.close()
 
 
-def _nothing() -> None:
-    return None
+class _SeenByThread(threading.local):
+    """Weights whose modules ran in the current forward of a thread."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
 
 
 def _synchronize(sink: GradientSink, _module: nn.Module) -> None:

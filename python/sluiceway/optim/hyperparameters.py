@@ -34,38 +34,73 @@ def check_number(
         )
 
 
-def check_hyperparameters(owner: str, group: dict[str, Any]) -> None:
-    """Refuse learning rates, betas, eps and weight decay that AdamW cannot have."""
-    check_number(owner, "lr", group["lr"])
+# What torch's AdamW reads of a group beside its numbers, and the one value that there is here.
+# Others, `fused` or a scheduler's, change no result.
+_FIXED = {
+    "maximize": False,
+    "amsgrad": False,
+    "differentiable": False,
+    "decoupled_weight_decay": True,
+}
+
+
+def check_kind(owner: str, group: dict[str, Any]) -> None:
+    """Refuse a group that asks for another kind of AdamW, and betas that are not two."""
+    for key, ours in _FIXED.items():
+        value = group.get(key)
+        if value is not None and bool(value) is not ours:
+            raise InvalidArgument(
+                f"{owner}: {key} of a parameter group is {value!r}, expected {ours}, as there is "
+                "no other kind here; leave it out, or use torch.optim.AdamW"
+            )
     try:
         _, _ = group["betas"]
     except (TypeError, ValueError):
         raise InvalidArgument(
             f"{owner}: betas are {group['betas']}, expected two numbers"
         ) from None
+
+
+def check_hyperparameters(owner: str, group: dict[str, Any]) -> None:
+    """Refuse learning rates, betas, eps and weight decay that AdamW cannot have, and its kinds."""
+    check_number(owner, "lr", group["lr"])
+    check_kind(owner, group)
     for index, beta in enumerate(group["betas"]):
         check_number(owner, f"betas[{index}]", beta, 1, "[)")
     check_number(owner, "eps", group["eps"])
     check_number(owner, "weight_decay", group["weight_decay"])
 
 
-def trainable_groups(
-    owner: str, model: nn.Module, param_groups: Iterable[dict[str, Any]]
+def groups_of_model(
+    owner: str, model: nn.Module, param_groups: Iterable[Any]
 ) -> list[dict[str, Any]]:
-    """The parameter groups as torch.optim takes them, without parameters that are frozen."""
+    """The parameter groups as torch.optim takes them: dicts, parameters, or names and parameters.
+
+    Raises
+    ------
+    InvalidArgument
+        Something in them is no parameter of the model.
+    """
     of_model = {id(p) for p in model.parameters()}
+    entries = list(param_groups)
+    if not any(isinstance(entry, dict) for entry in entries):
+        entries = [{"params": entries}]
     groups = []
-    for given in param_groups:
-        group = dict(given)
-        params = group["params"]
-        group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
-        if any(id(p) not in of_model for p in group["params"]):
+    for entry in entries:
+        if not isinstance(entry, dict) or "params" not in entry:
+            raise InvalidArgument(
+                f"{owner}: param_groups holds {type(entry).__name__} without 'params', expected "
+                "dicts with 'params', or parameters alone"
+            )
+        params = entry["params"]
+        params = [params] if isinstance(params, torch.Tensor) else list(params)
+        params = [p[1] if isinstance(p, tuple) and len(p) == 2 else p for p in params]
+        if any(id(p) not in of_model for p in params):
             raise InvalidArgument(
                 f"{owner}: param_groups holds a tensor that is not a parameter of the model, "
                 "expected groups of model.parameters()"
             )
-        group["params"] = [p for p in group["params"] if p.requires_grad]
-        groups.append(group)
+        groups.append({**entry, "params": params})
     return groups
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OrdinaryParameters:
@@ -36,11 +38,7 @@ class OrdinaryParameters:
                     "expected contiguous float32 or bfloat16; convert or freeze it"
                 )
         self.named = parameters
-        self._seed = seed
-
-    def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Every parameter with its gradient as it is now."""
-        return [(p, p.grad) for _, p in self.named]
+        self._seed, self._owner = seed, owner
 
     def sum_squares(self) -> float:
         """Of all gradients; not finite if one of them is not."""
@@ -51,44 +49,83 @@ class OrdinaryParameters:
         ]
         return torch.stack(norms).double().square().sum().item() if norms else 0.0
 
-    def step(
-        self, groups: list[dict[str, Any]], states: MutableMapping[Any, Any], factor: float
-    ) -> None:
-        """One AdamW step on `factor` times each gradient; parameters without one stay.
+    def updates(
+        self, groups: list[dict[str, Any]], states: Mapping[Any, Any]
+    ) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
+        """What `step()` is to update: name, parameter and how, of each that has a gradient.
 
         Parameters
         ----------
         groups : list of dict
             torch's parameter groups: lr, betas, eps, weight_decay.
         states : mapping
+            torch's state by parameter.
+
+        Raises
+        ------
+        InvalidArgument
+            A parameter, its gradient or its state is not what the kernel takes; nothing was
+            changed.
+        """
+        group_of = {id(p): group for group in groups for p in group["params"]}
+        found = []
+        for name, p in self.named:
+            if p.grad is None:
+                continue
+            self._check(name, p, states.get(p) or {})
+            group = group_of[id(p)]
+            beta1, beta2 = group["betas"]
+            hyper = {key: float(group[key]) for key in ("lr", "eps", "weight_decay")}
+            found.append((name, p, {**hyper, "beta1": float(beta1), "beta2": float(beta2)}))
+        return found
+
+    def _check(self, name: str, p: torch.Tensor, state: Mapping[str, Any]) -> None:
+        moments = [(key, state[key]) for key in _MOMENTS if key in state]
+        for what, found in [("", p), (".grad", p.grad), *((f"'s {k}", m) for k, m in moments)]:
+            if found.layout != torch.strided or found.shape != p.shape:
+                raise InvalidArgument(
+                    f"{self._owner}.step: {name}{what} is {tuple(found.shape)} and {found.layout}, "
+                    f"expected {tuple(p.shape)} and dense; make it so and call step() again"
+                )
+        for what, found in [("", p), *((f"'s {k}", m) for k, m in moments)]:
+            if not found.is_contiguous():
+                raise InvalidArgument(
+                    f"{self._owner}.step: {name}{what} has strides {tuple(found.stride())}, "
+                    "expected contiguous memory; make it contiguous() and call step() again"
+                )
+
+    def step(
+        self,
+        updates: list[tuple[str, torch.Tensor, dict[str, Any]]],
+        states: MutableMapping[Any, Any],
+        factor: float,
+    ) -> None:
+        """One AdamW step on `factor` times each gradient.
+
+        Parameters
+        ----------
+        updates : list
+            What `updates()` found.
+        states : mapping
             torch's state by parameter: step, exp_avg, exp_avg_sq; begun here.
         factor : float
             Unscaling and clipping in one number.
         """
-        group_of = {id(p): group for group in groups for p in group["params"]}
-        for name, p in self.named:
-            if p.grad is None:
-                continue
-            group, state = group_of[id(p)], states[p]
+        for name, p, hyper in updates:
+            state = states[p]
             if not state:
                 state["step"] = 0
-                state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
-                state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
+                for moment in _MOMENTS:
+                    state[moment] = torch.zeros(p.shape, device=p.device, dtype=torch.float32)
             state["step"] += 1
-            beta1, beta2 = group["betas"]
             _core.adam_step(
                 name,
                 p,
                 p.grad.contiguous(),
-                state["exp_avg"],
-                state["exp_avg_sq"],
+                *(state[moment] for moment in _MOMENTS),
                 factor=factor,
                 step=state["step"],
-                lr=float(group["lr"]),
-                beta1=float(beta1),
-                beta2=float(beta2),
-                eps=float(group["eps"]),
-                weight_decay=float(group["weight_decay"]),
                 seed=self._seed,
+                **hyper,
             )
             torch.autograd.graph.increment_version(p)

@@ -1,10 +1,11 @@
 """The gradient that stands in for all compressed ones, so that clipping and AMP see their norm.
 
 Compressed weights have no `.grad`. `clip_grad_norm_` would then not clip and `GradScaler` would
-refuse to run. So the smallest compressed weight carries a gradient of zeros but for two elements,
-0.6 and 0.8 of the norm of all compressed gradients together. Whoever scales gradients scales it,
-and `factor()` reads back by how much; if the two elements no longer stand 3 : 4, somebody clipped
-by value, which has no meaning for compressed gradients. What else it cannot carry: norms of other
+refuse to run. So one small compressed weight carries a gradient of zeros but for a few elements,
+whose norm is that of all compressed gradients together. Whoever scales gradients scales it, and
+`factor()` reads back by how much. The elements are a mark of the gradients they stand for: their
+places and their ratios are new each time, so that what was masked, clipped by value, added to or
+taken from another step is told from what was scaled. What else it cannot carry: norms of other
 orders, which clip/sentinel_gradient.py refuses, and factors that differ from weight to weight,
 which clip/clip_witness.py notices where ordinary gradients tell of them.
 """
@@ -12,14 +13,21 @@ which clip/clip_witness.py notices where ordinary gradients tell of them.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from random import Random
 
 import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.clip.sentinel_gradient import SentinelGradient
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.clip.sentinel_gradient import SentinelGradient, refusing_graph
 
-_PARTS = (0.6, 0.8)
+_KEPT, _DRAWN = 12, 16  # How many elements stay where they are, how many are drawn each time.
+_WHOLE = 64  # Parameters that are smaller are filled whole.
+_FIRST = 0.995  # The part of the norm that one element has: no smaller one escapes `clamp_`.
+_ROUNDING = 4e-6  # Of several multiplications in float32.
+_TINY = 1e-30  # Ratios of smaller numbers are rounded away.
 
 
 class Sentinel:
@@ -28,7 +36,7 @@ class Sentinel:
     Parameters
     ----------
     parameter : torch.nn.Parameter
-        The smallest compressed weight, m x n with m n >= 2.
+        A small compressed weight, of two elements at least.
     owner : str
         The optimizer's name, for errors.
     """
@@ -37,44 +45,84 @@ class Sentinel:
         self.parameter = parameter
         self._owner = owner
         self._grad: torch.Tensor | None = None
-        self._written: tuple[float, float] = (0.0, 0.0)
+        self._places: list[int] = []
+        self._empty: list[int] = []  # Some places that hold zeros.
+        self._written: list[float] = []
         self._stands = False
         if parameter.dtype != torch.float32:
             parameter.grad_dtype = torch.float32  # A 16-bit gradient would round the norm.
 
-    def place(self, norm: float) -> None:
-        """Make `parameter.grad` carry `norm`; zeros elsewhere."""
+    def place(self, norm: float, of_graph: bool = False) -> None:
+        """Make `parameter.grad` carry `norm`; `of_graph`: and refuse to be differentiated."""
         if self._grad is None:
-            self._grad = torch.zeros_like(self.parameter, dtype=torch.float32)
+            self._grad = torch.zeros(
+                self.parameter.shape, dtype=torch.float32, device=self.parameter.device
+            )
         else:
             self._grad.zero_()
-        flat = self._grad.view(-1)
-        flat[0], flat[1] = _PARTS[0] * norm, _PARTS[1] * norm
-        self._written = (flat[0].item(), flat[1].item())
-        self.parameter.grad = self._grad.as_subclass(SentinelGradient)
+        # By the norm, so that a run that is resumed has the same bits as one that is not.
+        drawn = Random(norm) if norm < math.inf else Random(0)
+        self._draw_places(drawn)
+        values = torch.tensor(
+            _mark(norm, len(self._places), drawn), dtype=torch.float32, device="cpu"
+        )
+        self._grad.view(-1)[_index(self._places)] = values.to(self._grad.device)
+        self._written = values.tolist()
+        gradient = refusing_graph(self._grad) if of_graph else self._grad
+        with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+            self.parameter.grad = SentinelGradient.of(gradient, self.parameter.data_ptr())
         self._stands = True
+
+    def _draw_places(self, drawn: Random) -> None:
+        count = self.parameter.numel()
+        if count < _WHOLE:
+            self._places = list(range(count))
+            return
+        row, kept = self.parameter.shape[-1], Random(count)
+        places = [kept.randrange(count) for _ in range(_KEPT)]
+        places += [0, row - 1, count - row, count - 1]  # Masks by rows and columns begin there.
+        bands = [count * band // _DRAWN for band in range(_DRAWN + 1)]
+        places += [drawn.randrange(begin, end) for begin, end in pairwise(bands)]
+        self._places = list(dict.fromkeys(places))
+        self._empty = [(p + 1) % count for p in places if (p + 1) % count not in set(places)]
 
     def stands_at(self, parameter: torch.Tensor) -> bool:
         """Whether `parameter.grad` is the sentinel, or what somebody computed from it."""
         return self._stands and parameter is self.parameter
 
     def remove(self) -> None:
-        """Take it away, if it is there."""
+        """Take it away, if it is there: more gradients are to be gathered."""
         if self._stands:
             self.parameter.grad = None
             self._stands = False
 
+    def forget(self) -> None:
+        """Take it away for good: whoever still holds it holds nothing of the next one."""
+        self.remove()
+        self._grad = None
+
     def release(self) -> None:
         """Leave the parameter as it was found."""
-        self.remove()
+        self.forget()
         if self.parameter.dtype != torch.float32:
             self.parameter.grad_dtype = self.parameter.dtype
 
-    def vanished(self) -> bool:
-        """Whether it was taken away or zeroed by somebody else: `model.zero_grad()`."""
-        if not self._stands or self.parameter.grad is None:
-            return True
-        return self._written[0] != 0 and self.parameter.grad.reshape(-1)[0].item() == 0
+    def removed(self) -> bool:
+        """Whether it was taken away by somebody else: `model.zero_grad()`."""
+        return not self._stands or self.parameter.grad is None
+
+    def zeroed(self) -> bool:
+        """Whether somebody made it zero: `model.zero_grad(set_to_none=False)`."""
+        return any(self._written) and not any(self._read(self._places + self._empty))
+
+    def remains(self) -> bool:
+        """Whether nobody has removed it, or made it zero."""
+        return not self.removed() and any(self._read(self._places))
+
+    def _read(self, places: list[int]) -> list[float]:
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient = self.parameter.grad.detach()
+            return gradient.reshape(-1)[_index(places)].tolist()
 
     def factor(self) -> float:
         """By how much the sentinel was scaled since it was placed; NaN or inf after overflow.
@@ -82,23 +130,84 @@ class Sentinel:
         Raises
         ------
         InvalidArgument
-            Its two elements were scaled differently, or rounded.
+            It was edited in any other way, or rounded, or is that of other gradients.
         """
-        gradient = self.parameter.grad
-        if gradient.dtype != torch.float32:
+        dtype = self.parameter.grad.dtype
+        if dtype != torch.float32:
             raise InvalidArgument(
-                f"{self._owner}.step: gradients were converted to {gradient.dtype} after backward, "
+                f"{self._owner}.step: gradients were converted to {dtype} after backward, "
                 "expected float32 where they stand for compressed ones; convert the model between "
                 "steps"
             )
-        first, second = gradient.reshape(-1)[:2].tolist()
-        before, before_second = self._written
-        if before == 0:
-            return 1.0
-        factor, other = first / before, second / before_second
-        if math.isfinite(factor) and abs(factor - other) > 1e-4 * abs(factor):
-            raise InvalidArgument(
-                f"{self._owner}.step: gradients were scaled by {factor:.6g} in one element and "
-                f"{other:.6g} in another, expected one factor for all; clip by norm, not by value"
-            )
+        now, before = self._read(self._places), self._written
+        if not math.isfinite(math.fsum(before)):
+            self._check_overflow(now)
+            return math.nan
+        if not all(map(math.isfinite, now)):
+            return math.nan
+        size = math.fsum(b * b for b in before)
+        factor = math.fsum(a * b for a, b in zip(now, before, strict=True)) / size if size else 1.0
+        for is_now, was in zip(now, before, strict=True):
+            if abs(is_now - factor * was) > _ROUNDING * max(abs(factor * was), _TINY):
+                raise self._edited(now)
+        if any(self._read(self._empty)):
+            raise self._edited(now)
         return factor
+
+    def _check_overflow(self, now: list[float]) -> None:
+        if any(
+            math.isfinite(n)
+            for n, b in zip(now, self._written, strict=True)
+            if not math.isfinite(b)
+        ):
+            raise InvalidArgument(
+                f"{self._owner}.step: the gradients of this backward() were not finite and the "
+                ".grad that stands for compressed ones is finite now, expected it untouched, as "
+                "nan_to_num_() and masks do not reach what was compressed; leave them out, such a "
+                "step is skipped, or call zero_grad() to go on without it"
+            )
+
+    def _edited(self, now: list[float]) -> InvalidArgument:
+        found = [a / b for a, b in zip(now, self._written, strict=True) if b] or [1.0]
+        zeros = " and some of its zeros changed" if any(self._read(self._empty)) else ""
+        return InvalidArgument(
+            f"{self._owner}.step: the .grad that stands for all compressed gradients was edited, "
+            f"its elements scaled by {min(found):.6g} to {max(found):.6g}{zeros}, expected one "
+            "factor for all of this step's; clip by norm, not by value, edit gradients by "
+            "register_hook(), and put no earlier .grad back"
+        )
+
+
+def choose_carrier(owner: str, weights: list[CompressedWeight]) -> tuple[str, nn.Parameter]:
+    """Name and parameter of the smallest weight that has room for a sentinel.
+
+    Raises
+    ------
+    InvalidArgument
+        All weights are of one element.
+    """
+    roomy = [weight for weight in weights if weight.parameter.numel() >= _WHOLE]
+    carrier = (
+        min(roomy, key=lambda weight: weight.parameter.numel())
+        if roomy
+        else max(weights, key=lambda weight: weight.parameter.numel())
+    )
+    if carrier.parameter.numel() < 2:
+        raise InvalidArgument(
+            f"{owner}: target= picks {carrier.name}, of {carrier.parameter.numel()} elements, and "
+            "nothing larger, expected a weight of at least 2; leave it out of target="
+        )
+    return carrier.name, carrier.parameter
+
+
+def _index(places: list[int]) -> torch.Tensor:
+    return torch.tensor(places, dtype=torch.int64, device="cpu")
+
+
+def _mark(norm: float, count: int, drawn: Random) -> list[float]:
+    """Elements of this norm, one of them nearly all of it."""
+    if not norm < math.inf:  # Where zeros take the place of what is not finite, others remain.
+        return [norm if place % 2 == 0 else 1.0 for place in range(count)]
+    small = [drawn.uniform(1.0, 2.0) for _ in range(count - 1)]
+    rest = math.sqrt((1.0 - _FIRST**2) / math.fsum(x * x for x in small))
+    return [norm * part for part in (_FIRST, *(rest * x for x in small))]

@@ -185,13 +185,17 @@ def restore_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> Non
     """Put back what `check_frame` has checked, and the states of parameters on the device."""
     saved, compressed = state_dict[STATE_KEY], optimizer.numbered_weights()
     parameters = numbered_parameters(optimizer.param_groups)
-    optimizer.state.clear()
+    dict.clear(optimizer.state)
     for number, values in state_dict["state"].items():
         if number not in compressed:
             optimizer.state[parameters[number]] = {
-                key: value.clone() if isinstance(value, torch.Tensor) else value
+                key: _contiguous_copy(value) if isinstance(value, torch.Tensor) else value
                 for key, value in values.items()
             }
     optimizer.engine.committed_steps = saved["committed_steps"]
     optimizer.loss_scale.load(*saved["loss_scale"])
     optimizer._standing.skipped_steps = saved["skipped_steps"]
+
+
+def _contiguous_copy(moment: torch.Tensor) -> torch.Tensor:
+    return moment.clone(memory_format=torch.contiguous_format)

@@ -114,6 +114,8 @@ class Loop:
     def _stop(self) -> None:
         if self._save is None:
             raise KeyboardInterrupt
+        with self._interrupt.in_flight():
+            self._shop.engine.synchronize()
         self._save()
         raise Interrupted
 
@@ -126,13 +128,14 @@ class Loop:
         # Before the first backward: work of a step may start before step() is called.
         for group in self._shop.engine.optimizer.param_groups:
             group["lr"] = rate
-        with self._shop.timeline.range(f"step {position.step + 1}"):
-            update = self._shop.engine.update(batches, self._shop.timeline)
-        position.step += 1
-        position.batch += len(batches)
-        evaluates, saves = self._is_due(train.eval_every, True), self._is_due(train.save_every)
-        if evaluates or saves:
-            self._shop.engine.synchronize()
+        with self._interrupt.in_flight():
+            with self._shop.timeline.range(f"step {position.step + 1}"):
+                update = self._shop.engine.update(batches, self._shop.timeline)
+            position.step += 1
+            position.batch += len(batches)
+            evaluates, saves = self._is_due(train.eval_every, True), self._is_due(train.save_every)
+            if evaluates or saves:
+                self._shop.engine.synchronize()
         seconds = time.perf_counter() - began
         line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
         if evaluates and self._shop.held_out is not None:

@@ -74,7 +74,9 @@ class Run:
             stack.enter_context(denormals(self._config, inputs.placement))
             with self._folder.changed_config(self._config):  # A resume may bring another one.
                 # At step 0 the line before the first step is written again, too.
-                keep = self._folder.length_until(position.step or -1)
+                keep, last = self._folder.length_until(position.step or -1)
+                if position.step and last != position.step:
+                    _tell_gap(self._folder.metrics_path, last, position.step)
                 native = self._native(inputs) if self._config.compare == "native" else None
                 shop = self._open(inputs, source, trace=unfinished)
                 stack.enter_context(_closing(shop))
@@ -184,6 +186,15 @@ class Run:
             summary = summarise(self._config, inputs, shop, position, lines, "done", None)
         self._folder.write_summary(summary)
         return summary
+
+
+def _tell_gap(metrics: Path, last: int | None, saved: int) -> None:
+    ends = "has no line" if last is None else f"ends with step {last}"
+    print(
+        f"sluiceway: {metrics}: {ends}, but the save is of step {saved}; the run goes on, and its "
+        "figures are without the steps between",
+        file=sys.stderr,
+    )
 
 
 def _status(error: Interrupted | Error) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from sluiceway.base.atomic import replace_file
+from sluiceway.base.atomic import older_folder, replace_file
 from sluiceway.base.json_text import json_text
 from sluiceway.config.schema import Config
 from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
@@ -66,6 +66,7 @@ class RunFolder:
         """Take the folder of a run that was begun before."""
         cls.check(path)
         folder = cls(path)
+        folder._refuse_links()
         folder._lock()
         return folder
 
@@ -87,6 +88,15 @@ class RunFolder:
                 errno.ENOENT,
                 str(path),
             )
+
+    def _refuse_links(self) -> None:
+        """A save takes the place of the one before it by its name: a link would be in the way."""
+        for path in (self.checkpoint_path, older_folder(self.checkpoint_path)):
+            if path.is_symlink():
+                raise InvalidArgument(
+                    f"{path}: is a symbolic link, expected a folder, as each save takes its name; "
+                    "put the folder itself here, or let the whole run folder be a link"
+                )
 
     def _lock(self) -> None:
         try:
@@ -130,21 +140,23 @@ class RunFolder:
             _replace(path, before)
             raise
 
-    def length_until(self, step: int) -> int:
-        """Bytes of the lines up to `step`; neither those after it, nor a last one that is cut.
+    def length_until(self, step: int) -> tuple[int, int | None]:
+        """Bytes of the lines up to `step`, and the step of the last one of them, None without any.
+
+        Neither lines after it count, nor a last one that is cut.
 
         Raises
         ------
         sluiceway.errors.Corrupt
             A whole line is no line of metrics.
         """
-        keep = 0
+        keep, last = 0, None
         with self.metrics_path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
-                if not raw.endswith(b"\n") or self._step_of(raw, number) > step:
+                if not raw.endswith(b"\n") or (found := self._step_of(raw, number)) > step:
                     break
-                keep += len(raw)
-        return keep
+                keep, last = keep + len(raw), found
+        return keep, last
 
     def cut_back(self, length: int) -> None:
         """Drop every line of metrics after so many bytes."""

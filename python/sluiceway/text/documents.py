@@ -105,6 +105,8 @@ def read_documents(names: list[str], file_format: str, part: str) -> Corpus:
 def _files(name: str, part: str) -> list[Path]:
     if os.path.isdir(name):
         raise InvalidArgument(f"data.{part}: {name} is a folder, expected a file or {name}/*.txt")
+    if os.path.exists(name) and not os.path.isfile(name):  # A pipe is empty when it is read again.
+        raise InvalidArgument(f"data.{part}: {name} is no regular file, expected one; copy it")
     if os.path.exists(name):
         return [Path(name)]
     found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))

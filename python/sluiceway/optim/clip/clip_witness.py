@@ -12,6 +12,7 @@ import math
 import torch
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.guards.mixed_modules import MixedModules
 
 _WITNESSES = 16
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -26,14 +27,20 @@ class ClipWitness:
         The optimizer's name, for errors.
     parameters : list of (str, torch.Tensor)
         Those with ordinary gradients.
+    modules : MixedModules
+        Of the same list.
     """
 
-    def __init__(self, owner: str, parameters: list[tuple[str, torch.Tensor]]) -> None:
-        large = [(name, p) for name, p in parameters if p.numel() >= 2]
+    def __init__(
+        self, owner: str, parameters: list[tuple[str, torch.Tensor]], modules: MixedModules
+    ) -> None:
+        large = [number for number, (_, p) in enumerate(parameters) if p.numel() >= 2]
         count = min(_WITNESSES, len(large))
         self._owner = owner
         # Spread over the whole depth of the model.
-        self._parameters = [large[i * len(large) // count] for i in range(count)]
+        self._numbers = [large[i * len(large) // count] for i in range(count)]
+        self._parameters = [parameters[number] for number in self._numbers]
+        self._modules = modules
         # Looked for once, and again where they have vanished.
         self._places: list[list[int]] = [[] for _ in self._parameters]
         self._seen: list[list[float]] = []
@@ -58,31 +65,52 @@ class ClipWitness:
         """Refuse `factor`, by which the sentinel was scaled, if ordinary gradients had another.
 
         A gradient whose elements were changed in different ways was not clipped but edited, and
-        says nothing.
+        says nothing. Where the sentinel was not scaled, ordinary gradients may be, one by one; but
+        not all of a module that has compressed ones too.
 
         Raises
         ------
         InvalidArgument
             The gradient and both factors are named.
         """
-        if not math.isfinite(factor) or abs(factor - 1.0) <= 1e-6:
+        if not math.isfinite(factor):
             return
-        for (name, p), places, before in zip(
-            self._parameters, self._places, self._seen, strict=True
-        ):
-            if not before or p.grad is None:
-                continue
-            now = p.grad.reshape(-1)[places].tolist()
-            first, second = (a / b for a, b in zip(now, before, strict=True))
-            tolerance = _TOLERANCE.get(p.grad.dtype, 2e-2)
-            if not math.isfinite(first) or first == 0 or not _close(first, second, tolerance):
-                continue
-            if not _close(first, factor, tolerance):
-                raise InvalidArgument(
-                    f"{self._owner}: the gradient of {name} was scaled by {first:.6g}, that of all "
-                    f"compressed weights by {factor:.6g}, expected one factor for all; to clip by "
-                    "layers or groups use opt.clip_grad_norm_(max_norm, parameters=[...])"
-                )
+        found = {i: self._factor(i) for i in range(len(self._parameters))}
+        known = {i: f for i, f in found.items() if f is not None}
+        differ = {i: f for i, f in known.items() if not self._agree(i, f, factor)}
+        if abs(factor - 1.0) > 1e-6:
+            first = next((i for i, f in differ.items() if f != 0), None)
+        else:
+            numbers = {self._numbers[i]: i for i in differ}
+            asked = {self._numbers[i] for i, before in enumerate(self._seen) if before}
+            touched = self._modules.touched(numbers, asked)
+            first = None if touched is None else numbers[touched[0]]
+        if first is not None:
+            raise InvalidArgument(
+                f"{self._owner}: the gradient of {self._parameters[first][0]} was scaled by "
+                f"{differ[first]:.6g} since the last backward through compressed weights, theirs "
+                f"by {factor:.6g}, expected one factor for all; to clip by layers or groups use "
+                "opt.clip_grad_norm_(max_norm, parameters=[...]), and where a backward through "
+                "ordinary parameters alone was added call it before the other"
+            )
+
+    def _factor(self, witness: int) -> float | None:
+        """By how much a gradient was scaled; None if it was not, but edited or not known."""
+        gradient, before = self._parameters[witness][1].grad, self._seen[witness]
+        if not before or gradient is None:
+            return None
+        now = gradient.reshape(-1)[self._places[witness]].tolist()
+        first, second = (a / b for a, b in zip(now, before, strict=True))
+        if not math.isfinite(first) or not _close(first, second, _tolerance(gradient)):
+            return None
+        return first
+
+    def _agree(self, witness: int, one: float, other: float) -> bool:
+        return _close(one, other, _tolerance(self._parameters[witness][1].grad))
+
+
+def _tolerance(gradient: torch.Tensor) -> float:
+    return _TOLERANCE.get(gradient.dtype, 2e-2)
 
 
 def _close(a: float, b: float, tolerance: float) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.optim.clip.clip_witness import ClipWitness
+from sluiceway.optim.guards.mixed_modules import MixedModules
 from sluiceway.optim.hyperparameters import check_number
 from sluiceway.optim.sentinel import Sentinel
 
@@ -25,23 +26,29 @@ class Clipping:
         Told of every scaling, so that torch's own functions see the norm that there is.
     ordinary : list of (str, torch.Tensor)
         Parameters whose gradients are in `.grad`.
+    modules : MixedModules
     """
 
     def __init__(
-        self, owner: str, sentinel: Sentinel, ordinary: list[tuple[str, torch.Tensor]]
+        self,
+        owner: str,
+        sentinel: Sentinel,
+        ordinary: list[tuple[str, torch.Tensor]],
+        modules: MixedModules,
     ) -> None:
         self._owner = owner
         self._sentinel = sentinel
-        self._witness = ClipWitness(owner, ordinary)
+        self._witness = ClipWitness(owner, ordinary, modules)
         # What the sentinel has told before it was placed anew, and what each weight has beside it;
         # empty: nothing.
         self._shared = 1.0
         self._own: list[float] = []
+        self.of_graph = False  # The gradients come of backward(create_graph=True).
 
     def begin(self, norm: float) -> None:
         """Gradients were gathered, whose common norm is `norm`; nothing has scaled them yet."""
         self._shared, self._own = 1.0, []
-        self._sentinel.place(norm)
+        self._sentinel.place(norm, self.of_graph)
         self._witness.note()
 
     def factors(self) -> tuple[float, list[float]]:

@@ -9,7 +9,8 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection, embedding_parameters, select_weights
-from sluiceway.optim.hyperparameters import trainable_groups
+from sluiceway.optim.hyperparameters import groups_of_model
+from sluiceway.optim.open_model.ownership import refuse_taken
 
 
 def choose_parameters(
@@ -44,15 +45,20 @@ def choose_parameters(
     """
     written = written and param_groups is not None
     given = [{"params": model.parameters()}] if param_groups is None else param_groups
-    groups = trainable_groups(owner, model, given)
+    groups = groups_of_model(owner, model, given)
     named = {id(p) for group in groups for p in group["params"]}
+    refuse_taken(owner, [(name, p) for name, p in model.named_parameters() if id(p) in named])
+    wanted = {id(p) for group in groups for p in group["params"] if p.requires_grad}
     if written:
-        _refuse_contradiction(owner, model, options, named)
+        _refuse_contradiction(owner, model, options, wanted)
     embeddings = "identity" if written else options.embeddings
-    selection = select_weights(model, options.target, embeddings, named)
-    frozen = {id(p) for _, p in selection.frozen}
+    selection = select_weights(model, options.target, embeddings, wanted)
+    trained = {id(p) for _, p in selection.trained}
     for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) not in frozen]
+        group["params"] = [p for p in group["params"] if id(p) in trained]
+    selection.left_out = [
+        (name, p) for name, p in model.named_parameters() if id(p) in named - trained
+    ]
     return selection, groups
 
 
@@ -76,3 +82,9 @@ def check_model(owner: str, model: Any) -> None:
             f"whose hooks give the gradients; write {owner}(model, lr=...), and param_groups= for "
             "parameters of your choice"
         )
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise InvalidArgument(
+                f"{owner}: {name} has no shape yet, expected one; run a forward before the "
+                "optimizer is made"
+            )

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.engine_weights import EngineWeights
@@ -58,6 +60,7 @@ def _functions_that_only_look() -> frozenset[Any]:
 
 
 _LOOKS = _functions_that_only_look()
+_MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 
 
 def _land_those_in(value: Any) -> None:
@@ -83,6 +86,16 @@ class _InFlight:
                 return func(*args, **kwargs)
         _land_those_in((args, kwargs))
         return func(*args, **kwargs)
+
+    def as_subclass(self, kind: type) -> Any:
+        getattr(self, _LANDING)()  # torch does not ask.
+        return self.as_subclass(kind)
+
+    def detach(self) -> Any:
+        getattr(self, _LANDING)()
+        if sys._getframe(1).f_code is _MAKES_PARAMETERS:  # Wants the class that there was.
+            return torch.Tensor._make_subclass(type(self), self)
+        return self.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         getattr(self, _LANDING)()

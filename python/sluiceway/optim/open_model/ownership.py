@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from sluiceway.errors import Error
+from sluiceway.errors import Error, InvalidArgument
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
 
 
@@ -32,6 +33,8 @@ class ModelOwnership:
         Knows a forked child, which owns nothing.
     lent : callable
         What lanes may still use, kept for good where one is stuck. It must not hold the optimizer.
+    taken : list of torch.Tensor
+        The model's parameters that are trained or were frozen: no other optimizer may have them.
     """
 
     def __init__(
@@ -40,11 +43,13 @@ class ModelOwnership:
         give_back: ExitStack,
         in_flight: WeightsInFlight,
         lent: Callable[[], list[torch.Tensor]],
+        taken: list[torch.Tensor],
     ) -> None:
         self._engine = engine
         self._give_back = give_back
         self._in_flight = in_flight
         self._lent = lent
+        self._taken = {id(p): p for p in taken}
         self.ended = False
         _open.add(self)
 
@@ -69,6 +74,10 @@ class ModelOwnership:
             raise
         self._let_go()
         return True
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Whether another optimizer must leave it alone."""
+        return not self.ended and not self._in_flight.forked() and id(parameter) in self._taken
 
     def _let_go(self) -> None:
         self.ended = True
@@ -97,6 +106,29 @@ class ModelOwnership:
 
 
 _open: weakref.WeakSet[ModelOwnership] = weakref.WeakSet()
+
+
+def refuse_taken(owner: str, wanted: list[tuple[str, torch.Tensor]]) -> None:
+    """Refuse parameters that another optimizer trains, or has frozen, until it is closed.
+
+    Raises
+    ------
+    InvalidArgument
+        The first one is named.
+    """
+    if not any(_taken(wanted)):
+        return
+    gc.collect()  # Perhaps nobody refers to it any more.
+    for name in _taken(wanted):
+        raise InvalidArgument(
+            f"{owner}: {name} belongs to another optimizer of this model that is still open, "
+            "expected one optimizer for a parameter; close() that one first"
+        )
+
+
+def _taken(wanted: Iterable[tuple[str, torch.Tensor]]) -> Iterable[str]:
+    others = list(_open)
+    return (name for name, p in wanted if any(other.has(p) for other in others))
 
 
 @atexit.register  # Later, while modules are torn down, nobody could be told of a stuck lane.

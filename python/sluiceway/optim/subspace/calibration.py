@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from sluiceway import _core
-from sluiceway.optim.ordinary import OrdinaryParameters
+from sluiceway.model.targets import CompressedWeight
 
 
 class Calibration:
@@ -18,19 +21,24 @@ class Calibration:
     engine : SubspaceEngine
     closure : callable or None
         Returns a calibration loss.
-    ordinary : OrdinaryParameters
-        Their gradients are put back afterwards.
+    model : torch.nn.Module
+        Gradients of its other parameters are put back afterwards, whoever trains them. Those of
+        parameters outside of it are the closure's own affair.
+    weights : list of CompressedWeight
+        Their gradients calibrate.
     """
 
     def __init__(
         self,
         engine: _core.SubspaceEngine,
         closure: Callable[[], torch.Tensor] | None,
-        ordinary: OrdinaryParameters,
+        model: nn.Module,
+        weights: list[CompressedWeight],
     ) -> None:
         self._engine = engine
         self._closure = closure
-        self._ordinary = ordinary
+        self._model = weakref.ref(model)
+        self._own = {id(weight.parameter) for weight in weights}
         self.running = False
         # Told how many of how many are fitted.
         self.watch: Callable[[int, int], None] | None = None
@@ -61,14 +69,32 @@ class Calibration:
 
     def run(self) -> None:
         """Measure, and replace projectors where the policy says so."""
-        gradients = self._ordinary.gradients()
-        self._engine.begin_calibration()
-        self.running = True
+        with self._others_as_they_are():
+            self._engine.begin_calibration()
+            self.running = True
+            try:
+                with torch.enable_grad():
+                    self._closure().backward()
+            finally:
+                self.running = False
+                self._engine.end_calibration()
+
+    @contextmanager
+    def _others_as_they_are(self) -> Iterator[None]:
+        """Nothing becomes of the gradients of what is not ours."""
+        model = self._model()
+        others = [p for p in model.parameters() if id(p) not in self._own and p.requires_grad]
+        # What a hook does with a gradient, of another optimizer for one, cannot be taken back.
+        hooked = [p for p in others if p._post_accumulate_grad_hooks]
+        gradients = [(p, p.grad) for p in others if not p._post_accumulate_grad_hooks]
+        for parameter in hooked:
+            parameter.requires_grad_(False)
+        for parameter, _ in gradients:
+            parameter.grad = None  # Else autograd adds to the tensor that is put back.
         try:
-            with torch.enable_grad():
-                self._closure().backward()
+            yield
         finally:
-            self.running = False
-            self._engine.end_calibration()
+            for parameter in hooked:
+                parameter.requires_grad_(True)
             for parameter, gradient in gradients:
                 parameter.grad = gradient

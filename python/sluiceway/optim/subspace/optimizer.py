@@ -23,6 +23,8 @@ from sluiceway.optim.subspace.state import (
     restore_engine_state,
 )
 
+_ZERO = 1e-20  # A factor on residuals, which divide by it; nothing is left of them beside eps.
+
 
 @takes(SubspaceArguments)
 class SubspaceAdamW(HookedOptimizer):
@@ -37,15 +39,23 @@ class SubspaceAdamW(HookedOptimizer):
 
     What differs from torch's own optimizers: updates are applied while the next forward already
     runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
-    weights, `copy.deepcopy(model)`, `torch.save(model)`. Two readers cannot be made to wait, and
-    call `synchronize()` first: TorchScript, and tensors that were made from a parameter's storage
-    before `step()` (a view, `p.detach()`, an array). In a process that has compiled anything with
-    torch.compile, `step()` itself waits. A forked child reads weights that were applied before the
-    fork, and trains nothing. One process trains the model: groups of several ranks, DDP and FSDP
-    are refused. Gradients of compressed weights have one common norm in `.grad`, of order 2:
-    `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
-    `clip_grad_norm_` here. `step()` uses up the gradients of compressed weights, with or without
-    `zero_grad()`. The optimizer itself cannot be copied or pickled.
+    weights, `copy.deepcopy(model)`, `torch.save(model)`. Two kinds of readers cannot be made to
+    wait, and call `synchronize()` first: tensors that were made from a parameter's storage before
+    `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and
+    what goes around torch's function protocol (TorchScript, `torch.Tensor(p)`, `t.set_(p)`,
+    `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). In a process that has
+    compiled anything with torch.compile, `step()` itself waits. A forked child reads weights that
+    were applied before the fork, and trains nothing. One process trains the model: groups of
+    several ranks, DDP and FSDP are refused. Gradients of compressed weights have one common norm
+    in `.grad`, of order 2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any
+    other clipping there is `clip_grad_norm_` here. Gradients may be scaled, zeroed or set aside as
+    a whole after backward; what edits them one by one belongs in `p.register_hook()`, and a part
+    of the model is frozen by `requires_grad_(False)`, as a compressed weight whose own `.grad` is
+    None cannot tell of either. `opt.state` has the moments of other parameters only,
+    `state_dict()` has all. An open optimizer shares no parameter with another one. `step()` uses
+    up the gradients of compressed weights: a second one is refused unless gradients were zeroed in
+    between, as torch's would be used again. Threads may share the model, with one backward at a
+    time. The optimizer itself cannot be copied or pickled.
 
     Parameters
     ----------
@@ -96,7 +106,7 @@ class SubspaceAdamW(HookedOptimizer):
         self._residual_at_once = any(self._residuals) and residual_at_once(options)
         self._gradients = ResidualGradients()
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
-        self._calibration = Calibration(engine, closure, self._ordinary)
+        self._calibration = Calibration(engine, closure, model, self.weights)
         self._scale = 0.0 if options.scale == "auto" else options.scale
         return engine
 
@@ -111,8 +121,9 @@ class SubspaceAdamW(HookedOptimizer):
         """A forward of the whole model begins."""
         super().before_forward(training)
         if training and not self._in_flight.forked() and self._calibration.due():
-            self.sentinel.remove()
-            self._calibration.run()
+            with self._hooks.backward.reserved():
+                self.sentinel.remove()
+                self._calibration.run()
 
     def used_again(self, weight: int) -> None:
         """Its residual waits for the sum of its gradients, whatever was promised."""
@@ -136,6 +147,8 @@ class SubspaceAdamW(HookedOptimizer):
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """Compress it; the whole of it is kept for as long as its residual needs it."""
+        if not self._calibration.running:
+            self._standing.given.add(weight)
         matrices = self.weights[weight].matrices(gradient)
         for number, matrix in zip(self.of_engine.numbers(weight), matrices, strict=True):
             self._add_matrix(number, matrix)
@@ -154,6 +167,11 @@ class SubspaceAdamW(HookedOptimizer):
         """As every backward, but a calibration's."""
         if not self._calibration.running:
             super().end_backward(forward_began_us, backward_began_us)
+
+    def lose_gradient(self, weight: int) -> None:
+        """As every one, but a calibration's, which trains nothing."""
+        if not self._calibration.running or self._hooks.backward.elsewhere():
+            super().lose_gradient(weight)
 
     def _drop(self) -> None:
         self._gradients.drop()
@@ -190,8 +208,11 @@ class SubspaceAdamW(HookedOptimizer):
         unscale: float,
         squares: float,
     ) -> tuple[bool, float, float]:
-        # Whole gradients do not follow what others did to the sentinel, but for a scaler's part.
+        # Whole gradients do not follow what others did to the sentinel, but for a scaler's part
+        # and for zeros.
         of_residuals = factor if self._standing.scaled_loss else unscale
+        if factor == 0:
+            of_residuals = _ZERO
         hypers = self._hypers(self._scale)
         own = self.of_engine.spread(own_factors) if own_factors else []
         skipped, norm, clip, kept = self.engine.step(
