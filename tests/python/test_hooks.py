@@ -6,9 +6,9 @@ import pytest
 import sluiceway as sw
 import torch
 from sluiceway.model.targets import select_weights
+from sluiceway.optim.clip.sentinel import Sentinel
 from sluiceway.optim.gradient_sink import GradientSink
 from sluiceway.optim.hooks import ModelHooks
-from sluiceway.optim.sentinel import Sentinel
 from small_models import CheckpointedReentrant, Tied, loss_of, make
 
 

@@ -32,7 +32,9 @@ def strides_of_a_compressed_weight(model, _):
 def sparse(model, _):
     bias, dense = model.leave.bias, model.leave.bias.grad
     bias.grad = dense.to_sparse()
-    return lambda: setattr(bias, "grad", dense), "leave.bias.grad .* expected .* dense"
+    return lambda: setattr(
+        bias, "grad", dense
+    ), "leave.bias is torch.sparse_coo, expected a dense one"
 
 
 SPOILS = [strides, strides_of_a_compressed_weight, sparse]

@@ -14,6 +14,7 @@ from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.clip.clipping import Clipping, check_clipping, split_parameters
+from sluiceway.optim.clip.sentinel import Sentinel
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.guards.dropped_gradients import DroppedGradients
 from sluiceway.optim.guards.foreign_gradients import ForeignGradients
@@ -23,7 +24,6 @@ from sluiceway.optim.hooks import ModelHooks
 from sluiceway.optim.hyperparameters import numbered_parameters
 from sluiceway.optim.open_model.compilation import CompilationWatch
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
-from sluiceway.optim.sentinel import Sentinel
 from sluiceway.optim.step_clock import StepClock
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from sluiceway.optim.sentinel import Sentinel
+from sluiceway.optim.clip.sentinel import Sentinel
 
 
 class GradientSink(Protocol):

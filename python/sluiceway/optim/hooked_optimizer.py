@@ -16,6 +16,7 @@ from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.clip.clipping import Clipping
+from sluiceway.optim.clip.sentinel import Sentinel, choose_carrier
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.gathering import Standing
 from sluiceway.optim.guards.chosen import check_model, choose_parameters
@@ -30,7 +31,6 @@ from sluiceway.optim.open_model.compilation import CompilationWatch
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from sluiceway.optim.open_model.ownership import ModelOwnership
 from sluiceway.optim.ordinary import OrdinaryParameters
-from sluiceway.optim.sentinel import Sentinel, choose_carrier
 from sluiceway.optim.state import (
     STATE_KEY,
     check_frame,
@@ -39,11 +39,11 @@ from sluiceway.optim.state import (
     restore_frame,
 )
 from sluiceway.optim.step_clock import StepClock
-from sluiceway.optim.stepping import SteppingOptimizer
+from sluiceway.optim.stepping import WholeStepOptimizer
 from sluiceway.optim.tier_limits import parameter_bytes
 
 
-class HookedOptimizer(SteppingOptimizer):
+class HookedOptimizer(WholeStepOptimizer):
     """An optimizer that gives the gradients of large weights to an engine, and trains the rest.
 
     A subclass makes the engine, says what one gradient becomes, and what its state holds; hooks,

@@ -20,7 +20,7 @@ from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.gradient_sink import GradientSink
 from sluiceway.optim.guards.weight_watch import refuse_sparse
-from sluiceway.optim.one_backward import OneBackward
+from sluiceway.optim.open_model.one_backward import OneBackward
 
 
 class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - as all of ours.

@@ -10,7 +10,7 @@ from sluiceway.optim.gathering import GatheringOptimizer
 from sluiceway.optim.ordinary import OrdinaryParameters
 
 
-class SteppingOptimizer(GatheringOptimizer):
+class WholeStepOptimizer(GatheringOptimizer):
     """Enqueues the engine's update and makes that of the ordinary parameters, or neither.
 
     What can be refused is looked at before anything is enqueued, so that a step that was refused

@@ -10,9 +10,9 @@ import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.optim.clip.clip_witness import ClipWitness
+from sluiceway.optim.clip.sentinel import Sentinel
 from sluiceway.optim.guards.mixed_modules import MixedModules
 from sluiceway.optim.hyperparameters import check_number
-from sluiceway.optim.sentinel import Sentinel
 
 
 class Clipping:

@@ -6,8 +6,8 @@ import torch
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.clip.sentinel import Sentinel
 from sluiceway.optim.clip.sentinel_gradient import SentinelGradient
-from sluiceway.optim.sentinel import Sentinel
 
 
 class ForeignGradients:
