@@ -10,8 +10,7 @@
 //   wire    wire_bytes(format, n)    bytes   written by pack, read by unpack; aligned to 4
 //
 // Numerics: kInt8: |error| <= scale / 2 for scales from 2^-126 on. A group that holds an infinity
-// or
-//           a NaN unpacks to NaN throughout, in kBF16 the element does: never to a finite number.
+//           or a NaN unpacks to NaN throughout, in kBF16 the element does: never a finite number.
 // Aliasing: values and wire do not overlap.
 // Errors:   InvalidArgument, naming both sizes, or the alignment; nothing was written.
 // Cost:     reads n * 4 bytes once and writes wire_bytes, with the scan in the same pass.

@@ -17,9 +17,8 @@
 //   I4  When recall() has returned, no hop of what it took out runs or will run.
 //   I5  What a hop captured is destroyed before the hop counts as finished, and what a dropped
 //       payload captured before the call returns that dropped it or reports its error.
-//   I6  The first error is kept. Nothing is handed to a stream after it, what is in flight
-//   finishes,
-//       a hop behind an event of its device included, and only then a call throws it.
+//   I6  The first error is kept. Nothing is handed to a stream after it; what is in flight, a hop
+//       behind an event of its device included, finishes, and only then a call throws it.
 //   I7  A free lane never leaves a ready payload waiting, no wait is forgotten, and streams that
 //       run a task inside enqueue() recurse no deeper than there are lanes.
 //   I8  wait() returns, and completion() happens, when the key has no payload in the lanes but held

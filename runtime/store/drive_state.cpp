@@ -33,8 +33,7 @@ Drive::State::~State() {
   changed_.notify_all();
 }
 
-// ---- The table of requests
-// -----------------------------------------------------------------------
+// ---- The table of requests ---------------------------------------------------------------------
 
 Drive::State::Request& Drive::State::enter(const Lock& lock, Command command) {
   auto request = std::make_unique<Request>();
@@ -73,8 +72,7 @@ std::size_t Drive::State::in_flight() const {
   return requests_.size();
 }
 
-// ---- Requests
-// ------------------------------------------------------------------------------------
+// ---- Requests ----------------------------------------------------------------------------------
 
 void Drive::State::start(Command command) {
   Lock lock(mutex_);
@@ -202,8 +200,7 @@ std::string Drive::State::describe(const Request& request) const {
                 io_->properties().path);
 }
 
-// ---- Our thread
-// ----------------------------------------------------------------------------------
+// ---- Our thread --------------------------------------------------------------------------------
 
 void Drive::State::run() noexcept {
   Lock lock(mutex_);
