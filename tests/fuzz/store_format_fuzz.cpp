@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "kernels/base/error.h"
 #include "kernels/base/checksum.h"
+#include "kernels/base/error.h"
 #include "runtime/store/byte_stream.h"
 #include "runtime/store/format.h"
 #include "runtime/store/new_layout.h"

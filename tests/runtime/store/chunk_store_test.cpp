@@ -189,7 +189,8 @@ TEST_F(ChunkStoreTest, ExtentsOfMicroBatchesAreReadBackInTheirStep) {
     EXPECT_TRUE(memory.is_of(slot, 5));
   }
   store->drop();
-  EXPECT_THROW(store->read_extent({1, 5}, 0, memory.bytes(), [](const std::exception_ptr&) {}), InvalidArgument);
+  EXPECT_THROW(store->read_extent({1, 5}, 0, memory.bytes(), [](const std::exception_ptr&) {}),
+               InvalidArgument);
 }
 
 TEST_F(ChunkStoreTest, AFlippedBitOfAChunkIsAnErrorWithItsName) {
