@@ -2,7 +2,8 @@
 
 A GoogleTest case and a pytest case count as one each. A test binary that ctest saw fail without a
 failed case (a crash, a time-out, a leak) counts as one failure. A step (lint, wheel, benchmarks,
-CUDA compile, flipped bytes, loop devices) counts as one; a preset that did not even build counts as one failure.
+CUDA compile, flipped bytes, loop devices) counts as one; a preset that did not even build counts as
+one failure.
 """
 
 import sys
