@@ -28,7 +28,7 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::int64_t kWidest = 4096 * 4096;  // A weight of a model, more or less.
+constexpr std::int64_t kWidest = std::int64_t{4096} * 4096;  // A weight of a model, more or less.
 constexpr int kDepth = 16;
 
 struct Arguments {
@@ -153,7 +153,7 @@ class Driver {
     create_drive_file(path(), layout.drives.front().bytes);
     OpenOptions options;
     options.io = arguments_.io;
-    options.depth = 4 * kDepth;
+    options.depth = std::size_t{4} * kDepth;
     options.memory = ring_.slab();
     ChunkStore::Drives drives;
     drives.push_back(std::make_unique<Drive>(open_io(path(), options)));

@@ -192,7 +192,7 @@ void StateStream::write_initial(
                .subspan(static_cast<std::size_t>(piece.at), static_cast<std::size_t>(piece.elems)));
     }
     std::promise<void> stored;
-    store(job, HopDone([&stored](std::exception_ptr error) {
+    store(job, HopDone([&stored](const std::exception_ptr& error) {
             error ? stored.set_exception(error) : stored.set_value();
           }));
     stored.get_future().get();
