@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
-from run_folder import REPOSITORY, provenance
+from run_folder import REPOSITORY, read_rows, write_rows
 
 DRIVER = REPOSITORY / "build/cpu/experiments/offload/state_driver"
 RESULTS = Path(__file__).with_name("results.json")
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print results.json")
     parser.add_argument("--plot", action="store_true", help="draw results.json")
     args = parser.parse_args()
-    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = read_rows(RESULTS)
     if args.plot:
         return plot(rows)
     if not args.table:
@@ -141,7 +141,7 @@ def main() -> None:
                 continue
             rows.append(measured(*case, args.folder))
             print(json.dumps(rows[-1]), flush=True)
-            RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+            write_rows(RESULTS, rows, command="python experiments/offload/run.py FOLDER")
     print(table(rows))
     return None
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
-from run_folder import REPOSITORY, RunFolder, provenance, train
+from run_folder import REPOSITORY, RunFolder, read_rows, train, write_rows
 from wide_llama import write_model
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -82,13 +82,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="print beside_native.json")
     args = parser.parse_args()
-    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = read_rows(RESULTS)
     with tempfile.TemporaryDirectory() as folder:
         for name in CASES:
             if args.table or any(row["case"] == name for row in rows):
                 continue
             rows.append(measured(name, Path(folder)))
-            RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+            write_rows(RESULTS, rows)
     print(table(rows))
 
 

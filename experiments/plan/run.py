@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
-from run_folder import REPOSITORY, as_override, provenance, train
+from run_folder import REPOSITORY, as_override, read_rows, train, write_rows
 from wide_llama import write_model
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="print results.json")
     args = parser.parse_args()
-    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = read_rows(RESULTS)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         for name, own in CASES.items():
@@ -88,7 +88,7 @@ def main() -> None:
                 overrides["model.path"] = write_model(scratch / "model", 55)
             rows.append(measured(name, overrides, scratch))
             print(json.dumps(rows[-1]), flush=True)
-            RESULTS.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+            write_rows(RESULTS, rows)
     print(table({"rows": rows}))
 
 

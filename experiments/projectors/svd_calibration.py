@@ -25,7 +25,7 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
-from run_folder import provenance
+from run_folder import read_rows, write_rows
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHAPES = ((1024, 1024), (4096, 4096), (4096, 11008))  # m x n of the weight.
@@ -59,11 +59,11 @@ def processor() -> str:
     return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
 
 
-def table(found: dict) -> str:
+def table(rows: list[dict]) -> str:
     """Markdown."""
     lines = ["| weight | threads | product, s (CPU s) | torch.svd_lowrank, s (CPU s) | load |",
              "|---|---|---|---|---|"]  # fmt: skip
-    for row in found["rows"]:
+    for row in rows:
         times = (f"{row[which][0]:.2f} ({row[which][1]:.2f})" for which in ("product", "lowrank"))
         lines.append(f"| {row['m']} x {row['n']} | {row['threads']} | {' | '.join(times)} "
                      f"| {row['load']:.1f} |")  # fmt: skip
@@ -75,20 +75,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="print svd_calibration.json")
     args = parser.parse_args()
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}
+    rows = read_rows(RESULTS)
     every = os.cpu_count() or 1
     for threads, (m, n) in ((t, s) for t in sorted({1, every}) for s in SHAPES):
         key = {"m": m, "n": n, "threads": threads}
-        if args.table or any(key.items() <= row.items() for row in found["rows"]):
+        if args.table or any(key.items() <= row.items() for row in rows):
             continue
         torch.set_num_threads(threads)
         measured(256, 256)  # What is made at the first use is not counted.
-        row = {**key, "load": os.getloadavg()[0], **measured(m, n)}
-        print(json.dumps(row), flush=True)
-        found = {**provenance(), "machine": processor(), "torch": torch.__version__,
-                 "rows": [*found["rows"], row]}  # fmt: skip
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+        rows.append({**key, "load": os.getloadavg()[0], **measured(m, n)})
+        print(json.dumps(rows[-1]), flush=True)
+        write_rows(RESULTS, rows, machine=processor(), torch=torch.__version__)
+    print(table(rows))
 
 
 if __name__ == "__main__":

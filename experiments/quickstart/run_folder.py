@@ -149,3 +149,13 @@ def provenance() -> dict[str, str]:
         ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     ).stdout.strip()
     return {"commit": commit, "command": " ".join(["python", *sys.argv])}
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The cases that a file of results has so far."""
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def write_rows(path: Path, rows: list[dict], **more: object) -> None:
+    """Write the cases that were measured, with commit and command, and `more` of the script's."""
+    path.write_text(json.dumps({**provenance(), **more, "rows": rows}, indent=1) + "\n")
