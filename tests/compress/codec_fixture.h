@@ -13,14 +13,11 @@
 #include "kernels/base/error.h"
 #include "tests/support/matrix.h"
 #include "tests/support/projector_fixture.h"
+#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 
 inline constexpr std::uint64_t kWeight = 0xC0FFEE;  // Stands for a name's hash.
-
-inline Budget unlimited() {
-  return Budget({Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited});
-}
 
 struct DensePair {
   MatrixF64 p, q;

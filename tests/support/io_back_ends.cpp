@@ -13,6 +13,7 @@
 #include "runtime/store/open_io.h"
 #include "tests/support/fault_io.h"
 #include "tests/support/slow_io.h"
+#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -20,8 +21,7 @@ namespace {
 constexpr const char* kTmpfs = "/dev/shm";
 
 std::unique_ptr<RawIo> open_memory(std::uint64_t size_bytes) {
-  static Budget budget{Budget::Limits{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited,
-                                      Budget::kUnlimited}};
+  static Budget budget = unlimited();
   return open_memory_io(budget, size_bytes, "memory");
 }
 

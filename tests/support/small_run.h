@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "kernels/base/check.h"
-#include "runtime/memory/budget.h"
-#include "runtime/memory/buffer.h"
 #include "runtime/store/chunk_store.h"
 #include "runtime/store/new_layout.h"
+#include "tests/support/io_back_ends.h"
 
 namespace sluiceway::test {
 
@@ -44,26 +43,24 @@ inline std::uint64_t last_written(std::uint64_t step, std::uint64_t chunk) {
 // Page-aligned memory of one chunk.
 class ChunkMemory {
  public:
-  explicit ChunkMemory(std::uint64_t bytes = kRunChunkBytes)
-      : budget_({Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}),
-        buffer_(budget_, Tier::kPinned, DeviceId::host(), bytes, "chunk") {}
-  std::span<std::byte> bytes() const { return buffer_.as<std::byte>(); }
+  explicit ChunkMemory(std::uint64_t bytes = kRunChunkBytes) : memory_(bytes) {}
+  std::span<std::byte> bytes() const { return memory_.span(); }
 
   void fill(std::uint64_t step, std::uint64_t chunk) const {
-    const auto words = buffer_.as<std::uint64_t>();
+    const std::span words(reinterpret_cast<std::uint64_t*>(memory_.data()),
+                          memory_.size() / sizeof(std::uint64_t));
     std::uint64_t word = step * 0x9E3779B97F4A7C15U + chunk;
     for (std::uint64_t& out : words)
       out = word = word * 6364136223846793005U + 1442695040888963407U;
   }
   bool is_of(std::uint64_t step, std::uint64_t chunk) const {
-    ChunkMemory expected(buffer_.size());
+    const ChunkMemory expected(memory_.size());
     expected.fill(step, chunk);
-    return std::ranges::equal(bytes(), expected.bytes());
+    return memory_ == expected.memory_;
   }
 
  private:
-  Budget budget_;
-  Buffer buffer_;
+  AlignedBytes memory_;
 };
 
 // Waits for one request; its error as text, empty where there is none.

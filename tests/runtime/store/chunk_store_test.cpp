@@ -15,6 +15,7 @@
 #include "tests/support/fault_io.h"
 #include "tests/support/power_cut_io.h"
 #include "tests/support/small_run.h"
+#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -72,7 +73,7 @@ class ChunkStoreTest : public testing::Test {
     return entries.at(chunk).place;
   }
 
-  Budget budget{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
+  Budget budget = unlimited();
   Layout layout;
   std::vector<std::shared_ptr<Medium>> media;
   std::vector<FaultIo*> faults;

@@ -4,18 +4,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "runtime/store/chunk_store.h"
 #include "runtime/store/open_io.h"
+#include "tests/support/io_back_ends.h"
 #include "tests/support/rng.h"
 #include "tests/support/small_run.h"
+#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -28,23 +30,15 @@ int kills() {
   return text == nullptr ? 25 : std::atoi(text);
 }
 
-Budget unlimited() {
-  return Budget({Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited});
-}
-
 class KillTest : public testing::TestWithParam<IoChoice> {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / concat("sluiceway-kill-", ::getpid());
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::unique_ptr<ChunkStore> opened(Budget& budget) { return ChunkStore::open(budget, drives()); }
 
   void make(Budget& budget) {
     const Layout layout = run_layout(2, 3);
-    for (std::size_t d = 0; d < 2; ++d) create_drive_file(path(d), layout.drives[d].bytes);
+    for (std::size_t d = 0; d < paths_.size(); ++d) {
+      create_drive_file(paths_[d].str(), layout.drives[d].bytes);
+    }
     ChunkStore::create(budget, drives(), layout);
   }
 
@@ -90,20 +84,18 @@ class KillTest : public testing::TestWithParam<IoChoice> {
   }
 
  private:
-  std::string path(std::size_t drive) { return (folder_ / concat("drive", drive)).string(); }
-
   ChunkStore::Drives drives() {
     ChunkStore::Drives drives;
-    for (std::size_t d = 0; d < 2; ++d) {
+    for (const ScratchPath& path : paths_) {
       OpenOptions options;
       options.io = GetParam();
       options.depth = 8;
-      drives.push_back(std::make_unique<Drive>(open_io(path(d), options)));
+      drives.push_back(std::make_unique<Drive>(open_io(path.str(), options)));
     }
     return drives;
   }
 
-  std::filesystem::path folder_;
+  std::array<ScratchPath, 2> paths_;
 };
 
 TEST_P(KillTest, EveryOpeningIsAtAWholeStepThatIsNeverAnOlderOne) {

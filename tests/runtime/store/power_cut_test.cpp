@@ -10,6 +10,7 @@
 #include "runtime/store/chunk_store.h"
 #include "tests/support/power_cut_io.h"
 #include "tests/support/small_run.h"
+#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -19,14 +20,14 @@ using Media = std::vector<std::shared_ptr<Medium>>;
 
 constexpr std::uint64_t kSteps = 5;
 
-// SLUICEWAY_POWER_CUTS=1000 takes that many more seeds.
+// SLUICEWAY_POWER_CUTS=1000 takes that many seeds.
 std::uint64_t seeds() {
   const char* const text = std::getenv("SLUICEWAY_POWER_CUTS");
   return text == nullptr ? 8 : std::strtoull(text, nullptr, 10);
 }
 
 ChunkStore::Drives drives_on(const Media& media, std::uint64_t seed, std::uint64_t dies_at,
-                             std::uint64_t* operations = nullptr, PowerCutIo** first = nullptr) {
+                             PowerCutIo** first = nullptr) {
   ChunkStore::Drives drives;
   for (const auto& medium : media) {
     PowerCutIo::Options options;
@@ -39,7 +40,6 @@ ChunkStore::Drives drives_on(const Media& media, std::uint64_t seed, std::uint64
     patient.read_tries = 1;
     drives.push_back(std::make_unique<Drive>(std::move(io), patient));
   }
-  if (operations != nullptr) *operations = 0;
   return drives;
 }
 
@@ -63,10 +63,6 @@ Media new_media(const Layout& layout) {
   return media;
 }
 
-Budget unlimited() {
-  return Budget({Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited});
-}
-
 class PowerCutTest : public testing::TestWithParam<std::uint32_t> {
  protected:
   Budget budget = unlimited();
@@ -74,7 +70,7 @@ class PowerCutTest : public testing::TestWithParam<std::uint32_t> {
 
   std::uint64_t operations_of_a_run(const Media& media) {
     PowerCutIo* first = nullptr;
-    const auto store = ChunkStore::open(budget, drives_on(media, 1, 0, nullptr, &first));
+    const auto store = ChunkStore::open(budget, drives_on(media, 1, 0, &first));
     run_to_the_end(*store);
     return first->operations();
   }

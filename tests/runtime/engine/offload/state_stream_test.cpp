@@ -20,6 +20,7 @@
 #include "tests/support/rng.h"
 #include "tests/support/slow_io.h"
 #include "tests/support/small_run.h"
+#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -171,7 +172,7 @@ class Streamed {
   }
 
   static constexpr StateStream::Types types{dtype_of<G>, dtype_of<W>};
-  Budget budget{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
+  Budget budget = unlimited();
   ChunkPlan plan;
   std::unique_ptr<ChunkStore> store;
   PinnedPool ring;
@@ -232,7 +233,7 @@ class Disk {
     return drives;
   }
 
-  Budget budget_{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
+  Budget budget_ = unlimited();
   Layout layout_;
   Media media_;
 };
@@ -311,7 +312,7 @@ TEST(StateStreamErrorTest, ARingBelowOneChunkIsRefusedWithBothSizes) {
   Disk disk(Bf16Run::regions(kTensors, 1));
   EXPECT_THAT([&] { Bf16Run run(kTensors, disk.create(false), 1, 0); }, testing::Throws<Error>());
   const auto store = disk.open();
-  Budget budget({Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited});
+  Budget budget = unlimited();
   PinnedPool ring(budget, DeviceId::host(), {.slab_bytes = 4096});
   const ChunkPlan plan(kTensors, kElems);
   EXPECT_THAT([&] { StateStream stream(*store, ring, plan, {}, {}); },

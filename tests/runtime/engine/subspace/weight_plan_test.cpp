@@ -8,6 +8,7 @@
 
 #include "kernels/base/error.h"
 #include "runtime/engine/subspace/subspace_weight.h"
+#include "tests/support/unlimited.h"
 
 namespace sluiceway {
 namespace {
@@ -40,14 +41,8 @@ WeightSpec spec_of(const Case& c) {
   return spec;
 }
 
-Budget unlimited() {
-  Budget::Limits limits;
-  limits.fill(Budget::kUnlimited);
-  return Budget(limits);
-}
-
 TEST_P(WeightPlanTest, TheWeightReservesExactlyWhatThePlanSays) {
-  Budget budget = unlimited();
+  Budget budget = test::unlimited();
   SubspaceWeight weight(spec_of(GetParam()), DeviceId::host(), budget);
   const WeightPlan& plan = weight.plan;
   EXPECT_EQ(budget.used(Tier::kDevice), plan.device_bytes + plan.projector_bytes);
