@@ -21,12 +21,8 @@ void Checksum::update(std::span<const std::byte> bytes) noexcept {
 std::string Checksum::hex() const {
   XXH128_canonical_t digest;  // Big endian, on every machine.
   XXH128_canonicalFromHash(&digest, XXH3_128bits_digest(&state_->xxh3));
-  constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  for (const unsigned char byte : digest.digest) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
+  for (const unsigned char byte : digest.digest) text += to_hex(byte);
   return text;
 }
 

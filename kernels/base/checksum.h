@@ -6,6 +6,7 @@
 // Numerics:      seed 0; equal on every machine and in every release, whatever the pieces were.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,6 +31,17 @@ class Checksum {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// As many hex digits as the type has, as the text of an error shows a checksum.
+template <std::unsigned_integral T>
+std::string to_hex(T value) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text(2 * sizeof(T), '0');
+  for (std::size_t i = text.size(); i-- > 0; value = static_cast<T>(value >> 4)) {
+    text[i] = kDigits[value & 15];
+  }
+  return text;
+}
 
 std::uint64_t checksum64(std::span<const std::byte> bytes) noexcept;
 

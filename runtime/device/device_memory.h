@@ -5,20 +5,23 @@
 // of their own from mmap, in every build; where there is a CUDA device they are page-locked for it.
 //
 // Ownership: freed by the matching call with the same device, size and kind of pages. Null and 0
-// bytes are fine. Errors:    OutOfMemory, with byte counts. Unavailable: a CUDA device in a build
-// or on a machine
+//            bytes are fine.
+// Errors:    OutOfMemory, with byte counts. Unavailable: a CUDA device in a build or on a machine
 //            without CUDA. InvalidArgument: no CUDA device has this ordinal.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
+#include <type_traits>
 
 #include "runtime/device/host_pages.h"
 #include "runtime/device/stream.h"
 
 namespace sluiceway {
 
-constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) noexcept {
-  return (bytes + unit - 1) / unit * unit;
+template <std::integral T>
+constexpr T round_up(T count, std::type_identity_t<T> unit) noexcept {
+  return (count + unit - 1) / unit * unit;
 }
 
 int device_count() noexcept;         // CUDA devices; 0 in a build without CUDA.

@@ -76,22 +76,22 @@ void ChunkStore::submit_read(const Extent& entry, const std::string& name,
 }
 
 void ChunkStore::write(ChunkId id, std::span<const std::byte> from, Done done) {
-  check_write("write", id, from.size());
-  Place place;
-  {
-    const std::lock_guard lock(requests_->mutex);
-    place = requests_->map.begin_write(id);
-  }
-  submit_write(id, std::nullopt, place, from, checksum64(from), std::move(done));
+  start_write("write", id, std::nullopt, from, std::move(done));
 }
 
 void ChunkStore::write_extent(ChunkId id, std::uint64_t slot, std::span<const std::byte> from,
                               Done done) {
-  check_write("write_extent", id, from.size());
+  start_write("write_extent", id, slot, from, std::move(done));
+}
+
+void ChunkStore::start_write(const char* caller, ChunkId id, std::optional<std::uint64_t> slot,
+                             std::span<const std::byte> from, Done done) {
+  check_write(caller, id, from.size());
   Place place;
   {
     const std::lock_guard lock(requests_->mutex);
-    place = requests_->map.begin_extent(id, slot);
+    ChunkMap& map = requests_->map;
+    place = slot ? map.begin_extent(id, *slot) : map.begin_write(id);
   }
   submit_write(id, slot, place, from, checksum64(from), std::move(done));
 }

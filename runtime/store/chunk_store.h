@@ -106,6 +106,8 @@ class ChunkStore {
              std::vector<Extent> live, std::optional<std::vector<Extent>> pinned);
 
   Extent extent_of(ChunkId id, Version version) const;
+  void start_write(const char* caller, ChunkId id, std::optional<std::uint64_t> slot,
+                   std::span<const std::byte> from, Done done);
   void submit_write(ChunkId id, std::optional<std::uint64_t> slot, Place place,
                     std::span<const std::byte> from, std::uint64_t checksum, Done done);
   void submit_read(const Extent& entry, const std::string& name, std::span<std::byte> into,
@@ -115,6 +117,7 @@ class ChunkStore {
   void check_write(const char* caller, ChunkId id, std::size_t bytes) const;
   Extent write_meta(const MetaSlots& slots, const Extent Commit::*which,
                     std::span<const std::byte> bytes, std::string_view name);
+  Superblock next_superblock() const;
   void write_superblock(const Superblock& next);
   std::string name_of(ChunkId id) const;
 

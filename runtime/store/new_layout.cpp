@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/base/check.h"
+#include "runtime/device/device_memory.h"
 #include "runtime/store/format.h"
 #include "runtime/store/place_bytes.h"
 
@@ -10,10 +11,6 @@ namespace sluiceway {
 namespace {
 
 constexpr std::uint32_t kMetaSlots = 3;  // Live, pinned, and the one that is being written.
-
-std::uint64_t whole_blocks(std::uint64_t bytes) {
-  return (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
-}
 
 // Appends to the drives of a layout.
 class Placement {
@@ -36,7 +33,7 @@ class Placement {
   }
 
   MetaSlots take_meta(std::uint64_t bytes) {
-    MetaSlots slots{whole_blocks(std::max<std::uint64_t>(bytes, 1)), {}};
+    MetaSlots slots{round_up(std::max<std::uint64_t>(bytes, 1), kBlockBytes), {}};
     for (std::uint32_t i = 0; i < kMetaSlots; ++i) slots.base.push_back(take(0, slots.bytes));
     return slots;
   }
@@ -88,7 +85,7 @@ Layout new_layout(const Contents& contents, const std::vector<std::uint32_t>& we
 
   Placement placement(layout.drives);
   // Its length depends on how much there is to say, not on what: the places may follow.
-  placement.take(0, whole_blocks(encode(layout).size()));
+  placement.take(0, round_up(encode(layout).size(), kBlockBytes));
   layout.tables = placement.take_meta(committed_chunks(layout) * kExtentBytes);
   layout.run_states = placement.take_meta(contents.run_state_bytes);
   for (Region& region : layout.regions) {
@@ -111,12 +108,12 @@ Layout with_more_slots(const Layout& layout, std::uint32_t region, std::uint32_t
   for (std::uint32_t i = 0; i < more; ++i) {
     wide.base.push_back(placement.take_slot(wide, striping));
   }
-  placement.take(0, whole_blocks(encode(grown).size()));
+  placement.take(0, round_up(encode(grown).size(), kBlockBytes));
   return grown;
 }
 
 Place grown_directory_place(const Layout& layout) {
-  return {0, layout.drives.front().bytes - whole_blocks(encode(layout).size())};
+  return {0, layout.drives.front().bytes - round_up(encode(layout).size(), kBlockBytes)};
 }
 
 }  // namespace sluiceway

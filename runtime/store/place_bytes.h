@@ -1,11 +1,9 @@
-// A place as eight bytes, and numbers as the text of an error has them.
+// A place as eight bytes.
 //
 //   place := drive << 56 | offset / 4096
 #pragma once
 
-#include <concepts>
 #include <cstdint>
-#include <string>
 
 #include "runtime/store/byte_stream.h"
 #include "runtime/store/layout.h"
@@ -24,16 +22,6 @@ inline Place take_place(ByteReader& fields) {
   // More than 2^51 blocks are beyond any file, and their bytes beyond 64 bits at 2^52.
   if (blocks >> 51 != 0) throw Corrupt(fields.what() + ": a place is beyond 2^63 bytes");
   return {static_cast<std::uint32_t>(word >> 56), blocks * kBlockBytes};
-}
-
-template <std::unsigned_integral T>
-std::string to_hex(T value) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text(2 * sizeof(T), '0');
-  for (std::size_t i = text.size(); i-- > 0; value = static_cast<T>(value >> 4)) {
-    text[i] = kDigits[value & 15];
-  }
-  return text;
 }
 
 }  // namespace sluiceway

@@ -21,8 +21,7 @@ void ChunkStore::commit(std::uint64_t step, std::span<const std::byte> run_state
                   run_state.size(), " bytes, expected at most ", layout_.run_states.bytes);
   wait_idle();
   const std::vector<std::byte> table = encode(requests_->map.next_table());
-  Superblock next = superblock_;
-  ++next.generation;
+  Superblock next = next_superblock();
   next.live = {next.generation, step,
                write_meta(layout_.tables, &Commit::table, table, "the table"),
                write_meta(layout_.run_states, &Commit::run_state, run_state, "the run state")};
@@ -45,8 +44,7 @@ void ChunkStore::pin() {
                     " has 2 slots, expected 3: one live, one pinned, one to write; add_slots()");
   }
   wait_idle();
-  Superblock next = superblock_;
-  ++next.generation;
+  Superblock next = next_superblock();
   next.pinned = next.live;
   write_superblock(next);
   requests_->map.pin();
@@ -56,8 +54,7 @@ void ChunkStore::unpin() {
   check_usable("unpin");
   if (!superblock_.pinned) return;
   wait_idle();
-  Superblock next = superblock_;
-  ++next.generation;
+  Superblock next = next_superblock();
   next.pinned.reset();
   write_superblock(next);
   requests_->map.unpin();
@@ -69,8 +66,7 @@ void ChunkStore::add_slots(std::uint32_t region, std::uint32_t more) {
   const Layout grown = with_more_slots(layout_, region, more);
   for (std::size_t d = 0; d < drives_.size(); ++d) drives_[d]->grow(grown.drives[d].bytes);
   const std::vector<std::byte> directory = encode(grown);
-  Superblock next = superblock_;
-  ++next.generation;
+  Superblock next = next_superblock();
   next.directory = {grown_directory_place(grown), directory.size(), checksum64(directory)};
   Blocks blocks(directory);
   drives_.front()->write_now(next.directory.place.offset, blocks.all(), "the directory");
@@ -92,6 +88,12 @@ Extent ChunkStore::write_meta(const MetaSlots& slots, const Extent Commit::*whic
   Blocks blocks(bytes);
   if (!bytes.empty()) drives_.front()->write_now(*free, blocks.all(), name);
   return {{0, *free}, bytes.size(), checksum64(bytes)};
+}
+
+Superblock ChunkStore::next_superblock() const {
+  Superblock next = superblock_;
+  ++next.generation;
+  return next;
 }
 
 // What throws here may be on the medium or not: only opening the store again tells.

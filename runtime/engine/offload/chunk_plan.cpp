@@ -3,15 +3,9 @@
 #include <algorithm>
 
 #include "kernels/base/check.h"
+#include "runtime/device/device_memory.h"
 
 namespace sluiceway {
-namespace {
-
-std::int64_t round_up(std::int64_t elems, std::int64_t unit) {
-  return (elems + unit - 1) / unit * unit;
-}
-
-}  // namespace
 
 ChunkPlan::ChunkPlan(std::span<const std::int64_t> tensor_elems, std::int64_t chunk_elems)
     : chunk_elems_(chunk_elems), of_tensor_(tensor_elems.size()) {
