@@ -10,6 +10,7 @@
 #include "kernels/compress.h"
 #include "kernels/decompress.h"
 #include "kernels/factored_adam.h"
+#include "kernels/gradient_copy.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/philox.h"
 #include "kernels/residual.h"
@@ -92,6 +93,10 @@ TEST(NoCudaTest, EveryKernelOfAChunkSaysThatItIsUnavailable) {
   refused("overflow_scan", [&] { cuda::overflow_scan(no.any, nullptr, no.stream); });
   refused("overflow_scan_copy",
           [&] { cuda::overflow_scan_copy(no.in, no.out, nullptr, no.stream); });
+  refused("gradient_copy", [&] { cuda::gradient_copy(no.in, no.out, nullptr, no.stream); });
+  refused("gradient_copy", [&] {
+    cuda::gradient_copy(no.bytes, DType::kF32, no.bytes, DType::kF16, nullptr, no.stream);
+  });
   refused("adam_direction",
           [&] { cuda::adam_direction(no.in, 1, no.moments, no.hyper, no.out, no.stream); });
   refused("adam_step",

@@ -15,6 +15,7 @@
 #include "tests/support/on_backend.h"
 #include "tests/support/projector_fixture.h"
 #include "tests/support/rng.h"
+#include "tests/support/rounding_edges.h"
 #include "tests/support/scan_reference.h"
 
 namespace sluiceway::test {
@@ -25,22 +26,6 @@ using testing::ThrowsMessage;
 
 constexpr std::int64_t kLengths[] = {0, 1, 2, 7, 8, 31, 37, 127, 2047, 2048, 2053, 10007};
 constexpr std::size_t kOffsets[] = {0, 1, 3, 5};
-
-constexpr double kSumTolerance = 5e-7;  // Relative; what the header promises.
-
-void expect_same(const ScanResult& actual, const ScanResult& expected) {
-  EXPECT_EQ(actual.finite, expected.finite);
-  if (std::isnan(expected.abs_max)) {
-    EXPECT_TRUE(std::isnan(actual.abs_max)) << actual.abs_max;
-  } else {
-    EXPECT_EQ(actual.abs_max, expected.abs_max);
-  }
-  if (std::isfinite(expected.sum_squares)) {
-    EXPECT_NEAR(actual.sum_squares, expected.sum_squares, kSumTolerance * expected.sum_squares);
-  } else {
-    EXPECT_FALSE(std::isfinite(actual.sum_squares)) << actual.sum_squares;
-  }
-}
 
 template <typename T>
 void expect_scan_matches(const std::vector<T>& x, std::size_t offset = 0) {
@@ -195,29 +180,6 @@ class OverflowScanCopyTest : public OverflowScanTest {
       for (const std::size_t offset : kOffsets) check_copy<T>(rng.vector(length), offset);
     }
     if constexpr (!std::is_same_v<T, float>) check_copy<T>(rounding_edges<T>(), 1);
-  }
-
-  // Every finite code of T, both neighbours of the midpoint above it, the midpoint, and NaN.
-  template <typename T>
-  std::vector<float> rounding_edges() {
-    std::vector<float> x;
-    for (std::uint32_t code = 0; code < 0x10000; ++code) {
-      const float low = to_float(T{static_cast<std::uint16_t>(code)});
-      const float high = to_float(T{static_cast<std::uint16_t>(code + 1)});
-      x.push_back(low);
-      if (!std::isfinite(low) || !std::isfinite(high) || std::signbit(low) != std::signbit(high)) {
-        continue;
-      }
-      const float middle = static_cast<float>((to_f64(low) + to_f64(high)) / 2);
-      x.insert(x.end(), {middle, std::nextafter(middle, low), std::nextafter(middle, high)});
-    }
-    for (const float big : {65519.996F, 65520.0F, 65536.0F, 3.3895314e38F, 3.3961775e38F}) {
-      x.insert(x.end(), {big, -big});
-    }
-    for (const std::uint32_t nan : {0x7F800001U, 0xFF80FFFFU, 0x7FFFFFFFU, 0x7FC00001U}) {
-      x.push_back(std::bit_cast<float>(nan));
-    }
-    return x;
   }
 };
 

@@ -10,6 +10,7 @@
 #include "kernels/compress.h"
 #include "kernels/decompress.h"
 #include "kernels/factored_adam.h"
+#include "kernels/gradient_copy.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/philox.h"
 #include "kernels/residual.h"
@@ -127,7 +128,7 @@ inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, con
   call([](auto... a) { sluiceway::residual_sign(a...); }, w, low, r, update);
 }
 
-// ---- overflow_scan.h, philox.h, wire.h ----------------------------------------------------------
+// ---- overflow_scan.h, gradient_copy.h, philox.h, wire.h -----------------------------------------
 
 template <typename T>
 ScanResult overflow_scan(std::span<const T> x) {
@@ -144,6 +145,19 @@ template <typename Dst>
 ScanResult overflow_scan_copy(std::span<const float> src, std::span<Dst> dst) {
   ScanResult result;
   call([](auto... a) { sluiceway::overflow_scan_copy<Dst>(a...); }, src, dst, &result);
+  return result;
+}
+
+template <typename Src, typename Dst>
+ScanResult gradient_copy(std::span<const Src> src, std::span<Dst> dst) {
+  ScanResult result;
+  call([](auto... a) { sluiceway::gradient_copy<Src, Dst>(a...); }, src, dst, &result);
+  return result;
+}
+inline ScanResult gradient_copy(std::span<const std::byte> src, DType src_dtype,
+                                std::span<std::byte> dst, DType dst_dtype) {
+  ScanResult result;
+  call([](auto... a) { sluiceway::gradient_copy(a...); }, src, src_dtype, dst, dst_dtype, &result);
   return result;
 }
 

@@ -1,5 +1,7 @@
-// overflow_scan() in plain loops and double precision.
+// overflow_scan() in plain loops and double precision, and what a scan must have in common with it.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
@@ -28,6 +30,22 @@ ScanResult reference_scan(const std::vector<T>& x) {
   }
   out.sum_squares = static_cast<double>(sum);
   return out;
+}
+
+inline constexpr double kSumTolerance = 5e-7;  // Relative; what the header promises.
+
+inline void expect_same(const ScanResult& actual, const ScanResult& expected) {
+  EXPECT_EQ(actual.finite, expected.finite);
+  if (std::isnan(expected.abs_max)) {
+    EXPECT_TRUE(std::isnan(actual.abs_max)) << actual.abs_max;
+  } else {
+    EXPECT_EQ(actual.abs_max, expected.abs_max);
+  }
+  if (std::isfinite(expected.sum_squares)) {
+    EXPECT_NEAR(actual.sum_squares, expected.sum_squares, kSumTolerance * expected.sum_squares);
+  } else {
+    EXPECT_FALSE(std::isfinite(actual.sum_squares)) << actual.sum_squares;
+  }
 }
 
 }  // namespace sluiceway::test
