@@ -78,6 +78,7 @@ class Driver {
   explicit Driver(const Arguments& arguments)
       : arguments_(arguments),
         plan_(tensors(arguments.parameters)),
+        weights_(tensors(arguments.parameters).size(), DType::kBF16),
         ring_(budget_, DeviceId::host(),
               {.slab_bytes = arguments.ring_bytes, .pages = Pages::kHuge}),
         store_(make_store()),
@@ -190,7 +191,7 @@ class Driver {
   void update(int step) {
     for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
       ChunkUpdate update;
-      update.hypers.assign(plan_.chunks()[c].pieces.size(), {1e-3, 0.9, 0.999, 1e-8, 0.01, step});
+      update.pieces.assign(plan_.chunks()[c].pieces.size(), {{1e-3, 0.9, 0.999, 1e-8, 0.01, step}});
       update.extents = arguments_.micro_batches;
       Payload payload = stream_.update(static_cast<int>(c), std::move(update));
       payload.key = static_cast<int>(c);
@@ -201,10 +202,11 @@ class Driver {
     executor_->drain();
   }
 
-  static constexpr StateStream::Types types_{};
   Arguments arguments_;
   Budget budget_{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
   ChunkPlan plan_;
+  std::vector<DType> weights_;  // As the model would compute with them.
+  StateStream::Types types_{DType::kBF16, weights_};
   PinnedPool ring_;
   std::unique_ptr<ChunkStore> store_;
   StateStream stream_;

@@ -83,13 +83,19 @@ void LinkCopy::copy(void* dst, const void* src, std::size_t bytes, StreamRef str
                   ", expected ", to_string(device_), ", as the link");
   SLUICEWAY_CHECK(bytes == 0 || (dst != nullptr && src != nullptr), "link_copy: null pointer for ",
                   bytes, " bytes");
-  if (!device_.is_host()) {
-    cuda::copy_bytes_async(stream, dst, src, bytes, direction_);
-  } else if (bucket_ == nullptr) {
-    copy_now(dst, src, bytes);
+  if (device_.is_host()) return cross(bytes, [&] { copy_now(dst, src, bytes); });
+  cuda::copy_bytes_async(stream, dst, src, bytes, direction_);
+  bytes_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void LinkCopy::cross(std::size_t bytes, const std::function<void()>& work) {
+  SLUICEWAY_CHECK(device_.is_host(), "link_copy: work on the link of ", to_string(device_),
+                  ", expected the host device; copy() what the work has made");
+  if (bucket_ == nullptr) {
+    work();
   } else {
     const WireSchedule::Slot slot = bucket_->take(bytes);
-    copy_now(dst, src, bytes);
+    work();
     bucket_->finish(slot);
   }
   bytes_.fetch_add(bytes, std::memory_order_relaxed);

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "kernels/base/stream_ref.h"
@@ -37,6 +38,10 @@ class LinkCopy {
   // To be called from a task of the stream that `stream` refers to: on the host device it returns
   // when the bytes have crossed, on CUDA when the copy is enqueued.
   void copy(void* dst, const void* src, std::size_t bytes, StreamRef stream);
+
+  // On the host device, for a copy that does more than copy: `work` makes the `bytes` that cross.
+  // InvalidArgument on any other, whose bus copies and nothing else.
+  void cross(std::size_t bytes, const std::function<void()>& work);
 
   std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
 

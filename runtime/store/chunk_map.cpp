@@ -17,15 +17,28 @@ void ChunkMap::grown(const Layout& layout) {
   layout_ = layout;
   striping_.clear();
   first_entry_.clear();
-  std::size_t committed = 0, extents = 0;
-  for (const Region& region : layout_.regions) {
+  std::vector<Extent> extents;
+  std::size_t committed = 0, kept = 0;
+  for (std::size_t r = 0; r < layout_.regions.size(); ++r) {
+    const Region& region = layout_.regions[r];
     striping_.emplace_back(region.chunks, layout_.drives);
-    std::size_t& next = region.is_committed() ? committed : extents;
-    first_entry_.push_back(next);
-    next += region.chunks * (region.is_committed() ? 1 : region.slots());
+    first_entry_.push_back(region.is_committed() ? committed : extents.size());
+    if (region.is_committed()) {
+      committed += region.chunks;
+      continue;
+    }
+    // Slot by slot: those that there were stay in front.
+    const std::size_t had = extent_counts_.empty() ? 0 : extent_counts_[r];
+    const auto first = extents_.begin() + static_cast<std::ptrdiff_t>(kept);
+    extents.insert(extents.end(), first, first + static_cast<std::ptrdiff_t>(had));
+    kept += had;
+    extents.resize(first_entry_[r] + region.chunks * region.slots());
   }
-  // Extents live for one step, and a store grows between two.
-  extents_.assign(extents, {});
+  extents_ = std::move(extents);
+  extent_counts_.clear();
+  for (const Region& region : layout_.regions) {
+    extent_counts_.push_back(region.is_committed() ? 0 : region.chunks * region.slots());
+  }
   SLUICEWAY_CHECK(live_.size() == committed, "ChunkMap: table of ", live_.size(),
                   " chunks, expected ", committed);
 }

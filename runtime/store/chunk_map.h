@@ -57,6 +57,7 @@ class ChunkMap {
   void drop();                             // Likewise.
   void pin() { pinned_ = live_; }
   void unpin() { pinned_.reset(); }
+  void revert() { live_ = *pinned_; }
   bool has_pin() const noexcept { return pinned_.has_value(); }
 
   // The layout has grown by slots.
@@ -75,7 +76,8 @@ class ChunkMap {
   std::vector<Extent> live_;
   std::optional<std::vector<Extent>> pinned_;
   std::vector<std::optional<Extent>> staged_;
-  std::vector<Extent> extents_;  // Of gradient regions: slot by slot, chunk by chunk.
+  std::vector<Extent> extents_;             // Of gradient regions: slot by slot, chunk by chunk.
+  std::vector<std::size_t> extent_counts_;  // By region: entries of extents_.
   std::set<Place> bad_;
   std::set<Place> lent_;  // Spares that are being written.
 };

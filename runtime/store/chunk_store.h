@@ -65,6 +65,9 @@ class ChunkStore {
   // stores, or in the wrong order.
   static std::unique_ptr<ChunkStore> open(Budget& budget, Drives drives);
 
+  // Whether a file or device begins as a drive of a store does. IoError: it cannot be read.
+  static bool is_drive(const std::string& path);
+
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
   ~ChunkStore();
@@ -78,12 +81,13 @@ class ChunkStore {
 
   // Waits for requests in flight. `run_state`: at most what the layout has room for.
   void commit(std::uint64_t step, std::span<const std::byte> run_state);
-  void drop();   // Forgets every write since the last commit.
-  void pin();    // Of the last commit, in place of what is pinned now.
-  void unpin();  // Nothing stays but the last commit.
+  void drop();    // Forgets every write since the last commit.
+  void pin();     // Of the last commit, in place of what is pinned now.
+  void unpin();   // Nothing stays but the last commit.
+  void revert();  // The pinned commit is the last one again; it stays pinned.
 
   // Extents of more micro-batches, or a third slot before pin(). IoError, with both byte counts,
-  // when there is no room; nothing was changed. What is staged in extents is forgotten.
+  // when there is no room; nothing was changed. What was written stays staged.
   void add_slots(std::uint32_t region, std::uint32_t more);
 
   const StoreId& id() const noexcept { return superblock_.id; }

@@ -1,4 +1,5 @@
-// How a store goes from one commit to the next: commit(), drop(), pin(), add_slots().
+// How a store goes from one commit to the next: commit(), drop(), pin(), revert(),
+// add_slots().
 //
 // Order of a commit: chunks, table and run state; flush of all drives; the superblock, to the copy
 // that does not hold the present one; flush of the first drive. Until that returns, the present
@@ -58,6 +59,17 @@ void ChunkStore::unpin() {
   next.pinned.reset();
   write_superblock(next);
   requests_->map.unpin();
+}
+
+void ChunkStore::revert() {
+  check_usable("revert");
+  SLUICEWAY_CHECK(superblock_.pinned.has_value(),
+                  "store: revert() of a store without a pinned commit, expected pin() before it");
+  drop();
+  Superblock next = next_superblock();
+  next.live = *next.pinned;
+  write_superblock(next);
+  requests_->map.revert();
 }
 
 void ChunkStore::add_slots(std::uint32_t region, std::uint32_t more) {

@@ -1,5 +1,7 @@
 // How a store comes to be, is opened and is looked through: create(), open(), verify().
 #include <algorithm>
+#include <cerrno>
+#include <fstream>
 #include <random>
 #include <utility>
 
@@ -101,6 +103,14 @@ ChosenSuperblock read_superblock(Drive& drive) {
 }
 
 }  // namespace
+
+bool ChunkStore::is_drive(const std::string& path) {
+  Block block{};
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw IoError(concat("store: cannot open ", path), errno, path, -1);
+  file.read(reinterpret_cast<char*>(block.data()), static_cast<std::streamsize>(block.size()));
+  return file.gcount() == std::ssize(block) && is_drive_header(block);
+}
 
 std::unique_ptr<ChunkStore> ChunkStore::create(Budget& budget, Drives drives, const Layout& layout,
                                                const Progress& progress) {

@@ -1,75 +1,77 @@
 #include "runtime/engine/offload/state_stream.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <exception>
 #include <future>
-#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "runtime/engine/offload/extent_sum.h"
+#include "runtime/engine/offload/last_of.h"
 
 namespace sluiceway {
 namespace {
 
-// Of extents that are summed: 16 KiB of f32, which stay in the first-level cache.
-constexpr std::int64_t kTileElems = 4096;
 constexpr std::chrono::hours kPatience{24};  // For room in the ring; the executor has its own.
+constexpr std::size_t kMaster = 2;
 
 std::size_t stream_bytes(const PlannedChunk& chunk, DType dtype) {
   return static_cast<std::size_t>(chunk.stored_elems) * size_bytes(dtype);
 }
 
-std::size_t lease_bytes(const PlannedChunk& chunk, DType gradient, DType weight, int extents) {
-  const std::size_t emitted = weight == DType::kF32 ? 0 : stream_bytes(chunk, weight);
-  return kStateStreams * stream_bytes(chunk, DType::kF32) +
-         static_cast<std::size_t>(extents) * stream_bytes(chunk, gradient) + emitted;
+bool has_copy(const PlannedChunk& chunk, std::span<const DType> weights) {
+  return std::ranges::any_of(chunk.pieces, [&](const ChunkPiece& piece) {
+    return weights[static_cast<std::size_t>(piece.tensor)] != DType::kF32;
+  });
 }
 
-template <typename T>
-std::span<const T> as(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
+std::size_t lease_bytes(const PlannedChunk& chunk, const StateStream::Types& types, int extents,
+                        bool with_state) {
+  const std::size_t gradients =
+      static_cast<std::size_t>(extents) * stream_bytes(chunk, types.gradient);
+  if (!with_state) return gradients;
+  const std::size_t copy = has_copy(chunk, types.weights) ? stream_bytes(chunk, DType::kBF16) : 0;
+  return kStateStreams * stream_bytes(chunk, DType::kF32) + gradients + copy;
 }
 
-template <typename T>
-std::span<T> as(std::span<std::byte> bytes) {
-  return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
+ChunkUpdate of_extents(int count) {
+  ChunkUpdate update;
+  update.extents = count;
+  return update;
 }
 
-// Ends a hop when the last of several requests has ended, with the first error of them.
-class LastOf {
- public:
-  LastOf(int count, HopDone done) : left_(count), done_(std::move(done)) {}
-
-  void end(const std::exception_ptr& error) {
-    std::exception_ptr first;
-    {
-      const std::lock_guard lock(mutex_);
-      if (error && !error_) error_ = error;
-      if (--left_ > 0) return;
-      first = error_;
-    }
-    done_(first);
+// Starts each of some requests; what one throws is how it ended.
+template <typename Start>
+void begin(const std::shared_ptr<LastOf>& all, const std::shared_ptr<void>& memory,
+           const Start& start) {
+  try {
+    start([memory, all](const std::exception_ptr& error) { all->end(error); });
+  } catch (...) {
+    all->end(std::current_exception());
   }
+}
 
- private:
-  std::mutex mutex_;
-  int left_;
-  std::exception_ptr error_;
-  HopDone done_;
-};
+// For the calling thread: what a hop would have started.
+template <typename Start>
+void wait_for(const Start& start) {
+  std::promise<void> ended;
+  start(HopDone([&ended](const std::exception_ptr& error) {
+    error ? ended.set_exception(error) : ended.set_value();
+  }));
+  ended.get_future().get();
+}
 
 }  // namespace
 
 // The memory of one chunk on its way, cut into its streams.
 struct StateStream::Job {
-  Job(int number, const PlannedChunk& of, ChunkUpdate with)
-      : index(number), chunk(of), update(std::move(with)) {}
+  Job(int number, const PlannedChunk& of, ChunkUpdate with, bool states)
+      : index(number), chunk(of), update(std::move(with)), with_state(states) {}
 
-  void cut(PinnedPool::Lease whole, Types types) {
+  void cut(PinnedPool::Lease whole, const Types& types) {
     lease.emplace(std::move(whole));
     std::span<std::byte> rest = lease->bytes();
     const auto next = [&rest](std::size_t bytes) {
@@ -77,76 +79,75 @@ struct StateStream::Job {
       rest = rest.subspan(bytes);
       return taken;
     };
-    for (auto& stream : state) stream = next(stream_bytes(chunk, DType::kF32));
+    if (with_state) {
+      for (auto& stream : state) stream = next(stream_bytes(chunk, DType::kF32));
+    }
     for (int i = 0; i < update.extents; ++i) {
       gradients.push_back(next(stream_bytes(chunk, types.gradient)));
     }
-    copy = types.weight == DType::kF32 ? state[2] : next(stream_bytes(chunk, types.weight));
+    copy = rest;
+  }
+
+  PieceState state_of(const ChunkPiece& piece) const {
+    const auto part = [&](std::size_t stream) {
+      return elements<float>(state[stream])
+          .subspan(static_cast<std::size_t>(piece.at), static_cast<std::size_t>(piece.elems));
+    };
+    return {part(0), part(1), part(kMaster)};
+  }
+
+  template <typename G>
+  std::vector<std::span<const G>> gradients_of(const ChunkPiece& piece) const {
+    std::vector<std::span<const G>> parts;
+    for (const std::span<std::byte> extent : gradients) {
+      parts.push_back(
+          elements<G>(std::span<const std::byte>(extent))
+              .subspan(static_cast<std::size_t>(piece.at), static_cast<std::size_t>(piece.elems)));
+    }
+    return parts;
+  }
+
+  // Where the weight of a piece is, as the model computes with it.
+  std::span<std::byte> weight_of(const ChunkPiece& piece, DType dtype) const {
+    const std::size_t width = size_bytes(dtype);
+    const auto whole = dtype == DType::kF32 ? state[kMaster] : copy;
+    return whole.subspan(static_cast<std::size_t>(piece.at) * width,
+                         static_cast<std::size_t>(piece.elems) * width);
   }
 
   int index;
   const PlannedChunk& chunk;
   ChunkUpdate update;
+  bool with_state;
   std::optional<PinnedPool::Lease> lease;
   std::array<std::span<std::byte>, kStateStreams> state;  // exp_avg, exp_avg_sq, master.
   std::vector<std::span<std::byte>> gradients;
-  std::span<std::byte> copy;  // What is emitted.
+  std::span<std::byte> copy;  // Weights that are no f32.
 };
 
 namespace {
 
-// Elements of a piece, in each stream of its chunk.
-template <typename G, typename W>
-struct PieceOf {
-  std::vector<std::span<const G>> gradients;
-  std::span<float> m, v, master;
-  std::span<W> copy;
-};
+template <typename G, typename Weight>
+void adam_tile(std::span<const G> g, const PieceUpdate& with, const StateStream::PieceState& state,
+               std::span<Weight> copy) {
+  const AdamMoments moments = AdamMoments::in_place(state[0], state[1]);
+  const std::span<float> master = state[kMaster];
+  if constexpr (std::is_same_v<Weight, float>) {
+    cpu::adam_step(g, with.grad_scale, moments, with.hyper, MasterWeight{master, master});
+  } else {
+    cpu::adam_step(g, with.grad_scale, moments, with.hyper,
+                   MasterAndCopy<Weight>{master, master, copy});
+  }
+}
 
 template <typename G, typename Weight>
-void adam_tile(std::span<const G> g, float grad_scale, const AdamHyper& hyper, std::span<float> m,
-               std::span<float> v, std::span<float> master, std::span<Weight> copy) {
-  const AdamMoments moments = AdamMoments::in_place(m, v);
-  if constexpr (std::is_same_v<Weight, float>) {
-    cpu::adam_step(g, grad_scale, moments, hyper, MasterWeight{master, master});
-  } else {
-    cpu::adam_step(g, grad_scale, moments, hyper, MasterAndCopy<Weight>{master, master, copy});
-  }
-}
-
-template <typename G, typename W>
-void adam_piece(const PieceOf<G, W>& piece, float grad_scale, const AdamHyper& hyper) {
-  if (piece.gradients.size() == 1) {
-    adam_tile(piece.gradients.front(), grad_scale, hyper, piece.m, piece.v, piece.master,
-              piece.copy);
-    return;
-  }
-  std::array<float, kTileElems> sum;
-  for (std::size_t at = 0; at < piece.m.size(); at += kTileElems) {
-    const std::size_t count = std::min<std::size_t>(kTileElems, piece.m.size() - at);
-    const auto tile = std::span(sum).first(count);
-    std::ranges::transform(piece.gradients.front().subspan(at, count), tile.begin(),
-                           [](G g) { return to_float(g); });
-    for (std::size_t k = 1; k < piece.gradients.size(); ++k) {
-      const auto extent = piece.gradients[k].subspan(at, count);
-      for (std::size_t i = 0; i < count; ++i) tile[i] += to_float(extent[i]);
-    }
-    adam_tile(std::span<const float>(tile), grad_scale, hyper, piece.m.subspan(at, count),
-              piece.v.subspan(at, count), piece.master.subspan(at, count),
-              piece.copy.subspan(at, count));
-  }
-}
-
-template <typename Act>
-void with_type(DType dtype, const Act& act) {
-  switch (dtype) {
-    case DType::kF32:
-      return act(float{});
-    case DType::kF16:
-      return act(f16{});
-    case DType::kBF16:
-      return act(bf16{});
-  }
+void adam_piece(const std::vector<std::span<const G>>& extents, const PieceUpdate& with,
+                const StateStream::PieceState& state, std::span<Weight> copy) {
+  if (extents.size() == 1) return adam_tile(extents.front(), with, state, copy);
+  for_each_sum_tile(extents, [&](std::size_t at, std::span<const float> sum) {
+    const auto part = [&](auto whole) { return whole.subspan(at, sum.size()); };
+    adam_tile(sum, with, {part(state[0]), part(state[1]), part(state[2])}, part(copy));
+  });
 }
 
 }  // namespace
@@ -162,7 +163,7 @@ std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, DType gradie
 std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int extents) {
   std::size_t most = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
-    most = std::max(most, lease_bytes(chunk, types.gradient, types.weight, extents));
+    most = std::max(most, lease_bytes(chunk, types, extents, true));
   }
   return most;
 }
@@ -175,76 +176,126 @@ StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& p
                   format_bytes(ring_bytes(plan, types, 1)), " for one chunk; raise budget.pinned");
 }
 
-PinnedPool::Lease StateStream::lease(const PlannedChunk& chunk, int extents) {
-  return ring_.acquire(lease_bytes(chunk, types_.gradient, types_.weight, extents),
-                       "chunk of state", kPatience, kBlockBytes);
+std::shared_ptr<StateStream::Job> StateStream::make_job(int chunk, ChunkUpdate update,
+                                                        bool with_state) const {
+  const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
+  return std::make_shared<Job>(chunk, planned, std::move(update), with_state);
+}
+
+// ---- In the calling thread ----------------------------------------------------------------------
+
+void StateStream::visit(Job& job, const Visit& act) {
+  for (const ChunkPiece& piece : job.chunk.pieces) act(piece, job.state_of(piece));
+}
+
+void StateStream::store_now(const std::shared_ptr<Job>& job) {
+  wait_for([&](HopDone done) { store(job, std::move(done)); });
 }
 
 void StateStream::write_initial(
     const std::function<void(const ChunkPiece&, std::span<float>)>& fill) {
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
-    const auto job = std::make_shared<Job>(static_cast<int>(c), plan_.chunks()[c], ChunkUpdate());
-    job->cut(lease(job->chunk, 1), types_);
+    const auto job = make_job(static_cast<int>(c), of_extents(0), true);
+    job->cut(ring_.acquire(lease_bytes(job->chunk, types_, 0, true), "chunk of state", kPatience,
+                           kBlockBytes),
+             types_);
     for (const auto& stream : job->state) std::ranges::fill(stream, std::byte{0});
-    for (const ChunkPiece& piece : job->chunk.pieces) {
-      fill(piece,
-           as<float>(job->state[2])
-               .subspan(static_cast<std::size_t>(piece.at), static_cast<std::size_t>(piece.elems)));
-    }
-    std::promise<void> stored;
-    store(job, HopDone([&stored](const std::exception_ptr& error) {
-            error ? stored.set_exception(error) : stored.set_value();
-          }));
-    stored.get_future().get();
+    visit(*job,
+          [&](const ChunkPiece& piece, const PieceState& state) { fill(piece, state[kMaster]); });
+    store_now(job);
   }
 }
 
+std::shared_ptr<StateStream::Job> StateStream::loaded(int chunk) {
+  const auto job = make_job(chunk, of_extents(0), true);
+  wait_for([&](HopDone done) { fetch(job, std::move(done)); });
+  return job;
+}
+
+void StateStream::read(int chunk, const Visit& visitor) { visit(*loaded(chunk), visitor); }
+
+void StateStream::rewrite(int chunk, const Visit& change) {
+  const auto job = loaded(chunk);
+  visit(*job, change);
+  store_now(job);
+}
+
+// ---- Payloads -----------------------------------------------------------------------------------
+
 Payload StateStream::update(int chunk, ChunkUpdate update) {
-  const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
-  SLUICEWAY_CHECK(update.hypers.size() == planned.pieces.size() && update.extents > 0,
-                  "StateStream: chunk ", chunk, " with ", update.hypers.size(),
-                  " hyperparameters and ", update.extents, " extents, expected ",
-                  planned.pieces.size(), " and 1 or more");
-  const auto job = std::make_shared<Job>(chunk, planned, std::move(update));
+  const auto job = make_job(chunk, std::move(update), true);
+  SLUICEWAY_CHECK(job->update.pieces.size() == job->chunk.pieces.size() && job->update.extents > 0,
+                  "StateStream: chunk ", chunk, " with ", job->update.pieces.size(), " pieces and ",
+                  job->update.extents, " extents, expected ", job->chunk.pieces.size(),
+                  " and 1 or more");
+  const std::size_t states = kStateStreams * stream_bytes(job->chunk, DType::kF32);
+  const std::size_t extents = lease_bytes(job->chunk, types_, job->update.extents, false);
   Payload payload;
   payload.name = concat("chunk ", chunk);
-  payload.hops.resize(3);
-  Hop& first = payload.hops[0];
-  first.lane = lanes_.fetch;
-  first.start = [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); };
-  first.bytes =
-      kStateStreams * stream_bytes(planned, DType::kF32) +
-      static_cast<std::size_t>(job->update.extents) * stream_bytes(planned, types_.gradient);
-  payload.hops[1].lane = lanes_.host;
-  payload.hops[1].run = [this, job](StreamRef) { compute(*job); };
-  Hop& last = payload.hops[2];
-  last.lane = lanes_.store;
-  last.start = [this, job](StreamRef, HopDone done) { store(job, std::move(done)); };
-  last.bytes = kStateStreams * stream_bytes(planned, DType::kF32);
+  payload.hops = {{lanes_.fetch,
+                   {},
+                   [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
+                   states + extents},
+                  {lanes_.host, [this, job](StreamRef) { compute(*job); }},
+                  {lanes_.store,
+                   {},
+                   [this, job](StreamRef, HopDone done) { store(job, std::move(done)); },
+                   states}};
+  if (job->update.emit) {
+    std::uint64_t bytes = 0;
+    for (const ChunkPiece& piece : job->chunk.pieces) {
+      bytes += static_cast<std::uint64_t>(piece.elems) *
+               size_bytes(types_.weights[static_cast<std::size_t>(piece.tensor)]);
+    }
+    payload.hops.push_back(
+        {lanes_.h2d, [this, job](StreamRef stream) { emit(*job, stream); }, {}, bytes});
+  }
+  return payload;
+}
+
+Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> results) {
+  const auto job = make_job(chunk, of_extents(extents), false);
+  SLUICEWAY_CHECK(results.size() == job->chunk.pieces.size() && extents > 0, "StateStream: chunk ",
+                  chunk, " is scanned with ", results.size(), " results and ", extents,
+                  " extents, expected ", job->chunk.pieces.size(), " and 1 or more");
+  Payload payload;
+  payload.name = concat("norm of chunk ", chunk);
+  payload.hops = {{lanes_.fetch,
+                   {},
+                   [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
+                   lease_bytes(job->chunk, types_, extents, false)},
+                  {lanes_.host, [this, job, results](StreamRef) {
+                     for (std::size_t p = 0; p < results.size(); ++p) {
+                       results[p] = {};
+                       with_type(types_.gradient, [&](auto g) {
+                         const auto parts = job->gradients_of<decltype(g)>(job->chunk.pieces[p]);
+                         for_each_sum_tile(parts, [&](std::size_t, std::span<const float> sum) {
+                           results[p] = merge(results[p], cpu::overflow_scan(sum));
+                         });
+                       });
+                     }
+                   }}};
   return payload;
 }
 
 // Waits in its lane while the ring is full: chunks behind it would find no room either.
 void StateStream::fetch(const std::shared_ptr<Job>& job, HopDone done) {
-  job->cut(lease(job->chunk, job->update.extents), types_);
   const int extents = job->update.extents;
-  const auto all = std::make_shared<LastOf>(kStateStreams + extents, std::move(done));
+  job->cut(ring_.acquire(lease_bytes(job->chunk, types_, extents, job->with_state),
+                         "chunk of state", kPatience, kBlockBytes),
+           types_);
+  const int states = job->with_state ? kStateStreams : 0;
+  const auto all = std::make_shared<LastOf>(states + extents, std::move(done));
   const auto chunk = static_cast<std::uint64_t>(job->index);
-  const auto read = [&](const auto& start) {
-    try {
-      start([job, all](const std::exception_ptr& error) { all->end(error); });
-    } catch (...) {
-      all->end(std::current_exception());
-    }
-  };
-  for (std::uint64_t i = 0; i < kStateStreams; ++i) {
-    read([&](ChunkStore::Done ended) {
-      store_.read({kStateRegion, kStateStreams * chunk + i}, Version::kLive, job->state[i],
-                  std::move(ended));
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(states); ++i) {
+    begin(all, job, [&](ChunkStore::Done ended) {
+      const ChunkId id{kStateRegion, kStateStreams * chunk + i};
+      const bool staged = store_.written_bytes(id, Version::kStaged) > 0;
+      store_.read(id, staged ? Version::kStaged : Version::kLive, job->state[i], std::move(ended));
     });
   }
   for (std::size_t i = 0; i < job->gradients.size(); ++i) {
-    read([&](ChunkStore::Done ended) {
+    begin(all, job, [&](ChunkStore::Done ended) {
       store_.read_extent({kGradientRegion, chunk}, i, job->gradients[i], std::move(ended));
     });
   }
@@ -253,24 +304,24 @@ void StateStream::fetch(const std::shared_ptr<Job>& job, HopDone done) {
 void StateStream::compute(Job& job) const {
   for (std::size_t p = 0; p < job.chunk.pieces.size(); ++p) {
     const ChunkPiece& piece = job.chunk.pieces[p];
-    const auto at = static_cast<std::size_t>(piece.at),
-               count = static_cast<std::size_t>(piece.elems);
+    const PieceUpdate& with = job.update.pieces[p];
+    if (!with.has_gradient) continue;
+    const DType weight = types_.weights[static_cast<std::size_t>(piece.tensor)];
     with_type(types_.gradient, [&](auto g) {
-      with_type(types_.weight, [&](auto w) {
-        PieceOf<decltype(g), decltype(w)> of;
-        for (const auto extent : job.gradients) {
-          of.gradients.push_back(
-              as<const decltype(g)>(std::span<const std::byte>(extent)).subspan(at, count));
-        }
-        of.m = as<float>(job.state[0]).subspan(at, count);
-        of.v = as<float>(job.state[1]).subspan(at, count);
-        of.master = as<float>(job.state[2]).subspan(at, count);
-        of.copy = as<decltype(w)>(job.copy).subspan(at, count);
-        adam_piece(of, job.update.grad_scale, job.update.hypers[p]);
+      with_type(weight, [&](auto w) {
+        adam_piece(job.gradients_of<decltype(g)>(piece), with, job.state_of(piece),
+                   elements<decltype(w)>(job.weight_of(piece, weight)));
       });
     });
-    const std::size_t width = size_bytes(types_.weight);
-    if (job.update.emit) job.update.emit(piece, job.copy.subspan(at * width, count * width));
+  }
+}
+
+void StateStream::emit(Job& job, StreamRef stream) const {
+  for (std::size_t p = 0; p < job.chunk.pieces.size(); ++p) {
+    const ChunkPiece& piece = job.chunk.pieces[p];
+    if (!job.update.pieces[p].has_gradient) continue;
+    const DType weight = types_.weights[static_cast<std::size_t>(piece.tensor)];
+    job.update.emit(piece, job.weight_of(piece, weight), stream);
   }
 }
 
@@ -278,12 +329,9 @@ void StateStream::store(const std::shared_ptr<Job>& job, HopDone done) {
   const auto all = std::make_shared<LastOf>(kStateStreams, std::move(done));
   const auto chunk = static_cast<std::uint64_t>(job->index);
   for (std::uint64_t i = 0; i < kStateStreams; ++i) {
-    try {
-      store_.write({kStateRegion, kStateStreams * chunk + i}, job->state[i],
-                   [job, all](const std::exception_ptr& error) { all->end(error); });
-    } catch (...) {
-      all->end(std::current_exception());
-    }
+    begin(all, job, [&](ChunkStore::Done ended) {
+      store_.write({kStateRegion, kStateStreams * chunk + i}, job->state[i], std::move(ended));
+    });
   }
 }
 

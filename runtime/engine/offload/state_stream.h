@@ -2,10 +2,11 @@
 //
 //   lane    work on one chunk
 //   fetch   reads exp_avg, exp_avg_sq and master of the last commit, and the gradient's extents
-//   host    g <- sum of the extents; AdamW in place; emits the weight that the model computes with
+//   host    g <- sum of the extents; AdamW in place; the weight that the model computes with
 //   store   writes the three to the slots that the last commit does not hold
+//   h2d     hands the weight on, where the caller takes it
 //
-// Memory of a chunk is one lease of the ring, from its fetch until it is stored: what the host
+// Memory of a chunk is one lease of the ring, from its fetch until its last hop: what the host
 // holds is the ring, whatever the size of the model. Extents are summed tile by tile in the cache,
 // in f32, in order of the micro-batches: no f32 gradient is ever in memory.
 //
@@ -16,10 +17,11 @@
 //   gradient       c, of the gradient region     2 or 4, each extent
 //
 // Lifetime:      store, ring and plan outlive the payloads.
-// Thread safety: update() and write_initial() from one thread; payloads run in the lanes.
+// Thread safety: calls from one thread; payloads run in the lanes.
 // Errors:        a hop ends with what its request says: Corrupt, IoError.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -29,6 +31,7 @@
 
 #include "kernels/adam.h"
 #include "kernels/base/dtype.h"
+#include "kernels/overflow_scan.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/memory/pinned_pool.h"
 #include "runtime/schedule/hop.h"
@@ -39,27 +42,35 @@ namespace sluiceway {
 
 inline constexpr int kStateStreams = 3;
 
+struct PieceUpdate {
+  AdamHyper hyper;
+  float grad_scale = 1;
+  bool has_gradient = true;  // Without one the piece stays as it is.
+};
+
 // What one chunk's update is made with.
 struct ChunkUpdate {
-  // Takes the weight of a piece as the model computes with it, in `weight_dtype`; called in the
-  // host lane, the memory belongs to the call.
-  using Emit = std::function<void(const ChunkPiece&, std::span<const std::byte>)>;
+  // Takes the weight of a piece as the model computes with it, in its own dtype; called in the h2d
+  // lane, the memory lives until what it enqueues on the stream is done.
+  using Emit = std::function<void(const ChunkPiece&, std::span<const std::byte>, StreamRef)>;
 
-  std::vector<AdamHyper> hypers;  // One a piece.
-  float grad_scale = 1;
-  int extents = 1;  // Micro-batches.
-  Emit emit;
+  std::vector<PieceUpdate> pieces;  // As those of the chunk.
+  int extents = 1;                  // Micro-batches.
+  Emit emit;                        // Null: nobody takes the weight.
 };
 
 class StateStream {
  public:
   struct Lanes {
-    LaneId fetch = 0, host = 1, store = 2;
+    LaneId fetch = 0, host = 1, store = 2, h2d = 3;
   };
   struct Types {
-    DType gradient = DType::kBF16;  // f32, f16 or bf16.
-    DType weight = DType::kBF16;    // What is emitted; f32 is the master itself.
+    DType gradient = DType::kBF16;   // f32, f16 or bf16.
+    std::span<const DType> weights;  // One a tensor: what is emitted; f32 is the master itself.
   };
+  // Of a piece: exp_avg, exp_avg_sq, master.
+  using PieceState = std::array<std::span<float>, kStateStreams>;
+  using Visit = std::function<void(const ChunkPiece&, const PieceState&)>;
 
   // Regions that a store needs for a plan: state, with `slots`, and extents of `micro_batches`.
   static std::vector<RegionSpec> regions(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
@@ -68,11 +79,17 @@ class StateStream {
 
   StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes, Types types);
 
+  // ---- In the calling thread, while no payload is in the lanes ----
   // Zero moments and masters, chunk by chunk; `fill` writes the masters of a piece. Not committed.
   void write_initial(const std::function<void(const ChunkPiece&, std::span<float>)>& fill);
+  // What was written last of a chunk, staged or committed.
+  void read(int chunk, const Visit& visit);
+  void rewrite(int chunk, const Visit& change);  // read(), and what `change` left is staged.
 
-  // The hops that update chunk `chunk`; the caller adds key, deadline and further hops.
+  // ---- Payloads; the caller adds key, deadline and further hops ----
   Payload update(int chunk, ChunkUpdate update);
+  // Scans the sum of a chunk's extents, into one result a piece.
+  Payload scan_sum(int chunk, int extents, std::span<ScanResult> results);
 
   // Least bytes of the ring with which one chunk can be updated.
   static std::size_t ring_bytes(const ChunkPlan& plan, Types types, int extents);
@@ -83,7 +100,11 @@ class StateStream {
   void fetch(const std::shared_ptr<Job>& job, HopDone done);
   void compute(Job& job) const;
   void store(const std::shared_ptr<Job>& job, HopDone done);
-  PinnedPool::Lease lease(const PlannedChunk& chunk, int extents);
+  void emit(Job& job, StreamRef stream) const;
+  void store_now(const std::shared_ptr<Job>& job);
+  std::shared_ptr<Job> loaded(int chunk);
+  static void visit(Job& job, const Visit& act);
+  std::shared_ptr<Job> make_job(int chunk, ChunkUpdate update, bool with_state) const;
 
   ChunkStore& store_;
   PinnedPool& ring_;

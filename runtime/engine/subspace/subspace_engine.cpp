@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "runtime/engine/patience.h"
 #include "runtime/engine/subspace/subspace_lanes.h"
 
 namespace sluiceway {
@@ -16,20 +17,6 @@ std::size_t largest(const Calibration::Weights& weights,
   for (const auto& weight : weights) most = std::max(most, ((*weight).*elems)());
   return most * sizeof(float);
 }
-
-// Waits of the executor have an end while this lives.
-class Patience {
- public:
-  Patience(Executor& executor, std::chrono::milliseconds most) : executor_(executor) {
-    executor_.give_up_after(most);
-  }
-  Patience(const Patience&) = delete;
-  Patience& operator=(const Patience&) = delete;
-  ~Patience() { executor_.give_up_after({}); }
-
- private:
-  Executor& executor_;
-};
 
 AutoCodec choose_codec(const std::vector<WeightSpec>& specs, const SubspaceOptions& options,
                        const Budget& budget) {

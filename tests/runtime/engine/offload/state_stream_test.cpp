@@ -91,10 +91,13 @@ class Reference {
 // A run over a store: the same steps, by the lanes.
 template <typename G, typename W>
 class Streamed {
+  std::vector<DType> weights_;
+
  public:
   Streamed(const std::vector<std::int64_t>& elems, std::unique_ptr<ChunkStore> opened, int batches,
            std::size_t chunks_in_ring)
-      : plan(elems, kElems),
+      : weights_(elems.size(), dtype_of<W>),
+        plan(elems, kElems),
         store(std::move(opened)),
         ring(budget, DeviceId::host(),
              {.slab_bytes = chunks_in_ring * StateStream::ring_bytes(plan, types, batches)}),
@@ -102,8 +105,10 @@ class Streamed {
         batches_(batches) {
     for (const std::int64_t n : elems) weight.emplace_back(n);
     Executor::Config config;
-    config.lanes = {
-        {"fetch", &fetch_, 4, 0}, {"host", &host_, 1, 0}, {"store", &store_lane_, 4, 0}};
+    config.lanes = {{"fetch", &fetch_, 4, 0},
+                    {"host", &host_, 1, 0},
+                    {"store", &store_lane_, 4, 0},
+                    {"h2d", &h2d_, 1, 0}};
     config.key_count = static_cast<int>(plan.chunks().size());
     executor = std::make_unique<Executor>(config);
   }
@@ -153,12 +158,11 @@ class Streamed {
   void enqueue(std::int64_t step, float scale) {
     for (std::size_t c = 0; c < plan.chunks().size(); ++c) {
       ChunkUpdate update;
-      update.grad_scale = scale;
       update.extents = batches_;
       for (const ChunkPiece& piece : plan.chunks()[c].pieces) {
-        update.hypers.push_back(Reference<G, W>::hyper(piece.tensor, step));
+        update.pieces.push_back({Reference<G, W>::hyper(piece.tensor, step), scale});
       }
-      update.emit = [this](const ChunkPiece& piece, std::span<const std::byte> bytes) {
+      update.emit = [this](const ChunkPiece& piece, std::span<const std::byte> bytes, StreamRef) {
         const auto* const from = reinterpret_cast<const W*>(bytes.data());
         std::copy_n(from, piece.elems,
                     weight[static_cast<std::size_t>(piece.tensor)].begin() + piece.first);
@@ -171,9 +175,9 @@ class Streamed {
     executor->release();
   }
 
-  static constexpr StateStream::Types types{dtype_of<G>, dtype_of<W>};
   Budget budget = unlimited();
   ChunkPlan plan;
+  StateStream::Types types{dtype_of<G>, weights_};
   std::unique_ptr<ChunkStore> store;
   PinnedPool ring;
   StateStream stream;
@@ -183,7 +187,7 @@ class Streamed {
  private:
   int batches_;
   Stream fetch_ = Stream::host({"fetch"}), host_ = Stream::host({"host"}),
-         store_lane_ = Stream::host({"store"});
+         store_lane_ = Stream::host({"store"}), h2d_ = Stream::host({"h2d"});
 };
 
 const std::vector<std::int64_t> kTensors{7, 300, 2 * kElems + 11, kElems, 1, 5000, kElems / 2 + 1};
@@ -315,8 +319,12 @@ TEST(StateStreamErrorTest, ARingBelowOneChunkIsRefusedWithBothSizes) {
   Budget budget = unlimited();
   PinnedPool ring(budget, DeviceId::host(), {.slab_bytes = 4096});
   const ChunkPlan plan(kTensors, kElems);
-  EXPECT_THAT([&] { StateStream stream(*store, ring, plan, {}, {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("a ring of 4096 bytes")));
+  const std::vector<DType> weights(kTensors.size(), DType::kBF16);
+  EXPECT_THAT(
+      [&] {
+        StateStream stream(*store, ring, plan, {}, {DType::kBF16, weights});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("a ring of 4096 bytes")));
 }
 
 TEST(StateStreamErrorTest, ThePinnedTierHoldsTheRingAndNothingElse) {

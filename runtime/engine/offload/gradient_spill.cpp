@@ -1,0 +1,256 @@
+#include "runtime/engine/offload/gradient_spill.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/gradient_copy.h"
+#include "runtime/engine/offload/offload_lanes.h"
+
+namespace sluiceway {
+namespace {
+
+using offload_lanes::kD2h, offload_lanes::kSpill;
+
+constexpr std::chrono::hours kPatience{24};  // For room in the ring; the executor has its own.
+
+bool is_shared(const PlannedChunk& chunk) { return chunk.pieces.size() > 1; }
+
+std::size_t extent_bytes(const PlannedChunk& chunk, DType gradient) {
+  return static_cast<std::size_t>(chunk.stored_elems) * size_bytes(gradient);
+}
+
+// The part of a chunk's memory that a piece has.
+std::span<std::byte> part(std::span<std::byte> chunk, const ChunkPiece& piece, DType gradient) {
+  const std::size_t width = size_bytes(gradient);
+  return chunk.subspan(static_cast<std::size_t>(piece.at) * width,
+                       static_cast<std::size_t>(piece.elems) * width);
+}
+
+}  // namespace
+
+GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring,
+                             const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
+                             DType gradient)
+    : lanes_(lanes),
+      store_(store),
+      ring_(ring),
+      plan_(plan),
+      groups_(groups),
+      stream_(stream),
+      gradient_(gradient),
+      chunks_(plan.chunks().size()),
+      backwards_(at(groups.tensor_count())) {
+  for (std::size_t c = 0; c < chunks_.size(); ++c) {
+    const PlannedChunk& chunk = plan.chunks()[c];
+    chunks_[c].scans.resize(chunk.pieces.size());
+    chunks_[c].sums.resize(chunk.pieces.size());
+    chunks_[c].arrived.resize(chunk.pieces.size());
+    if (!is_shared(chunk)) continue;
+    chunks_[c].buffer.emplace(lanes.budget(), Tier::kPinned, lanes.device(),
+                              extent_bytes(chunk, gradient), "gradients of small tensors");
+  }
+}
+
+std::uint64_t GradientSpill::shared_bytes(const ChunkPlan& plan, DType gradient) {
+  std::uint64_t bytes = 0;
+  for (const PlannedChunk& chunk : plan.chunks()) {
+    if (is_shared(chunk)) bytes += extent_bytes(chunk, gradient);
+  }
+  return bytes;
+}
+
+// ---- Gradients come -----------------------------------------------------------------------------
+
+void GradientSpill::add(int tensor, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
+                        std::uint64_t room) {
+  const std::size_t width = size_bytes(g.dtype);
+  const std::span<const std::byte> whole(static_cast<const std::byte*>(g.data),
+                                         static_cast<std::size_t>(g.rows * g.cols) * width);
+  while (!waiting_.empty() && waiting_bytes_ + whole.size() > room) {
+    lanes_.wait(waiting_.front().key);
+    waiting_bytes_ -= waiting_.front().bytes;
+    waiting_.pop_front();
+  }
+  const std::span<const int> chunks = plan_.of_tensor(tensor);
+  for (const int chunk : chunks) make_room(chunk);
+  for (const int chunk : chunks) {
+    const std::vector<ChunkPiece>& pieces = planned(chunk).pieces;
+    const auto piece = std::ranges::find(pieces, tensor, &ChunkPiece::tensor);
+    const auto from = whole.subspan(static_cast<std::size_t>(piece->first) * width,
+                                    static_cast<std::size_t>(piece->elems) * width);
+    if (chunks_[at(chunk)].buffer) {
+      add_shared(chunk, static_cast<std::size_t>(piece - pieces.begin()), from, g.dtype, keep);
+    } else {
+      add_alone(chunk, from, g.dtype, keep);
+    }
+  }
+  ++backwards_[at(tensor)];
+  waiting_.push_back({groups_.spill(groups_.of_tensor(tensor)), whole.size()});
+  waiting_bytes_ += whole.size();
+}
+
+// Before an extent is begun that the store has no slot for; nothing may be in flight then. A shared
+// chunk that is being gathered has none yet.
+void GradientSpill::make_room(int chunk) {
+  const auto slots = store_.layout().regions[StateStream::kGradientRegion].slots();
+  const auto needed = static_cast<std::uint64_t>(chunks_[at(chunk)].extents) + 1;
+  if (needed <= slots) return;
+  wait_written();
+  store_.add_slots(StateStream::kGradientRegion, 1);
+}
+
+void GradientSpill::submit(int chunk, std::vector<Hop> hops) {
+  Payload payload;
+  payload.key = key_of(chunk);
+  payload.deadline = static_cast<std::uint64_t>(groups_.of_chunk(chunk));
+  payload.name = concat("gradient of chunk ", chunk);
+  payload.hops = std::move(hops);
+  lanes_.executor().submit(std::move(payload));
+}
+
+void GradientSpill::add_alone(int chunk, std::span<const std::byte> from, DType dtype,
+                              const std::shared_ptr<const void>& keep) {
+  Chunk& state = chunks_[at(chunk)];
+  const std::size_t bytes = extent_bytes(planned(chunk), gradient_);
+  const std::size_t crossing = from.size() / size_bytes(dtype) * size_bytes(gradient_);
+  const auto slot = static_cast<std::uint64_t>(state.extents++);
+  const auto lease = std::make_shared<std::optional<PinnedPool::Lease>>();
+  const auto copy = [this, &state, lease, bytes, crossing, from, dtype, keep](StreamRef) {
+    lease->emplace(ring_.acquire(bytes, "gradient", kPatience, kBlockBytes));
+    const std::span<std::byte> extent = (*lease)->bytes();
+    std::ranges::fill(extent.subspan(crossing), std::byte{0});
+    lanes_.d2h().cross(crossing, [&] {
+      const ScanResult scan = cpu::gradient_copy(from, dtype, extent.first(crossing), gradient_);
+      state.scans.front() = merge(state.scans.front(), scan);
+    });
+  };
+  const auto write = [this, lease, chunk, slot](StreamRef, const HopDone& done) {
+    store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunk)}, slot,
+                        (*lease)->bytes(),
+                        [lease, done](const std::exception_ptr& error) { done(error); });
+  };
+  submit(chunk, {{kD2h, copy, {}, crossing}, {kSpill, {}, write, bytes}});
+}
+
+void GradientSpill::add_shared(int chunk, std::size_t piece, std::span<const std::byte> from,
+                               DType dtype, const std::shared_ptr<const void>& keep) {
+  Chunk& state = chunks_[at(chunk)];
+  if (state.arrived[piece]) {  // A second gradient in one backward.
+    lanes_.wait(key_of(chunk));
+    flush(chunk);
+    make_room(chunk);
+  }
+  if (!is_dirty(state)) lanes_.wait(key_of(chunk));  // The buffer may be on its way to the drive.
+  state.arrived[piece] = true;
+  const std::span<std::byte> into =
+      part(state.buffer->as<std::byte>(), planned(chunk).pieces[piece], gradient_);
+  const auto copy = [this, &state, piece, into, from, dtype, keep](StreamRef) {
+    lanes_.d2h().cross(into.size(), [&] {
+      const ScanResult scan = cpu::gradient_copy(from, dtype, into, gradient_);
+      state.scans[piece] = merge(state.scans[piece], scan);
+    });
+  };
+  submit(chunk, {{kD2h, copy, {}, into.size()}});
+}
+
+bool GradientSpill::is_dirty(const Chunk& chunk) {
+  return std::ranges::find(chunk.arrived, true) != chunk.arrived.end();
+}
+
+// Its pieces have left the device.
+void GradientSpill::flush(int chunk) {
+  Chunk& state = chunks_[at(chunk)];
+  const std::span<std::byte> bytes = state.buffer->as<std::byte>();
+  for (std::size_t p = 0; p < state.arrived.size(); ++p) {
+    if (state.arrived[p]) continue;
+    std::ranges::fill(part(bytes, planned(chunk).pieces[p], gradient_), std::byte{0});
+  }
+  state.arrived.assign(state.arrived.size(), false);
+  const auto slot = static_cast<std::uint64_t>(state.extents++);
+  const auto write = [this, chunk, slot, bytes](StreamRef, const HopDone& done) {
+    store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunk)}, slot,
+                        bytes, [done](const std::exception_ptr& error) { done(error); });
+  };
+  submit(chunk, {{kSpill, {}, write, bytes.size()}});
+}
+
+// ---- A backward has ended -----------------------------------------------------------------------
+
+void GradientSpill::end_backward() {
+  wait_written();
+  for (std::size_t c = 0; c < chunks_.size(); ++c) {
+    if (is_dirty(chunks_[c])) flush(static_cast<int>(c));
+  }
+}
+
+void GradientSpill::wait_written() {
+  for (int group = 0; group < groups_.count(); ++group) lanes_.wait(groups_.spill(group));
+  waiting_.clear();
+  waiting_bytes_ = 0;
+}
+
+void GradientSpill::scan_sums() {
+  wait_written();
+  std::vector<int> chunks;
+  for (std::size_t c = 0; c < chunks_.size(); ++c) {
+    const bool several = std::ranges::any_of(
+        plan_.chunks()[c].pieces,
+        [&](const ChunkPiece& piece) { return backwards_[at(piece.tensor)] > 1; });
+    if (several && chunks_[c].summed != chunks_[c].extents) chunks.push_back(static_cast<int>(c));
+  }
+  for (const int chunk : chunks) {
+    Payload payload = stream_.scan_sum(chunk, chunks_[at(chunk)].extents, chunks_[at(chunk)].sums);
+    payload.key = key_of(chunk);
+    payload.deadline = static_cast<std::uint64_t>(groups_.of_chunk(chunk));
+    lanes_.executor().submit(std::move(payload));
+  }
+  wait_written();
+  for (const int chunk : chunks) chunks_[at(chunk)].summed = chunks_[at(chunk)].extents;
+}
+
+bool GradientSpill::must_sum() const {
+  for (std::size_t c = 0; c < chunks_.size(); ++c) {
+    for (const ScanResult& scan : chunks_[c].scans) {
+      const float most = scan.abs_max * static_cast<float>(chunks_[c].extents);
+      if (scan.finite && !std::isfinite(most)) return true;
+    }
+  }
+  return false;
+}
+
+ScanResult GradientSpill::scan(int tensor) const {
+  ScanResult result;
+  const bool several = backwards_[at(tensor)] > 1;
+  for (const int chunk : plan_.of_tensor(tensor)) {
+    const Chunk& state = chunks_[at(chunk)];
+    const std::vector<ChunkPiece>& pieces = planned(chunk).pieces;
+    const auto piece = static_cast<std::size_t>(
+        std::ranges::find(pieces, tensor, &ChunkPiece::tensor) - pieces.begin());
+    ScanResult one = state.scans[piece];
+    if (several && one.finite) {
+      one.sum_squares = std::numeric_limits<double>::quiet_NaN();
+      if (state.summed == state.extents) one = state.sums[piece];
+    }
+    result = merge(result, one);
+  }
+  return result;
+}
+
+void GradientSpill::clear() {
+  for (Chunk& chunk : chunks_) {
+    chunk.extents = chunk.summed = 0;
+    std::ranges::fill(chunk.scans, ScanResult{});
+    std::ranges::fill(chunk.sums, ScanResult{});
+    chunk.arrived.assign(chunk.arrived.size(), false);
+  }
+  std::ranges::fill(backwards_, 0);
+  waiting_.clear();
+  waiting_bytes_ = 0;
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,101 @@
+// Gradients leave the device as they come, in the type they are kept in, and go to their extents.
+//
+//   d2h    copies a piece off the device; the pass that copies scans and squares what it writes
+//   spill  writes a chunk's extent
+//
+// A large tensor's chunks are written one by one, each from a lease of the ring. Small tensors
+// gather in a buffer of their shared chunk, which is written when a backward has ended. Each
+// backward of a chunk is an extent of its own: nothing is read to be added to, and several are
+// summed when they are used. Where there are more extents than the store has room for, it grows.
+//
+// Thread safety: calls from one thread; payloads run in the lanes.
+// Lifetime:      what the constructor is given outlives the payloads.
+// Errors:        a hop ends with what its request says. IoError: the store cannot grow; nothing of
+//                the gradient was taken.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kernels/base/view.h"
+#include "kernels/overflow_scan.h"
+#include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/offload/chunk_groups.h"
+#include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/state_stream.h"
+#include "runtime/memory/buffer.h"
+#include "runtime/memory/pinned_pool.h"
+#include "runtime/store/chunk_store.h"
+
+namespace sluiceway {
+
+class GradientSpill {
+ public:
+  GradientSpill(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan,
+                const ChunkGroups& groups, StateStream& stream, DType gradient);
+
+  // Bytes of the buffers of shared chunks, tier kPinned.
+  static std::uint64_t shared_bytes(const ChunkPlan& plan, DType gradient);
+
+  // Takes the gradient of a tensor, contiguous; `keep` lives until it has left the device. Waits
+  // while more than `room` bytes of others have not.
+  void add(int tensor, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
+           std::uint64_t room);
+  void end_backward();  // Every gradient has left the device; shared chunks are on their way.
+  void wait_written();  // Extents are on the drive, for whoever reads them next.
+  // Reads the extents of every tensor that has several, for scan(); after end_backward().
+  void scan_sums();
+  // Whether a sum may be beyond f32 where no addend is, which only scan_sums() tells.
+  bool must_sum() const;
+
+  int extents(int chunk) const { return chunks_.at(at(chunk)).extents; }
+  bool has_gradient(int tensor) const { return backwards_.at(at(tensor)) > 0; }
+  // Of the sum of a tensor's gradients. Before scan_sums() that of several has no sum of squares:
+  // NaN.
+  ScanResult scan(int tensor) const;
+  void clear();  // Forgets every extent; no payload is in the lanes.
+
+ private:
+  struct Chunk {
+    int extents = 0;
+    int summed = 0;                       // Extents that `sums` are of.
+    std::vector<ScanResult> scans, sums;  // By piece: merged over extents, and of their sum.
+    // Of a shared chunk: the extent that is being gathered.
+    std::optional<Buffer> buffer;
+    std::vector<bool> arrived;  // By piece; all false: it holds nothing that is not written.
+  };
+  struct Waiting {
+    int key = 0;
+    std::uint64_t bytes = 0;
+  };
+
+  static std::size_t at(int number) { return static_cast<std::size_t>(number); }
+  const PlannedChunk& planned(int chunk) const { return plan_.chunks()[at(chunk)]; }
+  int key_of(int chunk) const { return groups_.spill(groups_.of_chunk(chunk)); }
+  static bool is_dirty(const Chunk& chunk);
+  void make_room(int chunk);
+  void add_alone(int chunk, std::span<const std::byte> from, DType dtype,
+                 const std::shared_ptr<const void>& keep);
+  void add_shared(int chunk, std::size_t piece, std::span<const std::byte> from, DType dtype,
+                  const std::shared_ptr<const void>& keep);
+  void flush(int chunk);
+  void submit(int chunk, std::vector<Hop> hops);
+
+  EngineLanes& lanes_;
+  ChunkStore& store_;
+  PinnedPool& ring_;
+  const ChunkPlan& plan_;
+  const ChunkGroups& groups_;
+  StateStream& stream_;
+  DType gradient_;
+  std::vector<Chunk> chunks_;
+  std::vector<int> backwards_;   // By tensor.
+  std::deque<Waiting> waiting_;  // Gradients that may not have left the device.
+  std::uint64_t waiting_bytes_ = 0;
+};
+
+}  // namespace sluiceway

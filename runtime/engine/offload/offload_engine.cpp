@@ -1,0 +1,406 @@
+#include "runtime/engine/offload/offload_engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "runtime/engine/offload/extent_sum.h"
+#include "runtime/engine/offload/offload_lanes.h"
+#include "runtime/engine/offload/run_counts.h"
+#include "runtime/engine/patience.h"
+
+namespace sluiceway {
+namespace {
+
+using offload_lanes::kFetch, offload_lanes::kH2d, offload_lanes::kHost, offload_lanes::kSpill,
+    offload_lanes::kStore;
+
+constexpr StateStream::Lanes kStateLanes{kFetch, kHost, kStore, kH2d};
+constexpr std::size_t kRingChunks = 16;  // On their way at once: 256 MiB of whole chunks.
+constexpr std::size_t kLeastChunks = 2;  // One is read while another is written.
+
+std::vector<std::int64_t> elems_of(const std::vector<TensorSpec>& tensors) {
+  SLUICEWAY_CHECK(!tensors.empty(), "OffloadEngine: 0 tensors, expected at least one");
+  std::vector<std::int64_t> elems;
+  for (const TensorSpec& tensor : tensors) elems.push_back(tensor.elems());
+  return elems;
+}
+
+std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradient) {
+  std::vector<DType> dtypes;
+  for (const TensorSpec& tensor : tensors) {
+    SLUICEWAY_CHECK(tensor.dtype == DType::kF32 || tensor.dtype == gradient,
+                    "OffloadEngine: ", tensor.name, " is ", to_string(tensor.dtype),
+                    " and gradients are kept as ", to_string(gradient), ", expected ",
+                    to_string(tensor.dtype), "; say gradients=", to_string(tensor.dtype));
+    dtypes.push_back(tensor.dtype);
+  }
+  return dtypes;
+}
+
+}  // namespace
+
+OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> tensors)
+    : options_(std::move(options)),
+      tensors_(std::move(tensors)),
+      weight_dtypes_(dtypes_of(tensors_, options_.gradient)),
+      plan_(elems_of(tensors_), options_.chunk_elems),
+      groups_(plan_, static_cast<int>(tensors_.size())),
+      lanes_(options_.lanes, offload_lanes::specs(options_.device_cpu, options_.lane_cpu),
+             offload_lanes::kPlan, groups_.key_count()),
+      ring_(lanes_.budget(), lanes_.device(), {.slab_bytes = ring_bytes(), .pages = Pages::kHuge}),
+      store_([&] {
+        const int promised = std::max(1, options_.gate.promised_backwards);
+        OpenedStore opened =
+            open_state_store(lanes_.budget(), options_.store, tensors_, plan_, options_.gradient,
+                             static_cast<std::uint32_t>(promised), ring_.slab());
+        is_new_ = opened.is_new;
+        return std::move(opened.store);
+      }()),
+      stream_(*store_, ring_, plan_, kStateLanes, types()),
+      spill_(lanes_, *store_, ring_, plan_, groups_, stream_, options_.gradient),
+      gate_(options_.gate, options_.lanes.order, lanes_.executor(),
+            static_cast<int>(tensors_.size())),
+      steps_(tensors_.size()) {}
+
+OffloadEngine::~OffloadEngine() { lanes_.stop(); }
+
+// As many chunks as the budget has room for, beside the buffers of shared chunks.
+std::size_t OffloadEngine::ring_bytes() const {
+  const std::size_t chunk =
+      StateStream::ring_bytes(plan_, types(), std::max(1, options_.gate.promised_backwards));
+  const std::size_t most = std::min(kRingChunks, plan_.chunks().size() + 1) * chunk;
+  const std::size_t least = std::min(kLeastChunks, plan_.chunks().size()) * chunk;
+  const std::uint64_t limit = options_.lanes.limits[static_cast<std::size_t>(Tier::kPinned)];
+  const std::uint64_t shared = GradientSpill::shared_bytes(plan_, options_.gradient);
+  if (limit < shared + least) {
+    throw OutOfMemory(concat("OffloadEngine: the pinned tier may hold ", format_bytes(limit),
+                             ", expected at least ", format_bytes(shared + least), " for ",
+                             kLeastChunks,
+                             " chunks on their way and the gradients of small "
+                             "tensors; raise budget.pinned, or take smaller chunks"));
+  }
+  const std::uint64_t room = (limit - shared) / kBlockBytes * kBlockBytes;
+  return static_cast<std::size_t>(std::min<std::uint64_t>(most, room));
+}
+
+void OffloadEngine::check_tensor(int index, const AnyMatrix& matrix, const char* what,
+                                 DType dtype) const {
+  const TensorSpec& tensor = tensors_.at(at(index));
+  const bool whole = matrix.stride == matrix.cols || matrix.rows <= 1;
+  SLUICEWAY_CHECK(matrix.rows * matrix.cols == tensor.elems() && whole, "OffloadEngine: ", what,
+                  " of ", tensor.name, " has ", matrix.rows * matrix.cols,
+                  whole ? "" : " scattered", " elements, expected ", tensor.elems(),
+                  " in one piece; make a new optimizer after changing a parameter");
+  SLUICEWAY_CHECK(matrix.dtype == dtype, "OffloadEngine: ", what, " of ", tensor.name, " is ",
+                  to_string(matrix.dtype), ", expected ", to_string(dtype),
+                  "; make a new optimizer after changing a parameter");
+}
+
+void OffloadEngine::check_begun(const char* caller) const {
+  SLUICEWAY_CHECK(begun_, "OffloadEngine: ", caller, " before the states are there: the store ",
+                  is_new_ ? "is new, expected begin()" : "holds a run, expected resume()");
+}
+
+// ---- Before the first step ----------------------------------------------------------------------
+
+void OffloadEngine::begin(std::span<const AnyMatrix> tensors) {
+  SLUICEWAY_CHECK(tensors.size() == tensors_.size(), "OffloadEngine: begin with ", tensors.size(),
+                  " tensors, expected ", tensors_.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(static_cast<int>(i), tensors[i], "weight", tensors_[i].dtype);
+  }
+  SLUICEWAY_CHECK(is_new_ || store_->live().step == 0,
+                  "OffloadEngine: begin on a store that holds step ", store_->live().step,
+                  ", expected resume()");
+  stream_.write_initial([&](const ChunkPiece& piece, std::span<float> master) {
+    const AnyMatrix& from = tensors[at(piece.tensor)];
+    with_type(from.dtype, [&](auto type) {
+      const auto* const first = static_cast<const decltype(type)*>(from.data) + piece.first;
+      std::transform(first, first + piece.elems, master.begin(),
+                     [](auto value) { return to_float(value); });
+    });
+  });
+  std::ranges::fill(steps_, 0);
+  gate_.set_committed_steps(0);
+  begun_ = uncommitted_ = true;
+  commit();
+  is_new_ = false;
+}
+
+void OffloadEngine::resume(std::span<const AnyMatrix> tensors) {
+  SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume from a store without states, expected begin()");
+  SLUICEWAY_CHECK(tensors.size() == tensors_.size(), "OffloadEngine: resume with ", tensors.size(),
+                  " tensors, expected ", tensors_.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(static_cast<int>(i), tensors[i], "weight", tensors_[i].dtype);
+  }
+  if (begun_) synchronize();
+  for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
+    stream_.read(
+        static_cast<int>(c), [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
+          const AnyMatrix& into = tensors[at(piece.tensor)];
+          with_type(into.dtype, [&](auto type) {
+            std::ranges::transform(state[2], static_cast<decltype(type)*>(into.data) + piece.first,
+                                   [](float value) { return from_float<decltype(type)>(value); });
+          });
+        });
+  }
+  take_over();
+  begun_ = true;
+}
+
+void OffloadEngine::take_over() {
+  const RunCounts counts = decode_run_counts(store_->run_state(store_->live()), tensors_.size());
+  steps_ = counts.tensor_steps;
+  gate_.set_committed_steps(counts.committed_steps);
+  run_state_ = counts.more;
+  uncommitted_ = false;
+}
+
+// ---- A step -------------------------------------------------------------------------------------
+
+void OffloadEngine::add_gradient(int index, const AnyMatrix& g, std::shared_ptr<const void> keep,
+                                 StreamRef compute) {
+  SLUICEWAY_CHECK(compute.is_host(), "OffloadEngine: a gradient on ", to_string(compute.device()),
+                  ", expected one on the host device, as in this build");
+  check_begun("add_gradient");
+  const bool half = g.dtype != DType::kF32;
+  check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
+  if (uncommitted_) commit();  // Before an extent that it read from is written again.
+  wait(groups_.of_tensor(index));
+  spill_.add(index, g, keep, options_.gradient_room);
+  gate_.note_gradient(index);
+}
+
+GradientNorm OffloadEngine::end_backward(bool norm) {
+  spill_.end_backward();
+  if (norm || spill_.must_sum()) spill_.scan_sums();
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const int index = static_cast<int>(i);
+    if (gate_.backwards(index) > 0) gate_.note_scan(index, spill_.scan(index));
+  }
+  return gate_.norm();
+}
+
+void OffloadEngine::check_request(const OffloadRequest& request) const {
+  SLUICEWAY_CHECK(
+      request.hyper.size() == tensors_.size() && request.tensors.size() == tensors_.size(),
+      "OffloadEngine: step with ", request.hyper.size(), " hyperparameters and ",
+      request.tensors.size(), " tensors, expected ", tensors_.size(), " of each");
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    check_tensor(static_cast<int>(i), request.tensors[i], "weight", tensors_[i].dtype);
+  }
+}
+
+StepOutcome OffloadEngine::step(const OffloadRequest& request) {
+  check_begun("step");
+  check_request(request);
+  end_backward(request.norm || options_.gate.max_norm > 0);
+  // A sum that nobody asked for has no norm; that its addends are finite is known.
+  bool known = true;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const int index = static_cast<int>(i);
+    ScanResult scan = gate_.scan(index);
+    if (gate_.backwards(index) == 0 || !scan.finite || !std::isnan(scan.sum_squares)) continue;
+    known = false;
+    scan.sum_squares = 0;
+    gate_.note_scan(index, scan);
+  }
+  StepOutcome outcome =
+      gate_.decide(request.factor, request.other_sum_squares, request.own_factors);
+  if (!known) outcome.grad_norm = std::numeric_limits<double>::quiet_NaN();
+  if (outcome.skipped) {
+    drop();
+    return outcome;
+  }
+  spill_.wait_written();
+  if (uncommitted_) commit();  // Of a step before it that had no gradient after it.
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (gate_.backwards(static_cast<int>(i)) > 0) ++steps_[i];
+  }
+  for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
+    const int chunk = static_cast<int>(c);
+    if (spill_.extents(chunk) > 0) send(chunk, request, request.factor * outcome.clip_factor);
+  }
+  uncommitted_ = gate_.has_gradient() || uncommitted_;
+  gate_.commit(request.factor);
+  spill_.clear();
+  return outcome;
+}
+
+void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor) {
+  ChunkUpdate update;
+  update.extents = spill_.extents(chunk);
+  for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
+    const TensorHyper& hyper = request.hyper[at(piece.tensor)];
+    const float own = request.own_factors.empty() ? 1 : request.own_factors[at(piece.tensor)];
+    update.pieces.push_back({{hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay,
+                              std::max<std::int64_t>(1, steps_[at(piece.tensor)])},
+                             factor * own,
+                             spill_.has_gradient(piece.tensor)});
+  }
+  std::vector<void*> targets;
+  for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
+    const AnyMatrix& tensor = request.tensors[at(piece.tensor)];
+    targets.push_back(static_cast<std::byte*>(tensor.data) +
+                      static_cast<std::size_t>(piece.first) * size_bytes(tensor.dtype));
+  }
+  update.emit = [this, chunk, targets](const ChunkPiece& piece, std::span<const std::byte> bytes,
+                                       StreamRef stream) {
+    const auto& pieces = plan_.chunks()[at(chunk)].pieces;
+    const auto p = static_cast<std::size_t>(&piece - pieces.data());
+    lanes_.h2d().copy(targets[p], bytes.data(), bytes.size(), stream);
+  };
+  const int group = groups_.of_chunk(chunk);
+  Payload payload = stream_.update(chunk, std::move(update));
+  payload.key = groups_.update(group);
+  payload.deadline = static_cast<std::uint64_t>(group);
+  lanes_.executor().submit(std::move(payload));
+}
+
+void OffloadEngine::drop() {
+  spill_.wait_written();  // Nothing may write to an extent that the next step begins anew.
+  gate_.drop();
+  spill_.clear();
+}
+
+double OffloadEngine::acquire(int index, StreamRef compute) {
+  return lanes_.acquire(groups_.update(groups_.of_tensor(index)), compute);
+}
+
+void OffloadEngine::synchronize() {
+  for (int group = 0; group < groups_.count(); ++group) wait(group);
+}
+
+// ---- Durability ---------------------------------------------------------------------------------
+
+void OffloadEngine::set_run_state(std::span<const std::byte> state) {
+  run_state_.assign(state.begin(), state.end());
+}
+
+std::vector<std::byte> OffloadEngine::run_state() {
+  return decode_run_counts(store_->run_state(store_->live()), tensors_.size()).more;
+}
+
+// Extents that were spilled since are no part of a commit, but the store wants to be alone.
+void OffloadEngine::commit() {
+  check_begun("commit");
+  synchronize();
+  if (!uncommitted_) return;
+  spill_.wait_written();
+  const double begin_us = now_us();
+  const RunCounts counts{gate_.committed_steps(), steps_, run_state_};
+  store_->commit(static_cast<std::uint64_t>(gate_.committed_steps()), encode_run_counts(counts));
+  uncommitted_ = false;
+  ++commits_;
+  const double end_us = now_us();
+  commit_seconds_ += (end_us - begin_us) * 1e-6;
+  trace().add_range(lanes_.device_row(), "commit", begin_us, end_us);
+}
+
+std::uint64_t OffloadEngine::pin() {
+  commit();
+  const std::uint64_t slots = store_->layout().regions[StateStream::kStateRegion].slots();
+  if (slots < 3) store_->add_slots(StateStream::kStateRegion, 1);
+  store_->pin();
+  return store_->pinned()->generation;
+}
+
+void OffloadEngine::roll_back(std::uint64_t generation) {
+  synchronize();
+  drop();
+  const Commit& live = store_->live();
+  const bool is_pinned = store_->pinned() && store_->pinned()->generation == generation;
+  if (!is_pinned && live.generation != generation) {
+    const std::string pinned = store_->pinned()
+                                   ? concat(" and ", store_->pinned()->generation, " (step ",
+                                            store_->pinned()->step, ", pinned)")
+                                   : std::string();
+    throw InvalidArgument(concat("store: generation ", generation, " is gone, expected ",
+                                 live.generation, " (step ", live.step, ")", pinned));
+  }
+  if (live.generation == generation) {
+    store_->drop();
+  } else {
+    store_->revert();
+  }
+  take_over();
+  begun_ = true;
+}
+
+void OffloadEngine::close(std::chrono::milliseconds patience) {
+  const Patience bounded(lanes_.executor(), patience);
+  drop();
+  if (begun_) commit();
+}
+
+void OffloadEngine::finish(std::chrono::milliseconds patience) {
+  try {
+    close(patience);
+  } catch (...) {
+    if (!idle()) throw;
+    // A failed executor has drained its lanes; nothing runs any more, which is all that is asked.
+    gate_.forget();
+    spill_.clear();
+  }
+}
+
+// ---- State, numbers -----------------------------------------------------------------------------
+
+void OffloadEngine::read_state(int index, const TensorState& into) {
+  check_begun("read_state");
+  synchronize();
+  for (const int chunk : plan_.of_tensor(index)) {
+    stream_.read(chunk, [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
+      if (piece.tensor != index) return;
+      const auto first = static_cast<std::size_t>(piece.first);
+      std::ranges::copy(state[0], into.exp_avg.subspan(first).begin());
+      std::ranges::copy(state[1], into.exp_avg_sq.subspan(first).begin());
+      std::ranges::copy(state[2], into.master.subspan(first).begin());
+    });
+  }
+}
+
+void OffloadEngine::write_state(int index, const TensorState& from, std::int64_t steps) {
+  check_begun("write_state");
+  SLUICEWAY_CHECK(steps >= 0, "OffloadEngine: ", steps, " steps of ", tensor(index).name,
+                  ", expected 0 or more");
+  synchronize();
+  for (const int chunk : plan_.of_tensor(index)) {
+    stream_.rewrite(chunk, [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
+      if (piece.tensor != index) return;
+      const auto first = static_cast<std::size_t>(piece.first);
+      const auto count = static_cast<std::size_t>(piece.elems);
+      std::ranges::copy(from.exp_avg.subspan(first, count), state[0].begin());
+      std::ranges::copy(from.exp_avg_sq.subspan(first, count), state[1].begin());
+      std::ranges::copy(from.master.subspan(first, count), state[2].begin());
+    });
+  }
+  steps_[at(index)] = steps;
+  uncommitted_ = true;
+}
+
+OffloadStats OffloadEngine::take_stats() {
+  OffloadStats stats;
+  stats.use = lanes_.take_use();
+  const std::vector<double>& seconds = stats.use.lane_seconds;
+  stats.host_seconds = seconds[kHost];
+  stats.fetch_seconds = seconds[kFetch];
+  stats.store_seconds = seconds[kStore];
+  stats.spill_seconds = seconds[kSpill];
+  std::uint64_t read = 0, written = 0;
+  for (const auto& drive : store_->drives()) {
+    read += drive->counters().bytes_read;
+    written += drive->counters().bytes_written;
+  }
+  stats.disk_read = read - std::exchange(counted_read_, read);
+  stats.disk_written = written - std::exchange(counted_written_, written);
+  stats.commits = std::exchange(commits_, 0);
+  stats.commit_seconds = std::exchange(commit_seconds_, 0);
+  return stats;
+}
+
+}  // namespace sluiceway

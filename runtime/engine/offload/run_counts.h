@@ -1,0 +1,24 @@
+// What a commit of the offload engine carries beside the states: its counts, and its user's bytes.
+//
+//   run_state := steps:u64 tensors:u64 steps_of_tensor:u64* more
+//
+// Errors: Corrupt: bytes of another run, or none of these.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace sluiceway {
+
+struct RunCounts {
+  std::int64_t committed_steps = 0;
+  std::vector<std::int64_t> tensor_steps;
+  std::vector<std::byte> more;
+};
+
+std::vector<std::byte> encode_run_counts(const RunCounts& counts);
+RunCounts decode_run_counts(std::span<const std::byte> bytes, std::size_t tensors);
+
+}  // namespace sluiceway

@@ -1,0 +1,53 @@
+// The chunk store of a model: made for its tensors, or opened and compared with them.
+//
+// The catalogue of the store says whose states it holds, as JSON: format, elements of a chunk, and
+// name, shape and dtype of every tensor in the order of the engine.
+//
+// Errors: InvalidArgument: the store is of other tensors, chunks or gradients; the first difference
+//         is named. What open_io() and ChunkStore::open() say: Corrupt, IoError. Where a new store
+//         cannot be made, nothing is left behind.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/store/chunk_store.h"
+#include "runtime/store/open_io.h"
+
+namespace sluiceway {
+
+// A parameter of the model.
+struct TensorSpec {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  DType dtype = DType::kF32;  // What the model computes with; the master is f32.
+
+  std::int64_t elems() const noexcept;
+};
+
+struct StoreOptions {
+  std::vector<std::string> drives;  // Files or block devices; empty: host memory.
+  IoChoice io = IoChoice::kAuto;
+  bool whole_device = false;           // Block devices are allowed.
+  std::vector<std::uint32_t> weights;  // Of the drives, as their rates; empty: all alike.
+  ChunkStore::Progress progress = {};  // Of making a new one.
+};
+
+struct OpenedStore {
+  std::unique_ptr<ChunkStore> store;
+  bool is_new = false;  // It holds no states yet.
+};
+
+// `memory` is offered to io_uring and outlives the store. `micro_batches`: extents of a new one.
+OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
+                             std::span<const TensorSpec> tensors, const ChunkPlan& plan,
+                             DType gradient, std::uint32_t micro_batches,
+                             std::span<std::byte> memory);
+
+}  // namespace sluiceway

@@ -1,0 +1,375 @@
+// AdamW with its states in a store, through the lanes: the very bits of AdamW in memory, whatever
+// the store lies on, the order of the lanes, the link, and whatever became of steps in between.
+#include "runtime/engine/offload/offload_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "tests/support/io_back_ends.h"
+#include "tests/support/offload_reference.h"
+#include "tests/support/rng.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+// In chunks of 4096 elements: some share, some have chunks of their own, one of them three.
+const std::vector<TensorSpec> kModel{{"embedding", {100, 123}, DType::kBF16},
+                                     {"norm1", {64}, DType::kF32},
+                                     {"bias1", {1}, DType::kBF16},
+                                     {"query", {64, 64}, DType::kBF16},
+                                     {"norm2", {300}, DType::kF32},
+                                     {"key", {64, 33}, DType::kBF16},
+                                     {"head", {7, 301}, DType::kBF16},
+                                     {"tiny", {3}, DType::kBF16}};
+
+OffloadOptions options_for(const std::vector<std::string>& drives = {},
+                           IoChoice io = IoChoice::kAuto) {
+  OffloadOptions options(DeviceId::host());
+  options.lanes.limits.fill(Budget::kUnlimited);
+  options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
+  options.store.drives = drives;
+  options.store.io = io;
+  return options;
+}
+
+struct Case {
+  std::string name;
+  int batches = 1;
+  double max_norm = 0;
+  Order order = Order::kEdf;
+  bool slow_link = false;
+  int promised = 0;
+};
+
+class OffloadEngineTest : public testing::TestWithParam<Case> {
+ protected:
+  OffloadOptions options(const std::vector<std::string>& drives = {},
+                         IoChoice io = IoChoice::kAuto) const {
+    OffloadOptions made = options_for(drives, io);
+    made.gate.max_norm = GetParam().max_norm;
+    made.gate.promised_backwards = GetParam().promised;
+    made.lanes.order = GetParam().order;
+    if (GetParam().slow_link) made.lanes.d2h = made.lanes.h2d = {0.02, 50};
+    return made;
+  }
+};
+
+TEST_P(OffloadEngineTest, EveryStepHasTheBitsOfAdamWInMemory) {
+  OffloadEngine engine(options(), kModel);
+  OffloadModel model(kModel, 7);
+  OffloadReference reference(model);
+  engine.begin(model.tensors());
+  for (std::int64_t step = 1; step <= 5; ++step) {
+    const StepOutcome outcome = run_step(engine, model, step, GetParam().batches);
+    const double norm = kStepFactor * reference.norm(step, GetParam().batches);
+    const double most = GetParam().max_norm > 0 ? GetParam().max_norm : norm;
+    EXPECT_FALSE(outcome.skipped);
+    EXPECT_NEAR(outcome.grad_norm, norm, 1e-6 * norm);
+    EXPECT_NEAR(outcome.clip_factor, std::min(1.0, most / norm), 2e-6);
+    reference.step(step, GetParam().batches, kStepFactor * outcome.clip_factor);
+    for (int t = 0; t < model.size(); ++t) engine.acquire(t, StreamRef::host());
+    ASSERT_EQ(reference.difference(model), "") << "after step " << step;
+  }
+  ASSERT_EQ(reference.state_difference(engine), "");
+}
+
+TEST_P(OffloadEngineTest, FilesGiveTheBitsOfMemoryThroughEveryBackEnd) {
+  OffloadEngine in_memory(options(), kModel);
+  OffloadModel expected(kModel, 8);
+  in_memory.begin(expected.tensors());
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    run_step(in_memory, expected, step, GetParam().batches);
+  }
+  in_memory.synchronize();
+  for (const IoChoice io : {IoChoice::kPosix, IoChoice::kAuto}) {
+    const ScratchPath first, second;
+    OffloadModel model(kModel, 8);
+    {
+      OffloadEngine engine(options({first.str(), second.str()}, io), kModel);
+      EXPECT_TRUE(engine.is_new());
+      engine.begin(model.tensors());
+      run_step(engine, model, 1, GetParam().batches);
+      engine.close();
+    }
+    OffloadEngine engine(options({first.str(), second.str()}, io), kModel);
+    EXPECT_FALSE(engine.is_new());
+    OffloadModel again(kModel, 99);  // Whatever it holds is overwritten.
+    engine.resume(again.tensors());
+    EXPECT_EQ(engine.committed_steps(), 1);
+    for (std::int64_t step = 2; step <= 3; ++step) {
+      run_step(engine, again, step, GetParam().batches);
+    }
+    engine.synchronize();
+    EXPECT_EQ(difference(again, expected), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, OffloadEngineTest,
+                         testing::Values(Case{"Plain"}, Case{"Clipped", 1, 0.5}, Case{"Three", 3},
+                                         Case{"ThreeClippedPromised", 3, 0.25, Order::kFcfs, false,
+                                              3},
+                                         Case{"Barrier", 2, 0, Order::kBarrier},
+                                         Case{"SlowLink", 1, 0, Order::kEdf, true}),
+                         [](const auto& tested) { return tested.param.name; });
+
+TEST(OffloadEngineStepTest, TensorsWithoutAGradientStayAsTheyAreWithTheirStepCount) {
+  OffloadEngine engine(options_for(), kModel);
+  OffloadModel model(kModel, 9);
+  OffloadReference reference(model);
+  engine.begin(model.tensors());
+  for (std::int64_t step = 1; step <= 4; ++step) {
+    const auto has = [step](int tensor, int batch) {
+      return (tensor + batch + static_cast<int>(step)) % 3 != 0;
+    };
+    run_step(engine, model, step, 2, has);
+    reference.step(step, 2, kStepFactor, has);
+  }
+  engine.synchronize();
+  EXPECT_EQ(reference.difference(model), "");
+  EXPECT_EQ(reference.state_difference(engine), "");
+  for (int t = 0; t < model.size(); ++t) EXPECT_EQ(engine.tensor_steps(t), reference.steps(t));
+}
+
+TEST(OffloadEngineStepTest, AGradientThatIsNotFiniteSkipsTheStepWhereverItIs) {
+  OffloadEngine engine(options_for(), kModel);
+  OffloadModel model(kModel, 10);
+  engine.begin(model.tensors());
+  const OffloadModel before = model;
+  for (int t = 0; t < model.size(); ++t) {
+    for (const float bad : {std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN(), 3.4e38F}) {
+      OffloadGradients gradients(model, 1, 0);
+      gradients.poison(t, bad);  // 3.4e38 is finite, and infinite as bf16.
+      for (int i = 0; i < model.size(); ++i) gradients.add_to(engine, i);
+      EXPECT_FALSE(engine.end_backward().finite) << kModel[static_cast<std::size_t>(t)].name;
+      const StepOutcome outcome = engine.step(request_of(model));
+      EXPECT_TRUE(outcome.skipped);
+      EXPECT_FALSE(engine.has_gradient());
+    }
+  }
+  engine.synchronize();
+  EXPECT_EQ(difference(model, before), "");
+  EXPECT_EQ(engine.committed_steps(), 0);
+}
+
+TEST(OffloadEngineStepTest, DroppedGradientsLeaveNoTrace) {
+  OffloadEngine engine(options_for(), kModel);
+  OffloadModel model(kModel, 11);
+  OffloadReference reference(model);
+  engine.begin(model.tensors());
+  for (int batch = 0; batch < 3; ++batch) {
+    OffloadGradients gradients(model, 77, batch);
+    for (int i = 0; i < model.size(); ++i) gradients.add_to(engine, i);
+    engine.end_backward();
+  }
+  engine.drop();
+  EXPECT_FALSE(engine.has_gradient());
+  run_step(engine, model, 1, 1);
+  reference.step(1, 1, kStepFactor);
+  engine.synchronize();
+  EXPECT_EQ(reference.difference(model), "");
+}
+
+TEST(OffloadEngineStepTest, GradientsThatWaitOnTheDeviceAreBounded) {
+  OffloadOptions options = options_for();
+  options.gradient_room = 1;
+  options.lanes.d2h = {0.05, 0};
+  OffloadEngine engine(options, kModel);
+  OffloadModel model(kModel, 12);
+  engine.begin(model.tensors());
+  OffloadGradients gradients(model, 1, 0);
+  for (int i = 0; i < model.size(); ++i) {
+    gradients.add_to(engine, i);
+    EXPECT_LE(gradients.held(), 1) << "after " << i;
+  }
+  engine.end_backward();
+  EXPECT_EQ(gradients.held(), 0);
+}
+
+TEST(OffloadEngineStepTest, WithoutANormNoExtentIsReadTwice) {
+  OffloadOptions options = options_for();
+  options.gate.promised_backwards = 3;
+  OffloadEngine engine(options, kModel);
+  OffloadModel model(kModel, 13);
+  OffloadReference reference(model);
+  engine.begin(model.tensors());
+  for (int batch = 0; batch < 3; ++batch) {
+    OffloadGradients gradients(model, 1, batch);
+    for (int i = 0; i < model.size(); ++i) gradients.add_to(engine, i);
+    engine.end_backward(false);
+  }
+  engine.take_stats();
+  OffloadRequest request = request_of(model);
+  request.norm = false;
+  const StepOutcome outcome = engine.step(request);
+  EXPECT_TRUE(std::isnan(outcome.grad_norm));
+  EXPECT_FALSE(outcome.skipped);
+  engine.synchronize();
+  const auto stored = static_cast<std::uint64_t>(engine.plan().stored_elems());
+  const OffloadStats stats = engine.take_stats();
+  EXPECT_EQ(stats.disk_read, stored * (12 + 3 * 2));
+  EXPECT_EQ(stats.disk_written, stored * 12);
+  reference.step(1, 3, kStepFactor);
+  EXPECT_EQ(reference.difference(model), "");
+}
+
+TEST(OffloadEngineStoreTest, ACrashEndsAtTheLastCommitAndGoesOnWithTheSameBits) {
+  const ScratchPath drive;
+  OffloadModel expected(kModel, 14);
+  OffloadReference reference(expected);
+  OffloadModel model(kModel, 14);
+  {
+    auto engine = std::make_unique<OffloadEngine>(options_for({drive.str()}), kModel);
+    engine->begin(model.tensors());
+    for (std::int64_t step = 1; step <= 3; ++step) run_step(*engine, model, step, 1);
+    engine->synchronize();
+    // Without close(): step 3 is applied and not committed, as after a crash.
+  }
+  OffloadEngine engine(options_for({drive.str()}), kModel);
+  OffloadModel again(kModel, 15);
+  engine.resume(again.tensors());
+  EXPECT_EQ(engine.committed_steps(), 2);
+  for (std::int64_t step = 1; step <= 3; ++step) reference.step(step, 1, kStepFactor);
+  run_step(engine, again, 3, 1);
+  engine.synchronize();
+  EXPECT_EQ(reference.difference(again), "");
+}
+
+TEST(OffloadEngineStoreTest, APinnedGenerationComesBackAndOthersAreNamed) {
+  const ScratchPath drive;
+  OffloadEngine engine(options_for({drive.str()}), kModel);
+  OffloadModel model(kModel, 16);
+  engine.begin(model.tensors());
+  run_step(engine, model, 1, 1);
+  const std::uint64_t pinned = engine.pin();
+  engine.synchronize();
+  const OffloadModel at_pin = model;
+  run_step(engine, model, 2, 1);
+  run_step(engine, model, 3, 2);
+  engine.synchronize();
+  EXPECT_NE(difference(model, at_pin), "");
+  EXPECT_THAT([&] { engine.roll_back(pinned + 1000); },
+              ThrowsMessage<InvalidArgument>(
+                  AllOf(HasSubstr("is gone"), HasSubstr(std::to_string(pinned)))));
+  engine.roll_back(pinned);
+  engine.resume(model.tensors());
+  EXPECT_EQ(difference(model, at_pin), "");
+  EXPECT_EQ(engine.committed_steps(), 1);
+  OffloadReference reference(OffloadModel(kModel, 16));
+  reference.step(1, 1, kStepFactor);
+  run_step(engine, model, 2, 2);
+  reference.step(2, 2, kStepFactor);
+  engine.synchronize();
+  EXPECT_EQ(reference.difference(model), "");
+}
+
+TEST(OffloadEngineStoreTest, RunStatesComeBackWithTheirCommit) {
+  const ScratchPath drive;
+  const std::string text = "position 7";
+  {
+    OffloadEngine engine(options_for({drive.str()}), kModel);
+    OffloadModel model(kModel, 17);
+    engine.begin(model.tensors());
+    run_step(engine, model, 1, 1);
+    engine.set_run_state(std::as_bytes(std::span(text)));
+    engine.close();
+  }
+  OffloadEngine engine(options_for({drive.str()}), kModel);
+  const std::vector<std::byte> found = engine.run_state();
+  EXPECT_TRUE(std::ranges::equal(found, std::as_bytes(std::span(text))));
+}
+
+TEST(OffloadEngineStoreTest, AStoreOfAnotherModelIsRefusedByItsFirstDifference) {
+  const ScratchPath drive;
+  OffloadEngine(options_for({drive.str()}), kModel).begin(OffloadModel(kModel, 1).tensors());
+  std::vector<TensorSpec> other = kModel;
+  other[3].shape = {32, 128};
+  EXPECT_THAT(
+      [&] { OffloadEngine engine(options_for({drive.str()}), other); },
+      ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("query [64,64]"), HasSubstr("[32,128]"))));
+  other = kModel;
+  other.pop_back();
+  EXPECT_THAT([&] { OffloadEngine engine(options_for({drive.str()}), other); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("8 tensors, expected 7")));
+}
+
+TEST(OffloadEngineStoreTest, ARunThatIsNotTakenOverIsNotOverwritten) {
+  const ScratchPath drive;
+  {
+    OffloadEngine engine(options_for({drive.str()}), kModel);
+    OffloadModel model(kModel, 18);
+    engine.begin(model.tensors());
+    run_step(engine, model, 1, 1);
+    engine.close();
+  }
+  OffloadEngine engine(options_for({drive.str()}), kModel);
+  OffloadModel model(kModel, 18);
+  EXPECT_THAT([&] { engine.begin(model.tensors()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("holds step 1")));
+  EXPECT_THAT([&] { run_step(engine, model, 1, 1); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected resume()")));
+}
+
+TEST(OffloadEngineStoreTest, StatesThatAreWrittenAreThoseOfTheNextStep) {
+  OffloadEngine first(options_for(), kModel), second(options_for(), kModel);
+  OffloadModel model(kModel, 19), other(kModel, 20);
+  first.begin(model.tensors());
+  second.begin(other.tensors());
+  run_step(first, model, 1, 1);
+  for (int t = 0; t < model.size(); ++t) {
+    const auto count = static_cast<std::size_t>(kModel[static_cast<std::size_t>(t)].elems());
+    std::vector<float> m(count), v(count), master(count);
+    first.read_state(t, {m, v, master});
+    second.write_state(t, {m, v, master}, first.tensor_steps(t));
+  }
+  second.set_committed_steps(1);
+  second.commit();
+  second.resume(other.tensors());
+  first.synchronize();
+  EXPECT_EQ(difference(other, model), "");
+  run_step(first, model, 2, 1);
+  run_step(second, other, 2, 1);
+  first.synchronize();
+  second.synchronize();
+  EXPECT_EQ(difference(other, model), "");
+}
+
+TEST(OffloadEngineBudgetTest, APinnedBudgetBelowTwoChunksIsRefusedWithBothSizes) {
+  OffloadOptions options = options_for();
+  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = 100000;
+  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
+              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("100000"), HasSubstr("budget.pinned"))));
+}
+
+TEST(OffloadEngineBudgetTest, WhatIsPinnedIsTheRingAndTheBuffersOfSmallTensors) {
+  OffloadEngine engine(options_for(), kModel);
+  OffloadModel model(kModel, 21);
+  engine.begin(model.tensors());
+  const std::uint64_t before = engine.budget().peak(Tier::kPinned);
+  for (std::int64_t step = 1; step <= 3; ++step) run_step(engine, model, step, 2);
+  engine.synchronize();
+  EXPECT_EQ(engine.budget().peak(Tier::kPinned), before);
+}
+
+TEST(OffloadEngineBudgetTest, GradientsOfAnotherTypeThanTheModelsAreRefused) {
+  OffloadOptions options = options_for();
+  options.gradient = DType::kF16;
+  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("say gradients=bf16")));
+}
+
+}  // namespace
+}  // namespace sluiceway::test
