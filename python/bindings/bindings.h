@@ -17,6 +17,7 @@ void bind_cost_model(py::module_& m);
 void bind_denormals(py::module_& m);
 void bind_host_memory(py::module_& m);
 void bind_loss_scale(py::module_& m);
+void bind_offload_engine(py::module_& m);
 void bind_subspace_engine(py::module_& m);
 void bind_trace(py::module_& m);
 void bind_weight_plan(py::module_& m);
