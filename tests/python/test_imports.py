@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "python" / "sluiceway"
 ORDER = [
     {"base"},
     {"config"},
-    {"text", "machine"},
+    {"text", "machine", "store"},
     {"model"},
     {"optim"},
     {"engines"},

@@ -134,12 +134,21 @@ class GatheringOptimizer(OptimizerWithStates):
 
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """All gradients of a backward are in: place the sentinel that stands for them."""
-        norm, _ = self.engine.end_backward()
+        norm = self._gathered_norm()
         with self._hooks.backward.turn():
             self._clipping.begin(norm)
             self._dropped.note()
             self._standing.gathered = True
         self._clock.backward(forward_began_us, backward_began_us)
+
+    def _gathered_norm(self) -> float:
+        """Of all that was gathered; what the sentinel carries."""
+        norm, _ = self.engine.end_backward()
+        return norm
+
+    def _sizes(self) -> list[tuple[float, float]]:
+        """Sum of squares and largest element of what was gathered of each weight."""
+        return self.of_engine.joined(self.engine.gradient_sizes())
 
     def lose_gradient(self, weight: int) -> None:
         """A gradient was taken from autograd and came to nothing, as the taking raised."""
@@ -240,9 +249,7 @@ class GatheringOptimizer(OptimizerWithStates):
         compressed = [weight.parameter for weight in self.weights]
         chosen, gradients = split_parameters(self._owner, parameters, compressed)
         self._drop_if_removed()
-        sizes = (
-            self.of_engine.joined(self.engine.gradient_sizes()) if self._standing.gathered else []
-        )
+        sizes = self._sizes() if self._standing.gathered else []
         scale = 1.0 / self.loss_scale.value
         return torch.tensor(
             self._clipping.clip(sizes, chosen, gradients, float(max_norm), order, scale)
