@@ -74,17 +74,14 @@ void check_headers(const ChunkStore::Drives& drives) {
   std::optional<DriveHeader> first;
   for (std::size_t d = 0; d < drives.size(); ++d) {
     const std::string& path = drives[d]->properties().path;
-    if (drives[d]->size_bytes() < kFirstExtent) {
-      throw Corrupt(concat("store: ", path, " is ", drives[d]->size_bytes(),
-                           " bytes, expected a store of at least ", kFirstExtent));
-    }
+    SLUICEWAY_CHECK(drives[d]->size_bytes() >= kFirstExtent, "store: ", path,
+                    " is no store, it is ", drives[d]->size_bytes(), " bytes, expected at least ",
+                    kFirstExtent);
     Blocks block(kBlockBytes);
     drives[d]->read_now(kHeaderOffset, block.all(), "the header");
-    if (!is_drive_header(block.all())) {
-      throw Corrupt(concat("store: ", path,
-                           " is no store, or its making was interrupted; "
-                           "expected one; make a new one elsewhere, or remove this file"));
-    }
+    SLUICEWAY_CHECK(is_drive_header(block.all()), "store: ", path,
+                    " is no store, or its making was interrupted; expected one; make a new one "
+                    "elsewhere, or remove this file");
     const DriveHeader header = decode_header(block.all());
     if (!first) first = header;
     SLUICEWAY_CHECK(header.id == first->id && header.drives == drives.size() && header.drive == d,
@@ -170,6 +167,15 @@ std::vector<std::string> ChunkStore::verify(const Progress& progress) {
   check_usable("verify");
   std::vector<std::string> wrong;
   if (!damage_.empty()) wrong.push_back(damage_);
+  for (const Commit* commit :
+       {&superblock_.live, superblock_.pinned ? &*superblock_.pinned : nullptr}) {
+    if (commit == nullptr) continue;
+    try {
+      static_cast<void>(run_state(*commit));
+    } catch (const Error& error) {
+      wrong.emplace_back(error.what());
+    }
+  }
   const std::uint64_t all = committed_chunks(layout_) * (superblock_.pinned ? 2 : 1);
   std::uint64_t done = 0;
   for (std::uint32_t r = 0; r < layout_.regions.size(); ++r) {
