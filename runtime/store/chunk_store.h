@@ -103,6 +103,7 @@ class ChunkStore {
 
  private:
   struct Requests;
+  struct Verification;
   ChunkStore(Budget& budget, Drives drives, Superblock superblock, Layout layout,
              std::vector<Extent> live, std::optional<std::vector<Extent>> pinned);
 

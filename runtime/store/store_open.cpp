@@ -1,4 +1,4 @@
-// How a store comes to be, is opened and is looked through: create(), open(), verify().
+// How a store comes to be and is opened: create(), open().
 #include <algorithm>
 #include <random>
 #include <utility>
@@ -59,14 +59,6 @@ std::vector<std::byte> read_checked(Drive& drive, const Extent& extent, std::str
                          to_hex(extent.checksum)));
   }
   return {bytes.begin(), bytes.end()};
-}
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  }
 }
 
 // All drives of one store, in order.
@@ -161,42 +153,6 @@ std::unique_ptr<ChunkStore> ChunkStore::open(Budget& budget, Drives drives) {
 std::vector<std::byte> ChunkStore::run_state(const Commit& commit) {
   check_usable("run_state");
   return read_checked(*drives_.front(), commit.run_state, "the run state");
-}
-
-std::vector<std::string> ChunkStore::verify(const Progress& progress) {
-  check_usable("verify");
-  std::vector<std::string> wrong;
-  if (!damage_.empty()) wrong.push_back(damage_);
-  for (const Commit* commit :
-       {&superblock_.live, superblock_.pinned ? &*superblock_.pinned : nullptr}) {
-    if (commit == nullptr) continue;
-    try {
-      static_cast<void>(run_state(*commit));
-    } catch (const Error& error) {
-      wrong.emplace_back(error.what());
-    }
-  }
-  const std::uint64_t all = committed_chunks(layout_) * (superblock_.pinned ? 2 : 1);
-  std::uint64_t done = 0;
-  for (std::uint32_t r = 0; r < layout_.regions.size(); ++r) {
-    const Region& region = layout_.regions[r];
-    if (!region.is_committed()) continue;
-    Blocks bytes(region.chunk_bytes);
-    for (std::uint64_t chunk = 0; chunk < region.chunks; ++chunk) {
-      for (const Version version : {Version::kLive, Version::kPinned}) {
-        if (version == Version::kPinned && !superblock_.pinned) continue;
-        if (const std::uint64_t length = written_bytes({r, chunk}, version); length > 0) {
-          read({r, chunk}, version, bytes.all().first(length),
-               [&wrong](const std::exception_ptr& error) {
-                 if (error) wrong.push_back(text_of(error));
-               });
-          wait_idle();
-        }
-        if (progress) progress(++done, all);
-      }
-    }
-  }
-  return wrong;
 }
 
 }  // namespace sluiceway
