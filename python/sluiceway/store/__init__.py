@@ -1,0 +1,1 @@
+"""Chunk stores of the disk tier, as Python holds them."""
