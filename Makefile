@@ -119,8 +119,7 @@ test:
 stubs: $(STAMPS)/install
 	$(PY) .ci/stubs.py python
 
-# Debian has no static libhwy, so the wheel takes the shared one along, and liburing; libtorch is the
-# user's.
+# Debian has no static libhwy, so the wheel takes the shared one along; libtorch is the user's.
 wheel: $(STAMPS)/packages $(STAMPS)/requirements
 	rm -rf build/wheel dist/sluiceway-*.whl
 	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .

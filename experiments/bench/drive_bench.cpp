@@ -9,21 +9,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "experiments/bench/uring_loop.h"
 #include "kernels/base/check.h"
 #include "runtime/memory/pinned_pool.h"
-#include "runtime/store/drive.h"
+#include "runtime/store/drive_rate.h"
 #include "runtime/store/open_io.h"
-#include "runtime/trace/trace.h"
 
 namespace sluiceway::bench {
 namespace {
@@ -65,47 +61,6 @@ class BenchFile {
 
  private:
   std::string path_;
-};
-
-// One request after another in each of `depth` places, from the handlers.
-class DriveLoop {
- public:
-  DriveLoop(Drive& drive, const Round& round) : drive_(drive), round_(round) {}
-
-  double seconds() {
-    const double begin_us = now_us();
-    for (std::size_t slot = 0; slot < round_.depth; ++slot) next(slot);
-    std::unique_lock lock(mutex_);
-    finished_.wait(lock, [this] { return done_ == round_.requests; });
-    return (now_us() - begin_us) * 1e-6;
-  }
-
- private:
-  void next(std::size_t slot) {
-    const std::uint64_t request = next_.fetch_add(1);
-    if (request >= round_.requests) return;
-    const std::uint64_t offset = request % round_.blocks * round_.block_bytes;
-    const std::span<std::byte> bytes =
-        round_.memory.subspan(slot * round_.block_bytes, round_.block_bytes);
-    const auto then = [this, slot](const IoError* error) {
-      if (error != nullptr) std::terminate();
-      next(slot);
-      const std::lock_guard lock(mutex_);
-      if (++done_ == round_.requests) finished_.notify_one();
-    };
-    if (request % 2 == 0) {
-      drive_.read(offset, bytes, "chunk", then);
-    } else {
-      drive_.write(offset, bytes, "chunk", then);
-    }
-  }
-
-  Drive& drive_;
-  const Round& round_;
-  std::atomic<std::uint64_t> next_{0};
-  std::mutex mutex_;
-  std::condition_variable finished_;
-  std::uint64_t done_ = 0;
 };
 
 struct Pairs {
@@ -158,7 +113,14 @@ void drive_beside_bare_loop(benchmark::State& state, IoChoice choice, Pages page
   const auto bare = [&] { return seconds_of_bare_loop(round); };
   const auto ours = [&] {
     Drive drive(open_io(round.path, {.io = choice, .depth = kDepth, .memory = round.memory}));
-    return DriveLoop(drive, round).seconds();
+    return measure_rate(drive, {.mix = Mix::kBoth,
+                                .block_bytes = round.block_bytes,
+                                .blocks = round.blocks,
+                                .depth = round.depth,
+                                .memory = round.memory,
+                                .most_requests = round.requests,
+                                .flush = false})
+        .seconds;
   };
   round.blocks = kFileBlocks;
   round.requests = 2 * kFileBlocks;

@@ -1,19 +1,13 @@
-#include <cstddef>
-
 #include "kernels/base/checksum.h"
-#include "python/bindings/bindings.h"
+#include "python/bindings/buffer_bytes.h"
 
 namespace sluiceway {
 namespace {
 
 void update(Checksum& checksum, const py::buffer& bytes) {
-  Py_buffer view;  // Contiguous bytes, or BufferError.
-  if (PyObject_GetBuffer(bytes.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();
-  {
-    const py::gil_scoped_release release;
-    checksum.update({static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len)});
-  }
-  PyBuffer_Release(&view);
+  const BufferBytes held(bytes);
+  const py::gil_scoped_release release;
+  checksum.update(held.get());
 }
 
 }  // namespace

@@ -9,8 +9,10 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_codec_families(m);
   sluiceway::bind_cost_model(m);
   sluiceway::bind_denormals(m);
+  sluiceway::bind_drive(m);
   sluiceway::bind_host_memory(m);
   sluiceway::bind_loss_scale(m);
+  sluiceway::bind_store(m);
   sluiceway::bind_trace(m);
   sluiceway::bind_weight_plan(m);
   sluiceway::bind_subspace_engine(m);

@@ -13,6 +13,7 @@ import typing_extensions
 __all__: list[str] = [
     "AutoCodec",
     "Checksum",
+    "ChunkStore",
     "CodecFamily",
     "EngineOptions",
     "LossScale",
@@ -23,10 +24,14 @@ __all__: list[str] = [
     "auto_codec",
     "codec_families",
     "count_host_allocations",
+    "create_store",
+    "drive_properties",
+    "drive_rates",
     "flush_denormals",
     "host_allocated_bytes",
     "host_peak_bytes",
     "now_us",
+    "open_store",
     "predict_step",
     "reset_host_peak",
     "scratch_bytes",
@@ -101,6 +106,56 @@ class LossScale:
     def update(self, overflowed: bool) -> None: ...
     @property
     def value(self) -> float: ...
+
+class ChunkStore:
+    """
+    Chunks on disk that change by whole steps.
+    """
+    def catalogue(self) -> bytes:
+        """
+        What the store's user wrote about its chunks.
+        """
+    def close(self) -> None:
+        """
+        Unlock the drives; what is not committed is forgotten.
+        """
+    def commit(self, step: typing.SupportsInt, run_state: typing_extensions.Buffer = b"") -> None:
+        """
+        Make what is staged the last commit; on the medium when it returns.
+        """
+    def describe(self) -> dict:
+        """
+        id, version, generation, live and pinned commit, regions, drives, spares of a drive, run_state_most_bytes, catalogue_bytes, damage of a superblock copy.
+        """
+    def drop(self) -> None:
+        """
+        Forget what is staged.
+        """
+    def pin(self) -> None:
+        """
+        Keep the last commit until another is pinned; takes regions of three slots.
+        """
+    def read(
+        self, region: typing.SupportsInt, chunk: typing.SupportsInt, version: str = "live"
+    ) -> bytes:
+        """
+        Bytes of a chunk: live, pinned or staged.
+        """
+    def run_state(self, pinned: bool = False) -> bytes:
+        """
+        Of the last commit, or the pinned.
+        """
+    def unpin(self) -> None: ...
+    def verify(self, progress: typing.Any = None) -> list[str]:
+        """
+        Read all that the commits hold; what is wrong, a line each. `progress` is told chunks done and in all; Ctrl-C ends it.
+        """
+    def write(
+        self, region: typing.SupportsInt, chunk: typing.SupportsInt, bytes: typing_extensions.Buffer
+    ) -> None:
+        """
+        Stage whole blocks of 4096 bytes, from the start of a chunk, for the next commit.
+        """
 
 class Trace:
     """
@@ -330,6 +385,46 @@ def count_host_allocations() -> None:
     From now on count torch's CPU allocations of this process; idempotent.
     """
 
+def create_store(
+    paths: collections.abc.Sequence[str],
+    regions: collections.abc.Sequence[
+        tuple[str, typing.SupportsInt, typing.SupportsInt, typing.SupportsInt]
+    ],
+    *,
+    catalogue: bytes = b"",
+    weights: collections.abc.Sequence[typing.SupportsInt] = [],
+    run_state_bytes: typing.SupportsInt = 1048576,
+    io: str = "auto",
+    whole_device: bool = False,
+    progress: typing.Any = None,
+) -> ChunkStore:
+    """
+    Make a store on new files, or on whole devices, and open it.
+
+    regions: kind (state, gradient, weights or log), bytes of a chunk, chunks, slots. weights: how fast the drives are beside one another; none: alike. progress: told bytes done and in all. After an error, and after Ctrl-C, its files are gone again.
+    """
+
+def drive_properties(path: str, io: str = "auto") -> dict:
+    """
+    backend, direct, block_device, alignments and note of a file or device that is opened to read.
+    """
+
+def drive_rates(
+    path: str,
+    mixes: collections.abc.Sequence[str],
+    *,
+    io: str = "auto",
+    block_bytes: typing.SupportsInt = 4194304,
+    blocks: typing.SupportsInt = 64,
+    depth: typing.SupportsInt = 32,
+    seconds: typing.SupportsFloat = 1.0,
+) -> dict:
+    """
+    Overwrite the first blocks of a file, then measure each mix: read, write or both.
+
+    Each takes `seconds`, and so long as what is in flight then. What drive_properties() says, memory_bytes, huge_bytes of it, and rates: mix, bytes, seconds, processor_seconds.
+    """
+
 def flush_denormals(on: bool) -> bool:
     """
     Let this thread and torch's own take numbers below 2^-126 for 0, or not; returns whether this thread did. Threads that are made later start with it.
@@ -348,6 +443,17 @@ def host_peak_bytes() -> int:
 def now_us() -> float:
     """
     Microseconds of the trace's clock.
+    """
+
+def open_store(
+    paths: collections.abc.Sequence[str],
+    *,
+    writable: bool = False,
+    io: str = "auto",
+    whole_device: bool = False,
+) -> ChunkStore:
+    """
+    Open the last commit. Several may read a store at a time, or one may write it.
     """
 
 def predict_step(

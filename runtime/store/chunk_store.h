@@ -61,7 +61,7 @@ class ChunkStore {
   static std::unique_ptr<ChunkStore> create(Budget& budget, Drives drives, const Layout& layout,
                                             const Progress& progress = {});
 
-  // Opens the last commit. Corrupt: not a store, or damaged. InvalidArgument: drives of several
+  // Opens the last commit. Corrupt: damaged. InvalidArgument: not a store, drives of several
   // stores, or in the wrong order.
   static std::unique_ptr<ChunkStore> open(Budget& budget, Drives drives);
 
@@ -101,11 +101,13 @@ class ChunkStore {
   const Drives& drives() const noexcept { return drives_; }
   std::uint64_t relocated() const;  // Chunks that went to a spare since it was opened.
 
-  // Reads every chunk of the last commit and of the pinned one; what is wrong, a line each.
+  // Reads every chunk and the run state of the last commit and of the pinned one; what is wrong, a
+  // line each. `progress` counts chunks; what it throws ends the reading.
   std::vector<std::string> verify(const Progress& progress = {});
 
  private:
   struct Requests;
+  struct Verification;
   ChunkStore(Budget& budget, Drives drives, Superblock superblock, Layout layout,
              std::vector<Extent> live, std::optional<std::vector<Extent>> pinned);
 

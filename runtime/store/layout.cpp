@@ -1,5 +1,7 @@
 #include "runtime/store/layout.h"
 
+#include "kernels/base/check.h"
+
 namespace sluiceway {
 
 std::string_view to_string(RegionKind kind) noexcept {
@@ -17,6 +19,15 @@ std::string_view to_string(RegionKind kind) noexcept {
 }
 
 bool is_known(RegionKind kind) noexcept { return to_string(kind) != "unknown"; }
+
+RegionKind parse_region_kind(std::string_view name) {
+  for (const RegionKind kind :
+       {RegionKind::kState, RegionKind::kGradient, RegionKind::kWeights, RegionKind::kLog}) {
+    if (name == to_string(kind)) return kind;
+  }
+  throw_invalid_argument(concat("parse_region_kind: kind is \"", name,
+                                "\", expected state, gradient, weights or log"));
+}
 
 Striping::Striping(std::uint64_t chunks, const std::vector<DriveShare>& drives)
     : drive_(chunks), rank_(chunks), count_(drives.size()) {

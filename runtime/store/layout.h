@@ -31,6 +31,7 @@ struct Place {
 enum class RegionKind : std::uint32_t { kState = 1, kGradient = 2, kWeights = 3, kLog = 4 };
 std::string_view to_string(RegionKind kind) noexcept;
 bool is_known(RegionKind kind) noexcept;
+RegionKind parse_region_kind(std::string_view name);  // InvalidArgument: names the known ones.
 
 struct Region {
   RegionKind kind = RegionKind::kState;

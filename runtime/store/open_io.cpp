@@ -65,6 +65,14 @@ void allocate(int fd, const std::string& path, std::uint64_t size_bytes) {
 
 }  // namespace
 
+IoChoice parse_io_choice(std::string_view name) {
+  if (name == "auto") return IoChoice::kAuto;
+  if (name == "uring") return IoChoice::kUring;
+  if (name == "posix") return IoChoice::kPosix;
+  throw_invalid_argument(
+      concat("parse_io_choice: io is \"", name, "\", expected auto, uring or posix"));
+}
+
 std::unique_ptr<RawIo> open_io(const std::string& path, const OpenOptions& options) {
   SLUICEWAY_CHECK(options.depth >= 1 && options.depth <= OpenOptions::kMostDepth, "open_io: ", path,
                   ": depth ", options.depth, ", expected 1 to ", OpenOptions::kMostDepth);

@@ -1,4 +1,4 @@
-// How a store comes to be, is opened and is looked through: create(), open(), verify().
+// How a store comes to be and is opened: create(), open().
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
@@ -63,30 +63,19 @@ std::vector<std::byte> read_checked(Drive& drive, const Extent& extent, std::str
   return {bytes.begin(), bytes.end()};
 }
 
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  }
-}
-
 // All drives of one store, in order.
 void check_headers(const ChunkStore::Drives& drives) {
   std::optional<DriveHeader> first;
   for (std::size_t d = 0; d < drives.size(); ++d) {
     const std::string& path = drives[d]->properties().path;
-    if (drives[d]->size_bytes() < kFirstExtent) {
-      throw Corrupt(concat("store: ", path, " is ", drives[d]->size_bytes(),
-                           " bytes, expected a store of at least ", kFirstExtent));
-    }
+    SLUICEWAY_CHECK(drives[d]->size_bytes() >= kFirstExtent, "store: ", path,
+                    " is no store, it is ", drives[d]->size_bytes(), " bytes, expected at least ",
+                    kFirstExtent);
     Blocks block(kBlockBytes);
     drives[d]->read_now(kHeaderOffset, block.all(), "the header");
-    if (!is_drive_header(block.all())) {
-      throw Corrupt(concat("store: ", path,
-                           " is no store, or its making was interrupted; "
-                           "expected one; make a new one elsewhere, or remove this file"));
-    }
+    SLUICEWAY_CHECK(is_drive_header(block.all()), "store: ", path,
+                    " is no store, or its making was interrupted; expected one; make a new one "
+                    "elsewhere, or remove this file");
     const DriveHeader header = decode_header(block.all());
     if (!first) first = header;
     SLUICEWAY_CHECK(header.id == first->id && header.drives == drives.size() && header.drive == d,
@@ -174,33 +163,6 @@ std::unique_ptr<ChunkStore> ChunkStore::open(Budget& budget, Drives drives) {
 std::vector<std::byte> ChunkStore::run_state(const Commit& commit) {
   check_usable("run_state");
   return read_checked(*drives_.front(), commit.run_state, "the run state");
-}
-
-std::vector<std::string> ChunkStore::verify(const Progress& progress) {
-  check_usable("verify");
-  std::vector<std::string> wrong;
-  if (!damage_.empty()) wrong.push_back(damage_);
-  const std::uint64_t all = committed_chunks(layout_) * (superblock_.pinned ? 2 : 1);
-  std::uint64_t done = 0;
-  for (std::uint32_t r = 0; r < layout_.regions.size(); ++r) {
-    const Region& region = layout_.regions[r];
-    if (!region.is_committed()) continue;
-    Blocks bytes(region.chunk_bytes);
-    for (std::uint64_t chunk = 0; chunk < region.chunks; ++chunk) {
-      for (const Version version : {Version::kLive, Version::kPinned}) {
-        if (version == Version::kPinned && !superblock_.pinned) continue;
-        if (const std::uint64_t length = written_bytes({r, chunk}, version); length > 0) {
-          read({r, chunk}, version, bytes.all().first(length),
-               [&wrong](const std::exception_ptr& error) {
-                 if (error) wrong.push_back(text_of(error));
-               });
-          wait_idle();
-        }
-        if (progress) progress(++done, all);
-      }
-    }
-  }
-  return wrong;
 }
 
 }  // namespace sluiceway

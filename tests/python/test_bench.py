@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import sluiceway as sw
+import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
 from conftest import assert_short_error
+from sluiceway.commands.bench import bench_disk, describe_disk
+from sluiceway.machine import disk
 
 
 def measured(outcome, name):
@@ -43,13 +47,103 @@ def test_kernels_are_compared_with_a_copy_of_the_same_run(sluiceway):
         assert row["of_roof"] == pytest.approx(row["gbps"] / roof["gbps"])
 
 
-def test_disk_is_measured_where_asked_and_nothing_is_left(sluiceway, tmp_path):
-    outcome = sluiceway("bench", "disk", "--path", tmp_path)
-    assert outcome.code == 0, outcome.err
-    assert outcome.out.splitlines()[0].startswith(f"disk: {tmp_path}, ")
-    rates = [float(line.split()[1]) for line in outcome.out.splitlines()[2:]]
-    assert len(rates) == 2
-    assert min(rates) > 0
+@pytest.fixture
+def without_fio(tmp_path_factory, monkeypatch):
+    """A PATH with nothing on it."""
+    monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("bin")))
+
+
+@pytest.fixture
+def fake_fio(tmp_path_factory, monkeypatch):
+    """Put on PATH a fio that prints what it is told, and what it was asked; its folder."""
+    folder = tmp_path_factory.mktemp("bin")
+
+    def make(answer: str, code: int = 0) -> None:
+        (folder / "answer").write_text(answer)
+        script = (
+            f'#!/bin/sh\necho "$@" >> {folder}/asked\n/bin/cat {folder}/answer\n'
+            f"echo 'fio: it went wrong' >&2\nexit {code}\n"
+        )
+        (folder / "fio").write_text(script)
+        (folder / "fio").chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(folder))
+    make.folder = folder
+    return make
+
+
+def fio_answer(read: int, write: int) -> str:
+    """A job of a second, of these bytes, as fio prints it."""
+    ways = {name: {"io_bytes": count, "runtime": 1000 if count else 0}
+            for name, count in (("read", read), ("write", write))}  # fmt: skip
+    return json.dumps({"jobs": [{**ways, "usr_cpu": 10, "sys_cpu": 40, "job_runtime": 1000}]})
+
+
+def test_disk_is_measured_both_ways_where_asked_and_nothing_is_left(tmp_path, without_fio):
+    found = bench_disk(tmp_path, size=8 << 20, seconds=0.02)
+    assert list(tmp_path.iterdir()) == []
+    assert (found["path"], found["bytes"]) == (str(tmp_path), 8 << 20)
+    assert (found["block_bytes"], found["depth"]) == (4 << 20, 32)
+    uring, posix, fio = found["rows"]
+    assert [row["name"] for row in found["rows"]] == ["uring", "posix", "fio"]
+    measured_rows = [posix] if "read" not in uring else [uring, posix]
+    for row in measured_rows:
+        assert row["backend"] == row["name"]
+        assert min(row[mix]["gbps"] for mix in ("read", "write", "both")) > 0
+    assert fio == {"name": "fio", "note": "not run: fio is not installed"}
+    table = describe_disk(found)
+    assert table.splitlines()[0].startswith(f"disk: {tmp_path}, 32 requests of 4 MiB at once, ")
+    assert table.splitlines()[-1] == "fio: not run: fio is not installed"
+
+
+def test_fio_is_asked_for_the_same_blocks_depth_and_mix(tmp_path, fake_fio):
+    fake_fio(fio_answer(read=3 * 10**9, write=10**9))
+    row = bench_disk(tmp_path, size=8 << 20, seconds=0.02)["rows"][-1]
+    assert row["both"] == {"gbps": 4.0, "bytes": 4 * 10**9, "processor_s_per_gb": 0.125}
+    asked = (fake_fio.folder / "asked").read_text().splitlines()
+    assert [line.rpartition("--rw=")[2] for line in asked] == ["read", "write", "rw"]
+    for line in asked:
+        for option in ("--bs=4194304", "--iodepth=32", "--size=8388608", "--runtime=20ms"):
+            assert option in line.split()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        ("no JSON at all", 0, "not run: fio did not answer"),
+        ('{"jobs": []}', 0, "not run: fio did not answer"),
+        (fio_answer(0, 0), 0, "not run: fio failed: fio: it went wrong"),
+        (fio_answer(5, 5), 1, "not run: fio failed: fio: it went wrong"),
+    ],
+)
+def test_fio_that_fails_is_a_line_and_no_error(tmp_path, fake_fio, answer, code, words):
+    fake_fio(answer, code)
+    row = bench_disk(tmp_path, size=8 << 20, seconds=0.02)["rows"][-1]
+    assert row["note"].startswith(words)
+
+
+def test_disk_without_io_uring_says_so_and_fio_takes_its_other_engine(
+    tmp_path, monkeypatch, fake_fio
+):
+    rates = disk.file_rates
+
+    def refuse_uring(path, mixes, io, *rest):
+        if io == "uring":
+            raise sw.Unavailable("uring: not permitted")
+        return rates(path, mixes, io, *rest)
+
+    monkeypatch.setattr(disk, "file_rates", refuse_uring)
+    fake_fio(fio_answer(1, 1))
+    found = bench_disk(tmp_path, size=8 << 20, seconds=0.02)
+    assert found["rows"][0] == {"name": "uring", "note": "not run: uring: not permitted"}
+    assert found["rows"][2]["name"] == "fio, libaio"
+    assert "uring: not run: uring: not permitted" in describe_disk(found).splitlines()
+
+
+def test_disk_of_the_command_line_is_one_table(sluiceway, tmp_path):
+    found = measured(sluiceway("bench", "disk", "--path", tmp_path, "--json"), "disk")
+    assert found["path"] == str(tmp_path)
+    assert found["rows"][1]["read"]["gbps"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
 import os
 import resource
+import signal
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 from conftest import assert_short_error
@@ -14,7 +19,7 @@ from sluiceway.commands.doctor import examine
 from sluiceway.machine import disk, processor
 
 NAMES = ["python", "torch", "compiled module", "gpu", "driver", "cores", "memory", "memlock",
-         "io_uring", "O_DIRECT", "free space"]  # fmt: skip
+         "io_uring", "huge pages", "O_DIRECT", "free space"]  # fmt: skip
 RATES = ["disk write", "disk read", "link"]
 
 
@@ -69,6 +74,7 @@ def test_rates_are_positive_and_say_whether_the_page_cache_was_passed(sluiceway,
         figures = found[f"disk {way}"]["figures"]
         assert figures["gbps"] > 0
         assert figures["bytes"] >= 4 << 20
+        assert figures["huge_bytes"] % (2 << 20) == 0
         assert figures["direct"] == (found["O_DIRECT"]["verdict"] == "ok")
     assert min(found["link"]["figures"].values()) > 0
 
@@ -136,21 +142,76 @@ def test_path_that_is_no_folder_is_refused(sluiceway, tmp_path):
         assert_short_error(outcome, 2, f"{name} is not a folder")
 
 
-def test_file_system_without_o_direct_is_measured_through_the_page_cache(tmp_path, monkeypatch):
-    system_open = os.open
+def test_file_system_without_o_direct_is_measured_through_the_page_cache():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        assert not disk.has_direct(Path(folder))
+        rates = disk.disk_rates(Path(folder), ("read",), size=8 << 20, seconds=0.01)
+        assert rates["direct"] is False
+        assert rates["read"]["bytes"] >= 8 << 20
+        found = {f.name: f for f in examine(Path(folder), quick=True)}
+        assert found["O_DIRECT"].verdict == "missing"
+        assert "takes memory" in found["O_DIRECT"].advice
+        assert os.listdir(folder) == []
 
-    def refuse_direct(path, flags, *rest):
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return system_open(path, flags, *rest)
 
-    monkeypatch.setattr(disk.os, "open", refuse_direct)
-    assert not disk.has_direct(tmp_path)
-    rates = disk.disk_rates(tmp_path, size=8 << 20)
-    assert (rates["direct"], rates["bytes"]) == (False, 8 << 20)
-    found = {f.name: f for f in examine(tmp_path, quick=True)}
-    assert found["O_DIRECT"].verdict == "missing"
+def test_rates_take_a_second_at_most_on_a_disk_that_is_not_slow(tmp_path, monkeypatch):
+    asked = []
+
+    def measure(path, mixes, **options):
+        asked.append((mixes, options["seconds"]))
+        rates = [{"mix": m, "bytes": 1, "seconds": 1, "processor_seconds": 0} for m in mixes]
+        keys = ("backend", "direct", "note", "memory_bytes", "huge_bytes")
+        return {"rates": rates, **dict.fromkeys(keys, 0)}
+
+    monkeypatch.setattr(disk._core, "drive_rates", measure)
+    examine(tmp_path, quick=False)
+    ((mixes, seconds),) = asked
+    assert (1 + len(mixes)) * seconds <= 1  # The blocks are written once before.
+
+
+def test_ctrl_c_while_the_disk_is_measured_leaves_no_file(sluiceway, tmp_path):
+    doctor = sluiceway.start("doctor", "--path", tmp_path)
+    deadline = time.monotonic() + 30
+    while doctor.is_running() and not open_files_of(doctor.pid, tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    doctor.signal(signal.SIGINT)
+    outcome = doctor.wait()
+    assert outcome.code == 130, outcome.err
     assert list(tmp_path.iterdir()) == []
+
+
+def open_files_of(pid, folder):
+    """Files of a folder that a process has open, with or without a name."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += [name] if (name := os.readlink(link)).startswith(f"{folder}/") else []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "free", "verdict"),
+    [
+        ("always [madvise] never", 0, "ok"),
+        ("[always] madvise never", 0, "ok"),
+        ("always madvise [never]", 0, "slow"),
+        ("always madvise [never]", 64, "ok"),
+        (None, 0, "slow"),
+    ],
+)
+def test_huge_pages_are_made_up_or_set_aside_or_their_lack_has_its_price(
+    tmp_path, monkeypatch, mode, free, verdict
+):
+    meminfo, enabled = tmp_path / "meminfo", tmp_path / "enabled"
+    meminfo.write_text(f"MemAvailable: 9 kB\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n")
+    if mode is not None:
+        enabled.write_text(mode + "\n")
+    monkeypatch.setattr(processor, "_MEMINFO", meminfo)
+    monkeypatch.setattr(processor, "_TRANSPARENT", enabled)
+    finding = processor._huge_pages()
+    assert (finding.verdict, finding.figures["free_bytes"]) == (verdict, free * (2 << 20))
+    assert ("two thirds" in finding.advice) == (verdict == "slow")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,15 @@ from sluiceway.commands.cli import app
 from typer.main import get_command
 
 COMMANDS = get_command(app).commands
+# Those of a group too, by both words.
+ALL_COMMANDS = {
+    **COMMANDS,
+    **{
+        f"{group} {name}": command
+        for group, holder in COMMANDS.items()
+        for name, command in getattr(holder, "commands", {}).items()
+    },
+}
 
 
 def test_help_of_the_whole_names_every_command_in_a_sentence_that_is_not_cut(python_m_sluiceway):
@@ -19,9 +28,9 @@ def test_help_of_the_whole_names_every_command_in_a_sentence_that_is_not_cut(pyt
         assert not line.endswith("...")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ALL_COMMANDS)
 def test_every_argument_and_option_is_said_in_sentences(name):
-    for parameter in COMMANDS[name].params:
+    for parameter in ALL_COMMANDS[name].params:
         said = parameter.help or ""
         assert len(said.split()) >= 5, (name, parameter.name, said)
         assert said[0].isupper(), (name, parameter.name, said)

@@ -30,7 +30,7 @@ ORDER = [
 RANK = {package: rank for rank, packages in enumerate(ORDER) for package in packages}
 FREE = {"errors"}  # For everybody.
 # The compiled module counts bytes and computes; the packages before optim only read and choose.
-COMPILED = {"machine", "optim", "engines", "run", "report", "commands"}
+COMPILED = {"machine", "store", "optim", "engines", "run", "report", "commands"}
 MOST_FILES = 14  # Of a package.
 # Words that say nothing of what a thing is.
 EMPTY_WORDS = {"data", "helper", "info", "manager", "process", "util", "utils"}

@@ -39,6 +39,7 @@ class FaultIo final : public RawIo {
   void hold(IoKind kind, Span span);                        // Transferred, completed by release().
   void release();
   void fail_flush(Span span, int error_number);
+  void fail_grow(int error_number) { grow_error_ = error_number; }
   void hold_flush(std::chrono::milliseconds time) { flush_time_ = time; }
   void reorder(std::uint64_t seed);  // From now on completions come in any order.
 
@@ -46,7 +47,9 @@ class FaultIo final : public RawIo {
 
   void submit(const RawRequest& request, Done done) override;
   int flush() noexcept override;
-  int grow(std::uint64_t size_bytes) noexcept override { return inner_->grow(size_bytes); }
+  int grow(std::uint64_t size_bytes) noexcept override {
+    return grow_error_ != 0 ? grow_error_ : inner_->grow(size_bytes);
+  }
   std::uint64_t size_bytes() const noexcept override { return inner_->size_bytes(); }
 
  private:
@@ -75,6 +78,7 @@ class FaultIo final : public RawIo {
   std::array<std::uint64_t, 2> submitted_{};
   std::optional<Span> flush_span_;
   int flush_error_ = 0;
+  int grow_error_ = 0;
   std::chrono::milliseconds flush_time_{0};
   std::uint64_t flushes_ = 0;
   std::uint64_t releases_ = 0;

@@ -1,7 +1,7 @@
 """How a command ends: a code for whoever called it, and a line or two for whoever reads it.
 
-0 done; 1 failed while running; 2 the command or the config is wrong; 3 refused; 130 interrupted
-after the step in flight.
+0 done; 1 failed while running; 2 the command or the config is wrong; 3 refused, a budget is too
+small or a drive is in use; 130 interrupted after the step in flight.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | Interrupted):
         return INTERRUPTED
     if isinstance(error, OutOfMemory):
+        return REFUSED
+    if isinstance(error, IoError) and error.errno == errno.EBUSY:
         return REFUSED
     if isinstance(error, InvalidArgument | Unavailable):
         return WRONG

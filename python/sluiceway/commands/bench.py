@@ -17,10 +17,12 @@ from sluiceway.base.json_text import finite
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
+from sluiceway.errors import Unavailable
 from sluiceway.machine.roofs import best_seconds, link_seconds
 from sluiceway.run.loop import Loop
 
 _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
+_MIXES = ("read", "write", "both")  # Of a disk.
 _ELEMENTS = 8 << 20  # Of a weight: larger than any cache with its moments.
 _ADAM = {"factor": 1.0, "step": 1, "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
          "weight_decay": 0.01, "seed": 0}  # fmt: skip
@@ -227,17 +229,53 @@ def describe_step(found: dict[str, Any]) -> str:
     return f"{head}\n{columns(rows, '1234567')}"
 
 
-def bench_disk(folder: Path) -> dict[str, Any]:
-    """Rates of the disk that holds `folder`."""
-    from sluiceway.machine.disk import check_folder, disk_rates
+def bench_disk(folder: Path, size: int = 512 << 20, seconds: float = 0.7) -> dict[str, Any]:
+    """Rates of the disk that holds `folder`: ours through each interface, and fio's.
+
+    Parameters
+    ----------
+    size : int
+        Bytes of the file that is written and read.
+    seconds : float
+        Of each figure.
+    """
+    from sluiceway.machine.disk import BLOCK_BYTES, DEPTH, file_rates, has_direct, nameless_file
+    from sluiceway.machine.fio import fio_rates
+    from sluiceway.machine.storage import check_folder
 
     check_folder(folder)
-    return {"path": str(folder), **disk_rates(folder)}
+    direct = has_direct(folder)
+    rows: list[dict[str, Any]] = []
+    with nameless_file(folder, size) as path:
+        for io in ("uring", "posix"):
+            try:
+                rows.append({"name": io, **file_rates(path, _MIXES, io, size, seconds)})
+            except Unavailable as error:
+                rows.append({"name": io, "note": f"not run: {error}"})
+        engine = "io_uring" if "read" in rows[0] else "libaio"
+        try:
+            figures = fio_rates(path, _MIXES, engine, size, BLOCK_BYTES, DEPTH, direct, seconds)
+            note = "with memory of its own, which asks for no huge pages"
+            rows.append({"name": f"fio, {engine}", **figures, "note": note})
+        except Unavailable as error:
+            rows.append({"name": "fio", "note": f"not run: {error}"})
+    return {"path": str(folder), "bytes": size, "block_bytes": BLOCK_BYTES, "depth": DEPTH,
+            "direct": direct, "rows": rows}  # fmt: skip
 
 
 def describe_disk(found: dict[str, Any]) -> str:
-    """The lines that a person gets."""
+    """The table that a person gets."""
     way = "past the page cache" if found["direct"] else "through the page cache, then synced"
-    rows = [["", "GB/s"], *([w, f"{found[f'{w}_gbps']:.2f}"] for w in ("write", "read"))]
-    size = format_bytes(found["bytes"])
-    return f"disk: {found['path']}, {size} by 4 MiB, {way}\n{columns(rows, '1')}"
+    block, rows = format_bytes(found["block_bytes"]), [["", "read", "write", "both", "cpu s/GB"]]
+    head = f"disk: {found['path']}, {found['depth']} requests of {block} at once, {way}; GB/s"
+    notes = []
+    for row in found["rows"]:
+        if "read" in row:
+            rates = [f"{row[mix]['gbps']:.2f}" for mix in _MIXES]
+            rows.append([row["name"], *rates, f"{row['both']['processor_s_per_gb']:.4f}"])
+        if row.get("note"):
+            notes.append(f"{row['name']}: {row['note']}")
+        if row.get("huge_bytes", 0) < row.get("memory_bytes", 0):
+            huge, memory = format_bytes(row["huge_bytes"]), format_bytes(row["memory_bytes"])
+            notes.append(f"{row['name']}: {huge} of {memory} in huge pages")
+    return "\n".join([head, columns(rows, "1234"), *notes])

@@ -1,4 +1,4 @@
-"""The command line: `sluiceway train | resume | plan | eval | export | report | doctor | bench`.
+"""The command line: `sluiceway train`, `resume`, `plan`, `eval`, `export`, `report` and so on.
 
 Commands are declared here; what each does is in the file of its name, which is imported when it
 runs, so that help comes at once. What needs torch is imported after the config was found good.
@@ -22,7 +22,7 @@ app = typer.Typer(
     name="sluiceway",
     help="Fine-tune language models on machines whose GPU, memory or bus is too small for them.",
     epilog="To begin: sluiceway doctor, then sluiceway plan CONFIG, then sluiceway train CONFIG. "
-    "Exit codes: 0 done, 1 failed while running, 2 wrong command or config, 3 over a budget, "
+    "Exit codes: 0 done, 1 failed while running, 2 wrong command or config, 3 refused, "
     "130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -199,6 +199,46 @@ def _bench(
                 print(text, flush=True)
     if as_json:
         print(json_text(found))
+
+
+_store = typer.Typer(
+    help="Look into a chunk store, in which the disk tier keeps its states.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(_store, name="store")
+
+
+@_store.command("inspect")
+def _store_inspect(
+    paths: o.StorePaths,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Say what a store holds: commits, regions, drives.
+
+    No chunk is read. A store that another process has open is not looked at: the exit code is 3.
+    """
+    from sluiceway.commands.store import inspect_store
+
+    inspect_store(paths, as_json)
+
+
+@_store.command("verify")
+def _store_verify(
+    paths: o.StorePaths,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Read every chunk of a store and check every checksum.
+
+    What is damaged is listed, and the exit code is then 1. Nothing is written.
+    """
+    from sluiceway.base.interrupt import Interrupt
+    from sluiceway.commands.store import verify_store
+
+    with Interrupt():
+        verify_store(paths, as_json)
 
 
 def main() -> None:

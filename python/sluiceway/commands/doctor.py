@@ -9,11 +9,10 @@ from pathlib import Path
 from sluiceway.base.columns import columns
 from sluiceway.base.json_text import json_text
 from sluiceway.errors import Error
-from sluiceway.machine.disk import check_folder
 from sluiceway.machine.finding import MISSING, Finding
 from sluiceway.machine.processor import processor_findings
 from sluiceway.machine.software import software_findings
-from sluiceway.machine.storage import disk_findings, link_findings
+from sluiceway.machine.storage import check_folder, disk_findings, link_findings
 
 
 def doctor(path: Path, quick: bool, as_json: bool) -> None:

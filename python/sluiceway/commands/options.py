@@ -171,3 +171,14 @@ BenchSteps = Annotated[
     ),
 ]
 BenchFolder = Annotated[Path, typer.Option(help="For disk: a folder on the disk to measure.")]
+
+# ---- Of store ----
+
+StorePaths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH...",
+        help="Folder that holds drive0.sws and so on, or the drive files or devices themselves, in "
+        "order.",
+    ),
+]

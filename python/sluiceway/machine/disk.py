@@ -1,109 +1,107 @@
-"""What a folder's disk does: its rates, past the page cache where it lets us, and its space."""
+"""What a folder's disk does: whether the page cache is passed, and how fast it is."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+
+from sluiceway import _core
 from sluiceway.errors import IoError
 
-_PIECE = 4 << 20  # Bytes of a request; what the disk tier moves at once by default.
-_SMALLEST = 4096  # Bytes; address, offset and length of O_DIRECT are multiples of it.
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse what is not a folder that can be written to."""
-    if not folder.is_dir():
-        raise IoError(
-            f"--path: {folder} is not a folder, expected one on the disk to be measured",
-            errno.ENOENT,
-            str(folder),
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise IoError(f"--path: {folder} may not be written to", errno.EACCES, str(folder))
+BLOCK_BYTES = 4 << 20  # Of a request; what the disk tier moves at once by default.
+DEPTH = 32  # Requests at once.
 
 
 def has_direct(folder: Path) -> bool:
     """Whether files of this folder can be read and written past the page cache."""
-    try:
-        with _open_new(folder, os.O_DIRECT) as descriptor, mmap.mmap(-1, _SMALLEST) as page:
-            return os.write(descriptor, page) == _SMALLEST
-    except OSError:
-        return False
+    with nameless_file(folder, 4096) as path:
+        return _core.drive_properties(path)["direct"]
 
 
-def disk_rates(folder: Path, size: int = 256 << 20, seconds: float = 2.0) -> dict[str, Any]:
-    """Write a file, then read it again, one request of 4 MiB at a time.
+def disk_rates(
+    folder: Path, mixes: Sequence[str], io: str = "auto", size: int = 256 << 20,
+    seconds: float = 0.25
+) -> dict[str, Any]:  # fmt: skip
+    """Measure reads and writes of a new file, as the disk tier makes them.
 
     Parameters
     ----------
+    mixes : sequence of str
+        read, write, or both: one after the other.
+    io : str
+        auto, uring or posix.
     size : int
-        Bytes of the file, at most: on a slow disk each way ends after about `seconds`.
+        Bytes of the file. On a slow disk fewer of them are used.
+    seconds : float
+        Of each mix, and of the writing that comes before them.
 
     Returns
     -------
     dict
-        `write_gbps`, durable when the clock stops; `read_gbps`; `bytes`; `direct`, whether both
-        went past the page cache. Rates in GB/s, 1e9.
+        `backend`, `direct` (past the page cache), `note`, `memory_bytes` and `huge_bytes` of it in
+        huge pages; for each mix `gbps` (1e9 bytes a second, written ones durable), `bytes` and
+        `processor_s_per_gb`.
 
     Raises
     ------
     sluiceway.errors.IoError
         The disk refused, for example because it is full.
+    sluiceway.errors.Unavailable
+        uring was asked for, and the system does not allow it.
     """
-    direct = has_direct(folder)
-    try:
-        with (
-            _open_new(folder, os.O_DIRECT if direct else 0) as descriptor,
-            mmap.mmap(-1, _PIECE) as piece,
-        ):
-            piece.write(os.urandom(_PIECE))  # Zeros would flatter a disk that compresses.
-            written, write_s = _timed(lambda: os.write(descriptor, piece), size, seconds)
-            began = time.perf_counter()
-            os.fsync(descriptor)
-            write_s += time.perf_counter() - began
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            count, read_s = _timed(lambda: os.readv(descriptor, [piece]), written, seconds)
-    except OSError as error:
-        raise IoError(
-            f"{folder}: cannot be measured, {error.strerror}", error.errno, str(folder)
-        ) from None
-    return {
-        "write_gbps": written / write_s / 1e9,
-        "read_gbps": count / read_s / 1e9,
-        "bytes": written,
-        "direct": direct,
-    }
+    with nameless_file(folder, size) as path:
+        return file_rates(path, mixes, io, size, seconds)
 
 
-def _timed(move: Any, size: int, seconds: float) -> tuple[int, float]:
-    count, began = 0, time.perf_counter()
-    while count < size and time.perf_counter() - began < seconds:
-        moved = move()
-        if moved <= 0:
-            break
-        count += moved
-    return count, time.perf_counter() - began
+def file_rates(
+    path: str, mixes: Sequence[str], io: str, size: int, seconds: float
+) -> dict[str, Any]:
+    """Do what `disk_rates` does with a file that is there, and overwrite it."""
+    said = _core.drive_rates(
+        path,
+        list(mixes),
+        io=io,
+        block_bytes=BLOCK_BYTES,
+        blocks=size // BLOCK_BYTES,
+        depth=DEPTH,
+        seconds=seconds,
+    )
+    found = {key: said[key] for key in ("backend", "direct", "note", "memory_bytes", "huge_bytes")}
+    for rate in said["rates"]:
+        gigabytes = rate["bytes"] / 1e9
+        found[rate["mix"]] = {
+            "gbps": gigabytes / rate["seconds"],
+            "bytes": rate["bytes"],
+            "processor_s_per_gb": rate["processor_seconds"] / gigabytes,
+        }
+    return found
 
 
 @contextlib.contextmanager
-def _open_new(folder: Path, flags: int) -> Iterator[int]:
-    """A file without a name, so that nothing of it is left, whatever happens."""
-    made, name = tempfile.mkstemp(prefix=".sluiceway.", dir=folder)
-    os.close(made)
+def nameless_file(folder: Path, size: int) -> Iterator[str]:
+    """A path to a new file of `size` bytes without a name: nothing is left, whatever happens.
+
+    The path is of this process and of those that inherit its descriptors.
+    """
     try:
-        descriptor = os.open(name, os.O_RDWR | flags)
-    finally:
-        os.unlink(name)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        descriptor, name = tempfile.mkstemp(prefix=".sluiceway.", dir=folder)
+        try:
+            os.unlink(name)
+            os.posix_fallocate(descriptor, 0, size)
+            os.set_inheritable(descriptor, True)
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+    except OSError as error:  # IoError of the runtime too: it names a descriptor, not the folder.
+        raise IoError(
+            f"{folder}: cannot be measured, {os.strerror(error.errno or errno.EIO)}",
+            error.errno,
+            str(folder),
+        ) from None

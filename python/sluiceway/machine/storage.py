@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from sluiceway.base.sizes import format_bytes
 from sluiceway.errors import IoError
-from sluiceway.machine.disk import disk_rates, has_direct
 from sluiceway.machine.finding import MISSING, OK, SLOW, Finding
 
 _SAVE_BYTES = 12  # Of a trained fp32 parameter: weight and two moments.
@@ -17,38 +18,67 @@ _SLOW_DISK_GBPS = 0.2
 _SLOW_PCIE_GBPS = 6.0  # PCIe 3.0 x8, page-locked.
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse what is not a folder that can be written to."""
+    if not folder.is_dir():
+        raise IoError(
+            f"--path: {folder} is not a folder, expected one on the disk to be measured",
+            errno.ENOENT,
+            str(folder),
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise IoError(f"--path: {folder} may not be written to", errno.EACCES, str(folder))
+
+
 def disk_findings(path: Path, quick: bool) -> Iterator[Finding]:
     """Of the disk that holds a folder; `quick` measures no rates."""
-    if has_direct(path):
-        yield Finding("O_DIRECT", f"yes, in {path}")
-    else:
-        costs = "a disk tier would go through the page cache, which takes memory; try another disk"
-        yield Finding("O_DIRECT", f"refused in {path}", MISSING, costs)
+    yield from _direct(path)
     if not quick:
         yield from _disk_rates(path)
     free = shutil.disk_usage(path).free
-    # Two saves are kept; while one is written only the last is.
+    # Two saves are kept; while one is written only the last is. A disk tier has two slots.
     room = free / (2 * _SAVE_BYTES)
-    text = f"{format_bytes(free)}: saves of up to {room / 1e9:.2g} G trained parameters"
+    held = f"saves, or a disk tier, of up to {room / 1e9:.2g} G trained parameters"
+    text = f"{format_bytes(free)}: {held}"
     few = free < _LEAST_FREE
     advice = "too little for most saves: free some, or take another --out" if few else ""
     yield Finding("free space", text, MISSING if few else OK, advice, figures={"bytes": free})
 
 
+def _direct(path: Path) -> Iterator[Finding]:
+    try:
+        from sluiceway.machine.disk import has_direct
+    except ImportError:  # Without torch, which is said already.
+        return
+    costs = "the disk tier goes through the page cache, which takes memory; try another disk"
+    try:
+        passed, why = has_direct(path), ""
+    except IoError as error:
+        passed, why = False, f": {error}"
+    if passed:
+        yield Finding("O_DIRECT", f"yes, in {path}")
+    else:
+        yield Finding("O_DIRECT", f"refused in {path}{why}", MISSING, costs)
+
+
 def _disk_rates(path: Path) -> Iterator[Finding]:
     try:
-        rates = disk_rates(path)
+        from sluiceway.machine.disk import disk_rates
+    except ImportError:  # Without torch, which is said already.
+        return
+    try:
+        rates = disk_rates(path, ("write", "read"))
     except IoError as error:
         advice = "nothing can be saved here: free some space, or take another --out"
         yield Finding("disk write", str(error), MISSING, advice)
         return
     for way in ("write", "read"):
-        rate = rates[f"{way}_gbps"]
+        rate = rates[way]["gbps"]
         minutes = 1e9 * _SAVE_BYTES / (1e9 * rate) / 60
         costs = f"a save of 1 G parameters takes {minutes:.1f} minutes; try another disk"
         past = "" if rates["direct"] else ", through the page cache"
         slow = rate < _SLOW_DISK_GBPS
-        figures = {"gbps": rate, "bytes": rates["bytes"], "direct": rates["direct"]}
+        figures = {**rates[way], "direct": rates["direct"], "huge_bytes": rates["huge_bytes"]}
         yield Finding(
             f"disk {way}",
             f"{rate:.2f} GB/s{past}",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sluiceway.errors import InvalidArgument, IoError
+
+_FIRST = "drive0.sws"
 _NAME = re.compile(r"drive([0-9]+)\.sws")
 
 
@@ -18,6 +23,37 @@ def drives_of_folder(folder: Path) -> list[Path]:
     """The drive files that a folder holds, in order of their numbers; perhaps none."""
     found = {int(name[1]): p for p in folder.iterdir() if (name := _NAME.fullmatch(p.name))}
     return [found[number] for number in sorted(found)]
+
+
+def find_drives(paths: Sequence[Path]) -> list[str]:
+    """The drives of a store, as `_core.open_store` takes them.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        Folders, which stand for the drive files that they hold; files; block devices. Order counts.
+
+    Raises
+    ------
+    sluiceway.errors.IoError
+        Something is not there, or may not be read.
+    sluiceway.errors.InvalidArgument
+        A folder holds no drive file.
+    """
+    drives = []
+    for path in paths:
+        if not path.exists():
+            raise IoError(
+                f"store: {path} is not there, expected a folder that holds {_FIRST}, a drive file "
+                "or a device",
+                errno.ENOENT,
+                str(path),
+            )
+        found = drives_of_folder(path) if path.is_dir() else [path]
+        if not found:
+            raise InvalidArgument(f"store: {path} is no store, it holds no {_FIRST}; expected one")
+        drives += map(str, found)
+    return drives
 
 
 def drive_warnings(described: dict[str, Any]) -> list[str]:

@@ -140,6 +140,26 @@ bool exists(const StoreOptions& options) {
   return count > 0;
 }
 
+std::unique_ptr<ChunkStore> open_or_make(Budget& budget, const StoreOptions& options,
+                                         const Contents& contents, std::span<std::byte> memory) {
+  if (!options.drives.empty() && exists(options)) {
+    return ChunkStore::open(budget, opened(options, memory));
+  }
+  std::vector<std::uint32_t> weights = options.weights;
+  weights.resize(std::max<std::size_t>(options.drives.size(), 1), 1);
+  const Layout layout = new_layout(contents, weights);
+  if (options.drives.empty()) {
+    ChunkStore::Drives drives;
+    drives.push_back(std::make_unique<Drive>(
+        open_memory_io(budget, layout.drives.front().bytes, "host memory")));
+    return ChunkStore::create(budget, std::move(drives), layout, options.progress);
+  }
+  NewDrives files(options, layout);
+  auto store = ChunkStore::create(budget, opened(options, memory), layout, options.progress);
+  files.keep();
+  return store;
+}
+
 }  // namespace
 
 std::int64_t TensorSpec::elems() const noexcept {
@@ -151,28 +171,14 @@ OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
                              DType gradient, std::uint32_t micro_batches,
                              std::span<std::byte> memory) {
   const Json catalogue = catalogue_of(tensors, plan, gradient);
-  if (!options.drives.empty() && exists(options)) {
-    auto store = ChunkStore::open(budget, opened(options, memory));
-    check_catalogue(*store, catalogue, options.drives.front());
-    const bool is_new = store->written_bytes({StateStream::kStateRegion, 0}, Version::kLive) == 0;
-    return {std::move(store), is_new};
-  }
   Contents contents;
   contents.regions = StateStream::regions(plan, gradient, kSlots, micro_batches);
   contents.catalogue = bytes_of(catalogue);
-  std::vector<std::uint32_t> weights = options.weights;
-  weights.resize(std::max<std::size_t>(options.drives.size(), 1), 1);
-  const Layout layout = new_layout(contents, weights);
-  if (options.drives.empty()) {
-    ChunkStore::Drives drives;
-    drives.push_back(std::make_unique<Drive>(
-        open_memory_io(budget, layout.drives.front().bytes, "host memory")));
-    return {ChunkStore::create(budget, std::move(drives), layout, options.progress), true};
-  }
-  NewDrives files(options, layout);
-  auto store = ChunkStore::create(budget, opened(options, memory), layout, options.progress);
-  files.keep();
-  return {std::move(store), true};
+  auto store = options.opener ? options.opener(budget, contents, memory)
+                              : open_or_make(budget, options, contents, memory);
+  check_catalogue(*store, catalogue, store->drives().front()->properties().path);
+  const bool is_new = store->written_bytes({StateStream::kStateRegion, 0}, Version::kLive) == 0;
+  return {std::move(store), is_new};
 }
 
 }  // namespace sluiceway

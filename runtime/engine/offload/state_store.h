@@ -18,6 +18,7 @@
 #include "kernels/base/dtype.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/store/chunk_store.h"
+#include "runtime/store/new_layout.h"
 #include "runtime/store/open_io.h"
 
 namespace sluiceway {
@@ -31,11 +32,16 @@ struct TensorSpec {
   std::int64_t elems() const noexcept;
 };
 
+// Opens the store that there is, or makes one of `contents`; `memory` outlives it.
+using StoreOpener = std::function<std::unique_ptr<ChunkStore>(
+    Budget& budget, const Contents& contents, std::span<std::byte> memory)>;
+
 struct StoreOptions {
   std::vector<std::string> drives;  // Files or block devices; empty: host memory.
   IoChoice io = IoChoice::kAuto;
   bool whole_device = false;           // Block devices are allowed.
   std::vector<std::uint32_t> weights;  // Of the drives, as their rates; empty: all alike.
+  StoreOpener opener = {};             // In place of all above: drives of another kind.
   ChunkStore::Progress progress = {};  // Of making a new one.
 };
 

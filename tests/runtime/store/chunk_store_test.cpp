@@ -207,6 +207,17 @@ TEST_F(ChunkStoreTest, AFlippedBitOfAChunkIsAnErrorWithItsName) {
   EXPECT_THAT(store->verify(), ElementsAre(HasSubstr("chunk 4")));
 }
 
+TEST_F(ChunkStoreTest, AFlippedBitOfARunStateIsFoundByVerify) {
+  make();
+  step(1);
+  EXPECT_THAT(store->verify(), IsEmpty());
+  const Place place = store->live().run_state.place;
+  store.reset();
+  flip(0, place.offset + 3);
+  store = ChunkStore::open(budget, drives_of());
+  EXPECT_THAT(store->verify(), ElementsAre(HasSubstr("the run state")));
+}
+
 TEST_F(ChunkStoreTest, FlippedBitsOfWhatIsNoChunkAreSeen) {
   make();
   step(1);
@@ -219,9 +230,13 @@ TEST_F(ChunkStoreTest, FlippedBitsOfWhatIsNoChunkAreSeen) {
     flip(0, offset);
   };
   expect(kHeaderOffset + 20, "drive header: its checksum");
-  expect(kHeaderOffset, "is no store");
   expect(live.table.place.offset + 3, "the table");
   expect(first_directory_place().offset + 9, "the directory");
+  store.reset();
+  flip(0, kHeaderOffset);
+  EXPECT_THAT([&] { ChunkStore::open(budget, drives_of()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("is no store")));
+  flip(0, kHeaderOffset);
   reopen();
   const std::uint64_t newest = kSuperblockOffset + store->generation() % 2 * kBlockBytes;
   store.reset();
@@ -242,7 +257,7 @@ TEST_F(ChunkStoreTest, ATruncatedDriveIsNamedWithBothSizes) {
                                            HasSubstr(std::to_string(size)))));
   media[0]->resize(100);
   EXPECT_THAT([&] { ChunkStore::open(budget, drives_of()); },
-              ThrowsMessage<Corrupt>(HasSubstr("100 bytes")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("100 bytes")));
 }
 
 TEST_F(ChunkStoreTest, DrivesInAnotherOrderOrOfAnotherStoreAreRefused) {
