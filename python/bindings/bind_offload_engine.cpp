@@ -2,6 +2,7 @@
 #include "python/bindings/dtype_name.h"
 #include "python/bindings/engine_class.h"
 #include "runtime/engine/offload/offload_engine.h"
+#include "runtime/engine/offload/offload_footprint.h"
 
 namespace sluiceway {
 namespace {
@@ -106,9 +107,32 @@ Stats describe(const OffloadEngine& engine, int tensor) {
   return result;
 }
 
+py::typing::Dict<py::str, py::int_> footprint(const std::vector<std::int64_t>& elements,
+                                              const std::vector<std::string>& dtypes,
+                                              const std::string& gradients,
+                                              std::int64_t chunk_elems, int micro_batches,
+                                              std::uint32_t slots,
+                                              std::optional<std::uint64_t> pinned_limit) {
+  std::vector<DType> types;
+  for (const std::string& dtype : dtypes) types.push_back(parse_dtype(dtype));
+  const OffloadFootprint found =
+      offload_footprint(elements, types, parse_dtype(gradients), chunk_elems, micro_batches, slots,
+                        pinned_limit.value_or(Budget::kUnlimited));
+  py::typing::Dict<py::str, py::int_> result;
+  result["pinned_bytes"] = found.pinned_bytes;
+  result["store_bytes"] = found.store_bytes;
+  result["stored_elems"] = found.stored_elems;
+  return result;
+}
+
 }  // namespace
 
 void bind_offload_engine(py::module_& m) {
+  m.def("offload_footprint", &footprint, py::arg("elements"), py::arg("dtypes"),
+        py::arg("gradients"), py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"),
+        py::arg("pinned_limit"),
+        "Bytes per tier of an engine for tensors of so many elements, and the elements of each of "
+        "its streams, without making anything; slots: of every state, 2, or 3 with a pin.");
   bind_tensor_spec(m);
   bind_options(m);
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
