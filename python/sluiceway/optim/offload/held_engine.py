@@ -35,6 +35,10 @@ class HeldEngine:
             raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
         return self._engine
 
+    def add_trace_range(self, row: str, name: str, began_us: float, ended_us: float) -> None:
+        """Put a range into a row; who keeps this method keeps no engine."""
+        self._there().add_trace_range(row, name, began_us, ended_us)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._there(), name)
 
