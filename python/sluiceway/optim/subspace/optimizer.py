@@ -121,9 +121,10 @@ class SubspaceAdamW(HookedOptimizer):
         """A forward of the whole model begins."""
         super().before_forward(training)
         if training and not self._in_flight.forked() and self._calibration.due():
-            with self._hooks.backward.reserved():
-                self.sentinel.remove()
+            with self._hooks.backward.reserved(), self.sentinel.aside():
+                taken = set(self._hooks.taken)
                 self._calibration.run()
+                self._hooks.taken.intersection_update(taken)
 
     def used_again(self, weight: int) -> None:
         """Its residual waits for the sum of its gradients, whatever was promised."""
