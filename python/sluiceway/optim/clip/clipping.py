@@ -13,6 +13,7 @@ from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.clip.clip_witness import ClipWitness
 from sluiceway.optim.guards.mixed_modules import MixedModules
 from sluiceway.optim.hyperparameters import check_number
+from sluiceway.optim.norms import gradient_norms
 
 
 class Clipping:
@@ -120,9 +121,7 @@ class Clipping:
         norms = [f * math.sqrt(squares) for f, (squares, _) in zip(factors, sizes, strict=True)]
         largest = [f * size for f, (_, size) in zip(factors, sizes, strict=True)]
         chosen = [(norms if order == 2 else largest)[i] for i in sorted(weights) if sizes]
-        chosen += [
-            torch.linalg.vector_norm(g, order, dtype=torch.float32).item() for g in gradients
-        ]
+        chosen += gradient_norms(gradients, order).tolist()
         total = scale * torch.tensor([0.0, *chosen], dtype=torch.float64).norm(order).item()
         if not math.isfinite(total):
             return total  # Such a step is skipped, whatever the gradients are scaled by.

@@ -26,6 +26,8 @@ _KEPT, _DRAWN = 12, 16  # How many elements stay where they are, how many are dr
 ROOM = 64  # Parameters that are smaller are filled whole.
 _FIRST = 0.995  # The part of the norm that one element has: no smaller one escapes `clamp_`.
 _ROUNDING = 4e-6  # Of several multiplications in float32.
+# What float32 can hold. Whoever squares a larger one gets infinity, as of ordinary gradients.
+_LARGEST = 3.4e38
 _TINY = 1e-30  # Ratios of smaller numbers are rounded away.
 
 
@@ -186,6 +188,7 @@ def _mark(norm: float, count: int, drawn: Random) -> list[float]:
     """Elements of this norm, one of them nearly all of it."""
     if not norm < math.inf:  # Where zeros take the place of what is not finite, others remain.
         return [norm if place % 2 == 0 else 1.0 for place in range(count)]
+    norm = min(norm, _LARGEST)
     small = [drawn.uniform(1.0, 2.0) for _ in range(count - 1)]
     rest = math.sqrt((1.0 - _FIRST**2) / math.fsum(x * x for x in small))
     return [norm * part for part in (_FIRST, *(rest * x for x in small))]
