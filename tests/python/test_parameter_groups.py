@@ -40,6 +40,7 @@ def test_another_kind_of_adamw_is_refused_whenever_a_group_asks_for_it(key, valu
             opt.step()
 
 
+DELETED = object()
 NOT_NUMBERS = [
     ("lr", None, "lr of a parameter group is None"),
     ("lr", "1e-3", "lr of a parameter group is '1e-3'"),
@@ -48,15 +49,16 @@ NOT_NUMBERS = [
     ("weight_decay", None, "weight_decay of a parameter group is None"),
     ("betas", None, "betas are None, expected two numbers"),
     ("betas", (0.9, None), r"betas\[1\] of a parameter group is None"),
+    ("lr", DELETED, "lr of a parameter group is None"),
+    ("eps", DELETED, "eps of a parameter group is None"),
+    ("weight_decay", DELETED, "weight_decay of a parameter group is None"),
+    ("betas", DELETED, "betas are None, expected two numbers"),
 ]
 
 
 @pytest.mark.parametrize(("key", "value", "words"), NOT_NUMBERS)
-@pytest.mark.parametrize("deleted", [False, True])
 @pytest.mark.parametrize("arguments", [{}, {"codec": "block_random", "accumulate": 1}])
-def test_a_number_that_a_group_lacks_is_named_and_nothing_is_trained(
-    key, value, words, deleted, arguments
-):
+def test_a_number_that_a_group_lacks_is_named_and_nothing_is_trained(key, value, words, arguments):
     """With a promise of backwards, groups are read when the first gradient comes."""
     model = make()
     arguments = {"codec": "identity", "wire": "fp32", **arguments}
@@ -66,9 +68,8 @@ def test_a_number_that_a_group_lacks_is_named_and_nothing_is_trained(
         before = [p.detach().clone() for p in model.parameters()]
         was = opt.param_groups[0][key]
         opt.param_groups[0][key] = value
-        if deleted:
+        if value is DELETED:
             del opt.param_groups[0][key]
-            words = rf"{key} (of a parameter group is|are) None"
         with pytest.raises(sw.InvalidArgument, match=words):
             opt.step(lambda: loss_of(model, 1).backward())
         opt.param_groups[0][key] = was

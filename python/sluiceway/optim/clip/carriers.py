@@ -64,16 +64,16 @@ class Carriers:
 
         While no weight is frozen it is always the same one, whether it is in `taken` or not.
         """
-        now = [n for n in self._ranked if self._weights[n].parameter.requires_grad]
+        unmoved = {n for n in self._ranked if not self._weights[n].parameter.requires_grad}
         had = [number for number in self._ranked if number in taken]
-        trained = [number for number in had if number in now]
-        frozen = [number for number in had if number not in now]
+        trained = [number for number in had if number not in unmoved]
+        frozen = [number for number in had if number in unmoved]
         self._trained = set(trained)
         self.frozen = set(frozen) if trained else set()
         if trained and frozen:
             self._carry([trained[0], frozen[0]])
         else:
-            self._carry((had if len(now) < len(self._ranked) and had else self._ranked)[:1])
+            self._carry((had if unmoved and had else self._ranked)[:1])
 
     def _carry(self, numbers: list[int]) -> None:
         if numbers == self.numbers:
