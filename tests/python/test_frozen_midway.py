@@ -296,6 +296,36 @@ def test_the_weights_are_left_as_they_were_found():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_gradient_that_was_assigned_where_the_sentinel_had_stood_is_named():
+    model = sixteen_bits()
+    with identity(model) as opt:
+        sixteen_bit_loss(model, 0).backward()
+        opt.step()
+        opt.zero_grad()
+        freeze_first(model)
+        model.layers[0].weight.grad = torch.ones(256, 256)
+        sixteen_bit_loss(model, 1).backward()
+        with pytest.raises(sw.InvalidArgument, match=r"layers\.0\.weight has a \.grad that no"):
+            opt.step()
+    assert model.layers[0].weight.grad.dtype == torch.bfloat16
+
+
+def test_a_graph_that_was_compiled_while_a_weight_was_frozen():
+    """It has no gradient for the weight afterwards, and its hooks are called all the same."""
+
+    def drive(model, opt):
+        torch.compiler.reset()
+        compiled = torch.compile(model, backend="aot_eager")
+        for step in range(STEPS):
+            train_only(model, layers_of(model)[step // 2 % 2 :][:1])
+            loss_of(compiled, step).backward()
+            clip_trained(model, opt)
+            opt.step()
+            by_hand(model, opt)
+
+    assert error_of(drive, make) <= 1e-5
+
+
 @pytest.mark.parametrize("codec", ["identity", "block_random"])
 def test_a_run_that_is_resumed_while_another_weight_carries_has_the_same_bits(codec):
     def steps(model, opt, first, last):

@@ -135,6 +135,8 @@ class ModelHooks:
                 )
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
+                if len(parameter._post_accumulate_grad_hooks) == 1:
+                    return  # What was compiled while the weight was frozen has none for it.
                 raise InvalidArgument(
                     f"{self._owner}: another optimizer took the gradient of {weight.name}, "
                     "expected one optimizer for a weight; close() the other one"

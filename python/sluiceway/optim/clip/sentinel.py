@@ -106,8 +106,11 @@ class Sentinel:
     def release(self) -> None:
         """Leave the parameter as it was found."""
         self.forget()
-        if self.parameter.dtype != torch.float32:
-            self.parameter.grad_dtype = self.parameter.dtype
+        dtype, gradient = self.parameter.dtype, self.parameter.grad
+        if dtype != torch.float32:
+            self.parameter.grad = None  # Somebody may have assigned one, of what was its dtype.
+            self.parameter.grad_dtype = dtype
+            self.parameter.grad = gradient if gradient is None else gradient.to(dtype)
 
     def removed(self) -> bool:
         """Whether it was taken away by somebody else: `model.zero_grad()`."""
