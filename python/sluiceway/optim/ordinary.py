@@ -9,7 +9,7 @@ import torch
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.norms import gradient_norms
+from sluiceway.optim.clip.norms import gradient_norms
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
