@@ -310,6 +310,13 @@ def test_a_gradient_that_was_assigned_where_the_sentinel_had_stood_is_named():
     assert model.layers[0].weight.grad.dtype == torch.bfloat16
 
 
+@pytest.fixture
+def nothing_stays_compiled():
+    yield
+    torch.compiler.reset()  # Else every later step of this process waits for its updates.
+
+
+@pytest.mark.usefixtures("nothing_stays_compiled")
 def test_a_graph_that_was_compiled_while_a_weight_was_frozen():
     """It has no gradient for the weight afterwards, and its hooks are called all the same."""
 
