@@ -119,6 +119,7 @@ HWY_INLINE void expand_dense(const AnyMatrix& d, const BlockRows& p, const Block
         for (std::int64_t x = 0; x < panel; ++x) {
           sink.take(first + i + x, col, tile_rows + x * kTileCols, cols);
         }
+        sink.done(first + i, panel, col, cols);
       }
     }
   }
