@@ -59,6 +59,11 @@ HWY_INLINE void project_dense(const TileA& p, const TileB<T>& d, std::int64_t ke
   deep_product(p, TileB<float>{edge, kPadElems}, y + whole, stride, rows, kept, 1);
 }
 
+template <typename T>
+HWY_INLINE TileB<T> rows_from(MatrixView<const T> d, std::int64_t row) {
+  return {d.row(row), d.stride};
+}
+
 // y = rows [first, first + rows) of P D, group by group.
 HWY_INLINE void project_slab(const BlockRows& p, std::int64_t first, std::int64_t rows,
                              const AnyMatrix& d, float* y, std::int64_t stride, float* edge) {
@@ -67,9 +72,8 @@ HWY_INLINE void project_slab(const BlockRows& p, std::int64_t first, std::int64_
     const std::int64_t last = std::min(first + rows, (group + 1) * p.block);
     const std::int64_t kept = group + 1 == p.groups() ? p.last_kept : p.kept;
     with_type(d, [&](auto view) HWY_ATTR {
-      project_dense(TileA{p.value + i * p.kept, p.kept, 1},
-                    TileB{view.row(group * p.kept), d.stride}, kept, last - i, d.cols,
-                    y + (i - first) * stride, stride, edge);
+      project_dense(TileA{p.value + i * p.kept, p.kept, 1}, rows_from(view, group * p.kept), kept,
+                    last - i, d.cols, y + (i - first) * stride, stride, edge);
     });
     i = last;
   }

@@ -291,8 +291,8 @@ TEST_P(DecompressRangeTest, RejectsWrongShapesRangesAndScratchAndWritesNothing) 
   EXPECT_EQ(dst, std::vector<std::byte>(20, std::byte{0xAB}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, DecompressRangeTest,
-                         testing::ValuesIn(host_backends()), backend_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, DecompressRangeTest, testing::ValuesIn(host_backends()),
+                         backend_name);
 
 }  // namespace
 }  // namespace sluiceway::test
