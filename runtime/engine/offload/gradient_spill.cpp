@@ -35,7 +35,7 @@ std::span<std::byte> part(std::span<std::byte> chunk, const ChunkPiece& piece, D
 
 GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring,
                              const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
-                             DType gradient, std::function<void()> more_extents)
+                             DType gradient)
     : lanes_(lanes),
       store_(store),
       ring_(ring),
@@ -43,7 +43,6 @@ GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
       groups_(groups),
       stream_(stream),
       gradient_(gradient),
-      more_extents_(std::move(more_extents)),
       chunks_(plan.chunks().size()),
       backwards_(at(groups.tensor_count())) {
   for (std::size_t c = 0; c < chunks_.size(); ++c) {
@@ -102,7 +101,7 @@ void GradientSpill::make_room(int chunk) {
   const auto needed = static_cast<std::uint64_t>(chunks_[at(chunk)].extents) + 1;
   if (needed <= slots) return;
   wait_written();
-  more_extents_();
+  store_.add_slots(StateStream::kGradientRegion, 1);
 }
 
 void GradientSpill::submit(int chunk, std::vector<Hop> hops) {

@@ -16,7 +16,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -36,10 +35,8 @@ namespace sluiceway {
 
 class GradientSpill {
  public:
-  // `more_extents` gives every chunk of the store one more.
   GradientSpill(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan,
-                const ChunkGroups& groups, StateStream& stream, DType gradient,
-                std::function<void()> more_extents);
+                const ChunkGroups& groups, StateStream& stream, DType gradient);
 
   // Bytes of the buffers of shared chunks, tier kPinned.
   static std::uint64_t shared_bytes(const ChunkPlan& plan, DType gradient);
@@ -95,7 +92,6 @@ class GradientSpill {
   const ChunkGroups& groups_;
   StateStream& stream_;
   DType gradient_;
-  std::function<void()> more_extents_;
   std::vector<Chunk> chunks_;
   std::vector<int> backwards_;   // By tensor.
   std::deque<Waiting> waiting_;  // Gradients that may not have left the device.

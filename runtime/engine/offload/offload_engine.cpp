@@ -57,12 +57,10 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
             open_state_store(lanes_.budget(), options_.store, tensors_, plan_, options_.gradient,
                              static_cast<std::uint32_t>(promised), ring_.slab());
         is_new_ = opened.is_new;
-        on_disk_.push_back(std::move(opened.on_disk));
         return std::move(opened.store);
       }()),
       stream_(*store_, ring_, plan_, kStateLanes, types()),
-      spill_(lanes_, *store_, ring_, plan_, groups_, stream_, options_.gradient,
-             [this] { add_slot(StateStream::kGradientRegion); }),
+      spill_(lanes_, *store_, ring_, plan_, groups_, stream_, options_.gradient),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(tensors_.size())),
       steps_(tensors_.size()) {}
@@ -306,19 +304,9 @@ void OffloadEngine::commit() {
 std::uint64_t OffloadEngine::pin() {
   commit();
   const std::uint64_t slots = store_->layout().regions[StateStream::kStateRegion].slots();
-  if (slots < 3) add_slot(StateStream::kStateRegion);
+  if (slots < 3) store_->add_slots(StateStream::kStateRegion, 1);
   store_->pin();
   return store_->pinned()->generation;
-}
-
-// Of every chunk of a region; memory counts its own bytes.
-void OffloadEngine::add_slot(std::uint32_t region) {
-  const Region& chunks = store_->layout().regions[region];
-  const std::uint64_t bytes =
-      options_.store.drives.empty() ? 0 : chunks.chunks * chunks.chunk_bytes;
-  Budget::Reservation more = budget().reserve(Tier::kDisk, bytes, "more slots of the store");
-  store_->add_slots(region, 1);
-  on_disk_.push_back(std::move(more));
 }
 
 void OffloadEngine::roll_back(std::uint64_t generation) {

@@ -162,7 +162,6 @@ class OffloadEngine {
   void check_begun(const char* caller) const;
   void wait(int group) { lanes_.wait(groups_.update(group)); }
   void take_over();  // Counts of the last commit.
-  void add_slot(std::uint32_t region);
   void send(int chunk, const OffloadRequest& request, float factor);
 
   OffloadOptions options_;
@@ -173,7 +172,6 @@ class OffloadEngine {
   EngineLanes lanes_;
   PinnedPool ring_;
   bool is_new_ = false, begun_ = false;
-  std::vector<Budget::Reservation> on_disk_;
   std::unique_ptr<ChunkStore> store_;
   StateStream stream_;
   GradientSpill spill_;

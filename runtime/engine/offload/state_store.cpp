@@ -102,29 +102,17 @@ std::unique_ptr<ChunkStore> in_memory(Budget& budget, const StoreOptions& option
   return ChunkStore::create(budget, std::move(drives), layout, options.progress);
 }
 
-OpenedStore on_drives(Budget& budget, const StoreOptions& options, const Contents& contents,
-                      std::span<std::byte> memory) {
+std::unique_ptr<ChunkStore> on_drives(Budget& budget, const StoreOptions& options,
+                                      const Contents& contents, std::span<std::byte> memory) {
   OpenOptions open;
   open.io = options.io;
   open.depth = kDriveDepth;
   open.whole_device = options.whole_device;
   open.memory = memory;
-  OpenedStore opened;
-  const auto reserve = [&](const Layout& layout) {
-    std::uint64_t bytes = 0;
-    for (const DriveShare& drive : layout.drives) bytes += drive.bytes;
-    opened.on_disk = budget.reserve(Tier::kDisk, bytes, "the store");
-  };
-  if (exists(options)) {
-    opened.store = open_store(budget, options.drives, open);
-    reserve(opened.store->layout());
-    return opened;
-  }
+  if (exists(options)) return open_store(budget, options.drives, open);
   std::vector<std::uint32_t> weights = options.weights;
   weights.resize(options.drives.size(), 1);
-  reserve(new_layout(contents, weights));
-  opened.store = create_store(budget, options.drives, contents, weights, open, options.progress);
-  return opened;
+  return create_store(budget, options.drives, contents, weights, open, options.progress);
 }
 
 }  // namespace
@@ -147,7 +135,7 @@ OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
   } else if (options.drives.empty()) {
     opened.store = in_memory(budget, options, new_layout(contents, {1}));
   } else {
-    opened = on_drives(budget, options, contents, memory);
+    opened.store = on_drives(budget, options, contents, memory);
   }
   const ChunkStore& store = *opened.store;
   check_catalogue(store, catalogue, store.drives().front()->properties().path);

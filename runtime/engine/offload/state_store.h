@@ -46,7 +46,6 @@ struct StoreOptions {
 };
 
 struct OpenedStore {
-  Budget::Reservation on_disk;  // Its bytes on drives.
   std::unique_ptr<ChunkStore> store;
   bool is_new = false;  // It holds no states yet.
 };
