@@ -1,21 +1,14 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
-#include "kernels/base/check.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/dtype_name.h"
 #include "python/bindings/weight_options.h"
 #include "runtime/engine/subspace/auto_codec.h"
 #include "runtime/engine/subspace/weight_plan.h"
 
 namespace sluiceway {
 namespace {
-
-DType parse_dtype(const std::string& name) {
-  if (name == "fp32") return DType::kF32;
-  if (name == "bf16") return DType::kBF16;
-  SLUICEWAY_CHECK(name == "fp16", "dtype: is \"", name, "\", expected fp32, bf16 or fp16");
-  return DType::kF16;
-}
 
 // What `plan` knows of a weight: everything but its name and values.
 WeightSpec spec_of(std::int64_t m, std::int64_t n, const std::string& weight_dtype,

@@ -1,10 +1,11 @@
 // State of one weight as a dictionary of tensors, for state_dict(); keys as torch.optim.AdamW's.
+#include "python/bindings/bind_weight_state.h"
+
 #include <ATen/Functions.h>
 
 #include <cstring>
 #include <vector>
 
-#include "python/bindings/engine_class.h"
 #include "python/bindings/tensor_view.h"
 
 namespace sluiceway {
@@ -77,7 +78,7 @@ WeightState state_of(const py::dict& state) {
 
 }  // namespace
 
-void bind_weight_state(EngineClass& engine) {
+void bind_weight_state(EngineClass<SubspaceEngine>& engine) {
   engine
       .def("weight_state", &weight_state, py::arg("weight"),
            "step, exp_avg (core-shaped), exp_avg_sq (too, or means of rows and columns), codec, "

@@ -1,20 +1,30 @@
-// How Python holds an engine; shared by the files that bind it.
+// How Python holds an engine, and what every engine's class has; shared by the files that bind one.
 #pragma once
 
+#include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <array>
 #include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "python/bindings/bindings.h"
-#include "runtime/engine/subspace/subspace_engine.h"
+#include "python/bindings/signal_check.h"
+#include "python/bindings/tensor_view.h"
+#include "runtime/engine/step_gate.h"
 
 namespace sluiceway {
 
 // A forked child has the engine's memory but not its threads: it must not try to join them. An
 // engine with a lane that still runs is kept for good, since that lane uses it.
+template <typename Engine>
 struct EngineDeleter {
   pid_t opened_in = getpid();
-  void operator()(SubspaceEngine* engine) const {
+  void operator()(Engine* engine) const {
     if (getpid() != opened_in) return;
     const py::gil_scoped_release unlocked;
     try {
@@ -26,8 +36,134 @@ struct EngineDeleter {
   }
 };
 
-using EngineClass = py::class_<SubspaceEngine, std::unique_ptr<SubspaceEngine, EngineDeleter>>;
+template <typename Engine>
+using EngineHolder = std::unique_ptr<Engine, EngineDeleter<Engine>>;
+template <typename Engine>
+using EngineClass = py::class_<Engine, EngineHolder<Engine>>;
 
-void bind_weight_state(EngineClass& engine);
+using LimitOfTier = std::array<std::optional<std::uint64_t>, kTierCount>;
+
+inline constexpr const char* kLanesDoc =
+    "link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, "
+    "pinned, disk, None for no limit.";
+
+// `link`, `limits`, `resident_bytes` and `schedule` are what kLanesDoc says, by these names.
+inline void set_lanes(EngineLanes::Options& lanes, const std::array<double, 3>& link,
+                      const LimitOfTier& limits, std::uint64_t resident_bytes,
+                      const std::string& schedule) {
+  lanes.d2h = {link[0], link[2]};
+  lanes.h2d = {link[1], link[2]};
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    lanes.limits[tier] = limits[tier].value_or(Budget::kUnlimited);
+  }
+  lanes.resident_bytes = resident_bytes;
+  lanes.order = parse_order(schedule);
+  lanes.check_interrupt = signal_check();
+}
+
+inline std::vector<AnyMatrix> views_of(const std::vector<at::Tensor>& weights) {
+  std::vector<AnyMatrix> out;
+  out.reserve(weights.size());
+  for (const at::Tensor& weight : weights) out.push_back(matrix_view(weight, "weight"));
+  return out;
+}
+
+// Storage that a lane may still write to when nobody waits for it any more is never freed. Not by
+// the tensors of Python: torch aborts where those outlive the interpreter.
+inline void keep_for_good(const std::vector<at::Tensor>& lent) {
+  auto* const kept = new std::vector<at::Tensor>;
+  for (const at::Tensor& tensor : lent) kept->push_back(tensor.detach());
+}
+
+template <typename Engine>
+void close_engine(Engine& engine, const std::vector<at::Tensor>& lent) {
+  try {
+    const py::gil_scoped_release unlocked;
+    engine.close();
+  } catch (const Timeout&) {
+    if (!engine.idle()) keep_for_good(lent);
+    throw;
+  }
+}
+
+template <typename Engine>
+void finish_engine(Engine& engine, const std::vector<at::Tensor>& lent) {
+  try {
+    const py::gil_scoped_release unlocked;
+    engine.finish();
+  } catch (...) {
+    keep_for_good(lent);
+    throw;
+  }
+}
+
+template <typename Engine>
+std::vector<std::pair<double, float>> gradient_sizes(const Engine& engine) {
+  std::vector<std::pair<double, float>> sizes;
+  for (std::size_t i = 0; i < engine.size(); ++i) {
+    const ScanResult scan = engine.gradient_scan(static_cast<int>(i));
+    sizes.emplace_back(scan.sum_squares, scan.abs_max);
+  }
+  return sizes;
+}
+
+inline std::tuple<double, bool> norm_tuple(const GradientNorm& norm) {
+  return {norm.norm, norm.finite};
+}
+
+using Stats = py::typing::Dict<py::str, py::object>;
+
+inline py::dict by_tier(const Budget::Limits& bytes) {
+  py::dict result;
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    result[py::str(std::string(to_string(static_cast<Tier>(tier))))] = bytes[tier];
+  }
+  return result;
+}
+
+// The counts that every engine's take_stats() has.
+inline Stats stats_of(const EngineUse& use, double host_seconds) {
+  Stats result;
+  result["d2h_bytes"] = use.d2h_bytes;
+  result["h2d_bytes"] = use.h2d_bytes;
+  result["stall_seconds"] = use.stall_seconds;
+  result["host_seconds"] = host_seconds;
+  result["used_bytes"] = by_tier(use.used);
+  result["peak_bytes"] = by_tier(use.peak);
+  return result;
+}
+
+// What the Python side asks of every engine, but for gradients and steps.
+template <typename Engine>
+void bind_common(EngineClass<Engine>& engine) {
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  engine.def("__len__", &Engine::size)
+      .def("gradient_sizes", &gradient_sizes<Engine>,
+           "Sum of squares and largest absolute element of each weight's gradient so far; after "
+           "end_backward(). Neither is finite where the gradient is not.")
+      .def("has_gradient", &Engine::has_gradient)
+      .def("drop", &Engine::drop, unlocked)
+      .def(
+          "wait", [](Engine& e, int weight) { return e.acquire(weight, StreamRef::host()); },
+          py::arg("weight"), unlocked)
+      .def("synchronize", &Engine::synchronize, unlocked)
+      .def("finish", &finish_engine<Engine>, py::arg("lent"),
+           "As close(), whatever failed before; raises only where a lane still runs.")
+      .def_property("committed_steps", &Engine::committed_steps, &Engine::set_committed_steps)
+      .def("note_device_times", &Engine::note_device_times, py::arg("forward_s"),
+           py::arg("backward_s"))
+      .def(
+          "enable_trace", [](Engine& e, bool on) { e.trace().enable(on); }, py::arg("on"))
+      .def(
+          "add_trace_range",
+          [](Engine& e, const std::string& row, const std::string& name, double begin_us,
+             double end_us) {
+            e.trace().add_range(e.trace().add_row(row), name, begin_us, end_us);
+          },
+          py::arg("row"), py::arg("name"), py::arg("begin_us"), py::arg("end_us"))
+      .def(
+          "write_trace", [](Engine& e, const std::string& path) { e.trace().write_json(path); },
+          py::arg("path"));
+}
 
 }  // namespace sluiceway

@@ -27,6 +27,7 @@ __all__ = [
     "InvalidArgument",
     "IoError",
     "Link",
+    "OffloadAdamW",
     "OutOfMemory",
     "Refresh",
     "SubspaceAdamW",
@@ -39,6 +40,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from sluiceway.config.values import Budget, Link, Refresh
+    from sluiceway.optim.offload.optimizer import OffloadAdamW
     from sluiceway.optim.subspace.for_trainer import for_trainer
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
@@ -47,16 +49,19 @@ if TYPE_CHECKING:
 _HOMES = {
     "Budget": "sluiceway.config.values",
     "Link": "sluiceway.config.values",
+    "OffloadAdamW": "sluiceway.optim.offload.optimizer",
     "Refresh": "sluiceway.config.values",
     "SubspaceAdamW": "sluiceway.optim.subspace.optimizer",
     "for_trainer": "sluiceway.optim.subspace.for_trainer",
 }
-_NOT_YET = ("OffloadAdamW", "ZoSgd")
+_NOT_YET = ("ZoSgd",)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     if name in _NOT_YET:
-        raise Unavailable(f"sluiceway.{name}: not in version {__version__}, it has SubspaceAdamW")
+        raise Unavailable(
+            f"sluiceway.{name}: not in version {__version__}, it has SubspaceAdamW and OffloadAdamW"
+        )
     raise AttributeError(f"module 'sluiceway' has no attribute {name!r}")

@@ -17,7 +17,10 @@ __all__: list[str] = [
     "CodecFamily",
     "EngineOptions",
     "LossScale",
+    "OffloadEngine",
+    "OffloadEngineOptions",
     "SubspaceEngine",
+    "TensorSpec",
     "Trace",
     "WeightSpec",
     "adam_step",
@@ -31,6 +34,7 @@ __all__: list[str] = [
     "host_allocated_bytes",
     "host_peak_bytes",
     "now_us",
+    "offload_footprint",
     "open_store",
     "predict_step",
     "reset_host_peak",
@@ -342,6 +346,142 @@ class SubspaceEngine:
     @committed_steps.setter
     def committed_steps(self, arg1: typing.SupportsInt) -> None: ...
 
+class TensorSpec:
+    """
+    A parameter that an offload engine trains.
+    """
+    def __init__(self, name: str, weight: torch.Tensor) -> None: ...
+
+class OffloadEngineOptions:
+    """
+    Where an offload engine keeps states, and how it throttles.
+    """
+    def __init__(
+        self,
+        *,
+        link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
+        limits: typing.Annotated[
+            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
+        ],
+        resident_bytes: typing.SupportsInt,
+        schedule: str,
+        norm_mode: str,
+        max_norm: typing.SupportsFloat,
+        promised_backwards: typing.SupportsInt,
+        drives: collections.abc.Sequence[str],
+        io: str,
+        gradients: str,
+        chunk_elems: typing.SupportsInt,
+        device_cpu: typing.SupportsInt,
+        lane_cpu: typing.SupportsInt,
+    ) -> None:
+        """
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory.
+        """
+
+class OffloadEngine:
+    """
+    AdamW whose states lie in a store, on drives or in memory.
+    """
+    def __init__(
+        self, options: OffloadEngineOptions, tensors: collections.abc.Sequence[TensorSpec]
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def add_gradient(self, tensor: typing.SupportsInt, gradient: torch.Tensor) -> None:
+        """
+        A whole gradient as one row; its storage is kept until it has left the device.
+        """
+    def add_trace_range(
+        self, row: str, name: str, begin_us: typing.SupportsFloat, end_us: typing.SupportsFloat
+    ) -> None: ...
+    def begin(self, weights: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        Zero moments, and masters that are the weights: step 0.
+        """
+    def close(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        drop() and commit(). Timeout: a lane is stuck; what was `lent` to it is kept.
+        """
+    def commit(self) -> None: ...
+    def describe(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]: ...
+    def drop(self) -> None: ...
+    def enable_trace(self, on: bool) -> None: ...
+    def end_backward(self, norm: bool) -> tuple[float, bool]:
+        """
+        norm: of a sum of several backwards, which are read for it.
+        """
+    def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        As close(), whatever failed before; raises only where a lane still runs.
+        """
+    def gradient_sizes(self) -> list[tuple[float, float]]:
+        """
+        Sum of squares and largest absolute element of each weight's gradient so far; after end_backward(). Neither is finite where the gradient is not.
+        """
+    def has_gradient(self) -> bool: ...
+    def load_tensor_state(
+        self,
+        tensor: typing.SupportsInt,
+        exp_avg: torch.Tensor,
+        exp_avg_sq: torch.Tensor,
+        master: torch.Tensor,
+        step: typing.SupportsInt,
+    ) -> None:
+        """
+        Take over what tensor_state gave; the next commit makes it durable.
+        """
+    def note_device_times(
+        self, forward_s: typing.SupportsFloat, backward_s: typing.SupportsFloat
+    ) -> None: ...
+    def pin(self) -> int:
+        """
+        Commit, for good until the next pin.
+        """
+    def resume(self, weights: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        The weights become what the masters of the last commit say.
+        """
+    def roll_back(self, generation: typing.SupportsInt) -> None: ...
+    def run_state(self) -> bytes: ...
+    def set_run_state(self, state: str) -> None: ...
+    def step(
+        self,
+        hyper: collections.abc.Sequence[
+            typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(5)"]
+        ],
+        weights: collections.abc.Sequence[torch.Tensor],
+        factor: typing.SupportsFloat,
+        other_sum_squares: typing.SupportsFloat,
+        own_factors: collections.abc.Sequence[typing.SupportsFloat],
+        norm: bool,
+    ) -> tuple[bool, float, float]: ...
+    def synchronize(self) -> None: ...
+    def take_stats(self) -> dict[str, typing.Any]: ...
+    def tensor_state(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]:
+        """
+        step, exp_avg, exp_avg_sq, master: all copies, the last three float32.
+        """
+    def wait(self, weight: typing.SupportsInt) -> float: ...
+    def write_trace(self, path: str) -> None: ...
+    @property
+    def committed_steps(self) -> int: ...
+    @committed_steps.setter
+    def committed_steps(self, arg1: typing.SupportsInt) -> None: ...
+    @property
+    def drives(self) -> list:
+        """
+        path, backend, direct and note of each.
+        """
+    @property
+    def generations(self) -> list[tuple[int, int]]:
+        """
+        Generation and step of the last commit, and of a pinned one.
+        """
+    @property
+    def is_new(self) -> bool: ...
+    @property
+    def store_id(self) -> str: ...
+
 def adam_step(
     name: str,
     weight: torch.Tensor,
@@ -443,6 +583,19 @@ def host_peak_bytes() -> int:
 def now_us() -> float:
     """
     Microseconds of the trace's clock.
+    """
+
+def offload_footprint(
+    elements: collections.abc.Sequence[typing.SupportsInt],
+    dtypes: collections.abc.Sequence[str],
+    gradients: str,
+    chunk_elems: typing.SupportsInt,
+    micro_batches: typing.SupportsInt,
+    slots: typing.SupportsInt,
+    pinned_limit: typing.SupportsInt | None,
+) -> dict[str, int]:
+    """
+    Bytes per tier of an engine for tensors of so many elements, and the elements of each of its streams, without making anything; slots: of every state, 2, or 3 with a pin.
     """
 
 def open_store(

@@ -150,10 +150,10 @@ def test_missing_file_is_an_io_error_with_its_name(tmp_path):
     assert refused.value.errno == 2
 
 
-@pytest.mark.parametrize("kind", ["offload", "zo"])
-def test_engine_of_a_later_version_is_unavailable_and_names_those_there_are(load, kind):
-    with pytest.raises(Unavailable, match=rf"{kind} is not in this version.*subspace, native"):
-        load(SMALLEST, f"engine={{kind: {kind}}}")
+def test_engine_of_a_later_version_is_unavailable_and_names_those_there_are(load):
+    words = "zo is not in this version.*subspace, native, offload"
+    with pytest.raises(Unavailable, match=words):
+        load(SMALLEST, "engine={kind: zo}")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from sluiceway.config.fields import Section
@@ -28,5 +29,10 @@ class EngineSection(Section):
         """
         if config.store.path is not None:
             raise Unavailable(
-                "store.path: this version keeps nothing on disk while it trains, expected null"
+                f"store.path: engine.kind {self.kind} keeps nothing on disk while it trains, "
+                "expected null; offload has engine.tier: disk"
             )
+
+    def in_folder(self, config: Config, folder: Path) -> Config:
+        """The same run where its own folder is known: what is kept there by default gets a path."""
+        return config

@@ -23,11 +23,10 @@ from sluiceway.config.fields import (
     NotNegative,
     Positive,
     Section,
-    Size,
     off_is_null,
 )
 from sluiceway.config.shared_options import NormMode, Order
-from sluiceway.config.values import Budget, Link
+from sluiceway.config.values import Budget, Link, StoreOptions
 from sluiceway.errors import Unavailable
 
 PYDOC = "pydoc"  # Names the text that every Python brings along.
@@ -101,12 +100,6 @@ class DeviceSection(Section):
     host_gbps: Positive | None = None  # Of host memory; null: measured here.
 
 
-class StoreSection(Section):
-    path: str | None = None
-    io: Literal["auto", "uring", "posix", "block"] = "auto"
-    chunk: Size = 4 << 20
-
-
 class ScheduleSection(Section):
     order: Order = "edf"
     norm: NormMode = "auto"
@@ -130,7 +123,7 @@ class Config(Section):
     )
     device: DeviceSection = DeviceSection()
     budget: Budget = Budget()
-    store: StoreSection = StoreSection()
+    store: StoreOptions = StoreOptions()
     schedule: ScheduleSection = ScheduleSection()
     trace: bool = True  # Write trace.json.
 
@@ -174,9 +167,11 @@ def with_absolute_paths(config: Config) -> Config:
 
     data = {"train": absolute(config.data.train), "eval": absolute(config.data.eval)}
     model = {"path": os.path.abspath(config.model.path)}
+    store = {} if config.store.path is None else {"path": os.path.abspath(config.store.path)}
     return config.model_copy(
         update={
             "data": config.data.model_copy(update=data),
             "model": config.model.model_copy(update=model),
+            "store": config.store.model_copy(update=store),
         }
     )

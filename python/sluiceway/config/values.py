@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -37,6 +38,24 @@ class Budget(Options):
     host: Size | None = option(None, "Memory of the host that is not page-locked.")
     pinned: Size | None = option(None, "Page-locked memory of the host.")
     disk: Size | None = option(None, "The store.")
+
+
+class StoreOptions(Options):
+    """Where an engine keeps what is too large for memory."""
+
+    path: str | os.PathLike | None = option(
+        None,
+        'A folder on the disk to be used, made if it is not there; with io="block" the device. A '
+        "run of the command line has it in its own folder where nothing is said.",
+    )
+    io: Literal["auto", "uring", "posix", "block"] = option(
+        "auto",
+        "How the disk is asked: through io_uring, or by threads; auto is io_uring where the system "
+        "allows it. block takes a whole block device, whose content goes.",
+    )
+    chunk: Size = option(
+        4 << 20, "Bytes of each of the states that move as one; a multiple of 8 KiB."
+    )
 
 
 class RefreshSection(Options):

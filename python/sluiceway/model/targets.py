@@ -51,6 +51,20 @@ class CompressedWeight:
         """Views of the matrices of the parameter, or of a tensor of its shape."""
         return whole.unbind(0) if self.is_batch else (whole,)
 
+    def check_layout(self, whole: torch.Tensor) -> None:
+        """Refuse a parameter that lanes cannot read where it lies.
+
+        Raises
+        ------
+        InvalidArgument
+            The rows of its matrices are not contiguous any more.
+        """
+        if whole.stride(-1) != 1 and whole.shape[-1] > 1:
+            raise InvalidArgument(
+                f"step: {self.name} has strides {tuple(whole.stride())}, expected contiguous rows; "
+                "make it contiguous() and go on"
+            )
+
 
 @dataclass
 class Selection:
@@ -78,7 +92,7 @@ def _is_linear_weight(module: nn.Module, name: str, parameter: nn.Parameter) -> 
     return linear and name == "weight"
 
 
-def _owners(model: nn.Module) -> dict[int, tuple[str, nn.Parameter, list[tuple[nn.Module, str]]]]:
+def owners_of(model: nn.Module) -> dict[int, tuple[str, nn.Parameter, list[tuple[nn.Module, str]]]]:
     """Map id(parameter) to its first name, itself and every (module, local name) that holds it."""
     found: dict[int, tuple[str, nn.Parameter, list[tuple[nn.Module, str]]]] = {}
     for prefix, module in model.named_modules():
@@ -92,7 +106,7 @@ def _owners(model: nn.Module) -> dict[int, tuple[str, nn.Parameter, list[tuple[n
     return found
 
 
-def _check_storage(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+def check_storage(caller: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Two parameters over the same bytes would be updated twice; one tied parameter is fine."""
     spans = sorted(
         (p.untyped_storage().data_ptr() + p.storage_offset() * p.element_size(), p.nbytes, name)
@@ -102,7 +116,7 @@ def _check_storage(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     for (start, size, first), (other, _, second) in pairwise(spans):
         if other < start + size:
             raise InvalidArgument(
-                f"target: {first} and {second} are two parameters over the same storage, "
+                f"{caller}: {first} and {second} are two parameters over the same storage, "
                 "expected one parameter used in both places; tie them by assignment"
             )
 
@@ -123,7 +137,7 @@ def _embedding_ids(model: nn.Module, owners: dict) -> set[int]:
 
 def embedding_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Names and weights of the embeddings and the head, tied or not, each once."""
-    owners = _owners(model)
+    owners = owners_of(model)
     return [owners[key][:2] for key in _embedding_ids(model, owners)]
 
 
@@ -202,7 +216,7 @@ def select_weights(
     """
     if embeddings not in ("frozen", "identity"):
         raise InvalidArgument(f"embeddings: is {embeddings!r}, expected 'frozen' or 'identity'")
-    owners = _owners(model)
+    owners = owners_of(model)
     _check_target(target, {name for name, _, _ in owners.values()})
     special = _embedding_ids(model, owners)
     selection = Selection()
@@ -223,16 +237,17 @@ def select_weights(
         else:
             selection.ordinary.append((name, parameter))
             selection.why_ordinary[name] = why
-    _check_dense(selection, owners)
+    check_dense("target", selection, owners)
     _check_compressed(model, selection)
     return selection
 
 
-def _check_dense(selection: Selection, owners: dict) -> None:
+def check_dense(caller: str, selection: Selection, owners: dict) -> None:
+    """Refuse parameters of modules whose gradients would be sparse."""
     for name, parameter in selection.trained:
         if any(getattr(module, "sparse", False) is True for module, _ in owners[id(parameter)][2]):
             raise InvalidArgument(
-                f"target: {name} is of a module with sparse=True, expected dense gradients, as "
+                f"{caller}: {name} is of a module with sparse=True, expected dense gradients, as "
                 "AdamW has no others; set sparse=False, or freeze it"
             )
 
@@ -245,7 +260,7 @@ def _check_compressed(model: nn.Module, selection: Selection) -> None:
             f"{MIN_ELEMENTS} elements ({count} matrices in all), expected at least one; use "
             "torch.optim.AdamW, or name the weights with target="
         )
-    _check_storage((w.name, w.parameter) for w in selection.compressed)
+    check_storage("target", ((w.name, w.parameter) for w in selection.compressed))
     for weight in selection.compressed:
         p = weight.parameter
         if p.dtype not in (torch.float32, torch.bfloat16):

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import torch
 
-from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
 
 T = TypeVar("T")
@@ -41,15 +40,11 @@ class EngineWeights:
         Raises
         ------
         InvalidArgument
-            The rows of one are not contiguous any more.
+            One does not lie in memory as lanes need it.
         """
         with torch._C.DisableTorchFunctionSubclass():
             for w in self.weights:
-                if w.parameter.stride(-1) != 1 and w.parameter.shape[-1] > 1:
-                    raise InvalidArgument(
-                        f"step: {w.name} has strides {tuple(w.parameter.stride())}, expected "
-                        "contiguous rows; make it contiguous() and go on"
-                    )
+                w.check_layout(w.parameter)
             return [m for w in self.weights for m in w.matrices(w.parameter.detach())]
 
     def increment_versions(self, weights: Iterable[int]) -> None:

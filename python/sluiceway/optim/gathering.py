@@ -139,7 +139,7 @@ class GatheringOptimizer(OptimizerWithStates):
 
     def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
         """All gradients of a backward are in: place the sentinel that stands for them."""
-        norm, _ = self.engine.end_backward()
+        norm = self._gathered_norm()
         with self._hooks.backward.turn():
             self.sentinel.choose(self._hooks.taken)
             self._hooks.guard(self.sentinel.numbers)
@@ -150,6 +150,11 @@ class GatheringOptimizer(OptimizerWithStates):
 
     def _norms(self) -> list[float]:
         return [math.sqrt(squares) for squares, _ in self._sizes()]
+
+    def _gathered_norm(self) -> float:
+        """Of all that was gathered; what the sentinel carries."""
+        norm, _ = self.engine.end_backward()
+        return norm
 
     def _sizes(self) -> list[tuple[float, float]]:
         """Sum of squares and largest element of what was gathered of each weight."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.model.targets import Selection
 from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.clip.clipping import Clipping
@@ -55,12 +56,10 @@ class HookedOptimizer(WholeStepOptimizer):
     adam : dict
         lr, betas, eps and weight_decay.
     options : SharedOptions
-        With `target` and `embeddings` beside what is shared.
     param_groups : iterable of dict, optional
     """
 
     _ownership: ModelOwnership | None = None  # Until the constructor has worked.
-    _groups_are_written = True  # Groups that are given are a user's choice of what to train.
 
     def __init__(
         self,
@@ -76,8 +75,13 @@ class HookedOptimizer(WholeStepOptimizer):
         check_model(self._owner, model)
         refuse_split_model(self._owner, model)
         selection, groups = choose_parameters(
-            self._owner, model, options, param_groups, self._groups_are_written
+            self._owner,
+            model,
+            param_groups,
+            lambda wanted: self._select(model, wanted, param_groups is not None),
         )
+        for group in groups:  # An engine may make files, which stay.
+            check_hyperparameters(self._owner, {**adam, **group})
         self.frozen, self.weights = selection.frozen, selection.compressed
         self.of_engine = EngineWeights(self.weights)
         self.uncompressed = large_groups(self.weights, selection.ordinary, selection.why_ordinary)
@@ -124,6 +128,10 @@ class HookedOptimizer(WholeStepOptimizer):
 
     # ---- What a subclass says ----
 
+    def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
+        """Sort the parameters that have an id() in `wanted`, which stood in groups if `grouped`."""
+        raise NotImplementedError
+
     def _make_engine(self, model: nn.Module) -> Any:
         """Build the engine of `self.of_engine`; the model is not changed yet."""
         raise NotImplementedError
@@ -136,6 +144,13 @@ class HookedOptimizer(WholeStepOptimizer):
         """What lanes of enqueued steps read and write, when asked; not by the optimizer."""
         stepping = self._stepping
         return lambda: list(stepping)
+
+    def _weight_states(self) -> dict[int, dict[str, Any]]:
+        """States of the engine's weights, by the numbers of their parameters."""
+        return {
+            number: parameter_state(self, index)
+            for number, index in self.numbered_weights().items()
+        }
 
     def _own_state(self) -> dict[str, Any]:
         """What a state holds of the engine, beside its weights; `_check_own_state` knows it."""
@@ -179,8 +194,7 @@ class HookedOptimizer(WholeStepOptimizer):
         self.synchronize()
         state_dict = super().state_dict()
         state_dict["state"] = copy.deepcopy(state_dict["state"])  # As those of the weights below.
-        for number, index in self.numbered_weights().items():
-            state_dict["state"][number] = parameter_state(self, index)
+        state_dict["state"] |= self._weight_states()
         state_dict[STATE_KEY] = {**frame_of(self), **self._own_state()}
         return state_dict
 
@@ -270,7 +284,7 @@ class HookedOptimizer(WholeStepOptimizer):
         }
 
     def describe(self) -> list[dict[str, Any]]:
-        """Codec, core shape and bytes of each compressed weight, of experts each slice."""
+        """What each weight of the engine is: of a compressed one codec, core shape and bytes."""
         return [self.engine.describe(index) for index in range(len(self.of_engine))]
 
     def close(self) -> None:

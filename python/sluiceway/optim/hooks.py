@@ -145,7 +145,7 @@ class ModelHooks:
                 refuse_sparse(self._owner, weight.name, gradient)
                 self._open_backward(sink)
                 self.taken.add(index)
-                if gradient.stride(-1) != 1:
+                if gradient.dim() and gradient.stride(-1) != 1:
                     gradient = gradient.contiguous()
                 sink.add_gradient(index, gradient.to(gathered_as))
             except BaseException:

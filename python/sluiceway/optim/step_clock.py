@@ -17,12 +17,12 @@ class StepClock:
 
     Parameters
     ----------
-    engine : SubspaceEngine
+    engine : SubspaceEngine or OffloadEngine
     resident_bytes : int
         Of the model, which the engine has reserved on the device tier.
     """
 
-    def __init__(self, engine: _core.SubspaceEngine, resident_bytes: int) -> None:
+    def __init__(self, engine: Any, resident_bytes: int) -> None:
         self._engine = engine
         # torch's allocations hold the model too, if it was made after they began to be counted.
         counted = _core.host_allocated_bytes() >= resident_bytes
@@ -52,7 +52,7 @@ class StepClock:
         """Numbers of the last step; keys and units of a line of metrics.jsonl."""
         raw, peak = self.raw, self.raw["peak_bytes"]
         # A gradient that waits for step() is torch's, and reserved by the engine beside it.
-        counted_twice = self._counted_twice + raw["held_bytes"]
+        counted_twice = self._counted_twice + raw.get("held_bytes", 0)
         device = peak["device"] - counted_twice + _core.host_peak_bytes()
         return {
             "seconds": self._seconds,
@@ -60,12 +60,11 @@ class StepClock:
             "stall_seconds": raw["stall_seconds"],
             "host_seconds": raw["host_seconds"],
             "grad_norm": self._norm,
-            "recalled": raw["recalled"],
             "bytes": {
                 "d2h": raw["d2h_bytes"],
                 "h2d": raw["h2d_bytes"],
-                "disk_read": 0,
-                "disk_written": 0,
+                "disk_read": raw.get("disk_read_bytes", 0),
+                "disk_written": raw.get("disk_written_bytes", 0),
             },
             "peak_bytes": {
                 "device": device,

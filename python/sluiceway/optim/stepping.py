@@ -45,6 +45,9 @@ class WholeStepOptimizer(GatheringOptimizer):
         """
         raise NotImplementedError
 
+    def _stepped(self) -> None:
+        """A step is enqueued, or was skipped; all counts know of it."""
+
     @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -99,6 +102,7 @@ class WholeStepOptimizer(GatheringOptimizer):
         self._standing.overflowed = skipped
         self._standing.skipped_steps += skipped
         self.loss_scale.update(skipped)
+        self._stepped()
         self._clock.step(norm)
         self._land_for_graphs()
         return loss

@@ -99,7 +99,8 @@ class Run:
 
     def _open(self, inputs: Inputs, source: Path, trace: bool = True) -> Workshop:
         path = self._folder.trace_path if self._config.trace and trace else None
-        shop = open_workshop(self._config, inputs, source, path)
+        config = self._config.engine.in_folder(self._config, self._folder.path)
+        shop = open_workshop(config, inputs, source, path)
         seed_everything(self._config.train.seed)  # What loading drew is not part of a run.
         return shop
 

@@ -33,11 +33,12 @@ std::span<std::byte> part(std::span<std::byte> chunk, const ChunkPiece& piece, D
 
 }  // namespace
 
-GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring,
-                             const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
-                             DType gradient)
+GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& room,
+                             PinnedPool& ring, const ChunkPlan& plan, const ChunkGroups& groups,
+                             StateStream& stream, DType gradient)
     : lanes_(lanes),
       store_(store),
+      room_(room),
       ring_(ring),
       plan_(plan),
       groups_(groups),
@@ -101,7 +102,7 @@ void GradientSpill::make_room(int chunk) {
   const auto needed = static_cast<std::uint64_t>(chunks_[at(chunk)].extents) + 1;
   if (needed <= slots) return;
   wait_written();
-  store_.add_slots(StateStream::kGradientRegion, 1);
+  room_.add_slot(store_, StateStream::kGradientRegion);
 }
 
 void GradientSpill::submit(int chunk, std::vector<Hop> hops) {

@@ -27,6 +27,7 @@
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/state_stream.h"
+#include "runtime/engine/offload/store_room.h"
 #include "runtime/memory/buffer.h"
 #include "runtime/memory/pinned_pool.h"
 #include "runtime/store/chunk_store.h"
@@ -35,8 +36,9 @@ namespace sluiceway {
 
 class GradientSpill {
  public:
-  GradientSpill(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan,
-                const ChunkGroups& groups, StateStream& stream, DType gradient);
+  GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& room, PinnedPool& ring,
+                const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
+                DType gradient);
 
   // Bytes of the buffers of shared chunks, tier kPinned.
   static std::uint64_t shared_bytes(const ChunkPlan& plan, DType gradient);
@@ -87,6 +89,7 @@ class GradientSpill {
 
   EngineLanes& lanes_;
   ChunkStore& store_;
+  StoreRoom& room_;
   PinnedPool& ring_;
   const ChunkPlan& plan_;
   const ChunkGroups& groups_;

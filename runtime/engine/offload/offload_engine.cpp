@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "runtime/engine/offload/extent_sum.h"
+#include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/engine/offload/offload_lanes.h"
 #include "runtime/engine/offload/run_counts.h"
 #include "runtime/engine/patience.h"
@@ -18,8 +19,10 @@ using offload_lanes::kFetch, offload_lanes::kH2d, offload_lanes::kHost, offload_
     offload_lanes::kStore;
 
 constexpr StateStream::Lanes kStateLanes{kFetch, kHost, kStore, kH2d};
-constexpr std::size_t kRingChunks = 16;  // On their way at once: 256 MiB of whole chunks.
-constexpr std::size_t kLeastChunks = 2;  // One is read while another is written.
+
+std::uint64_t limit_of(const OffloadOptions& options, Tier tier) {
+  return options.lanes.limits[static_cast<std::size_t>(tier)];
+}
 
 std::vector<std::int64_t> elems_of(const std::vector<TensorSpec>& tensors) {
   SLUICEWAY_CHECK(!tensors.empty(), "OffloadEngine: 0 tensors, expected at least one");
@@ -50,40 +53,30 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       groups_(plan_, static_cast<int>(tensors_.size())),
       lanes_(options_.lanes, offload_lanes::specs(options_.device_cpu, options_.lane_cpu),
              offload_lanes::kPlan, groups_.key_count()),
-      ring_(lanes_.budget(), lanes_.device(), {.slab_bytes = ring_bytes(), .pages = Pages::kHuge}),
-      store_([&] {
-        const int promised = std::max(1, options_.gate.promised_backwards);
-        OpenedStore opened =
-            open_state_store(lanes_.budget(), options_.store, tensors_, plan_, options_.gradient,
-                             static_cast<std::uint32_t>(promised), ring_.slab());
-        is_new_ = opened.is_new;
-        return std::move(opened.store);
-      }()),
+      ring_(lanes_.budget(), lanes_.device(),
+            {.slab_bytes = offload_ring_bytes(plan_, types(), options_.gate.promised_backwards,
+                                              limit_of(options_, Tier::kPinned)),
+             .pages = Pages::kHuge}),
+      room_(lanes_.budget(), !options_.store.drives.empty()),
+      store_(open_store()),
       stream_(*store_, ring_, plan_, kStateLanes, types()),
-      spill_(lanes_, *store_, ring_, plan_, groups_, stream_, options_.gradient),
+      spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, options_.gradient),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(tensors_.size())),
       steps_(tensors_.size()) {}
 
 OffloadEngine::~OffloadEngine() { lanes_.stop(); }
 
-// As many chunks as the budget has room for, beside the buffers of shared chunks.
-std::size_t OffloadEngine::ring_bytes() const {
-  const std::size_t chunk =
-      StateStream::ring_bytes(plan_, types(), std::max(1, options_.gate.promised_backwards));
-  const std::size_t most = std::min(kRingChunks, plan_.chunks().size() + 1) * chunk;
-  const std::size_t least = std::min(kLeastChunks, plan_.chunks().size()) * chunk;
-  const std::uint64_t limit = options_.lanes.limits[static_cast<std::size_t>(Tier::kPinned)];
-  const std::uint64_t shared = GradientSpill::shared_bytes(plan_, options_.gradient);
-  if (limit < shared + least) {
-    throw OutOfMemory(concat("OffloadEngine: the pinned tier may hold ", format_bytes(limit),
-                             ", expected at least ", format_bytes(shared + least), " for ",
-                             kLeastChunks,
-                             " chunks on their way and the gradients of small "
-                             "tensors; raise budget.pinned, or take smaller chunks"));
-  }
-  const std::uint64_t room = (limit - shared) / kBlockBytes * kBlockBytes;
-  return static_cast<std::size_t>(std::min<std::uint64_t>(most, room));
+std::unique_ptr<ChunkStore> OffloadEngine::open_store() {
+  const int promised = std::max(1, options_.gate.promised_backwards);
+  const auto extents = static_cast<std::uint32_t>(promised);
+  // A store that is there may be larger; a new one is refused before it is made.
+  room_.hold(state_layout(plan_, options_.gradient, kStateSlots, extents));
+  OpenedStore opened = open_state_store(lanes_.budget(), options_.store, tensors_, plan_,
+                                        options_.gradient, extents, ring_.slab());
+  room_.hold(opened.store->layout());
+  is_new_ = opened.is_new;
+  return std::move(opened.store);
 }
 
 void OffloadEngine::check_tensor(int index, const AnyMatrix& matrix, const char* what,
@@ -304,7 +297,7 @@ void OffloadEngine::commit() {
 std::uint64_t OffloadEngine::pin() {
   commit();
   const std::uint64_t slots = store_->layout().regions[StateStream::kStateRegion].slots();
-  if (slots < 3) store_->add_slots(StateStream::kStateRegion, 1);
+  if (slots < 3) room_.add_slot(*store_, StateStream::kStateRegion);
   store_->pin();
   return store_->pinned()->generation;
 }

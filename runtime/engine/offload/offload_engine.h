@@ -37,6 +37,7 @@
 #include "runtime/engine/offload/gradient_spill.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/engine/offload/state_stream.h"
+#include "runtime/engine/offload/store_room.h"
 #include "runtime/engine/step_gate.h"
 #include "runtime/memory/pinned_pool.h"
 
@@ -156,7 +157,7 @@ class OffloadEngine {
  private:
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   StateStream::Types types() const noexcept { return {options_.gradient, weight_dtypes_}; }
-  std::size_t ring_bytes() const;
+  std::unique_ptr<ChunkStore> open_store();
   void check_tensor(int index, const AnyMatrix& matrix, const char* what, DType dtype) const;
   void check_request(const OffloadRequest& request) const;
   void check_begun(const char* caller) const;
@@ -172,6 +173,7 @@ class OffloadEngine {
   EngineLanes lanes_;
   PinnedPool ring_;
   bool is_new_ = false, begun_ = false;
+  StoreRoom room_;
   std::unique_ptr<ChunkStore> store_;
   StateStream stream_;
   GradientSpill spill_;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/store/memory_io.h"
 #include "runtime/store/store_files.h"
@@ -18,7 +19,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::uint32_t kSlots = 2;  // A pin adds a third.
 // Requests of one drive at once: the streams of all chunks that are on their way to or from it.
 constexpr std::size_t kDriveDepth = 64;
 
@@ -127,7 +127,7 @@ OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
                              std::span<std::byte> memory) {
   const Json catalogue = catalogue_of(tensors, plan, gradient);
   Contents contents;
-  contents.regions = StateStream::regions(plan, gradient, kSlots, micro_batches);
+  contents.regions = StateStream::regions(plan, gradient, kStateSlots, micro_batches);
   contents.catalogue = bytes_of(catalogue);
   OpenedStore opened;
   if (options.opener) {

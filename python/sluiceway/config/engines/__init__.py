@@ -19,7 +19,7 @@ from sluiceway.config.engine_section import EngineSection
 from sluiceway.errors import InvalidArgument, Unavailable
 
 DEFAULT_KIND = "subspace"
-ENGINES_TO_COME = ("offload", "zo")
+ENGINES_TO_COME = ("zo",)
 _GROUP = "sluiceway.engines"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from torch import nn
@@ -16,53 +16,74 @@ from sluiceway.optim.open_model.ownership import refuse_taken
 def choose_parameters(
     owner: str,
     model: nn.Module,
-    options: Any,
     param_groups: Iterable[dict[str, Any]] | None,
-    written: bool,
+    select: Callable[[Collection[int]], Selection],
 ) -> tuple[Selection, list[dict[str, Any]]]:
     """What becomes of each parameter, and the groups as torch.optim takes them.
 
-    Parameters of no group are left to others as they are. Embeddings and head are frozen unless
-    the options say otherwise; but where a user wrote the groups, what stands in them is trained,
-    as it is by torch's optimizers, embeddings and head through the identity codec.
+    Parameters of no group are left to others as they are.
 
     Parameters
     ----------
     owner : str
         The optimizer's name, for errors.
     model : torch.nn.Module
-    options : SharedOptions
-        With `target` and `embeddings` beside what is shared.
     param_groups : iterable of dict, optional
         As torch's; default is one group of everything.
+    select : callable
+        Sorts the parameters that have one of these id().
+
+    Raises
+    ------
+    InvalidArgument
+        Options and groups contradict each other, or nothing is left to train.
+    """
+    given = [{"params": model.parameters()}] if param_groups is None else param_groups
+    groups = groups_of_model(owner, model, given)
+    named = {id(p) for group in groups for p in group["params"]}
+    refuse_taken(owner, [(name, p) for name, p in model.named_parameters() if id(p) in named])
+    wanted = {id(p) for group in groups for p in group["params"] if p.requires_grad}
+    selection = select(wanted)
+    trained = {id(p) for _, p in selection.trained}
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) in trained]
+    selection.left_out = [
+        (name, p)
+        for name, p in model.named_parameters()
+        if id(p) in named - trained and p.numel() > 0
+    ]
+    return selection, groups
+
+
+def select_compressed(
+    owner: str, model: nn.Module, options: Any, wanted: Collection[int], written: bool
+) -> Selection:
+    """Sort the parameters that have an id() in `wanted`.
+
+    Embeddings and head are frozen unless the options say otherwise; but where a user wrote the
+    groups, what stands in them is trained, as it is by torch's optimizers, embeddings and head
+    through the identity codec.
+
+    Parameters
+    ----------
+    options : SubspaceOptions
     written : bool
-        Whether groups, if there are any, are a user's choice of what to train.
+        Whether there are groups, and they are a user's choice of what to train.
 
     Raises
     ------
     InvalidArgument
         Options and groups contradict each other, or nothing is left to compress.
     """
-    written = written and param_groups is not None
-    given = [{"params": model.parameters()}] if param_groups is None else param_groups
-    groups = groups_of_model(owner, model, given)
-    named = {id(p) for group in groups for p in group["params"]}
-    refuse_taken(owner, [(name, p) for name, p in model.named_parameters() if id(p) in named])
-    wanted = {id(p) for group in groups for p in group["params"] if p.requires_grad}
     if written:
         _refuse_contradiction(owner, model, options, wanted)
     embeddings = "identity" if written else options.embeddings
-    selection = select_weights(model, options.target, embeddings, wanted)
-    trained = {id(p) for _, p in selection.trained}
-    for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) in trained]
-    selection.left_out = [
-        (name, p) for name, p in model.named_parameters() if id(p) in named - trained
-    ]
-    return selection, groups
+    return select_weights(model, options.target, embeddings, wanted)
 
 
-def _refuse_contradiction(owner: str, model: nn.Module, options: Any, named: set[int]) -> None:
+def _refuse_contradiction(
+    owner: str, model: nn.Module, options: Any, named: Collection[int]
+) -> None:
     """Refuse embeddings that a user asked for twice, to be trained and to be frozen."""
     if options.embeddings != "frozen" or "embeddings" not in options.model_fields_set:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import Selection
 from sluiceway.optim.documented import takes
+from sluiceway.optim.guards.chosen import select_compressed
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
 from sluiceway.optim.hyperparameters import check_group
 from sluiceway.optim.subspace.arguments import SubspaceArguments, engine_for, residual_at_once
@@ -78,6 +80,8 @@ class SubspaceAdamW(HookedOptimizer):
         Nothing was changed.
     """
 
+    _groups_are_written = True  # Groups that are given are a user's choice of what to train.
+
     def __init__(
         self,
         model: nn.Module,
@@ -95,6 +99,10 @@ class SubspaceAdamW(HookedOptimizer):
         checked = SubspaceArguments.checked(name, {"max_norm": max_norm, **options})
         adam = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(model, adam, checked, param_groups)
+
+    def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
+        written = grouped and self._groups_are_written
+        return select_compressed(self._owner, model, self.options, wanted, written)
 
     def _make_engine(self, model: nn.Module) -> _core.SubspaceEngine:
         options = self.options
@@ -237,6 +245,7 @@ class SubspaceAdamW(HookedOptimizer):
         raw = self._clock.raw
         return {
             **super().stats(),
+            "recalled": raw["recalled"],
             "learn_seconds": raw["learn_seconds"],
             "subspace": {
                 "bias_mean": raw["bias_mean"],

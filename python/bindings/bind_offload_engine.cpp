@@ -1,0 +1,163 @@
+#include "python/bindings/bind_offload_state.h"
+#include "python/bindings/dtype_name.h"
+#include "python/bindings/engine_class.h"
+#include "runtime/engine/offload/offload_engine.h"
+#include "runtime/engine/offload/offload_footprint.h"
+
+namespace sluiceway {
+namespace {
+
+void bind_tensor_spec(py::module_& m) {
+  py::class_<TensorSpec>(m, "TensorSpec", "A parameter that an offload engine trains.")
+      .def(py::init([](std::string name, const at::Tensor& weight) {
+             return TensorSpec{std::move(name), weight.sizes().vec(),
+                               dtype_of_tensor(weight, "weight")};
+           }),
+           py::arg("name"), py::arg("weight"));
+}
+
+// "block" is a whole device, through whatever this system has.
+void set_io(StoreOptions& store, const std::string& io) {
+  store.whole_device = io == "block";
+  if (io == "uring") {
+    store.io = IoChoice::kUring;
+  } else if (io == "posix") {
+    store.io = IoChoice::kPosix;
+  } else {
+    SLUICEWAY_CHECK(io == "auto" || io == "block", "io: is \"", io,
+                    "\", expected auto, uring, posix or block");
+  }
+}
+
+void bind_options(py::module_& m) {
+  py::class_<OffloadOptions>(m, "OffloadEngineOptions",
+                             "Where an offload engine keeps states, and how it throttles.")
+      .def(py::init([](std::array<double, 3> link, const LimitOfTier& limits,
+                       std::uint64_t resident_bytes, const std::string& schedule,
+                       const std::string& norm_mode, double max_norm, int promised_backwards,
+                       const std::vector<std::string>& drives, const std::string& io,
+                       const std::string& gradients, std::int64_t chunk_elems, int device_cpu,
+                       int lane_cpu) {
+             OffloadOptions options(DeviceId::host());
+             set_lanes(options.lanes, link, limits, resident_bytes, schedule);
+             options.gate.norm = parse_norm_choice(norm_mode);
+             options.gate.max_norm = max_norm;
+             options.gate.promised_backwards = promised_backwards;
+             options.store.drives = drives;
+             set_io(options.store, io);
+             options.gradient = parse_dtype(gradients);
+             options.chunk_elems = chunk_elems;
+             options.device_cpu = device_cpu;
+             options.lane_cpu = lane_cpu;
+             return options;
+           }),
+           py::kw_only(), py::arg("link"), py::arg("limits"), py::arg("resident_bytes"),
+           py::arg("schedule"), py::arg("norm_mode"), py::arg("max_norm"),
+           py::arg("promised_backwards"), py::arg("drives"), py::arg("io"), py::arg("gradients"),
+           py::arg("chunk_elems"), py::arg("device_cpu"), py::arg("lane_cpu"),
+           (std::string(kLanesDoc) + " drives: files or devices, none for host memory.").c_str());
+}
+
+// Holds the storage, and nothing of Python: it may go in a thread of a lane.
+void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient) {
+  const AnyMatrix g = matrix_view(gradient, "gradient");
+  const StreamRef compute = stream_of(gradient, "gradient");
+  auto keep = std::make_shared<const at::Tensor>(gradient.detach());
+  const py::gil_scoped_release unlocked;
+  engine.add_gradient(tensor, g, std::move(keep), compute);
+}
+
+// Each is (lr, beta1, beta2, eps, weight_decay).
+using Hypers = std::vector<std::array<double, 5>>;
+
+std::tuple<bool, double, float> step(OffloadEngine& engine, const Hypers& hyper,
+                                     const std::vector<at::Tensor>& weights, float factor,
+                                     double other_sum_squares,
+                                     const std::vector<float>& own_factors, bool norm) {
+  std::vector<TensorHyper> hypers;
+  hypers.reserve(hyper.size());
+  for (const auto& h : hyper) hypers.push_back({h[0], h[1], h[2], h[3], h[4]});
+  const std::vector<AnyMatrix> views = views_of(weights);
+  const py::gil_scoped_release unlocked;
+  const StepOutcome outcome =
+      engine.step({hypers, views, factor, other_sum_squares, own_factors, norm});
+  return {outcome.skipped, outcome.grad_norm, outcome.clip_factor};
+}
+
+Stats take_stats(OffloadEngine& engine) {
+  const OffloadStats stats = engine.take_stats();
+  Stats result = stats_of(stats.use, stats.host_seconds);
+  result["disk_read_bytes"] = stats.disk_read;
+  result["disk_written_bytes"] = stats.disk_written;
+  result["fetch_seconds"] = stats.fetch_seconds;
+  result["store_seconds"] = stats.store_seconds;
+  result["spill_seconds"] = stats.spill_seconds;
+  result["commits"] = stats.commits;
+  result["commit_seconds"] = stats.commit_seconds;
+  return result;
+}
+
+Stats describe(const OffloadEngine& engine, int tensor) {
+  const TensorSpec& spec = engine.tensor(tensor);
+  Stats result;
+  result["name"] = spec.name;
+  result["shape"] = spec.shape;
+  result["dtype"] = std::string(to_string(spec.dtype));
+  result["chunks"] = engine.plan().of_tensor(tensor).size();
+  return result;
+}
+
+py::typing::Dict<py::str, py::int_> footprint(const std::vector<std::int64_t>& elements,
+                                              const std::vector<std::string>& dtypes,
+                                              const std::string& gradients,
+                                              std::int64_t chunk_elems, int micro_batches,
+                                              std::uint32_t slots,
+                                              std::optional<std::uint64_t> pinned_limit) {
+  std::vector<DType> types;
+  for (const std::string& dtype : dtypes) types.push_back(parse_dtype(dtype));
+  const OffloadFootprint found =
+      offload_footprint(elements, types, parse_dtype(gradients), chunk_elems, micro_batches, slots,
+                        pinned_limit.value_or(Budget::kUnlimited));
+  py::typing::Dict<py::str, py::int_> result;
+  result["pinned_bytes"] = found.pinned_bytes;
+  result["store_bytes"] = found.store_bytes;
+  result["stored_elems"] = found.stored_elems;
+  return result;
+}
+
+}  // namespace
+
+void bind_offload_engine(py::module_& m) {
+  m.def("offload_footprint", &footprint, py::arg("elements"), py::arg("dtypes"),
+        py::arg("gradients"), py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"),
+        py::arg("pinned_limit"),
+        "Bytes per tier of an engine for tensors of so many elements, and the elements of each of "
+        "its streams, without making anything; slots: of every state, 2, or 3 with a pin.");
+  bind_tensor_spec(m);
+  bind_options(m);
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  EngineClass<OffloadEngine> engine(m, "OffloadEngine",
+                                    "AdamW whose states lie in a store, on drives or in memory.");
+  engine
+      .def(py::init([](OffloadOptions options, std::vector<TensorSpec> tensors) {
+             return EngineHolder<OffloadEngine>(
+                 new OffloadEngine(std::move(options), std::move(tensors)));
+           }),
+           py::arg("options"), py::arg("tensors"), unlocked)
+      .def("add_gradient", &add_gradient, py::arg("tensor"), py::arg("gradient"),
+           "A whole gradient as one row; its storage is kept until it has left the device.")
+      .def(
+          "end_backward",
+          [](OffloadEngine& e, bool norm) { return norm_tuple(e.end_backward(norm)); },
+          py::arg("norm"), unlocked, "norm: of a sum of several backwards, which are read for it.")
+      .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
+           py::arg("other_sum_squares"), py::arg("own_factors"), py::arg("norm"))
+      .def("close", &close_engine<OffloadEngine>, py::arg("lent"),
+           "drop() and commit(). Timeout: a lane is stuck; what was `lent` to it is kept.")
+      .def("take_stats", &take_stats)
+      .def("describe", &describe, py::arg("tensor"));
+  bind_common(engine);
+  bind_offload_state(engine);
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,118 @@
+#include "python/bindings/bind_offload_state.h"
+
+#include <ATen/Functions.h>
+
+#include <string_view>
+
+#include "python/bindings/tensor_view.h"
+
+namespace sluiceway {
+namespace {
+
+constexpr const char* kStateKeys[] = {"exp_avg", "exp_avg_sq", "master"};
+
+TensorState state_of(const std::array<at::Tensor, kStateStreams>& tensors) {
+  return {f32_span(tensors[0], kStateKeys[0]), f32_span(tensors[1], kStateKeys[1]),
+          f32_span(tensors[2], kStateKeys[2])};
+}
+
+Stats tensor_state(OffloadEngine& engine, int tensor) {
+  std::array<at::Tensor, kStateStreams> tensors;
+  for (at::Tensor& each : tensors) {
+    each = at::empty(at::IntArrayRef(engine.tensor(tensor).shape), at::kFloat);
+  }
+  {
+    const py::gil_scoped_release unlocked;
+    engine.read_state(tensor, state_of(tensors));
+  }
+  Stats state;
+  state["step"] = engine.tensor_steps(tensor);
+  for (std::size_t i = 0; i < tensors.size(); ++i) state[kStateKeys[i]] = tensors[i];
+  return state;
+}
+
+void load_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_avg,
+                       const at::Tensor& exp_avg_sq, const at::Tensor& master, std::int64_t step) {
+  const std::array<at::Tensor, kStateStreams> tensors{exp_avg, exp_avg_sq, master};
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    SLUICEWAY_CHECK(tensors[i].numel() == engine.tensor(tensor).elems(),
+                    "load_tensor_state: ", kStateKeys[i], " of ", engine.tensor(tensor).name,
+                    " has ", tensors[i].numel(), " elements, expected ",
+                    engine.tensor(tensor).elems());
+  }
+  const TensorState state = state_of(tensors);
+  const py::gil_scoped_release unlocked;
+  engine.write_state(tensor, state, step);
+}
+
+void set_run_state(OffloadEngine& engine, std::string_view state) {
+  engine.set_run_state(std::as_bytes(std::span(state)));
+}
+
+py::bytes run_state(OffloadEngine& engine) {
+  const std::vector<std::byte> state = engine.run_state();
+  return {reinterpret_cast<const char*>(state.data()), state.size()};
+}
+
+py::list drives(const OffloadEngine& engine) {
+  py::list all;
+  for (const auto& drive : engine.store().drives()) {
+    const RawIo::Properties& is = drive->properties();
+    Stats one;
+    one["path"] = is.path;
+    one["backend"] = std::string(is.backend);
+    one["direct"] = is.direct;
+    one["note"] = is.note;
+    all.append(one);
+  }
+  return all;
+}
+
+// Of the last commit and of the pinned one.
+std::vector<std::pair<std::uint64_t, std::uint64_t>> generations(const OffloadEngine& engine) {
+  const ChunkStore& store = engine.store();
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
+  found.emplace_back(store.live().generation, store.live().step);
+  if (store.pinned()) found.emplace_back(store.pinned()->generation, store.pinned()->step);
+  return found;
+}
+
+}  // namespace
+
+void bind_offload_state(EngineClass<OffloadEngine>& engine) {
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  engine.def_property_readonly("is_new", &OffloadEngine::is_new)
+      .def_property_readonly("store_id",
+                             [](const OffloadEngine& e) { return to_hex(e.store().id()); })
+      .def_property_readonly("drives", &drives, "path, backend, direct and note of each.")
+      .def_property_readonly("generations", &generations,
+                             "Generation and step of the last commit, and of a pinned one.")
+      .def(
+          "begin",
+          [](OffloadEngine& e, const std::vector<at::Tensor>& weights) {
+            const std::vector<AnyMatrix> views = views_of(weights);
+            const py::gil_scoped_release free;
+            e.begin(views);
+          },
+          py::arg("weights"), "Zero moments, and masters that are the weights: step 0.")
+      .def(
+          "resume",
+          [](OffloadEngine& e, const std::vector<at::Tensor>& weights) {
+            const std::vector<AnyMatrix> views = views_of(weights);
+            const py::gil_scoped_release free;
+            e.resume(views);
+          },
+          py::arg("weights"), "The weights become what the masters of the last commit say.")
+      .def("commit", &OffloadEngine::commit, unlocked)
+      .def("pin", &OffloadEngine::pin, unlocked, "Commit, for good until the next pin.")
+      .def("roll_back", &OffloadEngine::roll_back, py::arg("generation"), unlocked)
+      .def("set_run_state", &set_run_state, py::arg("state"))
+      .def("run_state", &run_state)
+      .def("tensor_state", &tensor_state, py::arg("tensor"),
+           "step, exp_avg, exp_avg_sq, master: all copies, the last three float32.")
+      .def("load_tensor_state", &load_tensor_state, py::arg("tensor"), py::arg("exp_avg"),
+           py::arg("exp_avg_sq"), py::arg("master"), py::arg("step"),
+           "Take over what tensor_state gave; the next commit makes it durable.");
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,95 @@
+"""Every trainable parameter as it is, whatever its shape: nothing is left to others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import (
+    CompressedWeight,
+    Selection,
+    check_dense,
+    check_storage,
+    owners_of,
+)
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class WholeWeight(CompressedWeight):
+    """One parameter of any shape that goes through the lanes as one row of numbers."""
+
+    @property
+    def is_batch(self) -> bool:
+        """Never: experts are one tensor like any other."""
+        return False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """One row of all elements."""
+        return 1, self.parameter.numel()
+
+    def matrices(self, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """That row, as a view."""
+        return (whole.view(1, -1),)
+
+    def check_layout(self, whole: torch.Tensor) -> None:
+        """Refuse a parameter that is not contiguous any more."""
+        if not whole.is_contiguous():
+            raise InvalidArgument(
+                f"step: {self.name} has strides {tuple(whole.stride())}, expected contiguous "
+                "memory; make it contiguous() and go on"
+            )
+
+
+def select_whole(owner: str, model: nn.Module, only: Collection[int] | None = None) -> Selection:
+    """All trainable parameters of `model`, in the order of the model; tied ones count as one.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for errors.
+    model : torch.nn.Module
+        Parameters with `requires_grad=False`, and those without elements, are left out.
+    only : collection of int, optional
+        id() of the parameters to take; all others are left out.
+
+    Raises
+    ------
+    InvalidArgument
+        A parameter has a dtype or a layout that there is no way for, or there is none.
+    """
+    owners = owners_of(model)
+    selection = Selection()
+    for key, (name, parameter, holders) in owners.items():
+        wanted = parameter.requires_grad and (only is None or key in only)
+        if wanted and parameter.numel() > 0:
+            _check(owner, name, parameter)
+            modules = [module for module, _ in holders]
+            selection.compressed.append(WholeWeight(name, parameter, modules))
+    check_dense(owner, selection, owners)
+    check_storage(owner, ((w.name, w.parameter) for w in selection.compressed))
+    if not any(w.parameter.numel() > 1 for w in selection.compressed):
+        # The gradient that stands for all, as clipping sees it, needs two elements.
+        raise InvalidArgument(
+            f"{owner}: {type(model).__name__} has no trainable parameter of at least 2 elements, "
+            "expected one; unfreeze what is to be trained, or use torch.optim.AdamW"
+        )
+    return selection
+
+
+def _check(owner: str, name: str, parameter: nn.Parameter) -> None:
+    if parameter.dtype not in _DTYPES:
+        raise InvalidArgument(
+            f"{owner}: {name} is {parameter.dtype}, expected float32, bfloat16 or float16; convert "
+            "or freeze it"
+        )
+    if parameter.layout is not torch.strided or not parameter.is_contiguous():
+        strides = parameter.stride() if parameter.layout is torch.strided else parameter.layout
+        raise InvalidArgument(
+            f"{owner}: {name} has strides {strides}, expected contiguous memory; make it "
+            "contiguous(), or freeze it"
+        )

@@ -1,0 +1,93 @@
+"""From the options of OffloadAdamW to its engine."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway import _core
+from sluiceway.config.engines.offload import OffloadOptions
+from sluiceway.config.options import option
+from sluiceway.config.shared_options import SharedOptions
+from sluiceway.config.values import StoreOptions
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.offload.folder import drives_for
+from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
+from sluiceway.store.drives import drive_warnings
+
+_CHUNK_STEP = 8192  # Bytes; whole blocks of 16-bit gradients.
+_MASTER_BYTES = 4  # Of an element of the streams that `chunk` counts.
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
+    """What OffloadAdamW takes by name."""
+
+    # The norm of several backwards is read back for whoever asks the sentinel; a run knows that
+    # nobody does.
+    exact_norm: bool = option(True, "", alias="_exact_norm")
+
+
+def resolve_gradients(choice: str, model: nn.Module, autocast: torch.dtype | None = None) -> str:
+    """What "auto" stands for: the type of what is computed in 16 bit, else fp32.
+
+    Parameters
+    ----------
+    choice : str
+        The option `gradients`.
+    model : torch.nn.Module
+        A trained parameter of 16 bits decides.
+    autocast : torch.dtype, optional
+        What the model computes in, if it is known.
+    """
+    if choice != "auto":
+        return choice
+    trained = (p.dtype for p in model.parameters() if p.requires_grad and p.dtype in _NAMES)
+    narrow = [dtype for dtype in trained if dtype.itemsize == 2]
+    return _NAMES[narrow[0] if narrow else autocast or torch.float32]
+
+
+def chunk_elements(owner: str, chunk: int) -> int:
+    """Numbers in a chunk of so many bytes."""
+    if chunk <= 0 or chunk % _CHUNK_STEP:
+        raise InvalidArgument(
+            f"{owner}: chunk is {chunk} bytes, expected a multiple of {_CHUNK_STEP}"
+        )
+    return chunk // _MASTER_BYTES
+
+
+def engine_for(
+    owner: str, model: nn.Module, weights: list[CompressedWeight], options: OffloadArguments
+) -> _core.OffloadEngine:
+    """Build the engine that the options describe; its store is opened, or made.
+
+    Raises
+    ------
+    InvalidArgument, IoError, OutOfMemory, Corrupt, Unavailable
+        Nothing was made.
+    """
+    link, pin = options.link, options.pin or (-1, -1)
+    keywords: dict[str, Any] = {
+        "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
+        "limits": tier_limits(options.budget),
+        "resident_bytes": parameter_bytes(model),
+        "schedule": options.schedule,
+        "norm_mode": options.norm_mode,
+        "max_norm": options.max_norm or 0.0,
+        "promised_backwards": 0 if options.accumulate == "auto" else options.accumulate,
+        "io": options.io,
+        "gradients": resolve_gradients(options.gradients, model),
+        "chunk_elems": chunk_elements(owner, options.chunk),
+        "device_cpu": pin[0],
+        "lane_cpu": pin[1],
+    }
+    specs = [_core.TensorSpec(w.name, w.parameter.detach()) for w in weights]
+    with drives_for(owner, options.tier, options.path, options.io) as drives:
+        engine = _core.OffloadEngine(_core.OffloadEngineOptions(drives=drives, **keywords), specs)
+    for line in drive_warnings({"drives": engine.drives}) if drives else []:
+        warnings.warn(f"{owner}: {line}", RuntimeWarning, stacklevel=2)
+    return engine

@@ -1,0 +1,116 @@
+"""Weights that somebody else has changed between two steps: what they are then is trained on.
+
+The store has an f32 master of each weight, and a step makes the weight from that. Where an element
+is not any more what its master was rounded to, the master becomes the element; all others keep
+theirs. Who changes a parameter in place is noticed by its version, who goes around autograd by a
+sample of its elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import CompressedWeight
+
+_SAMPLE = 256  # Elements of a weight, evenly spread.
+
+
+class EditedWeights:
+    """What every weight was when its last update was applied.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for errors.
+    engine : OffloadEngine
+    weights : list of CompressedWeight
+        By their number in the engine.
+    """
+
+    def __init__(self, owner: str, engine: Any, weights: list[CompressedWeight]) -> None:
+        self._owner = owner
+        self._names = [weight.name for weight in weights]
+        self._engine = engine
+        self._parameters = [weight.parameter for weight in weights]
+        self._at: list[tuple[int, int]] = []
+        self._samples: list[torch.Tensor | None] = []
+        self.settle()
+
+    def settle(self) -> None:
+        """The weights are what their masters say, and nothing is in flight."""
+        self.enqueued()
+        for number in range(len(self._parameters)):
+            self.landed(number)
+
+    def enqueued(self) -> None:
+        """Updates are in flight: what the weights will be is known when they have landed."""
+        self._at = [_place(p) for p in self._parameters]
+        self._samples = [None] * len(self._parameters)
+
+    def landed(self, number: int) -> None:
+        """An update is applied, if one was in flight; nobody has seen the weight since."""
+        if self._samples[number] is None:
+            self._samples[number] = _sample(self._parameters[number])
+
+    def _is_edited(self, number: int) -> bool:
+        parameter, sample = self._parameters[number], self._samples[number]
+        if _place(parameter) != self._at[number]:
+            return True
+        return sample is not None and not torch.equal(
+            _bits(_sample(parameter)), _bits(sample.to(parameter.device))
+        )
+
+    def take_over(self) -> None:
+        """Let the masters of edited weights be what these are.
+
+        Raises
+        ------
+        InvalidArgument
+            Gradients are gathered, which the store would lose; the weight is named, and nothing
+            was changed.
+        """
+        for number in range(len(self._parameters)):
+            if not self._is_edited(number):
+                continue
+            state = self._engine.tensor_state(number)
+            master = master_of(self._parameters[number], state["master"])
+            if not torch.equal(master, state["master"]):
+                if self._engine.has_gradient():
+                    raise InvalidArgument(
+                        f"{self._owner}.step: {self._names[number]} was changed between backward() "
+                        "and step(), expected the weight that the gradient is of; change it after "
+                        "step(), or call zero_grad() and backward() again"
+                    )
+                self._engine.load_tensor_state(number, **{**state, "master": master})
+            self._note(number)
+
+    def _note(self, number: int) -> None:
+        self._at[number] = _place(self._parameters[number])
+        self._samples[number] = _sample(self._parameters[number])
+
+
+def master_of(parameter: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
+    """The f32 master of a weight: what is known of it, where that is still what it stands for."""
+    with torch._C.DisableTorchFunctionSubclass():
+        weight = parameter.detach().cpu()
+        if known is None:
+            return weight.to(torch.float32, copy=True)
+        return torch.where(known.to(weight.dtype) == weight, known, weight.float())
+
+
+def _place(parameter: torch.Tensor) -> tuple[int, int]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return parameter._version, parameter.data_ptr()
+
+
+def _sample(parameter: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
+        flat = parameter.detach().reshape(-1)
+        return flat[:: max(1, flat.numel() // _SAMPLE)].clone()
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.int32 if values.itemsize == 4 else torch.int16)

@@ -1,0 +1,46 @@
+"""An engine that everything of an optimizer refers to, and that goes when the optimizer is closed.
+
+Whoever keeps a closed optimizer keeps no store open, and no ring in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluiceway.errors import InvalidArgument
+
+
+class HeldEngine:
+    """Passes everything on, until it is freed.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for errors.
+    engine : OffloadEngine
+    """
+
+    __slots__ = ("_engine", "_owner")
+
+    def __init__(self, owner: str, engine: Any) -> None:
+        object.__setattr__(self, "_owner", owner)
+        object.__setattr__(self, "_engine", engine)
+
+    def free(self) -> None:
+        """Let go of the engine, which nobody uses any more; idempotent."""
+        object.__setattr__(self, "_engine", None)
+
+    def _there(self) -> Any:
+        if self._engine is None:
+            raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
+        return self._engine
+
+    def add_trace_range(self, row: str, name: str, began_us: float, ended_us: float) -> None:
+        """Put a range into a row; who keeps this method keeps no engine."""
+        self._there().add_trace_range(row, name, began_us, ended_us)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._there(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._there(), name, value)

@@ -1,0 +1,333 @@
+"""OffloadAdamW: AdamW of every parameter, its states in host memory or on disk."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway.config.options import refuse_unknown
+from sluiceway.errors import InvalidArgument, Timeout
+from sluiceway.model.targets import Selection
+from sluiceway.model.whole_weights import select_whole
+from sluiceway.optim.documented import takes
+from sluiceway.optim.hooked_optimizer import HookedOptimizer
+from sluiceway.optim.offload.arguments import OffloadArguments, engine_for
+from sluiceway.optim.offload.edited_weights import EditedWeights
+from sluiceway.optim.offload.held_engine import HeldEngine
+from sluiceway.optim.offload.state import (
+    check_states,
+    note_run,
+    restore_states,
+    take_masters,
+    take_up_run,
+    tensors_of,
+    with_frame,
+)
+
+# The sentinel's norm where that of a sum was not asked for: whoever clips by it, scales it.
+_UNKNOWN_NORM = 1e15
+
+
+@takes(OffloadArguments)
+class OffloadAdamW(HookedOptimizer):
+    """Full AdamW whose moments and f32 masters are in host memory or on disk.
+
+    Gradients leave the device during backward and are rounded to `gradients` on the way; AdamW
+    runs on the host, chunk by chunk, and each weight is written to before the module that reads it
+    runs next. Every trainable parameter is trained so, embeddings, head, norms and biases too; with
+    gradients of fp32 the numbers are those of torch.optim.AdamW in fp32. With tier="disk" states,
+    and gradients on their way, are in `path`, and host memory holds a ring of chunks, however large
+    the model is [MemAscend, arXiv 2505.23254].
+
+    A step is durable when the first gradient of the next one has come, or when `commit()` or
+    `close()` has returned. After a crash at any moment the store is at the last step that was. The
+    constructor opens a store that is there and never overwrites it: `resume()` puts its last step
+    into the model, `load_state_dict()` one that a `state_dict()` has named; nothing is trained
+    before. A store of other parameters is refused. A `state_dict()` of tier="disk" is a few bytes
+    that name a step of the store, which stays until the next `state_dict()`, in a third slot for
+    every chunk; one of tier="host" has all tensors. Each loads into a store of any tier that has
+    the tensors, as does that of torch.optim.AdamW. A weight that is changed after `step()` goes on
+    from what it is then; one that is changed between backward and `step()` is refused.
+
+    What differs from torch's own optimizers: updates are applied while the next forward already
+    runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
+    weights, `copy.deepcopy(model)`, `torch.save(model)`. Two kinds of readers cannot be made to
+    wait, and call `synchronize()` first: tensors that were made from a parameter's storage before
+    `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and
+    what goes around torch's function protocol (TorchScript, `torch.Tensor(p)`, `t.set_(p)`,
+    `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). In a process that has
+    compiled anything with torch.compile, `step()` itself waits. A forked child reads weights that
+    were applied before the fork, and trains nothing. One process trains the model: groups of
+    several ranks, DDP and FSDP are refused. Gradients have one common norm in `.grad` of one
+    parameter, of order 2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any
+    other clipping there is `clip_grad_norm_` here. With several backwards a step that norm is read
+    back from the store after each of them; with a number as `accumulate` after the last of as
+    many, and clipping before that is refused. Gradients may be scaled, zeroed or set aside as a
+    whole after backward; what edits them one by one belongs in `p.register_hook()`, and a part of
+    the model is frozen by `requires_grad_(False)`. `opt.state` is empty, `state_dict()` has all. An
+    open optimizer shares no parameter with another one, and no store. `step()` uses up the
+    gradients: a second one is refused unless they were zeroed in between. Threads may share the
+    model, with one backward at a time. The optimizer itself cannot be copied or pickled.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Its trainable parameters are taken, contiguous ones of float32, bfloat16 or float16; hooks
+        are registered on it until `close()`.
+    lr, betas, eps, weight_decay
+        As in torch.optim.AdamW; mutable in `param_groups`.
+    max_norm : float, optional
+        Clip the common norm of all gradients at this value inside `step()`.
+    param_groups : iterable of dict, optional
+        As torch's; default is one group of all trainable parameters. What stands in none is left
+        to others as it is.
+    {options}
+
+    Raises
+    ------
+    InvalidArgument, OutOfMemory, Unavailable, IoError, Corrupt
+        Nothing was changed, and nothing new is on the disk.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        max_norm: float | None = None,
+        *,
+        param_groups: Iterable[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        name = type(self).__name__
+        refuse_unknown(name, options, inspect.signature(OffloadAdamW.__init__).parameters)
+        checked = OffloadArguments.checked(name, {"max_norm": max_norm, **options})
+        adam = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(model, adam, checked, param_groups)
+        if not self._held:
+            note_run(self)
+            self.engine.begin(self.of_engine.tensors())
+
+    def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
+        return select_whole(self._owner, model, wanted)
+
+    def _make_engine(self, model: nn.Module) -> HeldEngine:
+        made = engine_for(self._owner, model, self.weights, self.options)
+        engine = HeldEngine(self._owner, made)
+        _, self._held = engine.generations[0]  # Steps of a store that nobody has taken up yet.
+        self._edited = EditedWeights(self._owner, engine, self.weights)
+        self._backwards = 0  # Of the step that is gathered.
+        self._norm_known = True
+        return engine
+
+    # ---- Taking up a store ----
+
+    def resume(self) -> int:
+        """Put the last step that the store holds into the model, and go on from it.
+
+        Returns
+        -------
+        int
+            How many steps it has had, skipped ones not counted (`skipped_steps`); 0 where the
+            store is new, and the model as it was.
+
+        Raises
+        ------
+        InvalidArgument
+            Steps were taken, or a state was loaded, since the optimizer was made.
+        """
+        self._check_open()
+        if not self._held:
+            if self.engine.committed_steps:
+                raise InvalidArgument(
+                    f"{self._owner}.resume: {self.engine.committed_steps} steps were taken or "
+                    "loaded already, expected a new optimizer; use load_state_dict() to go back"
+                )
+            return 0
+        self._standing.half_loaded = True
+        take_masters(self)
+        take_up_run(self)
+        self._taken_up()
+        self._standing.half_loaded = False
+        return self.engine.committed_steps
+
+    def _taken_up(self) -> None:
+        self._held = 0
+        self._edited.settle()
+
+    def _check_loaded(self) -> None:
+        super()._check_loaded()
+        if self._held:
+            raise InvalidArgument(
+                f"{self._owner}: {self.options.path} holds step {self._held} of this model, "
+                "expected load_state_dict() or opt.resume(), or an empty path"
+            )
+
+    def close(self) -> None:
+        """As every optimizer's; what was trained is on the medium, and the store is let go."""
+        try:
+            super().close()
+        except Timeout:  # A lane still uses the engine.
+            raise
+        except BaseException:
+            if not self._is_open():
+                self.engine.free()
+            raise
+        self.engine.free()
+
+    def commit(self) -> None:
+        """Wait until every step is applied, and on the medium with all that it needs."""
+        self._check_open()
+        self._check_loaded()
+        self.synchronize()
+        self._edited.take_over()
+        self.engine.commit()
+
+    # ---- GradientSink ----
+
+    def begin_backward(self) -> None:
+        """As every backward."""
+        super().begin_backward()
+        if not self.engine.has_gradient():
+            self._edited.take_over()
+        self._backwards += 1
+
+    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
+        """Let it leave the device; it lives until it has."""
+        self._standing.given.add(weight)
+        (row,) = self.weights[weight].matrices(gradient.contiguous())
+        self.engine.add_gradient(weight, row)
+
+    def _gathered_norm(self) -> float:
+        promised = self.options.accumulate
+        whole = promised == "auto" or self._backwards >= promised
+        norm, finite = self.engine.end_backward(self.options.exact_norm and whole)
+        self._norm_known = not (finite and math.isnan(norm))
+        return norm if self._norm_known else _UNKNOWN_NORM
+
+    def _sizes(self) -> list[tuple[float, float]]:
+        if not self._norm_known:  # Whoever asks now needs them.
+            self.engine.end_backward(True)
+        return super()._sizes()
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._backwards = 0
+
+    def _use_up(self) -> None:
+        super()._use_up()
+        self._backwards = 0
+
+    # ---- HookedOptimizer ----
+
+    def _landed(self) -> Callable[[int], None]:
+        return self._edited.landed
+
+    def _enqueue(
+        self,
+        weights: list[torch.Tensor],
+        factor: float,
+        own_factors: list[float],
+        unscale: float,
+        squares: float,
+    ) -> tuple[bool, float, float]:
+        if not self._norm_known and not own_factors and self.options.exact_norm:
+            self._refuse_guessed_clip(factor / unscale)
+        self._edited.take_over()
+        return self.engine.step(
+            self._hypers(), weights, factor, squares, own_factors, self.options.exact_norm
+        )
+
+    def _refuse_guessed_clip(self, scaled: float) -> None:
+        """Who scaled the sentinel has seen a norm that is none."""
+        if math.isfinite(scaled) and abs(scaled - 1.0) > 1e-6:
+            raise InvalidArgument(
+                f"{self._owner}.step: gradients were scaled by {scaled:.6g} after "
+                f"{self._backwards} of {self.options.accumulate} promised backwards, when their "
+                "norm was not known, expected all of them before it; use opt.clip_grad_norm_(), or "
+                "accumulate='auto'"
+            )
+
+    def _stepped(self) -> None:
+        self._edited.enqueued()
+        note_run(self)
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers of the last step: as of every engine, and of the store."""
+        raw, common = self._clock.raw, super().stats()
+        norm = common["grad_norm"]
+        names = ("fetch_seconds", "store_seconds", "spill_seconds", "commits", "commit_seconds")
+        return {
+            **common,
+            "grad_norm": None if math.isnan(norm) and not common["skipped"] else norm,
+            "peak_bytes": {**common["peak_bytes"], "disk": raw["peak_bytes"]["disk"]},
+            "offload": {name: raw[name] for name in names},
+        }
+
+    # ---- State ----
+
+    @torch.compiler.disable
+    def state_dict(self) -> dict[str, Any]:
+        """State of every parameter, or the name of the step that the store then keeps.
+
+        It loads under `weights_only=True`. Of tier="disk" the step stays until the next one is
+        taken, and the store grows by a half the first time.
+        """
+        self._check_open()
+        self._check_loaded()
+        self.synchronize()
+        self._edited.take_over()
+        if self.options.tier == "disk":
+            self.engine.pin()
+        return super().state_dict()
+
+    def unpinned_state(self) -> dict[str, Any]:
+        """As `state_dict()`, of a commit that stays only until the next step, or `pin()`."""
+        self.commit()
+        return super().state_dict()
+
+    def pin(self) -> None:
+        """Let the last commit stay until the next `pin()` or `state_dict()`."""
+        self._check_open()
+        self.engine.pin()
+
+    @torch.compiler.disable
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a `state_dict()`, or one of torch.optim.AdamW.
+
+        One that names a step of this store puts the weights of that step into the model, too, and
+        training goes on bit for bit; so it does from tensors where the model has the weights that
+        it had.
+
+        Raises
+        ------
+        Error
+            It is broken, of another store or other parameters, or names a step that is gone.
+        KeyboardInterrupt
+            Ctrl-C; if something was put back by then, nothing but another load is taken.
+        """
+        super().load_state_dict(with_frame(self, state_dict))
+
+    def _weight_states(self) -> dict[int, dict[str, Any]]:
+        return {} if self.options.tier == "disk" else tensors_of(self)
+
+    def _own_state(self) -> dict[str, Any]:
+        if self.options.tier == "host":
+            return {"tier": "host"}
+        generation, _ = self.engine.generations[0]
+        store = {"id": self.engine.store_id, "generation": generation}
+        return {"tier": "disk", "store": store}
+
+    def _check_own_state(self, state_dict: dict[str, Any]) -> None:
+        check_states(self, state_dict)
+
+    def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
+        restore_states(self, state_dict)
+        self._taken_up()

@@ -1,0 +1,167 @@
+"""What a state of OffloadAdamW holds, and how a run goes on from it or from its store.
+
+    tier disk   {id, generation} of the store, whose commit stays until the next state is taken
+    tier host   step, exp_avg and exp_avg_sq of each parameter, of 16-bit ones the f32 master too
+
+Either optimizer loads what has tensors; the first loads what names its own store.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sluiceway import _core
+from sluiceway.errors import Corrupt, InvalidArgument
+from sluiceway.optim.offload.edited_weights import master_of
+from sluiceway.optim.state import (
+    STATE_KEY,
+    check_count,
+    check_entries,
+    check_moment,
+    frame_of,
+)
+
+if TYPE_CHECKING:
+    from sluiceway.optim.offload.optimizer import OffloadAdamW
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_RUN_FORMAT = 1
+
+
+def tensors_of(optimizer: OffloadAdamW) -> dict[int, dict[str, Any]]:
+    """Step and moments of each parameter by its number, as torch's AdamW names them."""
+    states = {}
+    for number, index in optimizer.numbered_weights().items():
+        state = optimizer.engine.tensor_state(index)
+        if optimizer.weights[index].parameter.dtype == torch.float32:
+            del state["master"]  # The parameter itself.
+        states[number] = state
+    return states
+
+
+def with_frame(optimizer: OffloadAdamW, state_dict: Any) -> Any:
+    """A state of torch's own AdamW as one of ours; any other as it is."""
+    if not isinstance(state_dict, dict) or STATE_KEY in state_dict:
+        return state_dict
+    check_entries("the state_dict", state_dict, ("state", "param_groups"))
+    check_entries("its 'state' entry", state_dict["state"], ())
+    states = {
+        number: {**values, "step": _whole(values.get("step"))}
+        for number, values in state_dict["state"].items()
+        if isinstance(values, dict)
+    }
+    steps = max((s["step"] for s in states.values() if isinstance(s["step"], int)), default=0)
+    frame = {**frame_of(optimizer), "committed_steps": steps}
+    return {**state_dict, "state": states, STATE_KEY: frame}
+
+
+def _whole(step: Any) -> Any:
+    """torch counts in float32."""
+    whole = isinstance(step, torch.Tensor) and step.numel() == 1 and float(step).is_integer()
+    return int(step) if whole else step
+
+
+def check_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
+    """Refuse a state of another store, and tensors that are not of these parameters.
+
+    Raises
+    ------
+    InvalidArgument
+        The first difference is named; nothing was changed.
+    """
+    store = state_dict[STATE_KEY].get("store")
+    if store is not None:
+        _check_store(optimizer, store)
+        return
+    for number, index in optimizer.numbered_weights().items():
+        values, weight = state_dict["state"].get(number), optimizer.weights[index]
+        if not values:  # No step has had a gradient of it.
+            continue
+        check_entries(f"the state of {weight.name}", values, ("step", *_MOMENTS))
+        check_count(f"step of {weight.name}", values["step"])
+        for key in (*_MOMENTS, *(["master"] if "master" in values else [])):
+            check_moment(f"{key} of {weight.name}", values[key], tuple(weight.parameter.shape))
+
+
+def _check_store(optimizer: OffloadAdamW, store: Any) -> None:
+    engine = optimizer.engine
+    check_entries("its store", store, ("id", "generation"))
+    check_count("generation of its store", store["generation"])
+    if optimizer.options.tier != "disk" or store["id"] != engine.store_id:
+        here = f"store {engine.store_id}" if optimizer.options.tier == "disk" else "host memory"
+        raise InvalidArgument(
+            f"load_state_dict: it names store {store['id']}, here is {here}, expected that store; "
+            "make the optimizer with tier='disk' and its path"
+        )
+    generations = dict(engine.generations)
+    if store["generation"] not in generations:
+        there = " and ".join(f"{g} (step {step})" for g, step in generations.items())
+        raise InvalidArgument(
+            f"load_state_dict: generation {store['generation']} of store {store['id']} is gone, "
+            f"expected {there}; only the last state that was taken stays, beside the last step, "
+            "with which opt.resume() goes on"
+        )
+
+
+def restore_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
+    """Put back what was checked, durably."""
+    engine = optimizer.engine
+    store = state_dict[STATE_KEY].get("store")
+    if store is not None:
+        engine.roll_back(store["generation"])
+        take_masters(optimizer)
+        return
+    engine.roll_back(engine.generations[0][0])  # Whatever the store held, it may be written to.
+    engine.committed_steps = state_dict[STATE_KEY]["committed_steps"]
+    for number, index in optimizer.numbered_weights().items():
+        values, parameter = state_dict["state"].get(number), optimizer.weights[index].parameter
+        zeros = {"step": 0, **{key: torch.zeros(parameter.shape) for key in _MOMENTS}}
+        values = values or zeros
+        engine.load_tensor_state(
+            index,
+            *(values[key].cpu().contiguous() for key in _MOMENTS),
+            master_of(parameter, values.get("master")),
+            int(values["step"]),
+        )
+    note_run(optimizer)
+    engine.commit()
+
+
+def take_masters(optimizer: OffloadAdamW) -> None:
+    """The weights become what the masters of the last commit say."""
+    optimizer.engine.resume(optimizer.of_engine.tensors())
+    optimizer.of_engine.increment_versions(range(len(optimizer.weights)))
+
+
+def note_run(optimizer: OffloadAdamW) -> None:
+    """What the next commit has beside states: counts that a run which is taken up needs."""
+    run = {
+        "format": _RUN_FORMAT,
+        "loss_scale": list(optimizer.loss_scale.state()),
+        "skipped_steps": optimizer.skipped_steps,
+    }
+    optimizer.engine.set_run_state(json.dumps(run))
+
+
+def take_up_run(optimizer: OffloadAdamW) -> None:
+    """Go on with the counts of the last commit.
+
+    Raises
+    ------
+    Corrupt
+        They are not what `note_run` wrote.
+    """
+    try:
+        run = json.loads(optimizer.engine.run_state())
+        known = run["format"] == _RUN_FORMAT
+        scale, skipped = run["loss_scale"], int(run["skipped_steps"])
+        _core.LossScale("dynamic").load(*scale)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"resume: the run state cannot be read, {error}") from None
+    if not known:
+        raise Corrupt(f"resume: format of the run state is {run['format']}, expected {_RUN_FORMAT}")
+    optimizer.loss_scale.load(*scale)
+    optimizer._standing.skipped_steps = skipped

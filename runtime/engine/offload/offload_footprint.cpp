@@ -1,0 +1,53 @@
+#include "runtime/engine/offload/offload_footprint.h"
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+#include "runtime/engine/offload/gradient_spill.h"
+#include "runtime/store/new_layout.h"
+
+namespace sluiceway {
+namespace {
+
+constexpr std::size_t kRingChunks = 16;  // On their way at once: 256 MiB of whole chunks.
+constexpr std::size_t kLeastChunks = 2;  // One is read while another is written.
+
+}  // namespace
+
+std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, int micro_batches,
+                               std::uint64_t limit) {
+  const std::size_t chunk = StateStream::ring_bytes(plan, types, std::max(1, micro_batches));
+  const std::size_t most = std::min(kRingChunks, plan.chunks().size() + 1) * chunk;
+  const std::size_t least = std::min(kLeastChunks, plan.chunks().size()) * chunk;
+  const std::uint64_t shared = GradientSpill::shared_bytes(plan, types.gradient);
+  if (limit < shared + least) {
+    throw OutOfMemory(concat("OffloadEngine: the pinned tier may hold ", format_bytes(limit),
+                             ", expected at least ", format_bytes(shared + least), " for ",
+                             kLeastChunks,
+                             " chunks on their way and the gradients of small "
+                             "tensors; raise budget.pinned, or take smaller chunks"));
+  }
+  const std::uint64_t room = (limit - shared) / kBlockBytes * kBlockBytes;
+  return static_cast<std::size_t>(std::min<std::uint64_t>(most, room));
+}
+
+Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
+                    std::uint32_t micro_batches) {
+  Contents contents;
+  contents.regions = StateStream::regions(plan, gradient, slots, micro_batches);
+  return new_layout(contents, {1});
+}
+
+OffloadFootprint offload_footprint(std::span<const std::int64_t> tensor_elems,
+                                   std::span<const DType> dtypes, DType gradient,
+                                   std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
+                                   std::uint64_t pinned_limit) {
+  const ChunkPlan plan(tensor_elems, chunk_elems);
+  const Layout layout =
+      state_layout(plan, gradient, slots, static_cast<std::uint32_t>(micro_batches));
+  return {offload_ring_bytes(plan, {gradient, dtypes}, micro_batches, pinned_limit) +
+              GradientSpill::shared_bytes(plan, gradient),
+          layout.drives.front().bytes, plan.stored_elems()};
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,40 @@
+// What the offload engine takes of each tier for a model, nothing being made.
+//
+// Errors: OutOfMemory, with both byte counts: a pinned tier without room for two chunks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/dtype.h"
+#include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/state_stream.h"
+#include "runtime/store/layout.h"
+
+namespace sluiceway {
+
+// Bytes of the ring that chunks pass through: as many chunks as the pinned tier, which may hold
+// `limit`, has room for beside the gradients of small tensors; with extents of `micro_batches`.
+std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, int micro_batches,
+                               std::uint64_t limit);
+
+inline constexpr std::uint32_t kStateSlots = 2;  // Of a new store; a pin adds a third.
+
+// Of a store on one drive, without a catalogue.
+Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
+                    std::uint32_t micro_batches);
+
+struct OffloadFootprint {
+  std::uint64_t pinned_bytes = 0;  // Ring, and gradients of small tensors.
+  std::uint64_t store_bytes = 0;   // Of the drive, or of host memory in its place.
+  std::int64_t stored_elems = 0;   // Of each stream: what a step reads and writes.
+};
+
+// `dtypes`: of the tensors, in order. `slots`: of every state.
+OffloadFootprint offload_footprint(std::span<const std::int64_t> tensor_elems,
+                                   std::span<const DType> dtypes, DType gradient,
+                                   std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
+                                   std::uint64_t pinned_limit);
+
+}  // namespace sluiceway

@@ -1,0 +1,31 @@
+// Bytes of the disk tier that a store takes: reserved before they are taken.
+//
+// Lifetime: the budget outlives it.
+// Errors:   OutOfMemory, with both byte counts; nothing was taken.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/memory/budget.h"
+#include "runtime/store/chunk_store.h"
+#include "runtime/store/layout.h"
+
+namespace sluiceway {
+
+class StoreRoom {
+ public:
+  // A store in host memory has reserved that by itself: then nothing is reserved here.
+  StoreRoom(Budget& budget, bool on_disk) : budget_(budget), on_disk_(on_disk) {}
+
+  void hold(const Layout& layout);  // From now on at least what this takes.
+  void add_slot(ChunkStore& store, std::uint32_t region);
+
+ private:
+  Budget& budget_;
+  bool on_disk_;
+  std::uint64_t held_ = 0;
+  std::vector<Budget::Reservation> reservations_;
+};
+
+}  // namespace sluiceway

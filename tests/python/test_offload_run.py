@@ -1,0 +1,144 @@
+"""`kind: offload` on the command line: train, save, resume, plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from conftest import REPOSITORY, assert_short_error
+from kills import loss_lines, weights_hash
+
+TRAIN = {"steps": 6, "accumulate": 2, "max_norm": 0.5, "save_every": 2}
+ENGINE = {"kind": "offload", "gradients": "bf16"}
+
+
+def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    hashes = {}
+    for name, engine, store in [
+        ("host", {"tier": "host"}, {}),
+        ("disk", {"tier": "disk"}, {}),
+        ("posix", {"tier": "disk"}, {"io": "posix", "path": str(tmp_path / "elsewhere")}),
+    ]:
+        config = write_config(
+            tiny_model, name + ".yaml", train=TRAIN, engine={**ENGINE, **engine},
+            store={"chunk": "64KiB", **store},
+        )  # fmt: skip
+        out = tmp_path / name
+        done = sluiceway("train", config, "--out", out)
+        assert done.code == 0, done.err
+        hashes[name] = (weights_hash(out), loss_lines(out))
+    assert hashes["host"] == hashes["disk"] == hashes["posix"]
+    assert (tmp_path / "disk" / "store" / "drive0.sws").exists()
+    assert (tmp_path / "disk" / "checkpoint" / "optimizer.pt").stat().st_size < 10_000
+    lines = (tmp_path / "disk" / "metrics.jsonl").read_text().splitlines()
+    line = json.loads(lines[-1])
+    assert line["bytes"]["disk_written"] > line["bytes"]["d2h"] > 0
+    assert line["peak_bytes"]["disk"] > 0
+    assert line["grad_norm"] > 0
+
+    # A run that stopped after the save of step 4, with a step more on its store.
+    short = write_config(
+        tiny_model, "short.yaml", train={**TRAIN, "steps": 4}, engine={**ENGINE, "tier": "disk"},
+        store={"chunk": "64KiB"},
+    )  # fmt: skip
+    stopped = tmp_path / "stopped"
+    done = sluiceway("train", short, "--out", stopped, "--set", "train.schedule=constant")
+    assert done.code == 0, done.err
+    done = sluiceway("resume", stopped, "--set", "train.steps=6")
+    assert done.code == 0, done.err
+    whole = tmp_path / "whole"
+    done = sluiceway("train", short, "--out", whole, "--set", "train.schedule=constant",
+                     "--set", "train.steps=6", "--set", "engine.tier=host")  # fmt: skip
+    assert done.code == 0, done.err
+    assert weights_hash(stopped) == weights_hash(whole)
+    assert loss_lines(stopped)[-2:] == loss_lines(whole)[-2:]
+
+
+def test_a_kill_between_two_saves_goes_back_to_the_last_one(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    import os
+    import signal
+
+    from conftest import wait_for_step
+
+    config = write_config(
+        tiny_model, train={**TRAIN, "steps": 40, "save_every": 3, "schedule": "constant"},
+        engine={**ENGINE, "tier": "disk"}, store={"chunk": "64KiB"},
+    )  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert sluiceway("train", config, "--out", whole).code == 0
+    command = sluiceway.start("train", config, "--out", killed)
+    wait_for_step(killed, 8)
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    done = sluiceway("resume", killed)
+    assert done.code == 0, done.err
+    assert weights_hash(killed) == weights_hash(whole)
+    assert loss_lines(killed) == loss_lines(whole)
+
+
+def test_norms_that_nobody_needs_are_not_read_back(sluiceway, tiny_model, write_config, tmp_path):
+    config = write_config(
+        tiny_model, train={**TRAIN, "max_norm": None, "steps": 3, "save_every": 0},
+        engine={**ENGINE, "tier": "disk"}, store={"chunk": "64KiB"},
+    )  # fmt: skip
+    done = sluiceway("train", config, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    lines = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    planned = json.loads(sluiceway("plan", config, "--json").out)["bytes_per_step"]
+    assert lines[-1]["grad_norm"] is None
+    found = lines[-1]["bytes"]
+    for link, count in planned.items():
+        # A commit's table, run state and superblock are written beside the states.
+        assert found[link] == pytest.approx(count, rel=0.05), link
+
+
+@pytest.mark.parametrize(
+    ("override", "say"),
+    [
+        ("engine.policy=speculative", "policy: speculative is not in this version"),
+        ("engine.codec=svd", "codec: svd is not in this version of the engine offload"),
+        ("store.path=x", "store.path is x, but engine.tier is host"),
+        ("engine.policy=spil", "engine.policy is 'spil', expected 'auto', 'spill' or"),
+        ("store.chunk=5000", "expected a multiple of 8192"),
+    ],
+)
+def test_what_there_is_not_is_refused(sluiceway, tiny_model, write_config, tmp_path, override, say):
+    config = write_config(tiny_model, engine={**ENGINE, "tier": "host"})
+    done = sluiceway("train", config, "--out", tmp_path / "out", "--set", override)
+    assert_short_error(done, 2, say)
+
+
+def test_a_budget_below_the_least_ring_is_refused_with_both_numbers(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(tiny_model, engine={**ENGINE, "tier": "disk"}, budget={"pinned": "64KiB"})
+    for command in (["train", config, "--out", tmp_path / "out"], ["plan", config]):
+        done = sluiceway(*command)
+        assert_short_error(done, 3, "64.00 KiB", "480.00 KiB", "raise budget.pinned")
+
+
+def test_the_quickstart_on_disk_differs_from_the_first_in_its_engine_alone():
+    first, disk = (
+        yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
+        for name in ("quickstart", "quickstart_offload_disk")
+    )
+    assert {key for key in disk if disk[key] != first.get(key)} == {"engine", "store", "budget"}
+
+
+def test_plan_of_the_quickstart_has_the_disk(sluiceway):
+    config = REPOSITORY / "configs" / "quickstart_offload_disk.yaml"
+    done = sluiceway("plan", config, "--json", cwd=REPOSITORY)
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    trained = plan["parameters"]["trained"]
+    assert plan["parameters"]["frozen"] == 0
+    assert 24 * trained <= plan["peak_bytes"]["disk"] <= 40 * trained
+    assert plan["bytes_per_step"]["d2h"] == 2 * trained
+    assert plan["bytes_per_step"]["h2d"] == 4 * trained
+    total = sum(plan["bytes_per_step"][f"disk_{way}"] for way in ("read", "written"))
+    assert total == pytest.approx(28 * trained, rel=0.02)
