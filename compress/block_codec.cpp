@@ -29,6 +29,9 @@ class BlockCodec final : public ProjectedCodec<BlockProjector> {
   float default_scale() const noexcept override { return orthonormal_scale(projector_.dims()); }
   bool wants_calibration() const noexcept override { return learns() && generation() == 0; }
   std::size_t scratch_elems() const noexcept override { return layouts_.scratch_elems(); }
+  std::size_t range_scratch_elems() const noexcept override {
+    return layouts_.range_scratch_elems();
+  }
 
   void compress(const AnyMatrix& g, float beta, MatrixView<float> s, std::span<float> scratch,
                 StreamRef stream) const override {
@@ -107,6 +110,10 @@ CodecFamily block_family(std::string name, BlockRecipe recipe) {
   };
   family.scratch_elems = [layouts](const CodecConfig& config, std::int64_t m, std::int64_t n) {
     return layouts(config, m, n).scratch_elems();
+  };
+  family.range_scratch_elems = [layouts](const CodecConfig& config, std::int64_t m,
+                                         std::int64_t n) {
+    return layouts(config, m, n).range_scratch_elems();
   };
   if (family.learns) {
     family.kept_elems = [layouts](const CodecConfig& config, std::int64_t m, std::int64_t n) {

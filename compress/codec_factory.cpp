@@ -64,4 +64,8 @@ std::size_t refresh_scratch_elems(const CodecConfig& config, std::int64_t m, std
   return codec_scratch_elems(config, m, n) + ask(&CodecFamily::kept_elems, config, m, n);
 }
 
+std::size_t range_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n) {
+  return ask(&CodecFamily::range_scratch_elems, config, m, n);
+}
+
 }  // namespace sluiceway

@@ -50,9 +50,10 @@ struct CodecFamily {
 
   Of<void> check;      // InvalidArgument: a number that is out of range; may be empty.
   Of<CoreShape> core;  // Has no elements where nothing crosses.
-  Of<std::uint64_t> projector_bytes;  // Device; reserved by make(). May be empty: none.
-  Of<std::size_t> scratch_elems;      // As GradientCodec::scratch_elems(); may be empty: none.
-  Of<std::size_t> kept_elems;         // As GradientCodec::kept_elems(); may be empty: none.
+  Of<std::uint64_t> projector_bytes;    // Device; reserved by make(). May be empty: none.
+  Of<std::size_t> scratch_elems;        // As GradientCodec::scratch_elems(); may be empty: none.
+  Of<std::size_t> range_scratch_elems;  // As GradientCodec's; may be empty: none.
+  Of<std::size_t> kept_elems;           // As GradientCodec::kept_elems(); may be empty: none.
   std::function<std::unique_ptr<GradientCodec>(const CodecRequest& request)> make;
 
   bool leaves_complement(std::int64_t nnz) const noexcept {

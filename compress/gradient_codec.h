@@ -2,6 +2,7 @@
 //
 //   compress   S <- beta S + P^T G Q             core x from gradient m x n
 //   apply      W <- decay W + alpha P D Q^T      in one pass over W
+//   range      G^[first, last), G^ = P S Q^T     rounded, and scanned as written
 //   bias       |P P^T G Q Q^T - G|_F^2 and |G|_F^2       docs/algorithm.md sections 1 and 2
 //
 // One codec serves one weight and owns its projectors; their bytes are reserved on the device tier
@@ -29,6 +30,7 @@
 #include "kernels/base/view.h"
 #include "kernels/bias_norm.h"
 #include "kernels/decompress.h"
+#include "kernels/overflow_scan.h"
 #include "runtime/memory/budget.h"
 
 namespace sluiceway {
@@ -98,6 +100,14 @@ class GradientCodec {
   virtual void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                      const WeightUpdate& update, std::span<float> scratch,
                      StreamRef stream) const = 0;
+
+  // Elements of P S Q^T, row-major, from `first` on, into all of `dst`: whatever the cut, the bits
+  // are the same. Keeps nothing between calls, so threads may share a codec, each with a scratch of
+  // range_scratch_elems(). On the host alone; kernels/decompress_range.h has numerics and cost.
+  virtual ScanResult decompress_range(const AnyMatrix& s, std::int64_t first,
+                                      std::span<std::byte> dst, DType dtype,
+                                      std::span<float> scratch) const = 0;
+  virtual std::size_t range_scratch_elems() const noexcept { return 0; }  // f32.
 
   // G <- G - P S Q^T for the core `s` of `g`; rows and cols get the means of its squares.
   virtual void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
@@ -172,10 +182,12 @@ std::unique_ptr<GradientCodec> make_codec(const CodecConfig& config, std::int64_
                                           Budget& budget);
 
 // The shape that make_codec() would give its core, the device bytes of its projectors,
-// scratch_elems() and refresh_scratch_elems(), without allocating anything: for `plan`.
+// scratch_elems(), refresh_scratch_elems() and range_scratch_elems(), without allocating anything:
+// for `plan`.
 CoreShape core_shape(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::uint64_t projector_bytes(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t codec_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t refresh_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
+std::size_t range_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 
 }  // namespace sluiceway

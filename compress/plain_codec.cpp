@@ -5,7 +5,9 @@
 #include "compress/builtin_families.h"
 #include "compress/codec_state.h"
 #include "compress/projector.h"
+#include "kernels/base/check.h"
 #include "kernels/compress.h"
+#include "kernels/decompress_range.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/residual.h"
 
@@ -36,6 +38,15 @@ class PlainCodec final : public GradientCodec {
              const WeightUpdate& update, std::span<float> /*scratch*/,
              StreamRef stream) const override {
     if (whole_) decompress(w, low, d, update, stream);
+  }
+
+  ScanResult decompress_range(const AnyMatrix& s, std::int64_t first, std::span<std::byte> dst,
+                              DType dtype, std::span<float> /*scratch*/) const override {
+    SLUICEWAY_CHECK(whole_, "decompress_range: codec ", name(),
+                    " has no core, expected one that has; use identity for whole gradients");
+    SLUICEWAY_CHECK(s.rows == core_.rows && s.cols == core_.cols, "decompress_range: s is ", s.rows,
+                    "x", s.cols, ", expected ", core_.rows, "x", core_.cols);
+    return cpu::decompress_range(s, first, dst, dtype);
   }
 
   // Only of "none": the engine refuses a residual of "identity", which leaves nothing.

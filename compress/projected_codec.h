@@ -15,6 +15,7 @@
 #include "compress/moment_transport.h"
 #include "compress/projector.h"
 #include "kernels/compress.h"
+#include "kernels/decompress_range.h"
 #include "kernels/residual_form.h"
 
 namespace sluiceway {
@@ -36,6 +37,11 @@ class ProjectedCodec : public GradientCodec {
              const WeightUpdate& update, std::span<float> scratch,
              StreamRef stream) const override {
     decompress(w, low, d, projector_.p(), projector_.q(), update, scratch, stream);
+  }
+
+  ScanResult decompress_range(const AnyMatrix& s, std::int64_t first, std::span<std::byte> dst,
+                              DType dtype, std::span<float> scratch) const override {
+    return cpu::decompress_range(s, projector_.p(), projector_.q(), first, dst, dtype, scratch);
   }
 
   void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,

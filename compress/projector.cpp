@@ -8,6 +8,7 @@
 #include "kernels/bias_norm.h"
 #include "kernels/compress.h"
 #include "kernels/decompress.h"
+#include "kernels/decompress_range.h"
 #include "kernels/sparse_columns.h"
 
 namespace sluiceway {
@@ -56,6 +57,12 @@ std::size_t most_scratch(const Rows& p, const Rows& q, const QOfCompress& q_of_c
   return static_cast<std::size_t>(
       std::max({compress_scratch_elems(p, q_of_compress), decompress_scratch_elems(p, q),
                 bias_norm_scratch_elems(p, q)}));
+}
+
+// Such a pair without its arrays.
+SparseProjector::Pair shapes_of(const ProjectorDims& dims, std::int64_t nnz) noexcept {
+  return {{nullptr, nullptr, dims.m, dims.dm, std::min(nnz, dims.dm)},
+          {nullptr, nullptr, dims.n, dims.dn, std::min(nnz, dims.dn)}};
 }
 
 }  // namespace
@@ -143,9 +150,14 @@ std::size_t SparseProjector::kept_elems(const ProjectorDims& dims, std::int64_t 
 }
 
 std::size_t SparseProjector::scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept {
-  const SparseRows p{nullptr, nullptr, dims.m, dims.dm, std::min(nnz, dims.dm)};
-  const SparseRows q{nullptr, nullptr, dims.n, dims.dn, std::min(nnz, dims.dn)};
+  const auto [p, q] = shapes_of(dims, nnz);
   return most_scratch(p, q, SparseColumns{nullptr, nullptr, nullptr, dims.n, dims.dn});
+}
+
+std::size_t SparseProjector::range_scratch_elems(const ProjectorDims& dims,
+                                                 std::int64_t nnz) noexcept {
+  const auto [p, q] = shapes_of(dims, nnz);
+  return static_cast<std::size_t>(decompress_range_scratch_elems(p, q));
 }
 
 // ---- Blocks -------------------------------------------------------------------------------------
@@ -162,6 +174,10 @@ BlockRows block_layout(std::int64_t rows, std::int64_t block, double ratio) noex
 }
 
 std::size_t BlockLayouts::scratch_elems() const noexcept { return most_scratch(p, q, q); }
+
+std::size_t BlockLayouts::range_scratch_elems() const noexcept {
+  return static_cast<std::size_t>(decompress_range_scratch_elems(p, q));
+}
 
 BlockProjector::Half::Half(const BlockRows& layout, DeviceId device, Budget& budget)
     : value(device_array(device, budget, layout.rows * layout.kept, sizeof(float), Fill::kZero)),

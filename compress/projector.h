@@ -57,8 +57,9 @@ class SparseProjector {
 
   static std::uint64_t bytes(const ProjectorDims& dims, std::int64_t nnz) noexcept;
   static std::size_t kept_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
-  // Of all kernels that take such a pair.
+  // Of all kernels that take such a pair and a whole gradient; of one that makes a range of it.
   static std::size_t scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
+  static std::size_t range_scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
 
  private:
   struct Half {
@@ -84,7 +85,8 @@ struct BlockLayouts {
     return static_cast<std::size_t>(p.rows * p.kept + q.rows * q.kept);
   }
   std::uint64_t bytes() const noexcept { return sizeof(float) * std::uint64_t{elems()}; }
-  std::size_t scratch_elems() const noexcept;  // Of all kernels that take such a pair.
+  std::size_t scratch_elems() const noexcept;  // As those of SparseProjector.
+  std::size_t range_scratch_elems() const noexcept;
 };
 
 // Rows in contiguous groups of `block`, of which round(ratio * rows of the group) columns are kept,

@@ -61,6 +61,9 @@ class SparseCodec final : public ProjectedCodec<SparseProjector> {
   std::size_t scratch_elems() const noexcept override {
     return SparseProjector::scratch_elems(projector_.dims(), nnz_);
   }
+  std::size_t range_scratch_elems() const noexcept override {
+    return SparseProjector::range_scratch_elems(projector_.dims(), nnz_);
+  }
 
   void compress(const AnyMatrix& g, float beta, MatrixView<float> s, std::span<float> scratch,
                 StreamRef stream) const override {
@@ -137,6 +140,9 @@ CodecFamily sparse_family(const char* name) {
   };
   family.scratch_elems = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
     return SparseProjector::scratch_elems(sparse_dims(config, m, n), config.nnz);
+  };
+  family.range_scratch_elems = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    return SparseProjector::range_scratch_elems(sparse_dims(config, m, n), config.nnz);
   };
   family.make = [](const CodecRequest& request) { return std::make_unique<SparseCodec>(request); };
   return family;

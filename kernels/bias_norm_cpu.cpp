@@ -19,6 +19,9 @@ class BiasSink {
  public:
   explicit BiasSink(const AnyMatrix& g) : g_(g) {}
 
+  HWY_INLINE static constexpr bool wants(std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
+    return true;
+  }
   HWY_INLINE void done(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
   HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
                         std::int64_t cols) const {

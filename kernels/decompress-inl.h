@@ -1,5 +1,7 @@
-// P D Q^T by panels of rows, handed to a sink piece by piece: what decompress and bias_norm share.
+// P D Q^T by panels of rows, handed to a sink piece by piece: what decompress and its neighbours
+// share.
 //
+//   sink.wants(i, rows, j, cols)  whether anything of this piece is; it is left out where not
 //   sink.touch(i, rows, j, cols)  this piece comes soon: a chance to ask memory for it
 //   sink.take(i, j, x, count)     x[0 .. count) is (P D Q^T)[i][j .. j + count)
 //   sink.done(i, rows, j, cols)   all rows of this piece were taken
@@ -56,6 +58,7 @@ HWY_INLINE void expand(const AnyMatrix& d, const SparseRows& p, const SparseRows
     pack_panel(y_rows, d.cols, kPanelRows, d.cols, y);
     for (std::int64_t col = 0; col < q.rows; col += kTileCols) {
       const std::int64_t cols = std::min(kTileCols, q.rows - col);
+      if (!sink.wants(first, rows, col, cols)) continue;
       for (std::int64_t j = 0; j < cols; ++j) {
         const std::int64_t e = (col + j) * q.nnz;
         gather_column(y, q.index + e, q.value + e, q.nnz, tile + j * kPanelRows);
@@ -105,6 +108,7 @@ HWY_INLINE void expand(const AnyMatrix& d, const BlockRows& p, const BlockRows& 
     });
     for (std::int64_t col = 0; col < q.rows; col += tile_cols) {
       const std::int64_t cols = std::min(tile_cols, q.rows - col);
+      if (!sink.wants(row, rows, col, cols)) continue;
       const std::int64_t right_stride = stride + q_stride;
       for (std::int64_t j = 0; j < cols; j += q.block) {
         const std::int64_t h = (col + j) / q.block;
@@ -116,6 +120,7 @@ HWY_INLINE void expand(const AnyMatrix& d, const BlockRows& p, const BlockRows& 
       }
       for (std::int64_t i = 0; i < rows; i += kPieceRows) {
         const std::int64_t piece = std::min(kPieceRows, rows - i);
+        if (!sink.wants(row + i, piece, col, cols)) continue;
         sink.touch(row + i, piece, col, cols);
         tile_product<false>(tag, TileA{p.value + (row + i) * p.kept, p.kept, 1},
                             TileB<float>{right, right_stride}, StoreOut{tile, stride}, piece, kept,

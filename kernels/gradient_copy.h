@@ -9,12 +9,11 @@
 // The result describes what was written: a gradient that becomes infinite only in its 16-bit copy
 // is an overflow, and the squares are those of the rounded values.
 //
-// Numerics: finite, abs_max and sum_squares are what overflow_scan() says of dst, bit for bit.
-//           Equal types copy every bit, those of a NaN too.
+// Numerics: finite and abs_max are exact, and sum_squares as near as overflow_scan() of dst would
+//           be; equal calls give equal bits. Equal types copy every bit, those of a NaN too.
 // Aliasing: dst does not overlap src.
 // Errors:   InvalidArgument, naming both lengths or both types; nothing was written.
-// Cost:     reads src once and writes dst once; the scan reads it from the first-level cache. No
-//           temporary.
+// Cost:     reads src once and writes dst once; the scan takes it from registers. No temporary.
 #pragma once
 
 #include <cstddef>

@@ -12,18 +12,11 @@ HWY_BEFORE_NAMESPACE();
 namespace sluiceway {
 namespace HWY_NAMESPACE {
 
-template <typename Src, typename Dst>
-HWY_INLINE ScanResult write(const Src* src, Dst* dst, std::size_t n) {
-  RunningScan total;
-  round_and_scan(src, dst, n, total);
-  return total.result();
-}
-
-ScanResult keep_f32(const float* x, float* y, std::size_t n) { return write(x, y, n); }
-ScanResult keep_f16(const f16* x, f16* y, std::size_t n) { return write(x, y, n); }
-ScanResult keep_bf16(const bf16* x, bf16* y, std::size_t n) { return write(x, y, n); }
-ScanResult round_f16(const float* x, f16* y, std::size_t n) { return write(x, y, n); }
-ScanResult round_bf16(const float* x, bf16* y, std::size_t n) { return write(x, y, n); }
+ScanResult keep_f32(const float* x, float* y, std::size_t n) { return copy_and_scan(x, y, n); }
+ScanResult keep_f16(const f16* x, f16* y, std::size_t n) { return copy_and_scan(x, y, n); }
+ScanResult keep_bf16(const bf16* x, bf16* y, std::size_t n) { return copy_and_scan(x, y, n); }
+ScanResult round_f16(const float* x, f16* y, std::size_t n) { return copy_and_scan(x, y, n); }
+ScanResult round_bf16(const float* x, bf16* y, std::size_t n) { return copy_and_scan(x, y, n); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sluiceway

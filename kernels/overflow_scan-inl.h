@@ -93,6 +93,7 @@ class MagnitudeMax {
 };
 
 struct NoSink {
+  HWY_INLINE void operator()(std::size_t, std::size_t) const {}
   template <class V>
   HWY_INLINE void operator()(std::size_t, const V&, std::size_t) const {}
 };
@@ -189,8 +190,9 @@ class HalfScan {
   MagnitudeMax<D16> abs_max_;
 };
 
-template <bool kScaled, typename T>
-HWY_INLINE BlockScan scan_halves(const T* x, std::size_t n, float scale) {
+// sink(i, count) hears of the elements [i, i + count) while they are in registers.
+template <bool kScaled, typename T, class Sink>
+HWY_INLINE BlockScan scan_halves(const T* x, std::size_t n, float scale, const Sink& sink) {
   using D = hn::ScalableTag<float>;
   using Scan = HalfScan<kScaled, T>;
   const std::size_t stride = SquareSum<D>::kChains * hn::Lanes(D());
@@ -198,13 +200,17 @@ HWY_INLINE BlockScan scan_halves(const T* x, std::size_t n, float scale) {
   std::size_t i = 0;
   while (i + stride <= n) {
     const std::size_t stop = HWY_MIN(n, i + SquareSum<D>::kAdds * stride);
-    for (; i + stride <= stop; i += stride) scan.add(x + i);
+    for (; i + stride <= stop; i += stride) {
+      scan.add(x + i);
+      sink(i, stride);
+    }
     scan.flush();
   }
   if (i < n) {  // Zeros add nothing.
     T tail[Scan::kMaxStride] = {};
     std::memcpy(tail, x + i, (n - i) * sizeof(T));
     scan.add(tail);
+    sink(i, n - i);
     scan.flush();
   }
   return scan.result();
@@ -215,7 +221,7 @@ HWY_INLINE BlockScan scan_halves(const T* x, std::size_t n, float scale) {
 template <bool kScaled, typename T, class Sink>
 HWY_INLINE BlockScan scan_block(const T* x, std::size_t n, float scale, const Sink& sink) {
 #if HWY_TARGET != HWY_SCALAR
-  if constexpr (sizeof(T) == 2) return scan_halves<kScaled>(x, n, scale);
+  if constexpr (sizeof(T) == 2) return scan_halves<kScaled>(x, n, scale, NoSink());
 #endif
   return scan_as_f32<kScaled>(x, n, scale, sink);
 }
@@ -228,14 +234,26 @@ struct RunningScan {
 
   template <typename T, class Sink>
   HWY_INLINE void add(const T* x, std::size_t n, const Sink& sink) {
+    add_block(scan_block<false>(x, n, 1.0F, sink), x, n);
+  }
+
+  // `block` is the scan of x, unscaled.
+  template <typename T>
+  HWY_INLINE void add_block(const BlockScan& block, const T* x, std::size_t n) {
+    add_block(block, [=](float scale)
+                         HWY_ATTR { return scan_block<true>(x, n, scale, NoSink()).sum_squares; });
+  }
+
+  // squares(scale) is the sum of squares of scale * x.
+  template <class Squares>
+  HWY_INLINE void add_block(const BlockScan& block, const Squares& squares) {
     constexpr float kLarge = 0x1p55F, kSmall = 0x1p-40F;
-    const BlockScan block = scan_block<false>(x, n, 1.0F, sink);
     const std::uint32_t bits = block.abs_max_bits;
     abs_max_bits = HWY_MAX(bits, abs_max_bits);
     if (bits >= std::bit_cast<std::uint32_t>(kLarge)) {  // Also infinities and NaN.
-      sum_squares += scan_block<true>(x, n, 0x1p-100F, NoSink()).sum_squares * 0x1p200;
+      sum_squares += squares(0x1p-100F) * 0x1p200;
     } else if (bits != 0 && bits < std::bit_cast<std::uint32_t>(kSmall)) {
-      sum_squares += scan_block<true>(x, n, 0x1p100F, NoSink()).sum_squares * 0x1p-200;
+      sum_squares += squares(0x1p100F) * 0x1p-200;
     } else {
       sum_squares += block.sum_squares;
     }

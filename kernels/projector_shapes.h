@@ -14,7 +14,9 @@ namespace sluiceway {
 inline constexpr std::int64_t kPanelRows = 16;  // Rows of a sparse panel, which lanes run over.
 inline constexpr std::int64_t kTileCols = 256;  // Columns of a tile, about: 16 KiB a panel.
 inline constexpr std::int64_t kPieceRows = 8;   // Rows of W at a time: as many streams of memory.
-inline constexpr std::int64_t kPadElems = 16;   // Widest vector; also 64 bytes, a cache line.
+inline constexpr std::int64_t kDenseSlab = 64;  // Rows that a dense Q is read for at once: panels.
+inline constexpr std::int64_t kDenseDepth = 128;  // Terms of a dense sum at once: 8 KiB a panel.
+inline constexpr std::int64_t kPadElems = 16;     // Widest vector; also 64 bytes, a cache line.
 
 constexpr std::int64_t padded(std::int64_t elems) noexcept {
   return (elems + kPadElems - 1) / kPadElems * kPadElems;

@@ -20,6 +20,9 @@ class FormSink {
   FormSink(const AnyMatrix& g, std::span<float> rows, std::span<float> cols)
       : g_(g), update_(g, {}, {.alpha = -1.0F}), sums_(rows, cols, 1.0F) {}
 
+  HWY_INLINE static constexpr bool wants(std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
+    return true;
+  }
   HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
                         std::int64_t cols) const {
     update_.touch(i, rows, j, cols);

@@ -29,6 +29,9 @@ class UpdateSink {
   UpdateSink(const AnyMatrix& w, MatrixView<std::uint16_t> low, const WeightUpdate& update)
       : w_(w), low_(low), update_(update), noise_(update.key) {}
 
+  HWY_INLINE static constexpr bool wants(std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
+    return true;
+  }
   HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
                         std::int64_t cols) const {
     prefetch_piece(w_, i, rows, j, cols);

@@ -85,7 +85,16 @@ TEST(CodecFactoryTest, PlanAgreesWithWhatIsMade) {
     EXPECT_EQ(projector_bytes(config, 67, 45), budget.used(Tier::kDevice));
     EXPECT_EQ(codec_scratch_elems(config, 67, 45), codec->scratch_elems());
     EXPECT_EQ(refresh_scratch_elems(config, 67, 45), codec->refresh_scratch_elems());
+    EXPECT_EQ(range_scratch_elems(config, 67, 45), codec->range_scratch_elems());
   }
+}
+
+TEST(CodecFactoryTest, ACodecWithoutACoreHasNothingToDecompress) {
+  Budget budget = unlimited();
+  const auto codec = make_codec({.name = "none"}, 5, 7, kWeight, DeviceId::host(), budget);
+  std::vector<std::byte> to(4);
+  EXPECT_THAT([&] { codec->decompress_range({}, 0, to, DType::kF32, {}); },
+              testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr("none has no core")));
 }
 
 TEST(CodecFactoryTest, BudgetTooSmallIsRefusedAndNothingStaysReserved) {

@@ -34,6 +34,7 @@ TEST_F(CustomCodecTest, IsMadeByItsNameAndCostsWhatItsRowSays) {
   EXPECT_EQ(projector_bytes(config, kM, kN), budget.used(Tier::kDevice));
   EXPECT_EQ(codec_scratch_elems(config, kM, kN), 0U);
   EXPECT_EQ(refresh_scratch_elems(config, kM, kN), 0U);
+  EXPECT_EQ(range_scratch_elems(config, kM, kN), 0U);
   EXPECT_EQ(RefreshPolicy::default_config("every_kth_row").every, 7);
 }
 
@@ -44,6 +45,10 @@ TEST_F(CustomCodecTest, DoesWhatACodecDoes) {
   codec->apply(any_matrix(w), {}, any_matrix(s), {.alpha = 2}, {}, StreamRef::host());
   EXPECT_EQ(w(8, 6), 2 * g(8, 6));
   EXPECT_EQ(w(1, 0), 0);
+  std::vector<float> range(2);
+  codec->decompress_range(any_matrix(s), 4 * kN - 1, std::as_writable_bytes(std::span(range)),
+                          DType::kF32, {});
+  EXPECT_EQ(range, (std::vector<float>{0, g(4, 0)}));
   const double rho = relative_bias(codec->bias(any_matrix(g), {}, StreamRef::host()));
   EXPECT_GT(rho, 0);
   EXPECT_LT(rho, 1);

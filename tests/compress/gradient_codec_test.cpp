@@ -8,6 +8,8 @@
 
 #include "tests/compress/codec_fixture.h"
 #include "tests/compress/exact_learner.h"
+#include "tests/support/guarded_array.h"
+#include "tests/support/scan_reference.h"
 #include "tests/support/tolerance.h"
 
 namespace sluiceway::test {
@@ -99,6 +101,51 @@ TEST_P(GradientCodecTest, ApplyMatchesTheDenseProduct) {
   codec->apply(any_matrix(w), {}, any_matrix(d), {.decay = 0.75F, .alpha = -0.5F}, scratch,
                StreamRef::host());
   EXPECT_TRUE(all_near(w, expected, {.abs = 1e-5 * (1 + largest(expected))}));
+}
+
+// Ranges that begin and end anywhere, each with exactly the scratch that was asked for.
+TEST_P(GradientCodecTest, RangesOfTheDecompressedGradientMatchTheDenseProductInEveryCut) {
+  Matrix s = core_matrix();
+  const MatrixF64 expected = reference_expanded(as_f64(s), pair.p, pair.q);
+  const auto range = [&]<typename T>(std::int64_t first, std::span<T> to) {
+    GuardedArray<float> space(codec->range_scratch_elems(), 1);
+    const ScanResult scan = codec->decompress_range(
+        any_matrix(s), first, std::as_writable_bytes(to), dtype_of<T>, space.span());
+    EXPECT_TRUE(space.guards_intact());
+    return scan;
+  };
+  const auto elems = static_cast<std::size_t>(m * n);
+  GuardedArray<float> exact(elems, 1);
+  range(0, exact.span());
+  EXPECT_TRUE(all_near(exact.values(), expected.v, {.abs = 1e-5 * (1 + largest(expected))}));
+  GuardedArray<bf16> whole(elems, 3);
+  const ScanResult scan = range(0, whole.span());
+  expect_same(scan, reference_scan(whole.values()));
+  for (std::size_t i = 0; i < elems; ++i) EXPECT_EQ(whole[i], from_float<bf16>(exact[i])) << i;
+  for (const std::size_t step : {elems / 2 + 1, elems / 7 + 1, static_cast<std::size_t>(n) + 1}) {
+    GuardedArray<bf16> parts(elems, 0);
+    ScanResult merged;
+    for (std::size_t at = 0; at < elems; at += step) {
+      const std::span<bf16> part = parts.span().subspan(at, std::min(step, elems - at));
+      merged = merge(merged, range(static_cast<std::int64_t>(at), part));
+    }
+    EXPECT_EQ(parts.values(), whole.values()) << "ranges of " << step;
+    expect_same(merged, scan);
+    EXPECT_TRUE(parts.guards_intact());
+  }
+  EXPECT_TRUE(exact.guards_intact() && whole.guards_intact());
+}
+
+TEST_P(GradientCodecTest, ARangeOfAnotherCoreOrBeyondTheGradientIsRefused) {
+  Matrix s = core_matrix(), tall(codec->core().rows + 1, codec->core().cols);
+  std::vector<float> space(codec->range_scratch_elems());
+  std::vector<std::byte> to(4, std::byte{0xAB});
+  const auto range = [&](Matrix& core, std::int64_t first) {
+    codec->decompress_range(any_matrix(core), first, to, DType::kF32, space);
+  };
+  EXPECT_THROW(range(tall, 0), InvalidArgument);
+  EXPECT_THROW(range(s, m * n), InvalidArgument);
+  EXPECT_EQ(to, std::vector<std::byte>(4, std::byte{0xAB}));
 }
 
 TEST_P(GradientCodecTest, BiasMatchesTheDenseDefinition) {
@@ -201,6 +248,10 @@ std::vector<Case> cases() {
                      family.config, s.m, s.n});
     }
   }
+  // Groups of more than 256 rows: a way of their own for ranges.
+  out.push_back({"svd_dense", {.name = "svd", .ratio = 0.1, .seed = 3}, 299, 43});
+  out.push_back({"svd_wide", {.name = "svd", .ratio = 0.5, .seed = 3}, 31, 283});
+  out.push_back({"galore_dense", {.name = "galore", .ratio = 0.5, .seed = 3}, 37, 301});
   out.push_back({"sparse_square", {.name = "sparse_learned", .d = 20, .seed = 3}, 67, 41});
   return out;
 }

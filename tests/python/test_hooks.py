@@ -6,7 +6,7 @@ import pytest
 import sluiceway as sw
 import torch
 from sluiceway.model.targets import select_weights
-from sluiceway.optim.clip.sentinel import Sentinel
+from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.gradient_sink import GradientSink
 from sluiceway.optim.hooks import ModelHooks
 from small_models import CheckpointedReentrant, Tied, loss_of, make
@@ -17,7 +17,7 @@ class Recorder(GradientSink):
 
     def __init__(self, model):
         weights = select_weights(model).compressed
-        self.sentinel = Sentinel(weights[0].parameter, "Recorder")
+        self.sentinel = Carriers("Recorder", weights)
         self.told, self.gradients = [], {}
         self.hooks = ModelHooks(self, model, weights)
         self.names = [weight.name for weight in weights]

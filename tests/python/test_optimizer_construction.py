@@ -65,7 +65,7 @@ STAGES = {
     "budget": no_memory,
     "groups": lambda patch: {"param_groups": [{"params": []}]},
     "clock": stage(hooked_optimizer, "StepClock"),
-    "sentinel": stage(hooked_optimizer, "Sentinel"),
+    "sentinel": stage(hooked_optimizer, "Carriers"),
     "hooks": stage(hooked_optimizer, "ModelHooks"),
     "node": stage(hooks.torch.autograd.graph, "get_gradient_edge"),
     "last-hook": last_hook,

@@ -40,6 +40,53 @@ def test_another_kind_of_adamw_is_refused_whenever_a_group_asks_for_it(key, valu
             opt.step()
 
 
+DELETED = object()
+NOT_NUMBERS = [
+    ("lr", None, "lr of a parameter group is None"),
+    ("lr", "1e-3", "lr of a parameter group is '1e-3'"),
+    ("lr", torch.ones(2), r"lr of a parameter group is tensor"),
+    ("eps", None, "eps of a parameter group is None"),
+    ("weight_decay", None, "weight_decay of a parameter group is None"),
+    ("betas", None, "betas are None, expected two numbers"),
+    ("betas", (0.9, None), r"betas\[1\] of a parameter group is None"),
+    ("lr", DELETED, "lr of a parameter group is None"),
+    ("eps", DELETED, "eps of a parameter group is None"),
+    ("weight_decay", DELETED, "weight_decay of a parameter group is None"),
+    ("betas", DELETED, "betas are None, expected two numbers"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), NOT_NUMBERS)
+@pytest.mark.parametrize("arguments", [{}, {"codec": "block_random", "accumulate": 1}])
+def test_a_number_that_a_group_lacks_is_named_and_nothing_is_trained(key, value, words, arguments):
+    """With a promise of backwards, groups are read when the first gradient comes."""
+    model = make()
+    arguments = {"codec": "identity", "wire": "fp32", **arguments}
+    with sw.SubspaceAdamW(model, lr=LR, link=SLOW, **arguments) as opt:
+        train(model, opt, 1)
+        opt.synchronize()
+        before = [p.detach().clone() for p in model.parameters()]
+        was = opt.param_groups[0][key]
+        opt.param_groups[0][key] = value
+        if value is DELETED:
+            del opt.param_groups[0][key]
+        with pytest.raises(sw.InvalidArgument, match=words):
+            opt.step(lambda: loss_of(model, 1).backward())
+        opt.param_groups[0][key] = was
+        opt.zero_grad()
+        assert all(map(torch.equal, before, model.parameters()))
+        train(model, opt, 1)
+
+
+@pytest.mark.parametrize("key", ["lr", "betas", "eps", "weight_decay"])
+def test_a_state_whose_group_lacks_a_number_is_refused_by_name(key):
+    with identity(make()) as opt:
+        state = opt.state_dict()
+        del state["param_groups"][0][key]
+        with pytest.raises(sw.InvalidArgument, match=f"{key} (is|are) None, expected"):
+            opt.load_state_dict(state)
+
+
 def test_what_schedulers_and_wrappers_leave_in_groups_changes_nothing():
     ours, theirs = make(), make()
     foreign = {"foreach": True, "fused": True, "capturable": True, "name": "all", "lr_scale": 2.0}

@@ -41,10 +41,14 @@ def trained_error(
     return update_error(make_model(), ours, theirs)
 
 
-def driven_error(drive: Callable[[nn.Module, torch.optim.Optimizer], None]) -> float:
+def driven_error(
+    drive: Callable[[nn.Module, torch.optim.Optimizer], None],
+    make_model: Callable[[], nn.Module] = make,
+    **adam: float,
+) -> float:
     """As `trained_error`, of a loop `drive(model, opt)`, with torch's AdamW first."""
-    ours, native = make(), make()
-    drive(native, torch.optim.AdamW(native.parameters(), lr=LR, foreach=False))
-    with identity(ours, link=SLOW) as opt:
+    ours, native = make_model(), make_model()
+    drive(native, torch.optim.AdamW(native.parameters(), lr=LR, foreach=False, **adam))
+    with identity(ours, link=SLOW, **adam) as opt:
         drive(ours, opt)
-    return update_error(make(), ours, native)
+    return update_error(make_model(), ours, native)

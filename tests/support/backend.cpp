@@ -26,7 +26,7 @@ bool has_cuda_half(std::string_view operation) {
 
 }  // namespace
 
-std::vector<Backend> built_backends(std::string_view operation) {
+std::vector<Backend> host_backends() {
   std::vector<Backend> backends;
   // The fallback's bit depends on the compiler, and the library was built with its own compiler.
   std::int64_t targets = (hwy::SupportedTargets() | HWY_STATIC_TARGET) & HWY_TARGETS;
@@ -34,6 +34,11 @@ std::vector<Backend> built_backends(std::string_view operation) {
     const std::int64_t lowest = targets & -targets;
     backends.push_back({DeviceId::host(), lowest, std::string("cpu_") + hwy::TargetName(lowest)});
   }
+  return backends;
+}
+
+std::vector<Backend> built_backends(std::string_view operation) {
+  std::vector<Backend> backends = host_backends();
   if (has_cuda_half(operation)) backends.push_back({DeviceId::cuda(0), 0, "cuda"});
   return backends;
 }

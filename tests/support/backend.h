@@ -34,6 +34,8 @@ struct Backend {
 // device 0. `operation` is the name of a header of kernels/.
 std::vector<Backend> built_backends(std::string_view operation);
 
+std::vector<Backend> host_backends();  // The SIMD targets alone: for what only the host does.
+
 void PrintTo(const Backend& backend, std::ostream* out);  // By name, in failure messages.
 
 std::string backend_name(const testing::TestParamInfo<Backend>& param);

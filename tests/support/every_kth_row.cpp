@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "compress/codec_state.h"
 #include "compress/projector.h"
+#include "kernels/gradient_copy.h"
 #include "kernels/residual.h"
 #include "runtime/memory/buffer.h"
 
@@ -56,6 +58,15 @@ class EveryKthRow final : public GradientCodec {
         w.as<float>().row(row(i))[j] += update.alpha * d.as<float>().row(i)[j];
       }
     }
+  }
+  ScanResult decompress_range(const AnyMatrix& s, std::int64_t first, std::span<std::byte> dst,
+                              DType dtype, std::span<float> /*scratch*/) const override {
+    std::vector<float> x(dst.size() / size_bytes(dtype));
+    for (std::size_t k = 0; k < x.size(); ++k) {
+      const std::int64_t at = first + static_cast<std::int64_t>(k), i = at / header_.dn;
+      if (i % stride_ == 0) x[k] = s.as<float>().row(i / stride_)[at % header_.dn];
+    }
+    return cpu::gradient_copy(std::as_bytes(std::span(x)), DType::kF32, dst, dtype);
   }
   void leave_residual(const AnyMatrix& g, MatrixView<float> /*s*/, std::span<float> rows,
                       std::span<float> cols, std::span<float> /*scratch*/,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -13,8 +14,8 @@ import torch
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.clip.clipping import Clipping, check_clipping, split_parameters
-from sluiceway.optim.clip.sentinel import Sentinel
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.guards.dropped_gradients import DroppedGradients
 from sluiceway.optim.guards.foreign_gradients import ForeignGradients
@@ -51,8 +52,7 @@ class GatheringOptimizer(OptimizerWithStates):
     of_engine: EngineWeights
     options: SharedOptions
     loss_scale: _core.LossScale
-    sentinel: Sentinel
-    _sentinel_name: str
+    sentinel: Carriers
     _hooks: ModelHooks
     _clock: StepClock
     _standing: Standing
@@ -99,9 +99,14 @@ class GatheringOptimizer(OptimizerWithStates):
         with self._hooks.backward.turn():
             self._still_spent()  # Perhaps zeroed later, where another model's loss comes through.
             taken = self._hooks.taken
+            if self._standing.gathered:
+                self.sentinel.check_whole()
             if not self._standing.gathered:
+                if self.sentinel.placed():
+                    self._note_zeros()
+                else:
+                    taken.clear()  # A calibration's, or those of a backward that was given up.
                 self.sentinel.forget()
-                self._dropped.since_step(taken)
             elif self.sentinel.removed() or self.sentinel.zeroed():
                 self._dropped.all_gone(taken, zeroed=not self.sentinel.removed())
                 self._drop()
@@ -136,10 +141,15 @@ class GatheringOptimizer(OptimizerWithStates):
         """All gradients of a backward are in: place the sentinel that stands for them."""
         norm = self._gathered_norm()
         with self._hooks.backward.turn():
-            self._clipping.begin(norm)
+            self.sentinel.choose(self._hooks.taken)
+            self._hooks.guard(self.sentinel.numbers)
+            self._clipping.begin(norm, self._norms)
             self._dropped.note()
             self._standing.gathered = True
         self._clock.backward(forward_began_us, backward_began_us)
+
+    def _norms(self) -> list[float]:
+        return [math.sqrt(squares) for squares, _ in self._sizes()]
 
     def _gathered_norm(self) -> float:
         """Of all that was gathered; what the sentinel carries."""
@@ -166,6 +176,11 @@ class GatheringOptimizer(OptimizerWithStates):
         """Whether gradients that a step has used are there yet, as nobody has zeroed any."""
         self._standing.spent = self._standing.spent and self.sentinel.remains()
         return self._standing.spent
+
+    def _note_zeros(self) -> None:
+        """Whether torch has zeros now, or nothing, where a step has used gradients."""
+        if self.sentinel.placed() and not self._standing.gathered:
+            self._dropped.since_step(self._hooks.taken, self.sentinel)
 
     def _refuse_spent(self) -> None:
         in_backward = self._standing.spent and self._hooks.backward.is_open
@@ -201,9 +216,8 @@ class GatheringOptimizer(OptimizerWithStates):
         # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
         if not self._standing.gathered:
             return
-        removed = self.sentinel.removed()
-        self._dropped.check_part(self._sentinel_name, removed)
-        if removed:
+        self._dropped.check_part(self.sentinel)
+        if self.sentinel.removed():
             self._dropped.all_gone(self._hooks.taken, zeroed=False)
             self._drop()
 

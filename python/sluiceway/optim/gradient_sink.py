@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from sluiceway.optim.clip.sentinel import Sentinel
+from sluiceway.optim.clip.carriers import Carriers
 
 
 class GradientSink(Protocol):
@@ -18,7 +18,7 @@ class GradientSink(Protocol):
     of other threads may come meanwhile.
     """
 
-    sentinel: Sentinel
+    sentinel: Carriers
 
     def before_forward(self, training: bool) -> None:
         """A forward of the whole model begins; `training`: a backward may follow."""

@@ -16,8 +16,8 @@ from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import Selection
 from sluiceway.model.uncompressed import large_groups
+from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.clip.clipping import Clipping
-from sluiceway.optim.clip.sentinel import Sentinel, choose_carrier
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.gathering import Standing
 from sluiceway.optim.guards.chosen import check_model, choose_parameters
@@ -108,8 +108,7 @@ class HookedOptimizer(WholeStepOptimizer):
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
-            self._sentinel_name, carrier = choose_carrier(self._owner, self.weights)
-            self.sentinel = Sentinel(carrier, self._owner)
+            self.sentinel = Carriers(self._owner, self.weights)
             undo.callback(self.sentinel.release)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
@@ -118,7 +117,9 @@ class HookedOptimizer(WholeStepOptimizer):
                 self._ordinary.named,
             )
             modules = MixedModules(model, compressed, ordinary)
-            self._clipping = Clipping(self._owner, self.sentinel, ordinary, modules)
+            self._clipping = Clipping(
+                self._owner, self.sentinel, len(self.weights), ordinary, modules
+            )
             self._dropped = DroppedGradients(self._owner, compressed, ordinary, modules)
             self._foreign = ForeignGradients(self._owner, self.weights, self.sentinel)
             self._compilation = CompilationWatch(self._compilation_began)

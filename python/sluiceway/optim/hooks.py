@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,16 +86,14 @@ class ModelHooks:
         self._backward_began_us = 0.0
         self._count = len(weights)
         self.backward = OneBackward(self._owner)
-        # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
-        sentinel = sink.sentinel.parameter
-        self._of_sentinel = next(i for i, w in enumerate(weights) if w.parameter is sentinel)
-        self._sentinel_node = torch.autograd.graph.get_gradient_edge(sentinel).node
+        self._parameters = [weight.parameter for weight in weights]
+        self._guarded: dict[int, tuple[Any, Any]] = {}  # Nodes, which live as long, and hooks.
         with ExitStack() as registered:
             self._registered = registered
             for index, weight in enumerate(weights):
                 self._add_weight(index, weight)
-            before_accumulation = torch.compiler.disable(self._before_accumulation)
-            self._keep(self._sentinel_node.register_prehook(before_accumulation))
+            registered.callback(self.guard, [])
+            self.guard(sink.sentinel.numbers)
             self._on_call(model, model.register_forward_pre_hook, self._before_root)
             for module in model.modules():
                 self._on_call(module, module.register_state_dict_pre_hook, _synchronize)
@@ -123,6 +122,9 @@ class ModelHooks:
                 sink.expect_scaled_loss()
             self._of_forward.seen.add(index)
 
+        # Of 16 bits, and wider while the weight carries the sentinel: no bit hangs on that.
+        gathered_as = weight.parameter.grad_dtype or weight.parameter.dtype
+
         def after_accumulation(parameter: torch.Tensor) -> None:
             sink = self._sink()
             if sink is None:
@@ -133,6 +135,8 @@ class ModelHooks:
                 )
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
+                if len(parameter._post_accumulate_grad_hooks) == 1:
+                    return  # What was compiled while the weight was frozen has none for it.
                 raise InvalidArgument(
                     f"{self._owner}: another optimizer took the gradient of {weight.name}, "
                     "expected one optimizer for a weight; close() the other one"
@@ -143,7 +147,7 @@ class ModelHooks:
                 self.taken.add(index)
                 if gradient.dim() and gradient.stride(-1) != 1:
                     gradient = gradient.contiguous()
-                sink.add_gradient(index, gradient)
+                sink.add_gradient(index, gradient.to(gathered_as))
             except BaseException:
                 sink.lose_gradient(index)
                 raise
@@ -172,17 +176,28 @@ class ModelHooks:
         except Exception:
             if not raised:
                 raise
-            sink.lose_gradient(self._of_sentinel)  # Nobody hears what a finaliser raises.
+            sink.lose_gradient(sink.sentinel.numbers[0])  # Nobody hears what a finaliser raises.
 
-    def _before_accumulation(self, _gradients: tuple[torch.Tensor, ...]) -> None:
-        # Autograd would add to the sentinel.
+    def guard(self, carriers: list[int]) -> None:
+        """Take sentinels away before autograd adds to them: of these weights, and of no others."""
+        for index in [index for index in self._guarded if index not in carriers]:
+            _, hook = self._guarded.pop(index)
+            hook.remove()
+        for index in carriers:
+            if index not in self._guarded:
+                # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
+                node = _accumulation(self._parameters[index])
+                hook = torch.compiler.disable(partial(self._before_accumulation, index))
+                self._guarded[index] = node, node.register_prehook(hook)
+
+    def _before_accumulation(self, index: int, _gradients: tuple[torch.Tensor, ...]) -> None:
         sink = self._sink()
         if sink is None:
             return
         try:
-            self._open_backward(sink)  # Looks at the sentinel before it goes.
+            self._open_backward(sink)  # Looks at the sentinels before they go.
         except BaseException:
-            sink.lose_gradient(self._of_sentinel)
+            sink.lose_gradient(index)
             raise
         sink.sentinel.remove()
 
@@ -210,6 +225,17 @@ class _SeenByThread(threading.local):
 
 def _synchronize(sink: GradientSink, _module: nn.Module) -> None:
     sink.synchronize()
+
+
+def _accumulation(parameter: torch.Tensor) -> Any:
+    """The node that adds to the gradient of a parameter; of one that is frozen too."""
+    with torch._C.DisableTorchFunctionSubclass():  # A look waits for no update.
+        trained = parameter.requires_grad
+        parameter.requires_grad_(True)
+        try:
+            return torch.autograd.graph.get_gradient_edge(parameter).node
+        finally:
+            parameter.requires_grad_(trained)
 
 
 def _computes_in_fp16() -> bool:

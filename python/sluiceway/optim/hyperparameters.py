@@ -54,21 +54,34 @@ def check_kind(owner: str, group: dict[str, Any]) -> None:
                 "no other kind here; leave it out, or use torch.optim.AdamW"
             )
     try:
-        _, _ = group["betas"]
+        _, _ = group.get("betas")
     except (TypeError, ValueError):
         raise InvalidArgument(
-            f"{owner}: betas are {group['betas']}, expected two numbers"
+            f"{owner}: betas are {group.get('betas')}, expected two numbers"
         ) from None
+
+
+def check_group(owner: str, group: dict[str, Any]) -> None:
+    """As `check_kind`, and refuse numbers that are missing; one that is odd is a user's choice."""
+    check_kind(owner, group)
+    numbers = {key: group.get(key) for key in ("lr", "eps", "weight_decay")}
+    numbers.update((f"betas[{i}]", beta) for i, beta in enumerate(group["betas"]))
+    for key, value in numbers.items():
+        if not _is_number(value):
+            raise InvalidArgument(
+                f"{owner}: {key} of a parameter group is {value!r}, expected a number; set it in "
+                "opt.param_groups"
+            )
 
 
 def check_hyperparameters(owner: str, group: dict[str, Any]) -> None:
     """Refuse learning rates, betas, eps and weight decay that AdamW cannot have, and its kinds."""
-    check_number(owner, "lr", group["lr"])
+    check_number(owner, "lr", group.get("lr"))
     check_kind(owner, group)
     for index, beta in enumerate(group["betas"]):
         check_number(owner, f"betas[{index}]", beta, 1, "[)")
-    check_number(owner, "eps", group["eps"])
-    check_number(owner, "weight_decay", group["weight_decay"])
+    check_number(owner, "eps", group.get("eps"))
+    check_number(owner, "weight_decay", group.get("weight_decay"))
 
 
 def groups_of_model(

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from sluiceway.optim.clip.norms import gradient_norms
+
 
 class NativeAdamW(torch.optim.AdamW):
     """AdamW on the device: nothing is compressed, nothing crosses a link.
@@ -39,6 +41,8 @@ class NativeAdamW(torch.optim.AdamW):
             p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
         ]
         self._norm = torch.nn.utils.get_total_norm(gradients).item()
+        if not math.isfinite(self._norm):  # Perhaps its squares alone.
+            self._norm = gradient_norms(gradients).norm().item()
         self.overflowed = not math.isfinite(self._norm)
         loss = None
         if not self.overflowed:

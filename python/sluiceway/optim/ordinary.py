@@ -9,6 +9,7 @@ import torch
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.clip.norms import gradient_norms
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -42,12 +43,8 @@ class OrdinaryParameters:
 
     def sum_squares(self) -> float:
         """Of all gradients; not finite if one of them is not."""
-        norms = [
-            torch.linalg.vector_norm(p.grad, dtype=torch.float32)
-            for _, p in self.named
-            if p.grad is not None
-        ]
-        return torch.stack(norms).double().square().sum().item() if norms else 0.0
+        norms = gradient_norms([p.grad for _, p in self.named if p.grad is not None])
+        return norms.square().sum().item()
 
     def updates(
         self, groups: list[dict[str, Any]], states: Mapping[Any, Any]

@@ -80,6 +80,7 @@ class WholeStepOptimizer(GatheringOptimizer):
         self._refuse_lost()
         self._refuse_spent()
         self._drop_if_removed()
+        self._note_zeros()
         self._foreign.check_step()
         self._dropped.check_zeros(self._hooks.taken)
         updates = self._ordinary.updates(self.param_groups, self.state)

@@ -4,8 +4,8 @@
 // masters, gradients. A large tensor has chunks to itself, as equal as can be, so that they can be
 // worked on when its gradient is there; small ones share chunks in the order of the model.
 //
-//   stored    elements that lie on a drive: the used ones, rounded up to whole blocks in every
-//   stream piece     a part of one tensor in one chunk; starts at a multiple of kPieceAlignment
+//   stored    elements that lie on a drive: the used ones, rounded up to whole blocks
+//   piece     a part of one tensor in one chunk; starts at a multiple of kPieceAlignment
 //
 // Errors: InvalidArgument: no elements, or a chunk size that is no multiple of kStoredAlignment.
 // Cost:   unused are less than kStoredAlignment elements of a chunk, and the ends of shared ones.

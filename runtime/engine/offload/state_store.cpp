@@ -12,6 +12,7 @@
 #include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/store/memory_io.h"
+#include "runtime/store/store_files.h"
 
 namespace sluiceway {
 namespace {
@@ -78,53 +79,6 @@ void check_catalogue(const ChunkStore& store, const Json& expected, const std::s
                                "with"));
 }
 
-std::unique_ptr<Drive> opened(const std::string& path, const StoreOptions& options,
-                              std::span<std::byte> memory) {
-  OpenOptions open;
-  open.io = options.io;
-  open.depth = kDriveDepth;
-  open.whole_device = options.whole_device;
-  open.memory = memory;
-  return std::make_unique<Drive>(open_io(path, open));
-}
-
-ChunkStore::Drives opened(const StoreOptions& options, std::span<std::byte> memory) {
-  ChunkStore::Drives drives;
-  for (const std::string& path : options.drives) drives.push_back(opened(path, options, memory));
-  return drives;
-}
-
-// Files are made; a device is opened as it is. What was made goes again if the store cannot be.
-class NewDrives {
- public:
-  NewDrives(const StoreOptions& options, const Layout& layout) {
-    try {
-      for (std::size_t d = 0; d < options.drives.size(); ++d) {
-        if (std::filesystem::is_block_file(options.drives[d])) continue;
-        create_drive_file(options.drives[d], layout.drives[d].bytes);
-        made_.push_back(options.drives[d]);
-      }
-    } catch (...) {
-      remove();
-      throw;
-    }
-  }
-  NewDrives(const NewDrives&) = delete;
-  NewDrives& operator=(const NewDrives&) = delete;
-  ~NewDrives() { remove(); }
-  void keep() { made_.clear(); }
-
- private:
-  void remove() noexcept {
-    for (const std::string& path : made_) {
-      std::error_code ignored;
-      std::filesystem::remove(path, ignored);
-    }
-    made_.clear();
-  }
-  std::vector<std::string> made_;
-};
-
 // A device holds a store if it begins as one; a file if it is there.
 bool exists(const StoreOptions& options) {
   const auto there = [](const std::string& path) {
@@ -140,24 +94,25 @@ bool exists(const StoreOptions& options) {
   return count > 0;
 }
 
-std::unique_ptr<ChunkStore> open_or_make(Budget& budget, const StoreOptions& options,
-                                         const Contents& contents, std::span<std::byte> memory) {
-  if (!options.drives.empty() && exists(options)) {
-    return ChunkStore::open(budget, opened(options, memory));
-  }
+std::unique_ptr<ChunkStore> in_memory(Budget& budget, const StoreOptions& options,
+                                      const Layout& layout) {
+  ChunkStore::Drives drives;
+  drives.push_back(
+      std::make_unique<Drive>(open_memory_io(budget, layout.drives.front().bytes, "host memory")));
+  return ChunkStore::create(budget, std::move(drives), layout, options.progress);
+}
+
+std::unique_ptr<ChunkStore> on_drives(Budget& budget, const StoreOptions& options,
+                                      const Contents& contents, std::span<std::byte> memory) {
+  OpenOptions open;
+  open.io = options.io;
+  open.depth = kDriveDepth;
+  open.whole_device = options.whole_device;
+  open.memory = memory;
+  if (exists(options)) return open_store(budget, options.drives, open);
   std::vector<std::uint32_t> weights = options.weights;
-  weights.resize(std::max<std::size_t>(options.drives.size(), 1), 1);
-  const Layout layout = new_layout(contents, weights);
-  if (options.drives.empty()) {
-    ChunkStore::Drives drives;
-    drives.push_back(std::make_unique<Drive>(
-        open_memory_io(budget, layout.drives.front().bytes, "host memory")));
-    return ChunkStore::create(budget, std::move(drives), layout, options.progress);
-  }
-  NewDrives files(options, layout);
-  auto store = ChunkStore::create(budget, opened(options, memory), layout, options.progress);
-  files.keep();
-  return store;
+  weights.resize(options.drives.size(), 1);
+  return create_store(budget, options.drives, contents, weights, open, options.progress);
 }
 
 }  // namespace
@@ -174,11 +129,18 @@ OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
   Contents contents;
   contents.regions = StateStream::regions(plan, gradient, kStateSlots, micro_batches);
   contents.catalogue = bytes_of(catalogue);
-  auto store = options.opener ? options.opener(budget, contents, memory)
-                              : open_or_make(budget, options, contents, memory);
-  check_catalogue(*store, catalogue, store->drives().front()->properties().path);
-  const bool is_new = store->written_bytes({StateStream::kStateRegion, 0}, Version::kLive) == 0;
-  return {std::move(store), is_new};
+  OpenedStore opened;
+  if (options.opener) {
+    opened.store = options.opener(budget, contents, memory);
+  } else if (options.drives.empty()) {
+    opened.store = in_memory(budget, options, new_layout(contents, {1}));
+  } else {
+    opened.store = on_drives(budget, options, contents, memory);
+  }
+  const ChunkStore& store = *opened.store;
+  check_catalogue(store, catalogue, store.drives().front()->properties().path);
+  opened.is_new = store.written_bytes({StateStream::kStateRegion, 0}, Version::kLive) == 0;
+  return opened;
 }
 
 }  // namespace sluiceway

@@ -61,8 +61,10 @@ class ClipWitness:
         self._places[witness] = []
         return []
 
-    def check(self, factor: float) -> None:
+    def check(self, factor: float, of_frozen: float) -> None:
         """Refuse `factor`, by which the sentinel was scaled, if ordinary gradients had another.
+
+        Those of parameters that are frozen go with `of_frozen`, that of the second sentinel.
 
         A gradient whose elements were changed in different ways was not clipped but edited, and
         says nothing. Where the sentinel was not scaled, ordinary gradients may be, one by one; but
@@ -77,7 +79,8 @@ class ClipWitness:
             return
         found = {i: self._factor(i) for i in range(len(self._parameters))}
         known = {i: f for i, f in found.items() if f is not None}
-        differ = {i: f for i, f in known.items() if not self._agree(i, f, factor)}
+        wanted = {i: factor if self._parameters[i][1].requires_grad else of_frozen for i in known}
+        differ = {i: f for i, f in known.items() if not self._agree(i, f, wanted[i])}
         if abs(factor - 1.0) > 1e-6:
             first = next((i for i, f in differ.items() if f != 0), None)
         else:
@@ -89,8 +92,8 @@ class ClipWitness:
             raise InvalidArgument(
                 f"{self._owner}: the gradient of {self._parameters[first][0]} was scaled by "
                 f"{differ[first]:.6g} since the last backward through compressed weights, theirs "
-                f"by {factor:.6g}, expected one factor for all; to clip by layers or groups use "
-                "opt.clip_grad_norm_(max_norm, parameters=[...]), and where a backward through "
+                f"by {wanted[first]:.6g}, expected one factor for all; to clip by layers or groups "
+                "use opt.clip_grad_norm_(max_norm, parameters=[...]), and where a backward through "
                 "ordinary parameters alone was added call it before the other"
             )
 

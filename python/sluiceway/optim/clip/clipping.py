@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.clip.clip_witness import ClipWitness
-from sluiceway.optim.clip.sentinel import Sentinel
+from sluiceway.optim.clip.norms import gradient_norms
 from sluiceway.optim.guards.mixed_modules import MixedModules
 from sluiceway.optim.hyperparameters import check_number
 
@@ -22,8 +23,10 @@ class Clipping:
     ----------
     owner : str
         The optimizer's name, for errors.
-    sentinel : Sentinel
+    carriers : Carriers
         Told of every scaling, so that torch's own functions see the norm that there is.
+    count : int
+        Of compressed weights.
     ordinary : list of (str, torch.Tensor)
         Parameters whose gradients are in `.grad`.
     modules : MixedModules
@@ -32,12 +35,14 @@ class Clipping:
     def __init__(
         self,
         owner: str,
-        sentinel: Sentinel,
+        carriers: Carriers,
+        count: int,
         ordinary: list[tuple[str, torch.Tensor]],
         modules: MixedModules,
     ) -> None:
         self._owner = owner
-        self._sentinel = sentinel
+        self._carriers = carriers
+        self._count = count
         self._witness = ClipWitness(owner, ordinary, modules)
         # What the sentinel has told before it was placed anew, and what each weight has beside it;
         # empty: nothing.
@@ -45,10 +50,10 @@ class Clipping:
         self._own: list[float] = []
         self.of_graph = False  # The gradients come of backward(create_graph=True).
 
-    def begin(self, norm: float) -> None:
-        """Gradients were gathered, whose common norm is `norm`; nothing has scaled them yet."""
+    def begin(self, norm: float, norms: Callable[[], list[float]]) -> None:
+        """Gradients were gathered, that nothing has scaled: their common norm, and that of each."""
         self._shared, self._own = 1.0, []
-        self._sentinel.place(norm, self.of_graph)
+        self._carriers.place(norm, norms, self.of_graph)
         self._witness.note()
 
     def factors(self) -> tuple[float, list[float]]:
@@ -57,16 +62,28 @@ class Clipping:
         Raises
         ------
         InvalidArgument
-            The sentinel was not scaled as a whole, or ordinary gradients by another factor.
+            A sentinel was not scaled as a whole, or ordinary gradients by another factor.
         """
-        found = self._sentinel.factor()
-        self._witness.check(found)
-        return self._shared * found, self._own
+        found = self._carriers.factors()
+        self._witness.check(found[0], found[-1])
+        return self._beside(found)
+
+    def _beside(self, found: list[float]) -> tuple[float, list[float]]:
+        """The factors of each weight, by those that the sentinels have."""
+        trained, frozen = found[0], found[-1]
+        if trained == frozen:
+            return self._shared * trained, self._own
+        shared = trained or frozen
+        parts = (trained / shared, frozen / shared)
+        own = self._own or [1.0] * self._count
+        return self._shared * shared, [
+            o * parts[number in self._carriers.frozen] for number, o in enumerate(own)
+        ]
 
     def check_unscaled(self) -> None:
         """Refuse a scaling before the last backward of a step: cores cannot follow it."""
-        everything = [self._shared * self._sentinel.factor()]
-        for factor in everything + [everything[0] * own for own in self._own]:
+        shared, own = self._beside(self._carriers.factors())
+        for factor in [shared, *(shared * each for each in own)]:
             if math.isfinite(factor) and abs(factor - 1.0) > 1e-6:
                 raise InvalidArgument(
                     f"{self._owner}: gradients were scaled by {factor:.6g} between two backwards "
@@ -104,9 +121,7 @@ class Clipping:
         norms = [f * math.sqrt(squares) for f, (squares, _) in zip(factors, sizes, strict=True)]
         largest = [f * size for f, (_, size) in zip(factors, sizes, strict=True)]
         chosen = [(norms if order == 2 else largest)[i] for i in sorted(weights) if sizes]
-        chosen += [
-            torch.linalg.vector_norm(g, order, dtype=torch.float32).item() for g in gradients
-        ]
+        chosen += gradient_norms(gradients, order).tolist()
         total = scale * torch.tensor([0.0, *chosen], dtype=torch.float64).norm(order).item()
         if not math.isfinite(total):
             return total  # Such a step is skipped, whatever the gradients are scaled by.
@@ -115,7 +130,8 @@ class Clipping:
             gradient.mul_(factor)
         if sizes:
             clipped = [factor if i in weights else 1.0 for i in range(len(sizes))]
-            self.begin(math.hypot(*(n * c for n, c in zip(norms, clipped, strict=True))))
+            left = [n * c for n, c in zip(norms, clipped, strict=True)]
+            self.begin(math.hypot(*left), lambda: left)
             self._shared = shared
             self._own = [o * c for o, c in zip(own or [1.0] * len(sizes), clipped, strict=True)]
         return total

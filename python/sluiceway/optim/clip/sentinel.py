@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.clip.sentinel_gradient import SentinelGradient, refusing_graph
 
 _KEPT, _DRAWN = 12, 16  # How many elements stay where they are, how many are drawn each time.
-_WHOLE = 64  # Parameters that are smaller are filled whole.
+ROOM = 64  # Parameters that are smaller are filled whole.
 _FIRST = 0.995  # The part of the norm that one element has: no smaller one escapes `clamp_`.
 _ROUNDING = 4e-6  # Of several multiplications in float32.
+# What float32 can hold. Whoever squares a larger one gets infinity, as of ordinary gradients.
+_LARGEST = 3.4e38
 _TINY = 1e-30  # Ratios of smaller numbers are rounded away.
 
 
@@ -48,7 +49,7 @@ class Sentinel:
         self._places: list[int] = []
         self._empty: list[int] = []  # Some places that hold zeros.
         self._written: list[float] = []
-        self._stands = False
+        self.stands = False  # It was placed, and we have not taken it away.
         if parameter.dtype != torch.float32:
             parameter.grad_dtype = torch.float32  # A 16-bit gradient would round the norm.
 
@@ -71,11 +72,11 @@ class Sentinel:
         gradient = refusing_graph(self._grad) if of_graph else self._grad
         with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
             self.parameter.grad = SentinelGradient.of(gradient, self.parameter.data_ptr())
-        self._stands = True
+        self.stands = True
 
     def _draw_places(self, drawn: Random) -> None:
         count = self.parameter.numel()
-        if count < _WHOLE:
+        if count < ROOM:
             self._places = list(range(count))
             return
         row, kept = self.parameter.shape[-1], Random(count)
@@ -86,15 +87,16 @@ class Sentinel:
         self._places = list(dict.fromkeys(places))
         self._empty = [(p + 1) % count for p in places if (p + 1) % count not in set(places)]
 
-    def stands_at(self, parameter: torch.Tensor) -> bool:
-        """Whether `parameter.grad` is the sentinel, or what somebody computed from it."""
-        return self._stands and parameter is self.parameter
-
     def remove(self) -> None:
         """Take it away, if it is there: more gradients are to be gathered."""
-        if self._stands:
+        if self.stands:
             self.parameter.grad = None
-            self._stands = False
+            self.stands = False
+
+    def put_back(self, gradient: torch.Tensor | None) -> None:
+        """Stand as before `remove()`; None: as somebody else had taken it away by then."""
+        self.parameter.grad = gradient
+        self.stands = True
 
     def forget(self) -> None:
         """Take it away for good: whoever still holds it holds nothing of the next one."""
@@ -104,12 +106,15 @@ class Sentinel:
     def release(self) -> None:
         """Leave the parameter as it was found."""
         self.forget()
-        if self.parameter.dtype != torch.float32:
-            self.parameter.grad_dtype = self.parameter.dtype
+        dtype, gradient = self.parameter.dtype, self.parameter.grad
+        if dtype != torch.float32:
+            self.parameter.grad = None  # Somebody may have assigned one, of what was its dtype.
+            self.parameter.grad_dtype = dtype
+            self.parameter.grad = gradient if gradient is None else gradient.to(dtype)
 
     def removed(self) -> bool:
         """Whether it was taken away by somebody else: `model.zero_grad()`."""
-        return not self._stands or self.parameter.grad is None
+        return not self.stands or self.parameter.grad is None
 
     def zeroed(self) -> bool:
         """Whether somebody made it zero: `model.zero_grad(set_to_none=False)`."""
@@ -178,28 +183,6 @@ class Sentinel:
         )
 
 
-def choose_carrier(owner: str, weights: list[CompressedWeight]) -> tuple[str, nn.Parameter]:
-    """Name and parameter of the smallest weight that has room for a sentinel.
-
-    Raises
-    ------
-    InvalidArgument
-        All weights are of one element.
-    """
-    roomy = [weight for weight in weights if weight.parameter.numel() >= _WHOLE]
-    carrier = (
-        min(roomy, key=lambda weight: weight.parameter.numel())
-        if roomy
-        else max(weights, key=lambda weight: weight.parameter.numel())
-    )
-    if carrier.parameter.numel() < 2:
-        raise InvalidArgument(
-            f"{owner}: target= picks {carrier.name}, of {carrier.parameter.numel()} elements, and "
-            "nothing larger, expected a weight of at least 2; leave it out of target="
-        )
-    return carrier.name, carrier.parameter
-
-
 def _index(places: list[int]) -> torch.Tensor:
     return torch.tensor(places, dtype=torch.int64, device="cpu")
 
@@ -208,6 +191,7 @@ def _mark(norm: float, count: int, drawn: Random) -> list[float]:
     """Elements of this norm, one of them nearly all of it."""
     if not norm < math.inf:  # Where zeros take the place of what is not finite, others remain.
         return [norm if place % 2 == 0 else 1.0 for place in range(count)]
+    norm = min(norm, _LARGEST)
     small = [drawn.uniform(1.0, 2.0) for _ in range(count - 1)]
     rest = math.sqrt((1.0 - _FIRST**2) / math.fsum(x * x for x in small))
     return [norm * part for part in (_FIRST, *(rest * x for x in small))]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.clip.carriers import Carriers, removed_in_part
 from sluiceway.optim.guards.mixed_modules import MixedModules
 
 
 class DroppedGradients:
-    """What of the gradients of a step is not there any more, by what ordinary ones tell.
+    """What of the gradients of a step is not there any more, by what others and sentinels tell.
 
     Parameters
     ----------
@@ -41,46 +42,40 @@ class DroppedGradients:
         """Remember who has a gradient."""
         self._had = {i for i, (_, p) in enumerate(self._ordinary) if p.grad is not None}
 
-    def check_part(self, sentinel: str, removed: bool) -> None:
-        """Refuse that gradients of a part of the model were taken away; `sentinel` is the weight
-        that has one, unless it was `removed`.
+    def check_part(self, carriers: Carriers) -> None:
+        """Refuse that gradients of a part of the model were taken away.
 
         Raises
         ------
         InvalidArgument
             A parameter that has its gradient and one that has none are named.
         """
+        carriers.check_whole()
         gone = {i for i in self._had if self._ordinary[i][1].grad is None}
         kept = self._had - gone
-        if removed:
-            lost = sentinel if kept else None
+        left = self._ordinary[min(kept)][0] if kept else None
+        if carriers.removed():
+            lost = carriers.name
+            if not self._had:  # Nobody else bears witness.
+                left = carriers.frozen_since()
         else:
             touched = self._modules.touched(gone, self._had)
             lost = touched and f"{self._ordinary[touched[0]][0]} (beside {touched[1]})"
-        if lost is None:
-            return
-        left = self._ordinary[min(kept)][0] if kept else sentinel
-        raise InvalidArgument(
-            f"{self._owner}: the gradient of {lost} was removed, that of {left} was not, expected "
-            "all or none, as compressed gradients cannot be removed one by one; freeze a part by "
-            "requires_grad_(False) before the forward, or call zero_grad() for all"
-        )
+            left = left or carriers.name
+        if lost is not None and left is not None:
+            raise removed_in_part(self._owner, lost, left)
 
     def all_gone(self, taken: set[int], zeroed: bool) -> None:
         """Gradients were dropped: those of the weights in `taken` are zeros, or all are None."""
         self._zeros = self._zeros | taken if zeroed else set()
         taken.clear()
 
-    def since_step(self, taken: set[int]) -> None:
-        """Gradients are about to come, the first after a step that used those in `taken`."""
-        if self._had:
-            # The first of the model: this backward comes to it last.
-            gradient = self._ordinary[min(self._had)][1].grad
-            if gradient is None:
-                self.all_gone(taken, zeroed=False)
-            elif gradient.layout is torch.strided and not gradient.any():
-                self.all_gone(taken, zeroed=True)
-        taken.clear()
+    def since_step(self, taken: set[int], carriers: Carriers) -> None:
+        """Note what became of the gradients in `taken`, which a step has used."""
+        if carriers.removed():
+            self.all_gone(taken, zeroed=False)
+        elif not carriers.remains():
+            self.all_gone(taken, zeroed=True)
 
     def check_zeros(self, taken: set[int]) -> None:
         """Refuse a step in which torch would go on with gradients of zeros.

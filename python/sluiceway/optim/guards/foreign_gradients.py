@@ -6,7 +6,7 @@ import torch
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
-from sluiceway.optim.clip.sentinel import Sentinel
+from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.clip.sentinel_gradient import SentinelGradient
 
 
@@ -19,14 +19,14 @@ class ForeignGradients:
         The optimizer's name, for errors.
     weights : list of CompressedWeight
         Their hooks are registered.
-    sentinel : Sentinel
-        The one gradient that is ours.
+    carriers : Carriers
+        Of the gradients that are ours.
     """
 
-    def __init__(self, owner: str, weights: list[CompressedWeight], sentinel: Sentinel) -> None:
+    def __init__(self, owner: str, weights: list[CompressedWeight], carriers: Carriers) -> None:
         self._owner = owner
         self._weights = weights
-        self._sentinel = sentinel
+        self._carriers = carriers
         self._last_hooks = [_last_hook(weight) for weight in weights]
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
@@ -35,7 +35,7 @@ class ForeignGradients:
                 (weight.name, weight.parameter.grad)
                 for weight in self._weights
                 if weight.parameter.grad is not None
-                and not self._sentinel.stands_at(weight.parameter)
+                and not self._carriers.stands_at(weight.parameter)
             ]
 
     def check_step(self) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection
-from sluiceway.optim.hyperparameters import check_kind
+from sluiceway.optim.hyperparameters import check_group
 
 
 def refuse_sparse(owner: str, name: str, gradient: torch.Tensor) -> None:
@@ -82,7 +82,7 @@ class WeightWatch:
             The first one is named.
         """
         for group in groups:
-            check_kind(f"{self._owner}.step", group)
+            check_group(f"{self._owner}.step", group)
         held = {id(p) for group in groups for p in group["params"]}
         if held != self._trained.keys():
             missing = [name for key, name in self._trained.items() if key not in held]

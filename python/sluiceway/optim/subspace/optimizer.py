@@ -16,6 +16,7 @@ from sluiceway.model.targets import Selection
 from sluiceway.optim.documented import takes
 from sluiceway.optim.guards.chosen import select_compressed
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
+from sluiceway.optim.hyperparameters import check_group
 from sluiceway.optim.subspace.arguments import SubspaceArguments, engine_for, residual_at_once
 from sluiceway.optim.subspace.calibration import Calibration
 from sluiceway.optim.subspace.residual_gradients import ResidualGradients
@@ -129,9 +130,10 @@ class SubspaceAdamW(HookedOptimizer):
         """A forward of the whole model begins."""
         super().before_forward(training)
         if training and not self._in_flight.forked() and self._calibration.due():
-            with self._hooks.backward.reserved():
-                self.sentinel.remove()
+            with self._hooks.backward.reserved(), self.sentinel.aside():
+                taken = set(self._hooks.taken)
                 self._calibration.run()
+                self._hooks.taken.intersection_update(taken)
 
     def used_again(self, weight: int) -> None:
         """Its residual waits for the sum of its gradients, whatever was promised."""
@@ -150,6 +152,8 @@ class SubspaceAdamW(HookedOptimizer):
             return
         super().begin_backward()
         if self._residual_at_once:
+            for group in self.param_groups:
+                check_group(f"{self._owner}.backward", group)
             self._early = self.of_engine.tensors()  # Kept: the engine reads it.
             self.engine.prepare(self._hypers(self._scale), self._early)
 

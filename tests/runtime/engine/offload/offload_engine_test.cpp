@@ -364,6 +364,15 @@ TEST(OffloadEngineBudgetTest, WhatIsPinnedIsTheRingAndTheBuffersOfSmallTensors) 
   EXPECT_EQ(engine.budget().peak(Tier::kPinned), before);
 }
 
+TEST(OffloadEngineBudgetTest, ADiskBudgetBelowTheStoreIsRefusedAndNoFileIsLeft) {
+  const ScratchPath drive;
+  OffloadOptions options = options_for({drive.str()});
+  options.lanes.limits[static_cast<std::size_t>(Tier::kDisk)] = 100000;
+  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
+              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("100000"), HasSubstr("the store"))));
+  EXPECT_FALSE(std::filesystem::exists(drive.str()));
+}
+
 TEST(OffloadEngineBudgetTest, GradientsOfAnotherTypeThanTheModelsAreRefused) {
   OffloadOptions options = options_for();
   options.gradient = DType::kF16;

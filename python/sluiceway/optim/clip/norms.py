@@ -1,0 +1,22 @@
+"""Norms of gradients on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def gradient_norms(gradients: Sequence[torch.Tensor], order: float = 2.0) -> torch.Tensor:
+    """The norm of each, in float64; not finite only where a gradient is not.
+
+    Taken in float32, and once more in float64 where squares left its range, from 1.8e19 on.
+    """
+    if not gradients:
+        return torch.zeros(0, dtype=torch.float64)
+
+    def taken(dtype: torch.dtype) -> torch.Tensor:
+        return torch.stack([torch.linalg.vector_norm(g, order, dtype=dtype) for g in gradients])
+
+    norms = taken(torch.float32)
+    return norms.double() if norms.isfinite().all() else taken(torch.float64)
