@@ -354,6 +354,17 @@ TEST(OffloadEngineBudgetTest, APinnedBudgetBelowTwoChunksIsRefusedWithBothSizes)
               ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("100000"), HasSubstr("budget.pinned"))));
 }
 
+TEST(OffloadEngineBudgetTest, ARingIsWholeHugePagesThatTheBudgetHasRoomFor) {
+  OffloadOptions options = options_for();
+  std::uint64_t& limit = options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)];
+  limit = std::uint64_t{1} << 20;
+  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
+              ThrowsMessage<OutOfMemory>(HasSubstr("chunks on their way")));
+  limit = std::uint64_t{3} << 20;
+  OffloadEngine engine(options, kModel);
+  EXPECT_LE(engine.budget().peak(Tier::kPinned), limit);
+}
+
 TEST(OffloadEngineBudgetTest, WhatIsPinnedIsTheRingAndTheBuffersOfSmallTensors) {
   OffloadEngine engine(options_for(), kModel);
   OffloadModel model(kModel, 21);
