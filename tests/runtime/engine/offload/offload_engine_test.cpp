@@ -365,6 +365,23 @@ TEST(OffloadEngineBudgetTest, ARingIsWholeHugePagesThatTheBudgetHasRoomFor) {
   EXPECT_LE(engine.budget().peak(Tier::kPinned), limit);
 }
 
+TEST(OffloadEngineBudgetTest, MoreMicroBatchesThanTheRingHasRoomForAreRefusedBeforeOneIsTaken) {
+  const std::vector<TensorSpec> tensors{{"weight", {64, 2048}, DType::kF32}};
+  OffloadOptions options = options_for();
+  options.gradient = DType::kF32;
+  options.chunk_elems = 64 * 2048;
+  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = std::uint64_t{4} << 20;
+  OffloadEngine engine(options, tensors);  // 2 MiB for a chunk with one gradient.
+  OffloadModel model(tensors, 22);
+  engine.begin(model.tensors());
+  for (int batch = 0; batch < 5; ++batch) {
+    OffloadGradients(model, 1, batch).add_to(engine, 0);
+    engine.end_backward();
+  }
+  EXPECT_THAT([&] { OffloadGradients(model, 1, 5).add_to(engine, 0); },
+              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("6 backwards"), HasSubstr("4.50 MiB"))));
+}
+
 TEST(OffloadEngineBudgetTest, WhatIsPinnedIsTheRingAndTheBuffersOfSmallTensors) {
   OffloadEngine engine(options_for(), kModel);
   OffloadModel model(kModel, 21);
