@@ -15,11 +15,11 @@ constexpr std::size_t kLeastChunks = 2;  // One is read while another is written
 }  // namespace
 
 std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, int micro_batches,
-                               std::uint64_t limit) {
+                               std::uint64_t limit, std::uint64_t landing) {
   const std::size_t chunk = StateStream::ring_bytes(plan, types, std::max(1, micro_batches));
   const std::size_t most = std::min(kRingChunks, plan.chunks().size() + 1) * chunk;
   const std::size_t least = std::min(kLeastChunks, plan.chunks().size()) * chunk;
-  const std::uint64_t shared = GradientSpill::shared_bytes(plan, types.gradient);
+  const std::uint64_t shared = GradientSpill::shared_bytes(plan, types.gradient) + landing;
   if (limit < shared + least) {
     throw OutOfMemory(concat("OffloadEngine: the pinned tier may hold ", format_bytes(limit),
                              ", expected at least ", format_bytes(shared + least), " for ",
