@@ -17,14 +17,14 @@ constexpr std::size_t kLeastChunks = 2;  // One is read while another is written
 }  // namespace
 
 std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, int micro_batches,
-                               std::uint64_t limit) {
+                               std::uint64_t limit, std::uint64_t landing) {
   const std::size_t chunk = StateStream::ring_bytes(plan, types, std::max(1, micro_batches));
   const auto ring_of = [chunk](std::size_t chunks) {  // The pages of the ring are whole ones.
     return round_up(chunks * chunk, kHugePageBytes);
   };
   const std::size_t most = ring_of(std::min(kRingChunks, plan.chunks().size() + 1));
   const std::size_t least = ring_of(std::min(kLeastChunks, plan.chunks().size()));
-  const std::uint64_t shared = GradientSpill::shared_bytes(plan, types.gradient);
+  const std::uint64_t shared = GradientSpill::shared_bytes(plan, types.gradient) + landing;
   if (limit < shared + least) {
     throw OutOfMemory(concat("OffloadEngine: the pinned tier may hold ", format_bytes(limit),
                              ", expected at least ", format_bytes(shared + least), " for ",
