@@ -43,6 +43,7 @@ def test_another_kind_of_adamw_is_refused_whenever_a_group_asks_for_it(key, valu
 DELETED = object()
 NOT_NUMBERS = [
     ("lr", None, "lr of a parameter group is None"),
+    ("lr", float("nan"), "lr of a parameter group is nan"),
     ("lr", "1e-3", "lr of a parameter group is '1e-3'"),
     ("lr", torch.ones(2), r"lr of a parameter group is tensor"),
     ("eps", None, "eps of a parameter group is None"),

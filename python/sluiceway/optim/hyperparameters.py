@@ -62,12 +62,12 @@ def check_kind(owner: str, group: dict[str, Any]) -> None:
 
 
 def check_group(owner: str, group: dict[str, Any]) -> None:
-    """As `check_kind`, and refuse numbers that are missing; one that is odd is a user's choice."""
+    """As `check_kind`, and refuse what is no number; one that is odd is a user's choice."""
     check_kind(owner, group)
     numbers = {key: group.get(key) for key in ("lr", "eps", "weight_decay")}
     numbers.update((f"betas[{i}]", beta) for i, beta in enumerate(group["betas"]))
     for key, value in numbers.items():
-        if not _is_number(value):
+        if not _is_number(value) or math.isnan(value):
             raise InvalidArgument(
                 f"{owner}: {key} of a parameter group is {value!r}, expected a number; set it in "
                 "opt.param_groups"

@@ -53,8 +53,9 @@ class SubspaceAdamW(HookedOptimizer):
     in `.grad`, of order 2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any
     other clipping there is `clip_grad_norm_` here. Gradients may be scaled, zeroed or set aside as
     a whole after backward; what edits them one by one belongs in `p.register_hook()`, and a part
-    of the model is frozen by `requires_grad_(False)`, as a compressed weight whose own `.grad` is
-    None cannot tell of either. `opt.state` has the moments of other parameters only,
+    of the model is frozen by `requires_grad_(False)` before the forward, as a compressed weight
+    whose own `.grad` is None cannot tell of either. `opt.state` has the moments of other parameters
+    only,
     `state_dict()` has all. An open optimizer shares no parameter with another one. `step()` uses
     up the gradients of compressed weights: a second one is refused unless gradients were zeroed in
     between, as torch's would be used again. Threads may share the model, with one backward at a
