@@ -57,30 +57,6 @@ def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
     assert loss_lines(stopped)[-2:] == loss_lines(whole)[-2:]
 
 
-def test_a_kill_between_two_saves_goes_back_to_the_last_one(
-    sluiceway, tiny_model, write_config, tmp_path
-):
-    import os
-    import signal
-
-    from conftest import wait_for_step
-
-    config = write_config(
-        tiny_model, train={**TRAIN, "steps": 40, "save_every": 3, "schedule": "constant"},
-        engine={**ENGINE, "tier": "disk"}, store={"chunk": "64KiB"},
-    )  # fmt: skip
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert sluiceway("train", config, "--out", whole).code == 0
-    command = sluiceway.start("train", config, "--out", killed)
-    wait_for_step(killed, 8)
-    os.kill(command.pid, signal.SIGKILL)
-    command.wait()
-    done = sluiceway("resume", killed)
-    assert done.code == 0, done.err
-    assert weights_hash(killed) == weights_hash(whole)
-    assert loss_lines(killed) == loss_lines(whole)
-
-
 def test_norms_that_nobody_needs_are_not_read_back(sluiceway, tiny_model, write_config, tmp_path):
     config = write_config(
         tiny_model, train={**TRAIN, "max_norm": None, "steps": 3, "save_every": 0},

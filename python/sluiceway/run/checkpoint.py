@@ -103,7 +103,7 @@ def save(
     def write(folder: Path) -> None:
         copy_side_files(side_files, folder)
         engine.save(folder)
-        write_state(_noise() | {"scaler": engine.scaler.state_dict()}, folder / RANDOM_FILE)
+        write_state(noise_of(engine), folder / RANDOM_FILE)
         state = {"format": _FORMAT, "position": asdict(position), "files": sums_of(folder), **extra}
         (folder / STATE_FILE).write_bytes(sealed(state))
         for path in folder.rglob("*"):
@@ -175,6 +175,11 @@ def load_into(target: Path, engine: Engine) -> None:
     """Restore an engine that was opened from `target`, and every random generator."""
     noise = read_state(target / RANDOM_FILE)
     engine.load(target)
+    put_noise_back(noise, engine)
+
+
+def put_noise_back(noise: dict[str, Any], engine: Engine) -> None:
+    """Let every random generator, and the scale of the loss, go on from what `noise_of` gave."""
     engine.scaler.load_state_dict(noise["scaler"])
     torch.set_rng_state(noise["torch"])
     if noise["cuda"] and torch.cuda.is_available():
@@ -185,7 +190,8 @@ def load_into(target: Path, engine: Engine) -> None:
     np.random.set_state((kind, keys.numpy().astype(np.uint32), place, has_gauss, cached))
 
 
-def _noise() -> dict[str, Any]:
+def noise_of(engine: Engine) -> dict[str, Any]:
+    """Every random generator, and the scale of the loss, in tensors and plain values."""
     version, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state()
     numpy = (kind, torch.from_numpy(keys.astype(np.int64)), place, has_gauss, cached)
@@ -194,4 +200,5 @@ def _noise() -> dict[str, Any]:
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "python": (version, list(words), gauss),
         "numpy": numpy,
+        "scaler": engine.scaler.state_dict(),
     }
