@@ -70,7 +70,8 @@ def test_norms_that_nobody_needs_are_not_read_back(sluiceway, tiny_model, write_
     found = lines[-1]["bytes"]
     for link, count in planned.items():
         # A commit's table, run state and superblock are written beside the states.
-        assert found[link] == pytest.approx(count, rel=0.05), link
+        commit = 32 << 10 if link == "disk_written" else 0
+        assert 0.99 * count <= found[link] <= count + commit, link
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sluiceway import errors
-from sluiceway.run.checkpoint import Position
-from sluiceway.run.run_state import packed, unpacked
+from sluiceway.run.checkpoint import Position, packed, unpacked
 from torch import nn
 
 

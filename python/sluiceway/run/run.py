@@ -17,12 +17,11 @@ from sluiceway.engines.protocol import Calibrates, Engine
 from sluiceway.errors import Error, InvalidArgument, IoError
 from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
-from sluiceway.run.checkpoint import Position
+from sluiceway.run.checkpoint import Position, RunState, packed, unpacked
 from sluiceway.run.last_save import LastSave, tell_changes
 from sluiceway.run.loop import Loop, Workshop
 from sluiceway.run.progress import Progress
 from sluiceway.run.run_folder import COMPARISON, RunFolder
-from sluiceway.run.run_state import RunState, packed, unpacked
 from sluiceway.run.session import Inputs, open_workshop, read_inputs, seed_everything
 from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import summarise
