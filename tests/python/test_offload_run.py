@@ -65,7 +65,10 @@ def test_norms_that_nobody_needs_are_not_read_back(sluiceway, tiny_model, write_
     done = sluiceway("train", config, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     lines = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    planned = json.loads(sluiceway("plan", config, "--json").out)["bytes_per_step"]
+    plan = json.loads(sluiceway("plan", config, "--json").out)
+    planned, peak = plan["bytes_per_step"], lines[-1]["peak_bytes"]
+    assert peak["pinned"] == plan["peak_bytes"]["pinned"]
+    assert peak["disk"] == pytest.approx(plan["peak_bytes"]["disk"], rel=0.02)
     assert lines[-1]["grad_norm"] is None
     found = lines[-1]["bytes"]
     for link, count in planned.items():
@@ -96,7 +99,7 @@ def test_a_budget_below_the_least_ring_is_refused_with_both_numbers(
     config = write_config(tiny_model, engine={**ENGINE, "tier": "disk"}, budget={"pinned": "64KiB"})
     for command in (["train", config, "--out", tmp_path / "out"], ["plan", config]):
         done = sluiceway(*command)
-        assert_short_error(done, 3, "64.00 KiB", "480.00 KiB", "raise budget.pinned")
+        assert_short_error(done, 3, "64.00 KiB", "2.0", "raise budget.pinned")
 
 
 def test_the_quickstart_on_disk_differs_from_the_first_in_its_engine_alone():

@@ -12,37 +12,43 @@ from sluiceway import _core
 from sluiceway.config.engines.subspace import OFFERED_CODECS, SubspaceOptions, SubspaceSection
 from sluiceway.config.file import check_config
 from sluiceway.config.options import Options, option
-from sluiceway.config.shared_options import SharedOptions
+from sluiceway.optim.offload.arguments import OffloadArguments
 from sluiceway.optim.subspace.arguments import SubspaceArguments, weight_keywords
 from small_models import make
 
-PUBLIC = [
-    name
-    for options in (SubspaceOptions, SharedOptions)
-    for name, field in options.model_fields.items()
-    if field.alias is None
-]
+OPTIMIZERS = {sw.SubspaceAdamW: SubspaceArguments, sw.OffloadAdamW: OffloadArguments}
 
 
-def test_the_signature_has_every_option_with_its_default():
-    parameters = inspect.signature(sw.SubspaceAdamW).parameters
+def public(options: type[Options]) -> list[str]:
+    return [name for name, field in options.model_fields.items() if field.alias is None]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_signature_has_every_option_with_its_default(optimizer):
+    parameters = inspect.signature(optimizer).parameters
     assert list(parameters)[:6] == ["model", "lr", "betas", "eps", "weight_decay", "max_norm"]
-    assert parameters.keys() >= set(PUBLIC)
-    for name in PUBLIC:
-        expected = SubspaceArguments.model_fields[name].default
+    names = public(OPTIMIZERS[optimizer])
+    assert parameters.keys() >= set(names)
+    for name in names:
+        expected = OPTIMIZERS[optimizer].model_fields[name].default
         assert parameters[name].default == expected
     keyword_only = [p for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     assert len(keyword_only) == len(parameters) - 6
-    assert list(inspect.signature(sw.SubspaceAdamW.__init__).parameters)[1:] == list(parameters)
+    assert list(inspect.signature(optimizer.__init__).parameters)[1:] == list(parameters)
 
 
-def test_help_describes_every_option():
-    text = inspect.getdoc(sw.SubspaceAdamW)
-    for name in PUBLIC:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_help_describes_every_option(optimizer):
+    text = inspect.getdoc(optimizer)
+    for name in public(OPTIMIZERS[optimizer]):
         # Some are described in one line with others.
         assert re.search(rf"^(.*, )?{name}(, .*)?( :|$)", text, re.MULTILINE), name
-    assert 'residual : {"auto", "factored", "sign", "none"}, default "auto"\n    What' in text
     assert "{options}" not in text
+
+
+def test_help_has_values_and_sentences():
+    text = inspect.getdoc(sw.SubspaceAdamW)
+    assert 'residual : {"auto", "factored", "sign", "none"}, default "auto"\n    What' in text
     assert "every : int, default 0\n    Steps between" in inspect.getdoc(sw.Refresh)
 
 

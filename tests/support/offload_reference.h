@@ -44,6 +44,9 @@ class OffloadGradients {
   OffloadGradients(const OffloadModel& model, std::int64_t step, int batch);
 
   void add_to(OffloadEngine& engine, int tensor);
+  const std::vector<std::byte>& bytes(int tensor) const {  // Before it is given.
+    return *bytes_.at(static_cast<std::size_t>(tensor));
+  }
   void poison(int tensor, float value);  // One element of it.
   int held() const;  // Gradients that the engine has and that have not left the device.
 

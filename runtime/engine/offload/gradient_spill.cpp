@@ -99,8 +99,9 @@ void GradientSpill::add(int tensor, const AnyMatrix& g, const std::shared_ptr<co
 // chunk that is being gathered has none yet.
 void GradientSpill::make_room(int chunk) {
   const auto slots = store_.layout().regions[StateStream::kGradientRegion].slots();
-  const auto needed = static_cast<std::uint64_t>(chunks_[at(chunk)].extents) + 1;
-  if (needed <= slots) return;
+  const int needed = chunks_[at(chunk)].extents + 1;
+  stream_.check_ring(chunk, needed);
+  if (static_cast<std::uint64_t>(needed) <= slots) return;
   wait_written();
   room_.add_slot(store_, StateStream::kGradientRegion);
 }

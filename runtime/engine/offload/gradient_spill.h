@@ -55,7 +55,6 @@ class GradientSpill {
   bool must_sum() const;
 
   int extents(int chunk) const { return chunks_.at(at(chunk)).extents; }
-  bool has_gradient(int tensor) const { return backwards_.at(at(tensor)) > 0; }
   // Of the sum of a tensor's gradients. Before scan_sums() that of several has no sum of squares:
   // NaN.
   ScanResult scan(int tensor) const;

@@ -15,8 +15,8 @@
 namespace sluiceway {
 namespace {
 
-using offload_lanes::kFetch, offload_lanes::kH2d, offload_lanes::kHost, offload_lanes::kSpill,
-    offload_lanes::kStore;
+using offload_lanes::kDecompress, offload_lanes::kFetch, offload_lanes::kH2d, offload_lanes::kHost,
+    offload_lanes::kSpill, offload_lanes::kStore;
 
 constexpr StateStream::Lanes kStateLanes{kFetch, kHost, kStore, kH2d};
 
@@ -53,14 +53,17 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       groups_(plan_, static_cast<int>(tensors_.size())),
       lanes_(options_.lanes, offload_lanes::specs(options_.device_cpu, options_.lane_cpu),
              offload_lanes::kPlan, groups_.key_count()),
-      ring_(lanes_.budget(), lanes_.device(),
-            {.slab_bytes = offload_ring_bytes(plan_, types(), options_.gate.promised_backwards,
-                                              limit_of(options_, Tier::kPinned)),
-             .pages = Pages::kHuge}),
+      ring_(
+          lanes_.budget(), lanes_.device(),
+          {.slab_bytes = offload_ring_bytes(
+               plan_, types(), options_.gate.promised_backwards, limit_of(options_, Tier::kPinned),
+               GradientCores::landing_bytes(tensors_, plan_, options_.cores)),
+           .pages = Pages::kHuge}),
       room_(lanes_.budget(), !options_.store.drives.empty()),
       store_(open_store()),
       stream_(*store_, ring_, plan_, kStateLanes, types()),
       spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, options_.gradient),
+      cores_(lanes_, *store_, ring_, plan_, groups_, tensors_, options_.gradient, options_.cores),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(tensors_.size())),
       steps_(tensors_.size()) {}
@@ -164,16 +167,24 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g, std::shared_ptr<
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
   if (uncommitted_) commit();  // Before an extent that it read from is written again.
   wait(groups_.of_tensor(index));
-  spill_.add(index, g, keep, options_.gradient_room);
+  if (!cores_.holds(index)) {
+    spill_.add(index, g, keep, options_.gradient_room);
+    gate_.note_gradient(index);
+    return;
+  }
+  cores_.add(index, g, committed_steps(), compute);
   gate_.note_gradient(index);
+  if (gate_.is_complete(index)) cores_.send(index);
 }
 
 GradientNorm OffloadEngine::end_backward(bool norm) {
+  if (norm) cores_.send_all();
   spill_.end_backward();
   if (norm || spill_.must_sum()) spill_.scan_sums();
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const int index = static_cast<int>(i);
-    if (gate_.backwards(index) > 0) gate_.note_scan(index, spill_.scan(index));
+    if (gate_.backwards(index) == 0) continue;
+    gate_.note_scan(index, cores_.holds(index) ? cores_.scan(index) : spill_.scan(index));
   }
   return gate_.norm();
 }
@@ -191,6 +202,7 @@ void OffloadEngine::check_request(const OffloadRequest& request) const {
 StepOutcome OffloadEngine::step(const OffloadRequest& request) {
   check_begun("step");
   check_request(request);
+  cores_.send_all();
   end_backward(request.norm || options_.gate.max_norm > 0);
   // A sum that nobody asked for has no norm; that its addends are finite is known.
   bool known = true;
@@ -216,24 +228,33 @@ StepOutcome OffloadEngine::step(const OffloadRequest& request) {
   }
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
     const int chunk = static_cast<int>(c);
-    if (spill_.extents(chunk) > 0) send(chunk, request, request.factor * outcome.clip_factor);
+    if (extents(chunk) > 0) send(chunk, request, request.factor * outcome.clip_factor);
   }
   uncommitted_ = gate_.has_gradient() || uncommitted_;
   gate_.commit(request.factor);
-  spill_.clear();
+  clear_gradients();
   return outcome;
+}
+
+int OffloadEngine::extents(int chunk) const {
+  return std::max(spill_.extents(chunk), cores_.extents(chunk));
+}
+
+void OffloadEngine::clear_gradients() {
+  spill_.clear();
+  cores_.clear();
 }
 
 void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor) {
   ChunkUpdate update;
-  update.extents = spill_.extents(chunk);
+  update.extents = extents(chunk);
   for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
     const TensorHyper& hyper = request.hyper[at(piece.tensor)];
     const float own = request.own_factors.empty() ? 1 : request.own_factors[at(piece.tensor)];
     update.pieces.push_back({{hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay,
                               std::max<std::int64_t>(1, steps_[at(piece.tensor)])},
                              factor * own,
-                             spill_.has_gradient(piece.tensor)});
+                             gate_.backwards(piece.tensor) > 0});
   }
   std::vector<void*> targets;
   for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
@@ -257,7 +278,7 @@ void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor)
 void OffloadEngine::drop() {
   spill_.wait_written();  // Nothing may write to an extent that the next step begins anew.
   gate_.drop();
-  spill_.clear();
+  clear_gradients();
 }
 
 double OffloadEngine::acquire(int index, StreamRef compute) {
@@ -338,7 +359,7 @@ void OffloadEngine::finish(std::chrono::milliseconds patience) {
     if (!idle()) throw;
     // A failed executor has drained its lanes; nothing runs any more, which is all that is asked.
     gate_.forget();
-    spill_.clear();
+    clear_gradients();
   }
 }
 
@@ -385,6 +406,7 @@ OffloadStats OffloadEngine::take_stats() {
   stats.fetch_seconds = seconds[kFetch];
   stats.store_seconds = seconds[kStore];
   stats.spill_seconds = seconds[kSpill];
+  stats.decompress_seconds = seconds[kDecompress];
   std::uint64_t read = 0, written = 0;
   for (const auto& drive : store_->drives()) {
     read += drive->counters().bytes_read;

@@ -34,6 +34,7 @@
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/gradient_cores.h"
 #include "runtime/engine/offload/gradient_spill.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/engine/offload/state_stream.h"
@@ -49,7 +50,8 @@ struct OffloadOptions {
   EngineLanes::Options lanes;
   StepGate::Options gate;
   StoreOptions store;
-  DType gradient = DType::kBF16;  // As it leaves the device and lies in its extent.
+  DType gradient = DType::kBF16;  // As it lies in its extent, and crosses where it is whole.
+  CoreOptions cores;              // Of tensors whose gradient crosses compressed.
   std::int64_t chunk_elems = ChunkPlan::kChunkElems;
   std::uint64_t gradient_room = std::uint64_t{256} << 20;  // Bytes that may wait on the device.
   int device_cpu = -1;  // Processor for the h2d stream; -1 leaves it free.
@@ -74,7 +76,7 @@ struct OffloadStats {
   EngineUse use;
   double host_seconds = 0;  // The host lane was busy.
   std::uint64_t disk_read = 0, disk_written = 0;
-  double fetch_seconds = 0, store_seconds = 0, spill_seconds = 0;
+  double fetch_seconds = 0, store_seconds = 0, spill_seconds = 0, decompress_seconds = 0;
   std::uint64_t commits = 0;
   double commit_seconds = 0;
 };
@@ -109,8 +111,8 @@ class OffloadEngine {
   // `keep` lives until the gradient has left the device.
   void add_gradient(int index, const AnyMatrix& g, std::shared_ptr<const void> keep,
                     StreamRef compute);
-  // `norm`: of the sum, where there are several micro-batches, which reads their extents; else it
-  // is not a number then.
+  // `norm`: of the sum, where there are several micro-batches, which reads their extents, and
+  // writes those of compressed gradients; else it is not a number then.
   GradientNorm end_backward(bool norm = true);
   // Of a tensor's gradient so far; after end_backward().
   ScanResult gradient_scan(int index) const { return gate_.scan(index); }
@@ -168,6 +170,8 @@ class OffloadEngine {
   void wait(int group) { lanes_.wait(groups_.update(group)); }
   void take_over();  // Counts of the last commit.
   void send(int chunk, const OffloadRequest& request, float factor);
+  int extents(int chunk) const;
+  void clear_gradients();
 
   OffloadOptions options_;
   std::vector<TensorSpec> tensors_;
@@ -181,6 +185,7 @@ class OffloadEngine {
   std::unique_ptr<ChunkStore> store_;
   StateStream stream_;
   GradientSpill spill_;
+  GradientCores cores_;
   StepGate gate_;
   std::vector<std::int64_t> steps_;  // Of each tensor: updates that it has had.
   std::vector<std::byte> run_state_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "kernels/base/check.h"
+#include "runtime/device/device_memory.h"
+#include "runtime/device/host_pages.h"
 #include "runtime/engine/offload/gradient_spill.h"
 #include "runtime/store/new_layout.h"
 
@@ -15,11 +17,14 @@ constexpr std::size_t kLeastChunks = 2;  // One is read while another is written
 }  // namespace
 
 std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, int micro_batches,
-                               std::uint64_t limit) {
+                               std::uint64_t limit, std::uint64_t landing) {
   const std::size_t chunk = StateStream::ring_bytes(plan, types, std::max(1, micro_batches));
-  const std::size_t most = std::min(kRingChunks, plan.chunks().size() + 1) * chunk;
-  const std::size_t least = std::min(kLeastChunks, plan.chunks().size()) * chunk;
-  const std::uint64_t shared = GradientSpill::shared_bytes(plan, types.gradient);
+  const auto ring_of = [chunk](std::size_t chunks) {  // The pages of the ring are whole ones.
+    return round_up(chunks * chunk, kHugePageBytes);
+  };
+  const std::size_t most = ring_of(std::min(kRingChunks, plan.chunks().size() + 1));
+  const std::size_t least = ring_of(std::min(kLeastChunks, plan.chunks().size()));
+  const std::uint64_t shared = GradientSpill::shared_bytes(plan, types.gradient) + landing;
   if (limit < shared + least) {
     throw OutOfMemory(concat("OffloadEngine: the pinned tier may hold ", format_bytes(limit),
                              ", expected at least ", format_bytes(shared + least), " for ",
@@ -27,7 +32,7 @@ std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, 
                              " chunks on their way and the gradients of small "
                              "tensors; raise budget.pinned, or take smaller chunks"));
   }
-  const std::uint64_t room = (limit - shared) / kBlockBytes * kBlockBytes;
+  const std::uint64_t room = (limit - shared) / kHugePageBytes * kHugePageBytes;
   return static_cast<std::size_t>(std::min<std::uint64_t>(most, room));
 }
 

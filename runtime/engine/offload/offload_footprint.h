@@ -14,10 +14,11 @@
 
 namespace sluiceway {
 
-// Bytes of the ring that chunks pass through: as many chunks as the pinned tier, which may hold
-// `limit`, has room for beside the gradients of small tensors; with extents of `micro_batches`.
+// Bytes of the ring that chunks pass through, whole huge pages: as many chunks as the pinned tier,
+// which may hold `limit`, has room for beside the gradients of small tensors and `landing` bytes of
+// cores; with extents of `micro_batches`.
 std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, int micro_batches,
-                               std::uint64_t limit);
+                               std::uint64_t limit, std::uint64_t landing = 0);
 
 inline constexpr std::uint32_t kStateSlots = 2;  // Of a new store; a pin adds a third.
 

@@ -10,21 +10,24 @@
 namespace sluiceway::offload_lanes {
 
 //   d2h     a piece of a gradient leaves the device, in 16 bit, scanned on the way
+//   decompress  a gradient that crossed as a core becomes the pieces of its extents
 //   spill   is written to its extent
 //   fetch   states and extents of a chunk are read
 //   host    AdamW; the norm of a sum of extents
 //   store   states are written beside the last commit
 //   h2d     the weight goes to the device
-inline constexpr LaneId kD2h = 0, kSpill = 1, kFetch = 2, kHost = 3, kStore = 4, kH2d = 5;
+inline constexpr LaneId kD2h = 0, kDecompress = 1, kSpill = 2, kFetch = 3, kHost = 4, kStore = 5,
+                        kH2d = 6;
 // Nothing gathers: updates are sent when a step is decided, with every gradient on its drive.
 inline constexpr LanePlan kPlan{.gather_before = std::nullopt, .device_lane = kH2d};
 inline constexpr int kDepth = 16;  // Chunks of which each lane of a drive has requests in flight.
 
 inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu) {
   using enum LaneSpec::Runs;
-  return {{"d2h", kOnDevice, 1, lane_cpu},      {"spill", kOnHost, kDepth, lane_cpu},
-          {"fetch", kOnHost, kDepth, lane_cpu}, {"host", kOnHost, 1, lane_cpu},
-          {"store", kOnHost, kDepth, lane_cpu}, {"h2d", kOnDevice, 1, device_cpu}};
+  return {{"d2h", kOnDevice, 1, lane_cpu},      {"decompress", kOnHost, kDepth, lane_cpu},
+          {"spill", kOnHost, kDepth, lane_cpu}, {"fetch", kOnHost, kDepth, lane_cpu},
+          {"host", kOnHost, 1, lane_cpu},       {"store", kOnHost, kDepth, lane_cpu},
+          {"h2d", kOnDevice, 1, device_cpu}};
 }
 
 }  // namespace sluiceway::offload_lanes

@@ -28,8 +28,11 @@ struct TensorSpec {
   std::string name;
   std::vector<std::int64_t> shape;
   DType dtype = DType::kF32;  // What the model computes with; the master is f32.
+  bool compressed = false;    // Its gradient crosses as a core; of matrices alone.
 
   std::int64_t elems() const noexcept;
+  std::int64_t rows() const noexcept { return shape.size() == 2 ? shape[0] : 1; }
+  std::int64_t cols() const noexcept { return shape.size() == 2 ? shape[1] : elems(); }
 };
 
 // Opens the store that there is, or makes one of `contents`; `memory` outlives it.

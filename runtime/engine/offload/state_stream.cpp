@@ -176,6 +176,17 @@ StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& p
                   format_bytes(ring_bytes(plan, types, 1)), " for one chunk; raise budget.pinned");
 }
 
+void StateStream::check_ring(int chunk, int extents) const {
+  const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
+  const std::size_t bytes = lease_bytes(planned, types_, extents, true);
+  if (bytes <= ring_.slab_bytes()) return;
+  throw OutOfMemory(concat("offload: a chunk with the gradients of ", extents, " backwards takes ",
+                           format_bytes(bytes), " of the ring, which has ",
+                           format_bytes(ring_.slab_bytes()),
+                           ", expected room for it; promise them by accumulate=, raise "
+                           "budget.pinned, or take smaller chunks"));
+}
+
 std::shared_ptr<StateStream::Job> StateStream::make_job(int chunk, ChunkUpdate update,
                                                         bool with_state) const {
   const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));

@@ -79,6 +79,9 @@ class StateStream {
 
   StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes, Types types);
 
+  // OutOfMemory, with both byte counts: the ring cannot hold a chunk with so many extents.
+  void check_ring(int chunk, int extents) const;
+
   // ---- In the calling thread, while no payload is in the lanes ----
   // Zero moments and masters, chunk by chunk; `fill` writes the masters of a piece. Not committed.
   void write_initial(const std::function<void(const ChunkPiece&, std::span<float>)>& fill);

@@ -55,11 +55,16 @@ def error_of_update(before: list[torch.Tensor], ours: nn.Module, theirs: nn.Modu
     return relative_error(before, seen_weights(ours), seen_weights(theirs))
 
 
-def disagreement(make_model: Callable[[], nn.Module], drive: Drive, **arguments: object) -> float:
+def disagreement(
+    make_model: Callable[[], nn.Module],
+    drive: Drive,
+    ours_of: Callable[..., torch.optim.Optimizer] = identity,
+    **arguments: object,
+) -> float:
     """Train twins by `drive(model, optimizer)`; return the relative error of our update."""
     ours, theirs = make_model(), make_model()
     before = seen_weights(ours)
-    with identity(ours, **{"link": LINK, **arguments}) as opt:
+    with ours_of(ours, **{"link": LINK, **arguments}) as opt:
         freeze_as(opt, theirs)
         torch.manual_seed(1)  # Of dropout.
         drive(ours, opt)

@@ -60,7 +60,7 @@ def chunk_elements(owner: str, chunk: int) -> int:
     return chunk // _MASTER_BYTES
 
 
-def engine_for(
+def open_engine(
     owner: str, model: nn.Module, weights: list[CompressedWeight], options: OffloadArguments
 ) -> _core.OffloadEngine:
     """Build the engine that the options describe; its store is opened, or made.

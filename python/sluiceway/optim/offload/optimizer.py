@@ -16,7 +16,7 @@ from sluiceway.model.targets import Selection
 from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.documented import takes
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
-from sluiceway.optim.offload.arguments import OffloadArguments, engine_for
+from sluiceway.optim.offload.arguments import OffloadArguments, open_engine
 from sluiceway.optim.offload.edited_weights import EditedWeights
 from sluiceway.optim.offload.held_engine import HeldEngine
 from sluiceway.optim.offload.state import (
@@ -120,7 +120,7 @@ class OffloadAdamW(HookedOptimizer):
         return select_whole(self._owner, model, wanted)
 
     def _make_engine(self, model: nn.Module) -> HeldEngine:
-        made = engine_for(self._owner, model, self.weights, self.options)
+        made = open_engine(self._owner, model, self.weights, self.options)
         engine = HeldEngine(self._owner, made)
         _, self._held = engine.generations[0]  # Steps of a store that nobody has taken up yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)

@@ -354,6 +354,34 @@ TEST(OffloadEngineBudgetTest, APinnedBudgetBelowTwoChunksIsRefusedWithBothSizes)
               ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("100000"), HasSubstr("budget.pinned"))));
 }
 
+TEST(OffloadEngineBudgetTest, ARingIsWholeHugePagesThatTheBudgetHasRoomFor) {
+  OffloadOptions options = options_for();
+  std::uint64_t& limit = options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)];
+  limit = std::uint64_t{1} << 20;
+  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
+              ThrowsMessage<OutOfMemory>(HasSubstr("chunks on their way")));
+  limit = std::uint64_t{3} << 20;
+  OffloadEngine engine(options, kModel);
+  EXPECT_LE(engine.budget().peak(Tier::kPinned), limit);
+}
+
+TEST(OffloadEngineBudgetTest, MoreMicroBatchesThanTheRingHasRoomForAreRefusedBeforeOneIsTaken) {
+  const std::vector<TensorSpec> tensors{{"weight", {64, 2048}, DType::kF32}};
+  OffloadOptions options = options_for();
+  options.gradient = DType::kF32;
+  options.chunk_elems = 64 * 2048;
+  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = std::uint64_t{4} << 20;
+  OffloadEngine engine(options, tensors);  // 2 MiB for a chunk with one gradient.
+  OffloadModel model(tensors, 22);
+  engine.begin(model.tensors());
+  for (int batch = 0; batch < 5; ++batch) {
+    OffloadGradients(model, 1, batch).add_to(engine, 0);
+    engine.end_backward();
+  }
+  EXPECT_THAT([&] { OffloadGradients(model, 1, 5).add_to(engine, 0); },
+              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("6 backwards"), HasSubstr("4.50 MiB"))));
+}
+
 TEST(OffloadEngineBudgetTest, WhatIsPinnedIsTheRingAndTheBuffersOfSmallTensors) {
   OffloadEngine engine(options_for(), kModel);
   OffloadModel model(kModel, 21);
