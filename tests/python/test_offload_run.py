@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ ENGINE = {"kind": "offload", "gradients": "bf16"}
 def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
     sluiceway, tiny_model, write_config, tmp_path
 ):
-    hashes = {}
+    hashes, done_on_disk = {}, None
     for name, engine, store in [
         ("host", {"tier": "host"}, {}),
         ("disk", {"tier": "disk"}, {}),
@@ -29,6 +30,7 @@ def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
         out = tmp_path / name
         done = sluiceway("train", config, "--out", out)
         assert done.code == 0, done.err
+        done_on_disk = done if name == "disk" else done_on_disk
         hashes[name] = (weights_hash(out), loss_lines(out))
     assert hashes["host"] == hashes["disk"] == hashes["posix"]
     assert (tmp_path / "disk" / "store" / "drive0.sws").exists()
@@ -38,6 +40,24 @@ def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
     assert line["bytes"]["disk_written"] > line["bytes"]["d2h"] > 0
     assert line["peak_bytes"]["disk"] > 0
     assert line["grad_norm"] > 0
+
+    summary = json.loads((tmp_path / "disk" / "summary.json").read_text())
+    steps = [json.loads(text) for text in lines if "seconds" in json.loads(text)]
+    written = sum(step["bytes"]["disk_written"] for step in steps)
+    assert summary["disk"]["written_bytes"] == written
+    seconds = sum(step["seconds"] for step in steps)
+    daily = written / seconds * 86400 / 1e12
+    assert summary["disk"]["written_tb_per_day"] == pytest.approx(daily)
+    assert summary["peak_bytes"]["disk"] == line["peak_bytes"]["disk"]
+    assert re.search(r"disk r/w \d+\.\d+/\d+\.\d+ GB/s  written [\d.]+ MiB", done_on_disk.out)
+    page = tmp_path / "page.html"
+    told = sluiceway("report", tmp_path / "disk", "--out", page)
+    assert told.code == 0, told.err
+    page = page.read_text()
+    for lane in ("spill", "fetch", "store"):
+        assert f'<th scope="row">{lane}</th>' in page
+    assert "host to disk (disk_written)" in page
+    assert "written to the disk, all steps" in page
 
     # A run that stopped after the save of step 4, with a step more on its store.
     short = write_config(

@@ -182,6 +182,6 @@ def _describe_disk(plan: dict[str, Any]) -> str:
         f", {speeds['disk_gbps']:.3g} GB/s of disk ({speeds['disk_gbps_from']})\n"
         f"disk: {disk['bytes_per_parameter']:.3g} bytes a parameter and step, hidden behind the "
         f"computing from {tokens:,.0f} tokens a step on, here are {plan['tokens_per_step']:,}\n"
-        f"disk: {daily:.3g} TB written in a day of training; {RATED_TB} TB, which many drives of "
-        f"1 TB are rated for, in {disk[f'days_to_{RATED_TB}_tb']:.3g} days"
+        f"disk: {daily:.3g} TB written in a day of training; {RATED_TB} TB, assumed of a "
+        f"drive of 1 TB, in {disk[f'days_to_{RATED_TB}_tb']:.3g} days"
     )
