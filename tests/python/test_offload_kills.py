@@ -5,16 +5,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import yaml
 from conftest import assert_short_error, read_lines, wait_for_step
 from kills import kill_often, loss_lines, weights_hash
+from sluiceway.config.file import load_config
+from sluiceway.engines import engine_of
+from sluiceway.run.session import read_inputs
+from sluiceway.run.timeline import Timeline
+from sluiceway.text.batches import Batches
 
 KILLS = int(os.environ.get("SLUICEWAY_KILLS", "4"))
 STEPS = max(40, 12 * KILLS)
@@ -121,3 +128,27 @@ def test_a_run_without_a_commit_of_its_own_is_begun_where_it_is(
     done = sluiceway("resume", empty)
     assert done.code == 0, done.err
     assert bits(empty) == bits(whole)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_step_that_ends_before_its_run_is_noted_is_not_committed(configs, tmp_path, noted):
+    settings = [f"store.path={tmp_path / 'store'}", "model.autocast=null"]
+    config = load_config(configs[0], settings)
+    inputs = read_inputs(config, Path(config.model.path))
+    batches = Batches(inputs.train, config.train.micro_batch, 0)
+
+    def opened():
+        engine = engine_of(config)
+        engine.open(Path(config.model.path), inputs.placement, None)
+        return engine
+
+    with contextlib.closing(opened()) as engine:
+        for step in (1, 2, 3):
+            engine.update([batches[step]], Timeline(None))
+            if step < 3 or noted:
+                engine.note_run(b"step %d" % step)
+        engine.close()
+    with contextlib.closing(opened()) as engine:
+        assert engine.committed_run(None) == (b"step 3" if noted else b"step 2")
+        engine.take_commit()
+        assert engine.optimizer.engine.committed_steps == (3 if noted else 2)

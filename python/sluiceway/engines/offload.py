@@ -25,7 +25,7 @@ class Offload(GradientEngine):
 
     section = OffloadSection
     _pins = False  # A save is in its place, or will be before the next step.
-    _noted = True  # What a commit would carry is of the last step.
+    _noted: int | None = None  # Steps made when a commit was last told what to carry.
 
     def plan(self, model: torch.nn.Module) -> OffloadPlan:
         """What states, gradients and the ring take."""
@@ -77,7 +77,7 @@ class Offload(GradientEngine):
     def note_run(self, run: bytes) -> None:
         """Let the commit of the step that was made carry `run`."""
         self.optimizer.set_run_state(run)
-        self._noted = True
+        self._noted = self.optimizer.engine.committed_steps
 
     def committed_run(self, save: Path | None) -> bytes | None:
         """What the last commit carries, if it is of a later step than the save."""
@@ -98,14 +98,16 @@ class Offload(GradientEngine):
         if self._pins:
             self.optimizer.pin()
             self._pins = False
-        self._noted = not self.config.engine.commits
+        if self._noted is None and self.config.engine.commits:
+            self._noted = self.optimizer.engine.committed_steps
         return super().update(batches, ranges)
 
     def close(self) -> None:
         """As the optimizer does; a step that nobody could take up is not committed."""
-        if not self._noted:
-            self.optimizer.engine.leave_uncommitted()
-            self._noted = True
+        if self._noted is not None:
+            engine, noted, self._noted = self.optimizer.engine, self._noted, None
+            if engine.committed_steps != noted:
+                engine.leave_uncommitted()
         super().close()
 
     def recorder(self) -> Recorder:
