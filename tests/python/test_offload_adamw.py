@@ -239,6 +239,20 @@ def test_a_weight_that_is_edited_between_backward_and_step_is_refused():
         opt.zero_grad()
 
 
+def test_a_weight_of_another_shape_or_layout_is_refused():
+    for change, say in [
+        (torch.ones(3), r"up\.bias is \(3,\), expected \(160,\)"),
+        (torch.ones(160, 2)[:, 0], r"up\.bias has strides \(2,\), expected contiguous"),
+    ]:
+        model = words()
+        with offload(model) as opt:
+            run(model, opt, 1)
+            loss_of(model, 1).backward()
+            model.up.bias.data = change
+            with pytest.raises(sw.InvalidArgument, match=say):
+                opt.step()
+
+
 def test_an_edit_of_a_16_bit_weight_keeps_the_masters_of_all_other_elements():
     model = words(dtype=torch.bfloat16)
     with offload(model) as opt:

@@ -16,6 +16,7 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
 
 _SAMPLE = 256  # Elements of a weight, evenly spread.
+_BITS = {2: torch.int16, 4: torch.int32}
 
 
 class EditedWeights:
@@ -59,9 +60,7 @@ class EditedWeights:
         parameter, sample = self._parameters[number], self._samples[number]
         if _place(parameter) != self._at[number]:
             return True
-        return sample is not None and not torch.equal(
-            _bits(_sample(parameter)), _bits(sample.to(parameter.device))
-        )
+        return sample is not None and not torch.equal(_some(parameter), sample)
 
     def take_over(self) -> None:
         """Let the masters of edited weights be what these are.
@@ -69,13 +68,19 @@ class EditedWeights:
         Raises
         ------
         InvalidArgument
-            Gradients are gathered, which the store would lose; the weight is named, and nothing
-            was changed.
+            Gradients are gathered, which the store would lose, or a weight has another shape; it
+            is named, and nothing was changed.
         """
         for number in range(len(self._parameters)):
             if not self._is_edited(number):
                 continue
             state = self._engine.tensor_state(number)
+            if state["master"].shape != (shape := self._parameters[number].shape):
+                raise InvalidArgument(
+                    f"{self._owner}: {self._names[number]} is {tuple(shape)}, expected "
+                    f"{tuple(state['master'].shape)} as when the optimizer was made; make a new "
+                    "optimizer after changing a parameter"
+                )
             master = master_of(self._parameters[number], state["master"])
             if not torch.equal(master, state["master"]):
                 if self._engine.has_gradient():
@@ -106,11 +111,13 @@ def _place(parameter: torch.Tensor) -> tuple[int, int]:
         return parameter._version, parameter.data_ptr()
 
 
-def _sample(parameter: torch.Tensor) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
+def _some(parameter: torch.Tensor) -> torch.Tensor:
+    """Bits of some of its elements, as a view."""
+    with torch._C.DisableTorchFunctionSubclass():
         flat = parameter.detach().reshape(-1)
-        return flat[:: max(1, flat.numel() // _SAMPLE)].clone()
+        return flat.view(_BITS[flat.itemsize])[:: max(1, flat.numel() // _SAMPLE)]
 
 
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    return values.view(torch.int32 if values.itemsize == 4 else torch.int16)
+def _sample(parameter: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return _some(parameter).clone()

@@ -38,7 +38,7 @@ class FailingDrive {
     options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
     options.gate.promised_backwards = promised;
     options.store.opener = [this, cut](Budget& budget, const Contents& contents,
-                                         std::span<std::byte>) {
+                                       std::span<std::byte>) {
       const Layout layout = new_layout(contents, {1});
       const bool is_new = medium_ == nullptr;
       if (is_new) medium_ = std::make_shared<PowerCutIo::Medium>(layout.drives[0].bytes);
