@@ -189,11 +189,12 @@ check-flips: $(STAMPS)/install
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_flipped_bytes.py --flips 200
 	@$(passed)
 
-# Half an hour: thousands of power cuts and kills of a store, and its readers fuzzed.
+# Half an hour: thousands of power cuts and kills of a store, kills of training, readers fuzzed.
 FUZZ_SECONDS := 600
-soak: build $(STAMPS)/check-packages
+soak: build $(STAMPS)/install $(STAMPS)/check-packages
 	SLUICEWAY_POWER_CUTS=100 build/cpu/tests/runtime/store/runtime_store_power_cut_test
 	SLUICEWAY_KILLS=1000 build/cpu/tests/runtime/store/runtime_store_kill_test
+	SLUICEWAY_KILLS=20 OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_offload_kills.py
 	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS) --target store_format_fuzzer
 	mkdir -p build/fuzz/found

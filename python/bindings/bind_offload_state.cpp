@@ -107,6 +107,8 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
       .def("pin", &OffloadEngine::pin, unlocked, "Commit, for good until the next pin.")
       .def("roll_back", &OffloadEngine::roll_back, py::arg("generation"), unlocked)
       .def("set_run_state", &set_run_state, py::arg("state"))
+      .def("leave_uncommitted", &OffloadEngine::leave_uncommitted,
+           "From now on close() leaves the store at its last commit.")
       .def("run_state", &run_state)
       .def("tensor_state", &tensor_state, py::arg("tensor"),
            "step, exp_avg, exp_avg_sq, master: all copies, the last three float32.")

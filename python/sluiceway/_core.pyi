@@ -419,6 +419,10 @@ class OffloadEngine:
         Sum of squares and largest absolute element of each weight's gradient so far; after end_backward(). Neither is finite where the gradient is not.
         """
     def has_gradient(self) -> bool: ...
+    def leave_uncommitted(self) -> None:
+        """
+        From now on close() leaves the store at its last commit.
+        """
     def load_tensor_state(
         self,
         tensor: typing.SupportsInt,

@@ -55,8 +55,8 @@ def _moment(folder: Path, command: Any, kind: str, first: int, span: float) -> N
     time.sleep(span)
 
 
-def _clear_without_save(folder: Path) -> None:
-    if not any((folder / name).exists() for name in ("checkpoint", "checkpoint.old")):
+def _clear_unless(folder: Path, names: tuple[str, ...]) -> None:
+    if not any((folder / name).exists() for name in names):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -71,12 +71,13 @@ def kill_often(
     kills: int,
     seconds: float,
     generator: random.Random,
+    resumable: tuple[str, ...] = ("checkpoint", "checkpoint.old"),
 ) -> list[dict[str, Any]]:
     """Train, SIGKILL at a random moment, resume, and so on; then let it finish.
 
     Of six kills one comes at any moment after the command was started, three after its first
     step, one while a save is being written, and one when it is written, and is synced, read back
-    and moved into place. A run that was killed before its first save is begun again.
+    and moved into place. A run that was killed before it can be resumed is begun again.
 
     Parameters
     ----------
@@ -85,6 +86,8 @@ def kill_often(
     seconds : float
         A kill comes up to this long after the moment that is waited for; more than one interval
         between saves, or the run may never get on.
+    resumable : tuple of str
+        A folder with one of these can be resumed.
 
     Returns
     -------
@@ -94,7 +97,7 @@ def kill_often(
     record: list[dict[str, Any]] = []
     kinds = ("stepping", "saving", "any", "reading back", "stepping", "stepping")
     while len(record) < kills:
-        _clear_without_save(folder)
+        _clear_unless(folder, resumable)
         first, kind = _step_of(folder), kinds[len(record) % len(kinds)]
         command = _go_on(start, config, folder)
         _moment(folder, command, kind, first, generator.random() * seconds)
@@ -104,7 +107,7 @@ def kill_often(
             break  # It was done before the kill came.
         saving = (folder / "checkpoint.new").exists()
         record.append({"kind": kind, "step": _step_of(folder), "in_save": saving, "code": code})
-    _clear_without_save(folder)
+    _clear_unless(folder, resumable)
     done = _go_on(start, config, folder).wait()
     if done.code != 0:
         raise RuntimeError(f"resume ended with {done.code}: {done.err}")

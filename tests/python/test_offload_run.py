@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ ENGINE = {"kind": "offload", "gradients": "bf16"}
 def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
     sluiceway, tiny_model, write_config, tmp_path
 ):
-    hashes = {}
+    hashes, done_on_disk = {}, None
     for name, engine, store in [
         ("host", {"tier": "host"}, {}),
         ("disk", {"tier": "disk"}, {}),
@@ -29,6 +30,7 @@ def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
         out = tmp_path / name
         done = sluiceway("train", config, "--out", out)
         assert done.code == 0, done.err
+        done_on_disk = done if name == "disk" else done_on_disk
         hashes[name] = (weights_hash(out), loss_lines(out))
     assert hashes["host"] == hashes["disk"] == hashes["posix"]
     assert (tmp_path / "disk" / "store" / "drive0.sws").exists()
@@ -38,6 +40,24 @@ def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
     assert line["bytes"]["disk_written"] > line["bytes"]["d2h"] > 0
     assert line["peak_bytes"]["disk"] > 0
     assert line["grad_norm"] > 0
+
+    summary = json.loads((tmp_path / "disk" / "summary.json").read_text())
+    steps = [json.loads(text) for text in lines if "seconds" in json.loads(text)]
+    written = sum(step["bytes"]["disk_written"] for step in steps)
+    assert summary["disk"]["written_bytes"] == written
+    seconds = sum(step["seconds"] for step in steps)
+    daily = written / seconds * 86400 / 1e12
+    assert summary["disk"]["written_tb_per_day"] == pytest.approx(daily)
+    assert summary["peak_bytes"]["disk"] == line["peak_bytes"]["disk"]
+    assert re.search(r"disk r/w \d+\.\d+/\d+\.\d+ GB/s  written [\d.]+ MiB", done_on_disk.out)
+    page = tmp_path / "page.html"
+    told = sluiceway("report", tmp_path / "disk", "--out", page)
+    assert told.code == 0, told.err
+    page = page.read_text()
+    for lane in ("spill", "fetch", "store"):
+        assert f'<th scope="row">{lane}</th>' in page
+    assert "host to disk (disk_written)" in page
+    assert "written to the disk, all steps" in page
 
     # A run that stopped after the save of step 4, with a step more on its store.
     short = write_config(
@@ -57,30 +77,6 @@ def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
     assert loss_lines(stopped)[-2:] == loss_lines(whole)[-2:]
 
 
-def test_a_kill_between_two_saves_goes_back_to_the_last_one(
-    sluiceway, tiny_model, write_config, tmp_path
-):
-    import os
-    import signal
-
-    from conftest import wait_for_step
-
-    config = write_config(
-        tiny_model, train={**TRAIN, "steps": 40, "save_every": 3, "schedule": "constant"},
-        engine={**ENGINE, "tier": "disk"}, store={"chunk": "64KiB"},
-    )  # fmt: skip
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert sluiceway("train", config, "--out", whole).code == 0
-    command = sluiceway.start("train", config, "--out", killed)
-    wait_for_step(killed, 8)
-    os.kill(command.pid, signal.SIGKILL)
-    command.wait()
-    done = sluiceway("resume", killed)
-    assert done.code == 0, done.err
-    assert weights_hash(killed) == weights_hash(whole)
-    assert loss_lines(killed) == loss_lines(whole)
-
-
 def test_norms_that_nobody_needs_are_not_read_back(sluiceway, tiny_model, write_config, tmp_path):
     config = write_config(
         tiny_model, train={**TRAIN, "max_norm": None, "steps": 3, "save_every": 0},
@@ -97,7 +93,8 @@ def test_norms_that_nobody_needs_are_not_read_back(sluiceway, tiny_model, write_
     found = lines[-1]["bytes"]
     for link, count in planned.items():
         # A commit's table, run state and superblock are written beside the states.
-        assert found[link] == pytest.approx(count, rel=0.05), link
+        commit = 32 << 10 if link == "disk_written" else 0
+        assert 0.99 * count <= found[link] <= count + commit, link
 
 
 @pytest.mark.parametrize(

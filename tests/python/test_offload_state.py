@@ -198,3 +198,36 @@ def test_a_copy_is_refused():
         for make in (copy.deepcopy, pickle.dumps):
             with pytest.raises(sw.InvalidArgument, match="cannot be copied or pickled"):
                 make(opt)
+
+
+def test_a_commit_carries_bytes_of_its_user_until_the_next_step(tmp_path):
+    model, raw = words(), bytes(range(256))
+    with offload(model, tmp_path / "store") as opt:
+        run(model, opt, 1)
+        opt.set_run_state(raw)
+        opt.commit()
+        assert opt.run_state() == raw
+        with pytest.raises(sw.InvalidArgument, match="1048577 bytes, expected at most 104"):
+            opt.set_run_state(bytes(2**20 + 1 - len(_line_of(opt))))
+    model = words()
+    with offload(model, tmp_path / "store") as opt:
+        assert opt.run_state() == raw
+        assert opt.resume() == 1
+        run(model, opt, 1, first=1)
+    with offload(words(), tmp_path / "store") as opt:
+        assert opt.run_state() == b""
+
+
+def _line_of(opt):
+    return opt.engine.run_state().partition(b"\n")[0] + b"\n"
+
+
+def test_a_step_that_nobody_could_take_up_is_left_out(tmp_path):
+    model = words()
+    with offload(model, tmp_path / "store") as opt:
+        run(model, opt, 2)
+        opt.commit()
+        run(model, opt, 1, first=2)
+        opt.engine.leave_uncommitted()
+    with offload(words(), tmp_path / "store") as opt:
+        assert opt.resume() == 2

@@ -150,7 +150,12 @@ def test_committed_config_is_accepted_and_its_shape_loads_as_a_llama(name):
 
 
 @pytest.mark.parametrize(
-    ("shape", "low", "high"), [("llama_1b", 1.2e9, 1.3e9), ("llama_7b", 6.7e9, 6.8e9)]
+    ("shape", "low", "high"),
+    [
+        ("llama_1b", 1.2e9, 1.3e9),
+        ("llama_3b", 3.2e9, 3.3e9),
+        ("llama_7b", 6.7e9, 6.8e9),
+    ],
 )
 def test_shape_has_the_parameters_its_name_promises(shape, low, high):
     from transformers import AutoConfig, LlamaForCausalLM

@@ -24,6 +24,7 @@ from sluiceway.machine.placement import (
     too_many_threads,
     with_threads_of_this_machine,
 )
+from sluiceway.machine.wear import RATED_TB, hiding_tokens, tb_per_day
 from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
@@ -61,6 +62,7 @@ def make_plan(config: Config) -> dict[str, Any]:
     with denormals(config, placement):
         speeds = measure_speeds(config, placement, build)
     trained = trained_elements(model)
+    links, seconds = plan.links(), plan.seconds(rehearsal, speeds)
     return {
         "model": config.model.path,
         "engine": config.engine.kind,
@@ -71,12 +73,28 @@ def make_plan(config: Config) -> dict[str, Any]:
         },
         "peak_bytes": tiers,
         "budget_bytes": {tier: _limit(config, tier) for tier in tiers},
-        "bytes_per_step": plan.links(),
-        "seconds_per_step": plan.seconds(rehearsal, speeds),
+        "bytes_per_step": links,
+        "seconds_per_step": seconds,
+        **({"disk": _disk(links, trained, seconds, speeds)} if "disk_written" in links else {}),
         "native_device_bytes": _native_bytes(config, rehearsal, trained),
         "tokens_per_step": config.tokens_per_step,
         "assumed": speeds,
         "over_budget": _over_budget(config, tiers, plan),
+    }
+
+
+def _disk(
+    links: dict[str, int], trained: int, seconds: float, speeds: dict[str, Any]
+) -> dict[str, Any]:
+    """What the traffic of the disk asks for; None where the disk's rate is not known."""
+    each = (links["disk_read"] + links["disk_written"]) / trained
+    gbps, written = speeds["disk_gbps"], links["disk_written"]
+    daily = tb_per_day(written, seconds) if gbps else None
+    return {
+        "bytes_per_parameter": each,
+        "hiding_tokens": hiding_tokens(each, speeds["tflops"], gbps) if gbps else None,
+        "written_tb_per_day": daily,
+        f"days_to_{RATED_TB}_tb": RATED_TB / daily if daily else None,
     }
 
 
@@ -133,7 +151,8 @@ def describe_plan(plan: dict[str, Any]) -> str:
     rows = [["", "predicted", "budget"]]
     for tier, count in plan["peak_bytes"].items():
         budget = plan["budget_bytes"][tier]
-        rows.append([f"{tier} memory", format_bytes(count), format_bytes(budget)])
+        name = tier if tier == "disk" else f"{tier} memory"
+        rows.append([name, format_bytes(count), format_bytes(budget)])
     for link, count in plan["bytes_per_step"].items():
         rows.append([f"{link} a step", format_bytes(count), ""])
     rows.append(["seconds a step", f"{plan['seconds_per_step']:.3g}", ""])
@@ -147,5 +166,22 @@ def describe_plan(plan: dict[str, Any]) -> str:
         f"{Path(plan['model']).name}: {engine}{why}\n{columns(rows, '12')}\n"
         f"times assume {speeds['tflops']:.3g} TFLOP/s ({speeds['tflops_from']}), "
         f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
-        f"of host memory ({speeds['host_gbps_from']})"
+        f"of host memory ({speeds['host_gbps_from']})" + _describe_disk(plan)
+    )
+
+
+def _describe_disk(plan: dict[str, Any]) -> str:
+    """Two more lines where there is a disk: what hides its traffic, and what is written."""
+    if "disk" not in plan:
+        return ""
+    disk, speeds = plan["disk"], plan["assumed"]
+    if speeds["disk_gbps"] is None:
+        return f"; the disk's time is not in them ({speeds['disk_gbps_from']})"
+    tokens, daily = disk["hiding_tokens"], disk["written_tb_per_day"]
+    return (
+        f", {speeds['disk_gbps']:.3g} GB/s of disk ({speeds['disk_gbps_from']})\n"
+        f"disk: {disk['bytes_per_parameter']:.3g} bytes a parameter and step, hidden behind the "
+        f"computing from {tokens:,.0f} tokens a step on, here are {plan['tokens_per_step']:,}\n"
+        f"disk: {daily:.3g} TB written in a day of training; {RATED_TB} TB, assumed of a "
+        f"drive of 1 TB, in {disk[f'days_to_{RATED_TB}_tb']:.3g} days"
     )

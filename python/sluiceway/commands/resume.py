@@ -1,18 +1,16 @@
-"""`sluiceway resume`: a run goes on from its last save, or from the one before it."""
+"""`sluiceway resume`: a run goes on from its last save or commit, or from the save before."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 
 from sluiceway.base.atomic import recover_folder
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.commands.train import print_summary, progress_sink
-from sluiceway.config.changes import changes
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import with_absolute_paths
-from sluiceway.run.last_save import last_save
+from sluiceway.run.last_save import has_save, last_save, tell_changes
 from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 
 
@@ -28,9 +26,10 @@ def resume(path: Path, settings: list[str] | None, previous: bool, as_json: bool
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:
         recover_folder(folder.checkpoint_path)
-        save = last_save(path, previous)
-        for key, (was, now) in changes(save.config, after).items():
-            print(f"sluiceway: {key} was {was}, is now {now}", file=sys.stderr)
+        commits = after.engine.commits and not previous
+        save = last_save(path, previous) if has_save(path) or not commits else None
+        if save is not None:
+            tell_changes(save.config, after)
         from sluiceway.run.run import Run
 
         with progress_sink(as_json) as sink:

@@ -19,6 +19,11 @@ class EngineSection(Section):
     # Keys of the section that a resume may change, as `train.lr` may be changed for every engine.
     changeable: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def commits(self) -> bool:
+        """Whether each step is durable without a save, and a resume may go on from it."""
+        return False
+
     def check_available(self, config: Config) -> None:
         """Refuse what the whole config spells right but this engine does not have.
 

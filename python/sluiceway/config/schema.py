@@ -98,6 +98,7 @@ class DeviceSection(Section):
     tflops: Positive | None = None  # What plan assumes of matmuls; null: measured here.
     memory_gbps: Positive | None = None  # Of the device's memory; null: as the host's.
     host_gbps: Positive | None = None  # Of host memory; null: measured here.
+    disk_gbps: Positive | None = None  # Of the store, reads and writes together; null: measured.
 
 
 class ScheduleSection(Section):

@@ -13,9 +13,10 @@ from sluiceway.config.values import StoreOptions
 from sluiceway.engines.gradient import OPTIMIZER_FILE, GradientEngine
 from sluiceway.engines.offload_plan import OffloadPlan
 from sluiceway.engines.protocol import Ranges, Recorder, Update
-from sluiceway.engines.state_file import write_state
+from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.optim.offload.arguments import resolve_gradients
 from sluiceway.optim.offload.optimizer import OffloadAdamW
+from sluiceway.optim.state import STATE_KEY
 from sluiceway.text.batches import Batch
 
 
@@ -24,6 +25,7 @@ class Offload(GradientEngine):
 
     section = OffloadSection
     _pins = False  # A save is in its place, or will be before the next step.
+    _noted: int | None = None  # Steps made when a commit was last told what to carry.
 
     def plan(self, model: torch.nn.Module) -> OffloadPlan:
         """What states, gradients and the ring take."""
@@ -67,12 +69,46 @@ class Offload(GradientEngine):
         write_state(self.optimizer.unpinned_state(), folder / OPTIMIZER_FILE)
         self._pins = self.config.engine.tier == "disk"
 
+    def load(self, folder: Path) -> None:
+        """As every engine; on disk the step of the save is kept from now on, if it was not."""
+        super().load(folder)
+        self._pins = self.config.engine.commits
+
+    def note_run(self, run: bytes) -> None:
+        """Let the commit of the step that was made carry `run`."""
+        self.optimizer.set_run_state(run)
+        self._noted = self.optimizer.engine.committed_steps
+
+    def committed_run(self, save: Path | None) -> bytes | None:
+        """What the last commit carries, if it is of a later step than the save."""
+        engine = self.optimizer.engine
+        if save is not None:
+            store = read_state(save / OPTIMIZER_FILE)[STATE_KEY].get("store")
+            later = store and store["id"] == engine.store_id
+            if not later or store["generation"] >= engine.generations[0][0]:
+                return None
+        return self.optimizer.run_state() or None
+
+    def take_commit(self) -> None:
+        """As the optimizer's `resume`."""
+        self.optimizer.resume()
+
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
         """As every engine that runs a backward."""
         if self._pins:
             self.optimizer.pin()
             self._pins = False
+        if self._noted is None and self.config.engine.commits:
+            self._noted = self.optimizer.engine.committed_steps
         return super().update(batches, ranges)
+
+    def close(self) -> None:
+        """As the optimizer does; a step that nobody could take up is not committed."""
+        if self._noted is not None:
+            engine, noted, self._noted = self.optimizer.engine, self._noted, None
+            if engine.committed_steps != noted:
+                engine.leave_uncommitted()
+        super().close()
 
     def recorder(self) -> Recorder:
         """The compiled engine, whose lanes are rows of the trace."""

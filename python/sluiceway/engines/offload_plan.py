@@ -38,7 +38,7 @@ class OffloadPlan(DevicePlan):
         self._gradient_bytes = DTYPES[gradients].itemsize
         self.freed = frozenset(trained)
         self._on_disk = config.engine.tier == "disk"
-        where = "on disk, whose time is not in the seconds" if self._on_disk else "in host memory"
+        where = "on disk" if self._on_disk else "in host memory"
         why = f"gradients in {gradients}, states {where}"
         self.figures = {"codec": "identity", "why": why, "compressed_weights": 0}
         _, _, pinned, _ = tier_limits(config.budget)
@@ -68,25 +68,32 @@ class OffloadPlan(DevicePlan):
         }
         return tiers | ({"disk": store} if self._on_disk else {})
 
+    @property
+    def _extent_bytes(self) -> int:
+        """Of a step's gradients on disk, one for each backward."""
+        return self._backwards * self._gradient_bytes * self._footprint["stored_elems"]
+
     def links(self) -> dict[str, int]:
         """Every gradient out, every weight back; on disk the states both ways, and gradients."""
-        stored, backwards = self._footprint["stored_elems"], self._backwards
+        states = _STATE_BYTES * self._footprint["stored_elems"]
         links = {
-            "d2h": backwards * self._gradient_bytes * self._elements,
+            "d2h": self._backwards * self._gradient_bytes * self._elements,
             "h2d": self._weight_bytes,
         }
         if not self._on_disk:
             return links
         # The norm of several backwards is that of their sum, for which they are read once more.
-        reads = 2 if backwards > 1 and self._config.train.max_norm is not None else 1
-        extents = backwards * self._gradient_bytes
+        reads = 2 if self._backwards > 1 and self._config.train.max_norm is not None else 1
         return links | {
-            "disk_read": (_STATE_BYTES + reads * extents) * stored,
-            "disk_written": (_STATE_BYTES + extents) * stored,
+            "disk_read": states + reads * self._extent_bytes,
+            "disk_written": states + self._extent_bytes,
         }
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Micro-batches beside their gradients' way out, the last beside all lanes."""
+        """Micro-batches beside their gradients' way out, the last beside all lanes.
+
+        Lanes of the disk go on beside the others of a chunk: the slowest counts.
+        """
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         link = self._config.device.link or Link(
             d2h_gbps=speeds["host_gbps"], h2d_gbps=speeds["host_gbps"]
@@ -94,6 +101,13 @@ class OffloadPlan(DevicePlan):
         out = self._gradient_bytes * self._elements / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
         update = _ADAM_BYTES * self._elements / (1e9 * speeds["host_gbps"])
+        if gbps := speeds.get("disk_gbps"):
+            links = self.links()
+            spilled = self._extent_bytes / (1e9 * gbps)
+            out = max(out, spilled / self._backwards)
+            update = max(
+                update, (links["disk_read"] + links["disk_written"]) / (1e9 * gbps) - spilled
+            )
         parts = {
             "forward_s": forward,
             "backward_s": backward,

@@ -53,6 +53,26 @@ class Calibrates(Protocol):
         """
 
 
+@runtime_checkable
+class Commits(Protocol):
+    """What an engine may have besides: steps that are durable without a save.
+
+    A run asks for it where `EngineSection.commits` says so.
+    """
+
+    def note_run(self, run: bytes) -> None:
+        """Let the commit of the step that was made carry `run`, whatever it is."""
+
+    def committed_run(self, save: Path | None) -> bytes | None:
+        """What the last commit carries, if it is later than `save`; None: there is none such.
+
+        Asked after `open`, before `load` or `take_commit`.
+        """
+
+    def take_commit(self) -> None:
+        """Go on from the last commit, in place of `load`."""
+
+
 @dataclass(frozen=True)
 class Update:
     """What one step came to."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from sluiceway.config.schema import Config
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.machine.disk import disk_rates
 from sluiceway.machine.placement import DTYPES, Placement
 from sluiceway.machine.roofs import best_seconds
 from sluiceway.model.rehearsal import rehearse
 
 _MEASURED_WEIGHTS = 1 << 24  # One larger layer is a matrix product, for the clock.
 _MEASURED_TOKENS = 1024
+_MEASURED_DISK_BYTES = 128 << 20
 
 
 def measure_speeds(
@@ -31,7 +34,8 @@ def measure_speeds(
     Returns
     -------
     dict
-        `tflops`, `memory_gbps`, `host_gbps` in 1e12 operations and 1e9 bytes a second.
+        `tflops`, `memory_gbps`, `host_gbps` in 1e12 operations and 1e9 bytes a second; where the
+        engine keeps something on disk `disk_gbps`, None if it cannot be measured.
     """
     device = config.device
     host = device.host_gbps or _measured_gbps()
@@ -40,7 +44,23 @@ def measure_speeds(
         "memory_gbps": device.memory_gbps or host,
         "host_gbps": host,
         "host_gbps_from": "config" if device.host_gbps else "copies measured here",
+        **(_disk(config) if config.engine.commits else {}),
     }
+
+
+def _disk(config: Config) -> dict[str, Any]:
+    """Of reads and writes at once, where the store will be."""
+    if config.device.disk_gbps:
+        return {"disk_gbps": config.device.disk_gbps, "disk_gbps_from": "config"}
+    path = Path(config.store.path or ".").absolute()
+    if config.store.io == "block":
+        return {"disk_gbps": None, "disk_gbps_from": "a whole device is not measured"}
+    folder = next(p for p in (path, *path.parents) if p.is_dir())
+    try:
+        rates = disk_rates(folder, ("both",), config.store.io, _MEASURED_DISK_BYTES)
+    except IoError as error:
+        return {"disk_gbps": None, "disk_gbps_from": str(error)}
+    return {"disk_gbps": rates["both"]["gbps"], "disk_gbps_from": f"measured in {folder}"}
 
 
 def _tflops(

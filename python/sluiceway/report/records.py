@@ -13,7 +13,7 @@ from sluiceway.report.curve import Curve
 from sluiceway.report.trace import StepTrace
 
 LINKS = ("d2h", "h2d", "disk_read", "disk_written")
-TIERS = ("device", "host", "pinned", "process")
+TIERS = ("device", "host", "pinned", "disk", "process")
 _SHARED = ("bytes", "peak_bytes")  # Objects in a line that every engine writes.
 
 
@@ -79,7 +79,7 @@ class RunRecord:
             figures |= step_figures([_complete(line) for line in self.lines])
         known = (*figures, "final_loss", "median_step_seconds", "mean_step_seconds",
                  "tokens_per_second", "stall_share", "data_share", "learn_seconds",
-                 "bytes_per_step", "peak_bytes", "native_ratio")  # fmt: skip
+                 "bytes_per_step", "peak_bytes", "native_ratio", "disk")  # fmt: skip
         figures |= {key: self.summary[key] for key in known if key in self.summary}
         mine = figures.get("median_step_seconds")
         theirs = (self.summary.get("native") or {}).get("median_step_seconds")

@@ -19,6 +19,7 @@ _TITLES = {
     "device": "device",
     "host": "host",
     "pinned": "pinned: page-locked host memory",
+    "disk": "disk: the store",
     "process": "process: resident set",
 }
 _X: dict[str, tuple[str, Callable]] = {
@@ -125,8 +126,8 @@ def step(runs: list[RunRecord]) -> str:
     long = max(run.step.seconds for run in traced)
     parts = [
         "<p>A step of ordinary length from the middle of the trace. A row is a lane; the same "
-        "scale for all runs. What host, h2d and apply do at its beginning belongs to the step "
-        "before it.</p>",
+        "scale for all runs. What host, h2d and apply, or fetch, host, store and h2d do at its "
+        "beginning belongs to the step before it.</p>",
         kinds_legend([run.step for run in traced]),
     ]
     for run in traced:

@@ -156,6 +156,14 @@ def _bytes_of(link: str) -> Callable[[RunRecord], Any]:
     return cell
 
 
+def _disk(key: str, text: Callable) -> Callable[[RunRecord], Any]:
+    def cell(run: RunRecord) -> str | None:
+        value = (run.figures.get("disk") or {}).get(key)
+        return None if value is None else text(value)
+
+    return cell
+
+
 def _of_budget(tier: str) -> Callable[[RunRecord], Any]:
     def cell(run: RunRecord) -> str | None:
         peak, budget = (run.figures.get("peak_bytes") or {}).get(tier), run.setting("budget", tier)
@@ -209,6 +217,8 @@ _SUMMARY: tuple[Row, ...] = (
     ("stall share", _figure("stall_share", units.share)),
     ("waiting for data", _figure("data_share", units.share)),
     *((f"{link} per step, median", _bytes_of(link)) for link in LINKS),
+    ("written to the disk, all steps", _disk("written_bytes", units.size)),
+    ("written to it in a day", _disk("written_tb_per_day", lambda tb: f"{tb:.3g} TB")),
     *((f"{tier}, peak", _of_budget(tier)) for tier in TIERS),
     ("skipped steps", _figure("skipped_steps", units.count)),
     ("precision", _precision),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ORDER = ("loop", "device", "d2h", "host", "h2d", "apply")
+ORDER = ("loop", "device", "d2h", "decompress", "spill", "fetch", "host", "store", "h2d", "apply")
 _STEP = re.compile(r"step( \d+)?")  # A range that holds a whole step.
 
 

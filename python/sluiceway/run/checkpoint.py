@@ -3,14 +3,18 @@
 A save is written, synced and read back from the disk before it takes the place of the last one,
 which stays beside it as the save before. A kill at any moment leaves one of them whole;
 `base/atomic.py` says how, and `manifest.py` how a save knows its files.
+
+What a save has beside weights and states is a `RunState` as well, which each commit of an engine's
+store carries; buffers of the model are in it, too, as a store has parameters alone.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from sluiceway.base.atomic import publish_folder
 from sluiceway.base.meter import meter
@@ -30,6 +35,7 @@ STATE_FILE = "state.json"
 RANDOM_FILE = "random.pt"
 _FORMAT = 2
 _WITHOUT_SUMS = 1  # A format that had lengths alone.
+_RUN_FORMAT = 1
 # What a tokenizer and a model's config consist of, weights apart.
 _SIDE_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.py", "*.tiktoken")
 
@@ -103,7 +109,7 @@ def save(
     def write(folder: Path) -> None:
         copy_side_files(side_files, folder)
         engine.save(folder)
-        write_state(_noise() | {"scaler": engine.scaler.state_dict()}, folder / RANDOM_FILE)
+        write_state(_noise(engine), folder / RANDOM_FILE)
         state = {"format": _FORMAT, "position": asdict(position), "files": sums_of(folder), **extra}
         (folder / STATE_FILE).write_bytes(sealed(state))
         for path in folder.rglob("*"):
@@ -175,6 +181,11 @@ def load_into(target: Path, engine: Engine) -> None:
     """Restore an engine that was opened from `target`, and every random generator."""
     noise = read_state(target / RANDOM_FILE)
     engine.load(target)
+    _put_noise_back(noise, engine)
+
+
+def _put_noise_back(noise: dict[str, Any], engine: Engine) -> None:
+    """Let every random generator, and the scale of the loss, go on from what `_noise` gave."""
     engine.scaler.load_state_dict(noise["scaler"])
     torch.set_rng_state(noise["torch"])
     if noise["cuda"] and torch.cuda.is_available():
@@ -185,7 +196,8 @@ def load_into(target: Path, engine: Engine) -> None:
     np.random.set_state((kind, keys.numpy().astype(np.uint32), place, has_gauss, cached))
 
 
-def _noise() -> dict[str, Any]:
+def _noise(engine: Engine) -> dict[str, Any]:
+    """Every random generator, and the scale of the loss, in tensors and plain values."""
     version, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state()
     numpy = (kind, torch.from_numpy(keys.astype(np.int64)), place, has_gauss, cached)
@@ -194,4 +206,78 @@ def _noise() -> dict[str, Any]:
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "python": (version, list(words), gauss),
         "numpy": numpy,
+        "scaler": engine.scaler.state_dict(),
     }
+
+
+# ---- Commits ----
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run between two steps.
+
+    Parameters
+    ----------
+    position : Position
+        How far it had come.
+    extra : dict
+        Plain values, as a save has them.
+    rest : dict
+        Random generators, the scale of the loss, buffers.
+    """
+
+    position: Position
+    extra: dict[str, Any]
+    rest: dict[str, Any]
+
+    def put_back(self, engine: Engine) -> None:
+        """Restore what the engine's own state does not have."""
+        _put_noise_back(self.rest["noise"], engine)
+        for name, buffer in _buffers(engine.model):
+            buffer.copy_(self.rest["buffers"][name])
+
+
+def packed(position: Position, engine: Engine, extra: dict[str, Any]) -> bytes:
+    """A run between two steps as bytes."""
+    state = {
+        "format": _RUN_FORMAT,
+        "position": asdict(position),
+        "extra": extra,
+        "noise": _noise(engine),
+        "buffers": dict(_buffers(engine.model)),
+    }
+    out = io.BytesIO()
+    torch.save(state, out)
+    return out.getvalue()
+
+
+def unpacked(run: bytes) -> RunState:
+    """What `packed` was given.
+
+    Raises
+    ------
+    Corrupt
+        They are other bytes.
+    """
+    try:
+        state = torch.load(io.BytesIO(run), weights_only=True, map_location="cpu")
+        known = state["format"] == _RUN_FORMAT
+        position = Position(**state["position"])
+    except Exception as error:  # Whatever is raised by bytes that are not its own.
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Corrupt(f"resume: the run state of the last commit cannot be read, {first}") from None
+    if not known:
+        raise Corrupt(
+            f"resume: format of the run state is {state['format']}, expected {_RUN_FORMAT}, which "
+            "this version reads"
+        )
+    return RunState(position, state["extra"], {key: state[key] for key in ("noise", "buffers")})
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those that a save has."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer

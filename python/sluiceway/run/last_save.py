@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.atomic import is_half_moved, older_folder
+from sluiceway.config.changes import changes
 from sluiceway.config.file import check_config, load_config
 from sluiceway.config.schema import Config
 from sluiceway.errors import Corrupt, Error, InvalidArgument
@@ -58,6 +59,24 @@ class LastSave:
                 f"{self.folder}: the save of step {self.step} was replaced while it was read, "
                 "expected it to stay; do it again, or wait for the run to end"
             )
+
+
+def has_save(run: Path) -> bool:
+    """Whether a run was ever saved."""
+    place = RunFolder(run).checkpoint_path
+    return place.exists() or older_folder(place).exists()
+
+
+def tell_changes(before: Config, after: Config) -> None:
+    """Name what a resume changes.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        It would be another run.
+    """
+    for key, (was, now) in changes(before, after).items():
+        print(f"sluiceway: {key} was {was}, is now {now}", file=sys.stderr)
 
 
 def last_save(run: Path, previous: bool = False) -> LastSave:

@@ -66,6 +66,8 @@ class Loop:
         Gets a line for every step, and one before the first with the held-out loss.
     save : callable or None
         Saves the run as it stands between two steps.
+    note : callable or None
+        Called after every step: the run is as it is to be gone on with from there.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Loop:
         interrupt: Interrupt,
         watch: Watcher,
         save: Callable[[], None] | None,
+        note: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._shop = shop
@@ -83,6 +86,7 @@ class Loop:
         self._interrupt = interrupt
         self._watch = watch
         self._save = save
+        self._note = note
 
     def run(self) -> None:
         """Train to the last step.
@@ -141,6 +145,8 @@ class Loop:
         if evaluates and self._shop.held_out is not None:
             line["eval_loss"] = position.last_eval_loss = self._evaluate()
         self._watch(line, position)
+        if self._note is not None:
+            self._note()
         self._check_skipped(update.loss)
         if saves and self._save is not None:
             with self._shop.timeline.range("save"):

@@ -40,6 +40,7 @@ class Progress:
         self._recent: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
         self._eval_loss: float | None = None
         self._skipped = 0
+        self._written = 0  # Bytes on disk, of this sitting.
         self._shown, self._shown_step = 0.0, -1
         self._fitting = False  # In the step at hand.
         self._shown_fit = 0.0
@@ -70,6 +71,7 @@ class Progress:
         if "seconds" in line:
             self._recent.append(self._without_fit(line))
             self._skipped += line.get("skipped", 0)
+            self._written += (line.get("bytes") or {}).get("disk_written", 0)
         elif self._live is None:
             print(f"{self._title}: held-out loss {self._eval_loss:.4f} before the first step",
                   file=self._out, flush=True)  # fmt: skip
@@ -153,9 +155,23 @@ class Progress:
         tiers = "/".join(format_bytes(peaks.get(t, 0)) for t in ("device", "host", "pinned"))
         return {
             "d2h/h2d": links,
+            **self._disk(seconds),
             "stall": f"{100 * stalled / seconds:.1f}%",
             "data": f"{100 * waited / seconds:.1f}%",
             "device/host/pinned": tiers,
+        }
+
+    def _disk(self, seconds: float) -> dict[str, str]:
+        """Rates of the disk, and all that was written, of a run that has one."""
+        if not self._written:
+            return {}
+        rates = [
+            sum((line.get("bytes") or {}).get(link, 0) for line in self._recent) / seconds / 1e9
+            for link in ("disk_read", "disk_written")
+        ]
+        return {
+            "disk r/w": f"{rates[0]:.2f}/{rates[1]:.2f} GB/s",
+            "written": format_bytes(self._written),
         }
 
     def _table(self) -> Any:

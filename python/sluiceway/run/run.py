@@ -10,14 +10,15 @@ from typing import Any, TextIO
 
 from sluiceway.base.atomic import go_back
 from sluiceway.base.interrupt import Interrupt, Interrupted
+from sluiceway.config.file import check_config
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
-from sluiceway.engines.protocol import Calibrates
+from sluiceway.engines.protocol import Calibrates, Engine
 from sluiceway.errors import Error, InvalidArgument, IoError
 from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
-from sluiceway.run.checkpoint import Position
-from sluiceway.run.last_save import LastSave
+from sluiceway.run.checkpoint import Position, RunState, packed, unpacked
+from sluiceway.run.last_save import LastSave, tell_changes
 from sluiceway.run.loop import Loop, Workshop
 from sluiceway.run.progress import Progress
 from sluiceway.run.run_folder import COMPARISON, RunFolder
@@ -50,41 +51,95 @@ class Run:
         source = Path(self._config.model.path)
         return self._go(inputs or read_inputs(self._config, source), source, Position())
 
-    def resume(self, save: LastSave) -> dict[str, Any]:
-        """Train from a save of this folder to the end; return the summary."""
-        if save.step > self._config.train.steps:
+    def resume(self, save: LastSave | None) -> dict[str, Any]:
+        """Train from a save of this folder, or a later commit, to the end; return the summary.
+
+        Parameters
+        ----------
+        save : LastSave or None
+            None: there is none, and the engine commits every step.
+        """
+        source = Path(self._config.model.path) if save is None else save.folder
+        position = Position() if save is None else save.position
+        self._check_steps(position, "save")
+        inputs = read_inputs(self._config, source)
+        if save is not None:
+            self._check_data(save.state, inputs)
+        return self._go(inputs, source, position, save, resumes=True)
+
+    def _check_steps(self, position: Position, what: str) -> None:
+        if position.step > self._config.train.steps:
             raise InvalidArgument(
                 f"{self._folder.path}: train.steps is {self._config.train.steps}, but the last "
-                f"save is of step {save.step}; expected that or more"
+                f"{what} is of step {position.step}; expected that or more"
             )
-        inputs = read_inputs(self._config, save.folder)
-        if save.state["data"] != inputs.fingerprint:
+
+    def _check_data(self, extra: dict[str, Any], inputs: Inputs) -> None:
+        if extra["data"] != inputs.fingerprint:
             raise InvalidArgument(
                 f"{self._folder.path}: the data is not what the run was begun with (tokens "
-                f"{inputs.fingerprint}, expected {save.state['data']}); put the files back"
+                f"{inputs.fingerprint}, expected {extra['data']}); put the files back"
             )
-        return self._go(inputs, save.folder, save.position, save)
 
     def _go(
-        self, inputs: Inputs, source: Path, position: Position, save: LastSave | None = None
+        self,
+        inputs: Inputs,
+        source: Path,
+        position: Position,
+        save: LastSave | None = None,
+        resumes: bool = False,
     ) -> dict[str, Any]:
         # A run that is over takes no step, and its trace stays.
         unfinished = position.step < self._config.train.steps
         with contextlib.ExitStack() as stack:
             stack.enter_context(denormals(self._config, inputs.placement))
             with self._folder.changed_config(self._config):  # A resume may bring another one.
-                # At step 0 the line before the first step is written again, too.
-                keep, last = self._folder.length_until(position.step or -1)
-                if position.step and last != position.step:
-                    _tell_gap(self._folder.metrics_path, last, position.step)
+                keep, last = self._lines_until(position)
                 native = self._native(inputs) if self._config.compare == "native" else None
                 shop = self._open(inputs, source, trace=unfinished)
                 stack.enter_context(_closing(shop))
-                if save is not None:
+                later = self._later_commit(shop.engine, save, inputs) if resumes else None
+                if later is not None:
+                    position = later.position
+                    keep, last = self._lines_until(position)
+                    shop.engine.take_commit()
+                    later.put_back(shop.engine)
+                elif save is not None:
                     checkpoint.load_into(source, shop.engine)
                     source = self._take_the_place_of_the_last(source)
+                if position.step and last != position.step:
+                    _tell_gap(self._folder.metrics_path, last, position.step)
                 self._folder.cut_back(keep)
-            return self._train(inputs, shop, position, native, source)
+            saved = None if save is None else save.step
+            return self._train(inputs, shop, position, native, source, saved)
+
+    def _lines_until(self, position: Position) -> tuple[int, int | None]:
+        # At step 0 the line before the first step is written again, too.
+        return self._folder.length_until(position.step or -1)
+
+    def _later_commit(
+        self, engine: Engine, save: LastSave | None, inputs: Inputs
+    ) -> RunState | None:
+        """What the engine committed after the save; nothing is put back yet."""
+        goes_back = save is not None and save.folder != self._folder.checkpoint_path
+        if goes_back or not self._config.engine.commits:
+            return None
+        if (run := engine.committed_run(None if save is None else save.folder)) is None:
+            return None
+        later = unpacked(run)
+        self._check_steps(later.position, "commit")
+        self._check_data(later.extra, inputs)
+        if save is None:
+            tell_changes(
+                check_config(later.extra["config"], name=str(self._folder.path)), self._config
+            )
+        since = "there is no save" if save is None else f"the last save is of step {save.step}"
+        print(
+            f"sluiceway: {self._folder.path}: goes on from step {later.position.step}, which was "
+            f"the last to be committed; {since}",
+            file=sys.stderr,
+        )
+        return later
 
     def _take_the_place_of_the_last(self, source: Path) -> Path:
         """Where a save that was gone back to is from now on."""
@@ -111,16 +166,17 @@ class Run:
         position: Position,
         native: dict[str, Any] | None,
         source: Path,
+        saved: int | None,
     ) -> dict[str, Any]:
+        extra = {"data": inputs.fingerprint, "config": self._config.resolved()}
+
         def save() -> None:
             self._folder.sync_metrics()
-            checkpoint.save(
-                self._folder.checkpoint_path,
-                position,
-                shop.engine,
-                source,
-                {"data": inputs.fingerprint, "config": self._config.resolved()},
-            )
+            place = self._folder.checkpoint_path
+            checkpoint.save(place, position, shop.engine, source, extra)
+
+        def note() -> None:
+            shop.engine.note_run(packed(position, shop.engine, extra))
 
         def watch(line: dict[str, Any], at: Position) -> None:
             self._folder.append(line)
@@ -132,14 +188,14 @@ class Run:
 
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
-        unfinished = position.step < steps
+        noting = note if self._config.engine.commits else None
         self._describe(kind, shop)
         with Progress(kind, steps, seconds, self._out) as progress:
             if isinstance(shop.engine, Calibrates):
                 shop.engine.watch_calibration(progress.calibrating)
             try:
-                Loop(self._config, shop, position, self._interrupt, watch, save).run()
-                if unfinished or not self._folder.checkpoint_path.exists():
+                Loop(self._config, shop, position, self._interrupt, watch, save, noting).run()
+                if position.step != saved or not self._folder.checkpoint_path.exists():
                     save()
                 check_converged(self._folder.lines())
             except (Interrupted, Error) as error:

@@ -15,6 +15,7 @@ import statistics
 from typing import Any
 
 from sluiceway.errors import Error
+from sluiceway.machine.wear import tb_per_day
 
 _WARMUP = 3  # The first steps allocate; they are in no median.
 
@@ -42,7 +43,20 @@ def step_figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "peak_bytes": {
             tier: max(line["peak_bytes"].get(tier) or 0 for line in steps) for tier in tiers
         },
+        **_disk_figures(steps),
     }
+
+
+def _disk_figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a run with a disk: what all of its steps read and wrote, and how fast that goes on."""
+    read, written = (
+        sum((line.get("bytes") or {}).get(link) or 0 for line in steps)
+        for link in ("disk_read", "disk_written")
+    )
+    if not written:
+        return {}
+    daily = tb_per_day(written, sum(line["seconds"] for line in steps))
+    return {"disk": {"read_bytes": read, "written_bytes": written, "written_tb_per_day": daily}}
 
 
 class Diverged(Error):  # noqa: N818 - as those it stands beside.

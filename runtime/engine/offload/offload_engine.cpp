@@ -292,6 +292,7 @@ void OffloadEngine::synchronize() {
 // ---- Durability ---------------------------------------------------------------------------------
 
 void OffloadEngine::set_run_state(std::span<const std::byte> state) {
+  check_more(state.size(), tensors_.size(), store_->layout().run_states.bytes);
   run_state_.assign(state.begin(), state.end());
 }
 
@@ -348,7 +349,7 @@ void OffloadEngine::roll_back(std::uint64_t generation) {
 void OffloadEngine::close(std::chrono::milliseconds patience) {
   const Patience bounded(lanes_.executor(), patience);
   drop();
-  if (begun_) commit();
+  if (begun_ && !leaves_uncommitted_) commit();
 }
 
 void OffloadEngine::finish(std::chrono::milliseconds patience) {

@@ -123,8 +123,8 @@ class OffloadEngine {
   void synchronize();                            // Every step is applied when it returns.
 
   // ---- Durability ----
-  // What the next commits carry beside the states: at most the store's run_state_bytes, less the
-  // engine's own.
+  // What the next commits carry beside the states. InvalidArgument: more than the store's
+  // run_state_bytes, less the engine's own.
   void set_run_state(std::span<const std::byte> state);
   std::vector<std::byte> run_state();  // Of the last commit.
   void commit();                       // synchronize(), and the last step is on the medium.
@@ -132,6 +132,10 @@ class OffloadEngine {
   // The commit of this generation, live or pinned, becomes the state. InvalidArgument names those
   // that there are.
   void roll_back(std::uint64_t generation);
+
+  // From now on close() leaves the medium at its last commit: for whoever has no run state that the
+  // step at hand could be taken up with.
+  void leave_uncommitted() noexcept { leaves_uncommitted_ = true; }
 
   static constexpr std::chrono::milliseconds kClosePatience{5000};
   // drop() and commit(), but a lane that is stuck is given up (Executor::give_up_after): Timeout.
@@ -185,6 +189,7 @@ class OffloadEngine {
   StepGate gate_;
   std::vector<std::int64_t> steps_;  // Of each tensor: updates that it has had.
   std::vector<std::byte> run_state_;
+  bool leaves_uncommitted_ = false;
   bool uncommitted_ = false;  // A step, or a state that was written, is not on the medium.
   std::uint64_t commits_ = 0;
   double commit_seconds_ = 0;

@@ -1,9 +1,18 @@
 #include "runtime/engine/offload/run_counts.h"
 
+#include <algorithm>
+
 #include "kernels/base/check.h"
 #include "runtime/store/byte_stream.h"
 
 namespace sluiceway {
+
+void check_more(std::uint64_t more, std::size_t tensors, std::uint64_t room) {
+  const std::uint64_t counts = sizeof(std::uint64_t) * (2 + tensors);
+  SLUICEWAY_CHECK(more <= room - std::min(room, counts), "run state: ", more,
+                  " bytes, expected at most ", room - std::min(room, counts),
+                  ", which each commit has room for beside the counts of ", tensors, " tensors");
+}
 
 std::vector<std::byte> encode_run_counts(const RunCounts& counts) {
   ByteWriter out;

@@ -2,7 +2,7 @@
 //
 //   run_state := steps:u64 tensors:u64 steps_of_tensor:u64* more
 //
-// Errors: Corrupt: bytes of another run, or none of these.
+// Errors: Corrupt: bytes of another run, or none of these. InvalidArgument: no room for so many.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +18,8 @@ struct RunCounts {
   std::vector<std::byte> more;
 };
 
+// Refuses more bytes of the user than a run state of `room` bytes has beside the counts.
+void check_more(std::uint64_t more, std::size_t tensors, std::uint64_t room);
 std::vector<std::byte> encode_run_counts(const RunCounts& counts);
 RunCounts decode_run_counts(std::span<const std::byte> bytes, std::size_t tensors);
 

@@ -67,6 +67,11 @@ class OffloadSection(OffloadOptions, EngineSection):
 
     kind: Literal["offload"] = "offload"
 
+    @property
+    def commits(self) -> bool:
+        """On disk."""
+        return self.tier == "disk"
+
     def check_available(self, config: Config) -> None:
         """Refuse a path that nothing would be kept at."""
         if self.tier == "host" and config.store.path is not None:

@@ -23,6 +23,7 @@ from sluiceway.optim.offload.state import (
     check_states,
     note_run,
     restore_states,
+    run_of_user,
     take_masters,
     take_up_run,
     tensors_of,
@@ -189,6 +190,24 @@ class OffloadAdamW(HookedOptimizer):
         self.synchronize()
         self._edited.take_over()
         self.engine.commit()
+
+    def set_run_state(self, run: bytes) -> None:
+        """Let the commit of the last step carry `run`: where its data was, random generators.
+
+        It is durable when the step is; the next `step()` begins with none.
+
+        Raises
+        ------
+        InvalidArgument
+            It is too large: a commit has room for a MiB, less 8 bytes a parameter and a line.
+        """
+        self._check_open()
+        note_run(self, run)
+
+    def run_state(self) -> bytes:
+        """What `set_run_state()` gave to the last commit; empty without."""
+        self._check_open()
+        return run_of_user(self)
 
     # ---- GradientSink ----
 

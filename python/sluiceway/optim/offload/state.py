@@ -136,14 +136,25 @@ def take_masters(optimizer: OffloadAdamW) -> None:
     optimizer.of_engine.increment_versions(range(len(optimizer.weights)))
 
 
-def note_run(optimizer: OffloadAdamW) -> None:
-    """What the next commit has beside states: counts that a run which is taken up needs."""
-    run = {
+def note_run(optimizer: OffloadAdamW, of_user: bytes = b"") -> None:
+    """What the next commit has beside states: counts, as a line of JSON, and bytes of the user.
+
+    Raises
+    ------
+    InvalidArgument
+        There is no room for so many; nothing was changed.
+    """
+    counts = {
         "format": _RUN_FORMAT,
         "loss_scale": list(optimizer.loss_scale.state()),
         "skipped_steps": optimizer.skipped_steps,
     }
-    optimizer.engine.set_run_state(json.dumps(run))
+    optimizer.engine.set_run_state(json.dumps(counts).encode() + b"\n" + of_user)
+
+
+def run_of_user(optimizer: OffloadAdamW) -> bytes:
+    """What the user gave to the last commit."""
+    return optimizer.engine.run_state().partition(b"\n")[2]
 
 
 def take_up_run(optimizer: OffloadAdamW) -> None:
@@ -155,7 +166,7 @@ def take_up_run(optimizer: OffloadAdamW) -> None:
         They are not what `note_run` wrote.
     """
     try:
-        run = json.loads(optimizer.engine.run_state())
+        run = json.loads(optimizer.engine.run_state().partition(b"\n")[0])
         known = run["format"] == _RUN_FORMAT
         scale, skipped = run["loss_scale"], int(run["skipped_steps"])
         _core.LossScale("dynamic").load(*scale)

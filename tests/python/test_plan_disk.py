@@ -1,0 +1,79 @@
+"""What plan says of a disk: bytes, tokens that hide them, what is written in a day."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import REPOSITORY
+
+CONFIGS = REPOSITORY / "configs"
+# Host memory in GiB that the papers report, where they do, and parameters.
+PAPERS = {
+    "memascend_llama_8b": (47, 8.03e9),
+    "memascend_qwen_7b": (47, 7.62e9),
+    "memascend_qwen_14b": (128, 14.8e9),
+    "memascend_qwen_32b": (128, 32.8e9),
+    "nvmsa_98b": (128e9 / 2**30, 98e9),
+}
+
+
+@pytest.fixture
+def plan(sluiceway):
+    """The plan of a config of this repository."""
+
+    def ask(config, *arguments):
+        done = sluiceway("plan", config, "--json", *arguments, cwd=REPOSITORY)
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    return ask
+
+
+def test_tokens_that_hide_the_disk_follow_their_formula_and_a_slow_disk_is_waited_for(plan):
+    config = CONFIGS / "laptop_3b_offload.yaml"
+    found = plan(config)
+    disk, links = found["disk"], found["bytes_per_step"]
+    assert disk["bytes_per_parameter"] == pytest.approx(28, rel=1e-3)
+    assert disk["hiding_tokens"] == pytest.approx(28 * 48e12 / (8 * 3e9), rel=1e-3)
+    daily = links["disk_written"] / found["seconds_per_step"] * 86400 / 1e12
+    assert disk["written_tb_per_day"] == pytest.approx(daily)
+    assert disk["days_to_600_tb"] == pytest.approx(600 / daily)
+    traffic = (links["disk_read"] + links["disk_written"]) / 3e9
+    assert 0.9 * traffic < found["seconds_per_step"] < 1.2 * traffic
+    fast = plan(config, "--set", "device.disk_gbps=300", "--set", "train.micro_batch=8",
+                "--set", "budget.device=null")  # fmt: skip
+    assert fast["tokens_per_step"] > fast["disk"]["hiding_tokens"]
+    assert fast["seconds_per_step"] > 2 * traffic / 100  # The device is what takes longest.
+
+
+def test_all_settings_of_the_papers_are_planned_with_a_ring_that_does_not_grow(plan):
+    assert {path.stem for path in (CONFIGS / "papers").iterdir()} == set(PAPERS)
+    rings = {}
+    for name, (host_gib, parameters) in PAPERS.items():
+        found = plan(CONFIGS / "papers" / f"{name}.yaml")
+        trained, peak = found["parameters"]["trained"], found["peak_bytes"]
+        assert trained == pytest.approx(parameters, rel=0.01)
+        assert found["over_budget"] is None
+        assert peak["host"] + peak["pinned"] < host_gib * 2**30 / 50
+        assert 26 * trained < peak["disk"] < 26.5 * trained
+        assert found["bytes_per_step"]["d2h"] == 2 * trained
+        rings[name] = peak["pinned"]
+    assert max(rings.values()) < 1.05 * min(rings.values())
+
+
+def test_a_disk_whose_rate_is_not_known_is_said_to_be_left_out(sluiceway):
+    done = sluiceway(
+        "plan", CONFIGS / "quickstart_offload_disk.yaml",
+        "--set", "store.io=block", "--set", "store.path=/dev/none", cwd=REPOSITORY,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "the disk's time is not in them (a whole device is not measured)" in done.out
+
+
+def test_a_disk_is_measured_where_the_store_will_be(plan, tmp_path):
+    config = CONFIGS / "quickstart_offload_disk.yaml"
+    found = plan(config, "--set", f"store.path={tmp_path / 'not' / 'there'}")
+    assert found["assumed"]["disk_gbps"] > 0
+    assert found["assumed"]["disk_gbps_from"] == f"measured in {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
