@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -356,8 +357,13 @@ void OffloadEngine::finish(std::chrono::milliseconds patience) {
   try {
     close(patience);
   } catch (...) {
+    // A failed executor has drained its lanes, and where a commit failed they are about to be
+    // empty: nothing runs any more, which is all that is asked.
+    const auto end = std::chrono::steady_clock::now() + patience;
+    while (!idle() && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     if (!idle()) throw;
-    // A failed executor has drained its lanes; nothing runs any more, which is all that is asked.
     gate_.forget();
     clear_gradients();
   }

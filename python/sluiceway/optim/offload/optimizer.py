@@ -71,9 +71,10 @@ class OffloadAdamW(HookedOptimizer):
     many, and clipping before that is refused. Gradients may be scaled, zeroed or set aside as a
     whole after backward; what edits them one by one belongs in `p.register_hook()`, and a part of
     the model is frozen by `requires_grad_(False)` before the forward. `opt.state` is empty,
-    `state_dict()` has all. An open optimizer shares no parameter with another one, and no store. `step()` uses up the
-    gradients: a second one is refused unless they were zeroed in between. Threads may share the
-    model, with one backward at a time. The optimizer itself cannot be copied or pickled.
+    `state_dict()` has all. An open optimizer shares no parameter with another one, and no store.
+    `step()` uses up the gradients: a second one is refused unless they were zeroed in between.
+    Threads may share the model, with one backward at a time. The optimizer itself cannot be copied
+    or pickled.
 
     Parameters
     ----------
