@@ -131,7 +131,7 @@ for step in range(first, 10**6):
 
 def test_a_run_that_is_killed_goes_on_with_the_same_bits(tmp_path):
     tests = str(Path(__file__).parent)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     last = 0
     for kill in range(2):
         child = subprocess.Popen(

@@ -10,7 +10,6 @@
 #include "runtime/engine/offload/extent_sum.h"
 #include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/engine/offload/offload_lanes.h"
-#include "runtime/engine/offload/run_counts.h"
 #include "runtime/engine/patience.h"
 
 namespace sluiceway {
@@ -149,14 +148,6 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors) {
   begun_ = true;
 }
 
-void OffloadEngine::take_over() {
-  const RunCounts counts = decode_run_counts(store_->run_state(store_->live()), tensors_.size());
-  steps_ = counts.tensor_steps;
-  gate_.set_committed_steps(counts.committed_steps);
-  run_state_ = counts.more;
-  uncommitted_ = false;
-}
-
 // ---- A step -------------------------------------------------------------------------------------
 
 void OffloadEngine::add_gradient(int index, const AnyMatrix& g, std::shared_ptr<const void> keep,
@@ -223,7 +214,6 @@ StepOutcome OffloadEngine::step(const OffloadRequest& request) {
     return outcome;
   }
   spill_.wait_written();
-  if (uncommitted_) commit();  // Of a step before it that had no gradient after it.
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (gate_.backwards(static_cast<int>(i)) > 0) ++steps_[i];
   }
@@ -290,62 +280,7 @@ void OffloadEngine::synchronize() {
   for (int group = 0; group < groups_.count(); ++group) wait(group);
 }
 
-// ---- Durability ---------------------------------------------------------------------------------
-
-void OffloadEngine::set_run_state(std::span<const std::byte> state) {
-  check_more(state.size(), tensors_.size(), store_->layout().run_states.bytes);
-  run_state_.assign(state.begin(), state.end());
-}
-
-std::vector<std::byte> OffloadEngine::run_state() {
-  return decode_run_counts(store_->run_state(store_->live()), tensors_.size()).more;
-}
-
-// Extents that were spilled since are no part of a commit, but the store wants to be alone.
-void OffloadEngine::commit() {
-  check_begun("commit");
-  synchronize();
-  if (!uncommitted_) return;
-  spill_.wait_written();
-  const double begin_us = now_us();
-  const RunCounts counts{gate_.committed_steps(), steps_, run_state_};
-  store_->commit(static_cast<std::uint64_t>(gate_.committed_steps()), encode_run_counts(counts));
-  uncommitted_ = false;
-  ++commits_;
-  const double end_us = now_us();
-  commit_seconds_ += (end_us - begin_us) * 1e-6;
-  trace().add_range(lanes_.device_row(), "commit", begin_us, end_us);
-}
-
-std::uint64_t OffloadEngine::pin() {
-  commit();
-  const std::uint64_t slots = store_->layout().regions[StateStream::kStateRegion].slots();
-  if (slots < 3) room_.add_slot(*store_, StateStream::kStateRegion);
-  store_->pin();
-  return store_->pinned()->generation;
-}
-
-void OffloadEngine::roll_back(std::uint64_t generation) {
-  synchronize();
-  drop();
-  const Commit& live = store_->live();
-  const bool is_pinned = store_->pinned() && store_->pinned()->generation == generation;
-  if (!is_pinned && live.generation != generation) {
-    const std::string pinned = store_->pinned()
-                                   ? concat(" and ", store_->pinned()->generation, " (step ",
-                                            store_->pinned()->step, ", pinned)")
-                                   : std::string();
-    throw InvalidArgument(concat("store: generation ", generation, " is gone, expected ",
-                                 live.generation, " (step ", live.step, ")", pinned));
-  }
-  if (live.generation == generation) {
-    store_->drop();
-  } else {
-    store_->revert();
-  }
-  take_over();
-  begun_ = true;
-}
+// ---- The end -----------------------------------------------------------------------------------
 
 void OffloadEngine::close(std::chrono::milliseconds patience) {
   const Patience bounded(lanes_.executor(), patience);
@@ -369,40 +304,7 @@ void OffloadEngine::finish(std::chrono::milliseconds patience) {
   }
 }
 
-// ---- State, numbers -----------------------------------------------------------------------------
-
-void OffloadEngine::read_state(int index, const TensorState& into) {
-  check_begun("read_state");
-  synchronize();
-  for (const int chunk : plan_.of_tensor(index)) {
-    stream_.read(chunk, [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
-      if (piece.tensor != index) return;
-      const auto first = static_cast<std::size_t>(piece.first);
-      std::ranges::copy(state[0], into.exp_avg.subspan(first).begin());
-      std::ranges::copy(state[1], into.exp_avg_sq.subspan(first).begin());
-      std::ranges::copy(state[2], into.master.subspan(first).begin());
-    });
-  }
-}
-
-void OffloadEngine::write_state(int index, const TensorState& from, std::int64_t steps) {
-  check_begun("write_state");
-  SLUICEWAY_CHECK(steps >= 0, "OffloadEngine: ", steps, " steps of ", tensor(index).name,
-                  ", expected 0 or more");
-  synchronize();
-  for (const int chunk : plan_.of_tensor(index)) {
-    stream_.rewrite(chunk, [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
-      if (piece.tensor != index) return;
-      const auto first = static_cast<std::size_t>(piece.first);
-      const auto count = static_cast<std::size_t>(piece.elems);
-      std::ranges::copy(from.exp_avg.subspan(first, count), state[0].begin());
-      std::ranges::copy(from.exp_avg_sq.subspan(first, count), state[1].begin());
-      std::ranges::copy(from.master.subspan(first, count), state[2].begin());
-    });
-  }
-  steps_[at(index)] = steps;
-  uncommitted_ = true;
-}
+// ---- Numbers -----------------------------------------------------------------------------------
 
 OffloadStats OffloadEngine::take_stats() {
   OffloadStats stats;

@@ -347,6 +347,24 @@ TEST(OffloadEngineStoreTest, StatesThatAreWrittenAreThoseOfTheNextStep) {
   EXPECT_EQ(difference(other, model), "");
 }
 
+TEST(OffloadEngineStoreTest, AStateIsNotWrittenWhileGradientsAreGathered) {
+  OffloadEngine engine(options_for(), kModel);
+  OffloadModel model(kModel, 22);
+  engine.begin(model.tensors());
+  OffloadGradients gradients(model, 1, 0);
+  gradients.add_to(engine, 0);
+  const auto count = static_cast<std::size_t>(kModel[0].elems());
+  std::vector<float> m(count), v(count), master(count);
+  EXPECT_THAT(
+      [&] {
+        engine.write_state(0, {m, v, master}, 0);
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("while gradients are gathered")));
+  EXPECT_FALSE(engine.step(request_of(model)).skipped);
+  engine.close();
+  EXPECT_EQ(engine.store().live().step, 1U);
+}
+
 TEST(OffloadEngineBudgetTest, APinnedBudgetBelowTwoChunksIsRefusedWithBothSizes) {
   OffloadOptions options = options_for();
   options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = 100000;
