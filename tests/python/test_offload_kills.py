@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,8 @@ def test_a_run_that_was_never_saved_goes_on_from_the_step_before_the_kill(
     command.wait()
     reached = read_lines(killed)[-1]["step"]
     assert not (killed / "checkpoint").exists()
+    again = sluiceway("train", configs[0], "--out", killed)
+    assert_short_error(again, 2, "is not empty", f"go on with: sluiceway resume {killed}")
     done = sluiceway("resume", killed, "--set", "train.betas=[0.8,0.9]")
     assert_short_error(done, 2, "train.betas was [0.9, 0.999]")
     done = sluiceway("resume", killed)
@@ -116,6 +119,22 @@ def test_what_is_asked_to_end_has_committed_its_steps(sluiceway, configs, whole,
         assert done.err == ""
     assert json.loads(inspected.out)["live"]["step"] >= reached - 3  # Skipped ones are not counted.
     assert bits(stopped) == bits(whole)
+
+
+def test_a_run_that_made_no_step_leaves_no_store(sluiceway, configs, tmp_path):
+    out = tmp_path / "out"
+    slow = "device.link={d2h_gbps: 0.00002, h2d_gbps: 1}"  # The first step takes seconds.
+    command = sluiceway.start(
+        "train", configs[0], "--out", out, "--set", slow, "--set", "data.eval=[]"
+    )
+    while not (out / "store" / "drive0.sws").exists() and command.is_running():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    command.signal(signal.SIGINT)
+    time.sleep(0.1)
+    command.signal(signal.SIGINT)
+    assert command.wait().code == 130
+    assert not out.exists()
 
 
 def test_a_run_without_a_commit_of_its_own_is_begun_where_it_is(

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from sluiceway.config.schema import Config
 
 
+STORE_FOLDER = "store"  # Inside of a run's, where an engine keeps something and no path is said.
+
+
 class EngineSection(Section):
     """The keys of one kind of engine."""
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,6 +16,8 @@ import yaml
 
 from sluiceway.base.atomic import older_folder, replace_file
 from sluiceway.base.json_text import json_text
+from sluiceway.config.engine_section import STORE_FOLDER
+from sluiceway.config.file import load_config
 from sluiceway.config.schema import Config
 from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 
@@ -74,7 +77,7 @@ class RunFolder:
     def check_new(cls, path: Path) -> None:
         """Refuse a folder that has something in it."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            resume = (path / CONFIG_FILE).exists() and cls(path).checkpoint_path.exists()
+            resume = cls(path)._can_be_resumed()
             hint = f"; go on with: sluiceway resume {path}" if resume else "; choose another --out"
             raise InvalidArgument(f"--out: {path} is not empty, expected a new folder{hint}")
 
@@ -88,6 +91,16 @@ class RunFolder:
                 errno.ENOENT,
                 str(path),
             )
+
+    def _can_be_resumed(self) -> bool:
+        if not (self.path / CONFIG_FILE).exists():
+            return False
+        if self.checkpoint_path.exists():
+            return True
+        try:
+            return load_config(self.path / CONFIG_FILE).engine.commits
+        except Error:
+            return False
 
     def _refuse_links(self) -> None:
         """A save takes the place of the one before it by its name: a link would be in the way."""
@@ -199,6 +212,7 @@ class RunFolder:
         self.close()
         for path in (self.metrics_path, self.path / CONFIG_FILE, self.trace_path):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.path / STORE_FOLDER, ignore_errors=True)  # Ours: the folder was empty.
         with contextlib.suppress(OSError):
             for path in self._made:
                 path.rmdir()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.engine_section import STORE_FOLDER, EngineSection
 from sluiceway.config.options import Options, option
 from sluiceway.errors import InvalidArgument, Unavailable
 
@@ -21,7 +21,6 @@ _HERE = {
     "weights": ("resident",),
     "state_codec": ("fp32",),
 }
-_STORE = "store"  # The folder inside of a run's.
 
 
 class OffloadOptions(Options):
@@ -86,5 +85,5 @@ class OffloadSection(OffloadOptions, EngineSection):
         """States on disk are in the folder of the run, if nothing else is said."""
         if self.tier == "host" or config.store.path is not None:
             return config
-        store = config.store.model_copy(update={"path": str(folder / _STORE)})
+        store = config.store.model_copy(update={"path": str(folder / STORE_FOLDER)})
         return config.model_copy(update={"store": store})
