@@ -168,9 +168,11 @@ def _doctor(
     debug: o.Debug = False,
 ) -> None:
     """Say what this machine offers, and what each missing thing costs."""
+    from sluiceway.base.interrupt import Interrupt
     from sluiceway.commands.doctor import doctor
 
-    doctor(path, quick, as_json)
+    with Interrupt():
+        doctor(path, quick, as_json)
 
 
 @app.command("bench")
