@@ -1,0 +1,97 @@
+"""Which fine-tunes the experiment consists of, planned from what is known so far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stages import MODELS, RATES, SHIFTS, Results, tuned
+from train_one import Job
+
+CODECS = ("block_random", "svd", "sparse_learned")
+RATIOS = (0.25, 0.5)
+REDRAWS = ("never", "50", "1")  # Steps between two draws.
+FIRST_RATES = RATES[:3]
+SCREENED = (("small", "prose"), ("small", "cpp"))
+SETTINGS = tuple((model, shift) for model in MODELS for shift in SHIFTS)
+SEEDS = (0, 1, 2)
+# Codec, f, redraw: what the screen leaves to be decided with more seeds.
+WINNERS: tuple[tuple[str, float, str], ...] = ()
+# A processor's second of a fine-tune by model; the codec's own come on top.
+SECONDS = {"small": 15, "quickstart": 32}
+DRAW_SECONDS = {  # All weights of the small model, once, at f = 1/4 and 1/2.
+    "block_random": (0.004, 0.004),
+    "svd": (0.06, 0.15),
+    "sparse_learned": (2.5, 5.0),
+}
+
+
+def job_of(setting: tuple[str, str], row: tuple[str, float, str], seed: int = 0) -> Job:
+    """A fine-tune without a rate."""
+    (model, shift), (method, ratio, redraw) = setting, row
+    return Job(model, shift, method, ratio, 0.0, seed, refresh=redraw)
+
+
+BASELINES = (("adamw", 1.0, "never"), ("identity", 1.0, "never"))
+
+
+def costly(row: tuple[str, float, str]) -> bool:
+    """Rows whose drawing costs more than the training; they get one rate."""
+    method, ratio, redraw = row
+    return redraw == "1" and (method == "sparse_learned" or (method == "svd" and ratio > 0.25))
+
+
+def _rate_from(row: tuple[str, float, str]) -> tuple[str, float, str]:
+    """The row that a costly one takes its rate from."""
+    method, ratio, _ = row
+    return (method, 0.25, "1") if method == "svd" else (method, ratio, "50")
+
+
+def row_jobs(results: Results, setting: tuple[str, str], row: tuple[str, float, str]) -> list[Job]:
+    """One job a rate that is known to be wanted."""
+    job = job_of(setting, row)
+    if not costly(row):
+        return tuned(results, job, FIRST_RATES)
+    rate = results.tuned_rate(job_of(setting, _rate_from(row)), FIRST_RATES)
+    return [] if rate is None else [replace(job, lr=rate)]
+
+
+def best_job(results: Results, setting: tuple[str, str], row: tuple[str, float, str]) -> Job | None:
+    """The first seed at the best rate; None while that is not known."""
+    jobs = row_jobs(results, setting, row)
+    if not jobs or not all(map(results.has, jobs)):
+        return None
+    return min(jobs, key=lambda job: results.loss(job, "pick"))
+
+
+def screen(results: Results) -> list[Job]:
+    """Every codec, f and redraw; one seed, the cheap rows first."""
+    rows = [(c, f, r) for c in CODECS for f in RATIOS for r in REDRAWS]
+    rows = [*BASELINES, *sorted(rows, key=costly)]
+    return [job for row in rows for setting in SCREENED for job in row_jobs(results, setting, row)]
+
+
+def winners(results: Results) -> list[Job]:
+    """What won, on every model and shift, with two more seeds at the best rate."""
+    jobs = []
+    for setting in SETTINGS:
+        for row in (*BASELINES, *WINNERS):
+            jobs += row_jobs(results, setting, row)
+            best = best_job(results, setting, row)
+            if best is not None:
+                jobs += [replace(best, seed=seed) for seed in SEEDS]
+    return jobs
+
+
+STAGES = {"screen": screen, "winners": winners}
+
+
+def estimated_seconds(job: Job) -> float:
+    """Of one core."""
+    seconds = SECONDS[job.model]
+    if job.method not in DRAW_SECONDS:
+        return seconds
+    draws = 1 if job.refresh == "never" else job.steps / int(job.refresh)
+    if job.method == "sparse_learned" and job.refresh == "1":
+        draws /= 10  # A tenth of the learning steps.
+    scale = SECONDS[job.model] / SECONDS["small"]
+    return seconds + scale * draws * DRAW_SECONDS[job.method][job.ratio > 0.25]
