@@ -1,0 +1,191 @@
+"""Turn the fine-tunes that are done into RESULTS.md.
+
+Learning rates are chosen on `pick`, losses shown are of `final`, as in experiments/fidelity.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import traffic
+from rows import BASELINES, CODECS, RATIOS, REDRAWS, SCREENED, SEEDS, SETTINGS, WINNERS, best_job
+from stages import Results
+from tables import number, shares, spread, table
+from train_one import Job
+
+Row = tuple[str, float, str]
+Setting = tuple[str, str]
+FIDELITY = Path(__file__).resolve().parents[1] / "fidelity" / "results"
+
+
+def called(row: Row) -> list[str]:
+    """Codec, f, redraw."""
+    method, ratio, redraw = row
+    if row in BASELINES:
+        return [method, "-", "-"]
+    return [method, f"{ratio:g}", redraw if redraw == "never" else f"every {redraw}"]
+
+
+def done_seeds(results: Results, job: Job) -> list[Job]:
+    """One job a seed, those that are there."""
+    return [j for j in (replace(job, seed=seed) for seed in SEEDS) if results.has(j)]
+
+
+def share_at(results: Results, setting: Setting, job: Job | None) -> str:
+    """Share of AdamW's gain, seed by seed; "-" where a fine-tune is not there."""
+    native = best_job(results, setting, BASELINES[0])
+    if job is None or native is None:
+        return "-"
+    pairs = [(j, replace(native, seed=j.seed)) for j in done_seeds(results, job)]
+    pairs = [(j, n) for j, n in pairs if results.has(n)]
+    if not pairs:
+        return "-"
+    return spread(shares(results, *map(list, zip(*pairs, strict=True))), ".3f")
+
+
+def screened(results: Results, setting: Setting) -> str:
+    """Every row that is done, by loss: one seed."""
+    native = best_job(results, setting, BASELINES[0])
+    rows = [*BASELINES, *((c, f, r) for c in CODECS for f in RATIOS for r in REDRAWS)]
+    best = {row: job for row in rows if (job := best_job(results, setting, row)) is not None}
+    lines = []
+    for row, job in sorted(best.items(), key=lambda item: results.loss(item[1])):
+        run = results.of(job)
+        plain = replace(job, lr=native.lr) if native else None
+        bias = "-" if row in BASELINES else number(run["relative_bias"], ".2f")
+        codec = "-" if row in BASELINES else number(run["codec_seconds"], ".0f")
+        lines.append([*called(row), f"{job.lr:g}", number(results.loss(job)),
+                      first_share(results, job, native), first_share(results, plain, native), bias,
+                      codec])  # fmt: skip
+    columns = ("codec", "f", "redraw", "best lr", "loss", "share", "share at AdamW's lr", "bias",
+               "codec, CPU s")  # fmt: skip
+    return table(columns, lines) + f"\n\nRows not complete: {len(rows) - len(best)}."
+
+
+def first_share(results: Results, job: Job | None, native: Job | None) -> str:
+    """Of one seed."""
+    if job is None or native is None or not results.has(job):
+        return "-"
+    return number(shares(results, [job], [native])[0], ".3f")
+
+
+def redraw_differences(results: Results) -> str:
+    """Share of each redraw less that of fixed projectors: equal codec, f, setting and batches."""
+    lines = []
+    for codec in CODECS:
+        for redraw in REDRAWS[1:]:
+            found = []
+            for setting in SCREENED:
+                native = best_job(results, setting, BASELINES[0])
+                for ratio in RATIOS:
+                    pair = [best_job(results, setting, (codec, ratio, r))
+                            for r in (redraw, "never")]  # fmt: skip
+                    if native is not None and None not in pair:
+                        new, old = shares(results, pair, [native, native])
+                        found.append(new - old)
+            if found:
+                lines.append([codec, f"every {redraw}", number(statistics.mean(found), "+.3f"),
+                              ", ".join(number(d, "+.3f") for d in found)])  # fmt: skip
+    return table(("codec", "redraw", "mean", "each pair"), lines)
+
+
+def headline(results: Results) -> str:
+    """The winners on every setting, beside what the subspace engine keeps there."""
+    lines = []
+    for row in (*BASELINES[1:], *WINNERS):
+        shown = [share_at(results, s, best_job(results, s, row)) for s in SETTINGS]
+        lines.append([*called(row), *shown])
+    for method in ("svd+residual+factored_v", "block_random+residual+factored_v", "none+residual",
+                   "block_random"):  # fmt: skip
+        shown = [fidelity_share(setting, method) for setting in SETTINGS]
+        lines.append([f"fidelity: {method}", "0.25", "never", *shown])
+    return table(("codec", "f", "redraw", *(f"{m}, {s}" for m, s in SETTINGS)), lines)
+
+
+def fidelity_share(setting: Setting, method: str) -> str:
+    """Of the subspace engine at its best rate, from experiments/fidelity and its own AdamW."""
+    theirs, (model, shift) = Results(FIDELITY), setting
+
+    def tuned(name: str) -> Job | None:
+        job = Job(model, shift, name, 0.25, 0.0, 0)
+        rate = theirs.tuned_rate(job, (1e-3, 2e-3, 4e-3))
+        return None if rate is None else replace(job, lr=rate)
+
+    mine, native = tuned(method), tuned("adamw")
+    if mine is None or native is None:
+        return "-"
+    jobs = [replace(mine, seed=seed) for seed in SEEDS]
+    natives = [replace(native, seed=seed) for seed in SEEDS]
+    if not all(map(theirs.has, [*jobs, *natives])):
+        return "-"
+    return spread(shares(theirs, jobs, natives), ".3f")
+
+
+def paired(results: Results) -> str:
+    """Loss of each winner less AdamW's and less the first winner's, over all seeds and settings."""
+    others = {"adamw": BASELINES[0], "identity": BASELINES[1]}
+    others |= {" ".join(called(WINNERS[0])): WINNERS[0]} if WINNERS else {}
+    lines = []
+    for row in (BASELINES[1], *WINNERS):
+        cells = []
+        for other in others.values():
+            found = differences(results, row, other)
+            cells.append("-" if row == other or len(found) < 2 else mean_and_error(found))
+        lines.append([*called(row), *cells])
+    return table(("codec", "f", "redraw", *(f"less {name}" for name in others)), lines)
+
+
+def differences(results: Results, row: Row, other: Row) -> list[float]:
+    """Loss less the other's, equal setting and seed, as a share of AdamW's gain there."""
+    found = []
+    for setting in SETTINGS:
+        jobs = [best_job(results, setting, r) for r in (row, other, BASELINES[0])]
+        if None in jobs:
+            continue
+        for seed in SEEDS:
+            here = [replace(job, seed=seed) for job in jobs]
+            if all(map(results.has, here)):
+                mine, theirs = shares(results, here[:2], [here[2]] * 2)
+                found.append(mine - theirs)
+    return found
+
+
+def mean_and_error(found: list[float]) -> str:
+    """Mean, its standard error, how many."""
+    error = statistics.stdev(found) / len(found) ** 0.5
+    return f"{number(statistics.mean(found), '+.3f')} ± {error:.3f} ({len(found)})"
+
+
+def document(results: Results) -> str:
+    """All of RESULTS.md."""
+    rows = [("identity", 1.0), *((c, f) for c in CODECS for f in RATIOS)]
+    bytes_table = table(traffic.COLUMNS, [traffic.cells(*row) for row in rows])
+    commits = ", ".join(_commits())
+    parts = [
+        f"# A codec for the disk engine: results\n\nWritten by `python experiments/offload_codec/"
+        f"run.py --table` from `results/`; code of {commits or 'unknown commit'}.",
+        "## Bytes for a parameter and step, by formula\n\nf32 states, 16-bit weights that stay on "
+        f"the device. `P and Q` (host memory, and down the link at a redraw) and `host flop` are "
+        f"those of a {traffic.SIDE} x {traffic.SIDE} weight.\n\n{bytes_table}",
+    ]
+    for setting in SCREENED:
+        parts.append(f"## Screen: {setting[0]} model, {setting[1]}, one seed\n\n"
+                     f"`share` is of AdamW's gain at its best rate, `bias` |G^ - G| / |G|.\n\n"
+                     f"{screened(results, setting)}")  # fmt: skip
+    parts.append("## What redrawing brings\n\nShare of AdamW's gain less that of the same codec "
+                 "with fixed projectors, each at its best rate; pairs are small prose and small "
+                 f"C++ at f = 1/4 and 1/2.\n\n{redraw_differences(results)}")  # fmt: skip
+    parts.append("## Four settings, three seeds\n\nMedian share of AdamW's gain and its range, "
+                 "each at its best rate; `fidelity` rows are the subspace engine's, of "
+                 f"`experiments/fidelity`.\n\n{headline(results)}\n\nPaired differences of the "
+                 "share, mean over settings and seeds and its standard error (pairs).\n\n"
+                 f"{paired(results)}")  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _commits() -> list[str]:
+    files = sorted((Path(__file__).parent / "results").glob("*.json"))
+    return sorted({json.loads(file.read_text())["commit"][:12] for file in files})
