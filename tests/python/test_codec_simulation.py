@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-sys.path.append(str(EXPERIMENTS / "fidelity"))
-sys.path.append(str(EXPERIMENTS / "offload_codec"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "fidelity"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "offload_codec"))
 
 import traffic
 from methods import WEIGHT_DECAY
