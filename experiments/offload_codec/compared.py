@@ -11,7 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import traffic
-from rows import BASELINES, CODECS, RATIOS, REDRAWS, SCREENED, SEEDS, SETTINGS, WINNERS, best_job
+from rows import (
+    BASELINES,
+    CODECS,
+    LONG,
+    RATIOS,
+    REDRAWS,
+    SCREENED,
+    SEEDS,
+    SETTINGS,
+    WINNERS,
+    best_job,
+    long,
+)
 from stages import Results
 from tables import number, shares, spread, table
 from train_one import Job
@@ -67,7 +79,7 @@ def screened(results: Results, setting: Setting) -> str:
 
 def first_share(results: Results, job: Job | None, native: Job | None) -> str:
     """Of one seed."""
-    if job is None or native is None or not results.has(job):
+    if job is None or native is None or not (results.has(job) and results.has(native)):
         return "-"
     return number(shares(results, [job], [native])[0], ".3f")
 
@@ -159,6 +171,19 @@ def mean_and_error(found: list[float]) -> str:
     return f"{number(statistics.mean(found), '+.3f')} ± {error:.3f} ({len(found)})"
 
 
+def lasting(results: Results) -> str:
+    """The long runs: one seed."""
+    lines = []
+    native = best_job(results, SCREENED[0], BASELINES[0])
+    for job in long(results):
+        if results.has(job):
+            whole = replace(native, steps=job.steps)
+            row = (job.method, job.ratio, job.refresh)
+            lines.append([*called(row), f"{job.lr:g}", number(results.loss(job)),
+                          first_share(results, job, whole)])  # fmt: skip
+    return table(("codec", "f", "redraw", "lr", "loss", "share"), lines)
+
+
 def document(results: Results) -> str:
     """All of RESULTS.md."""
     rows = [("identity", 1.0), *((c, f) for c in CODECS for f in RATIOS)]
@@ -183,6 +208,8 @@ def document(results: Results) -> str:
                  f"`experiments/fidelity`.\n\n{headline(results)}\n\nPaired differences of the "
                  "share, mean over settings and seeds and its standard error (pairs).\n\n"
                  f"{paired(results)}")  # fmt: skip
+    parts.append(f"## {LONG:,} steps\n\nSmall model, prose, one seed, at the best rate of 200."
+                 f"\n\n{lasting(results)}")  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 

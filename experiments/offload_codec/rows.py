@@ -10,13 +10,19 @@ from train_one import Job
 CODECS = ("block_random", "svd", "sparse_learned")
 RATIOS = (0.25, 0.5)
 REDRAWS = ("never", "50", "1")  # Steps between two draws.
-FIRST_RATES = RATES[:3]
+FIRST_RATES = RATES[1:3]  # Whichever is better is at an edge, so one beyond it is tried too.
+ADAMW_RATE = 2e-3  # The best of three in every setting of experiments/fidelity, and of the screen.
 SCREENED = (("small", "prose"), ("small", "cpp"))
 SETTINGS = tuple((model, shift) for model in MODELS for shift in SHIFTS)
 SEEDS = (0, 1, 2)
+LONG = 1000
 # Codec, f, redraw: what the screen leaves to be decided with more seeds.
-WINNERS: tuple[tuple[str, float, str], ...] = ()
-# A processor's second of a fine-tune by model; the codec's own come on top.
+WINNERS: tuple[tuple[str, float, str], ...] = (
+    ("block_random", 0.5, "50"),
+    ("block_random", 0.5, "never"),
+    ("block_random", 0.25, "50"),
+)
+# A core's seconds for 200 steps by model; the codec's own come on top.
 SECONDS = {"small": 15, "quickstart": 32}
 DRAW_SECONDS = {  # All weights of the small model, once, at f = 1/4 and 1/2.
     "block_random": (0.004, 0.004),
@@ -49,6 +55,8 @@ def _rate_from(row: tuple[str, float, str]) -> tuple[str, float, str]:
 def row_jobs(results: Results, setting: tuple[str, str], row: tuple[str, float, str]) -> list[Job]:
     """One job a rate that is known to be wanted."""
     job = job_of(setting, row)
+    if row in BASELINES and setting not in SCREENED:
+        return [replace(job, lr=ADAMW_RATE)]
     if not costly(row):
         return tuned(results, job, FIRST_RATES)
     rate = results.tuned_rate(job_of(setting, _rate_from(row)), FIRST_RATES)
@@ -82,12 +90,19 @@ def winners(results: Results) -> list[Job]:
     return jobs
 
 
-STAGES = {"screen": screen, "winners": winners}
+def long(results: Results) -> list[Job]:
+    """1,000 steps with the first codec, at the rates of 200: does redrawing matter later on?"""
+    rows = [BASELINES[0], *((CODECS[0], f, r) for f in reversed(RATIOS) for r in REDRAWS)]
+    best = [best_job(results, SCREENED[0], row) for row in rows]
+    return [replace(job, steps=LONG) for job in best if job is not None]
+
+
+STAGES = {"screen": screen, "winners": winners, "long": long}
 
 
 def estimated_seconds(job: Job) -> float:
     """Of one core."""
-    seconds = SECONDS[job.model]
+    seconds = SECONDS[job.model] * job.steps / 200
     if job.method not in DRAW_SECONDS:
         return seconds
     draws = 1 if job.refresh == "never" else job.steps / int(job.refresh)
