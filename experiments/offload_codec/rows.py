@@ -7,6 +7,8 @@ from dataclasses import replace
 from stages import MODELS, RATES, SHIFTS, Results, tuned
 from train_one import Job
 
+Row = tuple[str, float, str]  # Codec, f, redraw.
+Setting = tuple[str, str]  # Model, shift.
 CODECS = ("block_random", "svd", "sparse_learned")
 RATIOS = (0.25, 0.5)
 REDRAWS = ("never", "50", "1")  # Steps between two draws.
@@ -17,7 +19,7 @@ SETTINGS = tuple((model, shift) for model in MODELS for shift in SHIFTS)
 SEEDS = (0, 1, 2)
 LONG = 1000
 # Codec, f, redraw: what the screen leaves to be decided with more seeds.
-WINNERS: tuple[tuple[str, float, str], ...] = (
+WINNERS: tuple[Row, ...] = (
     ("block_random", 0.5, "50"),
     ("block_random", 0.5, "never"),
     ("block_random", 0.25, "50"),
@@ -31,7 +33,7 @@ DRAW_SECONDS = {  # All weights of the small model, once, at f = 1/4 and 1/2.
 }
 
 
-def job_of(setting: tuple[str, str], row: tuple[str, float, str], seed: int = 0) -> Job:
+def job_of(setting: Setting, row: Row, seed: int = 0) -> Job:
     """A fine-tune without a rate."""
     (model, shift), (method, ratio, redraw) = setting, row
     return Job(model, shift, method, ratio, 0.0, seed, refresh=redraw)
@@ -40,19 +42,27 @@ def job_of(setting: tuple[str, str], row: tuple[str, float, str], seed: int = 0)
 BASELINES = (("adamw", 1.0, "never"), ("identity", 1.0, "never"))
 
 
-def costly(row: tuple[str, float, str]) -> bool:
+def called(row: Row) -> list[str]:
+    """Codec, f, redraw."""
+    method, ratio, redraw = row
+    if row in BASELINES:
+        return [method, "-", "-"]
+    return [method, f"{ratio:g}", redraw if redraw == "never" else f"every {redraw}"]
+
+
+def costly(row: Row) -> bool:
     """Rows whose drawing costs more than the training; they get one rate."""
     method, ratio, redraw = row
     return redraw == "1" and (method == "sparse_learned" or (method == "svd" and ratio > 0.25))
 
 
-def _rate_from(row: tuple[str, float, str]) -> tuple[str, float, str]:
+def _rate_from(row: Row) -> Row:
     """The row that a costly one takes its rate from."""
     method, ratio, _ = row
     return (method, 0.25, "1") if method == "svd" else (method, ratio, "50")
 
 
-def row_jobs(results: Results, setting: tuple[str, str], row: tuple[str, float, str]) -> list[Job]:
+def row_jobs(results: Results, setting: Setting, row: Row) -> list[Job]:
     """One job a rate that is known to be wanted."""
     job = job_of(setting, row)
     if row in BASELINES and setting not in SCREENED:
@@ -63,7 +73,7 @@ def row_jobs(results: Results, setting: tuple[str, str], row: tuple[str, float, 
     return [] if rate is None else [replace(job, lr=rate)]
 
 
-def best_job(results: Results, setting: tuple[str, str], row: tuple[str, float, str]) -> Job | None:
+def best_job(results: Results, setting: Setting, row: Row) -> Job | None:
     """The first seed at the best rate; None while that is not known."""
     jobs = row_jobs(results, setting, row)
     if not jobs or not all(map(results.has, jobs)):
