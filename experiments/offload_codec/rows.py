@@ -102,12 +102,12 @@ def winners(results: Results) -> list[Job]:
 
 def long(results: Results) -> list[Job]:
     """1,000 steps with the first codec, at the rates of 200: does redrawing matter later on?"""
-    rows = [BASELINES[0], *((CODECS[0], f, r) for f in reversed(RATIOS) for r in REDRAWS)]
+    rows = [BASELINES[0], *((CODECS[0], RATIOS[-1], redraw) for redraw in REDRAWS)]
     best = [best_job(results, SCREENED[0], row) for row in rows]
     return [replace(job, steps=LONG) for job in best if job is not None]
 
 
-STAGES = {"screen": screen, "winners": winners, "long": long}
+STAGES = {"screen": screen, "long": long, "winners": winners}
 
 
 def estimated_seconds(job: Job) -> float:
