@@ -7,10 +7,12 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
 import torch
-from methods import trainee
+from methods import Trainee, trainee
 from sluiceway.text.batches import Batch, Batches, Sequences, in_order
 from tasks import first_sequences, load_model, load_text
 
@@ -18,6 +20,7 @@ MICRO_BATCH = 4
 WARMUP = 10
 MAX_NORM = 1.0
 LOOKS = 5  # Evaluations on the way, for curves over time.
+Prepare = Callable[..., AbstractContextManager[Trainee]]  # With the arguments of trainee().
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ def losses_before(name: str, shift: str) -> dict[str, float]:
     return {"pick": mean_loss(model, text.pick), "final": mean_loss(model, text.final)}
 
 
-def run(job: Job) -> dict:
-    """Fine-tune, evaluate on both held-out parts.
+def run(job: Job, prepare: Prepare = trainee) -> dict:
+    """Fine-tune, evaluate on both held-out parts; `prepare` makes a model ready for its method.
 
     `cpu_seconds` counts every thread of the process, links and host lanes too, and not the time
     that other programs held the cores; a link that is not throttled costs its copies alone.
@@ -94,7 +97,7 @@ def run(job: Job) -> dict:
     batches = Batches(text.train, MICRO_BATCH, job.seed)
     seconds, cpu_seconds, curve = 0.0, 0.0, []
     refresh = refresh_arguments(job.refresh)
-    with trainee(model, job.method, job.ratio, job.lr, job.seed, refresh) as t:
+    with prepare(model, job.method, job.ratio, job.lr, job.seed, refresh) as t:
         model.train()
         for step in range(job.steps):
             began, cpu_began = time.perf_counter(), time.process_time()

@@ -1,0 +1,122 @@
+"""Which fine-tunes the experiment consists of, planned from what is known so far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stages import MODELS, RATES, SHIFTS, Results, tuned
+from train_one import Job
+
+Row = tuple[str, float, str]  # Codec, f, redraw.
+Setting = tuple[str, str]  # Model, shift.
+CODECS = ("block_random", "svd", "sparse_learned")
+RATIOS = (0.25, 0.5)
+REDRAWS = ("never", "50", "1")  # Steps between two draws.
+FIRST_RATES = RATES[1:3]  # Whichever is better is at an edge, so one beyond it is tried too.
+ADAMW_RATE = 2e-3  # The best of three in every setting of experiments/fidelity, and of the screen.
+SCREENED = (("small", "prose"), ("small", "cpp"))
+SETTINGS = tuple((model, shift) for model in MODELS for shift in SHIFTS)
+SEEDS = (0, 1, 2)
+LONG = 1000
+# Codec, f, redraw: what the screen leaves to be decided with more seeds.
+WINNERS: tuple[Row, ...] = (
+    ("block_random", 0.5, "never"),
+    ("block_random", 0.5, "50"),
+    ("block_random", 0.25, "50"),
+)
+# A core's seconds for 200 steps by model; the codec's own come on top.
+SECONDS = {"small": 15, "quickstart": 32}
+DRAW_SECONDS = {  # All weights of the small model, once, at f = 1/4 and 1/2.
+    "block_random": (0.004, 0.004),
+    "svd": (0.06, 0.15),
+    "sparse_learned": (2.5, 5.0),
+}
+
+
+def job_of(setting: Setting, row: Row, seed: int = 0) -> Job:
+    """A fine-tune without a rate."""
+    (model, shift), (method, ratio, redraw) = setting, row
+    return Job(model, shift, method, ratio, 0.0, seed, refresh=redraw)
+
+
+BASELINES = (("adamw", 1.0, "never"), ("identity", 1.0, "never"))
+
+
+def called(row: Row) -> list[str]:
+    """Codec, f, redraw."""
+    method, ratio, redraw = row
+    if row in BASELINES:
+        return [method, "-", "-"]
+    return [method, f"{ratio:g}", redraw if redraw == "never" else f"every {redraw}"]
+
+
+def costly(row: Row) -> bool:
+    """Rows whose drawing costs more than the training; they get one rate."""
+    method, ratio, redraw = row
+    return redraw == "1" and (method == "sparse_learned" or (method == "svd" and ratio > 0.25))
+
+
+def _rate_from(row: Row) -> Row:
+    """The row that a costly one takes its rate from."""
+    method, ratio, _ = row
+    return (method, 0.25, "1") if method == "svd" else (method, ratio, "50")
+
+
+def row_jobs(results: Results, setting: Setting, row: Row) -> list[Job]:
+    """One job a rate that is known to be wanted."""
+    job = job_of(setting, row)
+    if row in BASELINES and setting not in SCREENED:
+        return [replace(job, lr=ADAMW_RATE)]
+    if not costly(row):
+        return tuned(results, job, FIRST_RATES)
+    rate = results.tuned_rate(job_of(setting, _rate_from(row)), FIRST_RATES)
+    return [] if rate is None else [replace(job, lr=rate)]
+
+
+def best_job(results: Results, setting: Setting, row: Row) -> Job | None:
+    """The first seed at the best rate; None while that is not known."""
+    jobs = row_jobs(results, setting, row)
+    if not jobs or not all(map(results.has, jobs)):
+        return None
+    return min(jobs, key=lambda job: results.loss(job, "pick"))
+
+
+def screen(results: Results) -> list[Job]:
+    """Every codec, f and redraw; one seed, the cheap rows first."""
+    rows = [(c, f, r) for c in CODECS for f in RATIOS for r in REDRAWS]
+    rows = [*BASELINES, *sorted(rows, key=costly)]
+    return [job for row in rows for setting in SCREENED for job in row_jobs(results, setting, row)]
+
+
+def winners(results: Results) -> list[Job]:
+    """What won, on every model and shift, with two more seeds at the best rate."""
+    jobs = []
+    for setting in SETTINGS:
+        for row in (*BASELINES, *WINNERS):
+            jobs += row_jobs(results, setting, row)
+            best = best_job(results, setting, row)
+            if best is not None:
+                jobs += [replace(best, seed=seed) for seed in SEEDS]
+    return jobs
+
+
+def long(results: Results) -> list[Job]:
+    """1,000 steps with the first codec, at the rates of 200: does redrawing matter later on?"""
+    rows = [BASELINES[0], *((CODECS[0], RATIOS[-1], redraw) for redraw in REDRAWS)]
+    best = [best_job(results, SCREENED[0], row) for row in rows]
+    return [replace(job, steps=LONG) for job in best if job is not None]
+
+
+STAGES = {"screen": screen, "long": long, "winners": winners}
+
+
+def estimated_seconds(job: Job) -> float:
+    """Of one core."""
+    seconds = SECONDS[job.model] * job.steps / 200
+    if job.method not in DRAW_SECONDS:
+        return seconds
+    draws = 1 if job.refresh == "never" else job.steps / int(job.refresh)
+    if job.method == "sparse_learned" and job.refresh == "1":
+        draws /= 10  # A tenth of the learning steps.
+    scale = SECONDS[job.model] / SECONDS["small"]
+    return seconds + scale * draws * DRAW_SECONDS[job.method][job.ratio > 0.25]

@@ -1,0 +1,59 @@
+"""What the disk engine moves for a parameter in a step, by formula.
+
+States are 12 bytes, read and written: 24. M micro-batches are M gradients of 2 bytes that cross the
+link, are spilled and read back under `identity`; a codec sums them in the core on the device, so it
+sends f^2 of a gradient whatever M is, and spills either that core or the gradient that it becomes.
+The 16-bit weight goes up in any case.
+"""
+
+from __future__ import annotations
+
+from projectors import BLOCK, NNZ, kept
+
+MICRO_BATCHES = (1, 4, 16)
+SIDE = 4096  # Of a square weight, for what depends on its shape.
+STATES, GRADIENT, WEIGHT = 24, 2, 2
+
+
+def d2h_bytes(codec: str, ratio: float, micro_batches: int) -> float:
+    """Down the link."""
+    return GRADIENT * micro_batches if codec == "identity" else GRADIENT * ratio**2
+
+
+def disk_bytes(codec: str, ratio: float, micro_batches: int, spill: str) -> float:
+    """Read and written; `spill` is "gradient" or "core"."""
+    if codec == "identity":
+        return STATES + 2 * GRADIENT * micro_batches
+    return STATES + 2 * GRADIENT * (ratio**2 if spill == "core" else 1)
+
+
+def projector_bytes(codec: str, ratio: float) -> float:
+    """P and Q of a SIDE x SIDE weight for a parameter, f32: host memory, and down at a redraw."""
+    if codec == "svd":
+        return 8 * ratio
+    return 8 * NNZ / SIDE if codec == "sparse_learned" else 0.0  # Positions come from the seed.
+
+
+def host_flop(codec: str, ratio: float) -> float:
+    """Products that decompress a SIDE x SIDE weight, for a parameter: Z = S Q^T, then P Z."""
+    if codec == "identity":
+        return 0.0
+    nonzeros = {"svd": ratio * SIDE, "block_random": kept(ratio, BLOCK), "sparse_learned": NNZ}
+    return 2 * nonzeros[codec] * (1 + ratio)
+
+
+COLUMNS = (
+    "codec", "f", *(f"d2h, M = {m}" for m in MICRO_BATCHES), "h2d",
+    *(f"disk, M = {m}, gradient spilled" for m in MICRO_BATCHES), "disk, core spilled, any M",
+    "P and Q", "host flop",
+)  # fmt: skip
+
+
+def cells(codec: str, ratio: float) -> list[str]:
+    """One line of the table."""
+    down = [d2h_bytes(codec, ratio, m) for m in MICRO_BATCHES]
+    disk = [disk_bytes(codec, ratio, m, "gradient") for m in MICRO_BATCHES]
+    core = "-" if codec == "identity" else f"{disk_bytes(codec, ratio, 1, 'core'):g}"
+    return [codec, "-" if codec == "identity" else f"{ratio:g}", *(f"{d:g}" for d in down),
+            f"{WEIGHT}", *(f"{d:g}" for d in disk), core,
+            f"{projector_bytes(codec, ratio):.3g}", f"{host_flop(codec, ratio):,.0f}"]  # fmt: skip
