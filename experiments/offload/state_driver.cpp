@@ -43,17 +43,12 @@ struct Arguments {
 Arguments parse(int count, char** words) {
   SLUICEWAY_CHECK(count == 7, "state_driver: ", count - 1,
                   " arguments, expected FOLDER PARAMETERS STEPS MICRO_BATCHES RING_MIB IO");
-  const std::string io = words[6];
-  SLUICEWAY_CHECK(io == "auto" || io == "uring" || io == "posix", "state_driver: io is ", io,
-                  ", expected auto, uring or posix");
   return {words[1],
           std::atoll(words[2]),
           std::atoi(words[3]),
           std::atoi(words[4]),
           static_cast<std::size_t>(std::atoll(words[5])) << 20,
-          io == "auto"    ? IoChoice::kAuto
-          : io == "uring" ? IoChoice::kUring
-                          : IoChoice::kPosix};
+          parse_io_choice(words[6])};
 }
 
 // Bytes that the kernel says this process has read from and written to drives.

@@ -55,6 +55,28 @@ class GradientEngine:
         """The optimizer, a `SteppingOptimizer`, of a prepared model that is on its device."""
         raise NotImplementedError
 
+    def lane_arguments(self, trace: Path | None) -> dict[str, Any]:
+        """What every optimizer with lanes of its own takes, which follow the placement."""
+        config, train, placement = self.config, self.config.train, self.placement
+        arguments: dict[str, Any] = {
+            "lr": train.lr,
+            "betas": train.betas,
+            "eps": train.eps,
+            "weight_decay": train.weight_decay,
+            "max_norm": train.max_norm,
+            "schedule": config.schedule.order,
+            "norm_mode": config.schedule.norm,
+            "device": placement.name,
+            "link": config.device.link,
+            "budget": config.budget,
+            "accumulate": train.accumulate,
+            "seed": train.seed,
+            "trace": str(trace) if trace else None,
+        }
+        if placement.device_cpu is not None:
+            arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
+        return arguments
+
     @property
     def freezes_embeddings(self) -> bool:
         """Whether embeddings and head stay as they are."""

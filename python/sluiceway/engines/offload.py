@@ -33,30 +33,14 @@ class Offload(GradientEngine):
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> OffloadAdamW:
         """With lanes of its own, which follow the placement."""
-        config, engine, placement = self.config, self.config.engine, self.placement
-        train, schedule, store = config.train, config.schedule, config.store
-        autocast = placement.autocast_dtype
+        engine, store = self.config.engine, self.config.store
         arguments: dict[str, Any] = {
-            "lr": train.lr,
-            "betas": train.betas,
-            "eps": train.eps,
-            "weight_decay": train.weight_decay,
-            "max_norm": train.max_norm,
+            **self.lane_arguments(trace),
             **{name: getattr(engine, name) for name in OffloadOptions.model_fields},
             **{name: getattr(store, name) for name in StoreOptions.model_fields},
-            "gradients": resolve_gradients(engine.gradients, model, autocast),
-            "schedule": schedule.order,
-            "norm_mode": schedule.norm,
-            "device": placement.name,
-            "link": config.device.link,
-            "budget": config.budget,
-            "accumulate": train.accumulate,
-            "seed": train.seed,
-            "trace": str(trace) if trace else None,
+            "gradients": resolve_gradients(engine.gradients, model, self.placement.autocast_dtype),
             "_exact_norm": False,
         }
-        if placement.device_cpu is not None:
-            arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
         return OffloadAdamW(model, **arguments)
 
     def save(self, folder: Path) -> None:

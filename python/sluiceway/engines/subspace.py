@@ -33,28 +33,13 @@ class Subspace(GradientEngine):
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> SubspaceAdamW:
         """With lanes of its own, which follow the placement."""
-        config, engine, placement = self.config, self.config.engine, self.placement
-        train, schedule = config.train, config.schedule
+        engine = self.config.engine
         arguments: dict[str, Any] = {
-            "lr": train.lr,
-            "betas": train.betas,
-            "eps": train.eps,
-            "weight_decay": train.weight_decay,
-            "max_norm": train.max_norm,
+            **self.lane_arguments(trace),
             **{name: getattr(engine, name) for name in SubspaceOptions.model_fields},
-            "schedule": schedule.order,
-            "norm_mode": schedule.norm,
-            "device": placement.name,
-            "link": config.device.link,
-            "budget": config.budget,
-            "accumulate": train.accumulate,
-            "tokens_per_step": config.tokens_per_step,
-            "total_steps": train.steps,
-            "seed": train.seed,
-            "trace": str(trace) if trace else None,
+            "tokens_per_step": self.config.tokens_per_step,
+            "total_steps": self.config.train.steps,
         }
-        if placement.device_cpu is not None:
-            arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
         return SubspaceAdamW(model, **arguments)
 
     def watch_calibration(self, watch: Callable[[int, int], None]) -> None:

@@ -8,6 +8,7 @@
 #include "compress/codec_families.h"
 #include "kernels/base/check.h"
 #include "kernels/philox.h"
+#include "runtime/device/device_memory.h"
 #include "runtime/engine/offload/last_of.h"
 #include "runtime/engine/offload/offload_lanes.h"
 #include "runtime/engine/offload/state_stream.h"
@@ -101,8 +102,7 @@ std::uint64_t GradientCores::landing_bytes(std::span<const TensorSpec> tensors,
     const std::size_t elems = core_elems(family_of(options), options.codec, tensors[i]);
     most = std::max(most, wire_bytes(options.wire, static_cast<std::int64_t>(elems)));
   }
-  const std::uint64_t line = PinnedPool::kPieceBytes;
-  return kLandings * ((most + line - 1) / line * line);
+  return kLandings * round_up(most, std::uint64_t{PinnedPool::kPieceBytes});
 }
 
 CodecConfig GradientCores::config_of(std::int64_t draw) const {

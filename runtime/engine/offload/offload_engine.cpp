@@ -95,6 +95,14 @@ void OffloadEngine::check_tensor(int index, const AnyMatrix& matrix, const char*
                   "; make a new optimizer after changing a parameter");
 }
 
+void OffloadEngine::check_weights(const char* caller, std::span<const AnyMatrix> weights) const {
+  SLUICEWAY_CHECK(weights.size() == tensors_.size(), "OffloadEngine: ", caller, " with ",
+                  weights.size(), " tensors, expected ", tensors_.size());
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    check_tensor(static_cast<int>(i), weights[i], "weight", tensors_[i].dtype);
+  }
+}
+
 void OffloadEngine::check_begun(const char* caller) const {
   SLUICEWAY_CHECK(begun_, "OffloadEngine: ", caller, " before the states are there: the store ",
                   is_new_ ? "is new, expected begin()" : "holds a run, expected resume()");
@@ -103,11 +111,7 @@ void OffloadEngine::check_begun(const char* caller) const {
 // ---- Before the first step ----------------------------------------------------------------------
 
 void OffloadEngine::begin(std::span<const AnyMatrix> tensors) {
-  SLUICEWAY_CHECK(tensors.size() == tensors_.size(), "OffloadEngine: begin with ", tensors.size(),
-                  " tensors, expected ", tensors_.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    check_tensor(static_cast<int>(i), tensors[i], "weight", tensors_[i].dtype);
-  }
+  check_weights("begin", tensors);
   SLUICEWAY_CHECK(is_new_ || store_->live().step == 0,
                   "OffloadEngine: begin on a store that holds step ", store_->live().step,
                   ", expected resume()");
@@ -128,11 +132,7 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors) {
 
 void OffloadEngine::resume(std::span<const AnyMatrix> tensors) {
   SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume from a store without states, expected begin()");
-  SLUICEWAY_CHECK(tensors.size() == tensors_.size(), "OffloadEngine: resume with ", tensors.size(),
-                  " tensors, expected ", tensors_.size());
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    check_tensor(static_cast<int>(i), tensors[i], "weight", tensors_[i].dtype);
-  }
+  check_weights("resume", tensors);
   if (begun_) synchronize();
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
     stream_.read(
@@ -186,9 +186,7 @@ void OffloadEngine::check_request(const OffloadRequest& request) const {
       request.hyper.size() == tensors_.size() && request.tensors.size() == tensors_.size(),
       "OffloadEngine: step with ", request.hyper.size(), " hyperparameters and ",
       request.tensors.size(), " tensors, expected ", tensors_.size(), " of each");
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    check_tensor(static_cast<int>(i), request.tensors[i], "weight", tensors_[i].dtype);
-  }
+  check_weights("step", request.tensors);
 }
 
 StepOutcome OffloadEngine::step(const OffloadRequest& request) {

@@ -165,6 +165,7 @@ class OffloadEngine {
   StateStream::Types types() const noexcept { return {options_.gradient, weight_dtypes_}; }
   std::unique_ptr<ChunkStore> open_store();
   void check_tensor(int index, const AnyMatrix& matrix, const char* what, DType dtype) const;
+  void check_weights(const char* caller, std::span<const AnyMatrix> weights) const;
   void check_request(const OffloadRequest& request) const;
   void check_begun(const char* caller) const;
   void wait(int group) { lanes_.wait(groups_.update(group)); }
