@@ -62,9 +62,9 @@ void bind_options(py::module_& m) {
 void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient) {
   const AnyMatrix g = matrix_view(gradient, "gradient");
   const StreamRef compute = stream_of(gradient, "gradient");
-  auto keep = std::make_shared<const at::Tensor>(gradient.detach());
+  const auto keep = std::make_shared<const at::Tensor>(gradient.detach());
   const py::gil_scoped_release unlocked;
-  engine.add_gradient(tensor, g, std::move(keep), compute);
+  engine.add_gradient(tensor, g, keep, compute);
 }
 
 // Each is (lr, beta1, beta2, eps, weight_decay).

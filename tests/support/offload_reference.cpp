@@ -97,7 +97,7 @@ void OffloadGradients::add_to(OffloadEngine& engine, int tensor) {
   given_[t] = keep;
   const auto elems = static_cast<std::int64_t>(keep->size() / size_bytes(dtypes_[t]));
   const AnyMatrix view{keep->data(), 1, elems, elems, dtypes_[t]};
-  engine.add_gradient(tensor, view, std::move(keep), StreamRef::host());
+  engine.add_gradient(tensor, view, keep, StreamRef::host());
 }
 
 void OffloadGradients::poison(int tensor, float value) {

@@ -27,12 +27,14 @@ std::uint64_t limit_of(const OffloadOptions& options, Tier tier) {
 std::vector<std::int64_t> elems_of(const std::vector<TensorSpec>& tensors) {
   SLUICEWAY_CHECK(!tensors.empty(), "OffloadEngine: 0 tensors, expected at least one");
   std::vector<std::int64_t> elems;
+  elems.reserve(tensors.size());
   for (const TensorSpec& tensor : tensors) elems.push_back(tensor.elems());
   return elems;
 }
 
 std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradient) {
   std::vector<DType> dtypes;
+  dtypes.reserve(tensors.size());
   for (const TensorSpec& tensor : tensors) {
     SLUICEWAY_CHECK(tensor.dtype == DType::kF32 || tensor.dtype == gradient,
                     "OffloadEngine: ", tensor.name, " is ", to_string(tensor.dtype),
@@ -150,8 +152,8 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors) {
 
 // ---- A step -------------------------------------------------------------------------------------
 
-void OffloadEngine::add_gradient(int index, const AnyMatrix& g, std::shared_ptr<const void> keep,
-                                 StreamRef compute) {
+void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
+                                 const std::shared_ptr<const void>& keep, StreamRef compute) {
   SLUICEWAY_CHECK(compute.is_host(), "OffloadEngine: a gradient on ", to_string(compute.device()),
                   ", expected one on the host device, as in this build");
   check_begun("add_gradient");

@@ -109,7 +109,7 @@ class OffloadEngine {
 
   // ---- A step ----
   // `keep` lives until the gradient has left the device.
-  void add_gradient(int index, const AnyMatrix& g, std::shared_ptr<const void> keep,
+  void add_gradient(int index, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
                     StreamRef compute);
   // `norm`: of the sum, where there are several micro-batches, which reads their extents, and
   // writes those of compressed gradients; else it is not a number then.

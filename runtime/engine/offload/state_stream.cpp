@@ -218,7 +218,7 @@ void StateStream::write_initial(
 }
 
 std::shared_ptr<StateStream::Job> StateStream::loaded(int chunk) {
-  const auto job = make_job(chunk, of_extents(0), true);
+  auto job = make_job(chunk, of_extents(0), true);
   wait_for([&](HopDone done) { fetch(job, std::move(done)); });
   return job;
 }
