@@ -178,3 +178,19 @@ def test_a_backward_that_raises_in_a_compiled_model_leaves_nothing_behind():
         train(compiled, opt, 2, first=2)
         train(plain, other, 4)
     assert same_bits(ours, plain)
+
+
+TRANSFORMS = {"grad": torch.func.grad, "vmap": partial(torch.vmap, in_dims=(0, None))}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_functions_are_compiled_as_without_us(transform):
+    def energy(weight, x):
+        return (weight @ x).square().sum()
+
+    weight, x = torch.randn(4, 3), torch.randn(3)
+    with identity(model := make()) as opt:
+        train(model, opt, 2)
+        plain = TRANSFORMS[transform](energy)
+        compiled = torch.compile(plain, fullgraph=True, backend="eager")
+        assert torch.allclose(compiled(weight, x), plain(weight, x))

@@ -128,7 +128,22 @@ READS = {
     "parameter": lambda p: nn.Parameter(p).clone(),
     "frozen parameter": lambda p: nn.Parameter(p, requires_grad=False).clone(),
     "from pretrained": lambda p: nn.Embedding.from_pretrained(p).weight.clone(),
+    "as a tensor": lambda p: torch.as_tensor(p).clone(),
+    "gradient of a function": lambda p: torch.func.grad(_energy)(p),
+    "gradient and value": lambda p: torch.func.grad_and_value(_energy)(p)[1],
+    "gradient of a mapping": lambda p: torch.func.grad(lambda of: _energy(of["p"]))({"p": p})["p"],
+    "vector-Jacobian product": lambda p: torch.func.vjp(_energy, p)[0],
+    "Jacobian-vector product": lambda p: torch.func.jvp(_energy, (p,), (torch.ones(256, 256),))[1],
+    "Jacobian": lambda p: torch.func.jacrev(lambda w: w.sum(0))(p).sum(0) * p.detach(),
+    "batches": lambda p: torch.vmap(lambda row: row.square().sum())(p),
+    "a batch of inputs": lambda p: torch.vmap(lambda x, w: x @ w, (0, None))(torch.eye(256), p),
+    "functionalized": lambda p: torch.func.functionalize(_energy)(p),
+    "linearized": lambda p: torch.func.linearize(_energy, p)[0],
 }
+
+
+def _energy(weight):
+    return weight.square().sum()
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())

@@ -5,6 +5,7 @@ any function gets the parameter: `F.linear(x, p)`, `p.norm()`, `p.data`, `torch.
 `copy.deepcopy`, pickle. A function that reads values waits, and the parameter is what it was; one
 that only looks at the gradient, the shape or the like goes on, so that `zero_grad()` and
 `clip_grad_norm_()` wait for nothing. A forward pre-hook of the module waits before torch asks.
+Function transforms, which do not ask, are made to (`transforms.py`).
 
 What does not ask cannot wait: tensors that were made from the storage before `step()`, and code
 that reads parameters behind Python's back, which is TorchScript and what torch.compile made
@@ -24,6 +25,7 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.engine_weights import EngineWeights
+from sluiceway.optim.open_model.transforms import tell_before_wrapping
 
 _LANDING = "_sluiceway_land"  # The attribute of a parameter in flight that says whom to ask.
 
@@ -152,6 +154,7 @@ class WeightsInFlight:
     def take_off(self) -> None:
         """A step is enqueued: from now on whoever reads a weight waits for it."""
         self._taken_off += 1
+        tell_before_wrapping(_land_those_in)
         rows = zip(self._parameters, self._classes, strict=True)
         for index, (parameter, (_, in_flight)) in enumerate(rows):
             setattr(parameter, _LANDING, functools.partial(self.wait, index))

@@ -45,7 +45,7 @@ class SubspaceAdamW(HookedOptimizer):
     weights, `copy.deepcopy(model)`, `torch.save(model)`. Two kinds of readers cannot be made to
     wait, and call `synchronize()` first: tensors that were made from a parameter's storage before
     `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and
-    what goes around torch's function protocol (TorchScript, `torch.Tensor(p)`, `t.set_(p)`,
+    what goes around torch's function protocol (TorchScript, `torch.tensor(p)`, `t.set_(p)`,
     `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). In a process that has
     compiled anything with torch.compile, `step()` itself waits. A forked child reads weights that
     were applied before the fork, and trains nothing. One process trains the model: groups of
