@@ -106,9 +106,12 @@ install: $(STAMPS)/install
 ctest: build $(STAMPS)/test-packages
 	$(call test_preset,cpu)
 
+# Most tests wait for links, drives and children: as many at once as there are cores.
+PARALLEL := --numprocesses=$(JOBS) --dist=loadfile
+
 pytest: $(STAMPS)/install $(STAMPS)/test-packages
 	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/pytest.xml
-	OMP_WAIT_POLICY=passive $(PY) -m pytest --junitxml=$(RESULTS)/pytest.xml
+	OMP_WAIT_POLICY=passive $(PY) -m pytest $(PARALLEL) --junitxml=$(RESULTS)/pytest.xml
 
 test:
 	@rm -rf $(RESULTS)/cpu $(RESULTS)/cpu.xml $(RESULTS)/pytest.xml
@@ -201,12 +204,14 @@ soak: build $(STAMPS)/install $(STAMPS)/check-packages
 	build/fuzz/tests/fuzz/store_format_fuzzer -max_total_time=$(FUZZ_SECONDS) -max_len=8192 \
 	  build/fuzz/found tests/fuzz/corpus/store_format
 
-# Whole block devices: attaches loop devices to files of its own, and mounts one.
-check-loop: build $(STAMPS)/check-packages
+# Whole block devices: attaches loop devices to files of its own, mounts one, and trains on one.
+check-loop: build $(STAMPS)/install $(STAMPS)/check-packages
 	@rm -f $(RESULTS)/$@.ok $(RESULTS)/$@.notrun
 	@mkdir -p $(RESULTS); if [ "$$(id -u)" != 0 ] || ! losetup -f >/dev/null 2>&1; then \
 	  echo 'loop devices: not run (needs root and a free one)'; touch $(RESULTS)/$@.notrun; \
-	else build/cpu/tests/runtime/store/runtime_store_loop_device_test && $(passed); fi
+	else build/cpu/tests/runtime/store/runtime_store_loop_device_test \
+	  && OMP_WAIT_POLICY=passive $(PY) -m pytest -q -o python_files='check_loop_device.py' tests/python \
+	  && $(passed); fi
 
 # ---- Style ---------------------------------------------------------------------------------------
 

@@ -31,9 +31,15 @@ def pytest_generate_tests(metafunc):
     """One case for each place, with the number that draws it."""
     if "flip_case" in metafunc.fixturenames:
         first = metafunc.config.getoption("flip_seed")
-        first = random.SystemRandom().randrange(2**31) if first is None else first
+        first = _fresh_seed(metafunc.config) if first is None else first
         cases = [(k, first + k) for k in range(metafunc.config.getoption("flips"))]
         metafunc.parametrize("flip_case", cases, ids=[f"seed{seed}" for _, seed in cases])
+
+
+def _fresh_seed(config) -> int:
+    """The same in every worker of one run, as they must find the same cases."""
+    run = getattr(config, "workerinput", {}).get("testrunuid")
+    return random.SystemRandom().randrange(2**31) if run is None else int(run[:7], 16)
 
 
 def _environment() -> dict[str, str]:
