@@ -74,8 +74,9 @@ def _make(owner: str, folder: Path) -> bool:
                 errno.EACCES,
                 str(folder),
             ) from None
+        kind = "a block device" if folder.is_block_device() else "a file"
         raise IoError(
-            f"{owner}: {folder} is a file, expected a folder, or nothing yet; choose another path, "
+            f"{owner}: {folder} is {kind}, expected a folder, or nothing yet; choose another path, "
             "or io='block' for a device",
             error.errno,
             str(folder),
