@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <future>
 #include <iostream>
 #include <memory>
@@ -20,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "experiments/offload/kernel_bytes.h"
 #include "kernels/base/check.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/schedule/executor.h"
@@ -49,17 +49,6 @@ Arguments parse(int count, char** words) {
           std::atoi(words[4]),
           static_cast<std::size_t>(std::atoll(words[5])) << 20,
           parse_io_choice(words[6])};
-}
-
-// Bytes that the kernel says this process has read from and written to drives.
-std::pair<std::uint64_t, std::uint64_t> kernel_bytes() {
-  std::uint64_t read = 0, written = 0, value = 0;
-  std::ifstream file("/proc/self/io");
-  for (std::string name; file >> name >> value;) {
-    if (name == "read_bytes:") read = value;
-    if (name == "write_bytes:") written = value;
-  }
-  return {read, written};
 }
 
 std::uint64_t resident_peak() {
@@ -126,8 +115,8 @@ class Driver {
             {"seconds", seconds},
             {"read", ours_after.bytes_read - ours.bytes_read},
             {"written", ours_after.bytes_written - ours.bytes_written},
-            {"kernel_read", kernel_after.first - kernel.first},
-            {"kernel_written", kernel_after.second - kernel.second}};
+            {"kernel_read", kernel_after.read - kernel.read},
+            {"kernel_written", kernel_after.written - kernel.written}};
   }
 
  private:
