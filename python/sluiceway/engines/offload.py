@@ -11,13 +11,13 @@ import torch
 
 from sluiceway.config.engines.offload import OffloadOptions, OffloadSection
 from sluiceway.config.values import StoreOptions
-from sluiceway.engines.codec_time import CodecTime, codec_seconds
 from sluiceway.engines.gradient import OPTIMIZER_FILE, GradientEngine
 from sluiceway.engines.offload_plan import OffloadPlan
 from sluiceway.engines.protocol import Ranges, Recorder, Update
 from sluiceway.engines.state_file import read_state, write_state
+from sluiceway.model.speeds import disk_speed
 from sluiceway.optim.offload.arguments import resolve_gradients
-from sluiceway.optim.offload.cores import core_groups, core_lines, core_options
+from sluiceway.optim.offload.cores import core_groups, core_lines
 from sluiceway.optim.offload.optimizer import OffloadAdamW
 from sluiceway.optim.state import STATE_KEY
 from sluiceway.text.batches import Batch
@@ -44,19 +44,23 @@ class Offload(GradientEngine):
             "gradients": resolve_gradients(engine.gradients, model, self.placement.autocast_dtype),
             "_exact_norm": False,
         }
-        optimizer = OffloadAdamW(model, **arguments)
-        if self._has_codec:
-            self._time = CodecTime(_codec_seconds(optimizer, arguments["gradients"]))
-        return optimizer
+        return OffloadAdamW(model, **arguments)
 
     @property
     def _has_codec(self) -> bool:
         return self.config.engine.codec != "identity"
 
     def description(self) -> list[str]:
-        """With a codec also which gradients cross as cores, and which do not."""
+        """With a codec also which gradients cross as cores, and which do not.
+
+        A warning says where the disk waits for the codec.
+        """
         if not self._has_codec:
             return super().description()
+        if self.config.engine.commits:
+            slow = self.plan(self.model).slow_codec(disk_speed(self.config)["disk_gbps"])
+            if slow is not None:
+                warnings.warn(slow, RuntimeWarning, stacklevel=2)
         cores = core_lines(core_groups(self.optimizer), self.optimizer.uncompressed)
         return [*super().description(), *cores]
 
@@ -68,13 +72,6 @@ class Offload(GradientEngine):
             "codecs": core_groups(self.optimizer),
             "parameters": {"uncompressed": self.optimizer.uncompressed},
         }
-
-    def metrics(self) -> dict[str, Any]:
-        """As every engine; once it shows, that the codec keeps the disk waiting is said."""
-        metrics = super().metrics()
-        if self._has_codec and self.config.engine.commits and (said := self._time.add(metrics)):
-            warnings.warn(f"engine.codec: {said}", RuntimeWarning, stacklevel=2)
-        return metrics
 
     def save(self, folder: Path) -> None:
         """As every engine; on disk the step that it names is kept when the save is in its place.
@@ -130,11 +127,3 @@ class Offload(GradientEngine):
     def recorder(self) -> Recorder:
         """The compiled engine, whose lanes are rows of the trace."""
         return self.optimizer.engine
-
-
-def _codec_seconds(optimizer: OffloadAdamW, gradients: str) -> float:
-    shapes = [(one["weights"], *one["shape"]) for one in core_groups(optimizer)]
-    elements = sum(count * m * n for count, m, n in shapes)
-    _, *largest = max(shapes, key=lambda shape: shape[1] * shape[2], default=(0, 0, 0))
-    cores = core_options(optimizer.options, optimizer.options.seed)
-    return codec_seconds(cores, elements, (largest[0], largest[1]), gradients)

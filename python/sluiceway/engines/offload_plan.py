@@ -10,7 +10,6 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.schema import Config
 from sluiceway.config.values import Link
-from sluiceway.engines.codec_time import codec_seconds
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
@@ -62,8 +61,8 @@ class OffloadPlan(DevicePlan):
         self._codec_seconds = 0.0
         if candidates := [w.parameter for w in weights if not w.identity]:
             largest = max(candidates, key=torch.numel).shape
-            elements = self._footprint["core_elems"]
-            self._codec_seconds = codec_seconds(cores, elements, largest, gradients)
+            each = _core.decompress_seconds(cores, *largest, gradients)
+            self._codec_seconds = self._footprint["core_elems"] * each
             self.figures["codec_seconds"] = self._codec_seconds
 
     @property
@@ -116,6 +115,26 @@ class OffloadPlan(DevicePlan):
             "disk_read": states + reads * whole + self._core_extents,
             "disk_written": states + whole + self._core_extents,
         }
+
+    def slow_codec(self, disk_gbps: float | None) -> str | None:
+        """What there is to warn of: the disk waits for the host, which decompresses gradients.
+
+        Parameters
+        ----------
+        disk_gbps : float or None
+            Of reads and writes together; None: not known.
+        """
+        if disk_gbps is None:
+            return None
+        links = self.links()
+        disk = (links["disk_read"] + links["disk_written"]) / (1e9 * disk_gbps)
+        if self._codec_seconds <= disk:
+            return None
+        return (
+            f"engine.codec: the host decompresses for {self._codec_seconds:.3g} s of a step, "
+            f"expected no more than the {disk:.3g} s of the disk; try a smaller engine.ratio, or "
+            "codec: identity"
+        )
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
         """Micro-batches beside their gradients' way out, the last, with cores, beside all lanes.

@@ -93,8 +93,8 @@ class OffloadOptions(CodecOptions, _StateOptions):
     def _draws(cls, codec: str) -> str:
         if codec not in ("identity", *_DRAWN):
             raise Unavailable(
-                f"codec: {codec} learns its projectors, which this version of the engine offload "
-                f"does not, it has identity, {' and '.join(_DRAWN)}; take block_random"
+                f"codec: {codec} is not in this version of the engine offload, as it learns its "
+                f"projectors; it has identity, {' and '.join(_DRAWN)}; take block_random"
             )
         return codec
 
