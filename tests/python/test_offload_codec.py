@@ -8,7 +8,7 @@ import torch
 from offload_models import SLOW, error_of, loss_of, offload, run, words
 from sluiceway import _core
 from sluiceway.optim.offload.cores import core_groups, core_lines
-from small_models import same_bits, weights_of
+from small_models import make, same_bits, weights_of
 
 TARGET = ["up.weight", "down.weight"]  # Both 64 x 160, in chunks of their own.
 CODEC = {"codec": "block_random", "target": TARGET}
@@ -61,6 +61,30 @@ def test_what_crosses_is_said_by_shape_and_by_reason():
     with offload(words(), codec="block_random", target="weight") as opt:
         names = {one["name"] for one in opt.describe() if one["core_rows"]}
         assert names == {"up.weight", "down.weight"}  # Embeddings and head are never.
+
+
+class Experts(torch.nn.Module):
+    """Matrices in one parameter of three dimensions, and one that is by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = torch.nn.Parameter(torch.randn(2, 96, 64))
+        self.up = torch.nn.Linear(64, 96, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) + sum(x @ one.t() for one in self.each)
+
+
+def test_experts_cross_whole_and_are_trained():
+    model = make(Experts)
+    before = weights_of(model)
+    with offload(model, codec="block_random", target="each|up") as opt:
+        assert [group["shape"] for group in core_groups(opt)] == [[96, 64]]
+        assert [group["why"] for group in opt.uncompressed] == ["3-D weights"]
+        model(torch.ones(3, 64)).square().sum().backward()
+        opt.step()
+        opt.synchronize()
+        assert not any(torch.equal(w, before[name]) for name, w in weights_of(model).items())
 
 
 @pytest.mark.parametrize("backwards", [1, 4])
@@ -130,7 +154,7 @@ def test_an_overflow_of_a_core_alone_skips_the_step_and_nothing_of_it_stays():
     assert same_bits(model, trained())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_run_goes_on_bit_for_bit_with_projectors_that_are_drawn_again(tmp_path, dtype):
     model = words(dtype=dtype)
     with offload(model, tmp_path / "s", redraw=2, **CODEC) as opt:

@@ -137,7 +137,14 @@ def test_corpus_filter_sees_shared_text_through_layout_case_and_punctuation(tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["quickstart", "quickstart_offload_disk", "laptop_1b", "desktop_7b"]
+    "name",
+    [
+        "quickstart",
+        "quickstart_offload_disk",
+        "quickstart_offload_compressed",
+        "laptop_1b",
+        "desktop_7b",
+    ],
 )
 def test_committed_config_is_accepted_and_its_shape_loads_as_a_llama(name):
     from sluiceway.config.file import load_config
