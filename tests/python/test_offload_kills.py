@@ -108,11 +108,13 @@ def test_a_run_with_a_codec_is_killed_and_draws_its_projectors_again(sluiceway, 
     given = yaml.safe_load(configs[0].read_text())
     given["engine"] |= CODEC
     given["store"]["chunk"] = "8KiB"  # Which matrices of this model fill.
+    given["device"]["disk_gbps"] = 1e-6  # Slower than any codec.
     given["train"] |= {"steps": 20, "eval_every": 0}
     config.write_text(yaml.safe_dump(given))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = sluiceway("train", config, "--out", whole)
     assert done.code == 0, done.err
+    assert "engine.codec" not in done.err
     command = sluiceway.start("train", config, "--out", killed)
     wait_for_step(killed, 8)
     command.signal(signal.SIGKILL)

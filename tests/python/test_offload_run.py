@@ -88,9 +88,12 @@ def test_norms_that_nobody_needs_are_not_read_back(
     config = write_config(
         tiny_model, train={**TRAIN, "max_norm": None, "steps": 12, "save_every": 0},
         engine={**ENGINE, "tier": "disk", **codec}, store={"chunk": chunk},
+        device={"disk_gbps": 1e9},
     )  # fmt: skip
     done = sluiceway("train", config, "--out", tmp_path / "out")
     assert done.code == 0, done.err
+    # No codec is as fast as that disk.
+    assert ("engine.codec: the host decompresses for" in done.err) == bool(codec)
     lines = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     plan = json.loads(sluiceway("plan", config, "--json").out)
     planned, peak = plan["bytes_per_step"], lines[-1]["peak_bytes"]
@@ -112,21 +115,6 @@ def test_norms_that_nobody_needs_are_not_read_back(
         # An update may be counted with the step after its own.
         mean = sum(each[link] for each in found) / len(found)
         assert 0.9 * count <= mean <= 1.1 * count + commit, link
-
-
-def test_a_codec_that_the_disk_waits_for_is_warned_of(
-    sluiceway, tiny_model, write_config, tmp_path
-):
-    config = write_config(
-        tiny_model, train={"steps": 1}, engine={**ENGINE, "tier": "disk", **CODEC},
-        store={"chunk": "8KiB"}, device={"disk_gbps": 1e9},
-    )  # fmt: skip
-    done = sluiceway("train", config, "--out", tmp_path / "out")
-    assert done.code == 0, done.err
-    assert "engine.codec: the host decompresses for" in done.err
-    done = sluiceway("resume", tmp_path / "out", "--set", "device.disk_gbps=1e-6")
-    assert done.code == 0, done.err
-    assert "engine.codec" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -190,13 +190,13 @@ def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
         run = json.loads(optimizer.engine.run_state().partition(b"\n")[0])
         known = run["format"] == _RUN_FORMAT
         int(run["skipped_steps"])
-        dict(run.get("arguments", WHOLE))
+        settings = dict(run.get("arguments", WHOLE))
         _core.LossScale("dynamic").load(*run["loss_scale"])
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"resume: the run state cannot be read, {error}") from None
     if not known:
         raise Corrupt(f"resume: format of the run state is {run['format']}, expected {_RUN_FORMAT}")
-    check_settings("resume", run.get("arguments", WHOLE), optimizer.core_settings)
+    check_settings("resume", settings, optimizer.core_settings)
     return run
 
 
