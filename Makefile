@@ -29,7 +29,7 @@ PY_FILES  = $(shell git ls-files '*.py')
   check-bench check-flips check-loop
 
 help:
-	@echo 'make demo     fine-tune a small model three ways over a throttled link, print the table'
+	@echo 'make demo     fine-tune a small model five ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++ and the Python tests'
 	@echo 'make check    sanitizers, clang, eager spill, slow libraries, lint, CUDA, wheel, benches, flips, loop'
 	@echo 'make soak     what takes long: kills and power cuts by the thousand, ten minutes of fuzzing'

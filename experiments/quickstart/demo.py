@@ -1,4 +1,4 @@
-"""The demo: one model, one throttled link, fine-tuned three ways; then a table and a picture.
+"""The demo: one model, one throttled link, fine-tuned five ways; then a table and a picture.
 
     python experiments/quickstart/demo.py        (what `make demo` runs)
 
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
 from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, measured
 from rich import box
 from rich.console import Console
@@ -25,16 +26,39 @@ SPREAD = Path(__file__).with_name("native_spread.json")
 NATIVE = {"engine": {"kind": "native", "embeddings": "frozen"}}
 BARRIER = {"engine.codec": "identity", "schedule.order": "barrier"}
 # All three train the same weights: the byte embedding and the tied head are frozen.
-WAYS = {
+FROZEN = {
     "native AdamW": ("native", NATIVE),
     "full gradients": ("barrier", BARRIER),
     "Sluiceway": ("sluiceway", {}),
 }
 
 
+def difference(name: str) -> dict[str, Any]:
+    """What a config with states on disk says that the quickstart does not, as overrides."""
+    told = {
+        each: yaml.safe_load((REPOSITORY / "configs" / f"{each}.yaml").read_text())
+        for each in ("quickstart", name)
+    }
+    first, other = told["quickstart"], told[name]
+    train = {k: v for k, v in other["train"].items() if v != first["train"].get(k)}
+    return {
+        **{key: other[key] for key in ("engine", "store", "budget")},
+        **{f"train.{key}": value for key, value in train.items()},
+    }
+
+
+# Full AdamW of every weight, embedding and head too.
+ON_DISK = {
+    "AdamW on disk": ("disk", difference("quickstart_offload_disk")),
+    "disk, codec": ("codec", difference("quickstart_offload_compressed")),
+}
+WAYS = {**FROZEN, **ON_DISK}
+
+
 def mebibytes(count: float) -> str:
-    """Format bytes as MiB with three digits."""
-    return f"{count / 2**20:.3g}"
+    """Format bytes as MiB with three digits, or as many as a column holds."""
+    text = f"{count / 2**20:.3g}"
+    return text if len(text) <= 5 else f"{count / 2**20:.3f}"
 
 
 def choose_link(config: Path, fixed_gbps: float | None) -> dict[str, Any]:
@@ -75,7 +99,7 @@ def stands_for(link: dict[str, Any]) -> str:
 def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
     """Build the table; the first run is what the others are measured against."""
     table = Table(
-        title="Three ways to fine-tune the same model over the same link\n" + stands_for(link),
+        title="Five ways to fine-tune the same model over the same link\n" + stands_for(link),
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,
@@ -123,8 +147,21 @@ def kept_gain(runs: dict[str, RunFolder], spread: float) -> str:
     )
 
 
+def on_disk(runs: dict[str, RunFolder]) -> str:
+    """Say what sets the runs with states on disk apart from those above them."""
+    written = " and ".join(mebibytes(run.bytes_per_step("disk_written")) for run in runs.values())
+    (whole, run), (codec, _) = runs.items()
+    micro_batches = ON_DISK[codec][1]["train.accumulate"]
+    return (
+        f"{whole} and {codec} train all weights, embedding and head too, which the others leave "
+        f"frozen: do not compare their losses; a step writes {written} MiB to the disk; {codec} "
+        f"has {micro_batches} micro-batches a step, whose whole gradients would be "
+        f"{mebibytes(micro_batches * run.bytes_per_step('d2h'))} MiB"
+    )
+
+
 def run_all(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure the machine, run the three ways, and write what they say to demo.json."""
+    """Measure the machine, run all ways, and write what they say to demo.json."""
     console.rule("this machine")
     link = choose_link(args.config, args.link_gbps)
     console.print(rates_line(link))
@@ -139,7 +176,7 @@ def run_all(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the three ways, then print and draw."""
+    """Run all ways, then print and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/demo")
@@ -157,9 +194,11 @@ def main() -> None:
         written.write_text(json.dumps(run_all(args, console), indent=1) + "\n")
     link = json.loads(written.read_text())["link"]
     runs = {name: RunFolder(args.out / folder) for name, (folder, _) in WAYS.items()}
-    draw(runs, picture)
+    frozen = {name: runs[name] for name in FROZEN}
+    draw(frozen, picture)
     console.print(table_of(runs, link))
-    console.print(kept_gain(runs, json.loads(SPREAD.read_text())["spread"]))
+    console.print(kept_gain(frozen, json.loads(SPREAD.read_text())["spread"]))
+    console.print(on_disk({name: runs[name] for name in ON_DISK}))
     console.print(
         "full gradients: offloaded with barriers; medians over steps; bytes of a step, "
         "highest bytes per tier; stall: the device waited for a link or the host"

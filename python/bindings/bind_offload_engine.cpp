@@ -3,17 +3,31 @@
 #include "python/bindings/engine_class.h"
 #include "runtime/engine/offload/offload_engine.h"
 #include "runtime/engine/offload/offload_footprint.h"
+#include "runtime/engine/subspace/weight_plan.h"
 
 namespace sluiceway {
 namespace {
 
 void bind_tensor_spec(py::module_& m) {
   py::class_<TensorSpec>(m, "TensorSpec", "A parameter that an offload engine trains.")
-      .def(py::init([](std::string name, const at::Tensor& weight) {
+      .def(py::init([](std::string name, const at::Tensor& weight, bool compressed) {
              return TensorSpec{std::move(name), weight.sizes().vec(),
-                               dtype_of_tensor(weight, "weight")};
+                               dtype_of_tensor(weight, "weight"), compressed};
            }),
-           py::arg("name"), py::arg("weight"));
+           py::arg("name"), py::arg("weight"), py::arg("compressed"),
+           "compressed: its gradient crosses as a core, where chunks are its own.");
+}
+
+void bind_core_options(py::module_& m) {
+  py::class_<CoreOptions>(m, "CoreOptions", "How gradients of compressed tensors cross.")
+      .def(py::init([](const std::string& codec, double ratio, std::int64_t d, std::int64_t nnz,
+                       std::int64_t block, std::uint64_t seed, const std::string& wire,
+                       std::int64_t redraw) {
+             return CoreOptions{{codec, ratio, d, nnz, block, seed}, parse_wire(wire), redraw};
+           }),
+           py::kw_only(), py::arg("codec"), py::arg("ratio"), py::arg("d"), py::arg("nnz"),
+           py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("redraw"),
+           "redraw: steps between new projectors, 0 for never.");
 }
 
 // "block" is a whole device, through whatever this system has.
@@ -36,8 +50,8 @@ void bind_options(py::module_& m) {
                        std::uint64_t resident_bytes, const std::string& schedule,
                        const std::string& norm_mode, double max_norm, int promised_backwards,
                        const std::vector<std::string>& drives, const std::string& io,
-                       const std::string& gradients, std::int64_t chunk_elems, int device_cpu,
-                       int lane_cpu) {
+                       const std::string& gradients, const CoreOptions& cores,
+                       std::int64_t chunk_elems, int device_cpu, int lane_cpu) {
              OffloadOptions options(DeviceId::host());
              set_lanes(options.lanes, link, limits, resident_bytes, schedule);
              options.gate.norm = parse_norm_choice(norm_mode);
@@ -46,6 +60,7 @@ void bind_options(py::module_& m) {
              options.store.drives = drives;
              set_io(options.store, io);
              options.gradient = parse_dtype(gradients);
+             options.cores = cores;
              options.chunk_elems = chunk_elems;
              options.device_cpu = device_cpu;
              options.lane_cpu = lane_cpu;
@@ -54,7 +69,7 @@ void bind_options(py::module_& m) {
            py::kw_only(), py::arg("link"), py::arg("limits"), py::arg("resident_bytes"),
            py::arg("schedule"), py::arg("norm_mode"), py::arg("max_norm"),
            py::arg("promised_backwards"), py::arg("drives"), py::arg("io"), py::arg("gradients"),
-           py::arg("chunk_elems"), py::arg("device_cpu"), py::arg("lane_cpu"),
+           py::arg("cores"), py::arg("chunk_elems"), py::arg("device_cpu"), py::arg("lane_cpu"),
            (std::string(kLanesDoc) + " drives: files or devices, none for host memory.").c_str());
 }
 
@@ -92,6 +107,7 @@ Stats take_stats(OffloadEngine& engine) {
   result["fetch_seconds"] = stats.fetch_seconds;
   result["store_seconds"] = stats.store_seconds;
   result["spill_seconds"] = stats.spill_seconds;
+  result["decompress_seconds"] = stats.decompress_seconds;
   result["commits"] = stats.commits;
   result["commit_seconds"] = stats.commit_seconds;
   return result;
@@ -104,37 +120,54 @@ Stats describe(const OffloadEngine& engine, int tensor) {
   result["shape"] = spec.shape;
   result["dtype"] = std::string(to_string(spec.dtype));
   result["chunks"] = engine.plan().of_tensor(tensor).size();
+  result["core_rows"] = engine.core(tensor).rows;
+  result["core_cols"] = engine.core(tensor).cols;
   return result;
 }
 
-py::typing::Dict<py::str, py::int_> footprint(const std::vector<std::int64_t>& elements,
-                                              const std::vector<std::string>& dtypes,
+py::typing::Dict<py::str, py::int_> footprint(const std::vector<TensorSpec>& tensors,
                                               const std::string& gradients,
                                               std::int64_t chunk_elems, int micro_batches,
                                               std::uint32_t slots,
-                                              std::optional<std::uint64_t> pinned_limit) {
-  std::vector<DType> types;
-  for (const std::string& dtype : dtypes) types.push_back(parse_dtype(dtype));
+                                              std::optional<std::uint64_t> pinned_limit,
+                                              const CoreOptions& cores) {
   const OffloadFootprint found =
-      offload_footprint(elements, types, parse_dtype(gradients), chunk_elems, micro_batches, slots,
-                        pinned_limit.value_or(Budget::kUnlimited));
+      offload_footprint(tensors, parse_dtype(gradients), chunk_elems, micro_batches, slots,
+                        pinned_limit.value_or(Budget::kUnlimited), cores);
   py::typing::Dict<py::str, py::int_> result;
   result["pinned_bytes"] = found.pinned_bytes;
   result["store_bytes"] = found.store_bytes;
   result["stored_elems"] = found.stored_elems;
+  result["core_weights"] = found.cores.weights;
+  result["core_elems"] = found.cores.elems;
+  result["core_stored_elems"] = found.cores.stored_elems;
+  result["core_device_bytes"] = found.cores.device_bytes;
+  result["core_host_bytes"] = found.cores.host_bytes;
+  result["core_d2h_bytes"] = found.cores.d2h_bytes;
   return result;
+}
+
+double seconds_of_element(const CoreOptions& cores, std::int64_t m, std::int64_t n,
+                          const std::string& gradients) {
+  const py::gil_scoped_release unlocked;
+  return decompress_seconds(cores.codec, m, n, parse_dtype(gradients));
 }
 
 }  // namespace
 
 void bind_offload_engine(py::module_& m) {
-  m.def("offload_footprint", &footprint, py::arg("elements"), py::arg("dtypes"),
-        py::arg("gradients"), py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"),
-        py::arg("pinned_limit"),
-        "Bytes per tier of an engine for tensors of so many elements, and the elements of each of "
-        "its streams, without making anything; slots: of every state, 2, or 3 with a pin.");
   bind_tensor_spec(m);
+  bind_core_options(m);
   bind_options(m);
+  m.def("offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
+        py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
+        py::arg("cores"),
+        "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
+        "what of both is of gradients that cross compressed, without making anything; slots: of "
+        "every state, 2, or 3 with a pin.");
+  m.def("decompress_seconds", &seconds_of_element, py::arg("cores"), py::arg("m"), py::arg("n"),
+        py::arg("gradients"),
+        "Measured on this machine: host seconds of one element of an m x n gradient.");
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   EngineClass<OffloadEngine> engine(m, "OffloadEngine",
                                     "AdamW whose states lie in a store, on drives or in memory.");

@@ -15,6 +15,7 @@ __all__: list[str] = [
     "Checksum",
     "ChunkStore",
     "CodecFamily",
+    "CoreOptions",
     "EngineOptions",
     "LossScale",
     "OffloadEngine",
@@ -28,6 +29,7 @@ __all__: list[str] = [
     "codec_families",
     "count_host_allocations",
     "create_store",
+    "decompress_seconds",
     "drive_properties",
     "drive_rates",
     "flush_denormals",
@@ -350,7 +352,30 @@ class TensorSpec:
     """
     A parameter that an offload engine trains.
     """
-    def __init__(self, name: str, weight: torch.Tensor) -> None: ...
+    def __init__(self, name: str, weight: torch.Tensor, compressed: bool) -> None:
+        """
+        compressed: its gradient crosses as a core, where chunks are its own.
+        """
+
+class CoreOptions:
+    """
+    How gradients of compressed tensors cross.
+    """
+    def __init__(
+        self,
+        *,
+        codec: str,
+        ratio: typing.SupportsFloat,
+        d: typing.SupportsInt,
+        nnz: typing.SupportsInt,
+        block: typing.SupportsInt,
+        seed: typing.SupportsInt,
+        wire: str,
+        redraw: typing.SupportsInt,
+    ) -> None:
+        """
+        redraw: steps between new projectors, 0 for never.
+        """
 
 class OffloadEngineOptions:
     """
@@ -371,6 +396,7 @@ class OffloadEngineOptions:
         drives: collections.abc.Sequence[str],
         io: str,
         gradients: str,
+        cores: CoreOptions,
         chunk_elems: typing.SupportsInt,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
@@ -548,6 +574,13 @@ def create_store(
     regions: kind (state, gradient, weights or log), bytes of a chunk, chunks, slots. weights: how fast the drives are beside one another; none: alike. progress: told bytes done and in all. After an error, and after Ctrl-C, its files are gone again.
     """
 
+def decompress_seconds(
+    cores: CoreOptions, m: typing.SupportsInt, n: typing.SupportsInt, gradients: str
+) -> float:
+    """
+    Measured on this machine: host seconds of one element of an m x n gradient.
+    """
+
 def drive_properties(path: str, io: str = "auto") -> dict:
     """
     backend, direct, block_device, alignments and note of a file or device that is opened to read.
@@ -590,16 +623,16 @@ def now_us() -> float:
     """
 
 def offload_footprint(
-    elements: collections.abc.Sequence[typing.SupportsInt],
-    dtypes: collections.abc.Sequence[str],
+    tensors: collections.abc.Sequence[TensorSpec],
     gradients: str,
     chunk_elems: typing.SupportsInt,
     micro_batches: typing.SupportsInt,
     slots: typing.SupportsInt,
     pinned_limit: typing.SupportsInt | None,
+    cores: CoreOptions,
 ) -> dict[str, int]:
     """
-    Bytes per tier of an engine for tensors of so many elements, and the elements of each of its streams, without making anything; slots: of every state, 2, or 3 with a pin.
+    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: of every state, 2, or 3 with a pin.
     """
 
 def open_store(

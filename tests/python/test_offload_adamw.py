@@ -292,7 +292,7 @@ def test_what_cannot_be_trained_is_refused_by_its_name():
     ("arguments", "kind", "say"),
     [
         ({"policy": "speculative"}, sw.Unavailable, "policy: speculative.*auto and spill"),
-        ({"codec": "block_random"}, sw.Unavailable, "codec: block_random.*identity"),
+        ({"codec": "svd"}, sw.Unavailable, "svd is not.*learns its projectors.*take block_random"),
         ({"weights": "streamed"}, sw.Unavailable, "weights: streamed.*resident"),
         ({"state_codec": "8bit"}, sw.Unavailable, "state_codec: 8bit.*fp32"),
         ({"codec": "zip"}, sw.InvalidArgument, "codec is 'zip', expected identity"),

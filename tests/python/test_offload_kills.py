@@ -25,6 +25,7 @@ from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches
 
 KILLS = int(os.environ.get("SLUICEWAY_KILLS", "4"))
+KILLS_OF_CODEC = int(os.environ.get("SLUICEWAY_KILLS", "0"))  # Beside the one at a known step.
 STEPS = max(40, 12 * KILLS)
 
 
@@ -98,6 +99,34 @@ def test_a_run_that_was_never_saved_goes_on_from_the_step_before_the_kill(
     assert reached - 2 <= went_on <= reached
     assert "there is no save" in done.err
     assert bits(killed) == bits(whole)
+
+
+CODEC = {"codec": "block_random", "target": "proj", "block": 8, "redraw": 5}
+
+
+def test_a_run_with_a_codec_is_killed_and_draws_its_projectors_again(sluiceway, configs, tmp_path):
+    config = tmp_path / "codec.yaml"
+    given = yaml.safe_load(configs[1].read_text())
+    given["engine"] |= CODEC
+    given["store"]["chunk"] = "8KiB"  # Which matrices of this model fill.
+    given["device"]["disk_gbps"] = 1e-6  # Slower than any codec.
+    given["train"] |= {"steps": max(20, 12 * KILLS_OF_CODEC), "eval_every": 0}
+    config.write_text(yaml.safe_dump(given))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = sluiceway("train", config, "--out", whole)
+    assert done.code == 0, done.err
+    assert "engine.codec" not in done.err
+    command = sluiceway.start("train", config, "--out", killed)
+    wait_for_step(killed, 8)
+    command.signal(signal.SIGKILL)
+    command.wait()
+    done = sluiceway("resume", killed, "--set", "engine.ratio=0.25")
+    assert_short_error(done, 2, "engine.ratio was 0.5, is now 0.25")
+    kill_often(
+        sluiceway.start, config, killed, KILLS_OF_CODEC, 0.3, random.Random(5), ("config.yaml",)
+    )
+    assert bits(killed) == bits(whole)
+    assert json.loads((killed / "summary.json").read_text())["codecs"]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,14 @@ def test_corpus_filter_sees_shared_text_through_layout_case_and_punctuation(tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["quickstart", "quickstart_offload_disk", "laptop_1b", "desktop_7b"]
+    "name",
+    [
+        "quickstart",
+        "quickstart_offload_disk",
+        "quickstart_offload_compressed",
+        "laptop_1b",
+        "desktop_7b",
+    ],
 )
 def test_committed_config_is_accepted_and_its_shape_loads_as_a_llama(name):
     from sluiceway.config.file import load_config
@@ -246,11 +253,27 @@ def test_demo_runs_at_the_fixed_rate_and_its_table_says_what_it_stands_for(
     written = json.loads((tmp_path / "out" / "demo.json").read_text())
     assert (written["link"]["gbps"], written["link"]["rate"]) == (0.25, "fixed")
     assert written["link"]["derived_gbps"] == 0.0328
-    assert "512 tokens a step; link 0.25 GB/s" in capsys.readouterr().out
-    for folder in ("native", "barrier", "sluiceway"):
+    said = " ".join(capsys.readouterr().out.split())
+    assert "512 tokens a step; link 0.25 GB/s" in said
+    assert "train all weights, embedding and head too" in said
+    for folder in ("native", "barrier", "sluiceway", "disk", "codec"):
         resolved = yaml.safe_load((tmp_path / "out" / folder / "config.yaml").read_text())
         assert resolved["device"]["link"]["d2h_gbps"] == 0.25
         assert resolved["device"]["link"]["h2d_gbps"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("way", "name"), [("AdamW on disk", "disk"), ("disk, codec", "compressed")]
+)
+def test_rows_of_the_demo_with_states_on_disk_are_the_configs(way, name):
+    from demo import ON_DISK
+    from run_folder import as_override
+    from sluiceway.config.file import load_config
+
+    settings = [f"{key}={as_override(value)}" for key, value in ON_DISK[way][1].items()]
+    configs = REPOSITORY / "configs"
+    found = load_config(configs / "quickstart.yaml", settings)
+    assert found == load_config(configs / f"quickstart_offload_{name}.yaml")
 
 
 def test_newton_schulz_brings_every_singular_value_near_one():

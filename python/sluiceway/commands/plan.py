@@ -156,6 +156,8 @@ def describe_plan(plan: dict[str, Any]) -> str:
     for link, count in plan["bytes_per_step"].items():
         rows.append([f"{link} a step", format_bytes(count), ""])
     rows.append(["seconds a step", f"{plan['seconds_per_step']:.3g}", ""])
+    if "codec_seconds" in plan:
+        rows.append(["of the host for the codec", f"{plan['codec_seconds']:.3g}", ""])
     for part in ("trained", "frozen"):
         rows.append([f"parameters {part}", f"{plan['parameters'][part]:,}", ""])
     rows.append(["native AdamW: device", format_bytes(plan["native_device_bytes"]), ""])

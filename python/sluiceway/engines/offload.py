@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from sluiceway.engines.gradient import OPTIMIZER_FILE, GradientEngine
 from sluiceway.engines.offload_plan import OffloadPlan
 from sluiceway.engines.protocol import Ranges, Recorder, Update
 from sluiceway.engines.state_file import read_state, write_state
+from sluiceway.model.speeds import disk_speed
 from sluiceway.optim.offload.arguments import resolve_gradients
+from sluiceway.optim.offload.cores import core_groups, core_lines
 from sluiceway.optim.offload.optimizer import OffloadAdamW
 from sluiceway.optim.state import STATE_KEY
 from sluiceway.text.batches import Batch
@@ -42,6 +45,33 @@ class Offload(GradientEngine):
             "_exact_norm": False,
         }
         return OffloadAdamW(model, **arguments)
+
+    @property
+    def _has_codec(self) -> bool:
+        return self.config.engine.codec != "identity"
+
+    def description(self) -> list[str]:
+        """With a codec also which gradients cross as cores, and which do not.
+
+        A warning says where the disk waits for the codec.
+        """
+        if not self._has_codec:
+            return super().description()
+        if self.config.engine.commits:
+            slow = self.plan(self.model).slow_codec(disk_speed(self.config)["disk_gbps"])
+            if slow is not None:
+                warnings.warn(slow, RuntimeWarning, stacklevel=2)
+        cores = core_lines(core_groups(self.optimizer), self.optimizer.uncompressed)
+        return [*super().description(), *cores]
+
+    def summary(self) -> dict[str, Any]:
+        """The same, as plain values."""
+        if not self._has_codec:
+            return super().summary()
+        return {
+            "codecs": core_groups(self.optimizer),
+            "parameters": {"uncompressed": self.optimizer.uncompressed},
+        }
 
     def save(self, folder: Path) -> None:
         """As every engine; on disk the step that it names is kept when the save is in its place.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from sluiceway import _core
@@ -12,7 +13,9 @@ from sluiceway.config.values import Link
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
+from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.offload.arguments import chunk_elements, resolve_gradients
+from sluiceway.optim.offload.cores import core_options, target_of, tensor_specs
 from sluiceway.optim.tier_limits import tier_limits
 
 _STATE_BYTES = 12  # Of an element: two moments and the master, read and written in a step.
@@ -27,70 +30,114 @@ class OffloadPlan(DevicePlan):
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         super().__init__(config, 0)
-        trained = {
-            name: p for name, p in model.named_parameters() if p.requires_grad and p.numel() > 0
-        }
-        self._sizes = [p.numel() for p in trained.values()]
+        engine = config.engine
+        weights = select_whole("offload", model, target=target_of(engine)).compressed
+        self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
-        self._weight_bytes = sum(p.nbytes for p in trained.values())
+        self._weight_bytes = sum(w.parameter.nbytes for w in weights)
         autocast = choose_placement(config).autocast_dtype
-        gradients = resolve_gradients(config.engine.gradients, model, autocast)
+        gradients = resolve_gradients(engine.gradients, model, autocast)
         self._gradient_bytes = DTYPES[gradients].itemsize
-        self.freed = frozenset(trained)
-        self._on_disk = config.engine.tier == "disk"
-        where = "on disk" if self._on_disk else "in host memory"
-        why = f"gradients in {gradients}, states {where}"
-        self.figures = {"codec": "identity", "why": why, "compressed_weights": 0}
+        self.freed = frozenset(w.name for w in weights)
+        self._on_disk = engine.tier == "disk"
+        cores = core_options(engine, config.train.seed)
         _, _, pinned, _ = tier_limits(config.budget)
         self._footprint = _core.offload_footprint(
-            self._sizes,
-            [config.model.dtype] * len(self._sizes),
+            tensor_specs(weights),
             gradients,
             chunk_elements("store", config.store.chunk),
             config.train.accumulate,
             # A save that training goes on after is kept beside the last step.
             3 if self._on_disk and config.train.save_every else 2,
             pinned,
+            cores,
         )
+        where = "on disk" if self._on_disk else "in host memory"
+        self.figures = {
+            "codec": engine.codec,
+            "why": f"gradients in {gradients}, states {where}",
+            "compressed_weights": self._footprint["core_weights"],
+        }
+        self._codec_seconds = 0.0
+        if candidates := [w.parameter for w in weights if not w.identity]:
+            largest = max(candidates, key=torch.numel).shape
+            each = _core.decompress_seconds(cores, *largest, gradients)
+            self._codec_seconds = self._footprint["core_elems"] * each
+            self.figures["codec_seconds"] = self._codec_seconds
 
     @property
     def _backwards(self) -> int:
         return self._config.train.accumulate
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """The ring, and the store where it is."""
+        """The ring, cores, and the store where it is."""
         store = self._footprint["store_bytes"]
-        waiting = min(_WAITING_BYTES, self._gradient_bytes * self._elements)
+        waiting = min(_WAITING_BYTES, self._whole_bytes)
         tiers = {
-            "device": rehearsal.peak_bytes + waiting,
-            "host": 0 if self._on_disk else store,
+            "device": rehearsal.peak_bytes + waiting + self._footprint["core_device_bytes"],
+            "host": self._footprint["core_host_bytes"] + (0 if self._on_disk else store),
             "pinned": self._footprint["pinned_bytes"],
         }
         return tiers | ({"disk": store} if self._on_disk else {})
 
     @property
-    def _extent_bytes(self) -> int:
-        """Of a step's gradients on disk, one for each backward."""
-        return self._backwards * self._gradient_bytes * self._footprint["stored_elems"]
+    def _whole_bytes(self) -> int:
+        """Of a backward's gradients that cross as they are."""
+        return self._gradient_bytes * (self._elements - self._footprint["core_elems"])
+
+    @property
+    def _whole_extents(self) -> int:
+        """Bytes that a backward's gradients take on disk, where they crossed as they are."""
+        footprint = self._footprint
+        return self._gradient_bytes * (footprint["stored_elems"] - footprint["core_stored_elems"])
+
+    @property
+    def _core_extents(self) -> int:
+        """Bytes that a step's gradients take on disk, where they crossed as cores."""
+        return self._gradient_bytes * self._footprint["core_stored_elems"]
 
     def links(self) -> dict[str, int]:
-        """Every gradient out, every weight back; on disk the states both ways, and gradients."""
+        """Gradients out, weights back; on disk the states both ways, and gradients.
+
+        Cores, and what becomes of them, count once a step, all else with every backward.
+        """
         states = _STATE_BYTES * self._footprint["stored_elems"]
         links = {
-            "d2h": self._backwards * self._gradient_bytes * self._elements,
+            "d2h": self._backwards * self._whole_bytes + self._footprint["core_d2h_bytes"],
             "h2d": self._weight_bytes,
         }
         if not self._on_disk:
             return links
         # The norm of several backwards is that of their sum, for which they are read once more.
         reads = 2 if self._backwards > 1 and self._config.train.max_norm is not None else 1
+        whole = self._backwards * self._whole_extents
         return links | {
-            "disk_read": states + reads * self._extent_bytes,
-            "disk_written": states + self._extent_bytes,
+            "disk_read": states + reads * whole + self._core_extents,
+            "disk_written": states + whole + self._core_extents,
         }
 
+    def slow_codec(self, disk_gbps: float | None) -> str | None:
+        """What there is to warn of: the disk waits for the host, which decompresses gradients.
+
+        Parameters
+        ----------
+        disk_gbps : float or None
+            Of reads and writes together; None: not known.
+        """
+        if disk_gbps is None:
+            return None
+        links = self.links()
+        disk = (links["disk_read"] + links["disk_written"]) / (1e9 * disk_gbps)
+        if self._codec_seconds <= disk:
+            return None
+        return (
+            f"engine.codec: the host decompresses for {self._codec_seconds:.3g} s of a step, "
+            f"expected no more than the {disk:.3g} s of the disk; try a smaller engine.ratio, or "
+            "codec: identity"
+        )
+
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Micro-batches beside their gradients' way out, the last beside all lanes.
+        """Micro-batches beside their gradients' way out, the last, with cores, beside all lanes.
 
         Lanes of the disk go on beside the others of a chunk: the slowest counts.
         """
@@ -98,20 +145,21 @@ class OffloadPlan(DevicePlan):
         link = self._config.device.link or Link(
             d2h_gbps=speeds["host_gbps"], h2d_gbps=speeds["host_gbps"]
         )
-        out = self._gradient_bytes * self._elements / (1e9 * link.d2h_gbps)
+        out = self._whole_bytes / (1e9 * link.d2h_gbps)
+        last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
         update = _ADAM_BYTES * self._elements / (1e9 * speeds["host_gbps"])
         if gbps := speeds.get("disk_gbps"):
             links = self.links()
-            spilled = self._extent_bytes / (1e9 * gbps)
-            out = max(out, spilled / self._backwards)
-            update = max(
-                update, (links["disk_read"] + links["disk_written"]) / (1e9 * gbps) - spilled
-            )
+            spilled = self._whole_extents / (1e9 * gbps)
+            with_cores = spilled + self._core_extents / (1e9 * gbps)
+            traffic = (links["disk_read"] + links["disk_written"]) / (1e9 * gbps)
+            out, last_out = max(out, spilled), max(last_out, with_cores)
+            update = max(update, traffic - (self._backwards - 1) * spilled - with_cores)
         parts = {
             "forward_s": forward,
             "backward_s": backward,
-            "d2h_s": out,
+            "d2h_s": max(last_out, self._codec_seconds),
             "host_s": update,
             "h2d_s": back,
             "apply_s": 0.0,

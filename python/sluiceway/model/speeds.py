@@ -44,12 +44,12 @@ def measure_speeds(
         "memory_gbps": device.memory_gbps or host,
         "host_gbps": host,
         "host_gbps_from": "config" if device.host_gbps else "copies measured here",
-        **(_disk(config) if config.engine.commits else {}),
+        **(disk_speed(config) if config.engine.commits else {}),
     }
 
 
-def _disk(config: Config) -> dict[str, Any]:
-    """Of reads and writes at once, where the store will be."""
+def disk_speed(config: Config) -> dict[str, Any]:
+    """`disk_gbps`, of reads and writes at once where the store will be, and where it is from."""
     if config.device.disk_gbps:
         return {"disk_gbps": config.device.disk_gbps, "disk_gbps_from": "config"}
     path = Path(config.store.path or ".").absolute()

@@ -15,6 +15,8 @@ from sluiceway.errors import InvalidArgument
 
 MIN_ELEMENTS = 1 << 16  # Below this a weight costs less than its compression saves.
 """Linear weights with fewer elements are trained plainly on the device; so are experts."""
+EMBEDDINGS = "embeddings and head"
+"""Why they are not compressed."""
 
 
 @dataclass
@@ -75,7 +77,8 @@ class Selection:
     frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     # Named to an optimizer, but frozen: by the line above, or since before.
     left_out: list[tuple[str, nn.Parameter]] = field(default_factory=list)
-    why_ordinary: dict[str, str] = field(default_factory=dict)  # By name.
+    # By name; also of weights in `compressed` whose whole gradient crosses beside a codec.
+    why_ordinary: dict[str, str] = field(default_factory=dict)
 
     @property
     def trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -188,6 +191,27 @@ def _check_target(target: str | Sequence[str], names: set[str]) -> None:
         )
 
 
+def reasons_against(
+    model: nn.Module, target: str | Sequence[str], owners: dict
+) -> dict[int, str | None]:
+    """Map id(parameter) to why it is not compressed; None: it can be.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    target : str or sequence of str
+        As of `select_weights`.
+    owners : dict
+        Of `owners_of(model)`.
+    """
+    _check_target(target, {name for name, _, _ in owners.values()})
+    special = _embedding_ids(model, owners)
+    return {
+        key: EMBEDDINGS if key in special else _why_ordinary(target, *entry)
+        for key, entry in owners.items()
+    }
+
+
 def select_weights(
     model: nn.Module,
     target: str | Sequence[str] = "all-linear",
@@ -217,21 +241,20 @@ def select_weights(
     if embeddings not in ("frozen", "identity"):
         raise InvalidArgument(f"embeddings: is {embeddings!r}, expected 'frozen' or 'identity'")
     owners = owners_of(model)
-    _check_target(target, {name for name, _, _ in owners.values()})
-    special = _embedding_ids(model, owners)
+    against = reasons_against(model, target, owners)
     selection = Selection()
     for key, (name, parameter, holders) in owners.items():
         if not parameter.requires_grad or (only is not None and key not in only):
             continue
         modules = [module for module, _ in holders]
-        if key in special:
+        why = against[key]
+        if why == EMBEDDINGS:
             if embeddings == "identity":
                 weight = CompressedWeight(name, parameter, modules, identity=True)
                 selection.compressed.append(weight)
             else:
                 selection.frozen.append((name, parameter))
             continue
-        why = _why_ordinary(target, name, parameter, holders)
         if why is None:
             selection.compressed.append(CompressedWeight(name, parameter, modules))
         else:

@@ -1,4 +1,4 @@
-"""What trains uncompressed, and why: gradient and state of it are whole, and on the device."""
+"""What trains uncompressed, and why: its gradient is whole."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def large_groups(
     return [group for group in found if group["share"] > _SHARE]
 
 
-def group_lines(groups: list[dict[str, Any]]) -> list[str]:
-    """One line a group."""
+def group_lines(groups: list[dict[str, Any]], where: str = "on the device") -> list[str]:
+    """One line a group; `where` says what becomes of it."""
     return [
-        f"{g['weights']} uncompressed, on the device: {100 * g['share']:.3g} % of what is trained "
+        f"{g['weights']} uncompressed, {where}: {100 * g['share']:.3g} % of what is trained "
         f"({g['why']})"
         for g in groups
     ]

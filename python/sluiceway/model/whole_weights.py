@@ -1,8 +1,12 @@
-"""Every trainable parameter as it is, whatever its shape: nothing is left to others."""
+"""Every trainable parameter as it is, whatever its shape: nothing is left to others.
+
+Of some the gradient may cross the link compressed; they are the `compressed` weights without
+`identity`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -14,9 +18,12 @@ from sluiceway.model.targets import (
     check_dense,
     check_storage,
     owners_of,
+    reasons_against,
 )
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NO_CODEC = "no codec"
+_BATCH = "3-D weights"
 
 
 class WholeWeight(CompressedWeight):
@@ -45,7 +52,12 @@ class WholeWeight(CompressedWeight):
             )
 
 
-def select_whole(owner: str, model: nn.Module, only: Collection[int] | None = None) -> Selection:
+def select_whole(
+    owner: str,
+    model: nn.Module,
+    only: Collection[int] | None = None,
+    target: str | Sequence[str] | None = None,
+) -> Selection:
     """All trainable parameters of `model`, in the order of the model; tied ones count as one.
 
     Parameters
@@ -56,6 +68,9 @@ def select_whole(owner: str, model: nn.Module, only: Collection[int] | None = No
         Parameters with `requires_grad=False`, and those without elements, are left out.
     only : collection of int, optional
         id() of the parameters to take; all others are left out.
+    target : str or sequence of str, optional
+        As of `select_weights`: gradients of these matrices may cross compressed; none by default.
+        `why_ordinary` has the reason of every other one.
 
     Raises
     ------
@@ -63,13 +78,18 @@ def select_whole(owner: str, model: nn.Module, only: Collection[int] | None = No
         A parameter has a dtype or a layout that there is no way for, or there is none.
     """
     owners = owners_of(model)
+    against = {} if target is None else reasons_against(model, target, owners)
     selection = Selection()
     for key, (name, parameter, holders) in owners.items():
         wanted = parameter.requires_grad and (only is None or key in only)
         if wanted and parameter.numel() > 0:
             _check(owner, name, parameter)
             modules = [module for module, _ in holders]
-            selection.compressed.append(WholeWeight(name, parameter, modules))
+            why = against.get(key, _NO_CODEC) or (_BATCH if parameter.dim() > 2 else None)
+            if why is not None:
+                selection.why_ordinary[name] = why
+            whole = why is not None
+            selection.compressed.append(WholeWeight(name, parameter, modules, identity=whole))
     check_dense(owner, selection, owners)
     check_storage(owner, ((w.name, w.parameter) for w in selection.compressed))
     if not any(w.parameter.numel() > 1 for w in selection.compressed):

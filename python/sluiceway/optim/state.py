@@ -170,6 +170,16 @@ def check_moment(what: str, found: Any, shape: tuple[int, ...]) -> None:
         )
 
 
+def check_settings(caller: str, saved: dict[str, Any], here: dict[str, Any]) -> None:
+    """Refuse a state that was saved with other settings than these; `caller` starts the text."""
+    for key, value in here.items():
+        if saved.get(key) != value:
+            raise InvalidArgument(
+                f"{caller}: {key} was {saved.get(key)!r} when it was saved, here it is {value!r}; "
+                "make the optimizer with the saved value"
+            )
+
+
 def check_entries(what: str, found: Any, expected: Sequence[str]) -> None:
     """Refuse what is no dictionary, and one in which a key is missing."""
     if not isinstance(found, dict):

@@ -5,10 +5,8 @@
 #include <limits>
 #include <utility>
 
-#include "compress/codec_families.h"
 #include "kernels/base/check.h"
 #include "kernels/philox.h"
-#include "runtime/device/device_memory.h"
 #include "runtime/engine/offload/last_of.h"
 #include "runtime/engine/offload/offload_lanes.h"
 #include "runtime/engine/offload/state_stream.h"
@@ -19,28 +17,6 @@ namespace {
 using offload_lanes::kD2h, offload_lanes::kDecompress;
 
 constexpr std::chrono::hours kPatience{24};  // For room; the executor has its own.
-constexpr std::size_t kLandings = 2;         // One core crosses while another is decompressed.
-
-// A weight whose chunks are its own: those of shared ones cross whole.
-bool is_compressed(const TensorSpec& spec, int tensor, const ChunkPlan& plan) {
-  const int first = plan.of_tensor(tensor).front();
-  return spec.compressed && plan.chunks()[static_cast<std::size_t>(first)].pieces.size() == 1;
-}
-
-std::size_t core_elems(const CodecFamily& family, const CodecConfig& config,
-                       const TensorSpec& spec) {
-  return static_cast<std::size_t>(family.core(config, spec.rows(), spec.cols()).elems());
-}
-
-const CodecFamily& family_of(const CoreOptions& options) {
-  const CodecFamily* const family = find_codec_family(options.codec.name);
-  SLUICEWAY_CHECK(family != nullptr && !family->learns, "OffloadEngine: codec ", options.codec.name,
-                  " learns its projectors, expected one that draws them: block_random or "
-                  "sparse_random");
-  SLUICEWAY_CHECK(options.wire != WireFormat::kInt8,
-                  "OffloadEngine: wire is int8, expected fp32 or bf16");
-  return *family;
-}
 
 }  // namespace
 
@@ -57,18 +33,17 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
       options_(options),
       weights_(tensors.size()),
       of_chunk_(plan.chunks().size(), -1) {
-  std::size_t most_core = 0, most_scratch = 0, most_range = 0;
+  const CoreFootprint all = core_footprint(tensors, plan, options_);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const int tensor = static_cast<int>(i);
     const TensorSpec& spec = tensors[i];
-    if (!is_compressed(spec, tensor, plan)) continue;
-    const CodecFamily& family = family_of(options_);
+    if (!crosses_as_core(spec, tensor, plan)) continue;
     auto weight = std::make_unique<Weight>();
     weight->spec = &spec;
     weight->hash = stable_hash(spec.name);
     weight->scans.resize(plan.of_tensor(tensor).size());
     draw(*weight, 0);
-    const std::size_t elems = core_elems(family, options_.codec, spec);
+    const auto elems = static_cast<std::size_t>(weight->codec->core().elems());
     const std::string purpose = concat("core of ", spec.name);
     weight->core =
         Buffer(lanes.budget(), Tier::kDevice, lanes.device(), elems * sizeof(float), purpose);
@@ -76,33 +51,22 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
       weight->packed = Buffer(lanes.budget(), Tier::kDevice, lanes.device(),
                               wire_bytes(options_.wire, static_cast<std::int64_t>(elems)), purpose);
     }
-    most_core = std::max(most_core, elems);
-    most_scratch = std::max(most_scratch, weight->codec->scratch_elems());
-    most_range = std::max(most_range, weight->codec->range_scratch_elems());
     for (const int chunk : plan.of_tensor(tensor)) of_chunk_[at(chunk)] = tensor;
     weights_[i] = std::move(weight);
   }
-  if (most_core == 0) return;
+  if (all.weights == 0) return;
   landing_.emplace(lanes.budget(), lanes.device(),
-                   PinnedPool::Config{.slab_bytes = static_cast<std::size_t>(
-                                          landing_bytes(tensors, plan, options_))});
-  scratch_ = Buffer(lanes.budget(), Tier::kDevice, lanes.device(), most_scratch * sizeof(float),
-                    "scratch of compress", Fill::kNone);
-  host_core_ = Buffer(lanes.budget(), Tier::kHost, lanes.device(), most_core * sizeof(float),
+                   PinnedPool::Config{.slab_bytes = static_cast<std::size_t>(all.landing_bytes)});
+  scratch_ = Buffer(lanes.budget(), Tier::kDevice, lanes.device(),
+                    all.scratch_elems * sizeof(float), "scratch of compress", Fill::kNone);
+  host_core_ = Buffer(lanes.budget(), Tier::kHost, lanes.device(), all.core_elems * sizeof(float),
                       "a core that has arrived", Fill::kNone);
-  range_scratch_ = Buffer(lanes.budget(), Tier::kHost, lanes.device(), most_range * sizeof(float),
-                          "scratch of decompress", Fill::kNone);
+  range_scratch_ = Buffer(lanes.budget(), Tier::kHost, lanes.device(),
+                          all.range_elems * sizeof(float), "scratch of decompress", Fill::kNone);
 }
 
-std::uint64_t GradientCores::landing_bytes(std::span<const TensorSpec> tensors,
-                                           const ChunkPlan& plan, const CoreOptions& options) {
-  std::uint64_t most = 0;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!is_compressed(tensors[i], static_cast<int>(i), plan)) continue;
-    const std::size_t elems = core_elems(family_of(options), options.codec, tensors[i]);
-    most = std::max(most, wire_bytes(options.wire, static_cast<std::int64_t>(elems)));
-  }
-  return kLandings * round_up(most, std::uint64_t{PinnedPool::kPieceBytes});
+CoreShape GradientCores::core(int tensor) const {
+  return holds(tensor) ? weights_[at(tensor)]->codec->core() : CoreShape{};
 }
 
 CodecConfig GradientCores::config_of(std::int64_t draw) const {

@@ -26,10 +26,10 @@
 #include "compress/gradient_codec.h"
 #include "kernels/base/view.h"
 #include "kernels/overflow_scan.h"
-#include "kernels/wire.h"
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/core_footprint.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/memory/buffer.h"
 #include "runtime/memory/pinned_pool.h"
@@ -37,23 +37,14 @@
 
 namespace sluiceway {
 
-struct CoreOptions {
-  CodecConfig codec{.name = "identity"};  // Of tensors with `compressed`.
-  WireFormat wire = WireFormat::kBF16;    // kInt8 is not taken.
-  std::int64_t redraw = 0;                // Steps between new projectors; 0: never.
-};
-
 class GradientCores {
  public:
   GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan,
                 const ChunkGroups& groups, std::span<const TensorSpec> tensors, DType gradient,
                 const CoreOptions& options);
 
-  // Pinned bytes that cores arrive in, beside the ring.
-  static std::uint64_t landing_bytes(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                                     const CoreOptions& options);
-
   bool holds(int tensor) const { return weights_.at(at(tensor)) != nullptr; }
+  CoreShape core(int tensor) const;  // Without elements where the gradient crosses whole.
   // Sums the gradient into the core. `step`: steps that the run has had.
   void add(int tensor, const AnyMatrix& g, std::int64_t step, StreamRef compute);
   void send(int tensor);  // What was summed leaves; nothing, if it has left.

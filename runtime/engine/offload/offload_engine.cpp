@@ -59,7 +59,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
           lanes_.budget(), lanes_.device(),
           {.slab_bytes = offload_ring_bytes(
                plan_, types(), options_.gate.promised_backwards, limit_of(options_, Tier::kPinned),
-               GradientCores::landing_bytes(tensors_, plan_, options_.cores)),
+               core_footprint(tensors_, plan_, options_.cores).landing_bytes),
            .pages = Pages::kHuge}),
       room_(lanes_.budget(), !options_.store.drives.empty()),
       store_(open_store()),

@@ -98,6 +98,7 @@ class OffloadEngine {
   std::size_t size() const noexcept { return tensors_.size(); }
   const TensorSpec& tensor(int index) const { return tensors_.at(at(index)); }
   const ChunkPlan& plan() const noexcept { return plan_; }
+  CoreShape core(int index) const { return cores_.core(index); }  // Empty: it crosses whole.
   const ChunkStore& store() const noexcept { return *store_; }
 
   // ---- Before the first step: one of the two ----

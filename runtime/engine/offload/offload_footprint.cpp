@@ -1,6 +1,7 @@
 #include "runtime/engine/offload/offload_footprint.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/base/check.h"
 #include "runtime/device/device_memory.h"
@@ -43,16 +44,23 @@ Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
   return new_layout(contents, {1});
 }
 
-OffloadFootprint offload_footprint(std::span<const std::int64_t> tensor_elems,
-                                   std::span<const DType> dtypes, DType gradient,
+OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gradient,
                                    std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
-                                   std::uint64_t pinned_limit) {
-  const ChunkPlan plan(tensor_elems, chunk_elems);
+                                   std::uint64_t pinned_limit, const CoreOptions& cores) {
+  std::vector<std::int64_t> elems;
+  std::vector<DType> dtypes;
+  for (const TensorSpec& tensor : tensors) {
+    elems.push_back(tensor.elems());
+    dtypes.push_back(tensor.dtype);
+  }
+  const ChunkPlan plan(elems, chunk_elems);
+  const CoreFootprint compressed = core_footprint(tensors, plan, cores);
   const Layout layout =
       state_layout(plan, gradient, slots, static_cast<std::uint32_t>(micro_batches));
-  return {offload_ring_bytes(plan, {gradient, dtypes}, micro_batches, pinned_limit) +
-              GradientSpill::shared_bytes(plan, gradient),
-          layout.drives.front().bytes, plan.stored_elems()};
+  const std::size_t ring = offload_ring_bytes(plan, {gradient, dtypes}, micro_batches, pinned_limit,
+                                              compressed.landing_bytes);
+  return {ring + GradientSpill::shared_bytes(plan, gradient) + compressed.landing_bytes,
+          layout.drives.front().bytes, plan.stored_elems(), compressed};
 }
 
 }  // namespace sluiceway

@@ -9,6 +9,7 @@
 
 #include "kernels/base/dtype.h"
 #include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/core_footprint.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/store/layout.h"
 
@@ -27,15 +28,15 @@ Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
                     std::uint32_t micro_batches);
 
 struct OffloadFootprint {
-  std::uint64_t pinned_bytes = 0;  // Ring, and gradients of small tensors.
+  std::uint64_t pinned_bytes = 0;  // Ring, gradients of small tensors, and what cores arrive in.
   std::uint64_t store_bytes = 0;   // Of the drive, or of host memory in its place.
   std::int64_t stored_elems = 0;   // Of each stream: what a step reads and writes.
+  CoreFootprint cores;
 };
 
-// `dtypes`: of the tensors, in order. `slots`: of every state.
-OffloadFootprint offload_footprint(std::span<const std::int64_t> tensor_elems,
-                                   std::span<const DType> dtypes, DType gradient,
+// `slots`: of every state.
+OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gradient,
                                    std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
-                                   std::uint64_t pinned_limit);
+                                   std::uint64_t pinned_limit, const CoreOptions& cores);
 
 }  // namespace sluiceway

@@ -11,6 +11,7 @@ from test_trainer import CASES, run
 from test_trainer_resume import fresh_accelerate
 from twins import LR
 
+MATRICES = 14  # Of both layers.
 __all__ = ["fresh_accelerate"]  # A fixture that pytest finds here.
 
 
@@ -30,6 +31,20 @@ def test_trainer(tmp_path, offload, case):
     assert disagreement(small_llama, drive, offload) <= TOLERANCE
     for mine, other in zip(*logs, strict=True):
         assert mine["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
+def test_trainer_with_cores_that_keep_all(tmp_path):
+    def ours(model, **given):
+        # P is square: P S Q^T is the gradient, but for rounding.
+        codec = {"codec": "block_random", "target": "proj", "ratio": 1.0, "wire": "fp32"}
+        opt = sw.OffloadAdamW(model, lr=LR, chunk=16 << 10, **codec, **given)
+        assert sum(one["core_rows"] > 0 for one in opt.describe()) == MATRICES
+        return opt
+
+    def drive(model, optimizer):
+        run(tmp_path / type(optimizer).__name__, model, optimizer, **CASES["accumulate-clip"])
+
+    assert disagreement(small_llama, drive, ours) <= TOLERANCE
 
 
 def test_accelerate(offload):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import field_validator
 
+from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import EngineSection
-from sluiceway.config.fields import Count, Positive, SmallCount
-from sluiceway.config.options import Options, option
+from sluiceway.config.fields import Positive, SmallCount
+from sluiceway.config.options import option
 from sluiceway.config.values import RefreshSection
 from sluiceway.errors import Unavailable
 
@@ -30,12 +30,7 @@ OFFERED_CODECS = (
 )
 
 
-def _listed(names: Any) -> Any:
-    """Names in a set or another collection as a list."""
-    return list(names) if isinstance(names, Collection) and not isinstance(names, str) else names
-
-
-class SubspaceOptions(Options):
+class SubspaceOptions(CodecOptions):
     """How gradients are compressed, and what becomes of what that leaves of them."""
 
     codec: str = option(
@@ -45,20 +40,7 @@ class SubspaceOptions(Options):
         '"block_pca", "sparse_learned", "sparse_random", "identity" or "none".',
         to=["engine", "weight"],
     )
-    ratio: Annotated[Positive, Field(le=1)] = option(
-        0.25,
-        "f in (0, 1]: cores are round(f m) x round(f n).",
-        to=["weight"],
-        in_state=True,
-    )
-    d: Count | None = option(
-        None,
-        "Square d x d cores instead, for sparse families.",
-        to=["weight"],
-        in_state=True,
-    )
-    nnz: Count = option(4, "Nonzeros a row of sparse projectors.", to=["weight"], in_state=True)
-    block: Count = option(32, "Rows in a group of block projectors.", to=["weight"], in_state=True)
+    ratio: Ratio = ratio_option(0.25)
     residual: Literal["auto", "factored", "sign", "none"] = option(
         "auto",
         "What is done with the part of the gradient that the codec leaves: factored trains with it "
@@ -91,9 +73,6 @@ class SubspaceOptions(Options):
     refresh: RefreshSection | None = option(
         None, "When projectors are measured and replaced; None: fitted once, kept."
     )
-    wire: Literal["bf16", "fp32", "int8"] = option(
-        "bf16", "The format in which cores cross the link.", to=["weight"]
-    )
     tier: Literal["host", "device", "auto"] = option(
         "host",
         "Where AdamW on the core runs; on the device nothing crosses the link.",
@@ -105,9 +84,6 @@ class SubspaceOptions(Options):
         "each element.",
         to=["weight"],
         in_state=True,
-    )
-    target: Annotated[str | Sequence[str], BeforeValidator(_listed)] = option(
-        "all-linear", '"all-linear", a regular expression or names of parameters.'
     )
     embeddings: Literal["frozen", "identity"] = option(
         "frozen", "Embeddings and head are frozen, or trained through the identity codec."

@@ -15,6 +15,7 @@ from sluiceway.config.shared_options import SharedOptions
 from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.offload.cores import core_options, tensor_specs
 from sluiceway.optim.offload.folder import drives_for
 from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
 from sluiceway.store.drives import drive_warnings
@@ -81,11 +82,12 @@ def open_engine(
         "promised_backwards": 0 if options.accumulate == "auto" else options.accumulate,
         "io": options.io,
         "gradients": resolve_gradients(options.gradients, model),
+        "cores": core_options(options, options.seed),
         "chunk_elems": chunk_elements(owner, options.chunk),
         "device_cpu": pin[0],
         "lane_cpu": pin[1],
     }
-    specs = [_core.TensorSpec(w.name, w.parameter.detach()) for w in weights]
+    specs = tensor_specs(weights)
     with drives_for(owner, options.tier, options.path, options.io) as drives:
         engine = _core.OffloadEngine(_core.OffloadEngineOptions(drives=drives, **keywords), specs)
     for line in drive_warnings({"drives": engine.drives}) if drives else []:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.documented import takes
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
 from sluiceway.optim.offload.arguments import OffloadArguments, open_engine
+from sluiceway.optim.offload.cores import core_settings, target_of, whole_groups
 from sluiceway.optim.offload.edited_weights import EditedWeights
 from sluiceway.optim.offload.held_engine import HeldEngine
 from sluiceway.optim.offload.state import (
     check_states,
+    codec_entry,
     note_run,
     restore_states,
+    run_of_commit,
     run_of_user,
     take_masters,
     take_up_run,
@@ -41,9 +45,13 @@ class OffloadAdamW(HookedOptimizer):
     Gradients leave the device during backward and are rounded to `gradients` on the way; AdamW
     runs on the host, chunk by chunk, and each weight is written to before the module that reads it
     runs next. Every trainable parameter is trained so, embeddings, head, norms and biases too; with
-    gradients of fp32 the numbers are those of torch.optim.AdamW in fp32. With tier="disk" states,
-    and gradients on their way, are in `path`, and host memory holds a ring of chunks, however large
-    the model is [MemAscend, arXiv 2505.23254].
+    gradients of fp32 the numbers are those of torch.optim.AdamW in fp32. With a `codec` gradients
+    of linear layers cross as cores S = P^T G Q, and what AdamW trains is P S Q^T, decompressed on
+    the host: moments and masters are whole, and micro-batches are summed on the device, where they
+    cost neither link nor disk. Gradients of all other parameters, of experts and of matrices below
+    half a chunk cross whole; `uncompressed` says what of these is more than 1 % of all. The norm is
+    that of what is trained. With tier="disk" states, and gradients on their way, are in `path`, and
+    host memory holds a ring of chunks, however large the model is [MemAscend, arXiv 2505.23254].
 
     A step is durable when the first gradient of the next one has come, or when `commit()` or
     `close()` has returned. After a crash at any moment the store is at the last step that was. The
@@ -113,12 +121,21 @@ class OffloadAdamW(HookedOptimizer):
         checked = OffloadArguments.checked(name, {"max_norm": max_norm, **options})
         adam = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(model, adam, checked, param_groups)
+        if self.options.codec != "identity":
+            self.uncompressed = whole_groups(self, self._why_whole)
         if not self._held:
             note_run(self)
             self.engine.begin(self.of_engine.tensors())
 
+    @cached_property
+    def core_settings(self) -> dict[str, Any]:
+        """Of the codec, those that a run cannot go on without."""
+        return core_settings(self)
+
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
-        return select_whole(self._owner, model, wanted)
+        selection = select_whole(self._owner, model, wanted, target_of(self.options))
+        self._why_whole = selection.why_ordinary
+        return selection
 
     def _make_engine(self, model: nn.Module) -> HeldEngine:
         made = open_engine(self._owner, model, self.weights, self.options)
@@ -143,7 +160,8 @@ class OffloadAdamW(HookedOptimizer):
         Raises
         ------
         InvalidArgument
-            Steps were taken, or a state was loaded, since the optimizer was made.
+            Steps were taken, or a state was loaded, since the optimizer was made; or they were
+            taken with another codec.
         """
         self._check_open()
         if not self._held:
@@ -153,9 +171,10 @@ class OffloadAdamW(HookedOptimizer):
                     "loaded already, expected a new optimizer; use load_state_dict() to go back"
                 )
             return 0
+        run = run_of_commit(self)
         self._standing.half_loaded = True
         take_masters(self)
-        take_up_run(self)
+        take_up_run(self, run)
         self._taken_up()
         self._standing.half_loaded = False
         return self.engine.committed_steps
@@ -283,7 +302,8 @@ class OffloadAdamW(HookedOptimizer):
         """Numbers of the last step: as of every engine, and of the store."""
         raw, common = self._clock.raw, super().stats()
         norm = common["grad_norm"]
-        names = ("fetch_seconds", "store_seconds", "spill_seconds", "commits", "commit_seconds")
+        names = ("fetch_seconds", "store_seconds", "spill_seconds", "decompress_seconds",
+                 "commits", "commit_seconds")  # fmt: skip
         return {
             **common,
             "grad_norm": None if math.isnan(norm) and not common["skipped"] else norm,
@@ -339,11 +359,11 @@ class OffloadAdamW(HookedOptimizer):
         return {} if self.options.tier == "disk" else tensors_of(self)
 
     def _own_state(self) -> dict[str, Any]:
+        own = {"tier": self.options.tier, **codec_entry(self)}
         if self.options.tier == "host":
-            return {"tier": "host"}
+            return own
         generation, _ = self.engine.generations[0]
-        store = {"id": self.engine.store_id, "generation": generation}
-        return {"tier": "disk", "store": store}
+        return {**own, "store": {"id": self.engine.store_id, "generation": generation}}
 
     def _check_own_state(self, state_dict: dict[str, Any]) -> None:
         check_states(self, state_dict)

@@ -1,6 +1,7 @@
 """What a state of OffloadAdamW holds, and how a run goes on from it or from its store.
 
     tier disk   {id, generation} of the store, whose commit stays until the next state is taken
+    both        with a codec arguments, all of its settings that the run depends on
     tier host   step, exp_avg and exp_avg_sq of each parameter, of 16-bit ones the f32 master too
 
 Either optimizer loads what has tensors; the first loads what names its own store.
@@ -15,12 +16,14 @@ import torch
 
 from sluiceway import _core
 from sluiceway.errors import Corrupt, InvalidArgument
+from sluiceway.optim.offload.cores import WHOLE
 from sluiceway.optim.offload.edited_weights import master_of
 from sluiceway.optim.state import (
     STATE_KEY,
     check_count,
     check_entries,
     check_moment,
+    check_settings,
     frame_of,
 )
 
@@ -42,6 +45,12 @@ def tensors_of(optimizer: OffloadAdamW) -> dict[int, dict[str, Any]]:
     return states
 
 
+def codec_entry(optimizer: OffloadAdamW) -> dict[str, Any]:
+    """Settings of the codec, as a state and a commit hold them; nothing without one."""
+    settings = optimizer.core_settings
+    return {} if settings == WHOLE else {"arguments": settings}
+
+
 def with_frame(optimizer: OffloadAdamW, state_dict: Any) -> Any:
     """A state of torch's own AdamW as one of ours; any other as it is."""
     if not isinstance(state_dict, dict) or STATE_KEY in state_dict:
@@ -54,7 +63,11 @@ def with_frame(optimizer: OffloadAdamW, state_dict: Any) -> Any:
         if isinstance(values, dict)
     }
     steps = max((s["step"] for s in states.values() if isinstance(s["step"], int)), default=0)
-    frame = {**frame_of(optimizer), "committed_steps": steps}
+    frame = {
+        **frame_of(optimizer),
+        "committed_steps": steps,
+        **codec_entry(optimizer),  # Moments are whole with any codec.
+    }
     return {**state_dict, "state": states, STATE_KEY: frame}
 
 
@@ -65,13 +78,16 @@ def _whole(step: Any) -> Any:
 
 
 def check_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
-    """Refuse a state of another store, and tensors that are not of these parameters.
+    """Refuse a state of another store or codec, and tensors that are not of these parameters.
 
     Raises
     ------
     InvalidArgument
         The first difference is named; nothing was changed.
     """
+    arguments = state_dict[STATE_KEY].get("arguments", WHOLE)
+    check_entries("arguments", arguments, ())
+    check_settings("load_state_dict", arguments, optimizer.core_settings)
     store = state_dict[STATE_KEY].get("store")
     if store is not None:
         _check_store(optimizer, store)
@@ -137,7 +153,9 @@ def take_masters(optimizer: OffloadAdamW) -> None:
 
 
 def note_run(optimizer: OffloadAdamW, of_user: bytes = b"") -> None:
-    """What the next commit has beside states: counts, as a line of JSON, and bytes of the user.
+    """What the next commit has beside states: a line of JSON, and bytes of the user.
+
+    The line has counts, and settings of a codec that is not the identity.
 
     Raises
     ------
@@ -148,6 +166,7 @@ def note_run(optimizer: OffloadAdamW, of_user: bytes = b"") -> None:
         "format": _RUN_FORMAT,
         "loss_scale": list(optimizer.loss_scale.state()),
         "skipped_steps": optimizer.skipped_steps,
+        **codec_entry(optimizer),
     }
     optimizer.engine.set_run_state(json.dumps(counts).encode() + b"\n" + of_user)
 
@@ -157,22 +176,31 @@ def run_of_user(optimizer: OffloadAdamW) -> bytes:
     return optimizer.engine.run_state().partition(b"\n")[2]
 
 
-def take_up_run(optimizer: OffloadAdamW) -> None:
-    """Go on with the counts of the last commit.
+def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
+    """What `note_run` gave to the last commit of itself, checked.
 
     Raises
     ------
     Corrupt
-        They are not what `note_run` wrote.
+        It is not what `note_run` wrote.
+    InvalidArgument
+        It was written with another codec; the first difference is named.
     """
     try:
         run = json.loads(optimizer.engine.run_state().partition(b"\n")[0])
         known = run["format"] == _RUN_FORMAT
-        scale, skipped = run["loss_scale"], int(run["skipped_steps"])
-        _core.LossScale("dynamic").load(*scale)
+        int(run["skipped_steps"])
+        settings = dict(run.get("arguments", WHOLE))
+        _core.LossScale("dynamic").load(*run["loss_scale"])
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"resume: the run state cannot be read, {error}") from None
     if not known:
         raise Corrupt(f"resume: format of the run state is {run['format']}, expected {_RUN_FORMAT}")
-    optimizer.loss_scale.load(*scale)
-    optimizer._standing.skipped_steps = skipped
+    check_settings("resume", settings, optimizer.core_settings)
+    return run
+
+
+def take_up_run(optimizer: OffloadAdamW, run: dict[str, Any]) -> None:
+    """Go on with the counts of a `run_of_commit`."""
+    optimizer.loss_scale.load(*run["loss_scale"])
+    optimizer._standing.skipped_steps = int(run["skipped_steps"])

@@ -10,6 +10,7 @@ from sluiceway.optim.state import (
     check_count,
     check_entries,
     check_moment,
+    check_settings,
     engine_states,
 )
 from sluiceway.optim.subspace.arguments import (
@@ -75,13 +76,8 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
                 f"load_state_dict: codec of {choice['name']} was {codec!r} when it was saved, here "
                 f"it is {choice['codec']!r}; make the optimizer with codec={codec!r}"
             )
-    theirs = _settled(options, saved["arguments"])
-    for key, value in _settled(options, dict(options)).items():
-        if theirs[key] != value:
-            raise InvalidArgument(
-                f"load_state_dict: {key} was {theirs[key]!r} when it was saved, here it is "
-                f"{value!r}; make the optimizer with the saved value"
-            )
+    theirs, ours = (_settled(options, one) for one in (saved["arguments"], dict(options)))
+    check_settings("load_state_dict", theirs, ours)
     states = list(engine_states(optimizer, state_dict["state"]))
     for index, values in states:
         name = choices[index]["name"]

@@ -8,11 +8,13 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/error.h"
 #include "kernels/philox.h"
 #include "runtime/engine/offload/offload_engine.h"
+#include "runtime/engine/offload/offload_footprint.h"
 #include "tests/support/io_back_ends.h"
 #include "tests/support/offload_reference.h"
 #include "tests/support/unlimited.h"
@@ -184,6 +186,28 @@ TEST_P(GradientCoresTest, MicroBatchesCostNeitherLinkNorDrive) {
   EXPECT_EQ(stats.use.d2h_bytes, core_bytes);
   EXPECT_EQ(stats.disk_written, stored * (12 + 2));
   EXPECT_EQ(stats.disk_read, stored * (12 + 2));
+}
+
+TEST_P(GradientCoresTest, WhatIsPredictedOfEachTierIsWhatTheEngineTakes) {
+  OffloadEngine engine(options(GetParam().batches), model_specs(true)),
+      plain(options(GetParam().batches), model_specs(false));
+  const std::vector<TensorSpec> specs = model_specs(true);
+  const OffloadFootprint found =
+      offload_footprint(specs, DType::kBF16, 2 * ChunkPlan::kStoredAlignment, GetParam().batches,
+                        kStateSlots, Budget::kUnlimited, cores());
+  const auto more = [&](Tier tier) {
+    return engine.budget().peak(tier) - plain.budget().peak(tier);
+  };
+  EXPECT_EQ(found.cores.weights, 2);
+  EXPECT_EQ(found.cores.elems, 100 * 123 + 64 * 48);
+  EXPECT_EQ(found.cores.device_bytes, more(Tier::kDevice));
+  EXPECT_EQ(found.cores.host_bytes, more(Tier::kHost));
+  EXPECT_EQ(found.cores.landing_bytes, more(Tier::kPinned));
+  EXPECT_EQ(found.pinned_bytes, engine.budget().peak(Tier::kPinned));
+  EXPECT_EQ(found.stored_elems, engine.plan().stored_elems());
+  for (const auto& [m, n] : {std::pair{100, 123}, std::pair{3, 5000}}) {
+    EXPECT_GT(decompress_seconds(cores().codec, m, n, DType::kBF16), 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, GradientCoresTest,

@@ -1,0 +1,87 @@
+"""Which gradients of OffloadAdamW cross the link compressed, and as what.
+
+Matrices of linear layers do that have chunks of the store to themselves; all others cross whole,
+and are trained like them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sluiceway import _core
+from sluiceway.config.engines.offload import OffloadOptions
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.model.uncompressed import group_lines, large_groups
+
+if TYPE_CHECKING:
+    from sluiceway.optim.offload.optimizer import OffloadAdamW
+
+_SHARES = "matrices of less than half a chunk"
+
+
+def target_of(options: OffloadOptions) -> str | Sequence[str] | None:
+    """What `select_whole` is asked for: the weights that the codec may have, None without one."""
+    return None if options.codec == "identity" else options.target
+
+
+def core_options(options: OffloadOptions, seed: int) -> _core.CoreOptions:
+    """What the compiled module is told of cores: plans and engines say the same."""
+    return _core.CoreOptions(**options.told("weight") | {"d": options.d or 0, "seed": seed})
+
+
+def tensor_specs(weights: list[CompressedWeight]) -> list[_core.TensorSpec]:
+    """Name, shape and dtype of each, and whether its gradient may cross as a core."""
+    return [_core.TensorSpec(w.name, w.parameter.detach(), not w.identity) for w in weights]
+
+
+def core_settings(optimizer: OffloadAdamW) -> dict[str, Any]:
+    """What of this a run cannot go on without, the codec first; plain values."""
+    options = optimizer.options
+    if options.codec == "identity":
+        return WHOLE
+    settings = {name: getattr(options, name) for name in type(options).names(in_state=True)}
+    count = sum(group["weights"] for group in core_groups(optimizer))
+    return {**settings, "compressed_weights": count}
+
+
+WHOLE = {"codec": "identity"}
+"""The settings of a state that does not speak of them."""
+
+
+def core_groups(optimizer: OffloadAdamW) -> list[dict[str, Any]]:
+    """Weights of one shape whose gradients cross as cores as one entry, in the model's order."""
+    groups: dict[tuple[int, ...], dict[str, Any]] = {}
+    for one in optimizer.describe():
+        core, shape = [one["core_rows"], one["core_cols"]], one["shape"]
+        if core[0] == 0:
+            continue
+        entry = {"weights": 0, "shape": shape, "codec": optimizer.options.codec, "core": core}
+        groups.setdefault((*shape, *core), entry)["weights"] += 1
+    return list(groups.values())
+
+
+def whole_groups(optimizer: OffloadAdamW, why: dict[str, str]) -> list[dict[str, Any]]:
+    """What crosses whole beside a codec, by reason.
+
+    Parameters
+    ----------
+    why : dict
+        By name, of weights that the codec was not asked for.
+    """
+    has_core = [one["core_rows"] > 0 for one in optimizer.describe()]
+    pairs = list(zip(optimizer.weights, has_core, strict=True))
+    compressed = [weight for weight, core in pairs if core]
+    whole = [(weight.name, weight.parameter) for weight, core in pairs if not core]
+    reasons = {name: why.get(name, _SHARES) for name, _ in whole}
+    return large_groups(compressed, whole, reasons)
+
+
+def core_lines(groups: list[dict[str, Any]], whole: list[dict[str, Any]]) -> list[str]:
+    """One line for people, what crosses whole behind it."""
+    cores = ", ".join(
+        f"{g['weights']} x {g['shape'][0]}x{g['shape'][1]} as {g['core'][0]}x{g['core'][1]}"
+        for g in groups
+    )
+    codec = f"{groups[0]['codec']}, gradients of {cores}" if groups else "no gradient is compressed"
+    return [f"cores: {codec}", *group_lines(whole, "whole over the link")]
