@@ -82,6 +82,7 @@ nlohmann::json run(const Arguments& arguments) {
   std::vector<std::vector<std::uint16_t>> weights(
       count, std::vector<std::uint16_t>(static_cast<std::size_t>(kWidth * kWidth)));
   std::vector<AnyMatrix> views;
+  views.reserve(count);
   for (auto& weight : weights) {
     views.push_back({weight.data(), 1, kWidth * kWidth, kWidth * kWidth, DType::kBF16});
   }
