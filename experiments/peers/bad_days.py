@@ -14,7 +14,7 @@ from full_volume import fill, share, volume
 from measure import room
 from sides import OURS
 
-SIZE, STEPS = "3M", 16
+SIZE, STEPS = "3M", 24
 SAVE_EVERY = 4
 KILLS = 5
 LEFT_BYTES = 24 << 20  # At the start on a volume that is too small.
@@ -67,6 +67,7 @@ def _beside(child: Child, reference: Child) -> dict:
     return {
         "went_on_at": ready and ready["start"],
         "steps": len(apart),
+        "first_apart": next(iter(apart), None),
         "losses_apart": max(apart, default=None),
         "same_losses": bool(apart) and max(apart) == 0.0,
         "same_weights": bool(done) and done["weights"] == reference.told("done")["weights"],
@@ -78,7 +79,7 @@ def _kill_once(runs: _Runs, folder: Path, after: int, save_every: int, chance: r
     shutil.rmtree(folder, ignore_errors=True)
     child = runs.start(folder, "--save-every", str(save_every))
     _until(child, after)
-    time.sleep(chance.uniform(0.0, 0.3))
+    time.sleep(chance.uniform(0.0, 0.1))
     child.signal(signal.SIGKILL)
     told = max(child.losses)
     again = runs.start(folder, "--resume")
@@ -120,8 +121,8 @@ def _at_start(runs: _Runs, folder: Path) -> dict:
     """Begin where there is no room."""
     with volume(folder) as place:
         fill(place / "filler", LEFT_BYTES)
-        child = runs.start(place / "run")
-        status = _patiently(child)
+        with runs.start(place / "run") as child:
+            status = _patiently(child)
         return {
             "when": "start",
             "free_bytes": LEFT_BYTES,
@@ -135,19 +136,19 @@ def _at_start(runs: _Runs, folder: Path) -> dict:
 def _midway(runs: _Runs, folder: Path, reference: Child) -> dict:
     """Let every write be refused from the fourth step on; then make room, and resume."""
     with volume(folder) as place:
-        child = runs.start(place / "run")
-        _until(child, 3)
-        child.signal(signal.SIGSTOP)
-        told = len(child.losses)
-        share(place / "run", place / "copy")
-        fill(place / "filler")
-        child.signal(signal.SIGCONT)
-        status = _patiently(child)
+        with runs.start(place / "run") as child:
+            _until(child, 3)
+            child.signal(signal.SIGSTOP)
+            told = len(child.losses)
+            share(place / "run", place / "copy")
+            fill(place / "filler")
+            child.signal(signal.SIGCONT)
+            status = _patiently(child)
         words, during = child.last_words(), _beside(child, reference)
         shutil.rmtree(place / "copy")
         shutil.rmtree(place / "filler")
-        again = runs.start(place / "run", "--resume")
-        resumed = _patiently(again)
+        with runs.start(place / "run", "--resume") as again:
+            resumed = _patiently(again)
         return {
             "when": "midway",
             "told_before": told,
@@ -155,6 +156,7 @@ def _midway(runs: _Runs, folder: Path, reference: Child) -> dict:
             "said": words,
             **during,
             "resume_exit_status": resumed,
+            "resume_said": again.last_words(),
             "resumed": _beside(again, reference),
         }
 

@@ -57,6 +57,7 @@ class Child:
         path = os.environ.get("PYTHONPATH")
         environment = os.environ | ENVIRONMENT
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), path]))
+        self._names = {str(folder): "FOLDER", str(packages): "PACKAGES"}
         self._log = folder.with_name(folder.name + ".log")
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("w") as log:
@@ -68,6 +69,13 @@ class Child:
                 text=True,
             )
         self.seen: list[dict] = []
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._popen.poll() is None:
+            self.signal(signal.SIGKILL)
 
     def events(self) -> Iterator[dict]:
         """What it tells, as it does; to its end."""

@@ -42,11 +42,11 @@ def fill(place: Path, left: int = 0) -> None:
         for count in range(VOLUME_BYTES // 4096):
             if shutil.disk_usage(place).free < left + piece:
                 break
-            with (place / f"filler{piece}.{count}").open("wb") as file:
-                try:
+            try:
+                with (place / f"filler{piece}.{count}").open("wb") as file:
                     os.posix_fallocate(file.fileno(), 0, piece)
-                except OSError:
-                    break
+            except OSError:
+                break
 
 
 def share(folder: Path, copy: Path) -> None:

@@ -105,7 +105,7 @@ def main() -> None:
     args = parser.parse_args()
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     if args.tables:
-        from tables import tables
+        from peer_tables import tables
 
         print("\n\n".join(tables(results).values()))
         return
