@@ -37,7 +37,7 @@ class Child:
     packages : pathlib.Path
         Folder that DeepSpeed was installed into.
     tuning : dict
-        Of the side.
+        Of the side; `environment` in it goes over the common one.
     options : str
         More words of the command line.
     """
@@ -52,11 +52,13 @@ class Child:
         tuning: dict,
         *options: str,
     ) -> None:
+        tuning = dict(tuning)
+        own = tuning.pop("environment", {})
         command = [sys.executable, ONE_RUN, side, "--size", size, "--steps", steps, "--folder",
                    folder, "--tuning", json.dumps(tuning), *options]  # fmt: skip
         path = os.environ.get("PYTHONPATH")
-        environment = os.environ | ENVIRONMENT
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), path]))
+        path = os.pathsep.join(filter(None, [str(packages), path]))
+        environment = os.environ | ENVIRONMENT | own | {"PYTHONPATH": path}
         self._names = {str(folder): "FOLDER", str(packages): "PACKAGES"}
         self._log = folder.with_name(folder.name + ".log")
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +67,7 @@ class Child:
                 [str(word) for word in command],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environment,
+                env={name: value for name, value in environment.items() if value is not None},
                 text=True,
             )
         self.seen: list[dict] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 
@@ -187,3 +188,11 @@ def tables(results: dict) -> dict[str, str]:
             "tuning": ("tune", tuning), "kills": ("kills", kills),
             "refused": ("refused", refused)}  # fmt: skip
     return {name: table(results[of]) for name, (of, table) in made.items() if of in results}
+
+
+def written(text: str, made: dict[str, str]) -> str:
+    """A document with each table between its name and the next empty comment."""
+    for name, table in made.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(\n?<!-- -->)", re.DOTALL)
+        text = place.sub(lambda hit, table=table: f"{hit[1]}{table}\n<!-- -->", text)
+    return text

@@ -2,10 +2,10 @@
 
     python experiments/peers/run.py FOLDER                        # all stages
     python experiments/peers/run.py FOLDER --stages compare --sizes 25M --rounds 1
-    python experiments/peers/run.py --tables                      # prints those of the README
+    python experiments/peers/run.py --tables                      # writes those of README.md
 
 FOLDER lies on the disk to use. DeepSpeed is in build/peers (--theirs), beside the packages of the
-repository; README.md of this folder says how it gets there. Stage `refused` mounts a small file
+repository; README.md says how it gets there. Stage `refused` mounts a small file
 system and needs root. A stage replaces what results.json has of it.
 """
 
@@ -26,6 +26,7 @@ from run_folder import REPOSITORY, provenance
 from sides import COMPARED, TUNED
 
 RESULTS = Path(__file__).with_name("results.json")
+README = Path(__file__).with_name("README" + ".md")
 
 
 def machine() -> dict:
@@ -105,9 +106,9 @@ def main() -> None:
     args = parser.parse_args()
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     if args.tables:
-        from peer_tables import tables
+        from peer_tables import tables, written
 
-        print("\n\n".join(tables(results).values()))
+        README.write_text(written(README.read_text(), tables(results)))
         return
     if args.folder is None:
         parser.error("FOLDER is missing, expected one on the disk to use")

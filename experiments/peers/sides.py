@@ -12,6 +12,9 @@ _DEEP = {"queue_depth": 32, "intra_op_parallelism": 2}
 OURS = {"chunk": "1MiB", "pinned": "64MiB"}
 THEIRS = {"zero": _SMALL_BUCKETS}
 
+_SPINNING = {"OMP_WAIT_POLICY": None}
+_GLIBC = {"MALLOC_MMAP_THRESHOLD_": None, "MALLOC_ARENA_MAX": None}
+
 # Side, name, settings.
 TUNED = [
     ("ours", "as it comes", {}),
@@ -19,6 +22,8 @@ TUNED = [
     ("ours", "chunk 1 MiB, ring 64 MiB", OURS),
     ("ours", "chunk 1 MiB, ring 64 MiB, posix", {**OURS, "io": "posix"}),
     ("ours", "chunk 512 KiB, ring 32 MiB", {"chunk": "512KiB", "pinned": "32MiB"}),
+    ("ours", "chunk 1 MiB, ring 64 MiB, torch's threads spin", {**OURS, "environment": _SPINNING}),
+    ("ours", "chunk 1 MiB, ring 64 MiB, glibc as it comes", {**OURS, "environment": _GLIBC}),
     ("theirs", "as it comes", {}),
     ("theirs", "groups of 16 M", {"zero": {"sub_group_size": 16_000_000}}),
     ("theirs", "groups of 4 M", {"zero": {"sub_group_size": 4_000_000}}),
@@ -30,6 +35,9 @@ TUNED = [
      {**THEIRS, "pipeline": True, "buffer_count": 12}),
     ("theirs", "groups and buckets of 1 M",
      {"zero": {**_SMALL_BUCKETS, "sub_group_size": 1_000_000, "reduce_bucket_size": 1_000_000}}),
+    ("theirs", "groups and buckets of 4 M, torch's threads spin",
+     {**THEIRS, "environment": _SPINNING}),
+    ("theirs", "groups and buckets of 4 M, glibc as it comes", {**THEIRS, "environment": _GLIBC}),
 ]  # fmt: skip
 
 COMPARED = [

@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "peers"))
 
 from child import figures
-from peer_tables import ALONE, above, slope, spread, tables
+from peer_tables import ALONE, above, slope, spread, tables, written
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "peers"
 
@@ -19,6 +19,13 @@ def test_readme_has_the_tables_of_the_results() -> None:
     made = tables(json.loads((FOLDER / "results.json").read_text(encoding="utf-8")))
     assert set(made) == {"memory", "compared", "tuning", "kills", "refused"}
     assert [name for name, table in made.items() if table not in readme] == []
+
+
+def test_a_table_replaces_what_stands_in_its_place_and_nothing_else() -> None:
+    text = "a\n<!-- one -->\nold\nold\n<!-- -->\nb\n<!-- two -->\n<!-- -->\nc\n"
+    assert written(text, {"one": "| 1 |", "two": "| 2 |"}) == (
+        "a\n<!-- one -->\n| 1 |\n<!-- -->\nb\n<!-- two -->\n| 2 |\n<!-- -->\nc\n"
+    )
 
 
 def test_peaks_are_above_the_median_of_the_model_alone_at_the_same_size() -> None:
