@@ -99,10 +99,11 @@ class Child:
             self.finish()
 
     def last_words(self) -> str:
-        """The last line that it wrote for people."""
-        lines = [
-            line for line in self._log.read_text(errors="replace").splitlines() if line.strip()
-        ]
+        """The last line that it wrote for people, without where it was."""
+        text = self._log.read_text(errors="replace")
+        for place, name in self._names.items():
+            text = text.replace(place, name)
+        lines = [line for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
     @property
