@@ -21,8 +21,10 @@ def spread(values: Iterable[float], digits: int) -> str:
 
 
 def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
-    """Of cells."""
+    """Of cells, as many in each row as the head has."""
     lines = [head, ["---"] * len(head), *rows]
+    if any(len(cells) != len(head) for cells in lines):
+        raise ValueError(f"a row has other cells than the head {head}")
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
@@ -141,7 +143,6 @@ def kills(stage: dict) -> str:
                 ", ".join(str(row["killed_after"]) for row in rows),
                 ", ".join(str(row["went_on_at"]) for row in rows),
                 _yes(rows, lambda row: row["same_losses"]),
-                f"{at_once:.3g}",
                 f"{at_once:.3g}",
                 f"{apart:.3g}",
                 _yes(rows, lambda row: row["same_weights"]),
