@@ -1,0 +1,65 @@
+"""AdamW of torch over masters in memory, and the model without any optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from trained import ADAM, weights_hash
+
+
+class Forgotten:
+    """Forward and backward alone; a gradient is dropped when it is there.
+
+    What the other sides need beyond this is the optimizer's.
+    """
+
+    def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
+        self._model = model
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self._drop)
+
+    @staticmethod
+    def _drop(parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    def step(self, tokens: torch.Tensor) -> float:
+        """Train nothing."""
+        loss = self._model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        return loss.item()
+
+    def settle(self) -> None:
+        """Nothing is on its way."""
+
+    def buffer_bytes(self) -> int:
+        """None."""
+        return 0
+
+    def weights_hash(self) -> str:
+        """Of the trained weights."""
+        return weights_hash(self._model.parameters())
+
+
+class Native(Forgotten):
+    """torch.optim.AdamW, fused, over fp32 masters of bf16 weights."""
+
+    def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
+        self._model = model
+        self._weights = list(model.parameters())
+        self._masters = [weight.detach().float() for weight in self._weights]
+        self._optimizer = torch.optim.AdamW(self._masters, fused=True, **ADAM)
+
+    def step(self, tokens: torch.Tensor) -> float:
+        """One step."""
+        loss = super().step(tokens)
+        for master, weight in zip(self._masters, self._weights, strict=True):
+            master.grad = weight.grad.float()
+            weight.grad = None
+        self._optimizer.step()
+        with torch.no_grad():
+            for master, weight in zip(self._masters, self._weights, strict=True):
+                weight.copy_(master)
+                master.grad = None
+        return loss

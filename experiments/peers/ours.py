@@ -1,0 +1,49 @@
+"""OffloadAdamW with states on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sluiceway as sw
+import torch
+from torch import nn
+from trained import ADAM, weights_hash
+
+
+class Ours:
+    """Bf16 weights in memory; fp32 masters and moments, and gradients on their way, in a store."""
+
+    def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
+        self._model = model
+        pinned = tuning.get("pinned")
+        more = {key: value for key, value in tuning.items() if key != "pinned"}
+        if pinned:
+            more["budget"] = sw.Budget(pinned=pinned)
+        self._optimizer = sw.OffloadAdamW(model, **ADAM, tier="disk", path=folder / "store", **more)
+
+    def resume(self) -> int:
+        """Go on from the last step of the store."""
+        return self._optimizer.resume()
+
+    def step(self, tokens: torch.Tensor) -> float:
+        """One step; it is applied while the next one runs."""
+        loss = self._model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss.item()
+
+    def settle(self) -> None:
+        """Every step is on the disk."""
+        self._optimizer.commit()
+
+    def save(self) -> None:
+        """Nothing: every step is one."""
+
+    def buffer_bytes(self) -> int:
+        """Page-locked ring and small gradients."""
+        return self._optimizer.stats()["peak_bytes"]["pinned"]
+
+    def weights_hash(self) -> str:
+        """Of the trained weights."""
+        return weights_hash(self._model.parameters())

@@ -1,0 +1,199 @@
+"""Tables of the README, from results.json."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+
+MIB = 2**20
+ALONE = "forward and backward alone"
+SIDES = {"ours": "Sluiceway", "theirs": "DeepSpeed"}
+
+
+def spread(values: Iterable[float], digits: int) -> str:
+    """Median, and least and most in brackets where they differ in what is shown."""
+    ordered = sorted(values)
+    low, middle, high = (
+        f"{v:,.{digits}f}" for v in (ordered[0], statistics.median(ordered), ordered[-1])
+    )
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
+    """Of cells, as many in each row as the head has."""
+    lines = [head, ["---"] * len(head), *rows]
+    if any(len(cells) != len(head) for cells in lines):
+        raise ValueError(f"a row has other cells than the head {head}")
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _groups(rows: list[dict], *keys: str) -> Iterator[list[dict]]:
+    """Rows that agree in all keys, in the order of the first of them."""
+    found: dict[tuple, list[dict]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    yield from found.values()
+
+
+def above(rows: list[dict], of: list[dict]) -> list[float]:
+    """Peaks above the median one of forward and backward alone at the same size, in bytes."""
+    floor = statistics.median(
+        row["peak_bytes"] for row in rows if row["name"] == ALONE and row["size"] == of[0]["size"]
+    )
+    return [row["peak_bytes"] - floor for row in of]
+
+
+def slope(points: list[tuple[float, float]]) -> float:
+    """Of the line with least squares through (parameters, bytes)."""
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def _million(row: dict) -> str:
+    return f"{row['parameters'] / 1e6:.1f} M"
+
+
+def memory(stage: dict) -> str:
+    """What the optimizer adds to the host's peak, by size."""
+    rows = stage["rows"]
+    sizes = list(dict.fromkeys(row["size"] for row in rows))
+    named = [_million(next(row for row in rows if row["size"] == size)) for size in sizes]
+    head = ["host peak above the model's own, MiB", *named, "bytes a parameter more"]
+    cells = []
+    for of_name in _groups(rows, "name"):
+        if of_name[0]["name"] == ALONE:
+            continue
+        added = [above(rows, of_size) for of_size in _groups(of_name, "size")]
+        points = [
+            (of_size[0]["parameters"], statistics.median(bytes_))
+            for of_size, bytes_ in zip(_groups(of_name, "size"), added, strict=True)
+        ]
+        cells.append(
+            [
+                of_name[0]["name"],
+                *(spread((b / MIB for b in bytes_), 0) for bytes_ in added),
+                f"{slope(points):.1f}" if len(points) > 1 else "",
+            ]
+        )
+    return markdown(head, cells)
+
+
+def compared(stage: dict) -> str:
+    """Seconds, bytes and losses of every side and size."""
+    head = ["", "parameters", "s a step", "read + written, B/p", "room on disk, B/p",
+            "page-locked, MiB", "whole peak, MiB", "loss of the last step"]  # fmt: skip
+    cells = []
+    for rows in _groups(stage["rows"], "size", "name"):
+        first = rows[0]
+        read, written = (statistics.median(row[key] for row in rows) for key in ("read", "written"))
+        cells.append(
+            [
+                first["name"],
+                _million(first),
+                spread((row["seconds"] for row in rows), 2),
+                f"{read:.2f} + {written:.2f}",
+                f"{first['room_bytes'] / first['parameters']:.1f}",
+                f"{first['locked_bytes'] / MIB:.0f}",
+                spread(((row["start_bytes"] + row["peak_bytes"]) / MIB for row in rows), 0),
+                f"{statistics.median(row['losses'][-1] for row in rows):.4f}",
+            ]
+        )
+    return markdown(head, cells)
+
+
+def tuning(stage: dict) -> str:
+    """What was tried."""
+    head = ["", "tried", "s a step", "host peak over the start, MiB", "buffers, MiB"]
+    return markdown(
+        head,
+        (
+            [
+                SIDES[rows[0]["side"]],
+                rows[0]["name"],
+                spread((row["seconds"] for row in rows), 2),
+                spread((row["peak_bytes"] / MIB for row in rows), 0),
+                f"{rows[0]['buffer_bytes'] / MIB:.0f}",
+            ]
+            for rows in _groups(stage["rows"], "side", "name")
+        ),
+    )
+
+
+def _yes(rows: list[dict], holds: Callable[[dict], bool]) -> str:
+    return f"{sum(map(holds, rows))} of {len(rows)}"
+
+
+def kills(stage: dict) -> str:
+    """SIGKILL and resume."""
+    head = ["", "saves", "killed after steps", "went on at step", "losses from there on are equal",
+            "first of them apart by", "furthest apart", "final weights are equal",
+            "written by a save, B/p"]  # fmt: skip
+    cells = []
+    for rows in _groups(stage["rows"], "side", "save_every"):
+        first = rows[0]
+        at_once, apart = (
+            max(row[key] or 0.0 for row in rows) for key in ("first_apart", "losses_apart")
+        )
+        every = "every step is one" if first["side"] == "ours" else (
+            f"every {first['save_every']} steps" if first["save_every"] else "none")  # fmt: skip
+        cells.append(
+            [
+                SIDES[first["side"]],
+                every,
+                ", ".join(str(row["killed_after"]) for row in rows),
+                ", ".join(str(row["went_on_at"]) for row in rows),
+                _yes(rows, lambda row: row["same_losses"]),
+                f"{at_once:.3g}",
+                f"{apart:.3g}",
+                _yes(rows, lambda row: row["same_weights"]),
+                f"{max(row['save_bytes'] for row in rows) / first['parameters']:.1f}",
+            ]
+        )
+    return markdown(head, cells)
+
+
+def _ended(status: int | None) -> str:
+    if status is None:
+        return "hangs"
+    return f"signal {-status}" if status < 0 else f"exit {status}"
+
+
+def _apart(beside: dict) -> str:
+    """How the losses of a run are beside those of one that was not disturbed."""
+    if not beside["steps"]:
+        return "no step"
+    return "equal" if beside["same_losses"] else f"up to {beside['losses_apart']:.3g} apart"
+
+
+def _refused_row(row: dict) -> list[str]:
+    side, ended = SIDES[row["side"]], _ended(row["exit_status"])
+    if row["when"] == "start":
+        left = f"{row['left_bytes'] / MIB:.1f} MiB are left behind"
+        return [side, "from the start", ended, str(row["steps"]), "", left]
+    again = row["resumed"]
+    after = f"{_ended(row['resume_exit_status'])}, goes on at {again['went_on_at']}, losses "
+    return [side, f"after {row['told_before']} steps", ended, str(row["steps"]), _apart(row),
+            after + _apart(again)]  # fmt: skip
+
+
+def refused(stage: dict) -> str:
+    """A volume without room."""
+    head = ["", "no room", "ends with", "steps it told of", "their losses beside a run with room",
+            "then"]  # fmt: skip
+    return markdown(head, map(_refused_row, stage["rows"]))
+
+
+def tables(results: dict) -> dict[str, str]:
+    """Every table that there are results for, by name."""
+    made = {"memory": ("compare", memory), "compared": ("compare", compared),
+            "tuning": ("tune", tuning), "kills": ("kills", kills),
+            "refused": ("refused", refused)}  # fmt: skip
+    return {name: table(results[of]) for name, (of, table) in made.items() if of in results}
+
+
+def written(text: str, made: dict[str, str]) -> str:
+    """A document with each table between its name and the next empty comment."""
+    for name, table in made.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(\n?<!-- -->)", re.DOTALL)
+        text = place.sub(lambda hit, table=table: f"{hit[1]}{table}\n<!-- -->", text)
+    return text

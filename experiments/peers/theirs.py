@@ -1,0 +1,106 @@
+"""DeepSpeed's ZeRO-3 with optimizer states on NVMe, one rank on its CPU accelerator."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import torch
+from torch import nn
+from trained import ADAM, weights_hash
+
+TAG = "saved"
+# Read when deepspeed is imported.
+ENVIRONMENT = {
+    "DS_ACCELERATOR": "cpu",
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+}
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def configuration(folder: Path, tuning: dict) -> dict:
+    """DeepSpeed's own config.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Where states and gradients go.
+    tuning : dict
+        Sections `zero` and `aio`, `buffer_count`, and `pipeline`; what is missing is left to
+        DeepSpeed.
+    """
+    offload = {"device": "nvme", "nvme_path": str(folder), "pin_memory": True}
+    if "buffer_count" in tuning:
+        offload["buffer_count"] = tuning["buffer_count"]
+    if tuning.get("pipeline"):
+        offload |= {"pipeline_read": True, "pipeline_write": True}
+    zero = {"stage": 3, "offload_optimizer": offload}
+    zero |= tuning.get("zero", {})
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,  # Its default is 1.
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {**ADAM, "betas": list(ADAM["betas"])}},
+        "zero_optimization": zero,
+        "aio": tuning.get("aio", {}),
+    }
+
+
+class Theirs:
+    """Bf16 weights in memory; fp32 masters, moments and gradients in files."""
+
+    def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
+        os.environ.update(ENVIRONMENT, MASTER_PORT=_free_port())
+        import deepspeed
+
+        self._deepspeed = deepspeed
+        self._saves = folder / "checkpoint"
+        self._engine, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=list(model.parameters()),
+            config=configuration(folder, tuning),
+        )
+
+    def resume(self) -> int:
+        """Go on from the last save; 0 where there is none."""
+        path, client = self._engine.load_checkpoint(str(self._saves))
+        return 0 if path is None else client["steps"]
+
+    def step(self, tokens: torch.Tensor) -> float:
+        """One step."""
+        loss = self._engine(input_ids=tokens, labels=tokens).loss
+        self._engine.backward(loss)
+        self._engine.step()
+        return loss.item()
+
+    def settle(self) -> None:
+        """Nothing is on its way after a step."""
+
+    def save(self) -> None:
+        """What DeepSpeed calls a checkpoint."""
+        steps = self._engine.global_steps
+        self._engine.save_checkpoint(
+            str(self._saves), tag=f"{TAG}{steps}", client_state={"steps": steps}
+        )
+
+    def buffer_bytes(self) -> int:
+        """Page-locked buffers that states pass through."""
+        pool = self._engine.optimizer.optimizer_swapper.swap_buffer_manager
+        return sum(buffer.nbytes for buffer in pool.all_buffers)
+
+    def weights_hash(self) -> str:
+        """Of the trained weights."""
+        weights = list(self._engine.module.parameters())
+        with self._deepspeed.zero.GatheredParameters(weights):
+            return weights_hash(weights)
