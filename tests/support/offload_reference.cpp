@@ -57,6 +57,15 @@ TensorHyper hyper_of(int tensor) {
 
 }  // namespace
 
+OffloadOptions small_chunk_options(const std::vector<std::string>& drives, IoChoice io) {
+  OffloadOptions options(DeviceId::host());
+  options.lanes.limits.fill(Budget::kUnlimited);
+  options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
+  options.store.drives = drives;
+  options.store.io = io;
+  return options;
+}
+
 OffloadModel::OffloadModel(const std::vector<TensorSpec>& specs, std::uint64_t seed)
     : specs_(specs) {
   Rng rng(seed);

@@ -17,6 +17,10 @@ namespace sluiceway::test {
 
 inline constexpr float kStepFactor = 0.5F;  // As if a loss scale of 2 were removed.
 
+// On the host device, without budgets, in chunks of 4096 elements; no drives: in host memory.
+OffloadOptions small_chunk_options(const std::vector<std::string>& drives = {},
+                                   IoChoice io = IoChoice::kAuto);
+
 // Whether a tensor has a gradient in a micro-batch.
 using HasGradient = std::function<bool(int tensor, int batch)>;
 

@@ -1,8 +1,6 @@
 #include "runtime/engine/offload/offload_engine.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <thread>
 #include <utility>
 
@@ -183,93 +181,15 @@ GradientNorm OffloadEngine::end_backward(bool norm) {
   return gate_.norm();
 }
 
-void OffloadEngine::check_request(const OffloadRequest& request) const {
-  SLUICEWAY_CHECK(
-      request.hyper.size() == tensors_.size() && request.tensors.size() == tensors_.size(),
-      "OffloadEngine: step with ", request.hyper.size(), " hyperparameters and ",
-      request.tensors.size(), " tensors, expected ", tensors_.size(), " of each");
-  check_weights("step", request.tensors);
-}
-
-StepOutcome OffloadEngine::step(const OffloadRequest& request) {
-  check_begun("step");
-  check_request(request);
-  cores_.send_all();
-  end_backward(request.norm || options_.gate.max_norm > 0);
-  // A sum that nobody asked for has no norm; that its addends are finite is known.
-  bool known = true;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const int index = static_cast<int>(i);
-    ScanResult scan = gate_.scan(index);
-    if (gate_.backwards(index) == 0 || !scan.finite || !std::isnan(scan.sum_squares)) continue;
-    known = false;
-    scan.sum_squares = 0;
-    gate_.note_scan(index, scan);
-  }
-  StepOutcome outcome =
-      gate_.decide(request.factor, request.other_sum_squares, request.own_factors);
-  if (!known) outcome.grad_norm = std::numeric_limits<double>::quiet_NaN();
-  if (outcome.skipped) {
-    drop();
-    return outcome;
-  }
-  spill_.wait_written();
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (gate_.backwards(static_cast<int>(i)) > 0) ++steps_[i];
-  }
-  for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
-    const int chunk = static_cast<int>(c);
-    if (extents(chunk) > 0) send(chunk, request, request.factor * outcome.clip_factor);
-  }
-  uncommitted_ = gate_.has_gradient() || uncommitted_;
-  gate_.commit(request.factor);
+void OffloadEngine::drop() {
+  spill_.wait_written();  // Nothing may write to an extent that the next step begins anew.
+  gate_.drop();
   clear_gradients();
-  return outcome;
-}
-
-int OffloadEngine::extents(int chunk) const {
-  return std::max(spill_.extents(chunk), cores_.extents(chunk));
 }
 
 void OffloadEngine::clear_gradients() {
   spill_.clear();
   cores_.clear();
-}
-
-void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor) {
-  ChunkUpdate update;
-  update.extents = extents(chunk);
-  for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
-    const TensorHyper& hyper = request.hyper[at(piece.tensor)];
-    const float own = request.own_factors.empty() ? 1 : request.own_factors[at(piece.tensor)];
-    update.pieces.push_back({{hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay,
-                              std::max<std::int64_t>(1, steps_[at(piece.tensor)])},
-                             factor * own,
-                             gate_.backwards(piece.tensor) > 0});
-  }
-  std::vector<void*> targets;
-  for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
-    const AnyMatrix& tensor = request.tensors[at(piece.tensor)];
-    targets.push_back(static_cast<std::byte*>(tensor.data) +
-                      static_cast<std::size_t>(piece.first) * size_bytes(tensor.dtype));
-  }
-  update.emit = [this, chunk, targets](const ChunkPiece& piece, std::span<const std::byte> bytes,
-                                       StreamRef stream) {
-    const auto& pieces = plan_.chunks()[at(chunk)].pieces;
-    const auto p = static_cast<std::size_t>(&piece - pieces.data());
-    lanes_.h2d().copy(targets[p], bytes.data(), bytes.size(), stream);
-  };
-  const int group = groups_.of_chunk(chunk);
-  Payload payload = stream_.update(chunk, std::move(update));
-  payload.key = groups_.update(group);
-  payload.deadline = static_cast<std::uint64_t>(group);
-  lanes_.executor().submit(std::move(payload));
-}
-
-void OffloadEngine::drop() {
-  spill_.wait_written();  // Nothing may write to an extent that the next step begins anew.
-  gate_.drop();
-  clear_gradients();
 }
 
 double OffloadEngine::acquire(int index, StreamRef compute) {

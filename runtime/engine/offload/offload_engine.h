@@ -112,7 +112,7 @@ class OffloadEngine {
   void add_gradient(int index, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
                     StreamRef compute);
   // `norm`: of the sum, where there are several micro-batches, which reads their extents, and
-  // writes those of compressed gradients; else it is not a number then.
+  // decompresses those that crossed compressed; else it is not a number then.
   GradientNorm end_backward(bool norm = true);
   // Of a tensor's gradient so far; after end_backward().
   ScanResult gradient_scan(int index) const { return gate_.scan(index); }
@@ -170,6 +170,8 @@ class OffloadEngine {
   void check_begun(const char* caller) const;
   void wait(int group) { lanes_.wait(groups_.update(group)); }
   void take_over();  // Counts of the last commit.
+  PieceUpdate update_of(const ChunkPiece& piece, const TensorHyper& hyper, float factor) const;
+  ChunkUpdate::Emit emit_to(int chunk, const OffloadRequest& request);
   void send(int chunk, const OffloadRequest& request, float factor);
   int extents(int chunk) const;
   void clear_gradients();

@@ -2,7 +2,8 @@
 //
 //   lane    work on one chunk
 //   fetch   reads exp_avg, exp_avg_sq and master of the last commit, and the gradient's extents
-//   host    g <- sum of the extents; AdamW in place; the weight that the model computes with
+//   host    g <- sum of the extents, or what fills it; AdamW in place; the weight that the model
+//           computes with
 //   store   writes the three to the slots that the last commit does not hold
 //   h2d     hands the weight on, where the caller takes it
 //
@@ -40,6 +41,8 @@
 
 namespace sluiceway {
 
+struct ChunkJob;
+
 inline constexpr int kStateStreams = 3;
 
 struct PieceUpdate {
@@ -53,9 +56,12 @@ struct ChunkUpdate {
   // Takes the weight of a piece as the model computes with it, in its own dtype; called in the h2d
   // lane, the memory lives until what it enqueues on the stream is done.
   using Emit = std::function<void(const ChunkPiece&, std::span<const std::byte>, StreamRef)>;
+  // Writes all of a chunk's gradient, in the type that extents have.
+  using Fill = std::function<void(std::span<std::byte> gradient)>;
 
   std::vector<PieceUpdate> pieces;  // As those of the chunk.
-  int extents = 1;                  // Micro-batches.
+  int extents = 1;                  // Micro-batches; 0 where the gradient comes by `fill`.
+  Fill fill;                        // Called in the host lane.
   Emit emit;                        // Null: nobody takes the weight.
 };
 
@@ -98,16 +104,15 @@ class StateStream {
   static std::size_t ring_bytes(const ChunkPlan& plan, Types types, int extents);
 
  private:
-  struct Job;
+  using JobPtr = std::shared_ptr<ChunkJob>;
 
-  void fetch(const std::shared_ptr<Job>& job, HopDone done);
-  void compute(Job& job) const;
-  void store(const std::shared_ptr<Job>& job, HopDone done);
-  void emit(Job& job, StreamRef stream) const;
-  void store_now(const std::shared_ptr<Job>& job);
-  std::shared_ptr<Job> loaded(int chunk);
-  static void visit(Job& job, const Visit& act);
-  std::shared_ptr<Job> make_job(int chunk, ChunkUpdate update, bool with_state) const;
+  JobPtr make_job(int chunk, ChunkUpdate update, std::vector<std::size_t> states) const;
+  void take_room(ChunkJob& job);
+  void fetch(const JobPtr& job, HopDone done);
+  void store(const JobPtr& job, HopDone done);
+  void store_now(const JobPtr& job);
+  JobPtr loaded(int chunk);
+  static void visit(const ChunkJob& job, const Visit& act);
 
   ChunkStore& store_;
   PinnedPool& ring_;

@@ -33,9 +33,7 @@ constexpr int kBatches = 2;
 class FailingDrive {
  public:
   OffloadOptions options(PowerCutIo::Options cut = {}) {
-    OffloadOptions options(DeviceId::host());
-    options.lanes.limits.fill(Budget::kUnlimited);
-    options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
+    OffloadOptions options = small_chunk_options();
     options.gate.promised_backwards = promised;
     options.store.opener = [this, cut](Budget& budget, const Contents& contents,
                                        std::span<std::byte>) {
