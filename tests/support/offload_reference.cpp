@@ -135,6 +135,8 @@ OffloadRequest request_of(OffloadModel& model) {
 
 StepOutcome run_step(OffloadEngine& engine, OffloadModel& model, std::int64_t step, int batches,
                      const HasGradient& has) {
+  const OffloadRequest request = request_of(model);
+  engine.expect(request.hyper, request.factor);
   for (int batch = 0; batch < batches; ++batch) {
     OffloadGradients gradients(model, step, batch);
     for (int t = model.size(); t-- > 0;) {  // As a backward gives them.
@@ -142,7 +144,20 @@ StepOutcome run_step(OffloadEngine& engine, OffloadModel& model, std::int64_t st
     }
     engine.end_backward();
   }
-  return engine.step(request_of(model));
+  return engine.step(request);
+}
+
+std::string state_difference(OffloadEngine& found, OffloadEngine& expected) {
+  for (int t = 0; t < static_cast<int>(found.size()); ++t) {
+    const std::size_t count = count_of(found.tensor(t));
+    std::vector<std::vector<float>> one(3, std::vector<float>(count)), other = one;
+    found.read_state(t, {one[0], one[1], one[2]});
+    expected.read_state(t, {other[0], other[1], other[2]});
+    if (one != other || found.tensor_steps(t) != expected.tensor_steps(t)) {
+      return concat("states of ", found.tensor(t).name);
+    }
+  }
+  return "";
 }
 
 OffloadReference::OffloadReference(const OffloadModel& model) {

@@ -62,9 +62,12 @@ class OffloadGradients {
 
 OffloadRequest request_of(OffloadModel& model);  // Its spans live until the next call.
 
-// Backwards and the step; the engine's outcome.
+// Backwards, of which the engine is told what to expect, and the step; the engine's outcome.
 StepOutcome run_step(OffloadEngine& engine, OffloadModel& model, std::int64_t step, int batches,
                      const HasGradient& has = {});
+
+// Names the first tensor whose states or count of steps differ; empty: none.
+std::string state_difference(OffloadEngine& found, OffloadEngine& expected);
 
 class OffloadReference {
  public:

@@ -46,18 +46,21 @@ void adam_piece(const std::vector<std::span<const G>>& gradients, const PieceUpd
 
 ChunkJob::ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with,
                    std::vector<std::size_t> states)
-    : index(number), chunk(of), update(std::move(with)), streams(std::move(states)) {}
+    : index(number),
+      chunk(of),
+      update(std::move(with)),
+      streams(std::move(states)),
+      regions(update.fill ? 1 : static_cast<std::size_t>(update.extents)) {}
 
-std::size_t ChunkJob::gradient_bytes(const StateStream::Types& types) const {
-  const int filled = update.fill ? 1 : 0;
-  return static_cast<std::size_t>(update.extents + filled) * stream_bytes(chunk, types.gradient);
+std::size_t ChunkJob::extent_bytes(const StateStream::Types& types) const {
+  return stream_bytes(chunk, types.gradient);
 }
 
 std::size_t ChunkJob::state_bytes() const { return stream_bytes(chunk, DType::kF32); }
 
 std::size_t ChunkJob::bytes(const StateStream::Types& types) const {
   const bool copied = !streams.empty() && has_copy(chunk, types.weights);
-  return streams.size() * state_bytes() + gradient_bytes(types) +
+  return streams.size() * state_bytes() + regions * extent_bytes(types) +
          (copied ? stream_bytes(chunk, DType::kBF16) : 0);
 }
 
@@ -70,9 +73,8 @@ void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
     return taken;
   };
   for (const std::size_t stream : streams) state[stream] = next(state_bytes());
-  for (std::size_t left = gradient_bytes(types); left > 0; left -= gradients.back().size()) {
-    gradients.push_back(next(stream_bytes(chunk, types.gradient)));
-  }
+  for (std::size_t i = 0; i < regions; ++i) gradients.push_back(next(extent_bytes(types)));
+  if (!update.gathered.empty()) gradients.push_back(update.gathered);
   copy = rest;
 }
 
@@ -102,6 +104,19 @@ void ChunkJob::adam(const StateStream::Types& types) {
         adam_piece(gradients_of<decltype(g)>(piece), with, state_of(piece),
                    elements<decltype(w)>(weight_of(piece, weight)));
       });
+    });
+  }
+}
+
+void ChunkJob::round_weights(const StateStream::Types& types) {
+  for (std::size_t p = 0; p < chunk.pieces.size(); ++p) {
+    const ChunkPiece& piece = chunk.pieces[p];
+    const DType weight = types.weights[static_cast<std::size_t>(piece.tensor)];
+    if (!update.pieces[p].has_gradient || weight == DType::kF32) continue;
+    with_type(weight, [&](auto w) {
+      std::ranges::transform(elements<float>(weight_of(piece, DType::kF32)),
+                             elements<decltype(w)>(weight_of(piece, weight)).begin(),
+                             [](float value) { return from_float<decltype(w)>(value); });
     });
   }
 }

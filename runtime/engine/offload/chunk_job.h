@@ -24,10 +24,12 @@ struct ChunkJob {
   // `states`: those that travel.
   ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with, std::vector<std::size_t> states);
 
-  // Bytes of its lease; those of all gradients are a part of them.
-  std::size_t bytes(const StateStream::Types& types) const;
-  std::size_t gradient_bytes(const StateStream::Types& types) const;
-  std::size_t state_bytes() const;  // Of one state.
+  std::size_t bytes(const StateStream::Types& types) const;         // Of its lease.
+  std::size_t extent_bytes(const StateStream::Types& types) const;  // Of one gradient.
+  std::size_t state_bytes() const;                                  // Of one state.
+  std::size_t gradient_count() const noexcept {
+    return regions + (update.gathered.empty() ? 0 : 1);
+  }
   void cut(PinnedPool::Lease whole, const StateStream::Types& types);
 
   StateStream::PieceState state_of(const ChunkPiece& piece) const;
@@ -45,8 +47,9 @@ struct ChunkJob {
     return parts;
   }
 
-  void adam(const StateStream::Types& types);  // Of the pieces that have a gradient.
-  // Hands the weights of these pieces to `take`.
+  // ---- Of the pieces that have a gradient ----
+  void adam(const StateStream::Types& types);
+  void round_weights(const StateStream::Types& types);  // Of their masters.
   void hand_on(const ChunkUpdate::Emit& take, const StateStream::Types& types,
                StreamRef stream) const;
 
@@ -54,6 +57,7 @@ struct ChunkJob {
   const PlannedChunk& chunk;
   ChunkUpdate update;
   std::vector<std::size_t> streams;
+  std::size_t regions;               // Gradients that lie in its lease.
   Version version = Version::kLive;  // kStaged: what was written last, staged or not.
   std::optional<PinnedPool::Lease> lease;
   std::array<std::span<std::byte>, kStateStreams> state;

@@ -46,7 +46,7 @@ const CodecFamily& family_of(const CoreOptions& options) {
 GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring,
                              const ChunkPlan& plan, const ChunkGroups& groups,
                              std::span<const TensorSpec> tensors, DType gradient,
-                             const CoreOptions& options)
+                             const CoreOptions& options, bool may_feed)
     : lanes_(lanes),
       store_(store),
       ring_(ring),
@@ -54,6 +54,7 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
       groups_(groups),
       gradient_(gradient),
       options_(options),
+      spill_(options.spill),
       weights_(tensors.size()),
       of_chunk_(plan.chunks().size(), -1) {
   std::size_t most_core = 0, most_scratch = 0, most_range = 0;
@@ -89,7 +90,7 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
   scratch_ = Buffer(lanes.budget(), Tier::kDevice, lanes.device(), most_scratch * sizeof(float),
                     "scratch of compress", Fill::kNone);
   in_decompress_ = make_expander(most_core, most_range);
-  if (options_.spill == CoreSpill::kCore) in_host_ = make_expander(most_core, most_range);
+  if (may_feed) in_host_ = make_expander(most_core, most_range);
 }
 
 GradientCores::Expander GradientCores::make_expander(std::size_t core_elems,
@@ -214,7 +215,7 @@ void GradientCores::decompress(Weight& weight, const Arrival& arrival, const Hop
     const auto lease = std::make_shared<PinnedPool::Lease>(
         ring_.acquire(stored * size_bytes(gradient_), "gradient", kPatience, kBlockBytes));
     expand(in_decompress_, weight, arrival, c, lease->bytes());
-    if (options_.spill == CoreSpill::kCore) {
+    if (spill_ == CoreSpill::kCore) {
       all->end(nullptr);
       continue;
     }
@@ -232,7 +233,7 @@ void GradientCores::decompress(Weight& weight, const Arrival& arrival, const Hop
 
 bool GradientCores::feeds(int chunk) const {
   const int tensor = of_chunk_.at(at(chunk));
-  return tensor >= 0 && weights_[at(tensor)]->summed && options_.spill == CoreSpill::kCore;
+  return tensor >= 0 && weights_[at(tensor)]->summed && spill_ == CoreSpill::kCore;
 }
 
 GradientCores::Feed GradientCores::feed(int chunk) {
@@ -245,6 +246,7 @@ GradientCores::Feed GradientCores::feed(int chunk) {
   const std::shared_ptr<Arrival> arrival = weight.arrival;
   if (c + 1 == chunks.size()) weight.arrival.reset();
   const auto core = outgoing(weight);
+  weight.sent = true;
   const auto come = [this, arrival, core, is_first](StreamRef stream) {
     if (is_first) cross(*arrival, core, stream);
   };
@@ -276,7 +278,9 @@ int GradientCores::extents(int chunk) const {
 
 void GradientCores::clear() {
   for (const auto& weight : weights_) {
-    if (weight) weight->summed = weight->is_packed = weight->sent = false;
+    if (!weight) continue;
+    weight->summed = weight->is_packed = weight->sent = false;
+    weight->arrival.reset();  // Feeding may have been broken off.
   }
 }
 

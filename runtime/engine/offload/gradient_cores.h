@@ -76,15 +76,18 @@ class GradientCores {
     ChunkUpdate::Fill fill;                // In the host lane, behind it.
   };
 
+  // `may_feed`: a step may keep its gradients in cores.
   GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan,
                 const ChunkGroups& groups, std::span<const TensorSpec> tensors, DType gradient,
-                const CoreOptions& options);
+                const CoreOptions& options, bool may_feed);
 
   // Pinned bytes that cores arrive in, beside the ring.
   static std::uint64_t landing_bytes(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
                                      const CoreOptions& options);
 
   bool holds(int tensor) const { return weights_.at(at(tensor)) != nullptr; }
+  // Of the step whose first gradient comes; kCore: the constructor was told of it.
+  void begin_step(CoreSpill spill) noexcept { spill_ = spill; }
   // Sums the gradient into the core. `step`: steps that the run has had.
   void add(int tensor, const AnyMatrix& g, std::int64_t step, StreamRef compute);
   void send(int tensor);  // What was summed leaves and is scanned; nothing, if it has left.
@@ -95,7 +98,7 @@ class GradientCores {
   int extents(int chunk) const;  // 1 where it holds a gradient that was sent, else 0.
   // Whether the gradient of a chunk is in no extent and feed() gives it.
   bool feeds(int chunk) const;
-  // For the chunks of a weight, one after another in their order.
+  // For the chunks of a weight, one after another in their order. What is fed is scanned too.
   Feed feed(int chunk);
   void clear();  // Forgets every gradient; no payload is in the lanes.
 
@@ -141,10 +144,11 @@ class GradientCores {
   const ChunkGroups& groups_;
   DType gradient_;
   CoreOptions options_;
+  CoreSpill spill_;                               // Of the step at hand.
+  std::optional<PinnedPool> landing_;             // Outlives the arrivals of weights.
   std::vector<std::unique_ptr<Weight>> weights_;  // By tensor; null: its gradient crosses whole.
   std::vector<int> of_chunk_;                     // The tensor, or -1.
-  std::optional<PinnedPool> landing_;
-  Buffer scratch_;  // Device: of compress().
+  Buffer scratch_;                                // Device: of compress().
   Expander in_decompress_, in_host_;
 };
 

@@ -22,6 +22,10 @@ std::uint64_t limit_of(const OffloadOptions& options, Tier tier) {
   return options.lanes.limits[static_cast<std::size_t>(tier)];
 }
 
+bool is_speculative(const OffloadOptions& options) {
+  return options.policy == UpdatePolicy::kSpeculative;
+}
+
 std::vector<std::int64_t> elems_of(const std::vector<TensorSpec>& tensors) {
   SLUICEWAY_CHECK(!tensors.empty(), "OffloadEngine: 0 tensors, expected at least one");
   std::vector<std::int64_t> elems;
@@ -62,8 +66,15 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       room_(lanes_.budget(), !options_.store.drives.empty()),
       store_(open_store()),
       stream_(*store_, ring_, plan_, kStateLanes, types()),
-      spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, options_.gradient),
-      cores_(lanes_, *store_, ring_, plan_, groups_, tensors_, options_.gradient, options_.cores),
+      cores_(lanes_, *store_, ring_, plan_, groups_, tensors_, options_.gradient, options_.cores,
+             is_speculative(options_) || options_.cores.spill == CoreSpill::kCore),
+      park_(lanes_.budget(), plan_, weight_dtypes_,
+            is_speculative(options_) ? options_.park_bytes : 0),
+      speculation_(lanes_, stream_, cores_, plan_, groups_, park_,
+                   {is_speculative(options_), options_.gate.promised_backwards,
+                    options_.redo || options_.gate.max_norm > 0}),
+      spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, speculation_,
+             options_.gradient),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(tensors_.size())),
       steps_(tensors_.size()) {}
@@ -134,21 +145,30 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors) {
   SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume from a store without states, expected begin()");
   check_weights("resume", tensors);
   if (begun_) synchronize();
+  const Version version = written_version();
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
-    stream_.read(
-        static_cast<int>(c), [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
-          const AnyMatrix& into = tensors[at(piece.tensor)];
-          with_type(into.dtype, [&](auto type) {
-            std::ranges::transform(state[2], static_cast<decltype(type)*>(into.data) + piece.first,
-                                   [](float value) { return from_float<decltype(type)>(value); });
-          });
-        });
+    stream_.read(static_cast<int>(c), version,
+                 [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
+                   const AnyMatrix& into = tensors[at(piece.tensor)];
+                   with_type(into.dtype, [&](auto type) {
+                     std::ranges::transform(
+                         state[2], static_cast<decltype(type)*>(into.data) + piece.first,
+                         [](float value) { return from_float<decltype(type)>(value); });
+                   });
+                 });
   }
   take_over();
   begun_ = true;
 }
 
 // ---- A step -------------------------------------------------------------------------------------
+
+void OffloadEngine::expect(std::span<const TensorHyper> hyper, float factor) {
+  SLUICEWAY_CHECK(!has_gradient(),
+                  "OffloadEngine: expect() while gradients are gathered, expected it before the "
+                  "backward; call step() or drop() first");
+  speculation_.expect(hyper, factor);
+}
 
 void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
                                  const std::shared_ptr<const void>& keep, StreamRef compute) {
@@ -158,7 +178,12 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   const bool half = g.dtype != DType::kF32;
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
   if (uncommitted_) commit();  // Before an extent that it read from is written again.
+  if (!has_gradient()) {
+    speculation_.begin_step(steps_);
+    cores_.begin_step(speculation_.active() ? CoreSpill::kCore : options_.cores.spill);
+  }
   wait(groups_.of_tensor(index));
+  speculation_.outdate(index, tensor(index).name);
   if (!cores_.holds(index)) {
     spill_.add(index, g, keep, options_.gradient_room);
     gate_.note_gradient(index);
@@ -166,7 +191,8 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   }
   cores_.add(index, g, committed_steps(), compute);
   gate_.note_gradient(index);
-  if (gate_.is_complete(index)) cores_.send(index);
+  if (!gate_.is_complete(index)) return;
+  speculation_.takes_core(index) ? speculation_.stage_core(index) : cores_.send(index);
 }
 
 GradientNorm OffloadEngine::end_backward(bool norm) {
@@ -183,6 +209,7 @@ GradientNorm OffloadEngine::end_backward(bool norm) {
 
 void OffloadEngine::drop() {
   spill_.wait_written();  // Nothing may write to an extent that the next step begins anew.
+  if (speculation_.has_staged()) store_->drop();
   gate_.drop();
   clear_gradients();
 }
@@ -190,6 +217,7 @@ void OffloadEngine::drop() {
 void OffloadEngine::clear_gradients() {
   spill_.clear();
   cores_.clear();
+  speculation_.clear();
 }
 
 double OffloadEngine::acquire(int index, StreamRef compute) {
@@ -242,6 +270,10 @@ OffloadStats OffloadEngine::take_stats() {
   }
   stats.disk_read = read - std::exchange(counted_read_, read);
   stats.disk_written = written - std::exchange(counted_written_, written);
+  const Speculation::Counts counted = std::exchange(counted_, speculation_.counts());
+  stats.speculative_steps = counted_.speculative - counted.speculative;
+  stats.redone_steps = counted_.redone - counted.redone;
+  stats.fallen_back_steps = counted_.fallen_back - counted.fallen_back;
   stats.commits = std::exchange(commits_, 0);
   stats.commit_seconds = std::exchange(commit_seconds_, 0);
   return stats;

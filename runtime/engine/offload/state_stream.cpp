@@ -115,17 +115,19 @@ void StateStream::write_initial(
   }
 }
 
-StateStream::JobPtr StateStream::loaded(int chunk) {
+StateStream::JobPtr StateStream::loaded(int chunk, Version version) {
   auto job = make_job(chunk, of_extents(0), kAllStates);
-  job->version = Version::kStaged;
+  job->version = version;
   wait_for([&](HopDone done) { fetch(job, std::move(done)); });
   return job;
 }
 
-void StateStream::read(int chunk, const Visit& visitor) { visit(*loaded(chunk), visitor); }
+void StateStream::read(int chunk, Version version, const Visit& visitor) {
+  visit(*loaded(chunk, version), visitor);
+}
 
 void StateStream::rewrite(int chunk, const Visit& change) {
-  const auto job = loaded(chunk);
+  const auto job = loaded(chunk, Version::kStaged);
   visit(*job, change);
   store_now(job);
 }
@@ -133,43 +135,79 @@ void StateStream::rewrite(int chunk, const Visit& change) {
 // ---- Payloads -----------------------------------------------------------------------------------
 
 Payload StateStream::update(int chunk, ChunkUpdate update) {
+  return this->update(make_job(chunk, std::move(update), kAllStates));
+}
+
+Payload StateStream::stage(int chunk, Departure departure, ChunkUpdate update) {
   const JobPtr job = make_job(chunk, std::move(update), kAllStates);
-  const int gradients = job->update.extents + (job->update.fill ? 1 : 0);
+  if (departure.leave) job->regions = 1;
+  Payload payload = this->update(job);
+  payload.hops.insert(payload.hops.begin(),
+                      {departure.lane,
+                       [this, job, leave = std::move(departure.leave)](StreamRef stream) {
+                         take_room(*job);
+                         if (leave) leave(job->gradients.front(), stream);
+                       },
+                       {},
+                       departure.bytes});
+  return payload;
+}
+
+Payload StateStream::update(const JobPtr& job) {
+  const std::size_t gradients = job->gradient_count();
   SLUICEWAY_CHECK(job->update.pieces.size() == job->chunk.pieces.size() && gradients > 0,
-                  "StateStream: chunk ", chunk, " with ", job->update.pieces.size(), " pieces and ",
-                  gradients, " gradients, expected ", job->chunk.pieces.size(), " and 1 or more");
+                  "StateStream: chunk ", job->index, " with ", job->update.pieces.size(),
+                  " pieces and ", gradients, " gradients, expected ", job->chunk.pieces.size(),
+                  " and 1 or more");
   const std::size_t states = kStateStreams * job->state_bytes();
-  const std::size_t extents = job->update.fill ? 0 : job->gradient_bytes(types_);
+  const std::size_t extent = job->extent_bytes(types_);
   Payload payload;
-  payload.name = concat("chunk ", chunk);
+  payload.name = concat("chunk ", job->index);
   payload.hops = {{lanes_.fetch,
                    {},
                    [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
-                   states + extents},
+                   states + static_cast<std::size_t>(job->update.extents) * extent},
                   {lanes_.host,
-                   [this, job](StreamRef) {
-                     if (const auto fill = std::exchange(job->update.fill, nullptr)) {
-                       fill(job->gradients.front());
-                     }
+                   // A drive may keep the job for a moment longer than its payload lives, and what
+                   // fills a gradient holds memory of others: it goes with its hop.
+                   [this, job, fill = std::exchange(job->update.fill, {})](StreamRef stream) {
+                     if (fill) fill(job->gradients.front());
                      job->adam(types_);
+                     if (job->update.keep) job->hand_on(job->update.keep, types_, stream);
                    }},
                   {lanes_.store,
                    {},
                    [this, job](StreamRef, HopDone done) { store(job, std::move(done)); },
-                   states}};
-  if (job->update.emit) {
-    std::uint64_t bytes = 0;
-    for (const ChunkPiece& piece : job->chunk.pieces) {
-      bytes += static_cast<std::uint64_t>(piece.elems) *
-               size_bytes(types_.weights[static_cast<std::size_t>(piece.tensor)]);
-    }
-    payload.hops.push_back(
-        {lanes_.h2d,
-         [this, job](StreamRef stream) { job->hand_on(job->update.emit, types_, stream); },
-         {},
-         bytes});
-  }
+                   states + (job->update.spills ? extent : 0)}};
+  if (job->update.emit) payload.hops.push_back(emit(job));
   return payload;
+}
+
+Payload StateStream::emit_staged(int chunk, ChunkUpdate update) {
+  update.extents = 0;
+  const JobPtr job = make_job(chunk, std::move(update), {ChunkJob::kMaster});
+  job->version = Version::kStaged;
+  Payload payload;
+  payload.name = concat("weights of chunk ", chunk);
+  payload.hops = {{lanes_.fetch,
+                   {},
+                   [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
+                   job->state_bytes()},
+                  {lanes_.host, [this, job](StreamRef) { job->round_weights(types_); }},
+                  emit(job)};
+  return payload;
+}
+
+Hop StateStream::emit(const JobPtr& job) const {
+  std::uint64_t bytes = 0;
+  for (const ChunkPiece& piece : job->chunk.pieces) {
+    bytes += static_cast<std::uint64_t>(piece.elems) *
+             size_bytes(types_.weights[static_cast<std::size_t>(piece.tensor)]);
+  }
+  return {lanes_.h2d,
+          [this, job](StreamRef stream) { job->hand_on(job->update.emit, types_, stream); },
+          {},
+          bytes};
 }
 
 Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> results) {
@@ -199,7 +237,7 @@ Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> resu
 
 // Waits in its lane while the ring is full: chunks behind it would find no room either.
 void StateStream::fetch(const JobPtr& job, HopDone done) {
-  take_room(*job);
+  if (!job->lease) take_room(*job);
   const auto extents = static_cast<std::size_t>(job->update.extents);
   const auto all =
       std::make_shared<LastOf>(static_cast<int>(job->streams.size() + extents), std::move(done));
@@ -221,13 +259,18 @@ void StateStream::fetch(const JobPtr& job, HopDone done) {
 }
 
 void StateStream::store(const JobPtr& job, HopDone done) {
-  const auto all = std::make_shared<LastOf>(kStateStreams, std::move(done));
+  const int spilled = job->update.spills ? 1 : 0;
+  const auto all = std::make_shared<LastOf>(kStateStreams + spilled, std::move(done));
   const auto chunk = static_cast<std::uint64_t>(job->index);
   for (std::uint64_t i = 0; i < kStateStreams; ++i) {
     begin(all, job, [&](ChunkStore::Done ended) {
       store_.write({kStateRegion, kStateStreams * chunk + i}, job->state[i], std::move(ended));
     });
   }
+  if (spilled == 0) return;
+  begin(all, job, [&](ChunkStore::Done ended) {
+    store_.write_extent({kGradientRegion, chunk}, 0, job->gradients.front(), std::move(ended));
+  });
 }
 
 }  // namespace sluiceway

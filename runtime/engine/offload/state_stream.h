@@ -60,8 +60,11 @@ struct ChunkUpdate {
   using Fill = std::function<void(std::span<std::byte> gradient)>;
 
   std::vector<PieceUpdate> pieces;  // As those of the chunk.
-  int extents = 1;                  // Micro-batches; 0 where the gradient comes by `fill`.
-  Fill fill;                        // Called in the host lane.
+  int extents = 1;                  // Micro-batches; 0 where the gradient comes by another way:
+  Fill fill;                        // called in the host lane, or
+  std::span<std::byte> gathered;    // where it lies, or stage() brings it.
+  bool spills = false;              // Extent 0 becomes the gradient, beside the states.
+  Emit keep;                        // As `emit`, in the host lane; the memory is lent for the call.
   Emit emit;                        // Null: nobody takes the weight.
 };
 
@@ -77,6 +80,13 @@ class StateStream {
   // Of a piece: exp_avg, exp_avg_sq, master.
   using PieceState = std::array<std::span<float>, kStateStreams>;
   using Visit = std::function<void(const ChunkPiece&, const PieceState&)>;
+  // How a gradient leaves the device: into the memory of its chunk, in a lane before fetch.
+  using Leave = std::function<void(std::span<std::byte> gradient, StreamRef)>;
+  struct Departure {
+    LaneId lane = 0;
+    Leave leave;              // Null: the gradient is in host memory.
+    std::uint64_t bytes = 0;  // That leave.
+  };
 
   // Regions that a store needs for a plan: state, with `slots`, and extents of `micro_batches`.
   static std::vector<RegionSpec> regions(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
@@ -91,12 +101,18 @@ class StateStream {
   // ---- In the calling thread, while no payload is in the lanes ----
   // Zero moments and masters, chunk by chunk; `fill` writes the masters of a piece. Not committed.
   void write_initial(const std::function<void(const ChunkPiece&, std::span<float>)>& fill);
-  // What was written last of a chunk, staged or committed.
-  void read(int chunk, const Visit& visit);
-  void rewrite(int chunk, const Visit& change);  // read(), and what `change` left is staged.
+  // kLive: the last commit of a chunk. kStaged: what was written last, staged or committed.
+  void read(int chunk, Version version, const Visit& visit);
+  // What was written last, and what `change` left of it is staged.
+  void rewrite(int chunk, const Visit& change);
 
   // ---- Payloads; the caller adds key, deadline and further hops ----
+  // Starts from the last commit, whatever is staged.
   Payload update(int chunk, ChunkUpdate update);
+  // The same, with all of its room in the ring taken before the gradient leaves the device.
+  Payload stage(int chunk, Departure departure, ChunkUpdate update);
+  // Emits the weights of the staged masters; of `update` pieces and emit count.
+  Payload emit_staged(int chunk, ChunkUpdate update);
   // Scans the sum of a chunk's extents, into one result a piece.
   Payload scan_sum(int chunk, int extents, std::span<ScanResult> results);
 
@@ -107,11 +123,13 @@ class StateStream {
   using JobPtr = std::shared_ptr<ChunkJob>;
 
   JobPtr make_job(int chunk, ChunkUpdate update, std::vector<std::size_t> states) const;
+  Payload update(const JobPtr& job);
+  Hop emit(const JobPtr& job) const;
   void take_room(ChunkJob& job);
   void fetch(const JobPtr& job, HopDone done);
   void store(const JobPtr& job, HopDone done);
   void store_now(const JobPtr& job);
-  JobPtr loaded(int chunk);
+  JobPtr loaded(int chunk, Version version);
   static void visit(const ChunkJob& job, const Visit& act);
 
   ChunkStore& store_;

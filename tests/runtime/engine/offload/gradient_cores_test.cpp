@@ -39,6 +39,7 @@ struct Case {
   int batches = 1;
   std::int64_t redraw = 0;
   CoreSpill spill = CoreSpill::kGradient;
+  UpdatePolicy policy = UpdatePolicy::kSpill;
 };
 
 class GradientCoresTest : public testing::TestWithParam<Case> {
@@ -59,6 +60,8 @@ class GradientCoresTest : public testing::TestWithParam<Case> {
     OffloadOptions made = small_chunk_options();
     made.gate.promised_backwards = promised;
     made.cores = cores();
+    made.policy = GetParam().policy;
+    made.park_bytes = Budget::kUnlimited;
     if (!drive.empty()) made.store.drives = {drive};
     return made;
   }
@@ -159,12 +162,13 @@ TEST_P(GradientCoresTest, MicroBatchesCostNeitherLinkNorDrive) {
   OffloadModel model(model_specs(true), 5);
   engine.begin(model.tensors());
   engine.take_stats();
+  OffloadRequest request = request_of(model);
+  engine.expect(request.hyper, request.factor);
   for (int batch = 0; batch < GetParam().batches; ++batch) {
     OffloadGradients gradients(model, 1, batch);
     for (const int t : {1, 3}) gradients.add_to(engine, t);
     engine.end_backward(false);
   }
-  OffloadRequest request = request_of(model);
   request.norm = false;
   engine.step(request);
   engine.synchronize();
@@ -180,9 +184,10 @@ TEST_P(GradientCoresTest, MicroBatchesCostNeitherLinkNorDrive) {
           engine.plan().chunks()[static_cast<std::size_t>(chunk)].stored_elems);
     }
   }
-  const bool in_core = GetParam().spill == CoreSpill::kCore;
+  const bool early = GetParam().policy == UpdatePolicy::kSpeculative;
+  const bool in_core = early || GetParam().spill == CoreSpill::kCore;
   const OffloadStats stats = engine.take_stats();
-  EXPECT_EQ(stats.use.d2h_bytes, (in_core ? 2 : 1) * core_bytes);
+  EXPECT_EQ(stats.use.d2h_bytes, (in_core && !early ? 2 : 1) * core_bytes);
   EXPECT_EQ(stats.disk_written, stored * (in_core ? 12 : 14));
   EXPECT_EQ(stats.disk_read, stored * (in_core ? 12 : 14));
 }
@@ -192,10 +197,15 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Case{}, Case{"block_random", WireFormat::kF32, 3, 2},
                     Case{"sparse_random", WireFormat::kBF16, 3, 0},
                     Case{"block_random", WireFormat::kBF16, 1, 0, CoreSpill::kCore},
-                    Case{"sparse_random", WireFormat::kF32, 3, 2, CoreSpill::kCore}),
+                    Case{"sparse_random", WireFormat::kF32, 3, 2, CoreSpill::kCore},
+                    Case{"block_random", WireFormat::kBF16, 1, 0, CoreSpill::kGradient,
+                         UpdatePolicy::kSpeculative},
+                    Case{"sparse_random", WireFormat::kF32, 3, 2, CoreSpill::kCore,
+                         UpdatePolicy::kSpeculative}),
     [](const auto& tested) {
       return tested.param.codec + "M" + std::to_string(tested.param.batches) +
-             (tested.param.spill == CoreSpill::kCore ? "InCore" : "");
+             (tested.param.spill == CoreSpill::kCore ? "InCore" : "") +
+             (tested.param.policy == UpdatePolicy::kSpill ? "" : "Early");
     });
 
 class CoreSpillTest : public testing::TestWithParam<CoreSpill> {

@@ -42,6 +42,8 @@ struct Case {
   Order order = Order::kEdf;
   bool slow_link = false;
   int promised = 0;
+  UpdatePolicy policy = UpdatePolicy::kSpill;
+  std::uint64_t park_bytes = 0;
 };
 
 class OffloadEngineTest : public testing::TestWithParam<Case> {
@@ -52,6 +54,8 @@ class OffloadEngineTest : public testing::TestWithParam<Case> {
     made.gate.max_norm = GetParam().max_norm;
     made.gate.promised_backwards = GetParam().promised;
     made.lanes.order = GetParam().order;
+    made.policy = GetParam().policy;
+    made.park_bytes = GetParam().park_bytes;
     if (GetParam().slow_link) made.lanes.d2h = made.lanes.h2d = {0.02, 50};
     return made;
   }
@@ -107,13 +111,22 @@ TEST_P(OffloadEngineTest, FilesGiveTheBitsOfMemoryThroughEveryBackEnd) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, OffloadEngineTest,
-                         testing::Values(Case{"Plain"}, Case{"Clipped", 1, 0.5}, Case{"Three", 3},
-                                         Case{"ThreeClippedPromised", 3, 0.25, Order::kFcfs, false,
-                                              3},
-                                         Case{"Barrier", 2, 0, Order::kBarrier},
-                                         Case{"SlowLink", 1, 0, Order::kEdf, true}),
-                         [](const auto& tested) { return tested.param.name; });
+constexpr UpdatePolicy kEarly = UpdatePolicy::kSpeculative;
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, OffloadEngineTest,
+    testing::Values(Case{"Plain"}, Case{"Clipped", 1, 0.5}, Case{"Three", 3},
+                    Case{"ThreeClippedPromised", 3, 0.25, Order::kFcfs, false, 3},
+                    Case{"Barrier", 2, 0, Order::kBarrier},
+                    Case{"SlowLink", 1, 0, Order::kEdf, true},
+                    Case{"Speculative", 1, 0, Order::kEdf, false, 1, kEarly},
+                    Case{"SpeculativeParked", 1, 0, Order::kPaper, true, 1, kEarly, 1U << 30U},
+                    Case{"SpeculativePartlyParked", 1, 0, Order::kFcfs, false, 1, kEarly, 30000},
+                    Case{"SpeculativeNearlyClipped", 1, 1e6, Order::kBarrier, false, 1, kEarly},
+                    Case{"SpeculativeClipped", 1, 0.5, Order::kEdf, false, 1, kEarly, 1U << 30U},
+                    Case{"SpeculativeThree", 3, 0.25, Order::kEdf, false, 3, kEarly},
+                    Case{"SpeculativeUnpromised", 2, 0, Order::kEdf, false, 0, kEarly}),
+    [](const auto& tested) { return tested.param.name; });
 
 TEST(OffloadEngineStepTest, TensorsWithoutAGradientStayAsTheyAreWithTheirStepCount) {
   OffloadEngine engine(small_chunk_options(), kModel);
