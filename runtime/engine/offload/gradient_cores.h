@@ -21,9 +21,9 @@
 // step. Projectors are drawn from (seed, weight, count of redraws), so that a run which is resumed
 // has them again.
 //
-// At most two cores are in host memory. One that waits for room there waits for cores whose chunks
-// have all crossed: chunks of one weight are submitted together and pass d2h in that order, so that
-// what holds a landing needs nothing of that lane any more.
+// Host memory holds two cores, of the largest weights. One that waits in d2h for room there waits
+// for cores whose chunks are all behind d2h: those of one weight are submitted together and pass
+// that lane in this order, so that at most one weight is on both sides of it.
 //
 // Thread safety: calls from one thread; payloads run in the lanes.
 // Lifetime:      what the constructor is given outlives the payloads.

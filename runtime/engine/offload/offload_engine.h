@@ -4,13 +4,15 @@
 //   m, v, master, extents -> AdamW -> the other slot of m, v, master; the weight -> the device
 //
 // One step: add_gradient() per tensor and micro-batch, end_backward() after each backward, step()
-// once, acquire() before a tensor is read. step() returns when the step is enqueued. It is durable
-// when commit() has returned, which the first gradient of the next step calls: from then on any
-// crash ends at this step or a later one, whole. A step that is skipped has changed nothing.
+// once, acquire() before a tensor is read; with UpdatePolicy::kSpeculative, expect() before that.
+// step() returns when the step is enqueued. It is durable when commit() has returned, which the
+// first gradient of the next step calls: from then on any crash ends at this step or a later one,
+// whole. A step that is skipped has changed nothing.
 //
 // What the host holds is the ring, and the 16-bit gradients of tensors below half a chunk, which
-// share chunks: nothing that grows with large tensors (chunk_plan.h). A gradient stays on the
-// device until it is copied; where more wait than `gradient_room`, add_gradient() waits.
+// share chunks: nothing that grows with large tensors (chunk_plan.h) but what park_bytes allows. A
+// gradient stays on the device until it is copied; where more wait than `gradient_room`,
+// add_gradient() waits.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
 // Lifetime:      tensors passed to step() stay where they are until acquire() for them.
@@ -113,7 +115,8 @@ class OffloadEngine {
   // With what the next step will be made, the own factors being 1: `factor` is that of its request,
   // of a step that is not clipped. Where step() asks for something else, updates that were made
   // with this are made again; InvalidArgument there, and the gradients are dropped, where they are
-  // not kept: neither redo nor max_norm. A step of which nothing was said goes by its extents.
+  // not kept: neither redo nor max_norm. A step of which nothing was said goes by its extents, as
+  // every step of kSpill does.
   // InvalidArgument: gradients are gathered.
   void expect(std::span<const TensorHyper> hyper, float factor);
   // `keep` lives until the gradient has left the device.

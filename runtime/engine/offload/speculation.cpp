@@ -37,7 +37,7 @@ void Speculation::expect(std::span<const TensorHyper> hyper, float factor) {
 // ---- While a step's gradient is gathered --------------------------------------------------------
 
 void Speculation::begin_step(std::span<const std::int64_t> steps) {
-  steps_ = steps;
+  steps_.assign(steps.begin(), steps.end());
   active_ = options_.on && options_.promised_backwards > 0 && expected_ && redos_.allow();
 }
 

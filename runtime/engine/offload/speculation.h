@@ -21,11 +21,10 @@
 // weights that cross compressed, after the last one promised. Others go by their extents.
 //
 // No deadlock: a payload has all the memory that it will ever need when its gradient leaves the
-// device, and takes that memory in d2h, its first lane, whose payloads come in order of submission.
-// Behind d2h it waits for nothing but the drive and the lanes, where nobody waits for room while
-// such a payload is under way: other payloads that need the ring take it in d2h too and hold it for
-// one request, or in fetch, and then the engine has waited for these first (GradientSpill::
-// wait_written, which waits for them as well).
+// device, and takes it in d2h, its first lane, where these payloads go in the order in which they
+// were submitted. Behind d2h it waits for the drive and for lanes in which nobody waits for room
+// meanwhile. Others that need the ring hold their part of it for one request alone (extents, in d2h
+// and decompress), or come when all of these are through (fetch; GradientSpill::wait_written).
 //
 // Thread safety: calls from one thread; payloads run in the lanes.
 // Lifetime:      what the constructor is given outlives the payloads.
@@ -68,7 +67,7 @@ class Speculation {
   void expect(std::span<const TensorHyper> hyper, float factor);
 
   // ---- While a step's gradient is gathered ----
-  // Before its first gradient. `steps`: those that each tensor has had; they stay where they are.
+  // Before its first gradient. `steps`: those that each tensor has had.
   void begin_step(std::span<const std::int64_t> steps);
   bool active() const noexcept { return active_; }
   bool keeps_gradients() const noexcept { return options_.keeps_gradients; }
@@ -119,7 +118,7 @@ class Speculation {
   const WeightPark& park_;
   Options options_;
   std::vector<Chunk> chunks_;
-  std::span<const std::int64_t> steps_;
+  std::vector<std::int64_t> steps_;
   std::optional<Expected> expected_;
   bool active_ = false;
   RecentRedos redos_;

@@ -135,13 +135,13 @@ void StateStream::rewrite(int chunk, const Visit& change) {
 // ---- Payloads -----------------------------------------------------------------------------------
 
 Payload StateStream::update(int chunk, ChunkUpdate update) {
-  return this->update(make_job(chunk, std::move(update), kAllStates));
+  return work_on(make_job(chunk, std::move(update), kAllStates));
 }
 
 Payload StateStream::stage(int chunk, Departure departure, ChunkUpdate update) {
   const JobPtr job = make_job(chunk, std::move(update), kAllStates);
   if (departure.leave) job->regions = 1;
-  Payload payload = this->update(job);
+  Payload payload = work_on(job);
   payload.hops.insert(payload.hops.begin(),
                       {departure.lane,
                        [this, job, leave = std::move(departure.leave)](StreamRef stream) {
@@ -153,7 +153,7 @@ Payload StateStream::stage(int chunk, Departure departure, ChunkUpdate update) {
   return payload;
 }
 
-Payload StateStream::update(const JobPtr& job) {
+Payload StateStream::work_on(const JobPtr& job) {
   const std::size_t gradients = job->gradient_count();
   SLUICEWAY_CHECK(job->update.pieces.size() == job->chunk.pieces.size() && gradients > 0,
                   "StateStream: chunk ", job->index, " with ", job->update.pieces.size(),

@@ -123,7 +123,7 @@ class StateStream {
   using JobPtr = std::shared_ptr<ChunkJob>;
 
   JobPtr make_job(int chunk, ChunkUpdate update, std::vector<std::size_t> states) const;
-  Payload update(const JobPtr& job);
+  Payload work_on(const JobPtr& job);
   Hop emit(const JobPtr& job) const;
   void take_room(ChunkJob& job);
   void fetch(const JobPtr& job, HopDone done);

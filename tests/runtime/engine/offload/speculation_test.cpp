@@ -237,10 +237,14 @@ TEST_P(SpeculationTest, ASecondGradientIsTakenWhereTheFirstIsKeptAndElseRefused)
   kept.redo = true;
   OffloadEngine engine(kept, specs());
   engine.begin(model.tensors());
-  for (std::int64_t number = 1; number <= 2; ++number) {
+  for (std::int64_t number = 1; number <= 3; ++number) {
     for (auto* const run : {&engine, &plain.engine}) {
       OffloadModel& of = run == &engine ? model : plain.model;
       run->expect(request_of(of).hyper, kStepFactor);
+      if (number == 2) {  // In one backward.
+        OffloadGradients gradients(of, number, 2);
+        for (int t = 0; t < of.size(); ++t) gradients.add_to(*run, t);
+      }
       for (const int batch : {0, 1}) add(*run, of, number, batch);
       EXPECT_FALSE(run->step(request_of(of)).skipped);
     }
