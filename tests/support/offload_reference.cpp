@@ -57,6 +57,17 @@ TensorHyper hyper_of(int tensor) {
 
 }  // namespace
 
+std::vector<TensorSpec> mixed_specs() {
+  return {{"embedding", {100, 123}, DType::kBF16},
+          {"norm1", {64}, DType::kF32},
+          {"bias1", {1}, DType::kBF16},
+          {"query", {64, 64}, DType::kBF16},
+          {"norm2", {300}, DType::kF32},
+          {"key", {64, 33}, DType::kBF16},
+          {"head", {7, 301}, DType::kBF16},
+          {"tiny", {3}, DType::kBF16}};
+}
+
 OffloadOptions small_chunk_options(const std::vector<std::string>& drives, IoChoice io) {
   OffloadOptions options(DeviceId::host());
   options.lanes.limits.fill(Budget::kUnlimited);

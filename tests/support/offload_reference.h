@@ -17,6 +17,10 @@ namespace sluiceway::test {
 
 inline constexpr float kStepFactor = 0.5F;  // As if a loss scale of 2 were removed.
 
+// Tensors of which, in chunks of 4096 elements, some share, some have chunks of their own, one of
+// them four.
+std::vector<TensorSpec> mixed_specs();
+
 // On the host device, without budgets, in chunks of 4096 elements; no drives: in host memory.
 OffloadOptions small_chunk_options(const std::vector<std::string>& drives = {},
                                    IoChoice io = IoChoice::kAuto);

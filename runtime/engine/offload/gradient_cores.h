@@ -7,8 +7,8 @@
 //                 squared in the pass that writes them; nothing holds more of it than a chunk
 //
 // A weight has one extent, however many micro-batches there are. Or none (CoreSpill::kCore): then
-// the core stays on the device, the pass above keeps nothing of what it has scanned, and each chunk
-// is decompressed again, to the same bits, by its update:
+// the core stays on the device, the pass above, which tells whether there is a step, keeps nothing
+// of what it has scanned, and each chunk is decompressed again, to the same bits, by its update:
 //
 //   d2h           S crosses with the first chunk of the weight
 //   host          G^ of the chunk, into the memory of its update
@@ -16,6 +16,7 @@
 //                 bytes an element        link, of each core      drive, with the states' 24
 //   kGradient     of the weight           1 crossing              28
 //   kCore                                 2 crossings             24
+//   updated in backward (speculation.h)   1, 2 if made again      24, 28 without room to park
 //
 // What is trained is the rounded G^; what the core leaves of a gradient trains nothing in that
 // step. Projectors are drawn from (seed, weight, count of redraws), so that a run which is resumed

@@ -22,7 +22,7 @@ class RecentRedos {
       clean_to_go_ = came_true ? clean_to_go_ - 1 : kSteps;
       return;
     }
-    recent_ = static_cast<std::uint16_t>((recent_ << 1U) | (came_true ? 0U : 1U));
+    recent_ = static_cast<std::uint16_t>((unsigned{recent_} << 1U) | (came_true ? 0U : 1U));
     if (std::popcount(recent_) <= kSteps / 4) return;
     recent_ = 0;
     clean_to_go_ = kSteps;

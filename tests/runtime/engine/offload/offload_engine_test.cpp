@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <string>
@@ -25,15 +24,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// In chunks of 4096 elements: some share, some have chunks of their own, one of them three.
-const std::vector<TensorSpec> kModel{{"embedding", {100, 123}, DType::kBF16},
-                                     {"norm1", {64}, DType::kF32},
-                                     {"bias1", {1}, DType::kBF16},
-                                     {"query", {64, 64}, DType::kBF16},
-                                     {"norm2", {300}, DType::kF32},
-                                     {"key", {64, 33}, DType::kBF16},
-                                     {"head", {7, 301}, DType::kBF16},
-                                     {"tiny", {3}, DType::kBF16}};
+const std::vector<TensorSpec> kModel = mixed_specs();
 
 struct Case {
   std::string name;
@@ -367,67 +358,6 @@ TEST(OffloadEngineStoreTest, AStateIsNotWrittenWhileGradientsAreGathered) {
   EXPECT_FALSE(engine.step(request_of(model)).skipped);
   engine.close();
   EXPECT_EQ(engine.store().live().step, 1U);
-}
-
-TEST(OffloadEngineBudgetTest, APinnedBudgetBelowTwoChunksIsRefusedWithBothSizes) {
-  OffloadOptions options = small_chunk_options();
-  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = 100000;
-  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("100000"), HasSubstr("budget.pinned"))));
-}
-
-TEST(OffloadEngineBudgetTest, ARingIsWholeHugePagesThatTheBudgetHasRoomFor) {
-  OffloadOptions options = small_chunk_options();
-  std::uint64_t& limit = options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)];
-  limit = std::uint64_t{1} << 20;
-  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<OutOfMemory>(HasSubstr("chunks on their way")));
-  limit = std::uint64_t{3} << 20;
-  OffloadEngine engine(options, kModel);
-  EXPECT_LE(engine.budget().peak(Tier::kPinned), limit);
-}
-
-TEST(OffloadEngineBudgetTest, MoreMicroBatchesThanTheRingHasRoomForAreRefusedBeforeOneIsTaken) {
-  const std::vector<TensorSpec> tensors{{"weight", {64, 2048}, DType::kF32}};
-  OffloadOptions options = small_chunk_options();
-  options.gradient = DType::kF32;
-  options.chunk_elems = 64 * 2048;
-  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = std::uint64_t{4} << 20;
-  OffloadEngine engine(options, tensors);  // 2 MiB for a chunk with one gradient.
-  OffloadModel model(tensors, 22);
-  engine.begin(model.tensors());
-  for (int batch = 0; batch < 5; ++batch) {
-    OffloadGradients(model, 1, batch).add_to(engine, 0);
-    engine.end_backward();
-  }
-  EXPECT_THAT([&] { OffloadGradients(model, 1, 5).add_to(engine, 0); },
-              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("6 backwards"), HasSubstr("4.50 MiB"))));
-}
-
-TEST(OffloadEngineBudgetTest, WhatIsPinnedIsTheRingAndTheBuffersOfSmallTensors) {
-  OffloadEngine engine(small_chunk_options(), kModel);
-  OffloadModel model(kModel, 21);
-  engine.begin(model.tensors());
-  const std::uint64_t before = engine.budget().peak(Tier::kPinned);
-  for (std::int64_t step = 1; step <= 3; ++step) run_step(engine, model, step, 2);
-  engine.synchronize();
-  EXPECT_EQ(engine.budget().peak(Tier::kPinned), before);
-}
-
-TEST(OffloadEngineBudgetTest, ADiskBudgetBelowTheStoreIsRefusedAndNoFileIsLeft) {
-  const ScratchPath drive;
-  OffloadOptions options = small_chunk_options({drive.str()});
-  options.lanes.limits[static_cast<std::size_t>(Tier::kDisk)] = 100000;
-  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("100000"), HasSubstr("the store"))));
-  EXPECT_FALSE(std::filesystem::exists(drive.str()));
-}
-
-TEST(OffloadEngineBudgetTest, GradientsOfAnotherTypeThanTheModelsAreRefused) {
-  OffloadOptions options = small_chunk_options();
-  options.gradient = DType::kF16;
-  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("say gradients=bf16")));
 }
 
 }  // namespace
