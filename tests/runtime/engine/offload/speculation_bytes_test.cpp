@@ -3,11 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/engine/offload/offload_engine.h"
+#include "runtime/store/memory_io.h"
 #include "tests/support/offload_reference.h"
+#include "tests/support/slow_io.h"
 
 namespace sluiceway::test {
 namespace {
@@ -129,6 +134,43 @@ TEST(SpeculationRoomTest, TheLeastRingIsNeverWaitedForInVain) {
       EXPECT_EQ(engine.take_stats().speculative_steps, 2U);
     }
   }
+}
+
+// Room for two cores, a ring of two chunks, a drive that is slow: chunks of a weight that is partly
+// through must not stand behind those of weights that the next forward needs earlier.
+TEST(SpeculationRoomTest, WeightsOfManyChunksDoNotOvertakeEachOther) {
+  std::vector<TensorSpec> specs;
+  for (const char* const name : {"a", "b", "c", "d"}) {
+    specs.push_back({name, {512, 1024}, DType::kBF16, true});
+  }
+  OffloadOptions options = small_chunk_options();
+  options.cores.codec.name = "block_random";
+  options.policy = UpdatePolicy::kSpeculative;
+  options.gate.promised_backwards = 1;
+  options.chunk_elems = 32 * ChunkPlan::kStoredAlignment;
+  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = std::uint64_t{3} << 20U;
+  options.store.opener = [](Budget& budget, const Contents& contents, std::span<std::byte>) {
+    const Layout layout = new_layout(contents, {1});
+    ChunkStore::Drives drives;
+    drives.push_back(std::make_unique<Drive>(std::make_unique<SlowIo>(
+        open_memory_io(budget, layout.drives[0].bytes, "slow"), 3, std::chrono::milliseconds(5))));
+    return ChunkStore::create(budget, std::move(drives), layout);
+  };
+  OffloadEngine engine(options, specs);
+  OffloadModel model(specs, 8);
+  engine.begin(model.tensors());
+  engine.take_stats();
+  engine.expect(request_of(model).hyper, kStepFactor);
+  OffloadGradients gradients(model, 1, 0);
+  for (int t = model.size(); t-- > 0;) {
+    gradients.add_to(engine, t);
+    while (engine.take_stats().use.d2h_bytes == 0) {  // Until its core has crossed.
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  EXPECT_FALSE(engine.step(request_of(model)).skipped);
+  engine.synchronize();
+  EXPECT_EQ(engine.take_stats().speculative_steps, 1U);
 }
 
 }  // namespace
