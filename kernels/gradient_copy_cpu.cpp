@@ -5,6 +5,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/base/check.h"
+#include "kernels/base/elements.h"
 #include "kernels/gradient_copy-inl.h"
 #include "kernels/gradient_copy.h"
 
@@ -36,15 +37,6 @@ HWY_EXPORT(round_bf16);
 void check_lengths(std::size_t src, std::size_t dst) {
   SLUICEWAY_CHECK(src == dst, "gradient_copy: dst has ", dst, " elements, expected ", src,
                   " as src has");
-}
-
-template <typename T>
-std::span<T> elements(std::span<std::byte> bytes) {
-  return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
-}
-template <typename T>
-std::span<const T> elements(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
 }
 
 void check_whole(const char* name, std::size_t bytes, DType dtype) {

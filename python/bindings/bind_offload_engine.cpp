@@ -18,16 +18,30 @@ void bind_tensor_spec(py::module_& m) {
            "compressed: its gradient crosses as a core, where chunks are its own.");
 }
 
+CoreSpill parse_spill(const std::string& name) {
+  SLUICEWAY_CHECK(name == "gradient" || name == "core", "spill: is \"", name,
+                  "\", expected gradient or core");
+  return name == "core" ? CoreSpill::kCore : CoreSpill::kGradient;
+}
+
+UpdatePolicy parse_policy(const std::string& name) {
+  SLUICEWAY_CHECK(name == "spill" || name == "speculative", "policy: is \"", name,
+                  "\", expected spill or speculative");
+  return name == "spill" ? UpdatePolicy::kSpill : UpdatePolicy::kSpeculative;
+}
+
 void bind_core_options(py::module_& m) {
   py::class_<CoreOptions>(m, "CoreOptions", "How gradients of compressed tensors cross.")
       .def(py::init([](const std::string& codec, double ratio, std::int64_t d, std::int64_t nnz,
                        std::int64_t block, std::uint64_t seed, const std::string& wire,
-                       std::int64_t redraw) {
-             return CoreOptions{{codec, ratio, d, nnz, block, seed}, parse_wire(wire), redraw};
+                       std::int64_t redraw, const std::string& spill) {
+             return CoreOptions{
+                 {codec, ratio, d, nnz, block, seed}, parse_wire(wire), redraw, parse_spill(spill)};
            }),
            py::kw_only(), py::arg("codec"), py::arg("ratio"), py::arg("d"), py::arg("nnz"),
-           py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("redraw"),
-           "redraw: steps between new projectors, 0 for never.");
+           py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("redraw"), py::arg("spill"),
+           "redraw: steps between new projectors, 0 for never; spill: gradient or core, what waits "
+           "for the update.");
 }
 
 // "block" is a whole device, through whatever this system has.
@@ -51,7 +65,8 @@ void bind_options(py::module_& m) {
                        const std::string& norm_mode, double max_norm, int promised_backwards,
                        const std::vector<std::string>& drives, const std::string& io,
                        const std::string& gradients, const CoreOptions& cores,
-                       std::int64_t chunk_elems, int device_cpu, int lane_cpu) {
+                       std::int64_t chunk_elems, const std::string& policy, bool redo,
+                       int device_cpu, int lane_cpu) {
              OffloadOptions options(DeviceId::host());
              set_lanes(options.lanes, link, limits, resident_bytes, schedule);
              options.gate.norm = parse_norm_choice(norm_mode);
@@ -62,6 +77,9 @@ void bind_options(py::module_& m) {
              options.gradient = parse_dtype(gradients);
              options.cores = cores;
              options.chunk_elems = chunk_elems;
+             options.policy = parse_policy(policy);
+             options.redo = redo;
+             options.park_bytes = Budget::kUnlimited;
              options.device_cpu = device_cpu;
              options.lane_cpu = lane_cpu;
              return options;
@@ -69,8 +87,12 @@ void bind_options(py::module_& m) {
            py::kw_only(), py::arg("link"), py::arg("limits"), py::arg("resident_bytes"),
            py::arg("schedule"), py::arg("norm_mode"), py::arg("max_norm"),
            py::arg("promised_backwards"), py::arg("drives"), py::arg("io"), py::arg("gradients"),
-           py::arg("cores"), py::arg("chunk_elems"), py::arg("device_cpu"), py::arg("lane_cpu"),
-           (std::string(kLanesDoc) + " drives: files or devices, none for host memory.").c_str());
+           py::arg("cores"), py::arg("chunk_elems"), py::arg("policy"), py::arg("redo"),
+           py::arg("device_cpu"), py::arg("lane_cpu"),
+           (std::string(kLanesDoc) +
+            " drives: files or devices, none for host memory. redo: a speculative step keeps its "
+            "gradients, so that it can be made again.")
+               .c_str());
 }
 
 // Holds the storage, and nothing of Python: it may go in a thread of a lane.
@@ -85,13 +107,24 @@ void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient)
 // Each is (lr, beta1, beta2, eps, weight_decay).
 using Hypers = std::vector<std::array<double, 5>>;
 
+std::vector<TensorHyper> hypers_of(const Hypers& hyper) {
+  std::vector<TensorHyper> hypers;
+  hypers.reserve(hyper.size());
+  for (const auto& h : hyper) hypers.push_back({h[0], h[1], h[2], h[3], h[4]});
+  return hypers;
+}
+
+void expect(OffloadEngine& engine, const Hypers& hyper, float factor) {
+  const std::vector<TensorHyper> hypers = hypers_of(hyper);
+  const py::gil_scoped_release unlocked;
+  engine.expect(hypers, factor);
+}
+
 std::tuple<bool, double, float> step(OffloadEngine& engine, const Hypers& hyper,
                                      const std::vector<at::Tensor>& weights, float factor,
                                      double other_sum_squares,
                                      const std::vector<float>& own_factors, bool norm) {
-  std::vector<TensorHyper> hypers;
-  hypers.reserve(hyper.size());
-  for (const auto& h : hyper) hypers.push_back({h[0], h[1], h[2], h[3], h[4]});
+  const std::vector<TensorHyper> hypers = hypers_of(hyper);
   const std::vector<AnyMatrix> views = views_of(weights);
   const py::gil_scoped_release unlocked;
   const StepOutcome outcome =
@@ -110,6 +143,9 @@ Stats take_stats(OffloadEngine& engine) {
   result["decompress_seconds"] = stats.decompress_seconds;
   result["commits"] = stats.commits;
   result["commit_seconds"] = stats.commit_seconds;
+  result["speculative_steps"] = stats.speculative_steps;
+  result["redone_steps"] = stats.redone_steps;
+  result["fallen_back_steps"] = stats.fallen_back_steps;
   return result;
 }
 
@@ -125,15 +161,13 @@ Stats describe(const OffloadEngine& engine, int tensor) {
   return result;
 }
 
-py::typing::Dict<py::str, py::int_> footprint(const std::vector<TensorSpec>& tensors,
-                                              const std::string& gradients,
-                                              std::int64_t chunk_elems, int micro_batches,
-                                              std::uint32_t slots,
-                                              std::optional<std::uint64_t> pinned_limit,
-                                              const CoreOptions& cores) {
-  const OffloadFootprint found =
-      offload_footprint(tensors, parse_dtype(gradients), chunk_elems, micro_batches, slots,
-                        pinned_limit.value_or(Budget::kUnlimited), cores);
+py::typing::Dict<py::str, py::int_> footprint(
+    const std::vector<TensorSpec>& tensors, const std::string& gradients, std::int64_t chunk_elems,
+    int micro_batches, std::uint32_t slots, std::optional<std::uint64_t> pinned_limit,
+    const CoreOptions& cores, const std::string& policy, std::uint64_t park_room) {
+  const OffloadFootprint found = offload_footprint(
+      tensors, parse_dtype(gradients), chunk_elems, micro_batches, slots,
+      pinned_limit.value_or(Budget::kUnlimited), cores, parse_policy(policy), park_room);
   py::typing::Dict<py::str, py::int_> result;
   result["pinned_bytes"] = found.pinned_bytes;
   result["store_bytes"] = found.store_bytes;
@@ -144,6 +178,7 @@ py::typing::Dict<py::str, py::int_> footprint(const std::vector<TensorSpec>& ten
   result["core_device_bytes"] = found.cores.device_bytes;
   result["core_host_bytes"] = found.cores.host_bytes;
   result["core_d2h_bytes"] = found.cores.d2h_bytes;
+  result["parked_bytes"] = found.parked_bytes;
   return result;
 }
 
@@ -159,12 +194,14 @@ void bind_offload_engine(py::module_& m) {
   bind_tensor_spec(m);
   bind_core_options(m);
   bind_options(m);
-  m.def("offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
-        py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
-        py::arg("cores"),
-        "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
-        "what of both is of gradients that cross compressed, without making anything; slots: of "
-        "every state, 2, or 3 with a pin.");
+  m.def(
+      "offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
+      py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
+      py::arg("cores"), py::arg("policy"), py::arg("park_room"),
+      "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
+      "what of both is of gradients that cross compressed, without making anything; slots: of "
+      "every state, 2, or 3 with a pin; park_room: host bytes that are left for weights that wait "
+      "for the decision of a speculative step.");
   m.def("decompress_seconds", &seconds_of_element, py::arg("cores"), py::arg("m"), py::arg("n"),
         py::arg("gradients"),
         "Measured on this machine: host seconds of one element of an m x n gradient.");
@@ -183,6 +220,8 @@ void bind_offload_engine(py::module_& m) {
           "end_backward",
           [](OffloadEngine& e, bool norm) { return norm_tuple(e.end_backward(norm)); },
           py::arg("norm"), unlocked, "norm: of a sum of several backwards, which are read for it.")
+      .def("expect", &expect, py::arg("hyper"), py::arg("factor"),
+           "With what the next step will be made, where the policy is speculative.")
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
            py::arg("other_sum_squares"), py::arg("own_factors"), py::arg("norm"))
       .def("close", &close_engine<OffloadEngine>, py::arg("lent"),

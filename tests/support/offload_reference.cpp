@@ -57,6 +57,26 @@ TensorHyper hyper_of(int tensor) {
 
 }  // namespace
 
+std::vector<TensorSpec> mixed_specs() {
+  return {{"embedding", {100, 123}, DType::kBF16},
+          {"norm1", {64}, DType::kF32},
+          {"bias1", {1}, DType::kBF16},
+          {"query", {64, 64}, DType::kBF16},
+          {"norm2", {300}, DType::kF32},
+          {"key", {64, 33}, DType::kBF16},
+          {"head", {7, 301}, DType::kBF16},
+          {"tiny", {3}, DType::kBF16}};
+}
+
+OffloadOptions small_chunk_options(const std::vector<std::string>& drives, IoChoice io) {
+  OffloadOptions options(DeviceId::host());
+  options.lanes.limits.fill(Budget::kUnlimited);
+  options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
+  options.store.drives = drives;
+  options.store.io = io;
+  return options;
+}
+
 OffloadModel::OffloadModel(const std::vector<TensorSpec>& specs, std::uint64_t seed)
     : specs_(specs) {
   Rng rng(seed);
@@ -126,6 +146,8 @@ OffloadRequest request_of(OffloadModel& model) {
 
 StepOutcome run_step(OffloadEngine& engine, OffloadModel& model, std::int64_t step, int batches,
                      const HasGradient& has) {
+  const OffloadRequest request = request_of(model);
+  engine.expect(request.hyper, request.factor);
   for (int batch = 0; batch < batches; ++batch) {
     OffloadGradients gradients(model, step, batch);
     for (int t = model.size(); t-- > 0;) {  // As a backward gives them.
@@ -133,7 +155,20 @@ StepOutcome run_step(OffloadEngine& engine, OffloadModel& model, std::int64_t st
     }
     engine.end_backward();
   }
-  return engine.step(request_of(model));
+  return engine.step(request);
+}
+
+std::string state_difference(OffloadEngine& found, OffloadEngine& expected) {
+  for (int t = 0; t < static_cast<int>(found.size()); ++t) {
+    const std::size_t count = count_of(found.tensor(t));
+    std::vector<std::vector<float>> one(3, std::vector<float>(count)), other = one;
+    found.read_state(t, {one[0], one[1], one[2]});
+    expected.read_state(t, {other[0], other[1], other[2]});
+    if (one != other || found.tensor_steps(t) != expected.tensor_steps(t)) {
+      return concat("states of ", found.tensor(t).name);
+    }
+  }
+  return "";
 }
 
 OffloadReference::OffloadReference(const OffloadModel& model) {

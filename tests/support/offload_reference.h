@@ -17,6 +17,14 @@ namespace sluiceway::test {
 
 inline constexpr float kStepFactor = 0.5F;  // As if a loss scale of 2 were removed.
 
+// Tensors of which, in chunks of 4096 elements, some share, some have chunks of their own, one of
+// them four.
+std::vector<TensorSpec> mixed_specs();
+
+// On the host device, without budgets, in chunks of 4096 elements; no drives: in host memory.
+OffloadOptions small_chunk_options(const std::vector<std::string>& drives = {},
+                                   IoChoice io = IoChoice::kAuto);
+
 // Whether a tensor has a gradient in a micro-batch.
 using HasGradient = std::function<bool(int tensor, int batch)>;
 
@@ -58,9 +66,12 @@ class OffloadGradients {
 
 OffloadRequest request_of(OffloadModel& model);  // Its spans live until the next call.
 
-// Backwards and the step; the engine's outcome.
+// Backwards, of which the engine is told what to expect, and the step; the engine's outcome.
 StepOutcome run_step(OffloadEngine& engine, OffloadModel& model, std::int64_t step, int batches,
                      const HasGradient& has = {});
+
+// Names the first tensor whose states or count of steps differ; empty: none.
+std::string state_difference(OffloadEngine& found, OffloadEngine& expected);
 
 class OffloadReference {
  public:

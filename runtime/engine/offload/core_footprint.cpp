@@ -53,7 +53,7 @@ bool crosses_as_core(const TensorSpec& spec, int tensor, const ChunkPlan& plan) 
 }
 
 CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                             const CoreOptions& options) {
+                             const CoreOptions& options, UpdatePolicy policy) {
   CoreFootprint sum;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const int tensor = static_cast<int>(i);
@@ -65,7 +65,8 @@ CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPla
     }
   }
   sum.device_bytes += sum.scratch_elems * sizeof(float);
-  sum.host_bytes = (sum.core_elems + sum.range_elems) * sizeof(float);
+  const std::uint64_t lanes = may_feed(options, policy) ? 2 : 1;  // That decompress.
+  sum.host_bytes = lanes * (sum.core_elems + sum.range_elems) * sizeof(float);
   return sum;
 }
 

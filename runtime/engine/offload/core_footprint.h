@@ -11,15 +11,28 @@
 #include "kernels/base/dtype.h"
 #include "kernels/wire.h"
 #include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/offload_request.h"
 #include "runtime/engine/offload/state_store.h"
 
 namespace sluiceway {
+
+// Where a compressed gradient is between its backward and its update.
+enum class CoreSpill : std::uint8_t {
+  kGradient,  // Decompressed, in an extent of each chunk.
+  kCore,      // On the device, as it is.
+};
 
 struct CoreOptions {
   CodecConfig codec{.name = "identity"};  // Of tensors with `compressed`.
   WireFormat wire = WireFormat::kBF16;    // kInt8 is not taken.
   std::int64_t redraw = 0;                // Steps between new projectors; 0: never.
+  CoreSpill spill = CoreSpill::kGradient;
 };
+
+// Whether a step may keep its gradients in cores until their updates.
+inline bool may_feed(const CoreOptions& cores, UpdatePolicy policy) {
+  return policy == UpdatePolicy::kSpeculative || cores.spill == CoreSpill::kCore;
+}
 
 // A tensor with `compressed` whose chunks are its own: one that shares a chunk crosses whole.
 bool crosses_as_core(const TensorSpec& spec, int tensor, const ChunkPlan& plan);
@@ -29,7 +42,7 @@ struct CoreFootprint {
   std::int64_t elems = 0;           // their elements,
   std::int64_t stored_elems = 0;    // and those of their extents.
   std::uint64_t device_bytes = 0;   // Cores, as summed and as sent, projectors, scratch.
-  std::uint64_t host_bytes = 0;     // A core that has arrived, and scratch.
+  std::uint64_t host_bytes = 0;     // Cores that have arrived, and scratch.
   std::uint64_t landing_bytes = 0;  // Pinned: what cores arrive in, beside the ring.
   std::uint64_t d2h_bytes = 0;      // A step, however many micro-batches.
   // f32 elements of the largest: a core, scratch of compress(), scratch of decompress_range().
@@ -37,7 +50,7 @@ struct CoreFootprint {
 };
 
 CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                             const CoreOptions& options);
+                             const CoreOptions& options, UpdatePolicy policy);
 
 // Of one element of a gradient, decompressed on the calling thread: the least of a few tries with
 // a weight of m x n, or with a part of it where it is large.

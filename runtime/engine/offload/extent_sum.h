@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include "kernels/base/dtype.h"
@@ -44,16 +42,6 @@ void with_type(DType dtype, const Act& act) {
     case DType::kBF16:
       return act(bf16{});
   }
-}
-
-template <typename T>
-auto elements(std::span<std::byte> bytes) {
-  return std::span<T>(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
-}
-
-template <typename T>
-auto elements(std::span<const std::byte> bytes) {
-  return std::span<const T>(reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T));
 }
 
 }  // namespace sluiceway

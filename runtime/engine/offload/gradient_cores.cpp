@@ -9,7 +9,6 @@
 #include "kernels/philox.h"
 #include "runtime/engine/offload/last_of.h"
 #include "runtime/engine/offload/offload_lanes.h"
-#include "runtime/engine/offload/state_stream.h"
 
 namespace sluiceway {
 namespace {
@@ -23,7 +22,7 @@ constexpr std::chrono::hours kPatience{24};  // For room; the executor has its o
 GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring,
                              const ChunkPlan& plan, const ChunkGroups& groups,
                              std::span<const TensorSpec> tensors, DType gradient,
-                             const CoreOptions& options)
+                             const CoreOptions& options, UpdatePolicy policy)
     : lanes_(lanes),
       store_(store),
       ring_(ring),
@@ -31,15 +30,17 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
       groups_(groups),
       gradient_(gradient),
       options_(options),
+      spill_(options.spill),
       weights_(tensors.size()),
       of_chunk_(plan.chunks().size(), -1) {
-  const CoreFootprint all = core_footprint(tensors, plan, options_);
+  const CoreFootprint all = core_footprint(tensors, plan, options_, policy);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const int tensor = static_cast<int>(i);
     const TensorSpec& spec = tensors[i];
     if (!crosses_as_core(spec, tensor, plan)) continue;
     auto weight = std::make_unique<Weight>();
     weight->spec = &spec;
+    weight->tensor = tensor;
     weight->hash = stable_hash(spec.name);
     weight->scans.resize(plan.of_tensor(tensor).size());
     draw(*weight, 0);
@@ -59,10 +60,18 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
                    PinnedPool::Config{.slab_bytes = static_cast<std::size_t>(all.landing_bytes)});
   scratch_ = Buffer(lanes.budget(), Tier::kDevice, lanes.device(),
                     all.scratch_elems * sizeof(float), "scratch of compress", Fill::kNone);
-  host_core_ = Buffer(lanes.budget(), Tier::kHost, lanes.device(), all.core_elems * sizeof(float),
-                      "a core that has arrived", Fill::kNone);
-  range_scratch_ = Buffer(lanes.budget(), Tier::kHost, lanes.device(),
-                          all.range_elems * sizeof(float), "scratch of decompress", Fill::kNone);
+  in_decompress_ = make_expander(all.core_elems, all.range_elems);
+  if (may_feed(options_, policy)) in_host_ = make_expander(all.core_elems, all.range_elems);
+}
+
+GradientCores::Expander GradientCores::make_expander(std::size_t core_elems,
+                                                     std::size_t scratch_elems) {
+  Expander made;
+  made.core = Buffer(lanes_.budget(), Tier::kHost, lanes_.device(), core_elems * sizeof(float),
+                     "a core that has arrived", Fill::kNone);
+  made.scratch = Buffer(lanes_.budget(), Tier::kHost, lanes_.device(),
+                        scratch_elems * sizeof(float), "scratch of decompress", Fill::kNone);
+  return made;
 }
 
 CoreShape GradientCores::core(int tensor) const {
@@ -100,59 +109,80 @@ void GradientCores::add(int tensor, const AnyMatrix& g, std::int64_t step, Strea
                          {weight.core.as<float>().data(), shape.rows, shape.cols},
                          scratch_.as<float>(), compute);
   weight.summed = true;
-  weight.sent = false;
+  weight.is_packed = weight.sent = false;
   weight.compute = compute;
+}
+
+std::span<const std::byte> GradientCores::outgoing(Weight& weight) {
+  if (weight.packed.size() == 0) return std::as_bytes(weight.core.as<float>());
+  if (!weight.is_packed) {
+    ScanResult ignored;  // What is decompressed is scanned.
+    pack(options_.wire, weight.core.as<float>(), weight.packed.as<std::byte>(), &ignored,
+         weight.compute);
+    weight.is_packed = true;
+  }
+  return weight.packed.as<std::byte>();
+}
+
+void GradientCores::cross(Arrival& arrival, std::span<const std::byte> core, StreamRef stream) {
+  arrival.landing.emplace(landing_->acquire(core.size(), "core", kPatience));
+  lanes_.d2h().copy(arrival.landing->bytes().data(), core.data(), core.size(), stream);
 }
 
 void GradientCores::send(int tensor) {
   Weight& weight = *weights_.at(at(tensor));
   if (!weight.summed || weight.sent) return;
-  std::span<const std::byte> outgoing = std::as_bytes(weight.core.as<float>());
-  if (weight.packed.size() > 0) {
-    ScanResult ignored;  // What is written is scanned.
-    pack(options_.wire, weight.core.as<float>(), weight.packed.as<std::byte>(), &ignored,
-         weight.compute);
-    outgoing = weight.packed.as<std::byte>();
-  }
-  const auto lease = std::make_shared<std::optional<PinnedPool::Lease>>();
-  const auto cross = [this, lease, outgoing](StreamRef stream) {
-    lease->emplace(landing_->acquire(outgoing.size(), "core", kPatience));
-    lanes_.d2h().copy((*lease)->bytes().data(), outgoing.data(), outgoing.size(), stream);
-  };
-  const auto write = [this, lease, tensor, &weight](StreamRef, const HopDone& done) {
-    decompress(tensor, weight, (*lease)->bytes(), done);
-    lease->reset();
-  };
+  const auto core = outgoing(weight);
+  const auto arrival = std::make_shared<Arrival>();
   const int group = groups_.of_tensor(tensor);
   Payload payload;
   payload.key = groups_.spill(group);
   payload.deadline = static_cast<std::uint64_t>(group);
   payload.name = concat("core of ", weight.spec->name);
-  payload.hops = {{kD2h, cross, {}, outgoing.size()}, {kDecompress, {}, write, 0}};
+  payload.hops = {{kD2h,
+                   [this, arrival, core](StreamRef stream) { cross(*arrival, core, stream); },
+                   {},
+                   core.size()},
+                  {kDecompress, {}, [this, arrival, &weight](StreamRef, const HopDone& done) {
+                     decompress(weight, *arrival, done);
+                     arrival->landing.reset();
+                   }}};
   lanes_.executor().submit(std::move(payload));
   weight.sent = true;
 }
 
-// In its lane, one weight after another: each chunk is written while the next is decompressed.
-void GradientCores::decompress(int tensor, Weight& weight, std::span<const std::byte> wire,
-                               const HopDone& done) {
+void GradientCores::expand(Expander& with, Weight& weight, const Arrival& arrival, std::size_t c,
+                           std::span<std::byte> into) const {
   const CoreShape shape = weight.codec->core();
-  const auto elems = static_cast<std::size_t>(shape.elems());
-  const std::span<float> core = host_core_.as<float>().first(elems);
-  cpu::unpack(options_.wire, wire.first(wire_bytes(options_.wire, shape.elems())), core);
-  const std::span<const int> chunks = plan_.of_tensor(tensor);
+  const std::span<float> core =
+      with.core.as<float>().first(static_cast<std::size_t>(shape.elems()));
+  if (with.holds != arrival.landing->generation()) {
+    const std::uint64_t bytes = wire_bytes(options_.wire, shape.elems());
+    cpu::unpack(options_.wire, arrival.landing->bytes().first(bytes), core);
+    with.holds = arrival.landing->generation();
+  }
+  const int chunk = plan_.of_tensor(weight.tensor)[c];
+  const ChunkPiece& piece = plan_.chunks()[at(chunk)].pieces.front();
+  const auto used = static_cast<std::size_t>(piece.elems) * size_bytes(gradient_);
+  std::ranges::fill(into.subspan(used), std::byte{0});
+  weight.scans[c] = weight.codec->decompress_range(
+      {core.data(), shape.rows, shape.cols, shape.cols, DType::kF32}, piece.first, into.first(used),
+      gradient_, with.scratch.as<float>());
+}
+
+// In its lane, one weight after another: each chunk is written while the next is decompressed.
+void GradientCores::decompress(Weight& weight, const Arrival& arrival, const HopDone& done) {
+  const std::span<const int> chunks = plan_.of_tensor(weight.tensor);
   const auto all = std::make_shared<LastOf>(static_cast<int>(chunks.size()), done);
   for (std::size_t c = 0; c < chunks.size(); ++c) {
-    const PlannedChunk& chunk = plan_.chunks()[at(chunks[c])];
-    const ChunkPiece& piece = chunk.pieces.front();
-    const std::size_t width = size_bytes(gradient_);
-    const auto lease = std::make_shared<PinnedPool::Lease>(ring_.acquire(
-        static_cast<std::size_t>(chunk.stored_elems) * width, "gradient", kPatience, kBlockBytes));
-    const auto used = static_cast<std::size_t>(piece.elems) * width;
-    std::ranges::fill(lease->bytes().subspan(used), std::byte{0});
-    weight.scans[c] = weight.codec->decompress_range(
-        {core.data(), shape.rows, shape.cols, shape.cols, DType::kF32}, piece.first,
-        lease->bytes().first(used), gradient_, range_scratch_.as<float>());
+    const auto stored = static_cast<std::size_t>(plan_.chunks()[at(chunks[c])].stored_elems);
+    const auto lease = std::make_shared<PinnedPool::Lease>(
+        ring_.acquire(stored * size_bytes(gradient_), "gradient", kPatience, kBlockBytes));
+    expand(in_decompress_, weight, arrival, c, lease->bytes());
+    if (spill_ == CoreSpill::kCore) {
+      all->end(nullptr);
+      continue;
+    }
     try {
       store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunks[c])}, 0,
                           lease->bytes(),
@@ -161,6 +191,33 @@ void GradientCores::decompress(int tensor, Weight& weight, std::span<const std::
       all->end(std::current_exception());
     }
   }
+}
+
+// ---- Into updates -------------------------------------------------------------------------------
+
+bool GradientCores::feeds(int chunk) const {
+  const int tensor = of_chunk_.at(at(chunk));
+  return tensor >= 0 && weights_[at(tensor)]->summed && spill_ == CoreSpill::kCore;
+}
+
+GradientCores::Feed GradientCores::feed(int chunk) {
+  const int tensor = of_chunk_.at(at(chunk));
+  Weight& weight = *weights_.at(at(tensor));
+  const std::span<const int> chunks = plan_.of_tensor(tensor);
+  const auto c = static_cast<std::size_t>(std::ranges::find(chunks, chunk) - chunks.begin());
+  const bool is_first = c == 0;
+  if (is_first) weight.arrival = std::make_shared<Arrival>();
+  const std::shared_ptr<Arrival> arrival = weight.arrival;
+  if (c + 1 == chunks.size()) weight.arrival.reset();
+  const auto core = outgoing(weight);
+  weight.sent = true;
+  const auto come = [this, arrival, core, is_first](StreamRef stream) {
+    if (is_first) cross(*arrival, core, stream);
+  };
+  const auto fill = [this, arrival, &weight, c](std::span<std::byte> gradient) {
+    expand(in_host_, weight, *arrival, c, gradient);
+  };
+  return {come, is_first ? core.size() : 0, fill};
 }
 
 // ---- A backward has ended -----------------------------------------------------------------------
@@ -180,12 +237,14 @@ ScanResult GradientCores::scan(int tensor) const {
 
 int GradientCores::extents(int chunk) const {
   const int tensor = of_chunk_.at(at(chunk));
-  return tensor >= 0 && weights_[at(tensor)]->sent ? 1 : 0;
+  return tensor >= 0 && weights_[at(tensor)]->sent && !feeds(chunk) ? 1 : 0;
 }
 
 void GradientCores::clear() {
   for (const auto& weight : weights_) {
-    if (weight) weight->summed = weight->sent = false;
+    if (!weight) continue;
+    weight->summed = weight->is_packed = weight->sent = false;
+    weight->arrival.reset();  // Feeding may have been broken off.
   }
 }
 

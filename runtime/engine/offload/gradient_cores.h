@@ -6,9 +6,25 @@
 //   decompress    G^ tile by tile into the extents of the weight's chunks, rounded, scanned and
 //                 squared in the pass that writes them; nothing holds more of it than a chunk
 //
-// A weight has one extent, however many micro-batches there are. What is trained is the G^ that
-// was written; what the core leaves of a gradient trains nothing in that step. Projectors are drawn
-// from (seed, weight, count of redraws), so that a run which is resumed has them again.
+// A weight has one extent, however many micro-batches there are. Or none (CoreSpill::kCore): then
+// the core stays on the device, the pass above, which tells whether there is a step, keeps nothing
+// of what it has scanned, and each chunk is decompressed again, to the same bits, by its update:
+//
+//   d2h           S crosses with the first chunk of the weight
+//   host          G^ of the chunk, into the memory of its update
+//
+//                 bytes an element        link, of each core      drive, with the states' 24
+//   kGradient     of the weight           1 crossing              28
+//   kCore                                 2 crossings             24
+//   updated in backward (speculation.h)   1, 2 if made again      24, 28 without room to park
+//
+// What is trained is the rounded G^; what the core leaves of a gradient trains nothing in that
+// step. Projectors are drawn from (seed, weight, count of redraws), so that a run which is resumed
+// has them again.
+//
+// Host memory holds two cores, of the largest weights. One that waits in d2h for room there waits
+// for cores whose chunks are all behind d2h: those of one weight are submitted together and pass
+// that lane in this order, so that at most one weight is on both sides of it.
 //
 // Thread safety: calls from one thread; payloads run in the lanes.
 // Lifetime:      what the constructor is given outlives the payloads.
@@ -18,6 +34,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,6 +48,7 @@
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/core_footprint.h"
 #include "runtime/engine/offload/state_store.h"
+#include "runtime/engine/offload/state_stream.h"
 #include "runtime/memory/buffer.h"
 #include "runtime/memory/pinned_pool.h"
 #include "runtime/store/chunk_store.h"
@@ -39,39 +57,69 @@ namespace sluiceway {
 
 class GradientCores {
  public:
+  // What the update of a chunk gets its gradient by.
+  struct Feed {
+    std::function<void(StreamRef)> cross;  // In d2h.
+    std::uint64_t bytes = 0;               // That cross then.
+    ChunkUpdate::Fill fill;                // In the host lane, behind it.
+  };
+
   GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan,
                 const ChunkGroups& groups, std::span<const TensorSpec> tensors, DType gradient,
-                const CoreOptions& options);
+                const CoreOptions& options, UpdatePolicy policy);
 
   bool holds(int tensor) const { return weights_.at(at(tensor)) != nullptr; }
   CoreShape core(int tensor) const;  // Without elements where the gradient crosses whole.
+  // Of the step whose first gradient comes; kCore: the constructor was told of it.
+  void begin_step(CoreSpill spill) noexcept { spill_ = spill; }
   // Sums the gradient into the core. `step`: steps that the run has had.
   void add(int tensor, const AnyMatrix& g, std::int64_t step, StreamRef compute);
-  void send(int tensor);  // What was summed leaves; nothing, if it has left.
+  void send(int tensor);  // What was summed leaves and is scanned; nothing, if it has left.
   void send_all();
-  // Of what was written, when nothing is in the lanes; of what was not sent the sum of squares is
-  // no number.
+  // Of what was sent, when nothing is in the lanes; of what was not the sum of squares is no
+  // number.
   ScanResult scan(int tensor) const;
   int extents(int chunk) const;  // 1 where it holds a gradient that was sent, else 0.
-  void clear();                  // Forgets every gradient; no payload is in the lanes.
+  // Whether the gradient of a chunk is in no extent and feed() gives it.
+  bool feeds(int chunk) const;
+  // For the chunks of a weight, one after another in their order. What is fed is scanned too.
+  Feed feed(int chunk);
+  void clear();  // Forgets every gradient; no payload is in the lanes.
 
  private:
+  struct Arrival {  // A core in host memory, as it crossed.
+    std::optional<PinnedPool::Lease> landing;
+  };
   struct Weight {
     const TensorSpec* spec = nullptr;
+    int tensor = 0;
     std::uint64_t hash = 0;
     std::int64_t draws = -1;  // Of projectors; the codec is that of the last.
     std::unique_ptr<GradientCodec> codec;
     Buffer core, packed;  // Device; packed is empty for an f32 wire.
     bool summed = false;  // The core holds gradients of this step.
+    bool is_packed = false;
     bool sent = false;
-    std::vector<ScanResult> scans;  // By chunk of the weight.
+    std::vector<ScanResult> scans;     // By chunk of the weight.
+    std::shared_ptr<Arrival> arrival;  // While its chunks are fed.
     StreamRef compute = StreamRef::host();
+  };
+  struct Expander {  // Of a lane that decompresses.
+    Buffer core;     // f32, as it arrived.
+    Buffer scratch;
+    std::uint64_t holds = 0;  // Generation of the landing whose core it is.
   };
 
   static std::size_t at(int number) { return static_cast<std::size_t>(number); }
   CodecConfig config_of(std::int64_t draw) const;
   void draw(Weight& weight, std::int64_t step);
-  void decompress(int tensor, Weight& weight, std::span<const std::byte> wire, const HopDone& done);
+  Expander make_expander(std::size_t core_elems, std::size_t scratch_elems);
+  std::span<const std::byte> outgoing(Weight& weight);
+  void cross(Arrival& arrival, std::span<const std::byte> core, StreamRef stream);
+  // Chunk `c` of the weight, with zeros behind it, into memory as large as its extent.
+  void expand(Expander& with, Weight& weight, const Arrival& arrival, std::size_t c,
+              std::span<std::byte> into) const;
+  void decompress(Weight& weight, const Arrival& arrival, const HopDone& done);
 
   EngineLanes& lanes_;
   ChunkStore& store_;
@@ -80,12 +128,12 @@ class GradientCores {
   const ChunkGroups& groups_;
   DType gradient_;
   CoreOptions options_;
+  CoreSpill spill_;                               // Of the step at hand.
+  std::optional<PinnedPool> landing_;             // Outlives the arrivals of weights.
   std::vector<std::unique_ptr<Weight>> weights_;  // By tensor; null: its gradient crosses whole.
   std::vector<int> of_chunk_;                     // The tensor, or -1.
-  std::optional<PinnedPool> landing_;
-  Buffer scratch_;        // Device: of compress().
-  Buffer host_core_;      // f32, as it arrived; of the decompress lane.
-  Buffer range_scratch_;  // Of the decompress lane.
+  Buffer scratch_;                                // Device: of compress().
+  Expander in_decompress_, in_host_;
 };
 
 }  // namespace sluiceway

@@ -35,7 +35,7 @@ std::span<std::byte> part(std::span<std::byte> chunk, const ChunkPiece& piece, D
 
 GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& room,
                              PinnedPool& ring, const ChunkPlan& plan, const ChunkGroups& groups,
-                             StateStream& stream, DType gradient)
+                             StateStream& stream, Speculation& speculation, DType gradient)
     : lanes_(lanes),
       store_(store),
       room_(room),
@@ -43,6 +43,7 @@ GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& r
       plan_(plan),
       groups_(groups),
       stream_(stream),
+      speculation_(speculation),
       gradient_(gradient),
       chunks_(plan.chunks().size()),
       backwards_(at(groups.tensor_count())) {
@@ -120,16 +121,23 @@ void GradientSpill::add_alone(int chunk, std::span<const std::byte> from, DType 
   Chunk& state = chunks_[at(chunk)];
   const std::size_t bytes = extent_bytes(planned(chunk), gradient_);
   const std::size_t crossing = from.size() / size_bytes(dtype) * size_bytes(gradient_);
-  const auto slot = static_cast<std::uint64_t>(state.extents++);
-  const auto lease = std::make_shared<std::optional<PinnedPool::Lease>>();
-  const auto copy = [this, &state, lease, bytes, crossing, from, dtype, keep](StreamRef) {
-    lease->emplace(ring_.acquire(bytes, "gradient", kPatience, kBlockBytes));
-    const std::span<std::byte> extent = (*lease)->bytes();
+  auto leave = [this, &state, crossing, from, dtype, keep](std::span<std::byte> extent, StreamRef) {
     std::ranges::fill(extent.subspan(crossing), std::byte{0});
     lanes_.d2h().cross(crossing, [&] {
       const ScanResult scan = cpu::gradient_copy(from, dtype, extent.first(crossing), gradient_);
       state.scans.front() = merge(state.scans.front(), scan);
     });
+  };
+  if (speculation_.takes(chunk)) {
+    speculation_.stage(chunk, std::move(leave), crossing);
+    if (speculation_.keeps_gradients()) ++state.extents;
+    return;
+  }
+  const auto slot = static_cast<std::uint64_t>(state.extents++);
+  const auto lease = std::make_shared<std::optional<PinnedPool::Lease>>();
+  const auto copy = [this, lease, bytes, leave = std::move(leave)](StreamRef stream) {
+    lease->emplace(ring_.acquire(bytes, "gradient", kPatience, kBlockBytes));
+    leave((*lease)->bytes(), stream);
   };
   const auto write = [this, lease, chunk, slot](StreamRef, const HopDone& done) {
     store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunk)}, slot,
@@ -164,15 +172,21 @@ bool GradientSpill::is_dirty(const Chunk& chunk) {
   return std::ranges::find(chunk.arrived, true) != chunk.arrived.end();
 }
 
-// Its pieces have left the device.
-void GradientSpill::flush(int chunk) {
+// Zeros where no gradient has arrived; which pieces have one. Its pieces have left the device.
+std::vector<bool> GradientSpill::gather(int chunk) {
   Chunk& state = chunks_[at(chunk)];
   const std::span<std::byte> bytes = state.buffer->as<std::byte>();
   for (std::size_t p = 0; p < state.arrived.size(); ++p) {
     if (state.arrived[p]) continue;
     std::ranges::fill(part(bytes, planned(chunk).pieces[p], gradient_), std::byte{0});
   }
-  state.arrived.assign(state.arrived.size(), false);
+  return std::exchange(state.arrived, std::vector<bool>(state.arrived.size(), false));
+}
+
+void GradientSpill::flush(int chunk) {
+  gather(chunk);
+  Chunk& state = chunks_[at(chunk)];
+  const std::span<std::byte> bytes = state.buffer->as<std::byte>();
   const auto slot = static_cast<std::uint64_t>(state.extents++);
   const auto write = [this, chunk, slot, bytes](StreamRef, const HopDone& done) {
     store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunk)}, slot,
@@ -186,8 +200,16 @@ void GradientSpill::flush(int chunk) {
 void GradientSpill::end_backward() {
   wait_written();
   for (std::size_t c = 0; c < chunks_.size(); ++c) {
-    if (is_dirty(chunks_[c])) flush(static_cast<int>(c));
+    if (is_dirty(chunks_[c])) end_gathering(static_cast<int>(c));
   }
+}
+
+void GradientSpill::end_gathering(int chunk) {
+  Chunk& state = chunks_[at(chunk)];
+  if (state.extents > 0 || !speculation_.takes(chunk)) return flush(chunk);
+  const std::vector<bool> has = gather(chunk);
+  speculation_.stage_gathered(chunk, state.buffer->as<std::byte>(), has);
+  if (speculation_.keeps_gradients()) ++state.extents;
 }
 
 void GradientSpill::wait_written() {

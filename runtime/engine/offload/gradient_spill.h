@@ -7,6 +7,7 @@
 // gather in a buffer of their shared chunk, which is written when a backward has ended. Each
 // backward of a chunk is an extent of its own: nothing is read to be added to, and several are
 // summed when they are used. Where there are more extents than the store has room for, it grows.
+// What Speculation takes goes into its update, and to its extent where that is kept.
 //
 // Thread safety: calls from one thread; payloads run in the lanes.
 // Lifetime:      what the constructor is given outlives the payloads.
@@ -26,6 +27,7 @@
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/engine/offload/store_room.h"
 #include "runtime/memory/buffer.h"
@@ -38,7 +40,7 @@ class GradientSpill {
  public:
   GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& room, PinnedPool& ring,
                 const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
-                DType gradient);
+                Speculation& speculation, DType gradient);
 
   // Bytes of the buffers of shared chunks, tier kPinned.
   static std::uint64_t shared_bytes(const ChunkPlan& plan, DType gradient);
@@ -48,7 +50,8 @@ class GradientSpill {
   void add(int tensor, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
            std::uint64_t room);
   void end_backward();  // Every gradient has left the device; shared chunks are on their way.
-  void wait_written();  // Extents are on the drive, for whoever reads them next.
+  void
+  wait_written();  // Extents are on the drive, and staged updates, for whoever reads them next.
   // Reads the extents of every tensor that has several, for scan(); after end_backward().
   void scan_sums();
   // Whether a sum may be beyond f32 where no addend is, which only scan_sums() tells.
@@ -83,7 +86,9 @@ class GradientSpill {
                  const std::shared_ptr<const void>& keep);
   void add_shared(int chunk, std::size_t piece, std::span<const std::byte> from, DType dtype,
                   const std::shared_ptr<const void>& keep);
+  std::vector<bool> gather(int chunk);
   void flush(int chunk);
+  void end_gathering(int chunk);
   void submit(int chunk, std::vector<Hop> hops);
 
   EngineLanes& lanes_;
@@ -93,6 +98,7 @@ class GradientSpill {
   const ChunkPlan& plan_;
   const ChunkGroups& groups_;
   StateStream& stream_;
+  Speculation& speculation_;
   DType gradient_;
   std::vector<Chunk> chunks_;
   std::vector<int> backwards_;   // By tensor.

@@ -46,6 +46,7 @@ void OffloadEngine::commit() {
 std::uint64_t OffloadEngine::pin() {
   commit();
   const std::uint64_t slots = store_->layout().regions[StateStream::kStateRegion].slots();
+  spill_.wait_written();
   if (slots < 3) room_.add_slot(*store_, StateStream::kStateRegion);
   store_->pin();
   return store_->pinned()->generation;
@@ -75,17 +76,27 @@ void OffloadEngine::roll_back(std::uint64_t generation) {
 
 // ---- States -------------------------------------------------------------------------------------
 
+// Of the steps that were taken, when nothing is staged any more: a step that is gathered starts
+// with everything committed, and what it stages is not taken yet.
+Version OffloadEngine::written_version() {
+  if (!speculation_.has_staged()) return Version::kStaged;
+  spill_.wait_written();
+  return Version::kLive;
+}
+
 void OffloadEngine::read_state(int index, const TensorState& into) {
   check_begun("read_state");
   synchronize();
+  const Version version = written_version();
   for (const int chunk : plan_.of_tensor(index)) {
-    stream_.read(chunk, [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
-      if (piece.tensor != index) return;
-      const auto first = static_cast<std::size_t>(piece.first);
-      std::ranges::copy(state[0], into.exp_avg.subspan(first).begin());
-      std::ranges::copy(state[1], into.exp_avg_sq.subspan(first).begin());
-      std::ranges::copy(state[2], into.master.subspan(first).begin());
-    });
+    stream_.read(chunk, version,
+                 [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
+                   if (piece.tensor != index) return;
+                   const auto first = static_cast<std::size_t>(piece.first);
+                   std::ranges::copy(state[0], into.exp_avg.subspan(first).begin());
+                   std::ranges::copy(state[1], into.exp_avg_sq.subspan(first).begin());
+                   std::ranges::copy(state[2], into.master.subspan(first).begin());
+                 });
   }
 }
 

@@ -1,8 +1,6 @@
 #include "runtime/engine/offload/offload_engine.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <thread>
 #include <utility>
 
@@ -22,6 +20,10 @@ constexpr StateStream::Lanes kStateLanes{kFetch, kHost, kStore, kH2d};
 
 std::uint64_t limit_of(const OffloadOptions& options, Tier tier) {
   return options.lanes.limits[static_cast<std::size_t>(tier)];
+}
+
+bool is_speculative(const OffloadOptions& options) {
+  return options.policy == UpdatePolicy::kSpeculative;
 }
 
 std::vector<std::int64_t> elems_of(const std::vector<TensorSpec>& tensors) {
@@ -59,13 +61,20 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
           lanes_.budget(), lanes_.device(),
           {.slab_bytes = offload_ring_bytes(
                plan_, types(), options_.gate.promised_backwards, limit_of(options_, Tier::kPinned),
-               core_footprint(tensors_, plan_, options_.cores).landing_bytes),
+               core_footprint(tensors_, plan_, options_.cores, options_.policy).landing_bytes),
            .pages = Pages::kHuge}),
       room_(lanes_.budget(), !options_.store.drives.empty()),
       store_(open_store()),
       stream_(*store_, ring_, plan_, kStateLanes, types()),
-      spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, options_.gradient),
-      cores_(lanes_, *store_, ring_, plan_, groups_, tensors_, options_.gradient, options_.cores),
+      cores_(lanes_, *store_, ring_, plan_, groups_, tensors_, options_.gradient, options_.cores,
+             options_.policy),
+      park_(lanes_.budget(), plan_, weight_dtypes_,
+            is_speculative(options_) ? options_.park_bytes : 0),
+      speculation_(lanes_, stream_, cores_, plan_, groups_, park_,
+                   {is_speculative(options_), options_.gate.promised_backwards,
+                    options_.redo || options_.gate.max_norm > 0}),
+      spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, speculation_,
+             options_.gradient),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(tensors_.size())),
       steps_(tensors_.size()) {}
@@ -136,21 +145,30 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors) {
   SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume from a store without states, expected begin()");
   check_weights("resume", tensors);
   if (begun_) synchronize();
+  const Version version = written_version();
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
-    stream_.read(
-        static_cast<int>(c), [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
-          const AnyMatrix& into = tensors[at(piece.tensor)];
-          with_type(into.dtype, [&](auto type) {
-            std::ranges::transform(state[2], static_cast<decltype(type)*>(into.data) + piece.first,
-                                   [](float value) { return from_float<decltype(type)>(value); });
-          });
-        });
+    stream_.read(static_cast<int>(c), version,
+                 [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
+                   const AnyMatrix& into = tensors[at(piece.tensor)];
+                   with_type(into.dtype, [&](auto type) {
+                     std::ranges::transform(
+                         state[2], static_cast<decltype(type)*>(into.data) + piece.first,
+                         [](float value) { return from_float<decltype(type)>(value); });
+                   });
+                 });
   }
   take_over();
   begun_ = true;
 }
 
 // ---- A step -------------------------------------------------------------------------------------
+
+void OffloadEngine::expect(std::span<const TensorHyper> hyper, float factor) {
+  SLUICEWAY_CHECK(!has_gradient(),
+                  "OffloadEngine: expect() while gradients are gathered, expected it before the "
+                  "backward; call step() or drop() first");
+  speculation_.expect(hyper, factor);
+}
 
 void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
                                  const std::shared_ptr<const void>& keep, StreamRef compute) {
@@ -160,7 +178,12 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   const bool half = g.dtype != DType::kF32;
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
   if (uncommitted_) commit();  // Before an extent that it read from is written again.
+  if (!has_gradient()) {
+    speculation_.begin_step(steps_);
+    cores_.begin_step(speculation_.active() ? CoreSpill::kCore : options_.cores.spill);
+  }
   wait(groups_.of_tensor(index));
+  speculation_.outdate(index, tensor(index).name);
   if (!cores_.holds(index)) {
     spill_.add(index, g, keep, options_.gradient_room);
     gate_.note_gradient(index);
@@ -168,7 +191,8 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   }
   cores_.add(index, g, committed_steps(), compute);
   gate_.note_gradient(index);
-  if (gate_.is_complete(index)) cores_.send(index);
+  if (!gate_.is_complete(index)) return;
+  speculation_.takes_core(index) ? speculation_.stage_core(index) : cores_.send(index);
 }
 
 GradientNorm OffloadEngine::end_backward(bool norm) {
@@ -183,93 +207,17 @@ GradientNorm OffloadEngine::end_backward(bool norm) {
   return gate_.norm();
 }
 
-void OffloadEngine::check_request(const OffloadRequest& request) const {
-  SLUICEWAY_CHECK(
-      request.hyper.size() == tensors_.size() && request.tensors.size() == tensors_.size(),
-      "OffloadEngine: step with ", request.hyper.size(), " hyperparameters and ",
-      request.tensors.size(), " tensors, expected ", tensors_.size(), " of each");
-  check_weights("step", request.tensors);
-}
-
-StepOutcome OffloadEngine::step(const OffloadRequest& request) {
-  check_begun("step");
-  check_request(request);
-  cores_.send_all();
-  end_backward(request.norm || options_.gate.max_norm > 0);
-  // A sum that nobody asked for has no norm; that its addends are finite is known.
-  bool known = true;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const int index = static_cast<int>(i);
-    ScanResult scan = gate_.scan(index);
-    if (gate_.backwards(index) == 0 || !scan.finite || !std::isnan(scan.sum_squares)) continue;
-    known = false;
-    scan.sum_squares = 0;
-    gate_.note_scan(index, scan);
-  }
-  StepOutcome outcome =
-      gate_.decide(request.factor, request.other_sum_squares, request.own_factors);
-  if (!known) outcome.grad_norm = std::numeric_limits<double>::quiet_NaN();
-  if (outcome.skipped) {
-    drop();
-    return outcome;
-  }
-  spill_.wait_written();
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (gate_.backwards(static_cast<int>(i)) > 0) ++steps_[i];
-  }
-  for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
-    const int chunk = static_cast<int>(c);
-    if (extents(chunk) > 0) send(chunk, request, request.factor * outcome.clip_factor);
-  }
-  uncommitted_ = gate_.has_gradient() || uncommitted_;
-  gate_.commit(request.factor);
+void OffloadEngine::drop() {
+  spill_.wait_written();  // Nothing may write to an extent that the next step begins anew.
+  if (speculation_.has_staged()) store_->drop();
+  gate_.drop();
   clear_gradients();
-  return outcome;
-}
-
-int OffloadEngine::extents(int chunk) const {
-  return std::max(spill_.extents(chunk), cores_.extents(chunk));
 }
 
 void OffloadEngine::clear_gradients() {
   spill_.clear();
   cores_.clear();
-}
-
-void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor) {
-  ChunkUpdate update;
-  update.extents = extents(chunk);
-  for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
-    const TensorHyper& hyper = request.hyper[at(piece.tensor)];
-    const float own = request.own_factors.empty() ? 1 : request.own_factors[at(piece.tensor)];
-    update.pieces.push_back({{hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, hyper.weight_decay,
-                              std::max<std::int64_t>(1, steps_[at(piece.tensor)])},
-                             factor * own,
-                             gate_.backwards(piece.tensor) > 0});
-  }
-  std::vector<void*> targets;
-  for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
-    const AnyMatrix& tensor = request.tensors[at(piece.tensor)];
-    targets.push_back(static_cast<std::byte*>(tensor.data) +
-                      static_cast<std::size_t>(piece.first) * size_bytes(tensor.dtype));
-  }
-  update.emit = [this, chunk, targets](const ChunkPiece& piece, std::span<const std::byte> bytes,
-                                       StreamRef stream) {
-    const auto& pieces = plan_.chunks()[at(chunk)].pieces;
-    const auto p = static_cast<std::size_t>(&piece - pieces.data());
-    lanes_.h2d().copy(targets[p], bytes.data(), bytes.size(), stream);
-  };
-  const int group = groups_.of_chunk(chunk);
-  Payload payload = stream_.update(chunk, std::move(update));
-  payload.key = groups_.update(group);
-  payload.deadline = static_cast<std::uint64_t>(group);
-  lanes_.executor().submit(std::move(payload));
-}
-
-void OffloadEngine::drop() {
-  spill_.wait_written();  // Nothing may write to an extent that the next step begins anew.
-  gate_.drop();
-  clear_gradients();
+  speculation_.clear();
 }
 
 double OffloadEngine::acquire(int index, StreamRef compute) {
@@ -322,6 +270,10 @@ OffloadStats OffloadEngine::take_stats() {
   }
   stats.disk_read = read - std::exchange(counted_read_, read);
   stats.disk_written = written - std::exchange(counted_written_, written);
+  const Speculation::Counts counted = std::exchange(counted_, speculation_.counts());
+  stats.speculative_steps = counted_.speculative - counted.speculative;
+  stats.redone_steps = counted_.redone - counted.redone;
+  stats.fallen_back_steps = counted_.fallen_back - counted.fallen_back;
   stats.commits = std::exchange(commits_, 0);
   stats.commit_seconds = std::exchange(commit_seconds_, 0);
   return stats;

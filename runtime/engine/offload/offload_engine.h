@@ -4,13 +4,15 @@
 //   m, v, master, extents -> AdamW -> the other slot of m, v, master; the weight -> the device
 //
 // One step: add_gradient() per tensor and micro-batch, end_backward() after each backward, step()
-// once, acquire() before a tensor is read. step() returns when the step is enqueued. It is durable
-// when commit() has returned, which the first gradient of the next step calls: from then on any
-// crash ends at this step or a later one, whole. A step that is skipped has changed nothing.
+// once, acquire() before a tensor is read; with UpdatePolicy::kSpeculative, expect() before that.
+// step() returns when the step is enqueued. It is durable when commit() has returned, which the
+// first gradient of the next step calls: from then on any crash ends at this step or a later one,
+// whole. A step that is skipped has changed nothing.
 //
 // What the host holds is the ring, and the 16-bit gradients of tensors below half a chunk, which
-// share chunks: nothing that grows with large tensors (chunk_plan.h). A gradient stays on the
-// device until it is copied; where more wait than `gradient_room`, add_gradient() waits.
+// share chunks: nothing that grows with large tensors (chunk_plan.h) but what park_bytes allows. A
+// gradient stays on the device until it is copied; where more wait than `gradient_room`,
+// add_gradient() waits.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
 // Lifetime:      tensors passed to step() stay where they are until acquire() for them.
@@ -29,16 +31,18 @@
 #include <string>
 #include <vector>
 
-#include "kernels/adam.h"
 #include "kernels/base/view.h"
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/gradient_cores.h"
 #include "runtime/engine/offload/gradient_spill.h"
+#include "runtime/engine/offload/offload_request.h"
+#include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/engine/offload/store_room.h"
+#include "runtime/engine/offload/weight_park.h"
 #include "runtime/engine/step_gate.h"
 #include "runtime/memory/pinned_pool.h"
 
@@ -54,21 +58,13 @@ struct OffloadOptions {
   CoreOptions cores;              // Of tensors whose gradient crosses compressed.
   std::int64_t chunk_elems = ChunkPlan::kChunkElems;
   std::uint64_t gradient_room = std::uint64_t{256} << 20;  // Bytes that may wait on the device.
-  int device_cpu = -1;  // Processor for the h2d stream; -1 leaves it free.
-  int lane_cpu = -1;    // Processor for the other lanes.
-};
-
-struct TensorHyper {
-  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-};
-
-struct OffloadRequest {
-  std::span<const TensorHyper> hyper;  // One a tensor.
-  std::span<const AnyMatrix> tensors;  // One a tensor, contiguous, as they are now.
-  float factor = 1;                    // What others multiplied the gradient with: unscale, clip.
-  double other_sum_squares = 0;        // Of gradients outside the engine, for the common norm.
-  std::span<const float> own_factors = {};  // One a tensor, beside `factor`; empty: 1 each.
-  bool norm = true;  // Report the norm, also where only reading every extent tells it.
+  UpdatePolicy policy = UpdatePolicy::kSpill;
+  // Of kSpeculative: gradients go to extents too, so that a step of which something else was
+  // expected is made again. They do where max_norm clips.
+  bool redo = false;
+  std::uint64_t park_bytes = 0;  // Of kSpeculative: most bytes of WeightPark.
+  int device_cpu = -1;           // Processor for the h2d stream; -1 leaves it free.
+  int lane_cpu = -1;             // Processor for the other lanes.
 };
 
 // Counts since the last take_stats(), but for peaks, which are since the start.
@@ -79,6 +75,8 @@ struct OffloadStats {
   double fetch_seconds = 0, store_seconds = 0, spill_seconds = 0, decompress_seconds = 0;
   std::uint64_t commits = 0;
   double commit_seconds = 0;
+  // Of kSpeculative: updates were made in backward and kept; made again; made after the step alone.
+  std::uint64_t speculative_steps = 0, redone_steps = 0, fallen_back_steps = 0;
 };
 
 // m, v and master of one tensor, in its order.
@@ -109,11 +107,18 @@ class OffloadEngine {
   void resume(std::span<const AnyMatrix> tensors);
 
   // ---- A step ----
+  // With what the next step will be made, the own factors being 1: `factor` is that of its request,
+  // of a step that is not clipped. Where step() asks for something else, updates that were made
+  // with this are made again; InvalidArgument there, and the gradients are dropped, where they are
+  // not kept: neither redo nor max_norm. A step of which nothing was said goes by its extents, as
+  // every step of kSpill does.
+  // InvalidArgument: gradients are gathered.
+  void expect(std::span<const TensorHyper> hyper, float factor);
   // `keep` lives until the gradient has left the device.
   void add_gradient(int index, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
                     StreamRef compute);
   // `norm`: of the sum, where there are several micro-batches, which reads their extents, and
-  // writes those of compressed gradients; else it is not a number then.
+  // decompresses those that crossed compressed; else it is not a number then.
   GradientNorm end_backward(bool norm = true);
   // Of a tensor's gradient so far; after end_backward().
   ScanResult gradient_scan(int index) const { return gate_.scan(index); }
@@ -171,7 +176,14 @@ class OffloadEngine {
   void check_begun(const char* caller) const;
   void wait(int group) { lanes_.wait(groups_.update(group)); }
   void take_over();  // Counts of the last commit.
+  std::vector<PieceUpdate> updates_of(int chunk, const OffloadRequest& request, float factor) const;
+  ChunkUpdate::Emit emit_to(int chunk, const OffloadRequest& request);
   void send(int chunk, const OffloadRequest& request, float factor);
+  void send_staged(int chunk, const OffloadRequest& request);
+  void submit(int chunk, Payload payload);
+  StepOutcome decide(const OffloadRequest& request);
+  bool settle(const OffloadRequest& request, float factor);
+  Version written_version();
   int extents(int chunk) const;
   void clear_gradients();
 
@@ -186,8 +198,10 @@ class OffloadEngine {
   StoreRoom room_;
   std::unique_ptr<ChunkStore> store_;
   StateStream stream_;
-  GradientSpill spill_;
   GradientCores cores_;
+  WeightPark park_;
+  Speculation speculation_;
+  GradientSpill spill_;
   StepGate gate_;
   std::vector<std::int64_t> steps_;  // Of each tensor: updates that it has had.
   std::vector<std::byte> run_state_;
@@ -196,6 +210,7 @@ class OffloadEngine {
   std::uint64_t commits_ = 0;
   double commit_seconds_ = 0;
   std::uint64_t counted_read_ = 0, counted_written_ = 0;
+  Speculation::Counts counted_;
 };
 
 }  // namespace sluiceway

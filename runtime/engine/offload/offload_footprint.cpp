@@ -7,6 +7,7 @@
 #include "runtime/device/device_memory.h"
 #include "runtime/device/host_pages.h"
 #include "runtime/engine/offload/gradient_spill.h"
+#include "runtime/engine/offload/weight_park.h"
 #include "runtime/store/new_layout.h"
 
 namespace sluiceway {
@@ -46,7 +47,8 @@ Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
 
 OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gradient,
                                    std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
-                                   std::uint64_t pinned_limit, const CoreOptions& cores) {
+                                   std::uint64_t pinned_limit, const CoreOptions& cores,
+                                   UpdatePolicy policy, std::uint64_t park_room) {
   std::vector<std::int64_t> elems;
   std::vector<DType> dtypes;
   for (const TensorSpec& tensor : tensors) {
@@ -54,13 +56,14 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gr
     dtypes.push_back(tensor.dtype);
   }
   const ChunkPlan plan(elems, chunk_elems);
-  const CoreFootprint compressed = core_footprint(tensors, plan, cores);
+  const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy);
   const Layout layout =
       state_layout(plan, gradient, slots, static_cast<std::uint32_t>(micro_batches));
   const std::size_t ring = offload_ring_bytes(plan, {gradient, dtypes}, micro_batches, pinned_limit,
                                               compressed.landing_bytes);
   return {ring + GradientSpill::shared_bytes(plan, gradient) + compressed.landing_bytes,
-          layout.drives.front().bytes, plan.stored_elems(), compressed};
+          layout.drives.front().bytes, plan.stored_elems(), compressed,
+          WeightPark::bytes(plan, dtypes, park_room)};
 }
 
 }  // namespace sluiceway

@@ -32,11 +32,13 @@ struct OffloadFootprint {
   std::uint64_t store_bytes = 0;   // Of the drive, or of host memory in its place.
   std::int64_t stored_elems = 0;   // Of each stream: what a step reads and writes.
   CoreFootprint cores;
+  std::uint64_t parked_bytes = 0;  // Host memory of weights that wait for the decision of a step.
 };
 
-// `slots`: of every state.
+// `slots`: of every state; `park_room`: most that WeightPark may take.
 OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gradient,
                                    std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
-                                   std::uint64_t pinned_limit, const CoreOptions& cores);
+                                   std::uint64_t pinned_limit, const CoreOptions& cores,
+                                   UpdatePolicy policy, std::uint64_t park_room);
 
 }  // namespace sluiceway

@@ -10,15 +10,16 @@
 namespace sluiceway::offload_lanes {
 
 //   d2h     a piece of a gradient leaves the device, in 16 bit, scanned on the way
-//   decompress  a gradient that crossed as a core becomes the pieces of its extents
+//   decompress  a gradient that crossed as a core becomes the pieces of its extents, or is scanned
 //   spill   is written to its extent
 //   fetch   states and extents of a chunk are read
-//   host    AdamW; the norm of a sum of extents
+//   host    AdamW, of a core that is decompressed for it too; the norm of a sum of extents
 //   store   states are written beside the last commit
 //   h2d     the weight goes to the device
 inline constexpr LaneId kD2h = 0, kDecompress = 1, kSpill = 2, kFetch = 3, kHost = 4, kStore = 5,
                         kH2d = 6;
-// Nothing gathers: updates are sent when a step is decided, with every gradient on its drive.
+// Nothing gathers: updates are sent when a step is decided, with every gradient on its drive, or
+// may be taken back until then.
 inline constexpr LanePlan kPlan{.gather_before = std::nullopt, .device_lane = kH2d};
 inline constexpr int kDepth = 16;  // Chunks of which each lane of a drive has requests in flight.
 

@@ -2,7 +2,8 @@
 //
 //   lane    work on one chunk
 //   fetch   reads exp_avg, exp_avg_sq and master of the last commit, and the gradient's extents
-//   host    g <- sum of the extents; AdamW in place; the weight that the model computes with
+//   host    g <- sum of the extents, or what fills it; AdamW in place; the weight that the model
+//           computes with
 //   store   writes the three to the slots that the last commit does not hold
 //   h2d     hands the weight on, where the caller takes it
 //
@@ -40,6 +41,8 @@
 
 namespace sluiceway {
 
+struct ChunkJob;
+
 inline constexpr int kStateStreams = 3;
 
 struct PieceUpdate {
@@ -53,9 +56,15 @@ struct ChunkUpdate {
   // Takes the weight of a piece as the model computes with it, in its own dtype; called in the h2d
   // lane, the memory lives until what it enqueues on the stream is done.
   using Emit = std::function<void(const ChunkPiece&, std::span<const std::byte>, StreamRef)>;
+  // Writes all of a chunk's gradient, in the type that extents have.
+  using Fill = std::function<void(std::span<std::byte> gradient)>;
 
   std::vector<PieceUpdate> pieces;  // As those of the chunk.
-  int extents = 1;                  // Micro-batches.
+  int extents = 1;                  // Micro-batches; 0 where the gradient comes by another way:
+  Fill fill;                        // called in the host lane, or
+  std::span<std::byte> gathered;    // where it lies, or stage() brings it.
+  bool spills = false;              // Extent 0 becomes the gradient, beside the states.
+  Emit keep;                        // As `emit`, in the host lane; the memory is lent for the call.
   Emit emit;                        // Null: nobody takes the weight.
 };
 
@@ -71,6 +80,13 @@ class StateStream {
   // Of a piece: exp_avg, exp_avg_sq, master.
   using PieceState = std::array<std::span<float>, kStateStreams>;
   using Visit = std::function<void(const ChunkPiece&, const PieceState&)>;
+  // How a gradient leaves the device: into the memory of its chunk, in a lane before fetch.
+  using Leave = std::function<void(std::span<std::byte> gradient, StreamRef)>;
+  struct Departure {
+    LaneId lane = 0;
+    Leave leave;              // Null: the gradient is in host memory.
+    std::uint64_t bytes = 0;  // That leave.
+  };
 
   // Regions that a store needs for a plan: state, with `slots`, and extents of `micro_batches`.
   static std::vector<RegionSpec> regions(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
@@ -85,12 +101,18 @@ class StateStream {
   // ---- In the calling thread, while no payload is in the lanes ----
   // Zero moments and masters, chunk by chunk; `fill` writes the masters of a piece. Not committed.
   void write_initial(const std::function<void(const ChunkPiece&, std::span<float>)>& fill);
-  // What was written last of a chunk, staged or committed.
-  void read(int chunk, const Visit& visit);
-  void rewrite(int chunk, const Visit& change);  // read(), and what `change` left is staged.
+  // kLive: the last commit of a chunk. kStaged: what was written last, staged or committed.
+  void read(int chunk, Version version, const Visit& visit);
+  // What was written last, and what `change` left of it is staged.
+  void rewrite(int chunk, const Visit& change);
 
   // ---- Payloads; the caller adds key, deadline and further hops ----
+  // Starts from the last commit, whatever is staged.
   Payload update(int chunk, ChunkUpdate update);
+  // The same, with all of its room in the ring taken before the gradient leaves the device.
+  Payload stage(int chunk, Departure departure, ChunkUpdate update);
+  // Emits the weights of the staged masters; of `update` pieces and emit count.
+  Payload emit_staged(int chunk, ChunkUpdate update);
   // Scans the sum of a chunk's extents, into one result a piece.
   Payload scan_sum(int chunk, int extents, std::span<ScanResult> results);
 
@@ -98,16 +120,17 @@ class StateStream {
   static std::size_t ring_bytes(const ChunkPlan& plan, Types types, int extents);
 
  private:
-  struct Job;
+  using JobPtr = std::shared_ptr<ChunkJob>;
 
-  void fetch(const std::shared_ptr<Job>& job, HopDone done);
-  void compute(Job& job) const;
-  void store(const std::shared_ptr<Job>& job, HopDone done);
-  void emit(Job& job, StreamRef stream) const;
-  void store_now(const std::shared_ptr<Job>& job);
-  std::shared_ptr<Job> loaded(int chunk);
-  static void visit(Job& job, const Visit& act);
-  std::shared_ptr<Job> make_job(int chunk, ChunkUpdate update, bool with_state) const;
+  JobPtr make_job(int chunk, ChunkUpdate update, std::vector<std::size_t> states) const;
+  Payload work_on(const JobPtr& job);
+  Hop emit(const JobPtr& job) const;
+  void take_room(ChunkJob& job);
+  void fetch(const JobPtr& job, HopDone done);
+  void store(const JobPtr& job, HopDone done);
+  void store_now(const JobPtr& job);
+  JobPtr loaded(int chunk, Version version);
+  static void visit(const ChunkJob& job, const Visit& act);
 
   ChunkStore& store_;
   PinnedPool& ring_;

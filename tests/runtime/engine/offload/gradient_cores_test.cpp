@@ -40,6 +40,8 @@ struct Case {
   WireFormat wire = WireFormat::kBF16;
   int batches = 1;
   std::int64_t redraw = 0;
+  CoreSpill spill = CoreSpill::kGradient;
+  UpdatePolicy policy = UpdatePolicy::kSpill;
 };
 
 class GradientCoresTest : public testing::TestWithParam<Case> {
@@ -52,15 +54,16 @@ class GradientCoresTest : public testing::TestWithParam<Case> {
     cores.codec.seed = 5;
     cores.wire = GetParam().wire;
     cores.redraw = GetParam().redraw;
+    cores.spill = GetParam().spill;
     return cores;
   }
 
   static OffloadOptions options(int promised = 0, const std::string& drive = "") {
-    OffloadOptions made(DeviceId::host());
-    made.lanes.limits.fill(Budget::kUnlimited);
-    made.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
+    OffloadOptions made = small_chunk_options();
     made.gate.promised_backwards = promised;
     made.cores = cores();
+    made.policy = GetParam().policy;
+    made.park_bytes = Budget::kUnlimited;
     if (!drive.empty()) made.store.drives = {drive};
     return made;
   }
@@ -161,12 +164,13 @@ TEST_P(GradientCoresTest, MicroBatchesCostNeitherLinkNorDrive) {
   OffloadModel model(model_specs(true), 5);
   engine.begin(model.tensors());
   engine.take_stats();
+  OffloadRequest request = request_of(model);
+  engine.expect(request.hyper, request.factor);
   for (int batch = 0; batch < GetParam().batches; ++batch) {
     OffloadGradients gradients(model, 1, batch);
     for (const int t : {1, 3}) gradients.add_to(engine, t);
     engine.end_backward(false);
   }
-  OffloadRequest request = request_of(model);
   request.norm = false;
   engine.step(request);
   engine.synchronize();
@@ -182,10 +186,12 @@ TEST_P(GradientCoresTest, MicroBatchesCostNeitherLinkNorDrive) {
           engine.plan().chunks()[static_cast<std::size_t>(chunk)].stored_elems);
     }
   }
+  const bool early = GetParam().policy == UpdatePolicy::kSpeculative;
+  const bool in_core = early || GetParam().spill == CoreSpill::kCore;
   const OffloadStats stats = engine.take_stats();
-  EXPECT_EQ(stats.use.d2h_bytes, core_bytes);
-  EXPECT_EQ(stats.disk_written, stored * (12 + 2));
-  EXPECT_EQ(stats.disk_read, stored * (12 + 2));
+  EXPECT_EQ(stats.use.d2h_bytes, (in_core && !early ? 2 : 1) * core_bytes);
+  EXPECT_EQ(stats.disk_written, stored * (in_core ? 12 : 14));
+  EXPECT_EQ(stats.disk_read, stored * (in_core ? 12 : 14));
 }
 
 TEST_P(GradientCoresTest, WhatIsPredictedOfEachTierIsWhatTheEngineTakes) {
@@ -194,7 +200,7 @@ TEST_P(GradientCoresTest, WhatIsPredictedOfEachTierIsWhatTheEngineTakes) {
   const std::vector<TensorSpec> specs = model_specs(true);
   const OffloadFootprint found =
       offload_footprint(specs, DType::kBF16, 2 * ChunkPlan::kStoredAlignment, GetParam().batches,
-                        kStateSlots, Budget::kUnlimited, cores());
+                        kStateSlots, Budget::kUnlimited, cores(), GetParam().policy, 0);
   const auto more = [&](Tier tier) {
     return engine.budget().peak(tier) - plain.budget().peak(tier);
   };
@@ -210,19 +216,35 @@ TEST_P(GradientCoresTest, WhatIsPredictedOfEachTierIsWhatTheEngineTakes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, GradientCoresTest,
-                         testing::Values(Case{}, Case{"block_random", WireFormat::kF32, 3, 2},
-                                         Case{"sparse_random", WireFormat::kBF16, 3, 0}),
-                         [](const auto& tested) {
-                           return tested.param.codec + "M" + std::to_string(tested.param.batches);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, GradientCoresTest,
+    testing::Values(Case{}, Case{"block_random", WireFormat::kF32, 3, 2},
+                    Case{"sparse_random", WireFormat::kBF16, 3, 0},
+                    Case{"block_random", WireFormat::kBF16, 1, 0, CoreSpill::kCore},
+                    Case{"sparse_random", WireFormat::kF32, 3, 2, CoreSpill::kCore},
+                    Case{"block_random", WireFormat::kBF16, 1, 0, CoreSpill::kGradient,
+                         UpdatePolicy::kSpeculative},
+                    Case{"sparse_random", WireFormat::kF32, 3, 2, CoreSpill::kCore,
+                         UpdatePolicy::kSpeculative}),
+    [](const auto& tested) {
+      return tested.param.codec + "M" + std::to_string(tested.param.batches) +
+             (tested.param.spill == CoreSpill::kCore ? "InCore" : "") +
+             (tested.param.policy == UpdatePolicy::kSpill ? "" : "Early");
+    });
 
-TEST(GradientCoresSkipTest, AGradientThatIsNotFiniteSkipsTheStepAndTheNextOneIsClean) {
-  OffloadOptions options(DeviceId::host());
-  options.lanes.limits.fill(Budget::kUnlimited);
-  options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
-  options.cores.codec.name = "block_random";
-  OffloadEngine engine(options, model_specs(true)), other(options, model_specs(true));
+class CoreSpillTest : public testing::TestWithParam<CoreSpill> {
+ protected:
+  static OffloadOptions options(CoreSpill spill) {
+    OffloadOptions made = small_chunk_options();
+    made.cores.codec.name = "block_random";
+    made.cores.spill = spill;
+    return made;
+  }
+};
+
+TEST_P(CoreSpillTest, AGradientThatIsNotFiniteSkipsTheStepAndTheNextOneIsClean) {
+  OffloadEngine engine(options(GetParam()), model_specs(true)),
+      other(options(GetParam()), model_specs(true));
   OffloadModel model(model_specs(true), 6), expected(model_specs(true), 6);
   engine.begin(model.tensors());
   other.begin(expected.tensors());
@@ -238,10 +260,61 @@ TEST(GradientCoresSkipTest, AGradientThatIsNotFiniteSkipsTheStepAndTheNextOneIsC
   EXPECT_EQ(difference(model, expected), "");
 }
 
+// Several weights of two chunks each, through the least ring and two landings.
+TEST_P(CoreSpillTest, TheLeastRingGivesTheBitsOfExtentsInAnyOrderOverASlowLink) {
+  std::vector<TensorSpec> specs;
+  for (const char* const name : {"a", "b", "c", "d", "e"}) {
+    specs.push_back({name, {512, 500}, DType::kBF16, true});
+  }
+  specs.push_back({"whole", {512, 300}, DType::kBF16});
+  OffloadOptions plain = options(CoreSpill::kGradient);
+  plain.chunk_elems = 64 * ChunkPlan::kStoredAlignment;
+  plain.gate.max_norm = 0.5;
+  OffloadModel expected(specs, 7);
+  OffloadEngine other(plain, specs);
+  other.begin(expected.tensors());
+  for (std::int64_t step = 1; step <= 2; ++step) run_step(other, expected, step, 2);
+  other.synchronize();
+  for (const Order order : {Order::kEdf, Order::kFcfs, Order::kPaper, Order::kBarrier}) {
+    OffloadOptions tight = plain;
+    tight.cores.spill = GetParam();
+    tight.lanes.order = order;
+    tight.lanes.d2h = tight.lanes.h2d = {0.5, 20};
+    tight.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = std::uint64_t{4600} << 10;
+    OffloadModel model(specs, 7);
+    OffloadEngine engine(tight, specs);
+    engine.begin(model.tensors());
+    for (std::int64_t step = 1; step <= 2; ++step) run_step(engine, model, step, 2);
+    engine.synchronize();
+    EXPECT_EQ(difference(model, expected), "") << to_string(order);
+  }
+}
+
+TEST_P(CoreSpillTest, DroppedCoresLeaveNoTrace) {
+  OffloadEngine engine(options(GetParam()), model_specs(true));
+  OffloadModel model(model_specs(true), 8), expected(model_specs(true), 8);
+  engine.begin(model.tensors());
+  OffloadGradients gradients(model, 5, 0);
+  for (int t = 0; t < model.size(); ++t) gradients.add_to(engine, t);
+  engine.end_backward();
+  engine.drop();
+  run_step(engine, model, 1, 1);
+  engine.synchronize();
+  OffloadEngine other(options(CoreSpill::kGradient), model_specs(true));
+  other.begin(expected.tensors());
+  run_step(other, expected, 1, 1);
+  other.synchronize();
+  EXPECT_EQ(difference(model, expected), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Spills, CoreSpillTest,
+                         testing::Values(CoreSpill::kGradient, CoreSpill::kCore),
+                         [](const auto& tested) {
+                           return tested.param == CoreSpill::kCore ? "Core" : "Gradient";
+                         });
+
 TEST(GradientCoresErrorTest, ACodecThatLearnsIsRefusedByName) {
-  OffloadOptions options(DeviceId::host());
-  options.lanes.limits.fill(Budget::kUnlimited);
-  options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
+  OffloadOptions options = small_chunk_options();
   options.cores.codec.name = "svd";
   EXPECT_THAT([&] { OffloadEngine engine(options, model_specs(true)); },
               ThrowsMessage<InvalidArgument>(HasSubstr("svd learns its projectors")));

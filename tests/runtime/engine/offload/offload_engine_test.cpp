@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <string>
@@ -25,25 +24,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// In chunks of 4096 elements: some share, some have chunks of their own, one of them three.
-const std::vector<TensorSpec> kModel{{"embedding", {100, 123}, DType::kBF16},
-                                     {"norm1", {64}, DType::kF32},
-                                     {"bias1", {1}, DType::kBF16},
-                                     {"query", {64, 64}, DType::kBF16},
-                                     {"norm2", {300}, DType::kF32},
-                                     {"key", {64, 33}, DType::kBF16},
-                                     {"head", {7, 301}, DType::kBF16},
-                                     {"tiny", {3}, DType::kBF16}};
-
-OffloadOptions options_for(const std::vector<std::string>& drives = {},
-                           IoChoice io = IoChoice::kAuto) {
-  OffloadOptions options(DeviceId::host());
-  options.lanes.limits.fill(Budget::kUnlimited);
-  options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
-  options.store.drives = drives;
-  options.store.io = io;
-  return options;
-}
+const std::vector<TensorSpec> kModel = mixed_specs();
 
 struct Case {
   std::string name;
@@ -52,16 +33,20 @@ struct Case {
   Order order = Order::kEdf;
   bool slow_link = false;
   int promised = 0;
+  UpdatePolicy policy = UpdatePolicy::kSpill;
+  std::uint64_t park_bytes = 0;
 };
 
 class OffloadEngineTest : public testing::TestWithParam<Case> {
  protected:
   OffloadOptions options(const std::vector<std::string>& drives = {},
                          IoChoice io = IoChoice::kAuto) const {
-    OffloadOptions made = options_for(drives, io);
+    OffloadOptions made = small_chunk_options(drives, io);
     made.gate.max_norm = GetParam().max_norm;
     made.gate.promised_backwards = GetParam().promised;
     made.lanes.order = GetParam().order;
+    made.policy = GetParam().policy;
+    made.park_bytes = GetParam().park_bytes;
     if (GetParam().slow_link) made.lanes.d2h = made.lanes.h2d = {0.02, 50};
     return made;
   }
@@ -117,16 +102,25 @@ TEST_P(OffloadEngineTest, FilesGiveTheBitsOfMemoryThroughEveryBackEnd) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, OffloadEngineTest,
-                         testing::Values(Case{"Plain"}, Case{"Clipped", 1, 0.5}, Case{"Three", 3},
-                                         Case{"ThreeClippedPromised", 3, 0.25, Order::kFcfs, false,
-                                              3},
-                                         Case{"Barrier", 2, 0, Order::kBarrier},
-                                         Case{"SlowLink", 1, 0, Order::kEdf, true}),
-                         [](const auto& tested) { return tested.param.name; });
+constexpr UpdatePolicy kEarly = UpdatePolicy::kSpeculative;
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, OffloadEngineTest,
+    testing::Values(Case{"Plain"}, Case{"Clipped", 1, 0.5}, Case{"Three", 3},
+                    Case{"ThreeClippedPromised", 3, 0.25, Order::kFcfs, false, 3},
+                    Case{"Barrier", 2, 0, Order::kBarrier},
+                    Case{"SlowLink", 1, 0, Order::kEdf, true},
+                    Case{"Speculative", 1, 0, Order::kEdf, false, 1, kEarly},
+                    Case{"SpeculativeParked", 1, 0, Order::kPaper, true, 1, kEarly, 1U << 30U},
+                    Case{"SpeculativePartlyParked", 1, 0, Order::kFcfs, false, 1, kEarly, 30000},
+                    Case{"SpeculativeNearlyClipped", 1, 1e6, Order::kBarrier, false, 1, kEarly},
+                    Case{"SpeculativeClipped", 1, 0.5, Order::kEdf, false, 1, kEarly, 1U << 30U},
+                    Case{"SpeculativeThree", 3, 0.25, Order::kEdf, false, 3, kEarly},
+                    Case{"SpeculativeUnpromised", 2, 0, Order::kEdf, false, 0, kEarly}),
+    [](const auto& tested) { return tested.param.name; });
 
 TEST(OffloadEngineStepTest, TensorsWithoutAGradientStayAsTheyAreWithTheirStepCount) {
-  OffloadEngine engine(options_for(), kModel);
+  OffloadEngine engine(small_chunk_options(), kModel);
   OffloadModel model(kModel, 9);
   OffloadReference reference(model);
   engine.begin(model.tensors());
@@ -144,7 +138,7 @@ TEST(OffloadEngineStepTest, TensorsWithoutAGradientStayAsTheyAreWithTheirStepCou
 }
 
 TEST(OffloadEngineStepTest, AGradientThatIsNotFiniteSkipsTheStepWhereverItIs) {
-  OffloadEngine engine(options_for(), kModel);
+  OffloadEngine engine(small_chunk_options(), kModel);
   OffloadModel model(kModel, 10);
   engine.begin(model.tensors());
   const OffloadModel before = model;
@@ -166,7 +160,7 @@ TEST(OffloadEngineStepTest, AGradientThatIsNotFiniteSkipsTheStepWhereverItIs) {
 }
 
 TEST(OffloadEngineStepTest, DroppedGradientsLeaveNoTrace) {
-  OffloadEngine engine(options_for(), kModel);
+  OffloadEngine engine(small_chunk_options(), kModel);
   OffloadModel model(kModel, 11);
   OffloadReference reference(model);
   engine.begin(model.tensors());
@@ -184,7 +178,7 @@ TEST(OffloadEngineStepTest, DroppedGradientsLeaveNoTrace) {
 }
 
 TEST(OffloadEngineStepTest, GradientsThatWaitOnTheDeviceAreBounded) {
-  OffloadOptions options = options_for();
+  OffloadOptions options = small_chunk_options();
   options.gradient_room = 1;
   options.lanes.d2h = {0.05, 0};
   OffloadEngine engine(options, kModel);
@@ -200,7 +194,7 @@ TEST(OffloadEngineStepTest, GradientsThatWaitOnTheDeviceAreBounded) {
 }
 
 TEST(OffloadEngineStepTest, WithoutANormNoExtentIsReadTwice) {
-  OffloadOptions options = options_for();
+  OffloadOptions options = small_chunk_options();
   options.gate.promised_backwards = 3;
   OffloadEngine engine(options, kModel);
   OffloadModel model(kModel, 13);
@@ -232,13 +226,13 @@ TEST(OffloadEngineStoreTest, ACrashEndsAtTheLastCommitAndGoesOnWithTheSameBits) 
   OffloadReference reference(expected);
   OffloadModel model(kModel, 14);
   {
-    auto engine = std::make_unique<OffloadEngine>(options_for({drive.str()}), kModel);
+    auto engine = std::make_unique<OffloadEngine>(small_chunk_options({drive.str()}), kModel);
     engine->begin(model.tensors());
     for (std::int64_t step = 1; step <= 3; ++step) run_step(*engine, model, step, 1);
     engine->synchronize();
     // Without close(): step 3 is applied and not committed, as after a crash.
   }
-  OffloadEngine engine(options_for({drive.str()}), kModel);
+  OffloadEngine engine(small_chunk_options({drive.str()}), kModel);
   OffloadModel again(kModel, 15);
   engine.resume(again.tensors());
   EXPECT_EQ(engine.committed_steps(), 2);
@@ -250,7 +244,7 @@ TEST(OffloadEngineStoreTest, ACrashEndsAtTheLastCommitAndGoesOnWithTheSameBits) 
 
 TEST(OffloadEngineStoreTest, APinnedGenerationComesBackAndOthersAreNamed) {
   const ScratchPath drive;
-  OffloadEngine engine(options_for({drive.str()}), kModel);
+  OffloadEngine engine(small_chunk_options({drive.str()}), kModel);
   OffloadModel model(kModel, 16);
   engine.begin(model.tensors());
   run_step(engine, model, 1, 1);
@@ -280,42 +274,43 @@ TEST(OffloadEngineStoreTest, RunStatesComeBackWithTheirCommit) {
   const ScratchPath drive;
   const std::string text = "position 7";
   {
-    OffloadEngine engine(options_for({drive.str()}), kModel);
+    OffloadEngine engine(small_chunk_options({drive.str()}), kModel);
     OffloadModel model(kModel, 17);
     engine.begin(model.tensors());
     run_step(engine, model, 1, 1);
     engine.set_run_state(std::as_bytes(std::span(text)));
     engine.close();
   }
-  OffloadEngine engine(options_for({drive.str()}), kModel);
+  OffloadEngine engine(small_chunk_options({drive.str()}), kModel);
   const std::vector<std::byte> found = engine.run_state();
   EXPECT_TRUE(std::ranges::equal(found, std::as_bytes(std::span(text))));
 }
 
 TEST(OffloadEngineStoreTest, AStoreOfAnotherModelIsRefusedByItsFirstDifference) {
   const ScratchPath drive;
-  OffloadEngine(options_for({drive.str()}), kModel).begin(OffloadModel(kModel, 1).tensors());
+  OffloadEngine(small_chunk_options({drive.str()}), kModel)
+      .begin(OffloadModel(kModel, 1).tensors());
   std::vector<TensorSpec> other = kModel;
   other[3].shape = {32, 128};
   EXPECT_THAT(
-      [&] { OffloadEngine engine(options_for({drive.str()}), other); },
+      [&] { OffloadEngine engine(small_chunk_options({drive.str()}), other); },
       ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("query [64,64]"), HasSubstr("[32,128]"))));
   other = kModel;
   other.pop_back();
-  EXPECT_THAT([&] { OffloadEngine engine(options_for({drive.str()}), other); },
+  EXPECT_THAT([&] { OffloadEngine engine(small_chunk_options({drive.str()}), other); },
               ThrowsMessage<InvalidArgument>(HasSubstr("8 tensors, expected 7")));
 }
 
 TEST(OffloadEngineStoreTest, ARunThatIsNotTakenOverIsNotOverwritten) {
   const ScratchPath drive;
   {
-    OffloadEngine engine(options_for({drive.str()}), kModel);
+    OffloadEngine engine(small_chunk_options({drive.str()}), kModel);
     OffloadModel model(kModel, 18);
     engine.begin(model.tensors());
     run_step(engine, model, 1, 1);
     engine.close();
   }
-  OffloadEngine engine(options_for({drive.str()}), kModel);
+  OffloadEngine engine(small_chunk_options({drive.str()}), kModel);
   OffloadModel model(kModel, 18);
   EXPECT_THAT([&] { engine.begin(model.tensors()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("holds step 1")));
@@ -324,7 +319,7 @@ TEST(OffloadEngineStoreTest, ARunThatIsNotTakenOverIsNotOverwritten) {
 }
 
 TEST(OffloadEngineStoreTest, StatesThatAreWrittenAreThoseOfTheNextStep) {
-  OffloadEngine first(options_for(), kModel), second(options_for(), kModel);
+  OffloadEngine first(small_chunk_options(), kModel), second(small_chunk_options(), kModel);
   OffloadModel model(kModel, 19), other(kModel, 20);
   first.begin(model.tensors());
   second.begin(other.tensors());
@@ -348,7 +343,7 @@ TEST(OffloadEngineStoreTest, StatesThatAreWrittenAreThoseOfTheNextStep) {
 }
 
 TEST(OffloadEngineStoreTest, AStateIsNotWrittenWhileGradientsAreGathered) {
-  OffloadEngine engine(options_for(), kModel);
+  OffloadEngine engine(small_chunk_options(), kModel);
   OffloadModel model(kModel, 22);
   engine.begin(model.tensors());
   OffloadGradients gradients(model, 1, 0);
@@ -363,67 +358,6 @@ TEST(OffloadEngineStoreTest, AStateIsNotWrittenWhileGradientsAreGathered) {
   EXPECT_FALSE(engine.step(request_of(model)).skipped);
   engine.close();
   EXPECT_EQ(engine.store().live().step, 1U);
-}
-
-TEST(OffloadEngineBudgetTest, APinnedBudgetBelowTwoChunksIsRefusedWithBothSizes) {
-  OffloadOptions options = options_for();
-  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = 100000;
-  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("100000"), HasSubstr("budget.pinned"))));
-}
-
-TEST(OffloadEngineBudgetTest, ARingIsWholeHugePagesThatTheBudgetHasRoomFor) {
-  OffloadOptions options = options_for();
-  std::uint64_t& limit = options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)];
-  limit = std::uint64_t{1} << 20;
-  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<OutOfMemory>(HasSubstr("chunks on their way")));
-  limit = std::uint64_t{3} << 20;
-  OffloadEngine engine(options, kModel);
-  EXPECT_LE(engine.budget().peak(Tier::kPinned), limit);
-}
-
-TEST(OffloadEngineBudgetTest, MoreMicroBatchesThanTheRingHasRoomForAreRefusedBeforeOneIsTaken) {
-  const std::vector<TensorSpec> tensors{{"weight", {64, 2048}, DType::kF32}};
-  OffloadOptions options = options_for();
-  options.gradient = DType::kF32;
-  options.chunk_elems = 64 * 2048;
-  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = std::uint64_t{4} << 20;
-  OffloadEngine engine(options, tensors);  // 2 MiB for a chunk with one gradient.
-  OffloadModel model(tensors, 22);
-  engine.begin(model.tensors());
-  for (int batch = 0; batch < 5; ++batch) {
-    OffloadGradients(model, 1, batch).add_to(engine, 0);
-    engine.end_backward();
-  }
-  EXPECT_THAT([&] { OffloadGradients(model, 1, 5).add_to(engine, 0); },
-              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("6 backwards"), HasSubstr("4.50 MiB"))));
-}
-
-TEST(OffloadEngineBudgetTest, WhatIsPinnedIsTheRingAndTheBuffersOfSmallTensors) {
-  OffloadEngine engine(options_for(), kModel);
-  OffloadModel model(kModel, 21);
-  engine.begin(model.tensors());
-  const std::uint64_t before = engine.budget().peak(Tier::kPinned);
-  for (std::int64_t step = 1; step <= 3; ++step) run_step(engine, model, step, 2);
-  engine.synchronize();
-  EXPECT_EQ(engine.budget().peak(Tier::kPinned), before);
-}
-
-TEST(OffloadEngineBudgetTest, ADiskBudgetBelowTheStoreIsRefusedAndNoFileIsLeft) {
-  const ScratchPath drive;
-  OffloadOptions options = options_for({drive.str()});
-  options.lanes.limits[static_cast<std::size_t>(Tier::kDisk)] = 100000;
-  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("100000"), HasSubstr("the store"))));
-  EXPECT_FALSE(std::filesystem::exists(drive.str()));
-}
-
-TEST(OffloadEngineBudgetTest, GradientsOfAnotherTypeThanTheModelsAreRefused) {
-  OffloadOptions options = options_for();
-  options.gradient = DType::kF16;
-  EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("say gradients=bf16")));
 }
 
 }  // namespace

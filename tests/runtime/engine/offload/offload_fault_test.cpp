@@ -24,19 +24,40 @@ using testing::ThrowsMessage;
 
 const std::vector<TensorSpec> kModel{{"embedding", {50, 123}, DType::kBF16},
                                      {"norm", {64}, DType::kF32},
-                                     {"query", {64, 64}, DType::kBF16},
+                                     {"query", {64, 96}, DType::kBF16},
                                      {"head", {7, 301}, DType::kBF16}};
 constexpr std::int64_t kSteps = 4;
-constexpr int kBatches = 2;
+
+// When updates are made, and where gradients are until then.
+struct Way {
+  std::string name;
+  int batches = 2;
+  UpdatePolicy policy = UpdatePolicy::kSpill;
+  double max_norm = 0;
+  bool compressed = false;  // "query", whose core stays on the device.
+
+  std::vector<TensorSpec> model() const {
+    std::vector<TensorSpec> specs = kModel;
+    specs[2].compressed = compressed;
+    return specs;
+  }
+  OffloadOptions options() const {
+    OffloadOptions options = small_chunk_options();
+    options.gate.promised_backwards = batches;
+    options.gate.max_norm = max_norm;
+    options.policy = policy;
+    options.park_bytes = 10000;
+    options.cores.codec.name = "block_random";
+    options.cores.spill = CoreSpill::kCore;
+    return options;
+  }
+};
 
 // A drive that outlives the engines that use it, and fails as told.
 class FailingDrive {
  public:
-  OffloadOptions options(PowerCutIo::Options cut = {}) {
-    OffloadOptions options(DeviceId::host());
-    options.lanes.limits.fill(Budget::kUnlimited);
-    options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
-    options.gate.promised_backwards = promised;
+  OffloadOptions options(const Way& way, PowerCutIo::Options cut = {}) {
+    OffloadOptions options = way.options();
     options.store.opener = [this, cut](Budget& budget, const Contents& contents,
                                        std::span<std::byte>) {
       const Layout layout = new_layout(contents, {1});
@@ -60,57 +81,67 @@ class FailingDrive {
   PowerCutIo::Medium& bytes() { return *medium_; }
   PowerCutIo* power = nullptr;  // Of the engine that was made last.
   FaultIo* faults = nullptr;
-  int promised = kBatches;
 
  private:
   std::shared_ptr<PowerCutIo::Medium> medium_;
 };
 
 // Steps from where the engine is to the last one; whatever it was resumed from.
-void run_to_the_end(OffloadEngine& engine, OffloadModel& model) {
+void run_to_the_end(OffloadEngine& engine, OffloadModel& model, int batches) {
   while (engine.committed_steps() < kSteps) {
-    run_step(engine, model, engine.committed_steps() + 1, kBatches);
+    run_step(engine, model, engine.committed_steps() + 1, batches);
   }
   engine.close();
 }
 
-class OffloadFaultTest : public testing::Test {
+class OffloadFaultTest : public testing::TestWithParam<Way> {
  protected:
-  OffloadFaultTest() : reference(OffloadModel(kModel, 3)) {
-    for (std::int64_t step = 1; step <= kSteps; ++step) {
-      reference.step(step, kBatches, kStepFactor);
-    }
-    OffloadEngine engine(drive.options(), kModel);
+  OffloadFaultTest() {
+    expected.begin(expected_model.tensors());
+    run_to_the_end(expected, expected_model, batches);
+    OffloadEngine engine(drive.options(way), specs);
     engine.begin(model.tensors());
-    run_step(engine, model, 1, kBatches);
+    run_step(engine, model, 1, batches);
     engine.close();
   }
 
   // What another process finds.
   void expect_resumes_at(std::int64_t least, std::int64_t most) {
-    OffloadModel again(kModel, 4);
-    OffloadEngine engine(drive.options(), kModel);
+    OffloadModel again(specs, 4);
+    OffloadEngine engine(drive.options(way), specs);
     engine.resume(again.tensors());
     EXPECT_GE(engine.committed_steps(), least);
     EXPECT_LE(engine.committed_steps(), most);
-    run_to_the_end(engine, again);
-    EXPECT_EQ(reference.difference(again), "");
-    EXPECT_EQ(reference.state_difference(engine), "");
+    run_to_the_end(engine, again, batches);
+    EXPECT_EQ(difference(again, expected_model), "");
+    EXPECT_EQ(state_difference(engine, expected), "");
   }
 
+  const Way way = GetParam();
+  const int batches = way.batches;
+  const std::vector<TensorSpec> specs = way.model();
   FailingDrive drive;
-  OffloadModel model{kModel, 3};
-  OffloadReference reference;
+  OffloadModel model{specs, 3}, expected_model{specs, 3};
+  OffloadEngine expected{way.options(), specs};  // In memory, and nothing happens to it.
 };
 
-TEST_F(OffloadFaultTest, AReadThatFailsEndsTheRunAtTheLastStep) {
+INSTANTIATE_TEST_SUITE_P(
+    Ways, OffloadFaultTest,
+    testing::Values(Way{"Spill"}, Way{"Cores", 2, UpdatePolicy::kSpill, 0.5, true},
+                    Way{"Speculative", 1, UpdatePolicy::kSpeculative},
+                    Way{"SpeculativeNotClipped", 1, UpdatePolicy::kSpeculative, 1e6, true},
+                    Way{"SpeculativeClipped", 1, UpdatePolicy::kSpeculative, 0.5, true},
+                    Way{"SpeculativeCores", 2, UpdatePolicy::kSpeculative, 0, true}),
+    [](const auto& tested) { return tested.param.name; });
+
+TEST_P(OffloadFaultTest, AReadThatFailsEndsTheRunAtTheLastStep) {
   {
-    OffloadEngine engine(drive.options(), kModel);
+    OffloadEngine engine(drive.options(way), specs);
     engine.resume(model.tensors());
     drive.faults->fail(IoKind::kRead, FaultIo::kAlways, EIO);
     EXPECT_THAT(
         [&] {
-          run_step(engine, model, 2, kBatches);
+          run_step(engine, model, 2, batches);
           engine.synchronize();
         },
         ThrowsMessage<IoError>(AllOf(HasSubstr("fetch"), HasSubstr("chunk"))));
@@ -120,25 +151,25 @@ TEST_F(OffloadFaultTest, AReadThatFailsEndsTheRunAtTheLastStep) {
   expect_resumes_at(1, 1);
 }
 
-TEST_F(OffloadFaultTest, AWriteThatFailsGoesElsewhereAndTheRunGoesOn) {
-  OffloadEngine engine(drive.options(), kModel);
+TEST_P(OffloadFaultTest, AWriteThatFailsGoesElsewhereAndTheRunGoesOn) {
+  OffloadEngine engine(drive.options(way), specs);
   engine.resume(model.tensors());
   const std::uint64_t done = drive.faults->submitted(IoKind::kWrite);
   drive.faults->fail(IoKind::kWrite, {done + 2, 1}, EIO);
   drive.faults->fail(IoKind::kWrite, {done + 12, 1}, EIO);
-  run_to_the_end(engine, model);
-  EXPECT_EQ(reference.difference(model), "");
+  run_to_the_end(engine, model, batches);
+  EXPECT_EQ(difference(model, expected_model), "");
   EXPECT_GE(engine.store().relocated(), 2U);
 }
 
-TEST_F(OffloadFaultTest, AFullDriveEndsTheRunAtTheLastStep) {
+TEST_P(OffloadFaultTest, AFullDriveEndsTheRunAtTheLastStep) {
   {
-    OffloadEngine engine(drive.options(), kModel);
+    OffloadEngine engine(drive.options(way), specs);
     engine.resume(model.tensors());
     drive.faults->fail(IoKind::kWrite, FaultIo::kAlways, ENOSPC);
     EXPECT_THROW(
         {
-          run_step(engine, model, 2, kBatches);
+          run_step(engine, model, 2, batches);
           engine.synchronize();
         },
         Error);
@@ -147,11 +178,11 @@ TEST_F(OffloadFaultTest, AFullDriveEndsTheRunAtTheLastStep) {
   expect_resumes_at(1, 1);
 }
 
-TEST_F(OffloadFaultTest, AFlushThatFailsCommitsNothing) {
+TEST_P(OffloadFaultTest, AFlushThatFailsCommitsNothing) {
   {
-    OffloadEngine engine(drive.options(), kModel);
+    OffloadEngine engine(drive.options(way), specs);
     engine.resume(model.tensors());
-    run_step(engine, model, 2, kBatches);
+    run_step(engine, model, 2, batches);
     drive.faults->fail_flush(FaultIo::kAlways, EIO);
     EXPECT_THROW(engine.commit(), IoError);
     EXPECT_THROW(engine.commit(), Error);
@@ -160,8 +191,8 @@ TEST_F(OffloadFaultTest, AFlushThatFailsCommitsNothing) {
   expect_resumes_at(1, 2);
 }
 
-TEST_F(OffloadFaultTest, ABitThatFlippedAtRestIsFoundByTheStepThatReadsIt) {
-  OffloadEngine engine(drive.options(), kModel);
+TEST_P(OffloadFaultTest, ABitThatFlippedAtRestIsFoundByTheStepThatReadsIt) {
+  OffloadEngine engine(drive.options(way), specs);
   engine.resume(model.tensors());
   engine.close();
   const Region& region = engine.store().layout().regions[StateStream::kStateRegion];
@@ -169,48 +200,72 @@ TEST_F(OffloadFaultTest, ABitThatFlippedAtRestIsFoundByTheStepThatReadsIt) {
       [&] {
         FailingDrive& damaged = drive;
         for (const auto& slot : region.base) damaged.bytes()[slot[0] + 5] ^= std::byte{4};
-        OffloadEngine again(damaged.options(), kModel);
-        OffloadModel other(kModel, 5);
+        OffloadEngine again(damaged.options(way), specs);
+        OffloadModel other(specs, 5);
         again.resume(other.tensors());
       },
       ThrowsMessage<Corrupt>(AllOf(HasSubstr("chunk 0"), HasSubstr("checksum"))));
 }
 
-TEST_F(OffloadFaultTest, MoreMicroBatchesThanTheDriveHasRoomForAreRefusedAndNothingIsLost) {
-  drive.promised = kBatches;
-  OffloadEngine engine(drive.options(), kModel);
+TEST_P(OffloadFaultTest, MoreMicroBatchesThanTheDriveHasRoomForAreRefusedAndNothingIsLost) {
+  OffloadEngine engine(drive.options(way), specs);
   engine.resume(model.tensors());
-  for (int batch = 0; batch < kBatches; ++batch) {
+  engine.expect(request_of(model).hyper, kStepFactor);
+  for (int batch = 0; batch < batches; ++batch) {
     OffloadGradients gradients(model, 2, batch);
     for (int t = 0; t < model.size(); ++t) gradients.add_to(engine, t);
     engine.end_backward();
   }
   drive.faults->fail_grow(ENOSPC);
-  OffloadGradients one_more(model, 2, kBatches);
-  EXPECT_THROW(one_more.add_to(engine, 0), IoError);
+  OffloadGradients one_more(model, 2, batches);
+  // Or a step that promised one backward, and keeps no gradient, does not take a second.
+  EXPECT_THROW(one_more.add_to(engine, 0), Error);
   EXPECT_FALSE(engine.step(request_of(model)).skipped);  // With the gradients that there are.
-  run_to_the_end(engine, model);
-  EXPECT_EQ(reference.difference(model), "");
+  run_to_the_end(engine, model, batches);
+  EXPECT_EQ(difference(model, expected_model), "");
 }
 
-TEST_F(OffloadFaultTest, APowerCutAtAnyMomentEndsAtAWholeStepWithTheSameBits) {
+// A drive that says that it has flushed, and has not, may lose a commit, but never half of one.
+TEST_P(OffloadFaultTest, AFlushThatIsALieEndsAtAWholeStepOrIsFound) {
+  const PowerCutIo::Medium start = drive.bytes();
+  for (std::uint64_t lies_at = 1; lies_at <= 2 * kSteps; ++lies_at) {
+    drive.bytes() = start;
+    OffloadModel cut(specs, 6);
+    {
+      OffloadEngine engine(drive.options(way, {.seed = lies_at, .lies_at = lies_at}), specs);
+      engine.resume(cut.tensors());
+      run_step(engine, cut, 2, batches);
+      run_step(engine, cut, 3, batches);
+      engine.leave_uncommitted();
+      engine.close();
+    }
+    SCOPED_TRACE(lies_at);
+    try {
+      expect_resumes_at(1, kSteps);
+    } catch (const Corrupt&) {
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(OffloadFaultTest, APowerCutAtAnyMomentEndsAtAWholeStepWithTheSameBits) {
   const PowerCutIo::Medium start = drive.bytes();
   std::uint64_t operations = 0;
   {
-    OffloadEngine engine(drive.options(), kModel);
+    OffloadEngine engine(drive.options(way), specs);
     engine.resume(model.tensors());
-    run_to_the_end(engine, model);
+    run_to_the_end(engine, model, batches);
     operations = drive.power->operations();
   }
   const char* const every = std::getenv("SLUICEWAY_POWER_CUTS");
   const std::uint64_t stride = every == nullptr ? std::max<std::uint64_t>(1, operations / 40) : 1;
   for (std::uint64_t dies_at = 1; dies_at <= operations; dies_at += stride) {
     drive.bytes() = start;
-    OffloadModel cut(kModel, 6);
+    OffloadModel cut(specs, 6);
     try {
-      OffloadEngine engine(drive.options({.seed = dies_at, .dies_at = dies_at}), kModel);
+      OffloadEngine engine(drive.options(way, {.seed = dies_at, .dies_at = dies_at}), specs);
       engine.resume(cut.tensors());
-      run_to_the_end(engine, cut);
+      run_to_the_end(engine, cut, batches);
     } catch (const Error&) {
     }
     SCOPED_TRACE(dies_at);

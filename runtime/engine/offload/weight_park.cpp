@@ -1,0 +1,59 @@
+#include "runtime/engine/offload/weight_park.h"
+
+#include <algorithm>
+
+#include "runtime/device/device_memory.h"
+
+namespace sluiceway {
+namespace {
+
+constexpr std::size_t kAlignment = 64;  // Of each piece: a cache line.
+
+std::size_t bytes_of(const ChunkPiece& piece, std::span<const DType> weights) {
+  return static_cast<std::size_t>(piece.elems) *
+         size_bytes(weights[static_cast<std::size_t>(piece.tensor)]);
+}
+
+struct Taken {
+  std::size_t bytes = 0, chunks = 0;
+};
+
+Taken what_fits(const ChunkPlan& plan, std::span<const DType> weights, std::uint64_t room) {
+  Taken taken;
+  for (const PlannedChunk& chunk : plan.chunks()) {
+    std::size_t needed = 0;
+    for (const ChunkPiece& piece : chunk.pieces) {
+      needed += round_up(bytes_of(piece, weights), kAlignment);
+    }
+    if (taken.bytes + needed > room) break;
+    taken.bytes += needed;
+    ++taken.chunks;
+  }
+  return taken;
+}
+
+}  // namespace
+
+std::uint64_t WeightPark::bytes(const ChunkPlan& plan, std::span<const DType> weights,
+                                std::uint64_t room) {
+  return what_fits(plan, weights, room).bytes;
+}
+
+WeightPark::WeightPark(Budget& budget, const ChunkPlan& plan, std::span<const DType> weights,
+                       std::uint64_t most)
+    : pieces_(plan.chunks().size()) {
+  const std::uint64_t left = budget.limit(Tier::kHost) - budget.used(Tier::kHost);
+  const Taken taken = what_fits(plan, weights, std::min(most, left));
+  if (taken.bytes == 0) return;
+  memory_ =
+      Buffer(budget, Tier::kHost, DeviceId::host(), taken.bytes, "weights that wait", Fill::kNone);
+  std::span<std::byte> rest = memory_.as<std::byte>();
+  for (std::size_t c = 0; c < taken.chunks; ++c) {
+    for (const ChunkPiece& piece : plan.chunks()[c].pieces) {
+      pieces_[c].push_back(rest.first(bytes_of(piece, weights)));
+      rest = rest.subspan(round_up(bytes_of(piece, weights), kAlignment));
+    }
+  }
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,41 @@
+// Weights that the host has made and the device may not have yet, in host memory.
+//
+// The same chunks have room in every step: the first ones of the forward, as many as fit.
+//
+// Ownership: one buffer of tier kHost, reserved at construction: at most `most` bytes, and no more
+//            than the budget has left.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/memory/buffer.h"
+
+namespace sluiceway {
+
+class WeightPark {
+ public:
+  // `weights`: types of the tensors, in order.
+  WeightPark(Budget& budget, const ChunkPlan& plan, std::span<const DType> weights,
+             std::uint64_t most);
+
+  // Of the buffer, where so much of it and the budget is to be had.
+  static std::uint64_t bytes(const ChunkPlan& plan, std::span<const DType> weights,
+                             std::uint64_t room);
+
+  bool has_room(int chunk) const { return !pieces_.at(static_cast<std::size_t>(chunk)).empty(); }
+  // Of piece `piece` of a chunk that has room.
+  std::span<std::byte> of(int chunk, std::size_t piece) const {
+    return pieces_.at(static_cast<std::size_t>(chunk)).at(piece);
+  }
+
+ private:
+  Buffer memory_;
+  std::vector<std::vector<std::span<std::byte>>> pieces_;  // By chunk; empty: no room.
+};
+
+}  // namespace sluiceway
