@@ -171,6 +171,7 @@ py::typing::Dict<py::str, py::int_> footprint(
   py::typing::Dict<py::str, py::int_> result;
   result["pinned_bytes"] = found.pinned_bytes;
   result["store_bytes"] = found.store_bytes;
+  result["table_bytes"] = found.table_bytes;
   result["stored_elems"] = found.stored_elems;
   result["core_weights"] = found.cores.weights;
   result["core_elems"] = found.cores.elems;
@@ -179,6 +180,7 @@ py::typing::Dict<py::str, py::int_> footprint(
   result["core_host_bytes"] = found.cores.host_bytes;
   result["core_d2h_bytes"] = found.cores.d2h_bytes;
   result["parked_bytes"] = found.parked_bytes;
+  result["reread_elems"] = found.reread_elems;
   return result;
 }
 

@@ -372,9 +372,10 @@ class CoreOptions:
         seed: typing.SupportsInt,
         wire: str,
         redraw: typing.SupportsInt,
+        spill: str,
     ) -> None:
         """
-        redraw: steps between new projectors, 0 for never.
+        redraw: steps between new projectors, 0 for never; spill: gradient or core, what waits for the update.
         """
 
 class OffloadEngineOptions:
@@ -398,11 +399,13 @@ class OffloadEngineOptions:
         gradients: str,
         cores: CoreOptions,
         chunk_elems: typing.SupportsInt,
+        policy: str,
+        redo: bool,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory.
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. redo: a speculative step keeps its gradients, so that it can be made again.
         """
 
 class OffloadEngine:
@@ -435,6 +438,16 @@ class OffloadEngine:
     def end_backward(self, norm: bool) -> tuple[float, bool]:
         """
         norm: of a sum of several backwards, which are read for it.
+        """
+    def expect(
+        self,
+        hyper: collections.abc.Sequence[
+            typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(5)"]
+        ],
+        factor: typing.SupportsFloat,
+    ) -> None:
+        """
+        With what the next step will be made, where the policy is speculative.
         """
     def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
         """
@@ -630,9 +643,11 @@ def offload_footprint(
     slots: typing.SupportsInt,
     pinned_limit: typing.SupportsInt | None,
     cores: CoreOptions,
+    policy: str,
+    park_room: typing.SupportsInt,
 ) -> dict[str, int]:
     """
-    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: of every state, 2, or 3 with a pin.
+    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: of every state, 2, or 3 with a pin; park_room: host bytes that are left for weights that wait for the decision of a speculative step.
     """
 
 def open_store(

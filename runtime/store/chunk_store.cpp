@@ -4,6 +4,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/checksum.h"
+#include "runtime/store/new_layout.h"
 #include "runtime/store/place_bytes.h"
 #include "runtime/store/store_requests.h"
 
@@ -15,14 +16,18 @@ std::exception_ptr exception_of(const IoError* error) {
 }
 
 }  // namespace
-// Memory of the tables: live, pinned and staged entries of each chunk, and where each lies.
+
+std::uint64_t ChunkStore::table_bytes(const Layout& layout) noexcept {
+  constexpr std::uint64_t kPlaces = 16;  // Where each chunk lies; entries: live, pinned, staged.
+  return committed_chunks(layout) * (4 * sizeof(Extent) + kPlaces);
+}
+
 ChunkStore::ChunkStore(Budget& budget, Drives drives, Superblock superblock, Layout layout,
                        std::vector<Extent> live, std::optional<std::vector<Extent>> pinned)
     : drives_(std::move(drives)),
       superblock_(std::move(superblock)),
       layout_(std::move(layout)),
-      tables_(budget.reserve(Tier::kHost, live.size() * (4 * sizeof(Extent) + 16),
-                             "tables of the store")),
+      tables_(budget.reserve(Tier::kHost, table_bytes(layout_), "tables of the store")),
       requests_(std::make_unique<Requests>(ChunkMap(layout_, std::move(live), std::move(pinned)))) {
 }
 

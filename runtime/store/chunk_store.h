@@ -65,6 +65,9 @@ class ChunkStore {
   // stores, or in the wrong order.
   static std::unique_ptr<ChunkStore> open(Budget& budget, Drives drives);
 
+  // Host memory that the tables of a store take while it is open.
+  static std::uint64_t table_bytes(const Layout& layout) noexcept;
+
   // Whether a file or device begins as a drive of a store does. IoError: it cannot be read.
   static bool is_drive(const std::string& path);
 

@@ -7,7 +7,7 @@ import sluiceway as sw
 import torch
 from offload_models import SLOW, error_of, loss_of, offload, run, words
 from sluiceway import _core
-from sluiceway.optim.offload.cores import core_groups, core_lines
+from sluiceway.optim.offload.cores import core_groups, core_lines, core_options
 from small_models import make, same_bits, weights_of
 
 TARGET = ["up.weight", "down.weight"]  # Both 64 x 160, in chunks of their own.
@@ -245,11 +245,9 @@ def test_bytes_are_those_that_were_planned():
     with offload(model, link=SLOW, **CODEC) as opt:
         core = {one["name"]: one["core_rows"] * one["core_cols"] for one in opt.describe()}
         assert core["up.weight"] == 80 * 32
-        cores = _core.CoreOptions(
-            codec="block_random", ratio=0.5, d=0, nnz=4, block=32, seed=0, wire="bf16", redraw=0
-        )
+        cores = core_options(opt.options, 0)
         specs = [_core.TensorSpec(w.name, w.parameter, not w.identity) for w in opt.weights]
-        found = _core.offload_footprint(specs, "fp32", 4096, 1, 2, None, cores)
+        found = _core.offload_footprint(specs, "fp32", 4096, 1, 2, None, cores, "spill", 0)
         run(model, opt, 2)
         assert found["core_weights"] == 2
         assert found["core_d2h_bytes"] == CORE_BYTES

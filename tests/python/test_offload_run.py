@@ -120,7 +120,6 @@ def test_norms_that_nobody_needs_are_not_read_back(
 @pytest.mark.parametrize(
     ("override", "say"),
     [
-        ("engine.policy=speculative", "policy: speculative is not in this version"),
         ("engine.codec=svd", "codec: svd is not in this version of the engine offload"),
         ("store.path=x", "store.path is x, but engine.tier is host"),
         ("engine.policy=spil", "engine.policy is 'spil', expected 'auto', 'spill' or"),

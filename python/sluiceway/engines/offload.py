@@ -43,6 +43,7 @@ class Offload(GradientEngine):
             **{name: getattr(store, name) for name in StoreOptions.model_fields},
             "gradients": resolve_gradients(engine.gradients, model, self.placement.autocast_dtype),
             "_exact_norm": False,
+            "_redo": self.placement.autocast == "fp16",  # The scale of the loss may change.
         }
         return OffloadAdamW(model, **arguments)
 

@@ -13,13 +13,19 @@ from sluiceway.config.values import Link
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
+from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.whole_weights import select_whole
-from sluiceway.optim.offload.arguments import chunk_elements, resolve_gradients
+from sluiceway.optim.offload.arguments import (
+    chunk_elements,
+    resolve_gradients,
+    resolve_policy,
+)
 from sluiceway.optim.offload.cores import core_options, target_of, tensor_specs
 from sluiceway.optim.tier_limits import tier_limits
 
 _STATE_BYTES = 12  # Of an element: two moments and the master, read and written in a step.
 _ADAM_BYTES = 28  # Read and written per element in memory: gradient, moments, master, weight.
+_MASTER_BYTES = 4  # Of an element that is read again after a speculative step.
 _WAITING_BYTES = 256 << 20  # Most that gradients take on the device until they have left it.
 
 
@@ -37,21 +43,13 @@ class OffloadPlan(DevicePlan):
         self._weight_bytes = sum(w.parameter.nbytes for w in weights)
         autocast = choose_placement(config).autocast_dtype
         gradients = resolve_gradients(engine.gradients, model, autocast)
+        self._may_redo = autocast == torch.float16 or config.train.max_norm is not None
         self._gradient_bytes = DTYPES[gradients].itemsize
         self.freed = frozenset(w.name for w in weights)
         self._on_disk = engine.tier == "disk"
+        self._speculates = resolve_policy(engine) == "speculative"
         cores = core_options(engine, config.train.seed)
-        _, _, pinned, _ = tier_limits(config.budget)
-        self._footprint = _core.offload_footprint(
-            tensor_specs(weights),
-            gradients,
-            chunk_elements("store", config.store.chunk),
-            config.train.accumulate,
-            # A save that training goes on after is kept beside the last step.
-            3 if self._on_disk and config.train.save_every else 2,
-            pinned,
-            cores,
-        )
+        self._footprint = self._footprint_of(weights, gradients, cores)
         where = "on disk" if self._on_disk else "in host memory"
         self.figures = {
             "codec": engine.codec,
@@ -65,9 +63,34 @@ class OffloadPlan(DevicePlan):
             self._codec_seconds = self._footprint["core_elems"] * each
             self.figures["codec_seconds"] = self._codec_seconds
 
+    def _footprint_of(
+        self, weights: list[CompressedWeight], gradients: str, cores: _core.CoreOptions
+    ) -> dict[str, int]:
+        config = self._config
+        _, host, pinned, _ = tier_limits(config.budget)
+        described = (
+            tensor_specs(weights),
+            gradients,
+            chunk_elements("store", config.store.chunk),
+            config.train.accumulate,
+            # A save that training goes on after is kept beside the last step.
+            3 if self._on_disk and config.train.save_every else 2,
+            pinned,
+            cores,
+            resolve_policy(config.engine),
+        )
+        bare = _core.offload_footprint(*described, 0)
+        return _core.offload_footprint(*described, max(0, host - self._host_bytes_of(bare)))
+
     @property
     def _backwards(self) -> int:
         return self._config.train.accumulate
+
+    def _host_bytes_of(self, footprint: dict[str, int]) -> int:
+        """Tables, cores that have arrived, weights that wait, and the store if it is in memory."""
+        store = 0 if self._on_disk else footprint["store_bytes"]
+        names = ("table_bytes", "core_host_bytes", "parked_bytes")
+        return store + sum(footprint[name] for name in names)
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """The ring, cores, and the store where it is."""
@@ -75,7 +98,7 @@ class OffloadPlan(DevicePlan):
         waiting = min(_WAITING_BYTES, self._whole_bytes)
         tiers = {
             "device": rehearsal.peak_bytes + waiting + self._footprint["core_device_bytes"],
-            "host": self._footprint["core_host_bytes"] + (0 if self._on_disk else store),
+            "host": self._host_bytes_of(self._footprint),
             "pinned": self._footprint["pinned_bytes"],
         }
         return tiers | ({"disk": store} if self._on_disk else {})
@@ -94,12 +117,15 @@ class OffloadPlan(DevicePlan):
     @property
     def _core_extents(self) -> int:
         """Bytes that a step's gradients take on disk, where they crossed as cores."""
+        if self._speculates or self._config.engine.spill == "core":
+            return 0
         return self._gradient_bytes * self._footprint["core_stored_elems"]
 
     def links(self) -> dict[str, int]:
         """Gradients out, weights back; on disk the states both ways, and gradients.
 
-        Cores, and what becomes of them, count once a step, all else with every backward.
+        Cores, and what becomes of them, count once a step, all else with every backward. Of a
+        speculative step that is not made again.
         """
         states = _STATE_BYTES * self._footprint["stored_elems"]
         links = {
@@ -110,10 +136,14 @@ class OffloadPlan(DevicePlan):
             return links
         # The norm of several backwards is that of their sum, for which they are read once more.
         reads = 2 if self._backwards > 1 and self._config.train.max_norm is not None else 1
+        writes = 1
+        if self._speculates and self._backwards == 1:
+            reads, writes = 0, int(self._may_redo)
         whole = self._backwards * self._whole_extents
+        reread = _MASTER_BYTES * self._footprint["reread_elems"]
         return links | {
-            "disk_read": states + reads * whole + self._core_extents,
-            "disk_written": states + whole + self._core_extents,
+            "disk_read": states + reads * whole + self._core_extents + reread,
+            "disk_written": states + writes * whole + self._core_extents,
         }
 
     def slow_codec(self, disk_gbps: float | None) -> str | None:
@@ -164,9 +194,12 @@ class OffloadPlan(DevicePlan):
             "h2d_s": back,
             "apply_s": 0.0,
         }
-        # Payloads wait for the norm of all of them.
-        order = self._config.schedule.order
-        last = _core.predict_step(order=order, norm_barrier=True, **self._dealt(parts))
+        # Payloads wait for the norm of all of them, where they do not begin without.
+        last = _core.predict_step(
+            order=self._config.schedule.order,
+            norm_barrier=not self._speculates,
+            **self._dealt(parts),
+        )
         return (self._backwards - 1) * max(forward + backward, out) + last
 
     def _dealt(self, parts: dict[str, float]) -> dict[str, list[float]]:

@@ -65,6 +65,9 @@ CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPla
     }
   }
   sum.device_bytes += sum.scratch_elems * sizeof(float);
+  if (policy == UpdatePolicy::kSpill && options.spill == CoreSpill::kCore) {
+    sum.d2h_bytes *= 2;  // To be scanned, and for the update.
+  }
   const std::uint64_t lanes = may_feed(options, policy) ? 2 : 1;  // That decompress.
   sum.host_bytes = lanes * (sum.core_elems + sum.range_elems) * sizeof(float);
   return sum;

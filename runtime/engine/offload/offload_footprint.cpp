@@ -8,6 +8,7 @@
 #include "runtime/device/host_pages.h"
 #include "runtime/engine/offload/gradient_spill.h"
 #include "runtime/engine/offload/weight_park.h"
+#include "runtime/store/chunk_store.h"
 #include "runtime/store/new_layout.h"
 
 namespace sluiceway {
@@ -59,11 +60,25 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gr
   const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy);
   const Layout layout =
       state_layout(plan, gradient, slots, static_cast<std::uint32_t>(micro_batches));
+  const bool early = policy == UpdatePolicy::kSpeculative;
+  const WeightPark::Fit parked = WeightPark::fit(plan, dtypes, early ? park_room : 0);
+  std::int64_t reread = 0;
+  for (std::size_t c = parked.chunks; early && c < plan.chunks().size(); ++c) {
+    const int tensor = plan.chunks()[c].pieces.front().tensor;
+    const bool is_whole_once = micro_batches == 1;
+    if (is_whole_once || crosses_as_core(tensors[static_cast<std::size_t>(tensor)], tensor, plan)) {
+      reread += plan.chunks()[c].stored_elems;
+    }
+  }
   const std::size_t ring = offload_ring_bytes(plan, {gradient, dtypes}, micro_batches, pinned_limit,
                                               compressed.landing_bytes);
   return {ring + GradientSpill::shared_bytes(plan, gradient) + compressed.landing_bytes,
-          layout.drives.front().bytes, plan.stored_elems(), compressed,
-          WeightPark::bytes(plan, dtypes, park_room)};
+          layout.drives.front().bytes,
+          ChunkStore::table_bytes(layout),
+          plan.stored_elems(),
+          compressed,
+          parked.bytes,
+          reread};
 }
 
 }  // namespace sluiceway

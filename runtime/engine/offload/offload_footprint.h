@@ -30,12 +30,14 @@ Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
 struct OffloadFootprint {
   std::uint64_t pinned_bytes = 0;  // Ring, gradients of small tensors, and what cores arrive in.
   std::uint64_t store_bytes = 0;   // Of the drive, or of host memory in its place.
+  std::uint64_t table_bytes = 0;   // Host memory of the tables of the store.
   std::int64_t stored_elems = 0;   // Of each stream: what a step reads and writes.
   CoreFootprint cores;
   std::uint64_t parked_bytes = 0;  // Host memory of weights that wait for the decision of a step.
+  std::int64_t reread_elems = 0;   // Of masters that are read after it for want of such memory.
 };
 
-// `slots`: of every state; `park_room`: most that WeightPark may take.
+// `slots`: of every state; `park_room`: most that weights may take that wait.
 OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gradient,
                                    std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
                                    std::uint64_t pinned_limit, const CoreOptions& cores,

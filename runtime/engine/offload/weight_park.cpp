@@ -14,14 +14,13 @@ std::size_t bytes_of(const ChunkPiece& piece, std::span<const DType> weights) {
          size_bytes(weights[static_cast<std::size_t>(piece.tensor)]);
 }
 
-struct Taken {
-  std::size_t bytes = 0, chunks = 0;
-};
+}  // namespace
 
-Taken what_fits(const ChunkPlan& plan, std::span<const DType> weights, std::uint64_t room) {
-  Taken taken;
+WeightPark::Fit WeightPark::fit(const ChunkPlan& plan, std::span<const DType> weights,
+                                std::uint64_t room) {
+  Fit taken;
   for (const PlannedChunk& chunk : plan.chunks()) {
-    std::size_t needed = 0;
+    std::uint64_t needed = 0;
     for (const ChunkPiece& piece : chunk.pieces) {
       needed += round_up(bytes_of(piece, weights), kAlignment);
     }
@@ -32,18 +31,11 @@ Taken what_fits(const ChunkPlan& plan, std::span<const DType> weights, std::uint
   return taken;
 }
 
-}  // namespace
-
-std::uint64_t WeightPark::bytes(const ChunkPlan& plan, std::span<const DType> weights,
-                                std::uint64_t room) {
-  return what_fits(plan, weights, room).bytes;
-}
-
 WeightPark::WeightPark(Budget& budget, const ChunkPlan& plan, std::span<const DType> weights,
                        std::uint64_t most)
     : pieces_(plan.chunks().size()) {
   const std::uint64_t left = budget.limit(Tier::kHost) - budget.used(Tier::kHost);
-  const Taken taken = what_fits(plan, weights, std::min(most, left));
+  const Fit taken = fit(plan, weights, std::min(most, left));
   if (taken.bytes == 0) return;
   memory_ =
       Buffer(budget, Tier::kHost, DeviceId::host(), taken.bytes, "weights that wait", Fill::kNone);

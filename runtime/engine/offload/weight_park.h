@@ -23,9 +23,12 @@ class WeightPark {
   WeightPark(Budget& budget, const ChunkPlan& plan, std::span<const DType> weights,
              std::uint64_t most);
 
-  // Of the buffer, where so much of it and the budget is to be had.
-  static std::uint64_t bytes(const ChunkPlan& plan, std::span<const DType> weights,
-                             std::uint64_t room);
+  struct Fit {
+    std::uint64_t bytes = 0;
+    std::size_t chunks = 0;  // The first ones of the plan.
+  };
+  // What has room in so many bytes.
+  static Fit fit(const ChunkPlan& plan, std::span<const DType> weights, std::uint64_t room);
 
   bool has_room(int chunk) const { return !pieces_.at(static_cast<std::size_t>(chunk)).empty(); }
   // Of piece `piece` of a chunk that has room.

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # What this version has of the values that are spelled right.
 _HERE = {
-    "policy": ("auto", "spill"),
     "weights": ("resident",),
     "state_codec": ("fp32",),
 }
@@ -33,8 +32,11 @@ class _StateOptions(Options):
     )
     policy: Literal["auto", "spill", "speculative"] = option(
         "auto",
-        "spill writes gradients to the store, and updates with the norm of all of them known; "
-        "speculative will update while they come. auto is spill.",
+        "spill writes gradients to the store, and updates when the step is decided. speculative "
+        "updates during the backward, where `accumulate` says which is the last, beside the last "
+        "step, and step() keeps that or drops it: no gradient is on disk, but with `max_norm` or "
+        "whoever else may scale it, for a step that was clipped is made again. New weights wait in "
+        "what `budget` has of host memory. The bits are the same. auto is spill.",
     )
     gradients: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
@@ -80,6 +82,13 @@ class OffloadOptions(CodecOptions, _StateOptions):
     wire: Literal["bf16", "fp32"] = option(
         "bf16", "The format in which cores cross the link.", to=["weight"], in_state=True
     )
+    spill: Literal["gradient", "core"] = option(
+        "gradient",
+        "What of a compressed gradient waits for its update: the decompressed one, on disk, or the "
+        "core, on the device, which crosses and is decompressed once more by the update. The bits "
+        "are the same. A speculative update needs neither.",
+        to=["weight"],
+    )
     redraw: Natural = option(
         0,
         "Steps between new projectors, drawn from the seed and the count of steps; 0: never, which "
@@ -98,7 +107,7 @@ class OffloadOptions(CodecOptions, _StateOptions):
             )
         return codec
 
-    @field_validator("ratio", "d", "nnz", "block", "wire", "target", "redraw")
+    @field_validator("ratio", "d", "nnz", "block", "wire", "target", "spill", "redraw")
     @classmethod
     def _is_of_the_codec(cls, value: Any, field: ValidationInfo) -> Any:
         codec, default = field.data.get("codec"), cls.model_fields[field.field_name].default

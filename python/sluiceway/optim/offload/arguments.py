@@ -31,6 +31,9 @@ class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
     # The norm of several backwards is read back for whoever asks the sentinel; a run knows that
     # nobody does.
     exact_norm: bool = option(True, "", alias="_exact_norm")
+    # Whether a speculative step keeps its gradients where nobody clips inside step(): others may
+    # scale them, or change the learning rate behind the backward.
+    redo: bool = option(True, "", alias="_redo")
 
 
 def resolve_gradients(choice: str, model: nn.Module, autocast: torch.dtype | None = None) -> str:
@@ -50,6 +53,11 @@ def resolve_gradients(choice: str, model: nn.Module, autocast: torch.dtype | Non
     trained = (p.dtype for p in model.parameters() if p.requires_grad and p.dtype in _NAMES)
     narrow = [dtype for dtype in trained if dtype.itemsize == 2]
     return _NAMES[narrow[0] if narrow else autocast or torch.float32]
+
+
+def resolve_policy(options: OffloadOptions) -> str:
+    """What "auto" stands for."""
+    return "spill" if options.policy == "auto" else options.policy
 
 
 def chunk_elements(owner: str, chunk: int) -> int:
@@ -84,6 +92,8 @@ def open_engine(
         "gradients": resolve_gradients(options.gradients, model),
         "cores": core_options(options, options.seed),
         "chunk_elems": chunk_elements(owner, options.chunk),
+        "policy": resolve_policy(options),
+        "redo": options.redo,
         "device_cpu": pin[0],
         "lane_cpu": pin[1],
     }

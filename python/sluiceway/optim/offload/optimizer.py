@@ -17,7 +17,7 @@ from sluiceway.model.targets import Selection
 from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.documented import takes
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
-from sluiceway.optim.offload.arguments import OffloadArguments, open_engine
+from sluiceway.optim.offload.arguments import OffloadArguments, open_engine, resolve_policy
 from sluiceway.optim.offload.cores import core_settings, target_of, whole_groups
 from sluiceway.optim.offload.edited_weights import EditedWeights
 from sluiceway.optim.offload.held_engine import HeldEngine
@@ -143,6 +143,8 @@ class OffloadAdamW(HookedOptimizer):
         _, self._held = engine.generations[0]  # Steps of a store that nobody has taken up yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)
         self._backwards = 0  # Of the step that is gathered.
+        self._speculates = resolve_policy(self.options) == "speculative"
+        self._shared_factor = 1.0  # Of the last step: what others multiplied its gradients with.
         self._norm_known = True
         return engine
 
@@ -236,6 +238,8 @@ class OffloadAdamW(HookedOptimizer):
         super().begin_backward()
         if not self.engine.has_gradient():
             self._edited.take_over()
+            if self._speculates:
+                self.engine.expect(self._hypers(), self._shared_factor / self.loss_scale.value)
         self._backwards += 1
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
@@ -280,9 +284,13 @@ class OffloadAdamW(HookedOptimizer):
         if not self._norm_known and not own_factors and self.options.exact_norm:
             self._refuse_guessed_clip(factor / unscale)
         self._edited.take_over()
-        return self.engine.step(
+        outcome = self.engine.step(
             self._hypers(), weights, factor, squares, own_factors, self.options.exact_norm
         )
+        skipped, _, _ = outcome
+        if not skipped:
+            self._shared_factor = factor / unscale
+        return outcome
 
     def _refuse_guessed_clip(self, scaled: float) -> None:
         """Who scaled the sentinel has seen a norm that is none."""
@@ -303,7 +311,8 @@ class OffloadAdamW(HookedOptimizer):
         raw, common = self._clock.raw, super().stats()
         norm = common["grad_norm"]
         names = ("fetch_seconds", "store_seconds", "spill_seconds", "decompress_seconds",
-                 "commits", "commit_seconds")  # fmt: skip
+                 "commits", "commit_seconds", "speculative_steps", "redone_steps",
+                 "fallen_back_steps")  # fmt: skip
         return {
             **common,
             "grad_norm": None if math.isnan(norm) and not common["skipped"] else norm,
