@@ -1,10 +1,12 @@
 // Bytes over disk and link of whole steps of the offload engine, without a model or Python.
 //
-//   traffic_driver FOLDER PARAMETERS STEPS MICRO_BATCHES CODEC MAX_NORM
+//   traffic_driver FOLDER PARAMETERS STEPS MICRO_BATCHES CODEC MAX_NORM POLICY SPILL PARK
 //
-// CODEC is identity or block_random (f = 1/2). Tensors are 2048 x 2048 in bf16; each gets the same
-// generated gradient, scaled by its step. MAX_NORM 0 is none. Prints one JSON object: bytes by our
-// counters and by the kernel's, from a commit to a commit, and seconds.
+// CODEC is identity or block_random (f = 1/2), POLICY spill or speculative, SPILL gradient or core,
+// PARK, the weights that wait in host memory in a speculative step, none or all. Tensors are 2048 x
+// 2048 in bf16; each gets the same generated gradient, scaled by its step. MAX_NORM 0 is none.
+// Prints one JSON object: bytes by our counters and by the kernel's, from a commit to a commit, and
+// seconds.
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -30,13 +32,18 @@ struct Arguments {
   int micro_batches = 1;
   std::string codec;
   double max_norm = 0;
+  bool is_speculative = false, keeps_cores = false, parks = false;
 };
 
 Arguments parse(int count, char** words) {
-  SLUICEWAY_CHECK(count == 7, "traffic_driver: ", count - 1,
-                  " arguments, expected FOLDER PARAMETERS STEPS MICRO_BATCHES CODEC MAX_NORM");
-  return {words[1], std::atoll(words[2]), std::atoi(words[3]), std::atoi(words[4]),
-          words[5], std::atof(words[6])};
+  SLUICEWAY_CHECK(
+      count == 10, "traffic_driver: ", count - 1,
+      " arguments, expected FOLDER PARAMETERS STEPS MICRO_BATCHES CODEC MAX_NORM POLICY "
+      "SPILL PARK");
+  const auto is = [words](int at, const char* name) { return words[at] == std::string(name); };
+  return {words[1],    std::atoll(words[2]), std::atoi(words[3]),  std::atoi(words[4]),
+          words[5],    std::atof(words[6]),  is(7, "speculative"), is(8, "core"),
+          is(9, "all")};
 }
 
 std::string store_path(const Arguments& arguments) {
@@ -51,6 +58,9 @@ OffloadOptions options_of(const Arguments& arguments) {
   options.store.drives = {store_path(arguments)};
   options.cores.codec.name = arguments.codec;
   options.cores.codec.ratio = 0.5;
+  if (arguments.is_speculative) options.policy = UpdatePolicy::kSpeculative;
+  if (arguments.keeps_cores) options.cores.spill = CoreSpill::kCore;
+  if (arguments.parks) options.park_bytes = Budget::kUnlimited;
   return options;
 }
 
@@ -96,6 +106,7 @@ nlohmann::json run(const Arguments& arguments) {
   for (int step = 1; step <= arguments.steps; ++step) {
     const auto begin = std::chrono::steady_clock::now();
     const auto gradient = std::make_shared<std::vector<std::uint16_t>>(gradient_of(step));
+    engine.expect(hyper, 1);
     for (int batch = 0; batch < arguments.micro_batches; ++batch) {
       for (std::size_t t = count; t-- > 0;) {
         engine.add_gradient(static_cast<int>(t),

@@ -104,18 +104,23 @@ def test_a_run_that_was_never_saved_goes_on_from_the_step_before_the_kill(
 CODEC = {"codec": "block_random", "target": "proj", "block": 8, "redraw": 5}
 
 
-def test_a_run_with_a_codec_is_killed_and_draws_its_projectors_again(sluiceway, configs, tmp_path):
+def test_a_speculative_run_with_a_codec_that_is_killed_draws_its_projectors_again(
+    sluiceway, configs, tmp_path
+):
     config = tmp_path / "codec.yaml"
     given = yaml.safe_load(configs[1].read_text())
     given["engine"] |= CODEC
     given["store"]["chunk"] = "8KiB"  # Which matrices of this model fill.
     given["device"]["disk_gbps"] = 1e-6  # Slower than any codec.
+    given["device"]["pin"] = len(os.sched_getaffinity(0)) > 1
     given["train"] |= {"steps": max(20, 12 * KILLS_OF_CODEC), "eval_every": 0}
     config.write_text(yaml.safe_dump(given))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = sluiceway("train", config, "--out", whole)
     assert done.code == 0, done.err
     assert "engine.codec" not in done.err
+    given["engine"]["policy"] = "speculative"  # Of the same bits, with other moments to be killed.
+    config.write_text(yaml.safe_dump(given))
     command = sluiceway.start("train", config, "--out", killed)
     wait_for_step(killed, 8)
     command.signal(signal.SIGKILL)

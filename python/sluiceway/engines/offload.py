@@ -15,6 +15,7 @@ from sluiceway.engines.gradient import OPTIMIZER_FILE, GradientEngine
 from sluiceway.engines.offload_plan import OffloadPlan
 from sluiceway.engines.protocol import Ranges, Recorder, Update
 from sluiceway.engines.state_file import read_state, write_state
+from sluiceway.machine.placement import Placement
 from sluiceway.model.speeds import disk_speed
 from sluiceway.optim.offload.arguments import resolve_gradients
 from sluiceway.optim.offload.cores import core_groups, core_lines
@@ -27,12 +28,13 @@ class Offload(GradientEngine):
     """The engine of `kind: offload`."""
 
     section = OffloadSection
+    placement: Placement | None = None  # Of an open run, whose process may be pinned.
     _pins = False  # A save is in its place, or will be before the next step.
     _noted: int | None = None  # Steps made when a commit was last told what to carry.
 
     def plan(self, model: torch.nn.Module) -> OffloadPlan:
         """What states, gradients and the ring take."""
-        return OffloadPlan(self.config, model)
+        return OffloadPlan(self.config, model, self.placement)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> OffloadAdamW:
         """With lanes of its own, which follow the placement."""

@@ -11,7 +11,7 @@ from sluiceway import _core
 from sluiceway.config.schema import Config
 from sluiceway.config.values import Link
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
-from sluiceway.machine.placement import DTYPES, choose_placement
+from sluiceway.machine.placement import DTYPES, Placement, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.whole_weights import select_whole
@@ -34,14 +34,16 @@ class OffloadPlan(DevicePlan):
 
     advice = "try a smaller store.chunk, or engine.tier: disk"
 
-    def __init__(self, config: Config, model: nn.Module) -> None:
+    def __init__(
+        self, config: Config, model: nn.Module, placement: Placement | None = None
+    ) -> None:
         super().__init__(config, 0)
         engine = config.engine
         weights = select_whole("offload", model, target=target_of(engine)).compressed
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
         self._weight_bytes = sum(w.parameter.nbytes for w in weights)
-        autocast = choose_placement(config).autocast_dtype
+        autocast = (placement or choose_placement(config)).autocast_dtype
         gradients = resolve_gradients(engine.gradients, model, autocast)
         self._may_redo = autocast == torch.float16 or config.train.max_norm is not None
         self._gradient_bytes = DTYPES[gradients].itemsize

@@ -1,0 +1,111 @@
+"""Bytes over disk and link of a step of the offload engine, against the formulas of docs/store.md.
+
+    python experiments/offload/traffic.py FOLDER        # writes traffic.json, case by case
+    python experiments/offload/traffic.py --table       # prints it for the README
+
+Each case is a process of `build/cpu/experiments/offload/traffic_driver`, whose bytes are those of
+our counters and of the kernel's (/proc/self/io); FOLDER lies on the disk to use, with 2 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
+
+from run_folder import REPOSITORY, read_rows, write_rows
+
+DRIVER = REPOSITORY / "build/cpu/experiments/offload/traffic_driver"
+RESULTS = Path(__file__).with_name("traffic.json")
+PARAMETERS, STEPS = 50_000_000, 5
+CLIPS, NEVER_CLIPS = 1e-3, 1e6  # As max_norm.
+
+
+class Case(NamedTuple):
+    """What is run, and the bytes it should take for each parameter and step."""
+
+    policy: str
+    micro_batches: int
+    codec: str
+    spill: str
+    max_norm: float
+    park: str
+    disk: float
+    d2h: float
+
+
+CASES = [
+    Case("spill", 1, "identity", "gradient", 0, "none", 28, 2),
+    Case("spill", 4, "identity", "gradient", 0, "none", 40, 8),
+    Case("spill", 4, "identity", "gradient", CLIPS, "none", 48, 8),
+    Case("spill", 1, "block_random", "gradient", 0, "none", 28, 0.5),
+    Case("spill", 4, "block_random", "gradient", CLIPS, "none", 28, 0.5),
+    Case("spill", 4, "block_random", "core", 0, "none", 24, 1),
+    Case("spill", 4, "block_random", "core", CLIPS, "none", 24, 1),
+    Case("speculative", 1, "identity", "gradient", 0, "all", 24, 2),
+    Case("speculative", 1, "identity", "gradient", 0, "none", 28, 2),
+    Case("speculative", 1, "identity", "gradient", NEVER_CLIPS, "all", 26, 2),
+    Case("speculative", 4, "block_random", "core", 0, "all", 24, 0.5),
+    Case("speculative", 4, "block_random", "core", NEVER_CLIPS, "all", 24, 0.5),
+]
+
+
+def measured(case: Case, folder: Path) -> dict:
+    """One case, checked."""
+    words = [PARAMETERS, STEPS, case.micro_batches, case.codec, case.max_norm, case.policy,
+             case.spill, case.park]  # fmt: skip
+    command = [str(word) for word in (DRIVER, folder, *words)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {**case._asdict(), "run": json.loads(done.stdout)}
+
+
+def per_parameter(row: dict, *keys: str) -> float:
+    """Bytes for each parameter and step."""
+    run = row["run"]
+    return sum(run[key] for key in keys) / run["parameters"] / run["steps"]
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown."""
+    lines = ["| policy | M | codec | between backward and update | max_norm | weights parked "
+             "| disk, B/p | by the kernel | formula | d2h, B/p | formula | s a step |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    clips = {0: "none", CLIPS: "clips each", NEVER_CLIPS: "clips none"}
+    for row in rows:
+        run = row["run"]
+        lines.append(
+            f"| {row['policy']} | {row['micro_batches']} | {row['codec']} | {row['spill']} "
+            f"| {clips[row['max_norm']]} | {row['park']} "
+            f"| {per_parameter(row, 'read', 'written'):.3f} "
+            f"| {per_parameter(row, 'kernel_read', 'kernel_written'):.3f} | {row['disk']:g} "
+            f"| {per_parameter(row, 'd2h'):.3f} | {row['d2h']:g} "
+            f"| {sorted(run['seconds'])[len(run['seconds']) // 2]:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure all cases, or show what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, help="on the disk to use")
+    parser.add_argument("--table", action="store_true", help="print traffic.json")
+    args = parser.parse_args()
+    if args.table:
+        return print(table(read_rows(RESULTS)))
+    if args.folder is None:
+        parser.error("FOLDER is missing, expected one on the disk to use")
+    rows = []
+    for case in CASES:
+        rows.append(measured(case, args.folder))
+        print(json.dumps(rows[-1]), flush=True)
+        write_rows(RESULTS, rows, command="python experiments/offload/traffic.py FOLDER")
+    return print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
