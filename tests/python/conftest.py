@@ -36,6 +36,14 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("flip_case", cases, ids=[f"seed{seed}" for _, seed in cases])
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_compiled_before():
+    """By other tests: in a process that has compiled anything `step()` itself waits."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None and frames.FRAME_COUNTER > 0:
+        sys.modules["torch._dynamo"].reset()
+
+
 def _fresh_seed(config) -> int:
     """The same in every worker of one run, as they must find the same cases."""
     run = getattr(config, "workerinput", {}).get("testrunuid")

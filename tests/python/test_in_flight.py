@@ -15,11 +15,6 @@ from twins import LR, identity, train
 from updates import SLOW, trained_error
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled_yet():
-    torch._dynamo.reset()  # By other tests: after them every step would wait.
-
-
 class Bare(Stack):
     """No module that holds a compressed weight is ever called."""
 

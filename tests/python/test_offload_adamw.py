@@ -291,7 +291,7 @@ def test_what_cannot_be_trained_is_refused_by_its_name():
 @pytest.mark.parametrize(
     ("arguments", "kind", "say"),
     [
-        ({"policy": "speculative"}, sw.Unavailable, "policy: speculative.*auto and spill"),
+        ({"state_codec": "hilo"}, sw.Unavailable, "state_codec: hilo.*it has fp32"),
         ({"codec": "svd"}, sw.Unavailable, "svd is not.*learns its projectors.*take block_random"),
         ({"weights": "streamed"}, sw.Unavailable, "weights: streamed.*resident"),
         ({"state_codec": "8bit"}, sw.Unavailable, "state_codec: 8bit.*fp32"),
