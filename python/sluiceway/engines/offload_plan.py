@@ -16,6 +16,7 @@ from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.offload.arguments import (
+    MASTER_BYTES,
     chunk_elements,
     resolve_gradients,
     resolve_policy,
@@ -25,7 +26,6 @@ from sluiceway.optim.tier_limits import tier_limits
 
 _STATE_BYTES = 12  # Of an element: two moments and the master, read and written in a step.
 _ADAM_BYTES = 28  # Read and written per element in memory: gradient, moments, master, weight.
-_MASTER_BYTES = 4  # Of an element that is read again after a speculative step.
 _WAITING_BYTES = 256 << 20  # Most that gradients take on the device until they have left it.
 
 
@@ -82,6 +82,8 @@ class OffloadPlan(DevicePlan):
             resolve_policy(config.engine),
         )
         bare = _core.offload_footprint(*described, 0)
+        if not self._speculates:
+            return bare
         return _core.offload_footprint(*described, max(0, host - self._host_bytes_of(bare)))
 
     @property
@@ -142,7 +144,7 @@ class OffloadPlan(DevicePlan):
         if self._speculates and self._backwards == 1:
             reads, writes = 0, int(self._may_redo)
         whole = self._backwards * self._whole_extents
-        reread = _MASTER_BYTES * self._footprint["reread_elems"]
+        reread = MASTER_BYTES * self._footprint["reread_elems"]
         return links | {
             "disk_read": states + reads * whole + self._core_extents + reread,
             "disk_written": states + writes * whole + self._core_extents,

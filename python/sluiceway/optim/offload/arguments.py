@@ -21,7 +21,7 @@ from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
 from sluiceway.store.drives import drive_warnings
 
 _CHUNK_STEP = 8192  # Bytes; whole blocks of 16-bit gradients.
-_MASTER_BYTES = 4  # Of an element of the streams that `chunk` counts.
+MASTER_BYTES = 4  # Of an element of the streams that `chunk` counts.
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -66,7 +66,7 @@ def chunk_elements(owner: str, chunk: int) -> int:
         raise InvalidArgument(
             f"{owner}: chunk is {chunk} bytes, expected a multiple of {_CHUNK_STEP}"
         )
-    return chunk // _MASTER_BYTES
+    return chunk // MASTER_BYTES
 
 
 def open_engine(

@@ -146,6 +146,7 @@ class WeightsInFlight:
         self._landed = landed
         self._taken_off = 0  # How often: a wait that began before the last is no landing.
         self._process = os.getpid()
+        tell_before_wrapping(_land_those_in)
 
     def forked(self) -> bool:
         """Whether this is a child of the process whose lanes apply updates."""
@@ -154,7 +155,6 @@ class WeightsInFlight:
     def take_off(self) -> None:
         """A step is enqueued: from now on whoever reads a weight waits for it."""
         self._taken_off += 1
-        tell_before_wrapping(_land_those_in)
         rows = zip(self._parameters, self._classes, strict=True)
         for index, (parameter, (_, in_flight)) in enumerate(rows):
             setattr(parameter, _LANDING, functools.partial(self.wait, index))
