@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
+from run import per_parameter
 from run_folder import REPOSITORY, read_rows, write_rows
 
 DRIVER = REPOSITORY / "build/cpu/experiments/offload/traffic_driver"
@@ -64,12 +65,6 @@ def measured(case: Case, folder: Path) -> dict:
     return {**case._asdict(), "run": json.loads(done.stdout)}
 
 
-def per_parameter(row: dict, *keys: str) -> float:
-    """Bytes for each parameter and step."""
-    run = row["run"]
-    return sum(run[key] for key in keys) / run["parameters"] / run["steps"]
-
-
 def table(rows: list[dict]) -> str:
     """Markdown."""
     lines = ["| policy | M | codec | between backward and update | max_norm | weights parked "
@@ -81,9 +76,9 @@ def table(rows: list[dict]) -> str:
         lines.append(
             f"| {row['policy']} | {row['micro_batches']} | {row['codec']} | {row['spill']} "
             f"| {clips[row['max_norm']]} | {row['park']} "
-            f"| {per_parameter(row, 'read', 'written'):.3f} "
-            f"| {per_parameter(row, 'kernel_read', 'kernel_written'):.3f} | {row['disk']:g} "
-            f"| {per_parameter(row, 'd2h'):.3f} | {row['d2h']:g} "
+            f"| {per_parameter(run, 'read', 'written'):.3f} "
+            f"| {per_parameter(run, 'kernel_read', 'kernel_written'):.3f} | {row['disk']:g} "
+            f"| {per_parameter(run, 'd2h'):.3f} | {row['d2h']:g} "
             f"| {sorted(run['seconds'])[len(run['seconds']) // 2]:.2f} |"
         )
     return "\n".join(lines)
