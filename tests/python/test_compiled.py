@@ -13,13 +13,6 @@ from twins import LR, identity, train
 from updates import SLOW, trained_error
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled_yet():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def whole(model, **how):
     return torch.compile(model, **how)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import sluiceway as sw
 import torch
-from offload_models import LR, Words, error_of, loss_of, native, offload, run, words
+from offload_models import LR, Words, error_of, loss_of, native, offload, run, run_scaled, words
 from small_models import Checkpointed, CheckpointedReentrant, make, same_bits, weights_of
 from small_models import loss_of as stack_loss
 from torch import nn
@@ -80,18 +82,7 @@ def test_clipping_by_a_norm_that_is_not_known_yet_is_refused_by_its_promise():
 
 
 def test_a_scaler_and_its_skipped_steps():
-    def drive(model, opt):
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-        for step in range(STEPS):
-            loss = loss_of(model, step)
-            scaler.scale(loss * float("inf") if step == 2 else loss).backward()
-            scaler.unscale_(opt)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            scaler.step(opt)
-            scaler.update()
-            opt.zero_grad()
-
-    assert error_of(drive) <= CLOSE
+    assert error_of(partial(run_scaled, steps=STEPS)) <= CLOSE
 
 
 def test_a_loss_scale_of_its_own_skips_what_is_not_finite():

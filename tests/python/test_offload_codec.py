@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import sluiceway as sw
 import torch
-from offload_models import SLOW, error_of, loss_of, offload, run, words
+from offload_models import SLOW, error_of, loss_of, offload, run, run_scaled, words
 from sluiceway import _core
 from sluiceway.optim.offload.cores import core_groups, core_lines, core_options
 from small_models import make, same_bits, weights_of
@@ -125,18 +127,7 @@ def test_a_core_that_keeps_all_is_accumulated_and_clipped_as_by_torch(how, accum
 
 
 def test_a_scaler_and_its_skipped_steps():
-    def drive(model, opt):
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-        for step in range(5):
-            loss = loss_of(model, step)
-            scaler.scale(loss * float("inf") if step == 2 else loss).backward()
-            scaler.unscale_(opt)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            scaler.step(opt)
-            scaler.update()
-            opt.zero_grad()
-
-    assert error_of(drive, **ALL) <= CLOSE
+    assert error_of(partial(run_scaled, steps=5), **ALL) <= CLOSE
 
 
 def test_an_overflow_of_a_core_alone_skips_the_step_and_nothing_of_it_stays():

@@ -6,11 +6,8 @@ import functools
 
 from agreement import check_row, disagreement
 from small_llama import small_llama
-from test_compile import WAYS, nothing_compiled, stack_error, whole
+from test_compile import WAYS, stack_error, whole
 from test_trainer import run
-
-__all__ = ["nothing_compiled"]  # A fixture that pytest finds here.
-
 
 ROW = "`torch.compile` (Inductor)"
 

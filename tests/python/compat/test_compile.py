@@ -12,13 +12,6 @@ from agreement import check_row, disagreement, loop
 from small_models import Stack, loss_of, make
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def whole(model, blocks, **arguments):
     return torch.compile(model, **arguments)
 
