@@ -8,9 +8,8 @@
 
 #include <hwy/highway.h>
 
-#include <cmath>
-
 #include "kernels/adam.h"
+#include "kernels/adam_coefficients.h"
 #include "kernels/convert-inl.h"
 #include "kernels/philox-inl.h"
 
@@ -23,16 +22,16 @@ template <class D>
 struct AdamFormula {
   using V = hn::Vec<D>;
 
-  AdamFormula(D d, float grad_scale, const AdamHyper& h)
-      : scale(set(d, static_cast<double>(grad_scale))),
-        one_minus_beta1(set(d, 1.0 - h.beta1)),
-        beta2(set(d, h.beta2)),
-        one_minus_beta2(set(d, 1.0 - h.beta2)),
-        inverse_correction1(set(d, 1.0 / correction(h.beta1, h.step))),
-        inverse_sqrt_correction2(set(d, 1.0 / std::sqrt(correction(h.beta2, h.step)))),
-        eps(set(d, h.eps)),
-        keep(set(d, 1.0 - h.lr * h.weight_decay)),
-        minus_lr(set(d, -h.lr)) {}
+  AdamFormula(D d, const AdamCoefficients& c)
+      : scale(hn::Set(d, c.grad_scale)),
+        one_minus_beta1(hn::Set(d, c.one_minus_beta1)),
+        beta2(hn::Set(d, c.beta2)),
+        one_minus_beta2(hn::Set(d, c.one_minus_beta2)),
+        inverse_correction1(hn::Set(d, c.inverse_correction1)),
+        inverse_sqrt_correction2(hn::Set(d, c.inverse_sqrt_correction2)),
+        eps(hn::Set(d, c.eps)),
+        keep(hn::Set(d, c.keep)),
+        minus_lr(hn::Set(d, c.minus_lr)) {}
 
   // Advances m by the raw gradient g; returns the scaled gradient.
   HWY_INLINE V advance_first(V g, V& m) const {
@@ -51,11 +50,6 @@ struct AdamFormula {
   }
 
   HWY_INLINE V moved(V w, V d) const { return hn::MulAdd(minus_lr, d, hn::Mul(keep, w)); }
-
-  static V set(D d, double x) { return hn::Set(d, static_cast<float>(x)); }
-  static double correction(double beta, std::int64_t step) {
-    return 1.0 - std::pow(beta, static_cast<double>(step));
-  }
 
   V scale, one_minus_beta1, beta2, one_minus_beta2, inverse_correction1, inverse_sqrt_correction2;
   V eps, keep, minus_lr;

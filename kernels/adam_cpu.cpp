@@ -6,7 +6,7 @@
 
 #include "kernels/adam-inl.h"
 #include "kernels/adam.h"
-#include "kernels/base/check.h"
+#include "kernels/adam_checks.h"
 
 #ifndef SLUICEWAY_KERNELS_ADAM_PASS_
 #define SLUICEWAY_KERNELS_ADAM_PASS_
@@ -15,9 +15,8 @@ namespace sluiceway {
 struct AdamPass {  // What every variant reads and writes; lengths are checked already.
   const void* g;
   DType g_dtype;
-  float grad_scale;
+  AdamCoefficients coefficients;
   AdamMoments moments;
-  AdamHyper hyper;
 };
 
 }  // namespace sluiceway
@@ -80,7 +79,7 @@ template <typename G, class Weight>
 HWY_INLINE void sweep(const AdamPass& pass, const G* g, Weight& weight) {
   using D = hn::ScalableTag<float>;
   const D d;
-  const AdamFormula<D> formula(d, pass.grad_scale, pass.hyper);
+  const AdamFormula<D> formula(d, pass.coefficients);
   const std::size_t n = pass.moments.m_in.size(), lanes = hn::Lanes(d);
   for (std::size_t tile = 0; tile < n; tile += kAdamTile) {
     const std::size_t end = HWY_MIN(n, tile + kAdamTile);
@@ -163,41 +162,10 @@ void dispatch(const AdamPass& pass, std::span<bf16> d) {
   HWY_DYNAMIC_DISPATCH(direction_bf16)(pass, d.data());
 }
 
-void check_length(const char* function, const char* name, std::size_t actual, std::size_t n) {
-  SLUICEWAY_CHECK(actual == n, function, ": ", name, " has ", actual, " elements, expected ", n,
-                  " as g has");
-}
-
 template <typename G>
-AdamPass checked_pass(const char* function, std::span<const G> g, float grad_scale,
-                      const AdamMoments& moments, const AdamHyper& hyper) {
-  SLUICEWAY_CHECK(hyper.step >= 1, function, ": step is ", hyper.step,
-                  ", expected 1 or more; the first step is 1");
-  check_length(function, "m_in", moments.m_in.size(), g.size());
-  check_length(function, "v_in", moments.v_in.size(), g.size());
-  check_length(function, "m_out", moments.m_out.size(), g.size());
-  check_length(function, "v_out", moments.v_out.size(), g.size());
-  return {g.data(), dtype_of<G>, grad_scale, moments, hyper};
-}
-
-void check_weight(const MasterWeight& w, std::size_t n) {
-  check_length("adam_step", "w.in", w.in.size(), n);
-  check_length("adam_step", "w.out", w.out.size(), n);
-}
-template <typename T>
-void check_weight(const MasterAndCopy<T>& w, std::size_t n) {
-  check_weight(MasterWeight{w.in, w.out}, n);
-  check_length("adam_step", "w.copy", w.copy.size(), n);
-}
-void check_weight(const StochasticWeight& w, std::size_t n) {
-  check_length("adam_step", "w.in", w.in.size(), n);
-  check_length("adam_step", "w.out", w.out.size(), n);
-}
-void check_weight(const HiLoWeight& w, std::size_t n) {
-  check_length("adam_step", "w.hi_in", w.hi_in.size(), n);
-  check_length("adam_step", "w.low_in", w.low_in.size(), n);
-  check_length("adam_step", "w.hi_out", w.hi_out.size(), n);
-  check_length("adam_step", "w.low_out", w.low_out.size(), n);
+AdamPass pass_of(std::span<const G> g, float grad_scale, const AdamMoments& moments,
+                 const AdamHyper& hyper) {
+  return {g.data(), dtype_of<G>, AdamCoefficients::of(grad_scale, hyper), moments};
 }
 
 }  // namespace
@@ -207,17 +175,15 @@ namespace cpu {
 template <typename G, typename D>
 void adam_direction(std::span<const G> g, float grad_scale, const AdamMoments& moments,
                     const AdamHyper& hyper, std::span<D> d) {
-  const AdamPass pass = checked_pass("adam_direction", g, grad_scale, moments, hyper);
-  check_length("adam_direction", "d", d.size(), g.size());
-  dispatch(pass, d);
+  check_adam_direction(g, moments, hyper, d);
+  dispatch(pass_of(g, grad_scale, moments, hyper), d);
 }
 
 template <typename G, typename Weight>
 void adam_step(std::span<const G> g, float grad_scale, const AdamMoments& moments,
                const AdamHyper& hyper, const Weight& w) {
-  const AdamPass pass = checked_pass("adam_step", g, grad_scale, moments, hyper);
-  check_weight(w, g.size());
-  dispatch(pass, w);
+  check_adam_step(g, moments, hyper, w);
+  dispatch(pass_of(g, grad_scale, moments, hyper), w);
 }
 
 #define SLUICEWAY_INSTANTIATE(G)                                                                \

@@ -4,11 +4,11 @@
 // foreach_target.h comes first: it includes this file once for each instruction set.
 #include <hwy/highway.h>
 
-#include "kernels/base/check.h"
 #include "kernels/bias_norm.h"
 #include "kernels/compress.h"
 #include "kernels/decompress-inl.h"
 #include "kernels/decompress.h"
+#include "kernels/projector_checks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sluiceway {
@@ -114,10 +114,7 @@ namespace cpu {
 
 BiasNorm bias_norm(const AnyMatrix& g, const SparseRows& p, const SparseRows& q,
                    const SparseColumns& q_columns, std::span<float> scratch) {
-  check_shape("bias_norm", named("g", g), p.rows, q.rows);
-  SLUICEWAY_CHECK(q_columns.rows == q.rows && q_columns.cols == q.cols, "bias_norm: q_columns is ",
-                  q_columns.rows, "x", q_columns.cols, ", expected ", q.rows, "x", q.cols);
-  check_scratch("bias_norm", scratch.size(), bias_norm_scratch_elems(p, q));
+  check_bias(g, p, q, q_columns, scratch);
   ScratchCutter cut(scratch);
   float* const core = cut.take(p.cols * q.cols);
   compress({core, p.cols, q.cols}, 0.0F, g, p, q_columns, cut.rest());
@@ -126,10 +123,7 @@ BiasNorm bias_norm(const AnyMatrix& g, const SparseRows& p, const SparseRows& q,
 
 BiasNorm bias_norm(const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
                    std::span<float> scratch) {
-  check_blocks("bias_norm", "p", p);
-  check_blocks("bias_norm", "q", q);
-  check_shape("bias_norm", named("g", g), p.rows, q.rows);
-  check_scratch("bias_norm", scratch.size(), bias_norm_scratch_elems(p, q));
+  check_bias(g, p, q, scratch);
   ScratchCutter cut(scratch);
   float* const core = cut.take(p.cols * q.cols);
   compress({core, p.cols, q.cols}, 0.0F, g, p, q, cut.rest());

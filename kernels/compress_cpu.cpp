@@ -6,9 +6,8 @@
 
 #include <algorithm>
 
-#include "kernels/base/check.h"
 #include "kernels/compress.h"
-#include "kernels/projector_shapes.h"
+#include "kernels/projector_checks.h"
 #include "kernels/row_ops-inl.h"
 #include "kernels/tile_product-inl.h"
 #include "kernels/transpose-inl.h"
@@ -180,25 +179,18 @@ namespace cpu {
 
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,
               const SparseColumns& q, std::span<float> scratch) {
-  check_shape("compress", named("g", g), p.rows, q.rows);
-  check_shape("compress", named("s", s), p.cols, q.cols);
-  check_scratch("compress", scratch.size(), compress_scratch_elems(p, q));
+  check_compress(s, g, p, q, scratch);
   HWY_DYNAMIC_DISPATCH(compress_sparse)(s, beta, g, p, q, scratch);
 }
 
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const BlockRows& p,
               const BlockRows& q, std::span<float> scratch) {
-  check_blocks("compress", "p", p);
-  check_blocks("compress", "q", q);
-  check_shape("compress", named("g", g), p.rows, q.rows);
-  check_shape("compress", named("s", s), p.cols, q.cols);
-  check_scratch("compress", scratch.size(), compress_scratch_elems(p, q));
+  check_compress(s, g, p, q, scratch);
   HWY_DYNAMIC_DISPATCH(compress_blocks)(s, beta, g, p, q, scratch);
 }
 
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g) {
-  check_shape("compress", named("s", s), g.rows, g.cols);
-  check_shape("compress", named("g", g), g.rows, g.cols);
+  check_compress(s, g);
   HWY_DYNAMIC_DISPATCH(compress_identity)(s, beta, g);
 }
 

@@ -11,7 +11,8 @@
 //   scratch         f32               decompress_scratch_elems() elements         written
 //
 // Numerics: P D Q^T in f32; decay W + alpha (P D Q^T) by one fused multiply-add where the processor
-//           has it; rounded to the type of w once. Equal bits for any split of the rows.
+//           has it; rounded to the type of w once. Equal bits for any split of the rows, but for
+//           dense projectors on a device (cuda/one_group.h), whose sums have a library's order.
 //           Instruction sets agree to 1 ulp of w, 1e-6 + 4 eps |w| for f32. Not finite passes
 //           through rounding.
 // Aliasing: w, low and scratch overlap nothing.

@@ -4,9 +4,9 @@
 // foreach_target.h comes first: it includes this file once for each instruction set.
 #include <hwy/highway.h>
 
-#include "kernels/base/check.h"
 #include "kernels/decompress-inl.h"
 #include "kernels/decompress.h"
+#include "kernels/projector_checks.h"
 #include "kernels/weight_update-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -73,27 +73,20 @@ namespace cpu {
 void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                 const SparseRows& p, const SparseRows& q, const WeightUpdate& update,
                 std::span<float> scratch) {
-  check_weight("decompress", w, low, update, p.rows, q.rows);
-  check_shape("decompress", named("d", d), p.cols, q.cols);
-  check_scratch("decompress", scratch.size(), decompress_scratch_elems(p, q));
+  check_decompress(w, low, d, p, q, update, scratch);
   HWY_DYNAMIC_DISPATCH(update_sparse)(w, low, d, p, q, update, scratch);
 }
 
 void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                 const BlockRows& p, const BlockRows& q, const WeightUpdate& update,
                 std::span<float> scratch) {
-  check_blocks("decompress", "p", p);
-  check_blocks("decompress", "q", q);
-  check_weight("decompress", w, low, update, p.rows, q.rows);
-  check_shape("decompress", named("d", d), p.cols, q.cols);
-  check_scratch("decompress", scratch.size(), decompress_scratch_elems(p, q));
+  check_decompress(w, low, d, p, q, update, scratch);
   HWY_DYNAMIC_DISPATCH(update_blocks)(w, low, d, p, q, update, scratch);
 }
 
 void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                 const WeightUpdate& update) {
-  check_weight("decompress", w, low, update, d.rows, d.cols);
-  check_shape("decompress", named("d", d), d.rows, d.cols);
+  check_decompress(w, low, d, update);
   HWY_DYNAMIC_DISPATCH(update_identity)(w, low, d, update);
 }
 

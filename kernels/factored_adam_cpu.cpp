@@ -5,7 +5,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/adam-inl.h"
-#include "kernels/base/check.h"
+#include "kernels/adam_checks.h"
 #include "kernels/factored_adam.h"
 
 #ifndef SLUICEWAY_KERNELS_FACTORED_ADAM_PASS_
@@ -15,11 +15,10 @@ namespace sluiceway {
 template <typename T>
 struct FactoredAdamPass {  // Shapes are checked already.
   MatrixView<const T> g;
-  float grad_scale;
+  AdamCoefficients coefficients;
   MatrixView<const float> m_in;
   MatrixView<float> m_out;
   FactoredRoots roots;
-  AdamHyper hyper;
   MatrixView<T> d;
 };
 
@@ -54,7 +53,7 @@ template <typename T>
 HWY_INLINE void sweep_rows(const FactoredAdamPass<T>& pass) {
   using D = hn::ScalableTag<float>;
   const D tag;
-  const AdamFormula<D> formula(tag, pass.grad_scale, pass.hyper);
+  const AdamFormula<D> formula(tag, pass.coefficients);
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   for (std::int64_t i = 0; i < pass.g.rows; ++i) {
     const FactoredRow<T> row{pass.g.row(i),
@@ -88,12 +87,6 @@ HWY_EXPORT(factored_bf16);
 void dispatch(const FactoredAdamPass<float>& pass) { HWY_DYNAMIC_DISPATCH(factored_f32)(pass); }
 void dispatch(const FactoredAdamPass<bf16>& pass) { HWY_DYNAMIC_DISPATCH(factored_bf16)(pass); }
 
-template <typename A, typename B>
-void check_as_g(const char* name, MatrixView<A> x, MatrixView<B> g) {
-  SLUICEWAY_CHECK(x.rows == g.rows && x.cols == g.cols, "factored_adam_direction: ", name, " is ",
-                  x.rows, "x", x.cols, ", expected ", g.rows, "x", g.cols, " as g is");
-}
-
 }  // namespace
 
 namespace cpu {
@@ -102,15 +95,11 @@ template <typename T>
 void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView<const float> m_in,
                              MatrixView<float> m_out, const FactoredRoots& roots,
                              const AdamHyper& hyper, MatrixView<T> d) {
-  SLUICEWAY_CHECK(hyper.step >= 1, "factored_adam_direction: step is ", hyper.step,
-                  ", expected 1 or more; the first step is 1");
-  check_as_g("m_in", m_in, g);
-  check_as_g("m_out", m_out, g);
-  check_as_g("d", d, g);
-  check_roots("factored_adam_direction", roots, g.rows, g.cols);
+  check_factored_adam(g, m_in, m_out, roots, hyper, d);
   AdamHyper with_eps = hyper;
   with_eps.eps = static_cast<double>(roots.eps);
-  dispatch(FactoredAdamPass<T>{g, grad_scale, m_in, m_out, roots, with_eps, d});
+  dispatch(
+      FactoredAdamPass<T>{g, AdamCoefficients::of(grad_scale, with_eps), m_in, m_out, roots, d});
 }
 
 template void factored_adam_direction(MatrixView<const float>, float, MatrixView<const float>,

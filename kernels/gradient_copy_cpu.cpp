@@ -4,7 +4,7 @@
 // foreach_target.h comes first: it includes this file once for each instruction set.
 #include <hwy/highway.h>
 
-#include "kernels/base/check.h"
+#include "kernels/array_checks.h"
 #include "kernels/base/elements.h"
 #include "kernels/gradient_copy-inl.h"
 #include "kernels/gradient_copy.h"
@@ -26,7 +26,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace sluiceway {
-namespace {
 
 HWY_EXPORT(keep_f32);
 HWY_EXPORT(keep_f16);
@@ -34,53 +33,37 @@ HWY_EXPORT(keep_bf16);
 HWY_EXPORT(round_f16);
 HWY_EXPORT(round_bf16);
 
-void check_lengths(std::size_t src, std::size_t dst) {
-  SLUICEWAY_CHECK(src == dst, "gradient_copy: dst has ", dst, " elements, expected ", src,
-                  " as src has");
-}
-
-void check_whole(const char* name, std::size_t bytes, DType dtype) {
-  SLUICEWAY_CHECK(bytes % size_bytes(dtype) == 0, "gradient_copy: ", name, " has ", bytes,
-                  " bytes, expected a multiple of ", size_bytes(dtype), " for ", to_string(dtype));
-}
-
-}  // namespace
-
 namespace cpu {
 
 template <>
 ScanResult gradient_copy(std::span<const float> src, std::span<float> dst) {
-  check_lengths(src.size(), dst.size());
+  check_copy_lengths("gradient_copy", src.size(), dst.size());
   return HWY_DYNAMIC_DISPATCH(keep_f32)(src.data(), dst.data(), src.size());
 }
 template <>
 ScanResult gradient_copy(std::span<const f16> src, std::span<f16> dst) {
-  check_lengths(src.size(), dst.size());
+  check_copy_lengths("gradient_copy", src.size(), dst.size());
   return HWY_DYNAMIC_DISPATCH(keep_f16)(src.data(), dst.data(), src.size());
 }
 template <>
 ScanResult gradient_copy(std::span<const bf16> src, std::span<bf16> dst) {
-  check_lengths(src.size(), dst.size());
+  check_copy_lengths("gradient_copy", src.size(), dst.size());
   return HWY_DYNAMIC_DISPATCH(keep_bf16)(src.data(), dst.data(), src.size());
 }
 template <>
 ScanResult gradient_copy(std::span<const float> src, std::span<f16> dst) {
-  check_lengths(src.size(), dst.size());
+  check_copy_lengths("gradient_copy", src.size(), dst.size());
   return HWY_DYNAMIC_DISPATCH(round_f16)(src.data(), dst.data(), src.size());
 }
 template <>
 ScanResult gradient_copy(std::span<const float> src, std::span<bf16> dst) {
-  check_lengths(src.size(), dst.size());
+  check_copy_lengths("gradient_copy", src.size(), dst.size());
   return HWY_DYNAMIC_DISPATCH(round_bf16)(src.data(), dst.data(), src.size());
 }
 
 ScanResult gradient_copy(std::span<const std::byte> src, DType src_dtype, std::span<std::byte> dst,
                          DType dst_dtype) {
-  SLUICEWAY_CHECK(src_dtype == dst_dtype || src_dtype == DType::kF32, "gradient_copy: src is ",
-                  to_string(src_dtype), " and dst ", to_string(dst_dtype),
-                  ", expected equal types, or f32 and a 16-bit one");
-  check_whole("src", src.size(), src_dtype);
-  check_whole("dst", dst.size(), dst_dtype);
+  check_copy_types(src.size(), src_dtype, dst.size(), dst_dtype);
   switch (src_dtype) {
     case DType::kF16:
       return gradient_copy(elements<f16>(src), elements<f16>(dst));

@@ -4,7 +4,7 @@
 // foreach_target.h comes first: it includes this file once for each instruction set.
 #include <hwy/highway.h>
 
-#include "kernels/base/check.h"
+#include "kernels/array_checks.h"
 #include "kernels/overflow_scan-inl.h"
 #include "kernels/overflow_scan.h"
 
@@ -64,11 +64,6 @@ HWY_EXPORT(copy_f32);
 HWY_EXPORT(copy_f16);
 HWY_EXPORT(copy_bf16);
 
-void check_lengths(std::size_t src, std::size_t dst) {
-  SLUICEWAY_CHECK(src == dst, "overflow_scan_copy: dst has ", dst, " elements, expected ", src,
-                  " as src has");
-}
-
 }  // namespace
 
 namespace cpu {
@@ -88,17 +83,17 @@ ScanResult overflow_scan(std::span<const bf16> x) {
 
 template <>
 ScanResult overflow_scan_copy(std::span<const float> src, std::span<float> dst) {
-  check_lengths(src.size(), dst.size());
+  check_copy_lengths("overflow_scan_copy", src.size(), dst.size());
   return HWY_DYNAMIC_DISPATCH(copy_f32)(src.data(), dst.data(), src.size());
 }
 template <>
 ScanResult overflow_scan_copy(std::span<const float> src, std::span<f16> dst) {
-  check_lengths(src.size(), dst.size());
+  check_copy_lengths("overflow_scan_copy", src.size(), dst.size());
   return HWY_DYNAMIC_DISPATCH(copy_f16)(src.data(), dst.data(), src.size());
 }
 template <>
 ScanResult overflow_scan_copy(std::span<const float> src, std::span<bf16> dst) {
-  check_lengths(src.size(), dst.size());
+  check_copy_lengths("overflow_scan_copy", src.size(), dst.size());
   return HWY_DYNAMIC_DISPATCH(copy_bf16)(src.data(), dst.data(), src.size());
 }
 

@@ -27,6 +27,11 @@ constexpr std::int64_t block_tile_cols(const BlockRows& q) noexcept {
   return q.block >= kTileCols ? q.block : kTileCols / q.block * q.block;
 }
 
+// Elements from row to row of a panel of G P: a vector may reach beyond the last group's columns.
+constexpr std::int64_t block_panel_stride(const BlockRows& p) noexcept {
+  return padded(p.cols) + kPadElems;
+}
+
 // Cuts scratch into arrays that start on a cache line.
 class ScratchCutter {
  public:

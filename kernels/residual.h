@@ -2,8 +2,12 @@
 //
 //   R = G - P S Q^T                       formed in place of G, with r and c, by residual_form()
 //   r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2                mean_squares(), without P S Q^T
+//   trains, alpha = -lr                   judge_residual(): R is finite, and |R| >= share |S|
 //   U_ij = R_ij / (a_i b_j + eps)         a, b: roots of V's factors [Adafactor] algorithm 4
+//   alpha = -lr / max(1, rms / max_rms)   residual_clip(); rms = sqrt(mean U_ij^2)
 //   W <- decay W + alpha U                residual_apply(); alpha sign(R) in residual_sign()
+//
+// All but the means is as the verdict says: where R does not train, W stays as it is.
 //
 //   name    shape   dtype             layout                                 access
 //   r       m x n   f32 | bf16 | f16  row-major, stride in elements          read
@@ -11,15 +15,17 @@
 //   low     m x n   u16               row-major; kResidual only, else empty  read, write
 //   rows, a m       f32                                                      written, read
 //   cols, b n       f32                                                      written, read
+//   verdict 1                                                                read, written
 //
 // Numerics: squares and their sums in f32, each sum in a fixed order: equal bits from call to call
 //           on one instruction set; a mean is within 1e-8 (m + n) of the exact one. U in f32; W
 //           rounded once, as decompress() does. A NaN or an infinity in R is one in the means of
-//           its row and column.
+//           its row and column. Means of means in double, `rms` within 1e-5 of itself.
 // Aliasing: w, low, rows and cols overlap nothing.
 // Errors:   InvalidArgument, naming both shapes, before any element changes.
-// Cost:     each reads r once; residual_apply() and residual_sign() read and write w (and low)
-//           once. 3 flop an element for the moments, 5 for the others.
+// Cost:     judge_residual() reads m + n floats; the others read r once, residual_apply() and
+//           residual_sign() read and write w (and low) once. 3 flop an element for the moments, 5
+//           for the others.
 // Source:   [Adafactor] Shazeer and Stern, arXiv 1804.04235.
 #pragma once
 
@@ -29,7 +35,24 @@
 #include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 #include "kernels/decompress.h"
+#include "kernels/factored_moment.h"
 #include "kernels/factored_roots.h"
+#include "kernels/residual_verdict.h"
+
+namespace sluiceway {
+
+// Formulas that both halves share. |S| is |P S Q^T| where columns are orthonormal.
+constexpr bool residual_trains(double mean_row, double mean_col, double elems, double share,
+                               double core_sum_squares) {
+  return is_finite(mean_row) && is_finite(mean_col) &&
+         !(mean_row * elems < share * share * core_sum_squares);
+}
+constexpr float clipped_alpha(double lr, double rms, double max_rms) {
+  const double over = rms / max_rms;
+  return static_cast<float>(-lr / (over > 1.0 ? over : 1.0));
+}
+
+}  // namespace sluiceway
 
 namespace sluiceway::cpu {
 
@@ -37,6 +60,8 @@ namespace sluiceway::cpu {
 // Of scale * r.
 void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
                   float scale = 1.0F);
+void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
+                    std::span<const float> cols, double share, double lr);
 // sqrt(mean U_ij^2); 0 for an empty matrix.
 double residual_rms(const AnyMatrix& r, const FactoredRoots& roots);
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
@@ -48,41 +73,60 @@ void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyM
 
 namespace sluiceway::cuda {
 
-// Enqueue on `stream`; all pointers, `rms` too, are device pointers and stay valid until then.
+// Enqueue on `stream`; all pointers, `verdict` too, are device pointers and stay valid until then.
 // Unavailable where this build has no such half, CudaError if the launch is refused.
 void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols, float scale,
                   StreamRef stream);
-void residual_rms(double* rms, const AnyMatrix& r, const FactoredRoots& roots, StreamRef stream);
+void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
+                    std::span<const float> cols, double share, double lr, StreamRef stream);
+void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredRoots& roots,
+                   double lr, double max_rms, StreamRef stream);
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
-                    const FactoredRoots& roots, const WeightUpdate& update, StreamRef stream);
+                    const FactoredRoots& roots, const WeightUpdate& update,
+                    const ResidualVerdict* verdict, StreamRef stream);
 void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
-                   const WeightUpdate& update, StreamRef stream);
+                   const WeightUpdate& update, const ResidualVerdict* verdict, StreamRef stream);
 
 }  // namespace sluiceway::cuda
 
 namespace sluiceway {
 
-// On the device of `stream`, whose memory `rms` is in: the only place that chooses a half.
+// On the device of `stream`, whose memory `verdict` is in: the only place that chooses a half.
 inline void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
                          float scale, StreamRef stream) {
   if (stream.is_host()) return cpu::mean_squares(r, rows, cols, scale);
   cuda::mean_squares(r, rows, cols, scale, stream);
 }
-inline void residual_rms(double* rms, const AnyMatrix& r, const FactoredRoots& roots,
-                         StreamRef stream) {
-  if (!stream.is_host()) return cuda::residual_rms(rms, r, roots, stream);
-  *rms = cpu::residual_rms(r, roots);
+inline void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
+                           std::span<const float> cols, double share, double lr, StreamRef stream) {
+  if (stream.is_host()) return cpu::judge_residual(verdict, rows, cols, share, lr);
+  cuda::judge_residual(verdict, rows, cols, share, lr, stream);
 }
+inline void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredRoots& roots,
+                          double lr, double max_rms, StreamRef stream) {
+  if (!stream.is_host()) return cuda::residual_clip(verdict, r, roots, lr, max_rms, stream);
+  if (!verdict->trains) return;
+  verdict->rms = cpu::residual_rms(r, roots);
+  verdict->alpha = clipped_alpha(lr, verdict->rms, max_rms);
+}
+// Of `update` all but alpha, which is the verdict's.
 inline void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                            const FactoredRoots& roots, const WeightUpdate& update,
-                           StreamRef stream) {
-  if (stream.is_host()) return cpu::residual_apply(w, low, r, roots, update);
-  cuda::residual_apply(w, low, r, roots, update, stream);
+                           const ResidualVerdict* verdict, StreamRef stream) {
+  if (!stream.is_host()) return cuda::residual_apply(w, low, r, roots, update, verdict, stream);
+  if (!verdict->trains) return;
+  WeightUpdate judged = update;
+  judged.alpha = verdict->alpha;
+  cpu::residual_apply(w, low, r, roots, judged);
 }
 inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
-                          const WeightUpdate& update, StreamRef stream) {
-  if (stream.is_host()) return cpu::residual_sign(w, low, r, update);
-  cuda::residual_sign(w, low, r, update, stream);
+                          const WeightUpdate& update, const ResidualVerdict* verdict,
+                          StreamRef stream) {
+  if (!stream.is_host()) return cuda::residual_sign(w, low, r, update, verdict, stream);
+  if (!verdict->trains) return;
+  WeightUpdate judged = update;
+  judged.alpha = verdict->alpha;
+  cpu::residual_sign(w, low, r, judged);
 }
 
 }  // namespace sluiceway

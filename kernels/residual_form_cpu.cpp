@@ -4,8 +4,8 @@
 // foreach_target.h comes first: it includes this file once for each instruction set.
 #include <hwy/highway.h>
 
-#include "kernels/base/check.h"
 #include "kernels/decompress-inl.h"
+#include "kernels/projector_checks.h"
 #include "kernels/residual_form.h"
 #include "kernels/squares-inl.h"
 #include "kernels/weight_update-inl.h"
@@ -66,21 +66,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 
 namespace sluiceway {
-namespace {
 
 HWY_EXPORT(form_sparse);
 HWY_EXPORT(form_blocks);
-
-template <class Rows>
-void check_form(const AnyMatrix& g, MatrixView<float> s, const Rows& p, const Rows& q,
-                std::span<float> rows, std::span<float> cols, std::span<float> scratch) {
-  check_shape("residual_form", named("g", g), p.rows, q.rows);
-  check_shape("residual_form", named("s", s), p.cols, q.cols);
-  check_means("residual_form", rows, cols, g);
-  check_scratch("residual_form", scratch.size(), decompress_scratch_elems(p, q));
-}
-
-}  // namespace
 
 namespace cpu {
 
@@ -93,8 +81,6 @@ void residual_form(const AnyMatrix& g, MatrixView<float> s, const SparseRows& p,
 
 void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p, const BlockRows& q,
                    std::span<float> rows, std::span<float> cols, std::span<float> scratch) {
-  check_blocks("residual_form", "p", p);
-  check_blocks("residual_form", "q", q);
   check_form(g, s, p, q, rows, cols, scratch);
   HWY_DYNAMIC_DISPATCH(form_blocks)(g, s, p, q, rows, cols, scratch);
 }

@@ -29,16 +29,19 @@ enum class WireFormat : std::uint8_t { kF32, kBF16, kInt8 };
 
 inline constexpr std::int64_t kWireGroup = 64;  // Values that share a scale in kInt8.
 
+constexpr std::int64_t wire_groups(std::int64_t elems) noexcept {  // Scales of kInt8.
+  return (elems + kWireGroup - 1) / kWireGroup;
+}
+
 constexpr std::uint64_t wire_bytes(WireFormat format, std::int64_t elems) noexcept {
   const auto n = static_cast<std::uint64_t>(elems);
-  constexpr auto kGroup = static_cast<std::uint64_t>(kWireGroup);
   switch (format) {
     case WireFormat::kF32:
       return 4 * n;
     case WireFormat::kBF16:
       return 2 * n;
     case WireFormat::kInt8:
-      return (n + kGroup - 1) / kGroup * 4 + n;
+      return 4 * static_cast<std::uint64_t>(wire_groups(elems)) + n;
   }
   return 0;
 }

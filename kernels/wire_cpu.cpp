@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/base/check.h"
+#include "kernels/array_checks.h"
 #include "kernels/overflow_scan-inl.h"
 #include "kernels/wire.h"
 
@@ -130,19 +130,8 @@ HWY_EXPORT(pack_int8);
 HWY_EXPORT(unpack_int8);
 HWY_EXPORT(unpack_bf16);
 
-void check_wire(const char* function, WireFormat format, std::span<const std::byte> wire,
-                std::size_t elems) {
-  const std::uint64_t expected = wire_bytes(format, static_cast<std::int64_t>(elems));
-  SLUICEWAY_CHECK(wire.size() == expected, function, ": wire has ", wire.size(),
-                  " bytes, expected ", expected, " for ", elems, " values");
-  SLUICEWAY_CHECK(reinterpret_cast<std::uintptr_t>(wire.data()) % alignof(float) == 0, function,
-                  ": wire starts ", reinterpret_cast<std::uintptr_t>(wire.data()) % alignof(float),
-                  " bytes off, expected alignment to 4 bytes");
-}
-
 std::size_t int8_groups(std::size_t elems) {
-  constexpr auto kGroup = static_cast<std::size_t>(kWireGroup);
-  return (elems + kGroup - 1) / kGroup;
+  return static_cast<std::size_t>(wire_groups(static_cast<std::int64_t>(elems)));
 }
 
 }  // namespace

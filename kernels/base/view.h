@@ -20,20 +20,20 @@ struct MatrixView {
   std::int64_t stride = 0;
 
   MatrixView() = default;
-  MatrixView(T* d, std::int64_t r, std::int64_t c) : MatrixView(d, r, c, c) {}
-  MatrixView(T* d, std::int64_t r, std::int64_t c, std::int64_t s)
+  constexpr MatrixView(T* d, std::int64_t r, std::int64_t c) : MatrixView(d, r, c, c) {}
+  constexpr MatrixView(T* d, std::int64_t r, std::int64_t c, std::int64_t s)
       : data(d), rows(r), cols(c), stride(s) {}
+  template <typename U>
+  requires(std::is_same_v<const U, T>)
+      // A view of T is a view of const T. NOLINTNEXTLINE(google-explicit-constructor)
+      constexpr MatrixView(const MatrixView<U>& other) noexcept
+      : MatrixView(other.data, other.rows, other.cols, other.stride) {}
 
-  T* row(std::int64_t i) const noexcept { return data + i * stride; }
-  std::int64_t elems() const noexcept { return rows * cols; }
-  bool contiguous() const noexcept { return stride == cols || rows <= 1; }
-  MatrixView row_range(std::int64_t first, std::int64_t last) const noexcept {
+  constexpr T* row(std::int64_t i) const noexcept { return data + i * stride; }
+  constexpr std::int64_t elems() const noexcept { return rows * cols; }
+  constexpr bool contiguous() const noexcept { return stride == cols || rows <= 1; }
+  constexpr MatrixView row_range(std::int64_t first, std::int64_t last) const noexcept {
     return {data + first * stride, last - first, cols, stride};
-  }
-
-  // NOLINTNEXTLINE(google-explicit-constructor): a view of T is a view of const T.
-  operator MatrixView<const T>() const noexcept requires(!std::is_const_v<T>) {
-    return {data, rows, cols, stride};
   }
 };
 
@@ -47,7 +47,7 @@ struct AnyMatrix {
   DType dtype = DType::kF32;
 
   template <typename T>
-  MatrixView<T> as() const noexcept {
+  constexpr MatrixView<T> as() const noexcept {
     return {static_cast<T*>(data), rows, cols, stride};
   }
 };
@@ -63,7 +63,7 @@ struct SparseRows {
   std::int64_t cols = 0;
   std::int64_t nnz = 0;
 
-  SparseRows row_range(std::int64_t first, std::int64_t last) const noexcept {
+  constexpr SparseRows row_range(std::int64_t first, std::int64_t last) const noexcept {
     return {index + first * nnz, value + first * nnz, last - first, cols, nnz};
   }
 };
@@ -96,10 +96,12 @@ struct BlockRows {
   std::int64_t kept = 0;
   std::int64_t last_kept = 0;
 
-  std::int64_t groups() const noexcept { return block == 0 ? 0 : (rows + block - 1) / block; }
+  constexpr std::int64_t groups() const noexcept {
+    return block == 0 ? 0 : (rows + block - 1) / block;
+  }
 
   // Groups [first, last) and the columns that they own, which are from column first * kept on.
-  BlockRows group_range(std::int64_t first, std::int64_t last) const noexcept {
+  constexpr BlockRows group_range(std::int64_t first, std::int64_t last) const noexcept {
     const bool to_the_end = last == groups();
     const std::int64_t last_row = to_the_end ? rows : last * block;
     const std::int64_t last_col = to_the_end ? cols : last * kept;

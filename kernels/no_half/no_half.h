@@ -1,7 +1,4 @@
-// What stands in for the CUDA half of an operation that this build does not have.
-//
-// Why it has none is the build's: no_cuda/ says so for a build without CUDA, cuda/ for one with
-// CUDA whose half of this operation is not written.
+// What stands in for the CUDA half of an operation in a build without CUDA.
 #pragma once
 
 namespace sluiceway::cuda {

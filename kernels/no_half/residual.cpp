@@ -8,17 +8,23 @@ void mean_squares(const AnyMatrix&, std::span<float>, std::span<float>, float, S
   throw_no_half("mean_squares");
 }
 
-void residual_rms(double*, const AnyMatrix&, const FactoredRoots&, StreamRef) {
-  throw_no_half("residual_rms");
+void judge_residual(ResidualVerdict*, std::span<const float>, std::span<const float>, double,
+                    double, StreamRef) {
+  throw_no_half("judge_residual");
+}
+
+void residual_clip(ResidualVerdict*, const AnyMatrix&, const FactoredRoots&, double, double,
+                   StreamRef) {
+  throw_no_half("residual_clip");
 }
 
 void residual_apply(const AnyMatrix&, MatrixView<std::uint16_t>, const AnyMatrix&,
-                    const FactoredRoots&, const WeightUpdate&, StreamRef) {
+                    const FactoredRoots&, const WeightUpdate&, const ResidualVerdict*, StreamRef) {
   throw_no_half("residual_apply");
 }
 
 void residual_sign(const AnyMatrix&, MatrixView<std::uint16_t>, const AnyMatrix&,
-                   const WeightUpdate&, StreamRef) {
+                   const WeightUpdate&, const ResidualVerdict*, StreamRef) {
   throw_no_half("residual_sign");
 }
 

@@ -1,5 +1,6 @@
-#include "kernels/base/check.h"
 #include "kernels/no_half/no_half.h"
+
+#include "kernels/base/check.h"
 
 namespace sluiceway::cuda {
 
