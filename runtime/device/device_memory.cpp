@@ -1,13 +1,18 @@
 #include "runtime/device/device_memory.h"
 
+#include <sys/resource.h>
+
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <system_error>
 
 #include "kernels/base/check.h"
 #include "runtime/device/cuda_backend.h"
+#include "runtime/trace/warning.h"
 
 namespace sluiceway {
 namespace {
@@ -18,6 +23,22 @@ constexpr std::size_t kHostAlignment = 64;  // A cache line, and the widest vect
   throw OutOfMemory(concat(call, ": the system refused ", format_bytes(bytes),
                            " of host memory: ", std::generic_category().message(error_number),
                            "; free memory, or lower the budget"));
+}
+
+std::string lock_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "unknown";
+  return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : format_bytes(limit.rlim_cur);
+}
+
+void warn_of_pageable_memory(DeviceId device, std::size_t bytes, const std::string& refusal) {
+  static std::atomic<bool> has_warned{false};
+  if (has_warned.exchange(true)) return;
+  warn(concat("allocate_pinned_bytes: ", format_bytes(bytes),
+              " are no page-locked host memory for ", to_string(device), ": ", refusal,
+              "; RLIMIT_MEMLOCK is ", lock_limit(),
+              "; copies are slower from pageable memory; raise the limit (ulimit -l), free memory, "
+              "or lower budget.pinned"));
 }
 
 }  // namespace
@@ -45,17 +66,27 @@ void free_device_bytes(DeviceId device, void* pointer, std::size_t) noexcept {
 }
 
 // Pages of their own go back to the system when they are freed, whatever else malloc holds.
-void* allocate_pinned_bytes(DeviceId device, std::size_t bytes, Pages kind) {
-  if (bytes == 0) return nullptr;
+PinnedBytes allocate_pinned_bytes(DeviceId device, std::size_t bytes, Pages kind) {
+  if (bytes == 0) return {};
   HostPages pages(bytes, kind);
-  if (!device.is_host()) cuda::lock_pages(device.ordinal(), pages.get(), pages.size());
-  return pages.release();
+  if (device.is_host()) return {pages.release(), false};
+  const std::string refusal = cuda::lock_pages(device.ordinal(), pages.get(), pages.size());
+  if (!refusal.empty()) warn_of_pageable_memory(device, pages.size(), refusal);
+  return {pages.release(), refusal.empty()};
 }
 
-void free_pinned_bytes(DeviceId device, void* pointer, std::size_t bytes, Pages kind) noexcept {
-  if (pointer == nullptr) return;
-  if (!device.is_host()) cuda::unlock_pages(pointer);
-  unmap_pages(pointer, bytes, kind);
+void free_pinned_bytes(PinnedBytes pinned, std::size_t bytes, Pages kind) noexcept {
+  if (pinned.data == nullptr) return;
+  if (pinned.locked) cuda::unlock_pages(pinned.data);
+  unmap_pages(pinned.data, bytes, kind);
+}
+
+std::string page_lock_refusal(DeviceId device, std::size_t bytes) {
+  if (device.is_host() || bytes == 0) return {};
+  const HostPages pages(bytes, Pages::kOrdinary);
+  std::string refusal = cuda::lock_pages(device.ordinal(), pages.get(), pages.size());
+  if (refusal.empty()) cuda::unlock_pages(pages.get());
+  return refusal;
 }
 
 void fill_device_bytes(DeviceId device, void* pointer, std::byte value, std::size_t bytes) {

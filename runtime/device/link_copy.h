@@ -2,10 +2,11 @@
 //
 //   seconds(bytes) = latency_us * 1e-6 + bytes / (gbps * 1e9)
 //
-// On the host device a token bucket makes every copy last that long (the thread sleeps, it does
-// not spin), less what the copy before it overslept: sums are exact, whatever the timer does
-// (wire_schedule.h). gbps = 0 means unthrottled, a latency remains. On CUDA copies run at the
-// speed of the bus, and a rate that is not 0 is refused. Every byte is counted where it crosses.
+// Copies share a wire (wire.h): one after the other, each as long as that, less what the copy
+// before it overslept, so sums are exact, whatever timers do. gbps = 0 means unthrottled, a latency
+// remains. On the host device the thread that copies sleeps. On CUDA the copy is asynchronous as
+// ever, and its stream then waits for the rest of the time (paced_copies.h); with neither rate nor
+// latency it runs at the speed of the bus. Every byte is counted where it crosses.
 //
 // Thread safety: copy() and bytes() from any thread; two copies on one link share its rate.
 #pragma once
@@ -20,6 +21,9 @@
 #include "runtime/device/stream.h"
 
 namespace sluiceway {
+
+class PacedCopies;
+class Wire;
 
 enum class LinkDirection { kDeviceToHost, kHostToDevice };
 
@@ -46,11 +50,11 @@ class LinkCopy {
   std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
 
  private:
-  struct Bucket;
   DeviceId device_;
   LinkDirection direction_;
   std::atomic<std::uint64_t> bytes_{0};
-  std::unique_ptr<Bucket> bucket_;
+  std::shared_ptr<Wire> wire_;          // Null: neither rate nor latency.
+  std::unique_ptr<PacedCopies> paced_;  // Of CUDA, where there is a wire.
 };
 
 }  // namespace sluiceway

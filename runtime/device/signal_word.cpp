@@ -13,8 +13,8 @@ constexpr std::uint32_t kRaised = 1;
 }  // namespace
 
 std::uint32_t* SignalWords::take() {
-  const std::lock_guard lock(mutex_);
-  if (free_.empty()) grow();
+  std::unique_lock lock(mutex_);
+  while (free_.empty()) grow(lock);
   std::uint32_t* const word = free_.back();
   free_.pop_back();
   return word;
@@ -25,9 +25,13 @@ void SignalWords::give_back(std::uint32_t* word) noexcept {
   free_.push_back(word);  // Never allocates: grow() has made room for every word.
 }
 
-void SignalWords::grow() {
-  free_.reserve(words_ + kPageWords);
+// The driver may wait for the device before it gives a page, and the device for a thread that has
+// to give a word back first.
+void SignalWords::grow(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
   std::uint32_t* const page = new_page_();
+  lock.lock();
+  free_.reserve(words_ + kPageWords);
   for (std::size_t i = 0; i < kPageWords; ++i) free_.push_back(page + i);
   words_ += kPageWords;
 }
@@ -46,13 +50,17 @@ void HostSignal::raise() noexcept {
   std::atomic_ref(*word_).store(kRaised, std::memory_order_release);
 }
 
+void HostSignal::await(const std::function<void(std::uint32_t*)>& hold) {
+  awaited_ = true;
+  hold(word_);
+}
+
 void hold_until(const Event& event, const std::shared_ptr<HostSignal>& signal,
                 const std::function<void(std::uint32_t*)>& hold,
                 const std::function<Event()>& record) {
   // First, so that no stream is told to wait for a word that nobody will raise.
   event.state()->then([signal] { signal->raise(); });
-  signal->awaited_ = true;
-  hold(signal->word_);
+  signal->await(hold);
   record().state()->then([signal] { signal->passed(); });
 }
 

@@ -10,7 +10,7 @@
 //
 // Ownership:     signals are shared; rings outlive them and never free a page, which on CUDA would
 //                wait for the device.
-// Thread safety: every call from any thread, but for hold_until() on one signal.
+// Thread safety: every call from any thread, but for await() on one signal.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class SignalWords {
   void give_back(std::uint32_t* word) noexcept;
 
  private:
-  void grow();
+  void grow(std::unique_lock<std::mutex>& lock);  // Unlocked while the page comes.
 
   std::function<std::uint32_t*()> new_page_;
   std::mutex mutex_;
@@ -54,15 +54,14 @@ class HostSignal {
 
   void raise() noexcept;
 
- private:
-  friend void hold_until(const Event& event, const std::shared_ptr<HostSignal>& signal,
-                         const std::function<void(std::uint32_t*)>& hold,
-                         const std::function<Event()>& record);
-  void passed() noexcept { awaited_ = false; }
+  // `hold` lets a stream wait until the word is 1. Until passed() nobody else gets the word.
+  void await(const std::function<void(std::uint32_t*)>& hold);
+  void passed() noexcept { awaited_ = false; }  // No stream waits for it any more.
 
+ private:
   SignalWords& words_;
   std::uint32_t* word_;
-  bool awaited_ = false;  // Published by the event that record() gives, then by the last owner.
+  bool awaited_ = false;  // Published by the stream that has passed, then by the last owner.
 };
 
 // Lets a stream wait for `event`: `hold` enqueues its wait until the word is 1, `record` gives an

@@ -55,6 +55,10 @@ bool Stream::device_waits_for(const Stream& other) const noexcept {
          device() == other.device();
 }
 
+void wait_for(StreamRef stream) {
+  if (!stream.is_host()) cuda::wait_for(stream);
+}
+
 DeviceGuard::DeviceGuard(DeviceId device) {
   if (!device.is_host()) previous_ = cuda::select_device(device.ordinal());
 }

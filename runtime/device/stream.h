@@ -12,6 +12,7 @@
 //                synchronize() rethrows it once.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -34,9 +35,13 @@ class StreamBackend;
 
 class Stream {
  public:
+  // Whose work a CUDA device starts first, where that of several streams is ready.
+  enum class Priority : std::uint8_t { kDefault, kHigh };
+
   struct Options {
     std::string name;  // Of the thread and of the trace row; at most 15 characters are kept.
     int cpu = -1;      // Processor to pin the worker thread to; -1 leaves it free.
+    Priority priority = Priority::kDefault;  // Of an owned stream.
   };
   using Task = std::function<void(StreamRef)>;
   using Done = std::function<void(const Completion&)>;
@@ -73,6 +78,10 @@ class Stream {
   explicit Stream(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
 };
+
+// Blocks until the work that `stream` has been given is done, and sleeps meanwhile; nothing to do
+// on the host. CudaError: the device has failed.
+void wait_for(StreamRef stream);
 
 // Makes `device` current on this thread for the guard's lifetime; nothing to do on the host.
 class DeviceGuard {

@@ -29,18 +29,17 @@ std::uint64_t reserved_bytes(Tier tier, std::size_t bytes, Pages pages, std::str
   return round_up(bytes, page);
 }
 
-std::byte* allocate(Tier tier, DeviceId device, std::size_t bytes, Pages pages) {
-  void* pointer = tier == Tier::kPinned ? allocate_pinned_bytes(device, bytes, pages)
-                                        : allocate_device_bytes(home(tier, device), bytes);
-  return static_cast<std::byte*>(pointer);
+PinnedBytes allocate(Tier tier, DeviceId device, std::size_t bytes, Pages pages) {
+  if (tier == Tier::kPinned) return allocate_pinned_bytes(device, bytes, pages);
+  return {allocate_device_bytes(home(tier, device), bytes), false};
 }
 
-void deallocate(Tier tier, DeviceId device, std::byte* data, std::size_t bytes,
+void deallocate(Tier tier, DeviceId device, PinnedBytes held, std::size_t bytes,
                 Pages pages) noexcept {
   if (tier == Tier::kPinned) {
-    free_pinned_bytes(device, data, bytes, pages);
+    free_pinned_bytes(held, bytes, pages);
   } else {
-    free_device_bytes(home(tier, device), data, bytes);
+    free_device_bytes(home(tier, device), held.data, bytes);
   }
 }
 
@@ -49,7 +48,7 @@ void deallocate(Tier tier, DeviceId device, std::byte* data, std::size_t bytes,
 Buffer::Buffer(Budget& budget, Tier tier, DeviceId device, std::size_t bytes,
                std::string_view purpose, Fill fill, Pages pages)
     : reservation_(budget.reserve(tier, reserved_bytes(tier, bytes, pages, purpose), purpose)),
-      data_(allocate(tier, device, bytes, pages)),
+      held_(allocate(tier, device, bytes, pages)),
       bytes_(bytes),
       tier_(tier),
       pages_(pages),
@@ -57,7 +56,7 @@ Buffer::Buffer(Budget& budget, Tier tier, DeviceId device, std::size_t bytes,
   if (fill == Fill::kNone && !scribbles()) return;
   const std::byte value = fill == Fill::kZero ? std::byte{0} : kScribble;
   try {
-    fill_device_bytes(on_host(tier, device) ? DeviceId::host() : device, data_, value, bytes_);
+    fill_device_bytes(on_host(tier, device) ? DeviceId::host() : device, held_.data, value, bytes_);
   } catch (...) {
     release();
     throw;
@@ -66,7 +65,7 @@ Buffer::Buffer(Budget& budget, Tier tier, DeviceId device, std::size_t bytes,
 
 Buffer::Buffer(Buffer&& other) noexcept
     : reservation_(std::move(other.reservation_)),
-      data_(std::exchange(other.data_, nullptr)),
+      held_(std::exchange(other.held_, {})),
       bytes_(std::exchange(other.bytes_, 0)),
       tier_(other.tier_),
       pages_(other.pages_),
@@ -75,7 +74,7 @@ Buffer::Buffer(Buffer&& other) noexcept
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   Buffer taken(std::move(other));
   std::swap(reservation_, taken.reservation_);
-  std::swap(data_, taken.data_);
+  std::swap(held_, taken.held_);
   std::swap(bytes_, taken.bytes_);
   std::swap(tier_, taken.tier_);
   std::swap(pages_, taken.pages_);
@@ -86,9 +85,9 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 Buffer::~Buffer() { release(); }
 
 void Buffer::release() noexcept {
-  if (data_ == nullptr) return;
-  if (on_host(tier_, device_)) scribble(data_, bytes_);
-  deallocate(tier_, device_, std::exchange(data_, nullptr), std::exchange(bytes_, 0), pages_);
+  if (held_.data == nullptr) return;
+  if (on_host(tier_, device_)) scribble(data(), bytes_);
+  deallocate(tier_, device_, std::exchange(held_, {}), std::exchange(bytes_, 0), pages_);
 }
 
 }  // namespace sluiceway

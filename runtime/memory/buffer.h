@@ -2,8 +2,9 @@
 //
 // Page-aligned for kPinned (exact size, rounded up to one page, never to a power of two; `pages`
 // says of which kind), else
-// aligned to 64 bytes. kPinned is page-locked on CUDA; on the host device it is ordinary memory.
-// Contents start as zero, or as 0xCD in an eager-spill build where `Fill::kNone` is asked for.
+// aligned to 64 bytes. kPinned is page-locked on CUDA, where the system lets it be (PinnedBytes);
+// on the host device it is ordinary memory. Contents start as zero, or as 0xCD in an eager-spill
+// run where `Fill::kNone` is asked for.
 //
 // Ownership: move-only; frees and gives the reservation back on destruction.
 // Errors:    OutOfMemory, with byte counts; nothing was changed.
@@ -13,7 +14,7 @@
 #include <span>
 #include <string_view>
 
-#include "runtime/device/host_pages.h"
+#include "runtime/device/device_memory.h"
 #include "runtime/device/stream.h"
 #include "runtime/memory/budget.h"
 
@@ -30,17 +31,17 @@ class Buffer {
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();
 
-  std::byte* data() const noexcept { return data_; }
+  std::byte* data() const noexcept { return static_cast<std::byte*>(held_.data); }
   std::size_t size() const noexcept { return bytes_; }
   template <typename T>
   std::span<T> as() const noexcept {
-    return {reinterpret_cast<T*>(data_), bytes_ / sizeof(T)};
+    return {reinterpret_cast<T*>(data()), bytes_ / sizeof(T)};
   }
 
  private:
   void release() noexcept;
   Budget::Reservation reservation_;
-  std::byte* data_ = nullptr;
+  PinnedBytes held_;  // `locked` counts on kPinned alone.
   std::size_t bytes_ = 0;
   Tier tier_ = Tier::kHost;
   Pages pages_ = Pages::kOrdinary;

@@ -1,15 +1,19 @@
 #include "runtime/memory/scribble.h"
 
+#include <cstdlib>
 #include <cstring>
 
 namespace sluiceway {
 
 #ifdef SLUICEWAY_EAGER_SPILL
 
-bool scribbles() noexcept { return true; }
+bool scribbles() noexcept {
+  static const bool asked_for = std::getenv("SLUICEWAY_EAGER_SPILL") != nullptr;
+  return asked_for;
+}
 
 void scribble(std::byte* bytes, std::size_t size) noexcept {
-  if (size > 0) std::memset(bytes, std::to_integer<int>(kScribble), size);
+  if (scribbles() && size > 0) std::memset(bytes, std::to_integer<int>(kScribble), size);
 }
 
 #else

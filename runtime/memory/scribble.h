@@ -1,7 +1,8 @@
-// Fills memory that nobody owns any more, in the build that looks for stale pointers.
+// Fills memory that nobody owns any more, in test runs that look for stale pointers.
 //
-// In the eager-spill build what is given back, and what starts without contents, becomes 0xCD: a
-// stale pointer reads garbage at once instead of yesterday's bytes. Other builds do nothing.
+// In an eager-spill run what is given back, and what starts without contents, becomes 0xCD: a stale
+// pointer reads garbage at once instead of yesterday's bytes. Such a run is one of a build with
+// -DSLUICEWAY_EAGER_SPILL=ON under the environment variable of the same name; others do nothing.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@ namespace sluiceway {
 
 inline constexpr std::byte kScribble{0xCD};
 
-bool scribbles() noexcept;  // Whether this build does.
+bool scribbles() noexcept;  // Whether this run does; the environment is asked once.
 void scribble(std::byte* bytes, std::size_t size) noexcept;
 
 }  // namespace sluiceway

@@ -10,6 +10,7 @@
 // Invariants, which the tests name:
 //   I1  A payload's hops start in their order, each once; the next when the one before has
 //       finished, or, where both streams are of one device that waits by itself, behind its event.
+//       The first starts behind Payload::after.
 //   I2  A lane has at most `depth` hops in flight, and the ready payload of the lowest rank
 //       (step_plan.h) goes next.
 //   I3  No hop at or behind a hold starts before release(); under kBarrier, moreover, none in

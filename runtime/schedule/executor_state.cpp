@@ -112,6 +112,7 @@ void Executor::State::make_room(Lock&) {
 void Executor::State::add(Lock&, Item* item) {
   item->step = step;
   item->arrival = arrivals++;
+  item->after = std::exchange(item->payload.after, Event());
   item->rank = plan.rank(item->step, item->payload.deadline, item->arrival);
   const std::vector<Hop>& hops = item->payload.hops;
   const auto first_from = [&](LaneId lane) {

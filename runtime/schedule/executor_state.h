@@ -63,7 +63,7 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
     bool handed_out = false;          // A thread of ours will move it on when enqueue() returns.
     bool on_device = false;           // Its hop in the device lane is being worked on.
     std::uint64_t recalled_by = 0;    // Number of the recall() that waits for it; 0: none.
-    Event after;                      // Where the hop before has not finished: what to wait for.
+    Event after;                      // Where what comes before has not finished: what to wait for.
     std::vector<double> seconds;      // By hop.
     std::shared_ptr<HostEvent> done;  // Happens when the item is destroyed.
   };

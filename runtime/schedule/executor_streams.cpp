@@ -160,8 +160,9 @@ void Executor::State::complete(Item* item, std::size_t hop, const Completion& co
   } else {
     settle(lock, item, gone);
   }
-  dispatch(lock);
+  // First, since a task that is handed out may wait for a device that waits for one of these.
   destroy(lock, gone);
+  dispatch(lock);
 }
 
 // What becomes of an item when nothing of it is in flight any more.

@@ -53,6 +53,8 @@ struct Payload {
   std::uint64_t deadline = 0;  // Position in the next forward: a lower one is needed earlier.
   std::string name;            // For errors and the trace.
   std::vector<Hop> hops;       // In this order; their lanes ascend.
+  // Behind which its first hop starts: what streams outside of the lanes still do for it.
+  Event after = {};
   // Index of the hop before which it waits for release(); hops.size(): before it leaves the lanes.
   std::optional<std::size_t> hold_before;
 };

@@ -10,6 +10,10 @@ namespace sluiceway::cuda {
 
 void check(cudaError_t result, const char* call, const char* file, int line);
 
+// Of a call about whose failure nothing can be done, such as one that frees: whoever asks the
+// runtime for its last error next shall not be told of it.
+void drop(cudaError_t result) noexcept;
+
 // The same error as a value, for threads that must not throw; null for success.
 std::exception_ptr error_of(cudaError_t result, const char* call) noexcept;
 

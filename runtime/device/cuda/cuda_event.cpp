@@ -9,18 +9,34 @@ OwnedEvent::OwnedEvent(cudaStream_t stream, Timing timing) {
       cudaEventBlockingSync | (timing == Timing::kOff ? cudaEventDisableTiming : 0U);
   SLUICEWAY_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags));
   const cudaError_t recorded = cudaEventRecord(event_, stream);
-  if (recorded == cudaSuccess) return;
-  cudaEventDestroy(event_);
-  SLUICEWAY_CUDA_CHECK(recorded);
+  if (recorded != cudaSuccess) drop(cudaEventDestroy(event_));
+  check(recorded, "cudaEventRecord", __FILE__, __LINE__);
 }
 
 OwnedEvent::~OwnedEvent() {
-  if (event_ != nullptr) cudaEventDestroy(event_);
+  if (event_ != nullptr) drop(cudaEventDestroy(event_));
+}
+
+void sleep_until_idle(cudaStream_t stream) {
+  try {
+    const OwnedEvent reached(stream, OwnedEvent::Timing::kOff);
+    SLUICEWAY_CUDA_CHECK(cudaEventSynchronize(reached.get()));
+  } catch (...) {  // No event can be had, or the device has failed.
+    drop(cudaStreamSynchronize(stream));
+    throw;
+  }
+}
+
+void try_sleep_until_idle(cudaStream_t stream) noexcept {
+  try {
+    sleep_until_idle(stream);
+  } catch (...) {  // It was waited for all the same.
+  }
 }
 
 bool CudaEvent::happened() const {
   const cudaError_t result = cudaEventQuery(event_.get());
-  if (result != cudaSuccess) cudaGetLastError();
+  drop(result);
   return result != cudaErrorNotReady;
 }
 
@@ -28,7 +44,7 @@ void CudaEvent::wait() const { SLUICEWAY_CUDA_CHECK(cudaEventSynchronize(event_.
 
 void CudaEvent::then(std::function<void()> action) {
   const auto finish = [self = shared_from_this(), action = std::move(action)] {
-    if (cudaEventSynchronize(self->get()) != cudaSuccess) cudaGetLastError();
+    drop(cudaEventSynchronize(self->get()));
     action();
   };
   if (happened() || !watcher_->post(finish)) finish();

@@ -28,6 +28,13 @@ class OwnedEvent {  // Move-only.
   cudaEvent_t event_ = nullptr;
 };
 
+// Returns or throws when `stream`, whose device is current, is done with all that it has been
+// given. The thread sleeps meanwhile, where cudaStreamSynchronize() may spin.
+void sleep_until_idle(cudaStream_t stream);
+
+// The same where nothing may be thrown; what went wrong, the next call of the stream says.
+void try_sleep_until_idle(cudaStream_t stream) noexcept;
+
 // The thread that waits for a stream's events, in their order, as long as the stream lives.
 class Watcher {
  public:

@@ -1,23 +1,30 @@
 #include <string>
 
 #include "kernels/base/check.h"
+#include "kernels/cuda/error_text.cuh"
 #include "runtime/device/cuda/cuda_check.h"
+#include "runtime/device/cuda/cuda_event.h"
 #include "runtime/device/cuda_backend.h"
 
 namespace sluiceway::cuda {
 namespace {
 
 // Calls wait on a stream that no other thread uses, not on the whole device.
-void wait_for_this_thread() { SLUICEWAY_CUDA_CHECK(cudaStreamSynchronize(cudaStreamPerThread)); }
+const cudaStream_t kOwnStream = cudaStreamPerThread;
 
-[[noreturn]] void refuse(const char* what, int ordinal, std::size_t bytes, const char* memory) {
-  cudaGetLastError();
+[[noreturn]] void refuse(int ordinal, std::size_t bytes) {
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
-  cudaMemGetInfo(&free_bytes, &total_bytes);
-  throw OutOfMemory(concat(what, ": CUDA device ", ordinal, " refused ", format_bytes(bytes),
-                           " of ", memory, " memory; the device has ", format_bytes(free_bytes),
+  drop(cudaMemGetInfo(&free_bytes, &total_bytes));
+  throw OutOfMemory(concat("cudaMalloc: CUDA device ", ordinal, " refused ", format_bytes(bytes),
+                           " of device memory; the device has ", format_bytes(free_bytes),
                            " free of ", format_bytes(total_bytes), "; lower the budget"));
+}
+
+// Not an error of the call: the system has a limit, no memory left, or cannot lock pages at all.
+bool system_refuses(cudaError_t result) noexcept {
+  return result == cudaErrorMemoryAllocation || result == cudaErrorOperatingSystem ||
+         result == cudaErrorNotPermitted || result == cudaErrorNotSupported;
 }
 
 }  // namespace
@@ -45,45 +52,57 @@ int select_device(int ordinal) {
 }
 
 void restore_device(int ordinal) noexcept {
-  cudaSetDevice(ordinal);  // It was current before: there is nothing to do about a failure.
+  drop(cudaSetDevice(ordinal));  // It was current before.
 }
 
 void* allocate_bytes(int ordinal, std::size_t bytes) {
   const DeviceGuard guard(DeviceId::cuda(ordinal));
   void* pointer = nullptr;
   const cudaError_t result = cudaMalloc(&pointer, bytes);
-  if (result == cudaErrorMemoryAllocation) refuse("cudaMalloc", ordinal, bytes, "device");
-  SLUICEWAY_CUDA_CHECK(result);
+  if (result == cudaErrorMemoryAllocation) {
+    drop(result);
+    refuse(ordinal, bytes);
+  }
+  check(result, "cudaMalloc", __FILE__, __LINE__);
   return pointer;
 }
 
-void free_bytes(int, void* pointer) noexcept { cudaFree(pointer); }
-
-void lock_pages(int ordinal, void* pages, std::size_t bytes) {
-  const DeviceGuard guard(DeviceId::cuda(ordinal));
-  const cudaError_t result = cudaHostRegister(pages, bytes, cudaHostRegisterPortable);
-  if (result == cudaErrorMemoryAllocation) {
-    refuse("cudaHostRegister", ordinal, bytes, "page-locked host");
+void free_bytes(int ordinal, void* pointer) noexcept {
+  try {
+    const DeviceGuard guard(DeviceId::cuda(ordinal));  // Or the call makes a context on another.
+    drop(cudaFree(pointer));
+  } catch (...) {  // There is no driver any more, nor the memory.
   }
-  SLUICEWAY_CUDA_CHECK(result);
 }
 
-void unlock_pages(void* pages) noexcept { cudaHostUnregister(pages); }
+std::string lock_pages(int ordinal, void* pages, std::size_t bytes) {
+  const DeviceGuard guard(DeviceId::cuda(ordinal));
+  const cudaError_t result = cudaHostRegister(pages, bytes, cudaHostRegisterPortable);
+  if (!system_refuses(result)) {
+    check(result, "cudaHostRegister", __FILE__, __LINE__);
+    return {};
+  }
+  drop(result);
+  return error_text(result, "cudaHostRegister");
+}
+
+void unlock_pages(void* pages) noexcept { drop(cudaHostUnregister(pages)); }
 
 void fill_bytes(int ordinal, void* pointer, int value, std::size_t bytes) {
   const DeviceGuard guard(DeviceId::cuda(ordinal));
-  SLUICEWAY_CUDA_CHECK(cudaMemsetAsync(pointer, value, bytes, cudaStreamPerThread));
-  wait_for_this_thread();
+  SLUICEWAY_CUDA_CHECK(cudaMemsetAsync(pointer, value, bytes, kOwnStream));
+  sleep_until_idle(kOwnStream);
 }
 
 void copy_bytes(int ordinal, void* dst, const void* src, std::size_t bytes) {
   const DeviceGuard guard(DeviceId::cuda(ordinal));
-  SLUICEWAY_CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cudaStreamPerThread));
-  wait_for_this_thread();
+  SLUICEWAY_CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kOwnStream));
+  sleep_until_idle(kOwnStream);
 }
 
 void copy_bytes_async(StreamRef stream, void* dst, const void* src, std::size_t bytes,
                       LinkDirection direction) {
+  if (bytes == 0) return;
   const cudaMemcpyKind kind =
       direction == LinkDirection::kDeviceToHost ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
   SLUICEWAY_CUDA_CHECK(

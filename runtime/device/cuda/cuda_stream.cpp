@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/cuda/one_stream.cuh"
 #include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/cuda_event.h"
-#include "runtime/device/cuda/host_signal.h"
 #include "runtime/device/cuda_backend.h"
 #include "runtime/device/device_memory.h"
 #include "runtime/device/first_error.h"
@@ -17,25 +17,37 @@ namespace {
 // A cudaStream_t of ours or of the framework; only ours is destroyed.
 class StreamHandle {
  public:
-  static StreamHandle create() {
-    StreamHandle handle;
-    SLUICEWAY_CUDA_CHECK(cudaStreamCreateWithFlags(&handle.stream_, cudaStreamNonBlocking));
+  static StreamHandle create(DeviceId device, Stream::Priority priority) {
+    const DeviceGuard guard(device);
+    int least = 0, greatest = 0;
+    SLUICEWAY_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    StreamHandle handle(device, nullptr);
+    SLUICEWAY_CUDA_CHECK(
+        cudaStreamCreateWithPriority(&handle.stream_, cudaStreamNonBlocking,
+                                     priority == Stream::Priority::kHigh ? greatest : least));
     handle.owned_ = true;
     return handle;
   }
-  explicit StreamHandle(cudaStream_t stream = nullptr) noexcept : stream_(stream) {}
+  StreamHandle(DeviceId device, cudaStream_t stream) noexcept : device_(device), stream_(stream) {}
   StreamHandle(StreamHandle&& other) noexcept
-      : stream_(other.stream_), owned_(std::exchange(other.owned_, false)) {}
+      : device_(other.device_),
+        stream_(other.stream_),
+        owned_(std::exchange(other.owned_, false)) {}
   StreamHandle& operator=(StreamHandle&&) = delete;
   ~StreamHandle() {
     if (!owned_) return;
-    cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
+    try {
+      const DeviceGuard guard(device_);
+      try_sleep_until_idle(stream_);
+      drop(cudaStreamDestroy(stream_));
+    } catch (...) {  // There is no driver any more, nor the stream.
+    }
   }
   cudaStream_t get() const noexcept { return stream_; }
 
  private:
-  cudaStream_t stream_ = nullptr;
+  DeviceId device_;
+  cudaStream_t stream_;
   bool owned_ = false;
 };
 
@@ -45,9 +57,9 @@ class Stretch {
   explicit Stretch(cudaStream_t stream)
       : stream_(stream), begin_(stream, OwnedEvent::Timing::kOn) {}
 
-  void run(Stream::Task& task, DeviceId device) noexcept {
+  void run(Stream::Task& task, StreamRef ref) noexcept {
     try {
-      task(StreamRef::cuda(device.ordinal(), stream_));
+      task(ref);
     } catch (...) {
       error_ = std::current_exception();
     }
@@ -65,9 +77,9 @@ class Stretch {
     if (end_) {
       const cudaError_t result = cudaEventSynchronize(end_->get());
       if (error_ == nullptr) error_ = error_of(result, "cudaEventSynchronize");
-      if (result == cudaSuccess) cudaEventElapsedTime(&elapsed_ms, begin_.get(), end_->get());
+      if (result == cudaSuccess) drop(cudaEventElapsedTime(&elapsed_ms, begin_.get(), end_->get()));
     } else {
-      cudaStreamSynchronize(stream_);
+      try_sleep_until_idle(stream_);
     }
     completion.end_us = now_us();
     completion.begin_us = completion.end_us - 1e3 * static_cast<double>(elapsed_ms);
@@ -92,14 +104,17 @@ class CudaStream final : public StreamBackend {
         stream_(std::move(stream)),
         error_(std::make_shared<FirstError>()),
         worker_({options.name, options.cpu}),
-        watcher_(std::make_shared<Watcher>(worker_)) {}
+        watcher_(std::make_shared<Watcher>(worker_)) {
+    // Or its first call would give this process a context on device 0 too.
+    worker_.post([device]() noexcept { drop(cudaSetDevice(device.ordinal())); });
+  }
 
   ~CudaStream() override { watcher_->close(); }  // Then the worker finishes, then the stream.
 
   void enqueue(Stream::Task task, Stream::Done done) override {
     const DeviceGuard guard(device_);
     auto stretch = std::make_shared<Stretch>(stream_.get());
-    stretch->run(task, device_);
+    stretch->run(task, ref());
     worker_.post([stretch = std::move(stretch), task = std::move(task), done = std::move(done),
                   error = error_]() mutable noexcept {
       const Completion completion = stretch->finish();
@@ -113,15 +128,14 @@ class CudaStream final : public StreamBackend {
   }
 
   void wait(const Event& event) override {
-    if (event.happened()) return;
     const DeviceGuard guard(device_);
+    if (event.happened()) return;
     if (const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.state().get())) {
       SLUICEWAY_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), cuda_event->get(), 0));
       return;
     }
     hold_until(
-        event, HostSignal::make(page_locked_words()),
-        [this](std::uint32_t* word) { hold_for(word, stream_.get()); },
+        event, make_signal(device_), [this](std::uint32_t* word) { hold_for(word, ref()); },
         [this] { return record(); });
   }
 
@@ -139,13 +153,16 @@ class CudaStream final : public StreamBackend {
     worker_.post([completions] { completions->set(); });
     completions->wait();
     error_->rethrow();
-    SLUICEWAY_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
+    const DeviceGuard guard(device_);
+    sleep_until_idle(stream_.get());
   }
 
   DeviceId device() const noexcept override { return device_; }
   bool waits_on_device() const noexcept override { return true; }
 
  private:
+  StreamRef ref() const noexcept { return StreamRef::cuda(device_.ordinal(), stream_.get()); }
+
   DeviceId device_;
   StreamHandle stream_;
   std::shared_ptr<FirstError> error_;
@@ -156,16 +173,22 @@ class CudaStream final : public StreamBackend {
 }  // namespace
 
 std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::Options& options) {
-  const DeviceGuard guard(device);
-  return std::make_unique<CudaStream>(device, StreamHandle::create(), options);
+  return std::make_unique<CudaStream>(device, StreamHandle::create(device, options.priority),
+                                      options);
 }
 
 std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
   const DeviceId device = stream.device();
+  check_one_stream("stream", stream);
   check_device(device);
-  return std::make_unique<CudaStream>(device,
-                                      StreamHandle(static_cast<cudaStream_t>(stream.native())),
-                                      Stream::Options{"borrowed", -1});
+  return std::make_unique<CudaStream>(
+      device, StreamHandle(device, static_cast<cudaStream_t>(stream.native())),
+      Stream::Options{"borrowed", -1});
+}
+
+void wait_for(StreamRef stream) {
+  const DeviceGuard guard(stream.device());
+  sleep_until_idle(static_cast<cudaStream_t>(stream.native()));
 }
 
 }  // namespace sluiceway::cuda

@@ -23,6 +23,8 @@ std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
   unavailable(stream.device().ordinal());
 }
 
+void wait_for(StreamRef stream) { unavailable(stream.device().ordinal()); }
+
 int select_device(int ordinal) { unavailable(ordinal); }
 
 void restore_device(int) noexcept {}
@@ -31,7 +33,7 @@ void* allocate_bytes(int ordinal, std::size_t) { unavailable(ordinal); }
 
 void free_bytes(int, void*) noexcept {}
 
-void lock_pages(int ordinal, void*, std::size_t) { unavailable(ordinal); }
+std::string lock_pages(int ordinal, void*, std::size_t) { unavailable(ordinal); }
 
 void unlock_pages(void*) noexcept {}
 
@@ -42,5 +44,13 @@ void copy_bytes(int ordinal, void*, const void*, std::size_t) { unavailable(ordi
 void copy_bytes_async(StreamRef stream, void*, const void*, std::size_t, LinkDirection) {
   unavailable(stream.device().ordinal());
 }
+
+void call_on_host(StreamRef stream, const std::function<void()>&) {
+  unavailable(stream.device().ordinal());
+}
+
+std::shared_ptr<HostSignal> make_signal(DeviceId device) { unavailable(device.ordinal()); }
+
+void hold_for(std::uint32_t*, StreamRef stream) { unavailable(stream.device().ordinal()); }
 
 }  // namespace sluiceway::cuda
