@@ -8,6 +8,7 @@
 #include "compress/projected_codec.h"
 #include "kernels/base/check.h"
 #include "kernels/compress.h"
+#include "runtime/device/stream.h"
 
 namespace sluiceway {
 namespace {
@@ -48,15 +49,24 @@ class BlockCodec final : public ProjectedCodec<BlockProjector> {
  protected:
   BiasNorm measure_bias(const AnyMatrix& g, std::span<float> scratch,
                         StreamRef stream) const override {
-    BiasNorm norm;
-    bias_norm(&norm, g, projector_.p(), projector_.q(), scratch, stream);
-    return norm;
+    return result().of<BiasNorm>(stream, [&](BiasNorm* to) {
+      bias_norm(to, g, projector_.p(), projector_.q(), scratch, stream);
+    });
   }
 
   std::size_t kept_elems() const noexcept override { return learns() ? layouts_.elems() : 0; }
   int fit(const AnyMatrix& g, const RefreshOptions& /*options*/, ProjectorLearner& learner,
           StreamRef stream) override {
-    recipe_.fit(projector_, g, learner, header_.seed ^ header_.weight_hash, stream);
+    const std::uint64_t seed = header_.seed ^ header_.weight_hash;
+    if (recipe_.by_learner) {
+      wait_for(stream);
+      recipe_.fit(projector_, g, learner, seed, stream);
+      return 0;
+    }
+    const HostMatrix here(g, stream, projector_.home().budget());
+    edit(projector_, [&](BlockProjector& to) {
+      recipe_.fit(to, here.view(), learner, seed, StreamRef::host());
+    });
     return 0;
   }
 
@@ -66,7 +76,7 @@ class BlockCodec final : public ProjectedCodec<BlockProjector> {
         recipe_(recipe),
         layouts_(layouts) {
     if (recipe_.fit == nullptr) {
-      projector_.draw({header_.seed, 0, header_.weight_hash});
+      projector_.draw({header_.seed, 0, header_.weight_hash, request.config.q_hash});
     } else {
       save_values();
     }
@@ -114,6 +124,10 @@ CodecFamily block_family(std::string name, BlockRecipe recipe) {
   family.range_scratch_elems = [layouts](const CodecConfig& config, std::int64_t m,
                                          std::int64_t n) {
     return layouts(config, m, n).range_scratch_elems();
+  };
+  family.project_scratch_elems = [layouts](const CodecConfig& config, std::int64_t m,
+                                           std::int64_t n) {
+    return layouts(config, m, n).project_scratch_elems();
   };
   if (family.learns) {
     family.kept_elems = [layouts](const CodecConfig& config, std::int64_t m, std::int64_t n) {

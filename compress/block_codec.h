@@ -20,6 +20,9 @@ struct BlockRecipe {
   // Overwrites all of P and Q. `seed` keys what is random in it. Null: drawn from the seed.
   void (*fit)(BlockProjector& to, const AnyMatrix& g, ProjectorLearner& learner, std::uint64_t seed,
               StreamRef stream);
+  // Whether all memory of a fit is that of the codec's device, where the learner works, or the
+  // host's, in copies.
+  bool by_learner = false;
 };
 
 // A whole row but for `offered`, which is true; the columns are orthonormal.

@@ -11,14 +11,12 @@
 // Cost:     fit_block_pca: 2 m n block flop a side and O(block^3) a group.
 #pragma once
 
-#include <cstdint>
 #include <span>
 
+#include "compress/side.h"
 #include "kernels/base/view.h"
 
 namespace sluiceway {
-
-enum class Side : std::uint8_t { kRows, kColumns };  // Rows of G make P, its columns make Q.
 
 void fit_block_pca(const AnyMatrix& g, Side side, const BlockRows& layout, std::span<float> value);
 void fit_top_columns(const AnyMatrix& g, const BlockRows& layout, std::span<float> value);

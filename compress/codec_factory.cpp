@@ -68,4 +68,8 @@ std::size_t range_scratch_elems(const CodecConfig& config, std::int64_t m, std::
   return ask(&CodecFamily::range_scratch_elems, config, m, n);
 }
 
+std::size_t project_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n) {
+  return ask(&CodecFamily::project_scratch_elems, config, m, n);
+}
+
 }  // namespace sluiceway

@@ -6,30 +6,35 @@
 #include <limits>
 
 #include "compress/codec_families.h"
-#include "compress/host_only.h"
 #include "kernels/base/check.h"
 #include "kernels/overflow_scan.h"
 
 namespace sluiceway {
-namespace {
 
-// Relative bias while there are no projectors yet: all of a gradient. Needs no pass of products.
-double lost_without_projectors(const AnyMatrix& g, StreamRef stream) {
-  ScanResult scan;
-  overflow_scan(g, &scan, stream);
-  if (!scan.finite) return std::numeric_limits<double>::quiet_NaN();
-  return scan.sum_squares > 0 ? 1 : 0;
-}
-
-}  // namespace
+GradientCodec::GradientCodec(const CodecRequest& request)
+    : family_(request.family), result_(request.device, request.budget, "what a codec measures") {}
 
 std::string_view GradientCodec::name() const noexcept { return family_.name; }
 
 bool GradientCodec::learns() const noexcept { return family_.learns; }
 
+void GradientCodec::project(Side /*side*/, const AnyMatrix& /*w*/, const AnyMatrix& /*g*/,
+                            std::span<float> /*scratch*/, StreamRef /*stream*/) const {
+  throw Unavailable(concat("project: codec ", name(),
+                           " has no projectors that rows could be projected by, expected one that "
+                           "has, as block_random"));
+}
+
 BiasNorm GradientCodec::bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const {
-  require_host_stream(stream, name(), "its bias is a number for the caller");
   return measure_bias(g, scratch, stream);
+}
+
+// Relative bias while there are no projectors yet: all of a gradient. Needs no pass of products.
+double GradientCodec::lost_without_projectors(const AnyMatrix& g, StreamRef stream) const {
+  const auto scan =
+      result_.of<ScanResult>(stream, [&](ScanResult* to) { overflow_scan(g, to, stream); });
+  if (!scan.finite) return std::numeric_limits<double>::quiet_NaN();
+  return scan.sum_squares > 0 ? 1 : 0;
 }
 
 RefreshOutcome GradientCodec::refresh(const AnyMatrix& g, const RefreshOptions& options,
@@ -37,7 +42,6 @@ RefreshOutcome GradientCodec::refresh(const AnyMatrix& g, const RefreshOptions& 
                                       std::span<float> scratch, StreamRef stream) {
   RefreshOutcome outcome;
   if (!learns()) return outcome;
-  require_host_stream(stream, name(), "projectors are fitted on the host");
   const bool first = wants_calibration();
   const std::size_t copied = first ? 0 : kept_elems();
   SLUICEWAY_CHECK(scratch.size() >= scratch_elems() + copied, "refresh: scratch has ",

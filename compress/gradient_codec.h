@@ -3,6 +3,7 @@
 //   compress   S <- beta S + P^T G Q             core x from gradient m x n
 //   apply      W <- decay W + alpha P D Q^T      in one pass over W
 //   range      G^[first, last), G^ = P S Q^T     rounded, and scanned as written
+//   project    Y P or X Q, of any number of rows: a core's two sides, where G is never formed
 //   bias       |P P^T G Q Q^T - G|_F^2 and |G|_F^2       docs/algorithm.md sections 1 and 2
 //
 // One codec serves one weight and owns its projectors; their bytes are reserved on the device tier
@@ -23,13 +24,15 @@
 #include <string_view>
 #include <vector>
 
-#include "compress/factored_moment.h"
+#include "compress/host_side.h"
 #include "compress/random_draw.h"
+#include "compress/side.h"
 #include "kernels/base/device_id.h"
 #include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 #include "kernels/bias_norm.h"
 #include "kernels/decompress.h"
+#include "kernels/factored_moment.h"
 #include "kernels/overflow_scan.h"
 #include "runtime/memory/budget.h"
 
@@ -37,6 +40,7 @@ namespace sluiceway {
 
 class ProjectorLearner;
 struct CodecFamily;
+struct CodecRequest;
 
 struct CoreShape {
   std::int64_t rows = 0;
@@ -96,6 +100,14 @@ class GradientCodec {
   virtual void compress(const AnyMatrix& g, float beta, MatrixView<float> s,
                         std::span<float> scratch, StreamRef stream) const = 0;
 
+  // w <- g P for Side::kRows, g Q for Side::kColumns (kernels/compress_linear.h), of a codec that
+  // projects(); keeps nothing between calls, so threads may share a codec, each with a scratch of
+  // project_scratch_elems().
+  virtual bool projects() const noexcept { return false; }
+  virtual void project(Side side, const AnyMatrix& w, const AnyMatrix& g, std::span<float> scratch,
+                       StreamRef stream) const;
+  virtual std::size_t project_scratch_elems() const noexcept { return 0; }  // f32.
+
   // `d` is f32 or bf16. `low` is empty unless update.rounding is kResidual.
   virtual void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                      const WeightUpdate& update, std::span<float> scratch,
@@ -114,12 +126,15 @@ class GradientCodec {
                               std::span<float> cols, std::span<float> scratch,
                               StreamRef stream) const = 0;
 
-  // On the host device only, as refresh(): the caller gets numbers, which no device half hands out.
+  // Returns numbers, so it waits for the stream; one call at a time on a CUDA device.
   BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const;
 
   // Measures the bias on calibration gradient `g`; where it exceeds options.threshold, draws new
   // positions, learns values with `learner`, replaces the projectors and carries the moments over.
-  // Whatever throws: codec and moments are as before. Allocates nothing of the budget.
+  // Whatever throws: codec and moments are as before. On a CUDA device it
+  // waits for the stream; `learner` works there, and what the host fits or carries over is in
+  // copies, which it reserves on the host tier for as long as the call; on the host device it
+  // allocates nothing of the budget. No other stream reads the projectors meanwhile.
   RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
                          ProjectorLearner& learner, const Moments& moments,
                          std::span<float> scratch, StreamRef stream);
@@ -131,7 +146,9 @@ class GradientCodec {
   virtual void check(std::span<const std::byte> state) const = 0;
 
  protected:
+  // With the family alone: a codec that measures on the host device only.
   explicit GradientCodec(const CodecFamily& family) noexcept : family_(family) {}
+  explicit GradientCodec(const CodecRequest& request);
 
   virtual BiasNorm measure_bias(const AnyMatrix& g, std::span<float> scratch,
                                 StreamRef stream) const = 0;
@@ -148,6 +165,7 @@ class GradientCodec {
                          std::span<const float> /*copy*/) const {}
 
   const CodecFamily& family() const noexcept { return family_; }
+  const ResultSlot& result() const noexcept { return result_; }
   void set_generation(std::uint64_t generation) noexcept { generation_ = generation; }
 
  private:
@@ -155,7 +173,10 @@ class GradientCodec {
                const Moments& moments, std::span<float> scratch, std::span<float> copy,
                StreamRef stream, RefreshOutcome& outcome);
 
+  double lost_without_projectors(const AnyMatrix& g, StreamRef stream) const;
+
   const CodecFamily& family_;
+  const ResultSlot result_;
   std::uint64_t generation_ = 0;
 };
 
@@ -166,6 +187,9 @@ struct CodecConfig {
   std::int64_t nnz = 4;     // r of the sparse families.
   std::int64_t block = 32;  // Rows per group of the block families.
   std::uint64_t seed = 0;
+  // Weights of equal columns that have the same one here have the same Q, 0: a Q of their own.
+  // Families that learn, whose Q follows from the gradient, take no notice.
+  std::uint64_t q_hash = 0;
 };
 
 // |b(G)|_F / |G|_F; 0 for a gradient of zeros, NaN for one that is not finite.
@@ -175,19 +199,20 @@ double relative_bias(const BiasNorm& norm) noexcept;
 // InvalidArgument lists all names that exist.
 std::string resolve_codec(std::string_view name);
 
-// `weight_hash` is the stable hash of the weight's name: it keys the random draws. `device` is the
-// weight's: Unavailable where this version keeps no projectors. `budget` outlives the codec.
+// `weight_hash` is the stable hash of the weight's name: it keys the random draws, which are the
+// same on every device. `device` is the weight's. `budget` outlives the codec.
 std::unique_ptr<GradientCodec> make_codec(const CodecConfig& config, std::int64_t m, std::int64_t n,
                                           std::uint64_t weight_hash, DeviceId device,
                                           Budget& budget);
 
 // The shape that make_codec() would give its core, the device bytes of its projectors,
-// scratch_elems(), refresh_scratch_elems() and range_scratch_elems(), without allocating anything:
-// for `plan`.
+// scratch_elems(), refresh_scratch_elems(), range_scratch_elems() and project_scratch_elems(),
+// without allocating anything: for `plan`.
 CoreShape core_shape(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::uint64_t projector_bytes(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t codec_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t refresh_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t range_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
+std::size_t project_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 
 }  // namespace sluiceway

@@ -1,14 +1,13 @@
 #include "compress/gradient_residual.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
-#include "compress/factored_moment.h"
-#include "compress/host_only.h"
 #include "kernels/base/check.h"
+#include "kernels/factored_moment.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/residual.h"
+#include "runtime/device/device_memory.h"
 
 namespace sluiceway {
 
@@ -26,6 +25,10 @@ double rounding_share(DType dtype) noexcept {
       break;
   }
   return 1e-5;
+}
+
+std::size_t vector_bytes(std::int64_t m, std::int64_t n) noexcept {
+  return sizeof(float) * static_cast<std::size_t>(m + n);
 }
 
 }  // namespace
@@ -50,55 +53,53 @@ std::string_view to_string(ResidualKind kind) noexcept {
 }
 
 std::uint64_t GradientResidual::bytes(ResidualKind kind, std::int64_t m, std::int64_t n) noexcept {
-  const std::uint64_t means = sizeof(float) * static_cast<std::uint64_t>(m + n);
-  return kind == ResidualKind::kNone ? 0 : kind == ResidualKind::kSign ? means : 2 * means;
+  if (kind == ResidualKind::kNone) return 0;
+  const std::size_t vectors = kind == ResidualKind::kFactored ? 2 : 1;
+  return vectors * vector_bytes(m, n) + sizeof(ResidualVerdict);
 }
 
 GradientResidual::GradientResidual(ResidualKind kind, std::int64_t m, std::int64_t n,
                                    DeviceId device, Budget& budget, std::string_view weight_name)
-    : kind_(kind), m_(m), n_(n) {
-  const auto means = static_cast<std::size_t>(bytes(ResidualKind::kSign, m, n));
-  if (kind == ResidualKind::kFactored) {
-    moments_ =
-        Buffer(budget, Tier::kDevice, device, means, concat("residual moments of ", weight_name));
-  }
-  roots_ = Buffer(budget, Tier::kDevice, device, means, concat("residual means of ", weight_name));
+    : kind_(kind), m_(m), n_(n), device_(device) {
+  const auto reserved = [&](std::size_t bytes, const char* what) {
+    return Buffer(budget, Tier::kDevice, device, bytes, concat("residual ", what, weight_name));
+  };
+  if (kind == ResidualKind::kFactored) moments_ = reserved(vector_bytes(m, n), "moments of ");
+  means_ = reserved(vector_bytes(m, n), "means of ");
+  verdict_ = reserved(sizeof(ResidualVerdict), "verdict of ");
 }
 
-bool GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
+void GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
                              const AnyMatrix& w, MatrixView<std::uint16_t> low,
                              const ResidualStep& step, std::span<float> scratch, StreamRef stream) {
-  require_host_stream(stream, "residual", "its means are looked at by the host");
   SLUICEWAY_CHECK(g.rows == m_ && g.cols == n_, "residual: gradient is ", g.rows, "x", g.cols,
                   ", expected ", m_, "x", n_);
-  const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), m_);
-  ScanResult core;
-  overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32}, &core, stream);
-  codec.leave_residual(g, s, now.row, now.col, scratch, stream);
-  if (!std::isfinite(mean(now.row)) || !std::isfinite(mean(now.col))) return false;
-  const double left = mean(now.row) * static_cast<double>(m_ * n_);
-  const double share = rounding_share(g.dtype);
-  if (left < share * share * core.sum_squares)
-    return false;  // |S| is |P S Q^T| where columns are orthonormal.
-  WeightUpdate update = step.update;
-  update.alpha = static_cast<float>(-step.lr);
+  ResidualVerdict* const verdict = verdict_.as<ResidualVerdict>().data();
+  overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32}, &verdict->core, stream);
+  const FactoredMoment means = FactoredMoment::of(means_.as<float>(), m_);
+  codec.leave_residual(g, s, means.row, means.col, scratch, stream);
+  judge_residual(verdict, means.row, means.col, rounding_share(g.dtype), step.lr, stream);
   if (kind_ == ResidualKind::kSign) {
-    residual_sign(w, low, g, update, stream);
-    return true;
+    return residual_sign(w, low, g, step.update, verdict, stream);
   }
   const FactoredMoment kept = FactoredMoment::of(moments_.as<float>(), m_);
-  const double factor = static_cast<double>(step.factor);
-  advance(kept, now, step.beta2, factor, kept);
-  ++steps_;
-  // In units of R before it is unscaled.
-  const FactoredRoots roots = roots_of(kept, step.beta2, steps_, factor, step.eps, now);
-  if (std::isfinite(step.max_rms)) {
-    double rms = 0;
-    residual_rms(&rms, g, roots, stream);
-    update.alpha = static_cast<float>(-step.lr / std::max(1.0, rms / step.max_rms));
-  }
-  residual_apply(w, low, g, roots, update, stream);
-  return true;
+  // Roots are in units of R before it is unscaled.
+  const MomentStep advance{
+      .beta2 = step.beta2, .eps = step.eps, .factor = static_cast<double>(step.factor)};
+  const FactoredRoots roots = advance_moment(kept, means, advance, kept, verdict, stream);
+  if (std::isfinite(step.max_rms)) residual_clip(verdict, g, roots, step.lr, step.max_rms, stream);
+  residual_apply(w, low, g, roots, step.update, verdict, stream);
+}
+
+bool GradientResidual::trained(StreamRef stream) const {
+  wait_for(stream);
+  return verdict().trains;
+}
+
+ResidualVerdict GradientResidual::verdict() const {
+  ResidualVerdict here;
+  copy_device_bytes(device_, &here, verdict_.data(), sizeof here);
+  return here;
 }
 
 void GradientResidual::load(std::int64_t steps, std::span<const float> moments) {
@@ -106,8 +107,9 @@ void GradientResidual::load(std::int64_t steps, std::span<const float> moments) 
   SLUICEWAY_CHECK(moments.size() == to.size(), "residual: state has ", moments.size(),
                   " moments, expected ", to.size());
   SLUICEWAY_CHECK(steps >= 0, "residual: state has ", steps, " steps, expected 0 or more");
-  std::copy(moments.begin(), moments.end(), to.begin());
-  steps_ = steps;
+  copy_device_bytes(device_, to.data(), moments.data(), to.size_bytes());
+  const ResidualVerdict none{.core = {}, .steps = steps};
+  copy_device_bytes(device_, verdict_.data(), &none, sizeof none);
 }
 
 }  // namespace sluiceway

@@ -10,10 +10,13 @@
 // reason a residual that is nothing but rounding, as of a gradient whose rank fits the core, is
 // left out: 1e-5 of the core's norm in f32, half a unit in the last place of G in 16 bits.
 //
-// Ownership: owns v_r and v_c, reserved on the device tier. G is used up.
+// Everything is decided where the gradient is: apply() enqueues kernels that hand a verdict to each
+// other, and waits for nothing. Who wants to know asks trained(), which waits.
+//
+// Ownership: owns v_r, v_c and the verdict, reserved on the device tier and in the device's memory.
+//            G is used up.
 // Numerics:  see kernels/residual.h; R is rounded to the type of G once.
-// Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, nothing changed;
-//            Unavailable on a CUDA stream: means and roots are looked at and advanced on the host.
+// Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, nothing changed.
 // Cost:      codec.leave_residual() once (reads and writes G), then R is read twice, once for kSign
 //            or without a clip; W is read and written once, S read once more.
 // Source:    docs/algorithm.md section 3; [Adafactor] Shazeer and Stern, arXiv 1804.04235.
@@ -24,6 +27,7 @@
 #include <string_view>
 
 #include "compress/gradient_codec.h"
+#include "kernels/residual_verdict.h"
 #include "runtime/memory/buffer.h"
 
 namespace sluiceway {
@@ -46,26 +50,33 @@ class GradientResidual {
   GradientResidual(ResidualKind kind, std::int64_t m, std::int64_t n, DeviceId device,
                    Budget& budget, std::string_view weight_name);
 
-  // `s` is the core of `g`; empty for a codec without one. False, and nothing but g changed: the
-  // residual was not finite, or nothing but rounding.
-  bool apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
+  // `s` is the core of `g`; empty for a codec without one. Where the residual is not finite, or
+  // nothing but rounding, nothing but g changes.
+  void apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
              const AnyMatrix& w, MatrixView<std::uint16_t> low, const ResidualStep& step,
              std::span<float> scratch, StreamRef stream);
 
   ResidualKind kind() const noexcept { return kind_; }
-  std::int64_t steps() const noexcept { return steps_; }
-  // v_r and v_c, one after the other; empty for kSign.
+  // Whether the last one changed its weight. Waits for `stream`, which apply() was given.
+  bool trained(StreamRef stream) const;
+
+  // ---- State; nothing that is enqueued anywhere uses it ----
+  std::int64_t steps() const { return verdict().steps; }  // How often the moments were advanced.
+  // v_r and v_c, one after the other, in memory of the device; empty for kSign.
   std::span<const float> moments() const noexcept { return moments_.as<const float>(); }
-  void load(std::int64_t steps, std::span<const float> moments);
+  void load(std::int64_t steps, std::span<const float> moments);  // From host memory.
 
   static std::uint64_t bytes(ResidualKind kind, std::int64_t m, std::int64_t n) noexcept;
 
  private:
+  ResidualVerdict verdict() const;
+
   ResidualKind kind_;
   std::int64_t m_, n_;
+  DeviceId device_;
   Buffer moments_;  // Of the rows, then of the columns; none for kSign.
-  Buffer roots_;    // Means of the gradient at hand, then roots of the moments.
-  std::int64_t steps_ = 0;
+  Buffer means_;    // Of the gradient at hand, then the roots of the moments.
+  Buffer verdict_;
 };
 
 }  // namespace sluiceway

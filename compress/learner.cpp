@@ -1,40 +1,62 @@
 #include "compress/learner.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/cpu/Utils.h>
+#include <c10/core/Stream.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cmath>
-#include <tuple>
-#include <utility>
+#include <array>
+#include <cstdint>
 
-#include "compress/host_only.h"
 #include "compress/learner_objective.h"
+#include "compress/learner_tensors.h"
 #include "kernels/base/check.h"
 
 namespace sluiceway {
 namespace {
 
-at::Tensor as_f32_tensor(const AnyMatrix& g) {
+at::Device torch_device(StreamRef stream) {
+  if (stream.is_host()) return at::Device(at::kCPU);
+  const int ordinal = stream.device().ordinal();
+  if (at::hasCUDA()) return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(ordinal));
+  throw Unavailable(concat("learn: stream of ", to_string(stream.device()),
+                           ", expected the host device: this torch sees no GPU; install one with "
+                           "CUDA"));
+}
+
+// What torch enqueues on a GPU is done when this is.
+void wait_for_torch(at::Device device) {
+  if (device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+}
+
+at::Tensor tensor_of(void* first, std::array<std::int64_t, 2> shape, std::int64_t stride,
+                     at::ScalarType type, at::Device device) {
+  return at::for_blob(first, shape)
+      .strides(std::array<std::int64_t, 2>{stride, 1})
+      .options(at::TensorOptions().dtype(type).device(device))
+      .target_device(device)
+      .make_tensor();
+}
+
+at::Tensor as_f32_tensor(const AnyMatrix& g, at::Device device) {
   const at::ScalarType type = g.dtype == DType::kF32   ? at::kFloat
                               : g.dtype == DType::kF16 ? at::kHalf
                                                        : at::kBFloat16;
-  return at::from_blob(g.data, {g.rows, g.cols}, {g.stride, 1}, at::TensorOptions().dtype(type))
-      .to(at::kFloat);
+  return tensor_of(g.data, {g.rows, g.cols}, g.stride, type, device).to(at::kFloat);
 }
 
-SparsePattern pattern_of(const LearnableRows& x) {
-  // from_blob takes a mutable pointer; the copy in another type is what is kept.
-  const at::Tensor index = at::from_blob(const_cast<std::int32_t*>(x.index), {x.rows, x.nnz},
-                                         at::TensorOptions().dtype(at::kInt));
+SparsePattern pattern_of(const LearnableRows& x, at::Device device) {
+  // A tensor takes a mutable pointer; the copy in another type is what is kept.
+  const at::Tensor index =
+      tensor_of(const_cast<std::int32_t*>(x.index), {x.rows, x.nnz}, x.nnz, at::kInt, device);
   return {index.to(at::kLong), x.cols};
 }
 
-at::Tensor values_of(const LearnableRows& x) {
-  return at::from_blob(x.value.data(), {x.rows, x.nnz}, at::TensorOptions().dtype(at::kFloat));
+at::Tensor values_of(const LearnableRows& x, at::Device device) {
+  return tensor_of(x.value.data(), {x.rows, x.nnz}, x.nnz, at::kFloat, device);
 }
 
 void check_half(const char* name, const LearnableRows& x, std::int64_t rows, const AnyMatrix& g) {
@@ -43,129 +65,51 @@ void check_half(const char* name, const LearnableRows& x, std::int64_t rows, con
                   " rows of ", x.nnz, " for a gradient of ", g.rows, "x", g.cols);
 }
 
-// Adam on one tensor, eps outside the square root.
-class Adam {
- public:
-  Adam(at::Tensor value, const LearnOptions& options)
-      : value_(std::move(value)),
-        m_(at::zeros_like(value_)),
-        v_(at::zeros_like(value_)),
-        options_(options) {}
-
-  void step(const at::Tensor& grad, int t) {
-    m_.mul_(options_.beta1).add_(grad, 1 - options_.beta1);
-    v_.mul_(options_.beta2).addcmul_(grad, grad, 1 - options_.beta2);
-    const double m_scale = 1 / (1 - std::pow(options_.beta1, t));
-    const double v_scale = 1 / (1 - std::pow(options_.beta2, t));
-    const at::Tensor root = (v_ * v_scale).sqrt_().add_(options_.eps);
-    value_.addcdiv_(m_, root, -options_.learning_rate * m_scale);
-  }
-
-  const at::Tensor& value() const { return value_; }
-
- private:
-  at::Tensor value_, m_, v_;
-  LearnOptions options_;
-};
-
-at::Tensor as_tensor(MatrixView<float> x) {
-  return at::from_blob(x.data, {x.rows, x.cols}, {x.stride, 1},
-                       at::TensorOptions().dtype(at::kFloat));
+void check_directions(const char* name, MatrixView<float> x, std::int64_t rows,
+                      const AnyMatrix& g) {
+  const std::int64_t most = std::min(g.rows, g.cols);
+  SLUICEWAY_CHECK(x.cols == 0 || (x.rows == rows && x.cols <= most), "learn: ", name, " is ",
+                  x.rows, "x", x.cols, ", expected ", rows, " rows and at most ", most, " columns");
 }
 
-at::Tensor orthonormal(const at::Tensor& x) { return std::get<0>(at::linalg_qr(x)); }
-
-// A basis of the range of x that products may follow without losing its smaller directions: the
-// unit lower triangle of an LU decomposition, which takes a third of a QR's time.
-at::Tensor well_conditioned(const at::Tensor& x) {
-  const auto [lu, pivots, unused] = at::linalg_lu_factor_ex(x);
-  at::Tensor row = at::arange(x.size(0), at::kLong);
-  auto* const rows = row.mutable_data_ptr<std::int64_t>();
-  const auto* const swapped = pivots.const_data_ptr<std::int32_t>();  // Counted from 1.
-  for (std::int64_t i = 0; i < pivots.numel(); ++i) std::swap(rows[i], rows[swapped[i] - 1]);
-  at::Tensor lower = lu.tril_(-1);
-  lower.diagonal().fill_(1);
-  return at::empty_like(x, at::MemoryFormat::Contiguous).index_copy_(0, row, lower);
+void copy_to(MatrixView<float> to, const at::Tensor& from, at::Device device) {
+  if (to.cols == 0) return;
+  tensor_of(to.data, {to.rows, to.cols}, to.stride, at::kFloat, device).copy_(from);
 }
 
-bool has(const char* instructions) {
-  const auto all = at::cpu::get_cpu_capabilities();
-  const auto found = all.find(instructions);
-  return found != all.end() && found->second.isBool() && found->second.toBool();
-}
-
-// What a gradient is multiplied as: bf16 where the processor is faster at it.
-at::Tensor as_factor(const at::Tensor& x) {
-  static const bool fast = has("avx512_bf16") || has("amx_bf16");
-  return fast ? x.to(at::kBFloat16) : x;
-}
-
-at::Tensor product(const at::Tensor& a, const at::Tensor& x) {
-  return a.matmul(x.to(a.scalar_type())).to(at::kFloat);
-}
-
-// Hooks inherit an autocast that surrounds backward(); learning is done in f32.
-class WithoutAutocast {
-  c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
+// Learning is done in f32, whatever surrounds the backward: hooks inherit its autocast, and a GPU
+// would round the factors of f32 products to TF32 where the user allows that to the model.
+class FullPrecision {
+  c10::impl::ExcludeDispatchKeyGuard without_autocast_{c10::autocast_dispatch_keyset};
+  at::NoTF32Guard without_tf32_;
 };
 
 class TorchLearner final : public ProjectorLearner {
  public:
   void leading_directions(const AnyMatrix& g, MatrixView<float> p, MatrixView<float> q,
                           std::uint64_t seed, StreamRef stream) override {
-    require_host_stream(stream, "learn", "libtorch runs on the processor alone");
-    SLUICEWAY_CHECK(p.cols == 0 || (p.rows == g.rows && p.cols <= std::min(g.rows, g.cols)),
-                    "learn: P is ", p.rows, "x", p.cols, ", expected ", g.rows,
-                    " rows and at most ", std::min(g.rows, g.cols), " columns");
-    SLUICEWAY_CHECK(q.cols == 0 || (q.rows == g.cols && q.cols <= std::min(g.rows, g.cols)),
-                    "learn: Q is ", q.rows, "x", q.cols, ", expected ", g.cols,
-                    " rows and at most ", std::min(g.rows, g.cols), " columns");
+    check_directions("P", p, g.rows, g);
+    check_directions("Q", q, g.cols, g);
+    const at::Device device = torch_device(stream);
     const at::NoGradGuard no_grad;
-    const WithoutAutocast full_precision;
-    const at::Tensor full = as_f32_tensor(g);
-    // Powers of a gradient of 1e-12 would be lost in f32.
-    const at::Tensor largest = full.abs().max();
-    const at::Tensor a = as_factor(largest.item<float>() > 0 ? full / largest : full);
-    const std::int64_t k = std::min({g.rows, g.cols, std::max(p.cols, q.cols) + kExtraDirections});
-    at::Generator random = at::detail::createCPUGenerator(seed);
-    at::Tensor range = product(a, at::randn({g.cols, k}, random, at::kFloat));
-    for (int power = 0; power < kPowerIterations; ++power) {
-      range = product(a, well_conditioned(product(a.t(), well_conditioned(range))));
-    }
-    const at::Tensor left = orthonormal(range);
-    // a is about left rest^T. Eigenvectors of rest^T rest, which are sorted ascending, order both.
-    const at::Tensor rest = product(a.t(), left);
-    const at::Tensor order = std::get<1>(at::linalg_eigh(rest.t().matmul(rest))).flip({1});
-    if (p.cols > 0) as_tensor(p).copy_(left.matmul(order.narrow(1, 0, p.cols)));
-    if (q.cols > 0) as_tensor(q).copy_(orthonormal(rest.matmul(order.narrow(1, 0, q.cols))));
+    const FullPrecision full_precision;
+    const Directions found = leading_directions_of(as_f32_tensor(g, device), p.cols, q.cols, seed);
+    copy_to(p, found.left, device);
+    copy_to(q, found.right, device);
+    wait_for_torch(device);
   }
 
   LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
                      const LearnOptions& options, StreamRef stream) override {
-    require_host_stream(stream, "learn", "libtorch runs on the processor alone");
     check_half("P", p, g.rows, g);
     check_half("Q", q, g.cols, g);
+    const at::Device device = torch_device(stream);
     const at::NoGradGuard no_grad;
-    const WithoutAutocast full_precision;
-    const BiasObjective objective(as_f32_tensor(g), pattern_of(p), pattern_of(q), options.beta);
-    Adam p_adam(values_of(p).clone(), options), q_adam(values_of(q).clone(), options);
-    at::Tensor best_p, best_q;
-    LearnOutcome outcome;
-    for (int t = 1;; ++t) {
-      const BiasObjective::Evaluation now = objective.evaluate(p_adam.value(), q_adam.value());
-      if (t == 1) outcome.bias_before = now.bias;
-      if (t == 1 || now.bias < outcome.bias_after) {
-        outcome.bias_after = now.bias;
-        best_p = p_adam.value().clone();
-        best_q = q_adam.value().clone();
-      }
-      if (now.bias <= options.threshold || t > options.max_steps || !std::isfinite(now.bias)) break;
-      p_adam.step(now.dp, t);
-      q_adam.step(now.dq, t);
-      outcome.steps = t;
-    }
-    values_of(p).copy_(best_p);
-    values_of(q).copy_(best_q);
+    const FullPrecision full_precision;
+    const LearnOutcome outcome =
+        learn_values(as_f32_tensor(g, device), pattern_of(p, device), pattern_of(q, device),
+                     values_of(p, device), values_of(q, device), options);
+    wait_for_torch(device);
     return outcome;
   }
 };

@@ -12,6 +12,8 @@
 //   q       n x dn  f32               index i32[n, r], value       values read and written
 //
 // Source: [HMT] Halko, Martinsson, Tropp, arXiv 0909.4061.
+// Memory: all of it is that of the stream's device. On a CUDA device a call comes after all that is
+//         to be read is there, whatever `stream` does, and its results are there when it returns.
 // Errors: InvalidArgument, naming both shapes; Unavailable: a device this learner does not run on.
 //         The values are as they were.
 #pragma once
@@ -79,13 +81,14 @@ class ProjectorLearner {
                              const LearnOptions& options, StreamRef stream) = 0;
 };
 
-// With libtorch, on torch's own threads; lives in sluiceway::learner. The host device only so far.
+// With libtorch, on torch's own threads, or on the stream that torch computes on where the memory
+// is a GPU's; lives in sluiceway::learner.
 //
 // Numerics: f32, but for products of leading_directions() with g, whose factors and results are
 // bf16
 //           where the processor multiplies bf16 faster: the bases are orthonormal to f32 all the
 //           same, and hold within 0.1 % of the energy. Equal calls give equal bits on one kind of
-//           processor for an equal number of threads.
+//           processor for an equal number of threads, and on one kind of GPU.
 // Cost:     a step is 4 r m n flop for G Q and G^T P, 4 r d (m + n) for the masked products, about
 //           10 d^3 for products of cores, r^2 (m + n) for the Gram matrices. Memory, in elements of
 //           4 bytes: m n for the transpose of G, as much again unless G is f32 and dense, about

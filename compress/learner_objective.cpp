@@ -19,11 +19,17 @@ at::Tensor sum_of_rows(const at::Tensor& x, const at::Tensor& row, const at::Ten
                                        /*sparse=*/false, weight));
 }
 
-double inner_f64(const at::Tensor& a, const at::Tensor& b) {
-  return (a * b).sum(at::kDouble).item<double>();
-}
+at::Tensor inner_f64(const at::Tensor& a, const at::Tensor& b) { return (a * b).sum(at::kDouble); }
 
-double norm_f64(const at::Tensor& a) { return std::sqrt(inner_f64(a, a)); }
+// Adds what stands at equal positions in one order, so that equal calls give equal bits: a GPU's
+// index_add_ has none, and index_put_ sorts there.
+void add_at(at::Tensor& sums, const at::Tensor& position, const at::Tensor& x) {
+  if (sums.is_cpu()) {
+    sums.index_add_(0, position, x);
+  } else {
+    sums.index_put_({position}, x, /*accumulate=*/true);
+  }
+}
 
 }  // namespace
 
@@ -51,7 +57,8 @@ at::Tensor SparsePattern::transposed_times(const at::Tensor& value, const at::Te
 at::Tensor SparsePattern::gram(const at::Tensor& value) const {
   const at::Tensor products = (value.unsqueeze(2) * value.unsqueeze(1)).flatten();
   at::Tensor flat = at::zeros({cols_ * cols_}, value.options());
-  return flat.index_add_(0, pair_, products).view({cols_, cols_});
+  add_at(flat, pair_, products);
+  return flat.view({cols_, cols_});
 }
 
 at::Tensor SparsePattern::sampled_product(const at::Tensor& a, const at::Tensor& b) const {
@@ -67,7 +74,7 @@ BiasObjective::BiasObjective(const at::Tensor& g, SparsePattern p, SparsePattern
       p_(std::move(p)),
       q_(std::move(q)),
       beta_(beta),
-      grad_sq_(inner_f64(g_, g_)) {}
+      grad_sq_(inner_f64(g_, g_).item<double>()) {}
 
 BiasObjective::Evaluation BiasObjective::evaluate(const at::Tensor& p_value,
                                                   const at::Tensor& q_value) const {
@@ -79,10 +86,6 @@ BiasObjective::Evaluation BiasObjective::evaluate(const at::Tensor& p_value,
   const at::Tensor c = at::mm(k, al);
   const at::Tensor ka = at::mm(k, a);
 
-  const double bias_sq = inner_f64(c, a) - 2 * inner_f64(a, a) + grad_sq_;
-  const double bias_norm = std::sqrt(std::max(bias_sq, 0.0));
-  const double p_norm = norm_f64(p_value), q_norm = norm_f64(q_value);
-
   const at::Tensor ptrq = c - a;
   const at::Tensor rq = p_.times(p_value, al) - gq;
   const at::Tensor rtp = q_.times(q_value, ka.t()) - gtp;
@@ -90,6 +93,13 @@ BiasObjective::Evaluation BiasObjective::evaluate(const at::Tensor& p_value,
   at::Tensor dq =
       q_.sampled_product(rtp, a.t().contiguous()) + q_.sampled_product(gtp, ptrq.t().contiguous());
 
+  // All numbers in one copy, and last: a GPU has the rest of the work already.
+  const at::Tensor sums = at::stack({inner_f64(c, a), inner_f64(a, a), inner_f64(p_value, p_value),
+                                     inner_f64(q_value, q_value)})
+                              .cpu();
+  const auto* const sum = sums.const_data_ptr<double>();
+  const double bias_norm = std::sqrt(std::max(sum[0] - 2 * sum[1] + grad_sq_, 0.0));
+  const double p_norm = std::sqrt(sum[2]), q_norm = std::sqrt(sum[3]);
   const double grad_norm = std::sqrt(grad_sq_);
   const double per_half_square = bias_norm == 0 ? 0 : 1 / (bias_norm * grad_norm);
   dp.mul_(per_half_square).add_(p_value, p_norm == 0 ? 0 : beta_ / p_norm);

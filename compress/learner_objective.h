@@ -9,6 +9,8 @@
 //   |R|^2 = <C, A> - 2 <A, A> + |G|^2     R Q = P (A L) - G Q     R^T P = Q (K A)^T - G^T P
 //   P^T R Q = C - A
 //
+// Everything is made on the device of its arguments; an evaluation brings four numbers to the host.
+//
 // Source:   docs/algorithm.md section 2.
 // Numerics: in the type of G, inner products summed in double: a relative bias below about 1e-3 is
 //           rounding when that type is f32.

@@ -21,7 +21,7 @@ CoreShape core_of(bool whole, std::int64_t m, std::int64_t n) {
 class PlainCodec final : public GradientCodec {
  public:
   PlainCodec(const CodecRequest& request, bool whole)
-      : GradientCodec(request.family),
+      : GradientCodec(request),
         whole_(whole),
         core_(core_of(whole, request.m, request.n)),
         header_(header_of(request,
@@ -63,8 +63,8 @@ class PlainCodec final : public GradientCodec {
  protected:
   BiasNorm measure_bias(const AnyMatrix& g, std::span<float> /*scratch*/,
                         StreamRef stream) const override {
-    ScanResult scan;
-    overflow_scan(g, &scan, stream);
+    const auto scan =
+        result().of<ScanResult>(stream, [&](ScanResult* to) { overflow_scan(g, to, stream); });
     return {.bias_sq = whole_ ? 0 : scan.sum_squares, .grad_sq = scan.sum_squares};
   }
 

@@ -3,6 +3,7 @@
 // compress/projector.h.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,6 +16,7 @@
 #include "compress/moment_transport.h"
 #include "compress/projector.h"
 #include "kernels/compress.h"
+#include "kernels/compress_linear.h"
 #include "kernels/decompress_range.h"
 #include "kernels/residual_form.h"
 
@@ -32,6 +34,16 @@ template <class Projector>
 class ProjectedCodec : public GradientCodec {
  public:
   CoreShape core() const noexcept override { return {header_.dm, header_.dn}; }
+
+  bool projects() const noexcept override { return true; }
+  void project(Side side, const AnyMatrix& w, const AnyMatrix& g, std::span<float> scratch,
+               StreamRef stream) const override {
+    project_rows(w, g, side == Side::kRows ? projector_.p() : projector_.q(), scratch, stream);
+  }
+  std::size_t project_scratch_elems() const noexcept override {
+    return static_cast<std::size_t>(std::max(sluiceway::project_scratch_elems(projector_.p()),
+                                             sluiceway::project_scratch_elems(projector_.q())));
+  }
 
   void apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
              const WeightUpdate& update, std::span<float> scratch,
@@ -54,7 +66,9 @@ class ProjectedCodec : public GradientCodec {
     CodecStateHeader header = header_;
     header.generation = generation();
     if (header.value_count == 0) return write_codec_state(header, {}, {});
-    return write_codec_state(header, values_of(projector_.p()), values_of(projector_.q()));
+    return look_at(projector_, [&](const Projector& here) {
+      return write_codec_state(header, values_of(here.p()), values_of(here.q()));
+    });
   }
   void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
 
@@ -63,7 +77,7 @@ class ProjectedCodec : public GradientCodec {
   template <class... Arguments>
   explicit ProjectedCodec(const CodecRequest& request, std::int64_t nnz_or_block,
                           Arguments&&... arguments)
-      : GradientCodec(request.family),
+      : GradientCodec(request),
         projector_(std::forward<Arguments>(arguments)...),
         header_(header_of(request, projector_.dims())) {
     header_.nnz = nnz_or_block;
@@ -78,8 +92,11 @@ class ProjectedCodec : public GradientCodec {
   void restore(std::span<const float> copy) override { projector_.restore(copy); }
   void transport(MomentTransport how, const Moments& moments,
                  std::span<const float> copy) const override {
-    const auto old = projector_.kept(copy);
-    transport_moments(how, moments, old.p, projector_.p(), old.q, projector_.q());
+    const Buffer brought = projector_.home().bring(copy);
+    const auto old = projector_.kept(brought.size() == 0 ? copy : brought.as<const float>());
+    look_at(projector_, [&](const Projector& now) {
+      transport_moments(how, moments, old.p, now.p(), old.q, now.q());
+    });
   }
 
   Projector projector_;

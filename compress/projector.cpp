@@ -2,27 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/base/check.h"
 #include "kernels/bias_norm.h"
 #include "kernels/compress.h"
+#include "kernels/compress_linear.h"
 #include "kernels/decompress.h"
 #include "kernels/decompress_range.h"
 #include "kernels/sparse_columns.h"
+#include "runtime/device/device_memory.h"
 
 namespace sluiceway {
 namespace {
-
-Buffer device_array(DeviceId device, Budget& budget, std::int64_t elems, std::size_t elem_bytes,
-                    Fill fill = Fill::kNone) {
-  if (!device.is_host()) {
-    throw Unavailable(concat("projectors: on ", to_string(device),
-                             ", expected the host device: this version draws them in host memory"));
-  }
-  return {budget,       Tier::kDevice, device, static_cast<std::size_t>(elems) * elem_bytes,
-          "projectors", fill};
-}
 
 std::span<std::int32_t> row_of(std::span<std::int32_t> x, std::int64_t row, std::int64_t nnz) {
   return x.subspan(static_cast<std::size_t>(row * nnz), static_cast<std::size_t>(nnz));
@@ -41,14 +32,18 @@ std::int64_t share(double ratio, std::int64_t size) {
 }
 
 // Arrays of 4 bytes an element, one after the other: returns what is left of `copy`.
-std::span<float> copy_out(const Buffer& from, std::span<float> copy) {
-  std::memcpy(copy.data(), from.data(), from.size());
+std::span<float> copy_out(const ProjectorHome& home, const Buffer& from, std::span<float> copy) {
+  home.copy(copy.data(), from.data(), from.size());
   return copy.subspan(from.size() / sizeof(float));
 }
 
-std::span<const float> copy_in(Buffer& to, std::span<const float> copy) {
-  std::memcpy(to.data(), copy.data(), to.size());
+std::span<const float> copy_in(const ProjectorHome& home, Buffer& to, std::span<const float> copy) {
+  home.copy(to.data(), copy.data(), to.size());
   return copy.subspan(to.size() / sizeof(float));
+}
+
+void copy_over(const ProjectorHome& home, Buffer& to, const Buffer& from) {
+  home.copy(to.data(), from.data(), to.size());
 }
 
 // The most scratch that a call with this pair needs; compress reads a sparse Q by column.
@@ -59,6 +54,12 @@ std::size_t most_scratch(const Rows& p, const Rows& q, const QOfCompress& q_of_c
                 bias_norm_scratch_elems(p, q)}));
 }
 
+// The most scratch that either side needs for rows.
+template <typename Rows>
+std::size_t most_project_scratch(const Rows& p, const Rows& q) {
+  return static_cast<std::size_t>(std::max(project_scratch_elems(p), project_scratch_elems(q)));
+}
+
 // Such a pair without its arrays.
 SparseProjector::Pair shapes_of(const ProjectorDims& dims, std::int64_t nnz) noexcept {
   return {{nullptr, nullptr, dims.m, dims.dm, std::min(nnz, dims.dm)},
@@ -67,6 +68,34 @@ SparseProjector::Pair shapes_of(const ProjectorDims& dims, std::int64_t nnz) noe
 
 }  // namespace
 
+// ---- Where they lie -----------------------------------------------------------------------------
+
+ProjectorHome ProjectorHome::in_host_memory() const noexcept {
+  ProjectorHome there = *this;
+  there.tier_ = Tier::kHost;
+  return there;
+}
+
+Buffer ProjectorHome::array(std::int64_t elems, std::size_t elem_bytes, Fill fill) const {
+  return {*budget_,     tier_, device_, static_cast<std::size_t>(elems) * elem_bytes,
+          "projectors", fill};
+}
+
+Buffer ProjectorHome::bring(std::span<const float> x) const {
+  if (is_host() || x.empty()) return {};
+  Buffer here = in_host_memory().array(std::ssize(x), sizeof(float));
+  copy(here.data(), x.data(), here.size());
+  return here;
+}
+
+void ProjectorHome::copy(void* dst, const void* src, std::size_t bytes) const {
+  copy_device_bytes(is_host() ? DeviceId::host() : device_, dst, src, bytes);
+}
+
+void ProjectorHome::fill_zero(std::span<float> x) const {
+  fill_device_bytes(is_host() ? DeviceId::host() : device_, x.data(), std::byte{0}, x.size_bytes());
+}
+
 // ---- Sparse -------------------------------------------------------------------------------------
 
 ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_t n) {
@@ -74,13 +103,18 @@ ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_
   return {.m = m, .n = n, .dm = share(config.ratio, m), .dn = share(config.ratio, n)};
 }
 
-SparseProjector::Half::Half(std::int64_t row_count_, std::int64_t cols_, std::int64_t nnz_,
-                            DeviceId device, Budget& budget)
+SparseProjector::Half::Half(std::int64_t row_count_, std::int64_t cols_, std::int64_t nnz_each,
+                            const ProjectorHome& home)
     : row_count(row_count_),
       cols(cols_),
-      nnz(std::min(nnz_, cols_)),
-      index(device_array(device, budget, row_count * nnz, sizeof(std::int32_t))),
-      value(device_array(device, budget, row_count * nnz, sizeof(float))) {}
+      nnz(std::min(nnz_each, cols_)),
+      index(home.array(row_count * nnz, sizeof(std::int32_t))),
+      value(home.array(row_count * nnz, sizeof(float))) {}
+
+void SparseProjector::Half::assign(const Half& from, const ProjectorHome& home) {
+  copy_over(home, index, from.index);
+  copy_over(home, value, from.value);
+}
 
 void SparseProjector::Half::draw(const DrawKey& key, DrawPurpose purpose, SparseInit init) {
   for (std::int64_t i = 0; i < row_count; ++i) {
@@ -93,31 +127,61 @@ SparseRows SparseProjector::Half::rows() const noexcept {
   return {index.as<std::int32_t>().data(), value.as<float>().data(), row_count, cols, nnz};
 }
 
+SparseProjector::SparseProjector(const ProjectorDims& dims, std::int64_t nnz,
+                                 const ProjectorHome& home)
+    : dims_(dims),
+      nnz_(nnz),
+      home_(home),
+      p_(dims.m, dims.dm, nnz, home),
+      q_(dims.n, dims.dn, nnz, home),
+      column_offset_(home.array(dims.dn + 1, sizeof(std::int32_t))),
+      column_row_(home.array(dims.n * q_.nnz, sizeof(std::int32_t))),
+      column_value_(home.array(dims.n * q_.nnz, sizeof(float))),
+      columns_{column_offset_.as<std::int32_t>().data(), column_row_.as<std::int32_t>().data(),
+               column_value_.as<float>().data(), dims.n, dims.dn} {}
+
 SparseProjector::SparseProjector(const ProjectorDims& dims, std::int64_t nnz, const DrawKey& key,
                                  DeviceId device, Budget& budget)
-    : dims_(dims),
-      p_(dims.m, dims.dm, nnz, device, budget),
-      q_(dims.n, dims.dn, nnz, device, budget),
-      column_offset_(device_array(device, budget, dims.dn + 1, sizeof(std::int32_t))),
-      column_row_(device_array(device, budget, dims.n * q_.nnz, sizeof(std::int32_t))),
-      column_value_(device_array(device, budget, dims.n * q_.nnz, sizeof(float))) {
+    : SparseProjector(dims, nnz, ProjectorHome(device, budget)) {
   draw(key, SparseInit::kSign);
 }
 
+SparseProjector SparseProjector::on_host() const {
+  SparseProjector here(dims_, nnz_, home_.in_host_memory());
+  here.p_.assign(p_, home_);
+  here.q_.assign(q_, home_);
+  here.values_changed();
+  return here;
+}
+
+void SparseProjector::assign(const SparseProjector& on_host) {
+  p_.assign(on_host.p_, home_);
+  q_.assign(on_host.q_, home_);
+  copy_over(home_, column_offset_, on_host.column_offset_);
+  copy_over(home_, column_row_, on_host.column_row_);
+  copy_over(home_, column_value_, on_host.column_value_);
+}
+
 void SparseProjector::draw(const DrawKey& key, SparseInit init) {
+  if (!home_.is_host()) {
+    SparseProjector drawn(dims_, nnz_, home_.in_host_memory());
+    drawn.draw(key, init);
+    return assign(drawn);
+  }
   p_.draw(key, DrawPurpose::kSparseP, init);
-  q_.draw(key, DrawPurpose::kSparseQ, init);
+  q_.draw(key.of_q(), DrawPurpose::kSparseQ, init);
   values_changed();
 }
 
 void SparseProjector::values_changed() {
-  columns_ = sparse_columns(q(), column_offset_.as<std::int32_t>(), column_row_.as<std::int32_t>(),
-                            column_value_.as<float>());
+  if (!home_.is_host()) return assign(on_host());
+  sparse_columns(q(), column_offset_.as<std::int32_t>(), column_row_.as<std::int32_t>(),
+                 column_value_.as<float>());
 }
 
 void SparseProjector::keep(std::span<float> copy) const {
-  copy = copy_out(p_.value, copy_out(p_.index, copy));
-  copy_out(q_.value, copy_out(q_.index, copy));
+  copy = copy_out(home_, p_.value, copy_out(home_, p_.index, copy));
+  copy_out(home_, q_.value, copy_out(home_, q_.index, copy));
 }
 
 SparseProjector::Pair SparseProjector::kept(std::span<const float> copy) const noexcept {
@@ -133,8 +197,8 @@ SparseProjector::Pair SparseProjector::kept(std::span<const float> copy) const n
 }
 
 void SparseProjector::restore(std::span<const float> copy) {
-  copy = copy_in(p_.value, copy_in(p_.index, copy));
-  copy_in(q_.value, copy_in(q_.index, copy));
+  copy = copy_in(home_, p_.value, copy_in(home_, p_.index, copy));
+  copy_in(home_, q_.value, copy_in(home_, q_.index, copy));
   values_changed();
 }
 
@@ -160,6 +224,12 @@ std::size_t SparseProjector::range_scratch_elems(const ProjectorDims& dims,
   return static_cast<std::size_t>(decompress_range_scratch_elems(p, q));
 }
 
+std::size_t SparseProjector::project_scratch_elems(const ProjectorDims& dims,
+                                                   std::int64_t nnz) noexcept {
+  const auto [p, q] = shapes_of(dims, nnz);
+  return most_project_scratch(p, q);
+}
+
 // ---- Blocks -------------------------------------------------------------------------------------
 
 BlockRows block_layout(std::int64_t rows, std::int64_t block, double ratio) noexcept {
@@ -179,9 +249,12 @@ std::size_t BlockLayouts::range_scratch_elems() const noexcept {
   return static_cast<std::size_t>(decompress_range_scratch_elems(p, q));
 }
 
-BlockProjector::Half::Half(const BlockRows& layout, DeviceId device, Budget& budget)
-    : value(device_array(device, budget, layout.rows * layout.kept, sizeof(float), Fill::kZero)),
-      view(layout) {
+std::size_t BlockLayouts::project_scratch_elems() const noexcept {
+  return most_project_scratch(p, q);
+}
+
+BlockProjector::Half::Half(const BlockRows& layout, const ProjectorHome& home)
+    : value(home.array(layout.rows * layout.kept, sizeof(float), Fill::kZero)), view(layout) {
   view.value = value.as<float>().data();
 }
 
@@ -195,18 +268,35 @@ void BlockProjector::Half::draw(const DrawKey& key, DrawPurpose purpose) {
   }
 }
 
-BlockProjector::BlockProjector(const BlockLayouts& layouts, DeviceId device, Budget& budget)
+BlockProjector::BlockProjector(const BlockLayouts& layouts, const ProjectorHome& home)
     : dims_{layouts.p.rows, layouts.q.rows, layouts.p.cols, layouts.q.cols},
-      p_(layouts.p, device, budget),
-      q_(layouts.q, device, budget) {}
+      home_(home),
+      p_(layouts.p, home),
+      q_(layouts.q, home) {}
+
+BlockProjector::BlockProjector(const BlockLayouts& layouts, DeviceId device, Budget& budget)
+    : BlockProjector(layouts, ProjectorHome(device, budget)) {}
+
+BlockProjector BlockProjector::on_host() const {
+  BlockProjector here({p(), q()}, home_.in_host_memory());
+  copy_over(home_, here.p_.value, p_.value);
+  copy_over(home_, here.q_.value, q_.value);
+  return here;
+}
+
+void BlockProjector::assign(const BlockProjector& on_host) {
+  copy_over(home_, p_.value, on_host.p_.value);
+  copy_over(home_, q_.value, on_host.q_.value);
+}
 
 void BlockProjector::draw(const DrawKey& key) {
+  if (!home_.is_host()) return edit(*this, [&](BlockProjector& here) { here.draw(key); });
   p_.draw(key, DrawPurpose::kBlockP);
-  q_.draw(key, DrawPurpose::kBlockQ);
+  q_.draw(key.of_q(), DrawPurpose::kBlockQ);
 }
 
 void BlockProjector::keep(std::span<float> copy) const {
-  copy_out(q_.value, copy_out(p_.value, copy));
+  copy_out(home_, q_.value, copy_out(home_, p_.value, copy));
 }
 
 BlockLayouts BlockProjector::kept(std::span<const float> copy) const noexcept {
@@ -218,12 +308,10 @@ BlockLayouts BlockProjector::kept(std::span<const float> copy) const noexcept {
 
 void BlockProjector::restore(std::span<const float> copy) {
   if (copy.empty()) {
-    for (const std::span<float> value : {p_value(), q_value()}) {
-      std::fill(value.begin(), value.end(), 0.0F);
-    }
+    for (const std::span<float> value : {p_value(), q_value()}) home_.fill_zero(value);
     return;
   }
-  copy_in(q_.value, copy_in(p_.value, copy));
+  copy_in(home_, q_.value, copy_in(home_, p_.value, copy));
 }
 
 }  // namespace sluiceway

@@ -7,9 +7,13 @@
 // keep() copies P and Q into memory of somebody else, so that new ones can be drawn in place;
 // kept() is what the kernels read of that copy, restore() brings it back.
 //
-// Ownership: owns its arrays; their bytes are reserved on the device tier, once.
-// Errors:    OutOfMemory, with byte counts; Unavailable on a CUDA device, since projectors
-//            are drawn and fitted in host memory; nothing was changed.
+// P and Q are drawn by the host: the same bits on every device. On a CUDA device that happens in a
+// projector in host memory, which lives as long as the call, and so does whatever else the host
+// reads or writes of them (look_at(), edit()).
+//
+// Ownership: owns its arrays; their bytes are reserved on the device tier, once, and those of a
+//            projector in host memory on the host tier.
+// Errors:    OutOfMemory, with byte counts; nothing was changed.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +34,28 @@ struct ProjectorDims {
 // m x n and the core that `config` gives it: d x d, or round(ratio m) x round(ratio n).
 ProjectorDims sparse_dims(const CodecConfig& config, std::int64_t m, std::int64_t n);
 
+// Where the arrays of a projector lie. The budget outlives the projector.
+class ProjectorHome {
+ public:
+  ProjectorHome(DeviceId device, Budget& budget) noexcept : device_(device), budget_(&budget) {}
+
+  ProjectorHome in_host_memory() const noexcept;  // For a projector of the same device's weight.
+  bool is_host() const noexcept { return tier_ == Tier::kHost || device_.is_host(); }
+  Budget& budget() const noexcept { return *budget_; }
+
+  Buffer array(std::int64_t elems, std::size_t elem_bytes, Fill fill = Fill::kNone) const;
+  // A copy in host memory; empty where `x` is there already.
+  Buffer bring(std::span<const float> x) const;
+  // Between memory of this home and any other; returns when it is done.
+  void copy(void* dst, const void* src, std::size_t bytes) const;
+  void fill_zero(std::span<float> x) const;
+
+ private:
+  Tier tier_ = Tier::kDevice;
+  DeviceId device_;
+  Budget* budget_;
+};
+
 class SparseProjector {
  public:
   // Random positions and signs; at most nnz a row, fewer where the core is narrower than that.
@@ -37,11 +63,15 @@ class SparseProjector {
                   Budget& budget);
 
   const ProjectorDims& dims() const noexcept { return dims_; }
+  const ProjectorHome& home() const noexcept { return home_; }
+  SparseProjector on_host() const;              // A copy in host memory.
+  void assign(const SparseProjector& on_host);  // Of the same shape.
   SparseRows p() const noexcept { return p_.rows(); }
   SparseRows q() const noexcept { return q_.rows(); }
   SparseColumns q_columns() const noexcept { return columns_; }
 
-  // Values may be written; finish with values_changed(), which brings the columns up to date.
+  // Values may be written, by whoever can; finish with values_changed(), which brings the columns
+  // up to date.
   std::span<float> p_value() noexcept { return p_.value.as<float>(); }
   std::span<float> q_value() noexcept { return q_.value.as<float>(); }
   void values_changed();
@@ -57,21 +87,28 @@ class SparseProjector {
 
   static std::uint64_t bytes(const ProjectorDims& dims, std::int64_t nnz) noexcept;
   static std::size_t kept_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
-  // Of all kernels that take such a pair and a whole gradient; of one that makes a range of it.
+  // Of all kernels that take such a pair and a whole gradient; of one that makes a range of it; of
+  // one that takes rows beside a gradient.
   static std::size_t scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
   static std::size_t range_scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
+  static std::size_t project_scratch_elems(const ProjectorDims& dims, std::int64_t nnz) noexcept;
 
  private:
   struct Half {
-    Half(std::int64_t rows, std::int64_t cols, std::int64_t nnz, DeviceId device, Budget& budget);
+    Half(std::int64_t rows, std::int64_t cols, std::int64_t nnz, const ProjectorHome& home);
     void draw(const DrawKey& key, DrawPurpose purpose, SparseInit init);
+    void assign(const Half& from, const ProjectorHome& home);
     SparseRows rows() const noexcept;
 
     std::int64_t row_count, cols, nnz;
     Buffer index, value;
   };
 
+  SparseProjector(const ProjectorDims& dims, std::int64_t nnz, const ProjectorHome& home);
+
   ProjectorDims dims_;
+  std::int64_t nnz_;
+  ProjectorHome home_;
   Half p_, q_;
   Buffer column_offset_, column_row_, column_value_;
   SparseColumns columns_;
@@ -87,6 +124,7 @@ struct BlockLayouts {
   std::uint64_t bytes() const noexcept { return sizeof(float) * std::uint64_t{elems()}; }
   std::size_t scratch_elems() const noexcept;  // As those of SparseProjector.
   std::size_t range_scratch_elems() const noexcept;
+  std::size_t project_scratch_elems() const noexcept;
 };
 
 // Rows in contiguous groups of `block`, of which round(ratio * rows of the group) columns are kept,
@@ -98,8 +136,12 @@ class BlockProjector {
   BlockProjector(const BlockLayouts& layouts, DeviceId device, Budget& budget);  // All zeros.
 
   const ProjectorDims& dims() const noexcept { return dims_; }
+  const ProjectorHome& home() const noexcept { return home_; }
+  BlockProjector on_host() const;              // A copy in host memory.
+  void assign(const BlockProjector& on_host);  // Of the same shape.
   BlockRows p() const noexcept { return p_.view; }
   BlockRows q() const noexcept { return q_.view; }
+  // Values may be written, by whoever can.
   std::span<float> p_value() noexcept { return p_.value.as<float>(); }
   std::span<float> q_value() noexcept { return q_.value.as<float>(); }
 
@@ -112,14 +154,35 @@ class BlockProjector {
 
  private:
   struct Half {
-    Half(const BlockRows& layout, DeviceId device, Budget& budget);
+    Half(const BlockRows& layout, const ProjectorHome& home);
     void draw(const DrawKey& key, DrawPurpose purpose);
     Buffer value;
     BlockRows view;
   };
 
+  BlockProjector(const BlockLayouts& layouts, const ProjectorHome& home);
+
   ProjectorDims dims_;
+  ProjectorHome home_;
   Half p_, q_;
 };
+
+// Gives `look` the projector, or where the host cannot read it, a copy.
+template <class Projector, class Look>
+auto look_at(const Projector& projector, const Look& look) {
+  if (projector.home().is_host()) return look(projector);
+  const Projector here = projector.on_host();
+  return look(here);
+}
+
+// Lets `change` write P and Q. On a CUDA device nothing there may read them meanwhile; where it
+// throws, they are as they were.
+template <class Projector, class Change>
+void edit(Projector& projector, const Change& change) {
+  if (projector.home().is_host()) return change(projector);
+  Projector here = projector.on_host();
+  change(here);
+  projector.assign(here);
+}
 
 }  // namespace sluiceway

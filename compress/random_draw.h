@@ -25,6 +25,11 @@ struct DrawKey {
   std::uint64_t seed = 0;
   std::uint64_t generation = 0;  // A refresh draws anew.
   std::uint64_t weight_hash = 0;
+  std::uint64_t q_hash = 0;  // In its place for Q, where weights share one; 0: none do.
+
+  DrawKey of_q() const noexcept {
+    return {seed, generation, q_hash == 0 ? weight_hash : q_hash, q_hash};
+  }
 };
 
 // What the values of a sparse row start from; r nonzeros a row.

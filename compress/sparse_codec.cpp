@@ -20,6 +20,7 @@
 #include "compress/projected_codec.h"
 #include "kernels/base/check.h"
 #include "kernels/compress.h"
+#include "runtime/device/stream.h"
 
 namespace sluiceway {
 namespace {
@@ -40,19 +41,25 @@ void normalize_columns(const SparseRows& rows, std::span<float> value) {
   }
 }
 
+DrawKey first_key(const CodecRequest& request) {
+  const std::uint64_t q_hash = request.family.learns ? 0 : request.config.q_hash;
+  return {request.config.seed, 0, request.weight_hash, q_hash};
+}
+
 class SparseCodec final : public ProjectedCodec<SparseProjector> {
  public:
   explicit SparseCodec(const CodecRequest& request)
       : ProjectedCodec(request, request.config.nnz,
                        sparse_dims(request.config, request.m, request.n), request.config.nnz,
-                       DrawKey{request.config.seed, 0, request.weight_hash}, request.device,
-                       request.budget),
+                       first_key(request), request.device, request.budget),
         nnz_(request.config.nnz) {
     if (learns()) save_values();
     if (!is_sketch()) return;
-    normalize_columns(projector_.p(), projector_.p_value());
-    normalize_columns(projector_.q(), projector_.q_value());
-    projector_.values_changed();
+    edit(projector_, [](SparseProjector& pair) {
+      normalize_columns(pair.p(), pair.p_value());
+      normalize_columns(pair.q(), pair.q_value());
+      pair.values_changed();
+    });
   }
 
   float default_scale() const noexcept override {
@@ -74,19 +81,21 @@ class SparseCodec final : public ProjectedCodec<SparseProjector> {
     const CodecState stored = read_codec_state(state, header_);
     if (!learns()) return;
     set_generation(stored.header.generation);
-    projector_.draw(key_of(generation()), SparseInit::kSign);  // For the positions.
-    const auto p_end = stored.values.begin() + std::ssize(projector_.p_value());
-    std::copy(stored.values.begin(), p_end, projector_.p_value().begin());
-    std::copy(p_end, stored.values.end(), projector_.q_value().begin());
-    projector_.values_changed();
+    edit(projector_, [&](SparseProjector& pair) {
+      pair.draw(key_of(generation()), SparseInit::kSign);  // For the positions.
+      const auto p_end = stored.values.begin() + std::ssize(pair.p_value());
+      std::copy(stored.values.begin(), p_end, pair.p_value().begin());
+      std::copy(p_end, stored.values.end(), pair.q_value().begin());
+      pair.values_changed();
+    });
   }
 
  protected:
   BiasNorm measure_bias(const AnyMatrix& g, std::span<float> scratch,
                         StreamRef stream) const override {
-    BiasNorm norm;
-    bias_norm(&norm, g, projector_.p(), projector_.q(), projector_.q_columns(), scratch, stream);
-    return norm;
+    return result().of<BiasNorm>(stream, [&](BiasNorm* to) {
+      bias_norm(to, g, projector_.p(), projector_.q(), projector_.q_columns(), scratch, stream);
+    });
   }
 
   std::size_t kept_elems() const noexcept override {
@@ -95,12 +104,13 @@ class SparseCodec final : public ProjectedCodec<SparseProjector> {
 
   int fit(const AnyMatrix& g, const RefreshOptions& options, ProjectorLearner& learner,
           StreamRef stream) override {
-    projector_.draw(key_of(generation() + 1), options.init);
     LearnOptions learn;
     learn.threshold = options.threshold;
     learn.max_steps = options.learn_steps;
     learn.beta = options.beta;
     learn.learning_rate = options.learn_rate;
+    wait_for(stream);
+    projector_.draw(key_of(generation() + 1), options.init);
     const LearnOutcome outcome =
         learner.learn(g, learnable(projector_.p(), projector_.p_value()),
                       learnable(projector_.q(), projector_.q_value()), learn, stream);
@@ -143,6 +153,9 @@ CodecFamily sparse_family(const char* name) {
   };
   family.range_scratch_elems = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
     return SparseProjector::range_scratch_elems(sparse_dims(config, m, n), config.nnz);
+  };
+  family.project_scratch_elems = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    return SparseProjector::project_scratch_elems(sparse_dims(config, m, n), config.nnz);
   };
   family.make = [](const CodecRequest& request) { return std::make_unique<SparseCodec>(request); };
   return family;

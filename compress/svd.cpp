@@ -19,8 +19,12 @@ BlockLayouts shorter_side(const CodecConfig& config, std::int64_t m, std::int64_
 // A side that is not asked for is an empty matrix, and keeps unit blocks.
 void fit_sides(bool rows, bool columns, BlockProjector& to, const AnyMatrix& g,
                ProjectorLearner& learner, std::uint64_t seed, StreamRef stream) {
-  if (!rows) fill_unit_blocks(to.p(), to.p_value());
-  if (!columns) fill_unit_blocks(to.q(), to.q_value());
+  if (!rows || !columns) {
+    edit(to, [&](BlockProjector& here) {
+      if (!rows) fill_unit_blocks(here.p(), here.p_value());
+      if (!columns) fill_unit_blocks(here.q(), here.q_value());
+    });
+  }
   const MatrixView<float> p(to.p_value().data(), rows ? g.rows : 0, rows ? to.dims().dm : 0);
   const MatrixView<float> q(to.q_value().data(), columns ? g.cols : 0, columns ? to.dims().dn : 0);
   learner.leading_directions(g, p, q, seed, stream);
@@ -38,10 +42,10 @@ void fit_shorter(BlockProjector& to, const AnyMatrix& g, ProjectorLearner& learn
 
 }  // namespace
 
-CodecFamily svd_family() { return block_family("svd", {both_sides, fit_both}); }
+CodecFamily svd_family() { return block_family("svd", {both_sides, fit_both, true}); }
 
 CodecFamily galore_family() {
-  CodecFamily family = block_family("galore", {shorter_side, fit_shorter});
+  CodecFamily family = block_family("galore", {shorter_side, fit_shorter, true});
   family.offered = false;
   return family;
 }
