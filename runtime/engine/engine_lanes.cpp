@@ -23,7 +23,10 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
   config.check_interrupt = options.check_interrupt;
   streams_.reserve(lanes.size());  // The executor holds their addresses.
   for (const LaneSpec& lane : lanes) {
-    const Stream::Options thread{"sw-" + lane.name, lane.cpu};
+    // What the next forward waits for goes before the rest of the device's work.
+    const bool first = static_cast<LaneId>(streams_.size()) == plan.device_lane;
+    const Stream::Options thread{"sw-" + lane.name, lane.cpu,
+                                 first ? Stream::Priority::kHigh : Stream::Priority::kDefault};
     streams_.push_back(lane.runs == LaneSpec::Runs::kOnDevice
                            ? Stream::owned(options.device, thread)
                            : Stream::host(thread));
@@ -32,13 +35,17 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
   executor_ = std::make_unique<Executor>(std::move(config));
 }
 
-double EngineLanes::acquire(int key, StreamRef compute) {
-  if (compute.is_host()) return wait(key);
+Stream& EngineLanes::compute(StreamRef compute) {
   if (compute_ref_ != compute) {
     compute_ = Stream::borrowed(compute);
     compute_ref_ = compute;
   }
-  compute_->wait(executor_->completion(key));
+  return *compute_;
+}
+
+double EngineLanes::acquire(int key, StreamRef compute) {
+  if (compute.is_host()) return wait(key);
+  this->compute(compute).wait(executor_->completion(key));
   return 0;
 }
 

@@ -71,6 +71,11 @@ class EngineLanes {
   Executor& executor() noexcept { return *executor_; }
   const Executor& executor() const noexcept { return *executor_; }
 
+  Stream& stream(LaneId lane) { return streams_.at(static_cast<std::size_t>(lane)); }
+
+  // The framework's stream that `compute` refers to; both outlive the lanes.
+  Stream& compute(StreamRef compute);
+
   // Blocks until every payload of this key that is not held is through; returns the stall, s.
   double wait(int key);
   // As wait() for the work on `compute` that is enqueued later: where the device can wait by
@@ -99,7 +104,7 @@ class EngineLanes {
   std::unique_ptr<Executor> executor_;  // After the streams: it drains before they end.
   double forward_s_ = 0, backward_s_ = 0;
   double stall_seconds_ = 0;
-  // The framework's stream that acquire() was last asked for, and ours over it.
+  // The framework's stream that compute() was last asked for, and ours over it.
   std::optional<StreamRef> compute_ref_;
   std::optional<Stream> compute_;
   std::uint64_t counted_d2h_ = 0, counted_h2d_ = 0;

@@ -53,13 +53,16 @@ bool crosses_as_core(const TensorSpec& spec, int tensor, const ChunkPlan& plan) 
 }
 
 CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                             const CoreOptions& options, UpdatePolicy policy) {
+                             const CoreOptions& options, UpdatePolicy policy, DeviceId device) {
   CoreFootprint sum;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const int tensor = static_cast<int>(i);
     if (!crosses_as_core(tensors[i], tensor, plan)) continue;
     if (sum.weights == 0) check_options(options);
     add(sum, tensors[i], options);
+    if (!device.is_host()) {
+      sum.host_bytes += projector_bytes(options.codec, tensors[i].rows(), tensors[i].cols());
+    }
     for (const int chunk : plan.of_tensor(tensor)) {
       sum.stored_elems += plan.chunks()[static_cast<std::size_t>(chunk)].stored_elems;
     }
@@ -69,7 +72,7 @@ CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPla
     sum.d2h_bytes *= 2;  // To be scanned, and for the update.
   }
   const std::uint64_t lanes = may_feed(options, policy) ? 2 : 1;  // That decompress.
-  sum.host_bytes = lanes * (sum.core_elems + sum.range_elems) * sizeof(float);
+  sum.host_bytes += lanes * (sum.core_elems + sum.range_elems) * sizeof(float);
   return sum;
 }
 

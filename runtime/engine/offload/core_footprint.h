@@ -42,7 +42,7 @@ struct CoreFootprint {
   std::int64_t elems = 0;           // their elements,
   std::int64_t stored_elems = 0;    // and those of their extents.
   std::uint64_t device_bytes = 0;   // Cores, as summed and as sent, projectors, scratch.
-  std::uint64_t host_bytes = 0;     // Cores that have arrived, and scratch.
+  std::uint64_t host_bytes = 0;     // Cores that have arrived, scratch; for a card projectors too.
   std::uint64_t landing_bytes = 0;  // Pinned: what cores arrive in, beside the ring.
   std::uint64_t d2h_bytes = 0;      // A step, however many micro-batches.
   // f32 elements of the largest: a core, scratch of compress(), scratch of decompress_range().
@@ -50,7 +50,8 @@ struct CoreFootprint {
 };
 
 CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                             const CoreOptions& options, UpdatePolicy policy);
+                             const CoreOptions& options, UpdatePolicy policy,
+                             DeviceId device = DeviceId::host());
 
 // Of one element of a gradient, decompressed on the calling thread: the least of a few tries with
 // a weight of m x n, or with a part of it where it is large.

@@ -13,14 +13,20 @@
 namespace sluiceway {
 namespace {
 
-using offload_lanes::kD2h, offload_lanes::kDecompress;
+using offload_lanes::kAsTheyCame, offload_lanes::kD2h, offload_lanes::kDecompress;
 
 constexpr std::chrono::hours kPatience{24};  // For room; the executor has its own.
+
+Budget unlimited() {
+  Budget::Limits limits{};
+  limits.fill(Budget::kUnlimited);
+  return Budget(limits);
+}
 
 }  // namespace
 
 GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring,
-                             const ChunkPlan& plan, const ChunkGroups& groups,
+                             const ChunkPlan& plan, const ChunkGroups& groups, GradientExit& exit,
                              std::span<const TensorSpec> tensors, DType gradient,
                              const CoreOptions& options, UpdatePolicy policy)
     : lanes_(lanes),
@@ -28,9 +34,11 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
       ring_(ring),
       plan_(plan),
       groups_(groups),
+      exit_(exit),
       gradient_(gradient),
       options_(options),
       spill_(options.spill),
+      twins_(unlimited()),
       weights_(tensors.size()),
       of_chunk_(plan.chunks().size(), -1) {
   const CoreFootprint all = core_footprint(tensors, plan, options_, policy);
@@ -60,6 +68,7 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
                    PinnedPool::Config{.slab_bytes = static_cast<std::size_t>(all.landing_bytes)});
   scratch_ = Buffer(lanes.budget(), Tier::kDevice, lanes.device(),
                     all.scratch_elems * sizeof(float), "scratch of compress", Fill::kNone);
+  ignored_ = ResultSlot(lanes.device(), lanes.budget(), "scans of cores");
   in_decompress_ = make_expander(all.core_elems, all.range_elems);
   if (may_feed(options_, policy)) in_host_ = make_expander(all.core_elems, all.range_elems);
 }
@@ -75,7 +84,9 @@ GradientCores::Expander GradientCores::make_expander(std::size_t core_elems,
 }
 
 CoreShape GradientCores::core(int tensor) const {
-  return holds(tensor) ? weights_[at(tensor)]->codec->core() : CoreShape{};
+  if (!holds(tensor)) return {};
+  const TensorSpec& spec = *weights_[at(tensor)]->spec;
+  return core_shape(options_.codec, spec.rows(), spec.cols());
 }
 
 CodecConfig GradientCores::config_of(std::int64_t draw) const {
@@ -88,9 +99,20 @@ CodecConfig GradientCores::config_of(std::int64_t draw) const {
 void GradientCores::draw(Weight& weight, std::int64_t step) {
   const std::int64_t draws = options_.redraw > 0 ? step / options_.redraw : 0;
   if (weight.draws == draws) return;
-  weight.codec.reset();  // The budget has room for one.
-  weight.codec = make_codec(config_of(draws), weight.spec->rows(), weight.spec->cols(), weight.hash,
-                            lanes_.device(), lanes_.budget());
+  wait_for(weight.compute);  // A core that was dropped may still be made with the last.
+  weight.draws = kNotDrawn;  // If anything below throws, the next gradient draws again.
+  // The budget has room for one, and on the host for the one that the device's is drawn in.
+  weight.codec.reset();
+  weight.twin.reset();
+  weight.twin_bytes = {};
+  const CodecConfig config = config_of(draws);
+  const std::int64_t m = weight.spec->rows(), n = weight.spec->cols();
+  weight.codec = make_codec(config, m, n, weight.hash, lanes_.device(), lanes_.budget());
+  if (!lanes_.device().is_host()) {
+    weight.twin_bytes = lanes_.budget().reserve(Tier::kHost, projector_bytes(config, m, n),
+                                                concat("projectors of ", weight.spec->name));
+    weight.twin = make_codec(config, m, n, weight.hash, DeviceId::host(), twins_);
+  }
   weight.draws = draws;
 }
 
@@ -116,31 +138,32 @@ void GradientCores::add(int tensor, const AnyMatrix& g, std::int64_t step, Strea
 std::span<const std::byte> GradientCores::outgoing(Weight& weight) {
   if (weight.packed.size() == 0) return std::as_bytes(weight.core.as<float>());
   if (!weight.is_packed) {
-    ScanResult ignored;  // What is decompressed is scanned.
-    pack(options_.wire, weight.core.as<float>(), weight.packed.as<std::byte>(), &ignored,
-         weight.compute);
+    ScanResult ignored;
+    pack(options_.wire, weight.core.as<float>(), weight.packed.as<std::byte>(),
+         ignored_.place(ignored, weight.compute), weight.compute);
     weight.is_packed = true;
   }
   return weight.packed.as<std::byte>();
 }
 
-void GradientCores::cross(Arrival& arrival, std::span<const std::byte> core, StreamRef stream) {
+void GradientCores::cross(Arrival& arrival, const Event& there, std::span<const std::byte> core) {
   arrival.landing.emplace(landing_->acquire(core.size(), "core", kPatience));
-  lanes_.d2h().copy(arrival.landing->bytes().data(), core.data(), core.size(), stream);
+  exit_.cross(there, core, arrival.landing->bytes());
 }
 
 void GradientCores::send(int tensor) {
   Weight& weight = *weights_.at(at(tensor));
   if (!weight.summed || weight.sent) return;
   const auto core = outgoing(weight);
+  const Event there = exit_.reached(weight.compute);
   const auto arrival = std::make_shared<Arrival>();
   const int group = groups_.of_tensor(tensor);
   Payload payload;
   payload.key = groups_.spill(group);
-  payload.deadline = static_cast<std::uint64_t>(group);
+  payload.deadline = kAsTheyCame;
   payload.name = concat("core of ", weight.spec->name);
   payload.hops = {{kD2h,
-                   [this, arrival, core](StreamRef stream) { cross(*arrival, core, stream); },
+                   [this, arrival, there, core](StreamRef) { cross(*arrival, there, core); },
                    {},
                    core.size()},
                   {kDecompress, {}, [this, arrival, &weight](StreamRef, const HopDone& done) {
@@ -153,7 +176,8 @@ void GradientCores::send(int tensor) {
 
 void GradientCores::expand(Expander& with, Weight& weight, const Arrival& arrival, std::size_t c,
                            std::span<std::byte> into) const {
-  const CoreShape shape = weight.codec->core();
+  const GradientCodec& codec = weight.on_host();
+  const CoreShape shape = codec.core();
   const std::span<float> core =
       with.core.as<float>().first(static_cast<std::size_t>(shape.elems()));
   if (with.holds != arrival.landing->generation()) {
@@ -165,9 +189,9 @@ void GradientCores::expand(Expander& with, Weight& weight, const Arrival& arriva
   const ChunkPiece& piece = plan_.chunks()[at(chunk)].pieces.front();
   const auto used = static_cast<std::size_t>(piece.elems) * size_bytes(gradient_);
   std::ranges::fill(into.subspan(used), std::byte{0});
-  weight.scans[c] = weight.codec->decompress_range(
-      {core.data(), shape.rows, shape.cols, shape.cols, DType::kF32}, piece.first, into.first(used),
-      gradient_, with.scratch.as<float>());
+  weight.scans[c] =
+      codec.decompress_range({core.data(), shape.rows, shape.cols, shape.cols, DType::kF32},
+                             piece.first, into.first(used), gradient_, with.scratch.as<float>());
 }
 
 // In its lane, one weight after another: each chunk is written while the next is decompressed.
@@ -211,8 +235,8 @@ GradientCores::Feed GradientCores::feed(int chunk) {
   if (c + 1 == chunks.size()) weight.arrival.reset();
   const auto core = outgoing(weight);
   weight.sent = true;
-  const auto come = [this, arrival, core, is_first](StreamRef stream) {
-    if (is_first) cross(*arrival, core, stream);
+  const auto come = [this, arrival, core, is_first, there = exit_.reached(weight.compute)] {
+    if (is_first) cross(*arrival, there, core);
   };
   const auto fill = [this, arrival, &weight, c](std::span<std::byte> gradient) {
     expand(in_host_, weight, *arrival, c, gradient);

@@ -47,6 +47,7 @@
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/core_footprint.h"
+#include "runtime/engine/offload/gradient_exit.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/memory/buffer.h"
@@ -59,14 +60,14 @@ class GradientCores {
  public:
   // What the update of a chunk gets its gradient by.
   struct Feed {
-    std::function<void(StreamRef)> cross;  // In d2h.
-    std::uint64_t bytes = 0;               // That cross then.
-    ChunkUpdate::Fill fill;                // In the host lane, behind it.
+    std::function<void()> cross;  // In d2h.
+    std::uint64_t bytes = 0;      // That cross then.
+    ChunkUpdate::Fill fill;       // In the host lane, behind it.
   };
 
   GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan,
-                const ChunkGroups& groups, std::span<const TensorSpec> tensors, DType gradient,
-                const CoreOptions& options, UpdatePolicy policy);
+                const ChunkGroups& groups, GradientExit& exit, std::span<const TensorSpec> tensors,
+                DType gradient, const CoreOptions& options, UpdatePolicy policy);
 
   bool holds(int tensor) const { return weights_.at(at(tensor)) != nullptr; }
   CoreShape core(int tensor) const;  // Without elements where the gradient crosses whole.
@@ -90,12 +91,16 @@ class GradientCores {
   struct Arrival {  // A core in host memory, as it crossed.
     std::optional<PinnedPool::Lease> landing;
   };
+  static constexpr std::int64_t kNotDrawn = -1;
   struct Weight {
     const TensorSpec* spec = nullptr;
     int tensor = 0;
     std::uint64_t hash = 0;
-    std::int64_t draws = -1;  // Of projectors; the codec is that of the last.
+    std::int64_t draws = kNotDrawn;  // Of projectors; the codec is that of the last.
     std::unique_ptr<GradientCodec> codec;
+    // On a CUDA device, for who decompresses: the codec with projectors in host memory.
+    Budget::Reservation twin_bytes;
+    std::unique_ptr<GradientCodec> twin;
     Buffer core, packed;  // Device; packed is empty for an f32 wire.
     bool summed = false;  // The core holds gradients of this step.
     bool is_packed = false;
@@ -103,6 +108,8 @@ class GradientCores {
     std::vector<ScanResult> scans;     // By chunk of the weight.
     std::shared_ptr<Arrival> arrival;  // While its chunks are fed.
     StreamRef compute = StreamRef::host();
+
+    const GradientCodec& on_host() const noexcept { return twin ? *twin : *codec; }
   };
   struct Expander {  // Of a lane that decompresses.
     Buffer core;     // f32, as it arrived.
@@ -115,7 +122,7 @@ class GradientCores {
   void draw(Weight& weight, std::int64_t step);
   Expander make_expander(std::size_t core_elems, std::size_t scratch_elems);
   std::span<const std::byte> outgoing(Weight& weight);
-  void cross(Arrival& arrival, std::span<const std::byte> core, StreamRef stream);
+  void cross(Arrival& arrival, const Event& there, std::span<const std::byte> core);
   // Chunk `c` of the weight, with zeros behind it, into memory as large as its extent.
   void expand(Expander& with, Weight& weight, const Arrival& arrival, std::size_t c,
               std::span<std::byte> into) const;
@@ -126,13 +133,16 @@ class GradientCores {
   PinnedPool& ring_;
   const ChunkPlan& plan_;
   const ChunkGroups& groups_;
+  GradientExit& exit_;
   DType gradient_;
   CoreOptions options_;
   CoreSpill spill_;                               // Of the step at hand.
   std::optional<PinnedPool> landing_;             // Outlives the arrivals of weights.
+  Budget twins_;                                  // Refuses nothing: Weight::twin_bytes does.
   std::vector<std::unique_ptr<Weight>> weights_;  // By tensor; null: its gradient crosses whole.
   std::vector<int> of_chunk_;                     // The tensor, or -1.
   Buffer scratch_;                                // Device: of compress().
+  ResultSlot ignored_;                            // Of pack(); what is decompressed is scanned.
   Expander in_decompress_, in_host_;
 };
 

@@ -8,13 +8,12 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "kernels/gradient_copy.h"
 #include "runtime/engine/offload/offload_lanes.h"
 
 namespace sluiceway {
 namespace {
 
-using offload_lanes::kD2h, offload_lanes::kSpill;
+using offload_lanes::kAsTheyCame, offload_lanes::kD2h, offload_lanes::kSpill;
 
 constexpr std::chrono::hours kPatience{24};  // For room in the ring; the executor has its own.
 
@@ -35,7 +34,8 @@ std::span<std::byte> part(std::span<std::byte> chunk, const ChunkPiece& piece, D
 
 GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& room,
                              PinnedPool& ring, const ChunkPlan& plan, const ChunkGroups& groups,
-                             StateStream& stream, Speculation& speculation, DType gradient)
+                             StateStream& stream, Speculation& speculation, GradientExit& exit,
+                             DType gradient)
     : lanes_(lanes),
       store_(store),
       room_(room),
@@ -44,6 +44,7 @@ GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& r
       groups_(groups),
       stream_(stream),
       speculation_(speculation),
+      exit_(exit),
       gradient_(gradient),
       chunks_(plan.chunks().size()),
       backwards_(at(groups.tensor_count())) {
@@ -68,8 +69,8 @@ std::uint64_t GradientSpill::shared_bytes(const ChunkPlan& plan, DType gradient)
 
 // ---- Gradients come -----------------------------------------------------------------------------
 
-void GradientSpill::add(int tensor, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
-                        std::uint64_t room) {
+void GradientSpill::add(int tensor, const AnyMatrix& g, const Event& there,
+                        const std::shared_ptr<const void>& keep, std::uint64_t room) {
   const std::size_t width = size_bytes(g.dtype);
   const std::span<const std::byte> whole(static_cast<const std::byte*>(g.data),
                                          static_cast<std::size_t>(g.rows * g.cols) * width);
@@ -83,12 +84,13 @@ void GradientSpill::add(int tensor, const AnyMatrix& g, const std::shared_ptr<co
   for (const int chunk : chunks) {
     const std::vector<ChunkPiece>& pieces = planned(chunk).pieces;
     const auto piece = std::ranges::find(pieces, tensor, &ChunkPiece::tensor);
-    const auto from = whole.subspan(static_cast<std::size_t>(piece->first) * width,
-                                    static_cast<std::size_t>(piece->elems) * width);
+    Source from{whole.subspan(static_cast<std::size_t>(piece->first) * width,
+                              static_cast<std::size_t>(piece->elems) * width),
+                g.dtype, there, keep};
     if (chunks_[at(chunk)].buffer) {
-      add_shared(chunk, static_cast<std::size_t>(piece - pieces.begin()), from, g.dtype, keep);
+      add_shared(chunk, static_cast<std::size_t>(piece - pieces.begin()), std::move(from));
     } else {
-      add_alone(chunk, from, g.dtype, keep);
+      add_alone(chunk, std::move(from));
     }
   }
   ++backwards_[at(tensor)];
@@ -110,34 +112,35 @@ void GradientSpill::make_room(int chunk) {
 void GradientSpill::submit(int chunk, std::vector<Hop> hops) {
   Payload payload;
   payload.key = key_of(chunk);
-  payload.deadline = static_cast<std::uint64_t>(groups_.of_chunk(chunk));
+  payload.deadline = kAsTheyCame;
   payload.name = concat("gradient of chunk ", chunk);
   payload.hops = std::move(hops);
   lanes_.executor().submit(std::move(payload));
 }
 
-void GradientSpill::add_alone(int chunk, std::span<const std::byte> from, DType dtype,
-                              const std::shared_ptr<const void>& keep) {
+// In d2h.
+void GradientSpill::leave(const Source& from, std::span<std::byte> into, ScanResult& sum) {
+  sum = merge(sum, exit_.leave(from.there, from.bytes, from.dtype, into));
+}
+
+void GradientSpill::add_alone(int chunk, Source from) {
   Chunk& state = chunks_[at(chunk)];
   const std::size_t bytes = extent_bytes(planned(chunk), gradient_);
-  const std::size_t crossing = from.size() / size_bytes(dtype) * size_bytes(gradient_);
-  auto leave = [this, &state, crossing, from, dtype, keep](std::span<std::byte> extent, StreamRef) {
+  const std::size_t crossing = from.bytes.size() / size_bytes(from.dtype) * size_bytes(gradient_);
+  auto depart = [this, &state, crossing, from = std::move(from)](std::span<std::byte> extent) {
     std::ranges::fill(extent.subspan(crossing), std::byte{0});
-    lanes_.d2h().cross(crossing, [&] {
-      const ScanResult scan = cpu::gradient_copy(from, dtype, extent.first(crossing), gradient_);
-      state.scans.front() = merge(state.scans.front(), scan);
-    });
+    leave(from, extent.first(crossing), state.scans.front());
   };
   if (speculation_.takes(chunk)) {
-    speculation_.stage(chunk, std::move(leave), crossing);
+    speculation_.stage(chunk, std::move(depart), crossing);
     if (speculation_.keeps_gradients()) ++state.extents;
     return;
   }
   const auto slot = static_cast<std::uint64_t>(state.extents++);
   const auto lease = std::make_shared<std::optional<PinnedPool::Lease>>();
-  const auto copy = [this, lease, bytes, leave = std::move(leave)](StreamRef stream) {
+  const auto copy = [this, lease, bytes, depart = std::move(depart)](StreamRef) {
     lease->emplace(ring_.acquire(bytes, "gradient", kPatience, kBlockBytes));
-    leave((*lease)->bytes(), stream);
+    depart((*lease)->bytes());
   };
   const auto write = [this, lease, chunk, slot](StreamRef, const HopDone& done) {
     store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunk)}, slot,
@@ -147,8 +150,7 @@ void GradientSpill::add_alone(int chunk, std::span<const std::byte> from, DType 
   submit(chunk, {{kD2h, copy, {}, crossing}, {kSpill, {}, write, bytes}});
 }
 
-void GradientSpill::add_shared(int chunk, std::size_t piece, std::span<const std::byte> from,
-                               DType dtype, const std::shared_ptr<const void>& keep) {
+void GradientSpill::add_shared(int chunk, std::size_t piece, Source from) {
   Chunk& state = chunks_[at(chunk)];
   if (state.arrived[piece]) {  // A second gradient in one backward.
     lanes_.wait(key_of(chunk));
@@ -159,11 +161,8 @@ void GradientSpill::add_shared(int chunk, std::size_t piece, std::span<const std
   state.arrived[piece] = true;
   const std::span<std::byte> into =
       part(state.buffer->as<std::byte>(), planned(chunk).pieces[piece], gradient_);
-  const auto copy = [this, &state, piece, into, from, dtype, keep](StreamRef) {
-    lanes_.d2h().cross(into.size(), [&] {
-      const ScanResult scan = cpu::gradient_copy(from, dtype, into, gradient_);
-      state.scans[piece] = merge(state.scans[piece], scan);
-    });
+  const auto copy = [this, &state, piece, into, from = std::move(from)](StreamRef) {
+    leave(from, into, state.scans[piece]);
   };
   submit(chunk, {{kD2h, copy, {}, into.size()}});
 }

@@ -1,6 +1,6 @@
 // Gradients leave the device as they come, in the type they are kept in, and go to their extents.
 //
-//   d2h    copies a piece off the device; the pass that copies scans and squares what it writes
+//   d2h    copies a piece off the device; the pass that writes the copy scans and squares it
 //   spill  writes a chunk's extent
 //
 // A large tensor's chunks are written one by one, each from a lease of the ring. Small tensors
@@ -27,6 +27,7 @@
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/gradient_exit.h"
 #include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/engine/offload/store_room.h"
@@ -40,15 +41,15 @@ class GradientSpill {
  public:
   GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& room, PinnedPool& ring,
                 const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
-                Speculation& speculation, DType gradient);
+                Speculation& speculation, GradientExit& exit, DType gradient);
 
   // Bytes of the buffers of shared chunks, tier kPinned.
   static std::uint64_t shared_bytes(const ChunkPlan& plan, DType gradient);
 
-  // Takes the gradient of a tensor, contiguous; `keep` lives until it has left the device. Waits
-  // while more than `room` bytes of others have not.
-  void add(int tensor, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
-           std::uint64_t room);
+  // Takes the gradient of a tensor, contiguous, which is there when `there` has happened; `keep`
+  // lives until it has left the device. Waits while more than `room` bytes of others have not.
+  void add(int tensor, const AnyMatrix& g, const Event& there,
+           const std::shared_ptr<const void>& keep, std::uint64_t room);
   void end_backward();  // Every gradient has left the device; shared chunks are on their way.
   void
   wait_written();  // Extents are on the drive, and staged updates, for whoever reads them next.
@@ -72,6 +73,12 @@ class GradientSpill {
     std::optional<Buffer> buffer;
     std::vector<bool> arrived;  // By piece; all false: it holds nothing that is not written.
   };
+  struct Source {  // A part of a gradient, on the device.
+    std::span<const std::byte> bytes;
+    DType dtype = DType::kF32;
+    Event there;
+    std::shared_ptr<const void> keep;
+  };
   struct Waiting {
     int key = 0;
     std::uint64_t bytes = 0;
@@ -82,10 +89,9 @@ class GradientSpill {
   int key_of(int chunk) const { return groups_.spill(groups_.of_chunk(chunk)); }
   static bool is_dirty(const Chunk& chunk);
   void make_room(int chunk);
-  void add_alone(int chunk, std::span<const std::byte> from, DType dtype,
-                 const std::shared_ptr<const void>& keep);
-  void add_shared(int chunk, std::size_t piece, std::span<const std::byte> from, DType dtype,
-                  const std::shared_ptr<const void>& keep);
+  void leave(const Source& from, std::span<std::byte> into, ScanResult& sum);
+  void add_alone(int chunk, Source from);
+  void add_shared(int chunk, std::size_t piece, Source from);
   std::vector<bool> gather(int chunk);
   void flush(int chunk);
   void end_gathering(int chunk);
@@ -99,6 +105,7 @@ class GradientSpill {
   const ChunkGroups& groups_;
   StateStream& stream_;
   Speculation& speculation_;
+  GradientExit& exit_;
   DType gradient_;
   std::vector<Chunk> chunks_;
   std::vector<int> backwards_;   // By tensor.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "runtime/device/device_memory.h"
 #include "runtime/engine/offload/extent_sum.h"
 #include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/engine/offload/offload_lanes.h"
@@ -61,25 +62,33 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
           lanes_.budget(), lanes_.device(),
           {.slab_bytes = offload_ring_bytes(
                plan_, types(), options_.gate.promised_backwards, limit_of(options_, Tier::kPinned),
-               core_footprint(tensors_, plan_, options_.cores, options_.policy).landing_bytes),
+               core_footprint(tensors_, plan_, options_.cores, options_.policy).landing_bytes +
+                   GradientExit::pinned_bytes(lanes_.device())),
            .pages = Pages::kHuge}),
       room_(lanes_.budget(), !options_.store.drives.empty()),
       store_(open_store()),
       stream_(*store_, ring_, plan_, kStateLanes, types()),
-      cores_(lanes_, *store_, ring_, plan_, groups_, tensors_, options_.gradient, options_.cores,
-             options_.policy),
+      exit_(lanes_, plan_, options_.gradient),
+      cores_(lanes_, *store_, ring_, plan_, groups_, exit_, tensors_, options_.gradient,
+             options_.cores, options_.policy),
       park_(lanes_.budget(), plan_, weight_dtypes_,
             is_speculative(options_) ? options_.park_bytes : 0),
       speculation_(lanes_, stream_, cores_, plan_, groups_, park_,
                    {is_speculative(options_), options_.gate.promised_backwards,
                     options_.redo || options_.gate.max_norm > 0}),
-      spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, speculation_,
+      spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, speculation_, exit_,
              options_.gradient),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(tensors_.size())),
       steps_(tensors_.size()) {}
 
-OffloadEngine::~OffloadEngine() { lanes_.stop(); }
+OffloadEngine::~OffloadEngine() {
+  lanes_.stop();
+  try {
+    wait_for(compute_);  // It may still use memory that is ours.
+  } catch (...) {        // A device that has failed runs nothing any more.
+  }
+}
 
 std::unique_ptr<ChunkStore> OffloadEngine::open_store() {
   const int promised = std::max(1, options_.gate.promised_backwards);
@@ -114,6 +123,12 @@ void OffloadEngine::check_weights(const char* caller, std::span<const AnyMatrix>
   }
 }
 
+void OffloadEngine::check_stream(const char* what, StreamRef compute) const {
+  SLUICEWAY_CHECK(compute.device() == lanes_.device(), "OffloadEngine: ", what, " on ",
+                  to_string(compute.device()), ", expected ", to_string(lanes_.device()),
+                  ", which the engine was made for");
+}
+
 void OffloadEngine::check_begun(const char* caller) const {
   SLUICEWAY_CHECK(begun_, "OffloadEngine: ", caller, " before the states are there: the store ",
                   is_new_ ? "is new, expected begin()" : "holds a run, expected resume()");
@@ -121,17 +136,21 @@ void OffloadEngine::check_begun(const char* caller) const {
 
 // ---- Before the first step ----------------------------------------------------------------------
 
-void OffloadEngine::begin(std::span<const AnyMatrix> tensors) {
+void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute) {
   check_weights("begin", tensors);
+  check_stream("weights", compute);
   SLUICEWAY_CHECK(is_new_ || store_->live().step == 0,
                   "OffloadEngine: begin on a store that holds step ", store_->live().step,
                   ", expected resume()");
+  wait_for(compute);
   stream_.write_initial([&](const ChunkPiece& piece, std::span<float> master) {
     const AnyMatrix& from = tensors[at(piece.tensor)];
     with_type(from.dtype, [&](auto type) {
-      const auto* const first = static_cast<const decltype(type)*>(from.data) + piece.first;
-      std::transform(first, first + piece.elems, master.begin(),
-                     [](auto value) { return to_float(value); });
+      std::vector<decltype(type)> values(master.size());
+      copy_device_bytes(lanes_.device(), values.data(),
+                        static_cast<const decltype(type)*>(from.data) + piece.first,
+                        values.size() * sizeof type);
+      std::ranges::transform(values, master.begin(), [](auto value) { return to_float(value); });
     });
   });
   std::ranges::fill(steps_, 0);
@@ -141,19 +160,25 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors) {
   is_new_ = false;
 }
 
-void OffloadEngine::resume(std::span<const AnyMatrix> tensors) {
+void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute) {
   SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume from a store without states, expected begin()");
   check_weights("resume", tensors);
+  check_stream("weights", compute);
   if (begun_) synchronize();
+  wait_for(compute);
   const Version version = written_version();
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
     stream_.read(static_cast<int>(c), version,
                  [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
                    const AnyMatrix& into = tensors[at(piece.tensor)];
                    with_type(into.dtype, [&](auto type) {
-                     std::ranges::transform(
-                         state[2], static_cast<decltype(type)*>(into.data) + piece.first,
-                         [](float value) { return from_float<decltype(type)>(value); });
+                     std::vector<decltype(type)> values(state[2].size());
+                     std::ranges::transform(state[2], values.begin(), [](float value) {
+                       return from_float<decltype(type)>(value);
+                     });
+                     copy_device_bytes(lanes_.device(),
+                                       static_cast<decltype(type)*>(into.data) + piece.first,
+                                       values.data(), values.size() * sizeof type);
                    });
                  });
   }
@@ -172,12 +197,12 @@ void OffloadEngine::expect(std::span<const TensorHyper> hyper, float factor) {
 
 void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
                                  const std::shared_ptr<const void>& keep, StreamRef compute) {
-  SLUICEWAY_CHECK(compute.is_host(), "OffloadEngine: a gradient on ", to_string(compute.device()),
-                  ", expected one on the host device, as in this build");
+  check_stream("a gradient", compute);
   check_begun("add_gradient");
   const bool half = g.dtype != DType::kF32;
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
   if (uncommitted_) commit();  // Before an extent that it read from is written again.
+  compute_ = compute;
   if (!has_gradient()) {
     speculation_.begin_step(steps_);
     cores_.begin_step(speculation_.active() ? CoreSpill::kCore : options_.cores.spill);
@@ -185,7 +210,7 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   wait(groups_.of_tensor(index));
   speculation_.outdate(index, tensor(index).name);
   if (!cores_.holds(index)) {
-    spill_.add(index, g, keep, options_.gradient_room);
+    spill_.add(index, g, exit_.reached(compute), keep, options_.gradient_room);
     gate_.note_gradient(index);
     return;
   }

@@ -15,7 +15,9 @@
 // add_gradient() waits.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
-// Lifetime:      tensors passed to step() stay where they are until acquire() for them.
+// Lifetime:      tensors passed to step() stay where they are until acquire() for them, and on a
+//                CUDA device until the computing stream has passed that. The stream of the last
+//                gradient outlives the engine.
 // Errors:        InvalidArgument for a wrong size or dtype, nothing changed. What a lane throws
 //                comes out of the next call, with lane and chunk named, and of each one after it;
 //                the store stays at its last commit. What check_interrupt throws ends a call that
@@ -36,6 +38,7 @@
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/gradient_cores.h"
+#include "runtime/engine/offload/gradient_exit.h"
 #include "runtime/engine/offload/gradient_spill.h"
 #include "runtime/engine/offload/offload_request.h"
 #include "runtime/engine/offload/speculation.h"
@@ -101,10 +104,11 @@ class OffloadEngine {
 
   // ---- Before the first step: one of the two ----
   bool is_new() const noexcept { return is_new_; }  // The store has no states; begin() makes them.
+  // Behind what `compute` has been given, for which they wait, and before what it is given next.
   // Moments of zeros, masters that are the model's tensors; committed as step 0.
-  void begin(std::span<const AnyMatrix> tensors);
+  void begin(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host());
   // The model's tensors become what the masters of the last commit say; steps go on from it.
-  void resume(std::span<const AnyMatrix> tensors);
+  void resume(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host());
 
   // ---- A step ----
   // With what the next step will be made, the own factors being 1: `factor` is that of its request,
@@ -114,7 +118,8 @@ class OffloadEngine {
   // every step of kSpill does.
   // InvalidArgument: gradients are gathered.
   void expect(std::span<const TensorHyper> hyper, float factor);
-  // `keep` lives until the gradient has left the device.
+  // Behind what `compute` has been given. `keep` lives until the gradient has left the device, or,
+  // where it is compressed, until `compute` has been given what reads it.
   void add_gradient(int index, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
                     StreamRef compute);
   // `norm`: of the sum, where there are several micro-batches, which reads their extents, and
@@ -174,6 +179,7 @@ class OffloadEngine {
   void check_weights(const char* caller, std::span<const AnyMatrix> weights) const;
   void check_request(const OffloadRequest& request) const;
   void check_begun(const char* caller) const;
+  void check_stream(const char* what, StreamRef compute) const;
   void wait(int group) { lanes_.wait(groups_.update(group)); }
   void take_over();  // Counts of the last commit.
   std::vector<PieceUpdate> updates_of(int chunk, const OffloadRequest& request, float factor) const;
@@ -198,12 +204,15 @@ class OffloadEngine {
   StoreRoom room_;
   std::unique_ptr<ChunkStore> store_;
   StateStream stream_;
+  GradientExit exit_;
   GradientCores cores_;
   WeightPark park_;
   Speculation speculation_;
   GradientSpill spill_;
   StepGate gate_;
-  std::vector<std::int64_t> steps_;  // Of each tensor: updates that it has had.
+  StreamRef compute_ = StreamRef::host();  // Of the last gradient.
+  Event reached_;                          // What it had been given when the step was enqueued.
+  std::vector<std::int64_t> steps_;        // Of each tensor: updates that it has had.
   std::vector<std::byte> run_state_;
   bool leaves_uncommitted_ = false;
   bool uncommitted_ = false;  // A step, or a state that was written, is not on the medium.

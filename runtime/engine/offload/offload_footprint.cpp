@@ -6,6 +6,7 @@
 #include "kernels/base/check.h"
 #include "runtime/device/device_memory.h"
 #include "runtime/device/host_pages.h"
+#include "runtime/engine/offload/gradient_exit.h"
 #include "runtime/engine/offload/gradient_spill.h"
 #include "runtime/engine/offload/weight_park.h"
 #include "runtime/store/chunk_store.h"
@@ -46,10 +47,10 @@ Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
   return new_layout(contents, {1});
 }
 
-OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gradient,
-                                   std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
-                                   std::uint64_t pinned_limit, const CoreOptions& cores,
-                                   UpdatePolicy policy, std::uint64_t park_room) {
+OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
+                                   const FootprintRequest& request) {
+  const auto& [gradient, chunk_elems, micro_batches, slots, pinned_limit, cores, policy, park_room,
+               device] = request;
   std::vector<std::int64_t> elems;
   std::vector<DType> dtypes;
   for (const TensorSpec& tensor : tensors) {
@@ -57,7 +58,8 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gr
     dtypes.push_back(tensor.dtype);
   }
   const ChunkPlan plan(elems, chunk_elems);
-  const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy);
+  const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy, device);
+  const std::uint64_t landing = compressed.landing_bytes + GradientExit::pinned_bytes(device);
   const Layout layout =
       state_layout(plan, gradient, slots, static_cast<std::uint32_t>(micro_batches));
   const bool early = policy == UpdatePolicy::kSpeculative;
@@ -70,15 +72,16 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gr
       reread += plan.chunks()[c].stored_elems;
     }
   }
-  const std::size_t ring = offload_ring_bytes(plan, {gradient, dtypes}, micro_batches, pinned_limit,
-                                              compressed.landing_bytes);
-  return {ring + GradientSpill::shared_bytes(plan, gradient) + compressed.landing_bytes,
+  const std::size_t ring =
+      offload_ring_bytes(plan, {gradient, dtypes}, micro_batches, pinned_limit, landing);
+  return {ring + GradientSpill::shared_bytes(plan, gradient) + landing,
           layout.drives.front().bytes,
           ChunkStore::table_bytes(layout),
           plan.stored_elems(),
           compressed,
           parked.bytes,
-          reread};
+          reread,
+          GradientExit::device_bytes(plan, gradient, device)};
 }
 
 }  // namespace sluiceway

@@ -11,6 +11,7 @@
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/core_footprint.h"
 #include "runtime/engine/offload/state_stream.h"
+#include "runtime/memory/budget.h"
 #include "runtime/store/layout.h"
 
 namespace sluiceway {
@@ -35,12 +36,23 @@ struct OffloadFootprint {
   CoreFootprint cores;
   std::uint64_t parked_bytes = 0;  // Host memory of weights that wait for the decision of a step.
   std::int64_t reread_elems = 0;   // Of masters that are read after it for want of such memory.
+  std::uint64_t exit_bytes = 0;    // Device: what gradients need to be rounded and to cross.
 };
 
-// `slots`: of every state; `park_room`: most that weights may take that wait.
-OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors, DType gradient,
-                                   std::int64_t chunk_elems, int micro_batches, std::uint32_t slots,
-                                   std::uint64_t pinned_limit, const CoreOptions& cores,
-                                   UpdatePolicy policy, std::uint64_t park_room);
+// What it depends on beside the tensors.
+struct FootprintRequest {
+  DType gradient = DType::kBF16;
+  std::int64_t chunk_elems = ChunkPlan::kChunkElems;
+  int micro_batches = 1;
+  std::uint32_t slots = kStateSlots;  // Of every state.
+  std::uint64_t pinned_limit = Budget::kUnlimited;
+  CoreOptions cores;
+  UpdatePolicy policy = UpdatePolicy::kSpill;
+  std::uint64_t park_room = 0;         // Most that weights may take that wait.
+  DeviceId device = DeviceId::host();  // Any CUDA device, there or not, stands for the others.
+};
+
+OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
+                                   const FootprintRequest& request);
 
 }  // namespace sluiceway

@@ -1,6 +1,7 @@
 // The lanes of the offload engine, in the order in which gradients and states pass them.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,11 +22,14 @@ inline constexpr LaneId kD2h = 0, kDecompress = 1, kSpill = 2, kFetch = 3, kHost
 // Nothing gathers: updates are sent when a step is decided, with every gradient on its drive, or
 // may be taken back until then.
 inline constexpr LanePlan kPlan{.gather_before = std::nullopt, .device_lane = kH2d};
+// The deadline of gradients on their way out: nothing of a forward waits for one of them before the
+// others, and of a CUDA device a later one may not be there yet when an earlier one is.
+inline constexpr std::uint64_t kAsTheyCame = 0;
 inline constexpr int kDepth = 16;  // Chunks of which each lane of a drive has requests in flight.
 
 inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu) {
   using enum LaneSpec::Runs;
-  return {{"d2h", kOnDevice, 1, lane_cpu},      {"decompress", kOnHost, kDepth, lane_cpu},
+  return {{"d2h", kOnHost, 1, lane_cpu},        {"decompress", kOnHost, kDepth, lane_cpu},
           {"spill", kOnHost, kDepth, lane_cpu}, {"fetch", kOnHost, kDepth, lane_cpu},
           {"host", kOnHost, 1, lane_cpu},       {"store", kOnHost, kDepth, lane_cpu},
           {"h2d", kOnDevice, 1, device_cpu}};

@@ -35,6 +35,7 @@ StepOutcome OffloadEngine::step(const OffloadRequest& request) {
   spill_.wait_written();
   const float factor = request.factor * outcome.clip_factor;
   const bool came_true = settle(request, factor);
+  reached_ = exit_.reached(compute_);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (gate_.backwards(static_cast<int>(i)) > 0) ++steps_[i];
   }
@@ -114,7 +115,8 @@ std::vector<PieceUpdate> OffloadEngine::updates_of(int chunk, const OffloadReque
   return updates;
 }
 
-// To where the weights of a chunk are on the device.
+// To where the weights of a chunk are on the device, behind what may still read them there. No
+// deadlock: what that waits for are updates of steps before, which no lane has any more.
 ChunkUpdate::Emit OffloadEngine::emit_to(int chunk, const OffloadRequest& request) {
   std::vector<void*> targets;
   for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
@@ -122,10 +124,11 @@ ChunkUpdate::Emit OffloadEngine::emit_to(int chunk, const OffloadRequest& reques
     targets.push_back(static_cast<std::byte*>(tensor.data) +
                       static_cast<std::size_t>(piece.first) * size_bytes(tensor.dtype));
   }
-  return [this, chunk, targets](const ChunkPiece& piece, std::span<const std::byte> bytes,
-                                StreamRef stream) {
+  return [this, chunk, targets, reached = reached_](
+             const ChunkPiece& piece, std::span<const std::byte> bytes, StreamRef stream) {
     const auto& pieces = plan_.chunks()[at(chunk)].pieces;
     const auto p = static_cast<std::size_t>(&piece - pieces.data());
+    lanes_.stream(kH2d).wait(reached);
     lanes_.h2d().copy(targets[p], bytes.data(), bytes.size(), stream);
   };
 }
@@ -140,7 +143,9 @@ void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor)
   update.fill = std::move(feed.fill);
   Payload payload = stream_.update(chunk, std::move(update));
   if (feed.cross) {
-    payload.hops.insert(payload.hops.begin(), {kD2h, std::move(feed.cross), {}, feed.bytes});
+    payload.hops.insert(
+        payload.hops.begin(),
+        {kD2h, [cross = std::move(feed.cross)](StreamRef) { cross(); }, {}, feed.bytes});
   }
   submit(chunk, std::move(payload));
 }

@@ -7,13 +7,6 @@
 #include "runtime/engine/offload/offload_lanes.h"
 
 namespace sluiceway {
-namespace {
-
-// In the lanes, staged updates keep the order in which their gradients came: nothing of a forward
-// waits for one of them before the others.
-constexpr std::uint64_t kDeadline = 0;
-
-}  // namespace
 
 Speculation::Speculation(EngineLanes& lanes, StateStream& stream, GradientCores& cores,
                          const ChunkPlan& plan, const ChunkGroups& groups, const WeightPark& park,
@@ -73,7 +66,7 @@ void Speculation::submit(int chunk, StateStream::Leave leave, std::uint64_t byte
   Payload payload =
       stream_.stage(chunk, {offload_lanes::kD2h, std::move(leave), bytes}, std::move(update));
   payload.key = groups_.spill(groups_.of_chunk(chunk));
-  payload.deadline = kDeadline;
+  payload.deadline = offload_lanes::kAsTheyCame;
   chunks_[at(chunk)] = Chunk::kStaged;
   lanes_.executor().submit(std::move(payload));
 }
@@ -97,9 +90,7 @@ void Speculation::stage_core(int tensor) {
     GradientCores::Feed feed = cores_.feed(chunk);
     ChunkUpdate update = update_of(chunk, {true});
     update.fill = std::move(feed.fill);
-    const auto leave = [cross = std::move(feed.cross)](std::span<std::byte>, StreamRef stream) {
-      cross(stream);
-    };
+    const auto leave = [cross = std::move(feed.cross)](std::span<std::byte>) { cross(); };
     submit(chunk, leave, feed.bytes, std::move(update));
   }
 }

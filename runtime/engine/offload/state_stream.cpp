@@ -144,9 +144,9 @@ Payload StateStream::stage(int chunk, Departure departure, ChunkUpdate update) {
   Payload payload = work_on(job);
   payload.hops.insert(payload.hops.begin(),
                       {departure.lane,
-                       [this, job, leave = std::move(departure.leave)](StreamRef stream) {
+                       [this, job, leave = std::move(departure.leave)](StreamRef) {
                          take_room(*job);
-                         if (leave) leave(job->gradients.front(), stream);
+                         if (leave) leave(job->gradients.front());
                        },
                        {},
                        departure.bytes});

@@ -80,8 +80,9 @@ class StateStream {
   // Of a piece: exp_avg, exp_avg_sq, master.
   using PieceState = std::array<std::span<float>, kStateStreams>;
   using Visit = std::function<void(const ChunkPiece&, const PieceState&)>;
-  // How a gradient leaves the device: into the memory of its chunk, in a lane before fetch.
-  using Leave = std::function<void(std::span<std::byte> gradient, StreamRef)>;
+  // How a gradient leaves the device: into the memory of its chunk, in a lane before fetch that has
+  // a thread of the host, for which the gradient is there when this returns.
+  using Leave = std::function<void(std::span<std::byte> gradient)>;
   struct Departure {
     LaneId lane = 0;
     Leave leave;              // Null: the gradient is in host memory.

@@ -27,7 +27,7 @@ Flop flop_of(const WeightSpec& spec, const CoreShape& core, const RunShape& run)
 
 }  // namespace
 
-AutoCodec auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes,
+AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::uint64_t device_bytes,
                      const RunShape& run) {
   SLUICEWAY_CHECK(run.tokens_per_step > 0 && run.steps > 0 && run.backwards > 0,
                   "auto_codec: run has ", run.tokens_per_step, " tokens a step, ", run.steps,
@@ -39,16 +39,16 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_byt
   for (WeightSpec spec : specs) {
     const bool chosen = spec.codec.name == "auto";
     if (chosen) spec.codec.name = "svd";
-    plans.push_back(plan_weight(spec, false));
+    plans.push_back(plan_weight(spec, false, device));
     const WeightPlan& plan = plans.back();
-    needed += plan.device_bytes + plan.projector_bytes + plan.held_bytes;
+    needed += plan.device_bytes + plan.projector_bytes + plan.scan_bytes + plan.held_bytes;
     if (!chosen) continue;
     const Flop flop = flop_of(spec, plan.core, run);
     all.own += flop.own;
     all.products += flop.products;
     all.fit += flop.fit;
   }
-  needed += shared_scratch_bytes(plans, run.refresh_every > 0);
+  needed += shared_bytes(plans, run.refresh_every > 0, device);
   AutoCodec choice;
   choice.fits = needed <= device_bytes;
   if (all.own > 0) {

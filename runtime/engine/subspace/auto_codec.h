@@ -35,7 +35,7 @@ struct AutoCodec {
 
 // Weights of another codec than "auto" count towards the memory alone. InvalidArgument: no tokens,
 // steps or backwards.
-AutoCodec auto_codec(std::span<const WeightSpec> specs, std::uint64_t device_bytes,
+AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::uint64_t device_bytes,
                      const RunShape& run);
 
 }  // namespace sluiceway

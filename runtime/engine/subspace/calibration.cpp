@@ -46,10 +46,12 @@ void Calibration::measure(std::int64_t step, int index, SubspaceWeight& weight, 
         "SubspaceEngine: calibration of ", weight.spec.name,
         ", which is fitted, with refresh every ",
         "0 steps, expected more; pass Refresh(every=), which reserves the memory");
-    const RefreshOutcome outcome = weight.codec->refresh(
-        g, how_, *learner_, weight.moments.copy(weight.moments.live()), scratch, stream);
-    use_.refreshed += outcome.refreshed ? 1 : 0;
-    bias = outcome.bias_after;
+    weight.moments.edit(weight.moments.live(), [&](const Moments& moments) {
+      const RefreshOutcome outcome =
+          weight.codec->refresh(g, how_, *learner_, moments, scratch, stream);
+      use_.refreshed += outcome.refreshed ? 1 : 0;
+      bias = outcome.bias_after;
+    });
   } else {
     bias = relative_bias(weight.codec->bias(g, scratch, stream));
   }

@@ -4,6 +4,8 @@
 // between begin() and end(), on gradients of a batch that the caller holds back, which are not
 // accumulated.
 //
+// Measuring returns numbers, so it waits for the stream.
+//
 // Thread safety: one thread at a time, while no lane has the weight.
 // Errors:        InvalidArgument in the constructor: a codec learns and there is no learner.
 #pragma once

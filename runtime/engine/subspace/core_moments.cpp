@@ -4,24 +4,27 @@
 
 #include "kernels/base/check.h"
 #include "kernels/factored_adam.h"
+#include "kernels/factored_moment.h"
 #include "kernels/residual.h"
+#include "runtime/device/device_memory.h"
 
 namespace sluiceway {
 
 CoreMoments::CoreMoments(const WeightSpec& spec, const CoreShape& core, DeviceId device,
                          Budget& budget)
-    : core_(core), device_(device) {
+    : core_(core),
+      device_(device),
+      on_device_(spec.tier == CoreTier::kDevice && !device.is_host()) {
   const Tier tier = spec.tier == CoreTier::kDevice ? Tier::kDevice : Tier::kHost;
-  const auto floats = [&](std::int64_t elems, const char* what) {
-    return Buffer(budget, tier, device, sizeof(float) * static_cast<std::size_t>(elems),
+  const bool factored = spec.second_moment == SecondMoment::kFactored;
+  const auto floats = [&](Tier where, std::int64_t elems, const char* what) {
+    return Buffer(budget, where, device, sizeof(float) * static_cast<std::size_t>(elems),
                   concat(what, " of ", spec.name));
   };
+  m_[0] = floats(tier, core.elems(), "first moment");
   const std::int64_t second = second_moment_elems(spec.second_moment, core);
-  m_[0] = floats(core.elems(), "first moment");
-  v_[0] = floats(second, "second moment");
-  if (spec.second_moment == SecondMoment::kFactored) {
-    roots_ = floats(second, "roots of the second moment");
-  }
+  v_[0] = floats(tier, second, "second moment");
+  if (factored) roots_ = floats(tier, second, "roots of the second moment");
 }
 
 void CoreMoments::add_spare(Budget& budget, std::string_view weight_name) {
@@ -40,19 +43,36 @@ void CoreMoments::commit(int written) noexcept {
   ++steps_;
 }
 
-Moments CoreMoments::copy(int which) const noexcept {
-  const auto at = static_cast<std::size_t>(which);
-  Moments moments{{m_[at].as<float>().data(), core_.rows, core_.cols}, {}, {}};
+Moments CoreMoments::view_of(std::span<float> m, std::span<float> v) const noexcept {
+  Moments moments{{m.data(), core_.rows, core_.cols}, {}, {}};
   if (is_factored()) {
-    moments.factored = FactoredMoment::of(v_[at].as<float>(), core_.rows);
+    moments.factored = FactoredMoment::of(v, core_.rows);
   } else {
-    moments.v = {v_[at].as<float>().data(), core_.rows, core_.cols};
+    moments.v = {v.data(), core_.rows, core_.cols};
   }
   return moments;
 }
 
+Moments CoreMoments::copy(int which) const noexcept { return view_of(first(which), second(which)); }
+
+std::span<float> CoreMoments::first(int which) const noexcept {
+  return m_[static_cast<std::size_t>(which)].as<float>();
+}
+
 std::span<float> CoreMoments::second(int which) const noexcept {
   return v_[static_cast<std::size_t>(which)].as<float>();
+}
+
+CoreMoments::HostCopy::HostCopy(CoreMoments& of, int which)
+    : of_(of), which_(which), m_(of.first(which).size()), v_(of.second(which).size()) {
+  copy_device_bytes(of.device_, m_.data(), of.first(which).data(), of.first(which).size_bytes());
+  copy_device_bytes(of.device_, v_.data(), of.second(which).data(), of.second(which).size_bytes());
+}
+
+void CoreMoments::HostCopy::store() {
+  const std::span<float> m = of_.first(which_), v = of_.second(which_);
+  copy_device_bytes(of_.device_, m.data(), m_.data(), m.size_bytes());
+  copy_device_bytes(of_.device_, v.data(), v_.data(), v.size_bytes());
 }
 
 template <typename T>
@@ -68,12 +88,12 @@ void CoreMoments::advance(int from, int to, const AdamHyper& hyper, float scale,
   }
   const Moments before = copy(from), after = copy(to);
   const MatrixView<T> core(g.data(), core_.rows, core_.cols);
-  const FactoredMoment now = FactoredMoment::of(roots_.as<float>(), core_.rows);
-  mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, now.row, now.col, scale,
-               stream);
-  sluiceway::advance(before.factored, now, hyper.beta2, 1.0, after.factored);
-  const FactoredRoots roots =
-      roots_of(after.factored, hyper.beta2, hyper.step, 1.0, hyper.eps, now);
+  const FactoredMoment means = FactoredMoment::of(roots_.as<float>(), core_.rows);
+  mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, means.row, means.col,
+               scale, stream);
+  const FactoredRoots roots = advance_moment(
+      before.factored, means, {.beta2 = hyper.beta2, .eps = hyper.eps, .step = hyper.step},
+      after.factored, nullptr, stream);
   factored_adam_direction<T>(core, scale, before.m, after.m, roots, hyper,
                              {d.data(), core_.rows, core_.cols}, stream);
 }

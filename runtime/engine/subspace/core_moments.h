@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "compress/gradient_codec.h"
 #include "kernels/adam.h"
@@ -38,17 +39,44 @@ class CoreMoments {
   void commit(int written) noexcept;                      // This copy is the live one now.
 
   Moments copy(int which) const noexcept;
-  // v of copy(), whichever way it is kept, as one array.
+  // m and v of copy(), whichever way v is kept, as one array each.
+  std::span<float> first(int which) const noexcept;
   std::span<float> second(int which) const noexcept;
+  // Whether they are memory that the host cannot touch.
+  bool on_device() const noexcept { return on_device_; }
   bool has_spare() const noexcept;
   void add_spare(Budget& budget, std::string_view weight_name);
   void set_steps(std::int64_t steps) noexcept { steps_ = steps; }
 
+  // Lets `change` write copy(which) in host memory, on a CUDA device in a copy that no budget
+  // counts for as long as the call. No kernel uses the moments meanwhile.
+  template <class Change>
+  void edit(int which, const Change& change) {
+    if (!on_device_) return change(copy(which));
+    HostCopy here(*this, which);
+    change(here.view());
+    here.store();
+  }
+
  private:
+  class HostCopy {
+   public:
+    HostCopy(CoreMoments& of, int which);
+    Moments view() noexcept { return of_.view_of(m_, v_); }
+    void store();
+
+   private:
+    CoreMoments& of_;
+    int which_;
+    std::vector<float> m_, v_;
+  };
+
+  Moments view_of(std::span<float> m, std::span<float> v) const noexcept;
   bool is_factored() const noexcept { return roots_.size() != 0; }
 
   CoreShape core_;
   DeviceId device_;
+  bool on_device_;  // A CUDA device's memory.
   std::array<Buffer, 2> m_, v_;
   Buffer roots_;  // Of a factored v.
   int live_ = 0;

@@ -36,16 +36,12 @@ MatrixView<float> CoreStaging::core() const noexcept {
   return {core_.as<float>().data(), shape_.rows, shape_.cols};
 }
 
-ScanResult CoreStaging::scan(StreamRef stream) const {
-  ScanResult result;
-  overflow_scan(core_.as<const float>(), &result, stream);
-  return result;
+void CoreStaging::scan(ScanResult* result, StreamRef stream) const {
+  overflow_scan(core_.as<const float>(), result, stream);
 }
 
-ScanResult CoreStaging::pack(StreamRef stream) {
-  ScanResult result;
-  sluiceway::pack(wire_, core_.as<const float>(), packed_.as<std::byte>(), &result, stream);
-  return result;
+void CoreStaging::pack(ScanResult* result, StreamRef stream) {
+  sluiceway::pack(wire_, core_.as<const float>(), packed_.as<std::byte>(), result, stream);
 }
 
 std::span<const std::byte> CoreStaging::outgoing(bool zero) const noexcept {

@@ -29,9 +29,10 @@ class CoreStaging {
 
   // ---- Device ----
   MatrixView<float> core() const noexcept;
-  ScanResult scan(StreamRef stream) const;  // Of the sum.
+  // Of the sum. `result` is memory that kernels of the device write to, of pack() too.
+  void scan(ScanResult* result, StreamRef stream) const;
   bool packs() const noexcept { return packed_.size() != 0; }
-  ScanResult pack(StreamRef stream);  // Makes outgoing(), and scans on the way.
+  void pack(ScanResult* result, StreamRef stream);  // Makes outgoing(), and scans on the way.
   // What crosses to the host. A core of zeros crosses as a flag, one byte of it; that it is zero
   // the caller has from the scan, and says so to the host's side by arrive_as_zero().
   std::span<const std::byte> outgoing(bool zero) const noexcept;

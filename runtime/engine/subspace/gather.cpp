@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/compress.h"
 #include "kernels/overflow_scan.h"
 #include "runtime/engine/subspace/subspace_engine.h"
 #include "runtime/engine/subspace/subspace_lanes.h"
@@ -21,7 +22,7 @@ void SubspaceEngine::prepare(std::span<const WeightHyper> hyper,
 
 void SubspaceEngine::hold_residual(int index) {
   SubspaceWeight& weight = *weights_.at(at(index));
-  weight.hold_gradient(budget());
+  hold_gradient(index);
   weight.residual_at_once = false;
 }
 
@@ -31,6 +32,64 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
   check_shape(weight, g, "gradient");
   compute_ = compute;
   if (calibration_.active()) return calibrate(index, g, compute);
+  if (weight.residual) check_shape(weight, total, "sum of gradients");
+  const float beta = begin_gathering(index);
+  if (weight.residual) weight.gathering.total = total;
+  const bool first = beta == 0;
+  // A codec that waits for its first projectors has compressed nothing but zeros so far.
+  const bool may_calibrate = first || weight.codec->wants_calibration();
+  if (may_calibrate && calibration_.due(committed_steps(), index, weight)) {
+    calibrate(index, g, compute);
+  }
+  {
+    const TraceRange range(&trace(), lanes_.device_row(), "compress");
+    weight.codec->compress(g, beta, weight.staging.core(), compress_scratch_.as<float>(), compute);
+  }
+  weight.gathering.begun = true;
+  note_gradient(index);
+  // Now: the residual uses the gradient up.
+  if (!weight.has_core()) {
+    overflow_scan(total, scans_.slot(at(index)), compute);
+    scanned(index);
+  }
+  gathered(index, compute);
+}
+
+void SubspaceEngine::add_core(int index, const AnyMatrix& core, bool whole, StreamRef compute) {
+  SubspaceWeight& weight = *weights_.at(at(index));
+  const CoreShape shape = weight.plan.core;
+  SLUICEWAY_CHECK(core.rows == shape.rows && core.cols == shape.cols, "SubspaceEngine: core of ",
+                  weight.spec.name, " is ", core.rows, "x", core.cols, ", expected ", shape.rows,
+                  "x", shape.cols);
+  SLUICEWAY_CHECK(!calibration_.active() && !weight.codec->wants_calibration(),
+                  "SubspaceEngine: ", weight.spec.name,
+                  " gets a core while its projectors are fitted, expected its gradient; see "
+                  "wants_gradient()");
+  compute_ = compute;
+  const float beta = begin_gathering(index);
+  {
+    const TraceRange range(&trace(), lanes_.device_row(), "add core");
+    sluiceway::compress(weight.staging.core(), beta, core, compute);
+  }
+  weight.gathering.begun = weight.gathering.partly_as_core = true;
+  if (!whole) return;
+  note_gradient(index);
+  gathered(index, compute);
+}
+
+void SubspaceEngine::note_gradient(int index) {
+  gate_.note_gradient(index);
+  weights_[at(index)]->gathering.scan_enqueued = false;
+}
+
+bool SubspaceEngine::wants_gradient(int index) const {
+  const SubspaceWeight& held = weight(index);
+  return (held.residual && residual_turn(index)) || calibration_.active() ||
+         calibration_.due(committed_steps(), index, held);
+}
+
+float SubspaceEngine::begin_gathering(int index) {
+  const SubspaceWeight& weight = *weights_[at(index)];
   SLUICEWAY_CHECK(!weight.gathering.residual_done, "SubspaceEngine: ", weight.spec.name,
                   " gets a gradient after the last of the ", gate_.expected(index),
                   " backwards that were promised for a step, expected step() first; set accumulate "
@@ -40,34 +99,17 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
                   "SubspaceEngine: ", weight.spec.name,
                   " gets a gradient before prepare(), expected it first: residuals are applied at "
                   "once");
-  if (weight.residual) {
-    check_shape(weight, total, "sum of gradients");
-    weight.gathering.total = total;
-  }
   // Unless more backwards come than were forecast, no forward of ours may have read the weight
   // since its last update. The thread itself waits: the records of the step at hand are written
   // next.
   if (!gate_.take_back(index)) wait(index);
-  const bool first = gate_.backwards(index) == 0;
-  // A codec that waits for its first projectors has compressed nothing but zeros so far.
-  const bool may_calibrate = first || weight.codec->wants_calibration();
-  if (may_calibrate && calibration_.due(committed_steps(), index, weight)) {
-    calibrate(index, g, compute);
-  }
-  {
-    const TraceRange range(&trace(), lanes_.device_row(), "compress");
-    weight.codec->compress(g, first ? 0.0F : 1.0F, weight.staging.core(),
-                           compress_scratch_.as<float>(), compute);
-  }
-  gate_.note_gradient(index);
-  // Now: the residual uses the gradient up.
-  if (!weight.has_core()) {
-    ScanResult whole;
-    overflow_scan(total, &whole, compute);
-    gate_.note_scan(index, whole);
-  }
+  return weight.gathering.begun ? 1.0F : 0.0F;
+}
+
+void SubspaceEngine::gathered(int index, StreamRef compute) {
   if (!gate_.is_complete(index)) return;
-  if (weight.residual && weight.residual_at_once) apply_residual_early(index, compute);
+  const SubspaceWeight& held = weight(index);
+  if (held.residual && held.residual_at_once) apply_residual_early(index, compute);
   send(index, When::kGathering);
 }
 
@@ -81,10 +123,10 @@ void SubspaceEngine::apply_residual_early(int index, StreamRef compute) {
   SubspaceWeight& weight = *weights_[at(index)];
   const TraceRange range(&trace(), lanes_.device_row(), "residual");
   const Early& early = early_.at(at(index));
-  if (residual_turn(index)) {
-    weight.gathering.residual_trained = weight.apply_residual(
-        weight.gathering.total, early.weight, residual_step(weight, early.hyper),
-        compress_scratch_.as<float>(), compute);
+  if (residual_applies(index)) {
+    weight.apply_residual(weight.gathering.total, early.weight, residual_step(weight, early.hyper),
+                          compress_scratch_.as<float>(), compute);
+    weight.gathering.residual_applied = true;
   }
   weight.gathering.residual_done = true;
 }
@@ -92,18 +134,56 @@ void SubspaceEngine::apply_residual_early(int index, StreamRef compute) {
 void SubspaceEngine::scan(int index, bool leaving) {
   CoreStaging& staging = weights_[at(index)]->staging;
   if (leaving && staging.packs()) {
-    gate_.note_scan(index, staging.pack(compute_));
-  } else if (!gate_.is_scanned(index)) {
-    gate_.note_scan(index, staging.scan(compute_));
+    staging.pack(scans_.slot(at(index)), compute_);
+  } else if (!weights_[at(index)]->gathering.scan_enqueued) {
+    staging.scan(scans_.slot(at(index)), compute_);
+  } else {
+    return;
+  }
+  scanned(index);
+}
+
+// Without a copy the result is here. With one note_scans() brings it; what is known of the same
+// gradient already, from before it was packed again, stays so.
+void SubspaceEngine::scanned(int index) {
+  weights_[at(index)]->gathering.scan_enqueued = true;
+  scans_fetched_ = false;
+  if (!scans_.copies()) gate_.note_scan(index, scans_.get(at(index)));
+}
+
+bool SubspaceEngine::scans_missing() const {
+  for (int index = 0; index < static_cast<int>(weights_.size()); ++index) {
+    if (gate_.backwards(index) > 0 && !gate_.is_scanned(index)) return true;
+  }
+  return false;
+}
+
+void SubspaceEngine::note_scans() {
+  if (!scans_missing()) return;
+  end_backward();
+  for (int index = 0; index < static_cast<int>(weights_.size()); ++index) {
+    if (gate_.backwards(index) == 0 || gate_.is_scanned(index)) continue;
+    gate_.note_scan(index, scans_.get(at(index)));
   }
 }
 
-GradientNorm SubspaceEngine::end_backward() {
-  for (std::size_t i = 0; i < weights_.size(); ++i) {
-    const int index = static_cast<int>(i);
+void SubspaceEngine::end_backward() {
+  for (int index = 0; index < static_cast<int>(weights_.size()); ++index) {
     if (gate_.backwards(index) > 0) scan(index, false);
   }
+  if (scans_fetched_ || !scans_missing()) return;
+  scans_.fetch(lanes_.compute(compute_));
+  scans_fetched_ = true;
+}
+
+GradientNorm SubspaceEngine::gathered_norm() {
+  note_scans();
   return gate_.norm();
+}
+
+ScanResult SubspaceEngine::gradient_scan(int index) {
+  note_scans();
+  return gate_.scan(index);
 }
 
 // The lanes' tasks run while the weight belongs to the executor. What they read of the step that is
@@ -112,6 +192,7 @@ void SubspaceEngine::send(int index, When when) {
   SubspaceWeight& weight = *weights_[at(index)];
   if (weight.has_core()) scan(index, true);
   Payload payload;
+  payload.after = reached();
   payload.key = index;
   payload.deadline = static_cast<std::uint64_t>(index);
   payload.name = weight.spec.name;
@@ -120,6 +201,7 @@ void SubspaceEngine::send(int index, When when) {
   if (weight.crosses()) forecast = add_link_hops(index, payload, when);
   if (!payload.hold_before) payload.hold_before = payload.hops.size();
   payload.hops.push_back({kApply, [this, &weight, live = weight.moments.live()](StreamRef stream) {
+                            lanes_.stream(kApply).wait(weight.applying.reached);
                             if (weight.has_core() && !weight.crosses()) {
                               weight.staging.update(weight.moments, live, live,
                                                     weight.applying.adam, weight.applying.factor,

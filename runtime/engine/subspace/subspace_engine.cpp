@@ -18,12 +18,17 @@ std::size_t largest(const Calibration::Weights& weights,
   return most * sizeof(float);
 }
 
+StreamRef default_stream(DeviceId device) {
+  return device.is_host() ? StreamRef::host() : StreamRef::cuda(device.ordinal(), nullptr);
+}
+
 AutoCodec choose_codec(const std::vector<WeightSpec>& specs, const SubspaceOptions& options,
                        const Budget& budget) {
   RunShape run = options.run;
   run.backwards = std::max(1, options.gate.promised_backwards);
   run.refresh_every = options.refresh.every;
-  return auto_codec(specs, budget.limit(Tier::kDevice) - budget.used(Tier::kDevice), run);
+  return auto_codec(specs, options.lanes.device,
+                    budget.limit(Tier::kDevice) - budget.used(Tier::kDevice), run);
 }
 
 Calibration::Weights make_weights(std::vector<WeightSpec> specs, std::string_view automatic,
@@ -60,16 +65,27 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
                      Fill::kNone),
       host_scratch_(budget(), Tier::kHost, lanes_.device(),
                     largest(weights_, &SubspaceWeight::host_scratch_elems), "scratch of AdamW",
-                    Fill::kNone) {
+                    Fill::kNone),
+      stream_scratch_(budget().reserve(Tier::kDevice, stream_scratch_bytes(lanes_.device()),
+                                       "scratch of the streams that compute")),
+      held_(options_.residual_every),
+      scans_(budget(), lanes_.device(), weights_.size(), "scans of gradients"),
+      compute_(default_stream(lanes_.device())) {
   const int promised = options_.gate.promised_backwards;
-  for (const auto& weight : weights_) {
-    weight->residual_at_once = options_.residual_at_once && promised > 0;
-    if (!weight->residual_at_once || promised > 1) weight->hold_gradient(budget());
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    weights_[i]->residual_at_once = options_.residual_at_once && promised > 0;
+    if (!weights_[i]->residual_at_once || promised > 1) hold_gradient(static_cast<int>(i));
   }
   if (gate_.speculative()) ensure_spares();
 }
 
-SubspaceEngine::~SubspaceEngine() { lanes_.stop(); }
+SubspaceEngine::~SubspaceEngine() {
+  lanes_.stop();
+  try {
+    wait_for(compute_);  // It may still use memory that is ours.
+  } catch (...) {        // A device that has failed runs nothing any more.
+  }
+}
 
 void SubspaceEngine::check_shape(const SubspaceWeight& weight, const AnyMatrix& matrix,
                                  const char* what) const {
@@ -83,8 +99,30 @@ double SubspaceEngine::acquire(int index, StreamRef compute) {
   return gate_.holds_back(index) ? 0 : lanes_.acquire(index, compute);
 }
 
+void SubspaceEngine::hold_gradient(int index) {
+  SubspaceWeight& weight = *weights_[at(index)];
+  const std::uint64_t bytes = weight.plan.held_bytes;
+  if (bytes == 0 || weight.holds_gradient) return;
+  const std::string purpose = "the gradient of " + weight.spec.name;
+  if (weight.has_core()) {
+    held_.add(budget(), at(index % options_.residual_every), bytes, purpose);
+  } else {
+    held_.add_to_all(budget(), bytes, purpose);  // Its norm is taken in every step.
+  }
+  weight.holds_gradient = true;
+}
+
 void SubspaceEngine::wait(int index) {
   if (!gate_.holds_back(index)) lanes_.wait(index);
+}
+
+Event SubspaceEngine::reached() {
+  return compute_.is_host() ? Event() : lanes_.compute(compute_).record();
+}
+
+void SubspaceEngine::wait_for_all(int index) {
+  wait(index);
+  wait_for(compute_);
 }
 
 void SubspaceEngine::synchronize() {
@@ -130,7 +168,7 @@ void SubspaceEngine::begin_calibration() {
 }
 
 WeightState SubspaceEngine::save_weight(int index) {
-  wait(index);
+  wait_for_all(index);
   return save_state(weight(index), gate_.expected(index));
 }
 
@@ -140,7 +178,7 @@ void SubspaceEngine::check_weight(int index, const WeightState& state) {
 }
 
 void SubspaceEngine::load_weight(int index, const WeightState& state) {
-  wait(index);
+  wait_for_all(index);
   load_state(*weights_.at(at(index)), state);
   gate_.expect_backwards(index, state.backwards);
 }
@@ -155,7 +193,7 @@ SubspaceStats SubspaceEngine::take_stats() {
   stats.calibration = calibration_.take_use();
   stats.host_seconds = stats.use.lane_seconds[subspace_lanes::kHost];
   stats.recalled = gate_.take_recalled();
-  for (const auto& weight : weights_) stats.held_bytes += weight->held_bytes();
+  stats.held_bytes = held_.bytes();
   stats.speculative = gate_.speculative();
   return stats;
 }

@@ -16,10 +16,20 @@
 // A core of zeros, of either sign, is a gradient like any other, but it crosses as a flag of one
 // byte: experts without tokens cost no transfer from device to host.
 //
+// On a CUDA device weights, gradients and cores are its memory, and all gradients of a step come on
+// one stream. Scans of gradients cross as one small copy a backward, which end_backward() enqueues
+// and nobody waits for but step(), gathered_norm() and gradient_scan(): a step waits once, as late
+// as it can. It does wait, since what the caller trains by itself, with the same clip factor or not
+// at all, would otherwise have to be the engine's too. add_gradient() waits for the weight's last
+// step, which a forward has acquired before, and where it calibrates, for the stream. What became
+// of residuals is asked for in a skipped step alone.
+//
 // Thread safety: one thread at a time calls; the lanes run beside it.
-// Lifetime:      weights passed to step() stay where they are until acquire() for them.
+// Lifetime:      weights passed to step() stay where they are until acquire() for them. The stream
+//                that computes outlives the engine.
 // Errors:        InvalidArgument for a wrong shape or dtype, nothing changed. What a lane throws
 //                comes out of the next call, with lane and weight named, and of each one after it.
+//                Unavailable: a CUDA device in a build or on a machine without CUDA.
 //                What check_interrupt throws ends a call that waits; the call can be made again.
 #pragma once
 
@@ -37,8 +47,10 @@
 #include "runtime/engine/step_gate.h"
 #include "runtime/engine/subspace/auto_codec.h"
 #include "runtime/engine/subspace/calibration.h"
+#include "runtime/engine/subspace/held_gradients.h"
 #include "runtime/engine/subspace/subspace_weight.h"
 #include "runtime/engine/subspace/weight_state.h"
+#include "runtime/memory/readback.h"
 
 namespace sluiceway {
 
@@ -103,15 +115,26 @@ class SubspaceEngine {
   void add_gradient(int index, const AnyMatrix& g, StreamRef compute) {
     add_gradient(index, g, g, compute);
   }
+  // In place of a gradient G: `core`, P^T G Q that was computed without forming G, of any dtype.
+  // `whole`: nothing more of this backward follows; otherwise a gradient does. project() has the
+  // two sides of such a product. InvalidArgument while the projectors wait for a first gradient.
+  void add_core(int index, const AnyMatrix& core, bool whole, StreamRef compute);
+  // Whether anybody reads `total` after add_gradient(): a residual in its turn, or the norm of a
+  // weight without a core. Where not, it may be `g` itself.
+  bool keeps_total(int index) const;
+  // Whether this step needs the weight's gradient itself: its residual or a calibration has its
+  // turn. A residual without it is left out.
+  bool wants_gradient(int index) const;
   // What residuals that are applied at once read; before the first gradient of a backward.
   void prepare(std::span<const WeightHyper> hyper, std::span<const AnyMatrix> weights);
   // This weight's residual waits for step(): the weight is used twice in a forward, or the loss is
   // scaled. OutOfMemory: nothing changed.
   void hold_residual(int index);
   bool residual_done(int index) const { return weight(index).gathering.residual_done; }
-  GradientNorm end_backward();
-  // Of a weight's gradient so far; after end_backward().
-  ScanResult gradient_scan(int index) const { return gate_.scan(index); }
+  void end_backward();
+  // Of all gradients so far, and of a weight's; after end_backward().
+  GradientNorm gathered_norm();
+  ScanResult gradient_scan(int index);
   StepOutcome step(const StepRequest& request);
   bool has_gradient() const noexcept { return gate_.has_gradient(); }
   void drop();  // Forgets what was added.
@@ -159,20 +182,31 @@ class SubspaceEngine {
 
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   void wait(int index);
+  void hold_gradient(int index);
+  Event reached();  // What is enqueued on the stream that computes; on the host all is done.
+  void wait_for_all(int index);  // wait(), and for that stream.
   void check_shape(const SubspaceWeight& weight, const AnyMatrix& matrix, const char* what) const;
 
   // gather.cpp
+  float begin_gathering(int index);  // Returns what the core so far counts: 0 or 1.
+  void note_gradient(int index);
+  void gathered(int index, StreamRef compute);
   void calibrate(int index, const AnyMatrix& g, StreamRef compute);
   void apply_residual_early(int index, StreamRef compute);
   void scan(int index, bool leaving);
+  void scanned(int index);  // A kernel that writes the weight's slot of `scans_` is enqueued.
+  bool scans_missing() const;
+  void note_scans();  // What has not arrived yet; waits for it.
   void send(int index, When when);
   std::optional<Forecast> add_link_hops(int index, Payload& payload, When when);
 
   // update.cpp
   void check_request(const StepRequest& request) const;
   bool residual_turn(int index) const noexcept;
+  bool residual_applies(int index) const;  // It has its turn, and all that it needs.
   ResidualStep residual_step(const SubspaceWeight& weight, const WeightHyper& hyper) const;
   int residuals_kept() const;
+  void wait_for_stragglers();
   void begin_update(int index, const StepRequest& request, float factor);
   void ensure_spares();
 
@@ -183,9 +217,13 @@ class SubspaceEngine {
   StepGate gate_;
   Calibration calibration_;
   Buffer compress_scratch_, apply_scratch_, host_scratch_;
+  Budget::Reservation stream_scratch_;  // Of the streams that compute; they allocate it.
+  HeldGradients held_;
   std::vector<Early> early_;
-  // That of the last gradient; without a gradient nothing is read.
-  StreamRef compute_ = StreamRef::host();
+  Readback<ScanResult> scans_;  // Of each weight's gradient.
+  bool scans_fetched_ = false;  // As the slots are now.
+  Event reached_;               // By the stream that computes, before the step.
+  StreamRef compute_;           // That of the last gradient; at first the device's default one.
 };
 
 }  // namespace sluiceway

@@ -7,10 +7,11 @@
 
 namespace sluiceway {
 
-SubspaceWeight::SubspaceWeight(WeightSpec weight_spec, DeviceId device, Budget& budget)
+SubspaceWeight::SubspaceWeight(WeightSpec weight_spec, DeviceId where, Budget& budget)
     : spec(std::move(weight_spec)),
+      device(where),
       hash(stable_hash(spec.name)),
-      plan(plan_weight(spec, false)),
+      plan(plan_weight(spec, false, device)),
       codec(make_codec(spec.codec, spec.rows, spec.cols, hash, device, budget)),
       staging(spec, plan, device, budget),
       moments(spec, plan.core, device, budget) {
@@ -29,15 +30,10 @@ MatrixView<std::uint16_t> SubspaceWeight::low_bits() const noexcept {
   return {low_.as<std::uint16_t>().data(), spec.rows, spec.cols};
 }
 
-void SubspaceWeight::hold_gradient(Budget& budget) {
-  if (plan.held_bytes == 0 || held_.bytes() != 0) return;
-  held_ = budget.reserve(Tier::kDevice, plan.held_bytes, "the gradient of " + spec.name);
-}
-
-bool SubspaceWeight::apply_residual(const AnyMatrix& whole, const AnyMatrix& w,
+void SubspaceWeight::apply_residual(const AnyMatrix& whole, const AnyMatrix& w,
                                     const ResidualStep& step, std::span<float> scratch,
                                     StreamRef stream) {
-  return residual->apply(*codec, whole, staging.core(), w, low_bits(), step, scratch, stream);
+  residual->apply(*codec, whole, staging.core(), w, low_bits(), step, scratch, stream);
 }
 
 void SubspaceWeight::apply(std::span<float> scratch, StreamRef stream) {

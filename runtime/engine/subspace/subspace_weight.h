@@ -1,7 +1,7 @@
 // One weight of the subspace engine: its codec and buffers, and two records of the step at hand.
 //
 //   low        m x n   u16   device   low halves of the weight, for residual updates
-//   residual   m + n   f32   device   moments of what the codec leaves, and their roots
+//   residual   m + n   f32   device   moments of what the codec leaves, their roots, a verdict
 //
 // The phases of a step hand a weight from one file to the next: gather.cpp writes Gathering until
 // the payload leaves, update.cpp writes Applying before the step is committed and the lanes only
@@ -17,6 +17,7 @@
 
 #include "compress/gradient_codec.h"
 #include "compress/gradient_residual.h"
+#include "runtime/device/event.h"
 #include "runtime/engine/subspace/core_moments.h"
 #include "runtime/engine/subspace/core_staging.h"
 #include "runtime/engine/subspace/weight_plan.h"
@@ -26,9 +27,12 @@ namespace sluiceway {
 // Of the step whose gradient is being gathered; beside the gate's record of the same part.
 struct Gathering {
   AnyMatrix total;                // The gradient so far, lent by the caller; only with a residual.
+  bool begun = false;             // The core holds something of this step,
+  bool partly_as_core = false;    // and not all of it came as a gradient: there is no residual.
   bool residual_done = false;     // Its turn came before the step was decided,
-  bool residual_trained = false;  // and it changed the weight.
+  bool residual_applied = false;  // and it was enqueued; GradientResidual knows what came of it.
   int target = 0;                 // Which copy of the moments the payload writes.
+  bool scan_enqueued = false;     // Of the gradient as it is now; its result may not be here yet.
 };
 
 // Of the step that is being applied.
@@ -37,6 +41,7 @@ struct Applying {
   float factor = 1;  // Unscale and clip.
   WeightUpdate update{};
   AnyMatrix weight;
+  Event reached;  // What was enqueued before the step, on the stream that computes.
   bool residual_due = false;
   AnyMatrix residual_gradient;
   ResidualStep residual_step;
@@ -44,7 +49,7 @@ struct Applying {
 
 class SubspaceWeight {
  public:
-  SubspaceWeight(WeightSpec weight_spec, DeviceId device, Budget& budget);
+  SubspaceWeight(WeightSpec weight_spec, DeviceId where, Budget& budget);
 
   bool has_core() const noexcept { return plan.core.elems() > 0; }
   bool crosses() const noexcept { return has_core() && spec.tier == CoreTier::kHost; }
@@ -55,30 +60,26 @@ class SubspaceWeight {
     return plan.host_scratch_bytes / sizeof(float);
   }
 
-  // Counts a gradient that is kept until the step is decided. OutOfMemory, with its name.
-  void hold_gradient(Budget& budget);
-  std::uint64_t held_bytes() const noexcept { return held_.bytes(); }
-
   // Trains the weight with the residual of `whole`, the gradient of a step, which is used up.
-  // False: the weight is as it was.
-  bool apply_residual(const AnyMatrix& whole, const AnyMatrix& w, const ResidualStep& step,
+  void apply_residual(const AnyMatrix& whole, const AnyMatrix& w, const ResidualStep& step,
                       std::span<float> scratch, StreamRef stream);
   // W <- decay W + alpha P D Q^T, with what arrived; first the residual, where it waited.
   void apply(std::span<float> scratch, StreamRef stream);
 
   const WeightSpec spec;
+  const DeviceId device;
   const std::uint64_t hash;  // Of the name: keys every random draw.
   const WeightPlan plan;
   const std::unique_ptr<GradientCodec> codec;
   std::optional<GradientResidual> residual;
   bool residual_at_once = false;  // In the last promised backward; otherwise it waits for step().
+  bool holds_gradient = false;    // Until the step is decided; the engine has counted it.
   CoreStaging staging;
   CoreMoments moments;
   Gathering gathering;
   Applying applying;
 
  private:
-  Budget::Reservation held_;
   Buffer low_;
 };
 

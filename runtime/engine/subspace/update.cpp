@@ -29,7 +29,7 @@ void SubspaceEngine::check_request(const StepRequest& request) const {
 
 StepOutcome SubspaceEngine::step(const StepRequest& request) {
   check_request(request);
-  end_backward();
+  note_scans();
   StepOutcome outcome =
       gate_.decide(request.factor, request.other_sum_squares, request.own_factors);
   if (outcome.skipped) {
@@ -38,6 +38,8 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
     return outcome;
   }
   const float factor = request.factor * outcome.clip_factor;
+  wait_for_stragglers();
+  reached_ = reached();
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     const int index = static_cast<int>(i);
     const float own = request.own_factors.empty() ? 1 : request.own_factors[i];
@@ -59,14 +61,36 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
   return outcome;
 }
 
+// What the step applies waits, in its lane, for all that was enqueued on the stream that computes,
+// and that stream may wait for a weight of an earlier step which had no gradient in this one: that
+// one must have left the lane.
+void SubspaceEngine::wait_for_stragglers() {
+  if (compute_.is_host()) return;
+  for (int index = 0; index < static_cast<int>(weights_.size()); ++index) {
+    if (gate_.backwards(index) == 0) wait(index);
+  }
+}
+
+// Of a step that is skipped: only then does anybody wait to hear what came of residuals.
 int SubspaceEngine::residuals_kept() const {
-  return static_cast<int>(std::count_if(weights_.begin(), weights_.end(), [](const auto& weight) {
-    return weight->gathering.residual_trained;
-  }));
+  return static_cast<int>(
+      std::count_if(weights_.begin(), weights_.end(), [this](const auto& weight) {
+        return weight->gathering.residual_applied && weight->residual->trained(compute_);
+      }));
 }
 
 bool SubspaceEngine::residual_turn(int index) const noexcept {
   return (committed_steps() + index) % options_.residual_every == 0;
+}
+
+bool SubspaceEngine::keeps_total(int index) const {
+  const SubspaceWeight& held = weight(index);
+  return held.residual && (residual_turn(index) || !held.has_core());
+}
+
+bool SubspaceEngine::residual_applies(int index) const {
+  const SubspaceWeight& held = weight(index);
+  return held.residual && !held.gathering.partly_as_core && residual_turn(index);
 }
 
 ResidualStep SubspaceEngine::residual_step(const SubspaceWeight& weight,
@@ -97,8 +121,8 @@ void SubspaceEngine::begin_update(int index, const StepRequest& request, float f
   applying.adam = adam;
   applying.factor = factor;
   applying.weight = request.weights[at(index)];
-  applying.residual_due =
-      weight.residual && !weight.gathering.residual_done && residual_turn(index);
+  applying.reached = reached_;
+  applying.residual_due = !weight.gathering.residual_done && residual_applies(index);
   if (applying.residual_due) {
     applying.residual_gradient = weight.gathering.total;
     applying.residual_step = residual_step(weight, hyper);

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "compress/host_side.h"
 #include "kernels/base/check.h"
+#include "kernels/cuda/stream_scratch_bytes.h"
+#include "kernels/overflow_scan.h"
 #include "runtime/device/device_memory.h"
 
 namespace sluiceway {
@@ -12,7 +15,9 @@ std::int64_t second_moment_elems(SecondMoment kind, const CoreShape& core) noexc
   return kind == SecondMoment::kFull ? core.elems() : core.rows + core.cols;
 }
 
-WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
+namespace {
+
+void check_spec(const WeightSpec& spec) {
   SLUICEWAY_CHECK(spec.rows > 0 && spec.cols > 0, "plan_weight: ", spec.name, " is ", spec.rows,
                   "x", spec.cols, ", expected at least 1x1");
   if (spec.dtype == DType::kF16) {
@@ -32,6 +37,12 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
       spec.residual == ResidualKind::kNone || resolve_codec(spec.codec.name) != "identity",
       "plan_weight: ", spec.name,
       " has codec identity, which leaves no residual, expected residual none");
+}
+
+}  // namespace
+
+WeightPlan plan_weight(const WeightSpec& spec, bool speculative, DeviceId device) {
+  check_spec(spec);
   WeightPlan plan;
   plan.core = core_shape(spec.codec, spec.rows, spec.cols);
   plan.projector_bytes = projector_bytes(spec.codec, spec.rows, spec.cols);
@@ -41,11 +52,11 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   const auto elems = static_cast<std::uint64_t>(plan.core.elems());
   const auto second =
       static_cast<std::uint64_t>(second_moment_elems(spec.second_moment, plan.core));
-  const std::uint64_t moments = (elems + second) * sizeof(float);
-  const std::uint64_t roots =
-      spec.second_moment == SecondMoment::kFactored ? second * sizeof(float) : 0;
-  plan.device_bytes =
-      elems * sizeof(float) + GradientResidual::bytes(spec.residual, spec.rows, spec.cols);
+  const std::uint64_t first_bytes = elems * sizeof(float), second_bytes = second * sizeof(float);
+  const bool factored = spec.second_moment == SecondMoment::kFactored;
+  plan.device_bytes = first_bytes + GradientResidual::bytes(spec.residual, spec.rows, spec.cols) +
+                      ResultSlot::bytes(device);
+  plan.scan_bytes = device.is_host() ? 0 : sizeof(ScanResult);
   if (spec.residual != ResidualKind::kNone) {
     plan.held_bytes = static_cast<std::uint64_t>(spec.rows * spec.cols) * size_bytes(spec.dtype);
   }
@@ -53,7 +64,8 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
     plan.device_bytes += static_cast<std::uint64_t>(spec.rows * spec.cols) * sizeof(std::uint16_t);
   }
   if (spec.tier == CoreTier::kDevice) {
-    plan.device_bytes += moments + roots + elems * sizeof(float);  // And the direction.
+    const std::uint64_t roots = factored ? second_bytes : 0;
+    plan.device_bytes += 2 * first_bytes + second_bytes + roots;  // The direction is one of two.
     return plan;
   }
   const std::uint64_t wire = wire_bytes(spec.wire, plan.core.elems());
@@ -63,18 +75,23 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative) {
   if (spec.wire != WireFormat::kF32) plan.device_bytes += wire;  // Packed gradient.
   if (spec.wire == WireFormat::kInt8) plan.device_bytes += elems * sizeof(float);  // Unpacked.
   if (spec.wire == WireFormat::kInt8) plan.host_scratch_bytes = 2 * elems * sizeof(float);
-  plan.host_bytes = (speculative ? 2 * moments : moments) + roots;
+  plan.host_bytes = (speculative ? 2 : 1) * (first_bytes + second_bytes);
+  if (factored) plan.host_bytes += second_bytes;  // Roots.
   plan.pinned_bytes = 2 * round_up(static_cast<std::size_t>(wire), kPageBytes);
   return plan;
 }
 
-std::uint64_t shared_scratch_bytes(std::span<const WeightPlan> plans, bool refreshed) {
+std::uint64_t stream_scratch_bytes(DeviceId device) noexcept {
+  return cuda::stream_scratch_bytes(device, 2);
+}
+
+std::uint64_t shared_bytes(std::span<const WeightPlan> plans, bool refreshed, DeviceId device) {
   std::uint64_t most = 0, most_refreshed = 0;
   for (const WeightPlan& plan : plans) {
     most = std::max(most, plan.scratch_bytes);
     most_refreshed = std::max(most_refreshed, plan.refresh_scratch_bytes);
   }
-  return most + (refreshed ? most_refreshed : most);
+  return most + (refreshed ? most_refreshed : most) + stream_scratch_bytes(device);
 }
 
 CoreTier parse_core_tier(std::string_view name) {

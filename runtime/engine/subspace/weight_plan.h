@@ -9,6 +9,7 @@
 
 #include "compress/gradient_codec.h"
 #include "compress/gradient_residual.h"
+#include "kernels/base/device_id.h"
 #include "kernels/base/dtype.h"
 #include "kernels/decompress.h"
 #include "kernels/wire.h"
@@ -43,7 +44,8 @@ struct WeightPlan {
   std::uint64_t h2d_bytes = 0;
   std::uint64_t projector_bytes = 0;  // Device; reserved by the codec.
   std::uint64_t device_bytes = 0;     // Accumulator, both wire buffers, low bits, moments if there,
-                                      // and the state of the residual.
+                                      // the state of the residual, and results of kernels.
+  std::uint64_t scan_bytes = 0;       // Device: of its gradient, for the host; of the engine's.
   std::uint64_t held_bytes = 0;       // Device: the gradient, while a residual waits for step().
   std::uint64_t scratch_bytes = 0;    // Device; two of the largest serve all weights.
   std::uint64_t host_bytes = 0;       // Moments, twice while speculative; roots, if factored.
@@ -54,10 +56,14 @@ struct WeightPlan {
 };
 
 // InvalidArgument: no elements, or a rounding that the weight's dtype cannot have.
-WeightPlan plan_weight(const WeightSpec& spec, bool speculative);
+WeightPlan plan_weight(const WeightSpec& spec, bool speculative, DeviceId device);
 
-// Device: two of the largest scratch of all weights, or one of them and that of a refresh.
-std::uint64_t shared_scratch_bytes(std::span<const WeightPlan> plans, bool refreshed);
+// Device: two of the largest scratch of all weights, or one of them and that of a refresh, and what
+// streams keep of a CUDA device.
+std::uint64_t shared_bytes(std::span<const WeightPlan> plans, bool refreshed, DeviceId device);
+
+// Of the stream that the framework computes on, and of that which applies updates.
+std::uint64_t stream_scratch_bytes(DeviceId device) noexcept;
 
 CoreTier parse_core_tier(std::string_view name);          // "host", "device"
 SecondMoment parse_second_moment(std::string_view name);  // "full", "factored"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/base/check.h"
+#include "runtime/device/device_memory.h"
 
 namespace sluiceway {
 namespace {
@@ -12,13 +13,31 @@ std::span<const float> residual_moments(const SubspaceWeight& weight) {
 }
 
 std::span<float> first_moment(const SubspaceWeight& weight) {
-  const MatrixView<float> m = weight.moments.copy(weight.moments.live()).m;
-  return {m.data, static_cast<std::size_t>(m.elems())};
+  return weight.moments.first(weight.moments.live());
+}
+
+std::span<float> second_moment(const SubspaceWeight& weight) {
+  return weight.moments.second(weight.moments.live());
 }
 
 std::span<std::uint16_t> low_bits(const SubspaceWeight& weight) {
   const MatrixView<std::uint16_t> low = weight.low_bits();
   return {low.data, static_cast<std::size_t>(low.elems())};
+}
+
+// The array where the host can read it.
+template <typename T>
+std::span<const T> readable(std::span<T> x, bool on_device, DeviceId device, WeightState& state) {
+  if (!on_device || x.empty()) return x;
+  const std::shared_ptr<std::byte[]> copy(new std::byte[x.size_bytes()]);
+  copy_device_bytes(device, copy.get(), x.data(), x.size_bytes());
+  state.copies.push_back(copy);
+  return {reinterpret_cast<const T*>(copy.get()), x.size()};
+}
+
+template <typename T>
+void write(std::span<const T> from, std::span<T> to, bool on_device, DeviceId device) {
+  copy_device_bytes(on_device ? device : DeviceId::host(), to.data(), from.data(), to.size_bytes());
 }
 
 void check_size(const SubspaceWeight& weight, const char* what, std::size_t found,
@@ -39,12 +58,14 @@ void check_count(const SubspaceWeight& weight, const char* what, std::int64_t fo
 WeightState save_state(const SubspaceWeight& weight, int backwards) {
   WeightState state;
   state.step = weight.moments.steps();
-  state.exp_avg = first_moment(weight);
-  state.exp_avg_sq = weight.moments.second(weight.moments.live());
+  const CoreMoments& moments = weight.moments;
+  const DeviceId device = weight.device;
+  state.exp_avg = readable(first_moment(weight), moments.on_device(), device, state);
+  state.exp_avg_sq = readable(second_moment(weight), moments.on_device(), device, state);
   state.codec = weight.codec->save();
-  state.low_bits = low_bits(weight);
+  state.low_bits = readable(low_bits(weight), !device.is_host(), device, state);
   state.backwards = backwards;
-  state.residual = residual_moments(weight);
+  state.residual = readable(residual_moments(weight), !device.is_host(), device, state);
   state.residual_step = weight.residual ? weight.residual->steps() : 0;
   return state;
 }
@@ -52,8 +73,7 @@ WeightState save_state(const SubspaceWeight& weight, int backwards) {
 void check_state(const SubspaceWeight& weight, const WeightState& state) {
   const char* core = "each of codec, ratio and second_moment";
   check_size(weight, "exp_avg", state.exp_avg.size(), first_moment(weight).size(), core);
-  check_size(weight, "exp_avg_sq", state.exp_avg_sq.size(),
-             weight.moments.second(weight.moments.live()).size(), core);
+  check_size(weight, "exp_avg_sq", state.exp_avg_sq.size(), second_moment(weight).size(), core);
   check_size(weight, "low_bits", state.low_bits.size(), low_bits(weight).size(), "weight_update");
   check_size(weight, "residual", state.residual.size(), residual_moments(weight).size(),
              "residual");
@@ -66,9 +86,11 @@ void check_state(const SubspaceWeight& weight, const WeightState& state) {
 void load_state(SubspaceWeight& weight, const WeightState& state) {
   check_state(weight, state);
   weight.codec->load(state.codec);
-  std::ranges::copy(state.exp_avg, first_moment(weight).begin());
-  std::ranges::copy(state.exp_avg_sq, weight.moments.second(weight.moments.live()).begin());
-  std::ranges::copy(state.low_bits, low_bits(weight).begin());
+  const CoreMoments& moments = weight.moments;
+  const DeviceId device = weight.device;
+  write(state.exp_avg, first_moment(weight), moments.on_device(), device);
+  write(state.exp_avg_sq, second_moment(weight), moments.on_device(), device);
+  write(state.low_bits, low_bits(weight), !device.is_host(), device);
   if (weight.residual) weight.residual->load(state.residual_step, state.residual);
   weight.moments.set_steps(state.step);
 }

@@ -8,13 +8,15 @@
 //   residual       m + n, or 0     f32     v_r and v_c of the factored residual
 //
 // Ownership:     a state saved from an engine looks into its memory until the next gradient comes;
-//                copy it to keep it. `codec` is a copy already.
+//                copy it to keep it. `codec` is a copy already, and so is, in `copies`, what the
+//                engine has in the memory of a CUDA device.
 // Errors:        InvalidArgument or Corrupt, naming the weight and both sizes: check_state() has
 //                changed nothing, and what it accepts load_state() takes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -30,9 +32,11 @@ struct WeightState {
   int backwards = 1;  // After how many a payload leaves.
   std::span<const float> residual;
   std::int64_t residual_step = 0;
+  std::vector<std::shared_ptr<const std::byte[]>> copies = {};
 };
 
-// `backwards` is the gate's; everything else the weight knows.
+// `backwards` is the gate's; everything else the weight knows. Nothing that is enqueued anywhere
+// uses the weight.
 WeightState save_state(const SubspaceWeight& weight, int backwards);
 void check_state(const SubspaceWeight& weight, const WeightState& state);
 void load_state(SubspaceWeight& weight, const WeightState& state);

@@ -1,0 +1,54 @@
+// Device bytes reserved for gradients that wait for step(), since a residual needs them.
+//
+// A residual has its turn in one of `turns` steps, and in the others nobody reads the gradient, so
+// what is reserved is for the turn that has the most.
+//
+// Thread safety: one thread at a time.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "runtime/memory/budget.h"
+
+namespace sluiceway {
+
+class HeldGradients {
+ public:
+  explicit HeldGradients(int turns) : bytes_of_turn_(static_cast<std::size_t>(turns)) {}
+
+  // A gradient of so many bytes waits in one of the turns. OutOfMemory, with `purpose`: nothing
+  // changed.
+  void add(Budget& budget, std::size_t turn, std::uint64_t bytes, std::string_view purpose) {
+    std::vector<std::uint64_t> after = bytes_of_turn_;
+    after.at(turn) += bytes;
+    reserve(budget, std::move(after), purpose);
+  }
+  // It waits in every turn.
+  void add_to_all(Budget& budget, std::uint64_t bytes, std::string_view purpose) {
+    std::vector<std::uint64_t> after = bytes_of_turn_;
+    for (std::uint64_t& turn : after) turn += bytes;
+    reserve(budget, std::move(after), purpose);
+  }
+  std::uint64_t bytes() const noexcept {
+    return *std::max_element(bytes_of_turn_.begin(), bytes_of_turn_.end());
+  }
+
+ private:
+  void reserve(Budget& budget, std::vector<std::uint64_t> after, std::string_view purpose) {
+    const std::uint64_t most = *std::max_element(after.begin(), after.end());
+    if (most > bytes()) {
+      parts_.push_back(budget.reserve(Tier::kDevice, most - bytes(), purpose));
+    }
+    bytes_of_turn_ = std::move(after);
+  }
+
+  std::vector<std::uint64_t> bytes_of_turn_;
+  std::vector<Budget::Reservation> parts_;  // Together as many as bytes().
+};
+
+}  // namespace sluiceway
