@@ -30,8 +30,10 @@ void step_with(const at::Tensor& weight, const at::Tensor& gradient, float facto
 void step_parameter(const std::string& name, const at::Tensor& weight, const at::Tensor& gradient,
                     const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq, float factor,
                     std::int64_t step, double lr, double beta1, double beta2, double eps,
-                    double weight_decay, std::uint64_t seed) {
-  const StreamRef stream = stream_of(weight, name.c_str());
+                    double weight_decay, std::uint64_t seed, const StreamRef& compute) {
+  for (const at::Tensor& each : {weight, gradient, exp_avg, exp_avg_sq}) {
+    check_on(compute, each, name.c_str());
+  }
   SLUICEWAY_CHECK(
       weight.is_contiguous() && gradient.is_contiguous() && weight.sizes() == gradient.sizes(),
       name, ": weight is ", weight.sizes(), " and gradient ", gradient.sizes(),
@@ -46,11 +48,11 @@ void step_parameter(const std::string& name, const at::Tensor& weight, const at:
   const py::gil_scoped_release unlocked;
   switch (dtype_of_tensor(gradient, "gradient")) {
     case DType::kF32:
-      return step_with<float>(weight, gradient, factor, moments, hyper, key, stream);
+      return step_with<float>(weight, gradient, factor, moments, hyper, key, compute);
     case DType::kBF16:
-      return step_with<bf16>(weight, gradient, factor, moments, hyper, key, stream);
+      return step_with<bf16>(weight, gradient, factor, moments, hyper, key, compute);
     case DType::kF16:
-      return step_with<f16>(weight, gradient, factor, moments, hyper, key, stream);
+      return step_with<f16>(weight, gradient, factor, moments, hyper, key, compute);
   }
 }
 
@@ -60,7 +62,7 @@ void bind_adam(py::module_& m) {
   m.def("adam_step", &step_parameter, py::arg("name"), py::arg("weight"), py::arg("gradient"),
         py::arg("exp_avg"), py::arg("exp_avg_sq"), py::arg("factor"), py::arg("step"),
         py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
-        py::arg("seed"),
+        py::arg("seed"), py::arg("compute"),
         "One AdamW step in place; float32 weights plainly, bfloat16 ones with stochastic "
         "rounding keyed by (seed, step, name).");
 }

@@ -1,6 +1,8 @@
+#include "kernels/base/checksum.h"
 #include "python/bindings/bind_offload_state.h"
 #include "python/bindings/dtype_name.h"
 #include "python/bindings/engine_class.h"
+#include "python/bindings/tensor_view.h"
 #include "runtime/engine/offload/offload_engine.h"
 #include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/engine/subspace/weight_plan.h"
@@ -47,27 +49,20 @@ void bind_core_options(py::module_& m) {
 // "block" is a whole device, through whatever this system has.
 void set_io(StoreOptions& store, const std::string& io) {
   store.whole_device = io == "block";
-  if (io == "uring") {
-    store.io = IoChoice::kUring;
-  } else if (io == "posix") {
-    store.io = IoChoice::kPosix;
-  } else {
-    SLUICEWAY_CHECK(io == "auto" || io == "block", "io: is \"", io,
-                    "\", expected auto, uring, posix or block");
-  }
+  store.io = parse_io_choice(store.whole_device ? "auto" : io);
 }
 
 void bind_options(py::module_& m) {
   py::class_<OffloadOptions>(m, "OffloadEngineOptions",
                              "Where an offload engine keeps states, and how it throttles.")
-      .def(py::init([](std::array<double, 3> link, const LimitOfTier& limits,
-                       std::uint64_t resident_bytes, const std::string& schedule,
-                       const std::string& norm_mode, double max_norm, int promised_backwards,
-                       const std::vector<std::string>& drives, const std::string& io,
-                       const std::string& gradients, const CoreOptions& cores,
-                       std::int64_t chunk_elems, const std::string& policy, bool redo,
-                       int device_cpu, int lane_cpu) {
-             OffloadOptions options(DeviceId::host());
+      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
+                       const LimitOfTier& limits, std::uint64_t resident_bytes,
+                       const std::string& schedule, const std::string& norm_mode, double max_norm,
+                       int promised_backwards, const std::vector<std::string>& drives,
+                       const std::string& io, const std::string& gradients,
+                       const CoreOptions& cores, std::int64_t chunk_elems,
+                       const std::string& policy, bool redo, int device_cpu, int lane_cpu) {
+             OffloadOptions options(compute.device());
              set_lanes(options.lanes, link, limits, resident_bytes, schedule);
              options.gate.norm = parse_norm_choice(norm_mode);
              options.gate.max_norm = max_norm;
@@ -84,11 +79,11 @@ void bind_options(py::module_& m) {
              options.lane_cpu = lane_cpu;
              return options;
            }),
-           py::kw_only(), py::arg("link"), py::arg("limits"), py::arg("resident_bytes"),
-           py::arg("schedule"), py::arg("norm_mode"), py::arg("max_norm"),
-           py::arg("promised_backwards"), py::arg("drives"), py::arg("io"), py::arg("gradients"),
-           py::arg("cores"), py::arg("chunk_elems"), py::arg("policy"), py::arg("redo"),
-           py::arg("device_cpu"), py::arg("lane_cpu"),
+           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
+           py::arg("resident_bytes"), py::arg("schedule"), py::arg("norm_mode"),
+           py::arg("max_norm"), py::arg("promised_backwards"), py::arg("drives"), py::arg("io"),
+           py::arg("gradients"), py::arg("cores"), py::arg("chunk_elems"), py::arg("policy"),
+           py::arg("redo"), py::arg("device_cpu"), py::arg("lane_cpu"),
            (std::string(kLanesDoc) +
             " drives: files or devices, none for host memory. redo: a speculative step keeps its "
             "gradients, so that it can be made again.")
@@ -96,9 +91,10 @@ void bind_options(py::module_& m) {
 }
 
 // Holds the storage, and nothing of Python: it may go in a thread of a lane.
-void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient) {
+void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient,
+                  const StreamRef& compute) {
   const AnyMatrix g = matrix_view(gradient, "gradient");
-  const StreamRef compute = stream_of(gradient, "gradient");
+  check_on(compute, gradient, "gradient");
   const auto keep = std::make_shared<const at::Tensor>(gradient.detach());
   const py::gil_scoped_release unlocked;
   engine.add_gradient(tensor, g, keep, compute);
@@ -164,10 +160,11 @@ Stats describe(const OffloadEngine& engine, int tensor) {
 py::typing::Dict<py::str, py::int_> footprint(
     const std::vector<TensorSpec>& tensors, const std::string& gradients, std::int64_t chunk_elems,
     int micro_batches, std::uint32_t slots, std::optional<std::uint64_t> pinned_limit,
-    const CoreOptions& cores, const std::string& policy, std::uint64_t park_room) {
+    const CoreOptions& cores, const std::string& policy, bool on_card, std::uint64_t park_room) {
   const OffloadFootprint found = offload_footprint(
-      tensors, parse_dtype(gradients), chunk_elems, micro_batches, slots,
-      pinned_limit.value_or(Budget::kUnlimited), cores, parse_policy(policy), park_room);
+      tensors, {parse_dtype(gradients), chunk_elems, micro_batches, slots,
+                pinned_limit.value_or(Budget::kUnlimited), cores, parse_policy(policy), park_room,
+                on_card ? DeviceId::cuda(0) : DeviceId::host()});
   py::typing::Dict<py::str, py::int_> result;
   result["pinned_bytes"] = found.pinned_bytes;
   result["store_bytes"] = found.store_bytes;
@@ -181,7 +178,15 @@ py::typing::Dict<py::str, py::int_> footprint(
   result["core_d2h_bytes"] = found.cores.d2h_bytes;
   result["parked_bytes"] = found.parked_bytes;
   result["reread_elems"] = found.reread_elems;
+  result["exit_bytes"] = found.exit_bytes;
   return result;
+}
+
+std::uint64_t bits_checksum(const at::Tensor& tensor) {
+  check_host(tensor, "bits_checksum");
+  const py::gil_scoped_release unlocked;
+  const at::Tensor whole = tensor.contiguous();
+  return checksum64({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
 }
 
 double seconds_of_element(const CoreOptions& cores, std::int64_t m, std::int64_t n,
@@ -196,14 +201,15 @@ void bind_offload_engine(py::module_& m) {
   bind_tensor_spec(m);
   bind_core_options(m);
   bind_options(m);
-  m.def(
-      "offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
-      py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
-      py::arg("cores"), py::arg("policy"), py::arg("park_room"),
-      "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
-      "what of both is of gradients that cross compressed, without making anything; slots: of "
-      "every state, 2, or 3 with a pin; park_room: host bytes that are left for weights that wait "
-      "for the decision of a speculative step.");
+  m.def("offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
+        py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
+        py::arg("cores"), py::arg("policy"), py::arg("on_card"), py::arg("park_room"),
+        "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
+        "what of both is of gradients that cross compressed, without making anything; slots: of "
+        "every state, 2, or 3 with a pin; on_card: the device is a CUDA device; park_room: host "
+        "bytes that are left for weights that wait for the decision of a speculative step.");
+  m.def("bits_checksum", &bits_checksum, py::arg("tensor"),
+        "XXH3, 64 bits, of a tensor's elements: who changes one without telling autograd is seen.");
   m.def("decompress_seconds", &seconds_of_element, py::arg("cores"), py::arg("m"), py::arg("n"),
         py::arg("gradients"),
         "Measured on this machine: host seconds of one element of an m x n gradient.");
@@ -217,6 +223,7 @@ void bind_offload_engine(py::module_& m) {
            }),
            py::arg("options"), py::arg("tensors"), unlocked)
       .def("add_gradient", &add_gradient, py::arg("tensor"), py::arg("gradient"),
+           py::arg("compute"),
            "A whole gradient as one row; its storage is kept until it has left the device.")
       .def(
           "end_backward",

@@ -89,20 +89,22 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
                              "Generation and step of the last commit, and of a pinned one.")
       .def(
           "begin",
-          [](OffloadEngine& e, const std::vector<at::Tensor>& weights) {
+          [](OffloadEngine& e, const std::vector<at::Tensor>& weights, const StreamRef& compute) {
             const std::vector<AnyMatrix> views = views_of(weights);
             const py::gil_scoped_release free;
-            e.begin(views);
+            e.begin(views, compute);
           },
-          py::arg("weights"), "Zero moments, and masters that are the weights: step 0.")
+          py::arg("weights"), py::arg("compute"),
+          "Zero moments, and masters that are the weights: step 0.")
       .def(
           "resume",
-          [](OffloadEngine& e, const std::vector<at::Tensor>& weights) {
+          [](OffloadEngine& e, const std::vector<at::Tensor>& weights, const StreamRef& compute) {
             const std::vector<AnyMatrix> views = views_of(weights);
             const py::gil_scoped_release free;
-            e.resume(views);
+            e.resume(views, compute);
           },
-          py::arg("weights"), "The weights become what the masters of the last commit say.")
+          py::arg("weights"), py::arg("compute"),
+          "The weights become what the masters of the last commit say.")
       .def("commit", &OffloadEngine::commit, unlocked)
       .def("pin", &OffloadEngine::pin, unlocked, "Commit, for good until the next pin.")
       .def("roll_back", &OffloadEngine::roll_back, py::arg("generation"), unlocked)

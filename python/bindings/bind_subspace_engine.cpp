@@ -30,17 +30,17 @@ RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std
 
 void bind_engine_options(py::module_& m) {
   py::class_<SubspaceOptions>(m, "EngineOptions", "How an engine schedules, clips and throttles.")
-      .def(py::init([](std::array<double, 3> link, const LimitOfTier& limits,
-                       std::uint64_t resident_bytes, const std::string& schedule,
-                       const std::string& norm_mode, double max_norm, int promised_backwards,
-                       std::uint64_t seed, const std::string& codec,
+      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
+                       const LimitOfTier& limits, std::uint64_t resident_bytes,
+                       const std::string& schedule, const std::string& norm_mode, double max_norm,
+                       int promised_backwards, std::uint64_t seed, const std::string& codec,
                        std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
                        std::optional<double> refresh_threshold, int refresh_learn_steps,
                        const std::string& refresh_transport, double refresh_learn_rate,
                        double refresh_beta, const std::string& refresh_init, bool residual_at_once,
                        int residual_every, double residual_max_rms, std::int64_t tokens_per_step,
                        std::int64_t total_steps, int device_cpu, int lane_cpu) {
-             SubspaceOptions options(DeviceId::host());
+             SubspaceOptions options(compute.device());
              set_lanes(options.lanes, link, limits, resident_bytes, schedule);
              options.gate.norm = parse_norm_choice(norm_mode);
              options.gate.max_norm = max_norm;
@@ -62,26 +62,52 @@ void bind_engine_options(py::module_& m) {
              options.lane_cpu = lane_cpu;
              return options;
            }),
-           py::kw_only(), py::arg("link"), py::arg("limits"), py::arg("resident_bytes"),
-           py::arg("schedule"), py::arg("norm_mode"), py::arg("max_norm"),
-           py::arg("promised_backwards"), py::arg("seed"), py::arg("codec"),
+           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
+           py::arg("resident_bytes"), py::arg("schedule"), py::arg("norm_mode"),
+           py::arg("max_norm"), py::arg("promised_backwards"), py::arg("seed"), py::arg("codec"),
            py::arg("refresh_every"), py::arg("refresh_source"), py::arg("refresh_threshold"),
            py::arg("refresh_learn_steps"), py::arg("refresh_transport"),
            py::arg("refresh_learn_rate"), py::arg("refresh_beta"), py::arg("refresh_init"),
            py::arg("residual_at_once"), py::arg("residual_every"), py::arg("residual_max_rms"),
            py::arg("tokens_per_step"), py::arg("total_steps"), py::arg("device_cpu"),
            py::arg("lane_cpu"),
-           (std::string(kLanesDoc) + " refresh_every: None for the codec's own.").c_str());
+           ("compute: a stream of the device that the weights are on. " + std::string(kLanesDoc) +
+            " refresh_every: None for the codec's own.")
+               .c_str());
 }
 
 AnyMatrix gradient_view(const at::Tensor& gradient) { return matrix_view(gradient, "gradient"); }
 
 void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient,
-                  const at::Tensor& total) {
+                  const at::Tensor& total, const StreamRef& compute) {
   const AnyMatrix g = gradient_view(gradient), sum = gradient_view(total);
-  const StreamRef compute = stream_of(gradient, "gradient");
+  check_on(compute, gradient, "gradient");
   const py::gil_scoped_release unlocked;
   engine.add_gradient(weight, g, sum, compute);
+}
+
+void add_core(SubspaceEngine& engine, int weight, const at::Tensor& core, bool whole,
+              const StreamRef& compute) {
+  const AnyMatrix s = matrix_view(core, "core");
+  check_on(compute, core, "core");
+  const py::gil_scoped_release unlocked;
+  engine.add_core(weight, s, whole, compute);
+}
+
+Side parse_side(const std::string& name) {
+  SLUICEWAY_CHECK(name == "p" || name == "q", "side: is \"", name, "\", expected p or q");
+  return name == "p" ? Side::kRows : Side::kColumns;
+}
+
+void project(const SubspaceEngine& engine, int weight, const std::string& side,
+             const at::Tensor& rows, const at::Tensor& out, const at::Tensor& scratch,
+             const StreamRef& compute) {
+  const AnyMatrix g = matrix_view(rows, "rows"), w = matrix_view(out, "out");
+  const std::span<float> room = f32_span(scratch, "scratch");
+  const Side of = parse_side(side);
+  check_on(compute, rows, "rows");
+  const py::gil_scoped_release unlocked;
+  engine.weight(weight).codec->project(of, w, g, room, compute);
 }
 
 // Each is (lr, beta1, beta2, eps, weight_decay, scale).
@@ -131,6 +157,9 @@ py::typing::Dict<py::str, py::object> describe(const SubspaceEngine& engine, int
   result["codec"] = std::string(held.codec->name());
   result["core_rows"] = held.plan.core.rows;
   result["core_cols"] = held.plan.core.cols;
+  result["projects"] = held.codec->projects();
+  result["learns"] = held.codec->learns();
+  result["project_scratch_elems"] = held.codec->project_scratch_elems();
   result["scale"] = held.codec->default_scale();
   result["residual"] = std::string(to_string(held.spec.residual));
   result["second_moment"] = std::string(to_string(held.spec.second_moment));
@@ -160,11 +189,28 @@ void bind_subspace_engine(py::module_& m) {
                              "What codec=\"auto\" came to, whether or not a weight has it.")
       .def("prepare", &prepare, py::arg("hyper"), py::arg("weights"))
       .def("add_gradient", &add_gradient, py::arg("weight"), py::arg("gradient"), py::arg("total"),
+           py::arg("compute"),
            "`gradient` of a backward, rows contiguous, and the sum of a step's; see the header.")
+      .def("add_core", &add_core, py::arg("weight"), py::arg("core"), py::arg("whole"),
+           py::arg("compute"), "P^T G Q that was computed without forming G; see the header.")
+      .def("keeps_total", &SubspaceEngine::keeps_total, py::arg("weight"),
+           "Whether the sum of a step's gradients is read after add_gradient(); see the header.")
+      .def("wants_gradient", &SubspaceEngine::wants_gradient, py::arg("weight"))
+      .def("project", &project, py::arg("weight"), py::arg("side"), py::arg("rows"), py::arg("out"),
+           py::arg("scratch"), py::arg("compute"),
+           "out = rows P, or rows Q with side \"q\"; scratch has project_scratch_elems of "
+           "describe().")
+      .def(
+          "generation",
+          [](const SubspaceEngine& e, int weight) { return e.weight(weight).codec->generation(); },
+          py::arg("weight"), "How often the projectors of a weight were replaced.")
       .def("hold_residual", &SubspaceEngine::hold_residual, py::arg("weight"))
       .def("residual_done", &SubspaceEngine::residual_done, py::arg("weight"))
+      .def("end_backward", &SubspaceEngine::end_backward, unlocked)
       .def(
-          "end_backward", [](SubspaceEngine& e) { return norm_tuple(e.end_backward()); }, unlocked)
+          "gathered_norm", [](SubspaceEngine& e) { return norm_tuple(e.gathered_norm()); },
+          unlocked,
+          "Norm of all gradients so far, and whether they are finite; on a device it waits.")
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
            py::arg("other_sum_squares"), py::arg("unscale"), py::arg("own_factors"))
       .def("close", &close_engine<SubspaceEngine>, py::arg("lent"),

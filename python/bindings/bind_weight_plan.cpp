@@ -24,18 +24,24 @@ WeightSpec spec_of(std::int64_t m, std::int64_t n, const std::string& weight_dty
 
 using IntOfName = py::typing::Dict<py::str, py::int_>;
 
+// What a device takes of each tier does not depend on its ordinal.
+DeviceId device_of(bool on_host) { return on_host ? DeviceId::host() : DeviceId::cuda(0); }
+
 IntOfName weight_plan(std::int64_t m, std::int64_t n, const std::string& weight_dtype,
-                      bool speculative, bool held, const py::kwargs& options) {
-  const WeightPlan plan = plan_weight(spec_of(m, n, weight_dtype, options), speculative);
+                      bool speculative, bool on_host, const py::kwargs& options) {
+  const WeightSpec spec = spec_of(m, n, weight_dtype, options);
+  const WeightPlan plan = plan_weight(spec, speculative, device_of(on_host));
   IntOfName result;
   result["core_rows"] = plan.core.rows;
   result["core_cols"] = plan.core.cols;
   result["d2h_bytes"] = plan.d2h_bytes;
   result["h2d_bytes"] = plan.h2d_bytes;
-  result["device_bytes"] = plan.device_bytes + plan.projector_bytes + (held ? plan.held_bytes : 0);
+  result["device_bytes"] = plan.device_bytes + plan.projector_bytes + plan.scan_bytes;
   result["host_bytes"] = plan.host_bytes;
   result["host_scratch_bytes"] = plan.host_scratch_bytes;
   result["pinned_bytes"] = plan.pinned_bytes;
+  result["held_bytes"] = plan.held_bytes;
+  result["project_scratch_elems"] = project_scratch_elems(spec.codec, m, n);
   return result;
 }
 
@@ -49,20 +55,20 @@ std::vector<WeightSpec> specs_of(const Shapes& shapes, const std::string& weight
   return specs;
 }
 
-std::uint64_t scratch_bytes(const Shapes& shapes, const std::string& weight_dtype, bool refreshed,
-                            const py::kwargs& options) {
+std::uint64_t shared_device_bytes(const Shapes& shapes, const std::string& weight_dtype,
+                                  bool refreshed, bool on_host, const py::kwargs& options) {
   std::vector<WeightPlan> plans;
   for (const WeightSpec& spec : specs_of(shapes, weight_dtype, options)) {
-    plans.push_back(plan_weight(spec, false));
+    plans.push_back(plan_weight(spec, false, device_of(on_host)));
   }
-  return shared_scratch_bytes(plans, refreshed);
+  return shared_bytes(plans, refreshed, device_of(on_host));
 }
 
 AutoCodec choose_codec(const Shapes& shapes, std::uint64_t device_bytes,
                        const std::string& weight_dtype, std::int64_t tokens_per_step,
                        std::int64_t total_steps, std::int64_t backwards, std::int64_t refresh_every,
-                       const py::kwargs& options) {
-  return auto_codec(specs_of(shapes, weight_dtype, options), device_bytes,
+                       bool on_host, const py::kwargs& options) {
+  return auto_codec(specs_of(shapes, weight_dtype, options), device_of(on_host), device_bytes,
                     {tokens_per_step, total_steps, backwards, refresh_every});
 }
 
@@ -70,11 +76,11 @@ AutoCodec choose_codec(const Shapes& shapes, std::uint64_t device_bytes,
 
 void bind_weight_plan(py::module_& m) {
   m.def("weight_plan", &weight_plan, py::arg("m"), py::arg("n"), py::arg("weight_dtype"),
-        py::arg("speculative"), py::arg("held"),
-        "Bytes per tier and per step of one m x n weight, without allocating anything; more "
-        "keywords as of WeightSpec.");
-  m.def("scratch_bytes", &scratch_bytes, py::arg("shapes"), py::arg("weight_dtype"),
-        py::arg("refreshed"),
+        py::arg("speculative"), py::arg("on_host"),
+        "Bytes per tier and per step of one m x n weight, without allocating anything; "
+        "on_host: on the host device, not a CUDA device. More keywords as of WeightSpec.");
+  m.def("shared_device_bytes", &shared_device_bytes, py::arg("shapes"), py::arg("weight_dtype"),
+        py::arg("refreshed"), py::arg("on_host"),
         "Device bytes that weights of these shapes share, whether or not their projectors are "
         "replaced on the way; more keywords as of WeightSpec.");
   py::class_<AutoCodec>(m, "AutoCodec", "What codec=\"auto\" is, and what svd would cost.")
@@ -87,7 +93,7 @@ void bind_weight_plan(py::module_& m) {
           "svd is taken where both together are less.");
   m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("device_bytes"),
         py::arg("weight_dtype"), py::arg("tokens_per_step"), py::arg("total_steps"),
-        py::arg("backwards"), py::arg("refresh_every"),
+        py::arg("backwards"), py::arg("refresh_every"), py::arg("on_host"),
         "What codec=\"auto\" is for weights of these shapes in a run of so many steps, each of so "
         "many tokens in so many backwards; refresh_every: steps between two fits, 0 for one. More "
         "keywords as of WeightSpec.");

@@ -12,9 +12,11 @@ namespace py = pybind11;
 void bind_errors(py::module_& m);
 void bind_adam(py::module_& m);
 void bind_checksum(py::module_& m);
+void bind_codec(py::module_& m);
 void bind_codec_families(py::module_& m);
 void bind_cost_model(py::module_& m);
 void bind_denormals(py::module_& m);
+void bind_device(py::module_& m);
 void bind_drive(py::module_& m);
 void bind_host_memory(py::module_& m);
 void bind_loss_scale(py::module_& m);
@@ -22,6 +24,7 @@ void bind_offload_engine(py::module_& m);
 void bind_store(py::module_& m);
 void bind_subspace_engine(py::module_& m);
 void bind_trace(py::module_& m);
+void bind_warning(py::module_& m);
 void bind_weight_plan(py::module_& m);
 
 }  // namespace sluiceway

@@ -98,7 +98,7 @@ void finish_engine(Engine& engine, const std::vector<at::Tensor>& lent) {
 }
 
 template <typename Engine>
-std::vector<std::pair<double, float>> gradient_sizes(const Engine& engine) {
+std::vector<std::pair<double, float>> gradient_sizes(Engine& engine) {
   std::vector<std::pair<double, float>> sizes;
   for (std::size_t i = 0; i < engine.size(); ++i) {
     const ScanResult scan = engine.gradient_scan(static_cast<int>(i));
@@ -138,14 +138,19 @@ template <typename Engine>
 void bind_common(EngineClass<Engine>& engine) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   engine.def("__len__", &Engine::size)
-      .def("gradient_sizes", &gradient_sizes<Engine>,
+      .def("gradient_sizes", &gradient_sizes<Engine>, unlocked,
            "Sum of squares and largest absolute element of each weight's gradient so far; after "
            "end_backward(). Neither is finite where the gradient is not.")
       .def("has_gradient", &Engine::has_gradient)
       .def("drop", &Engine::drop, unlocked)
       .def(
-          "wait", [](Engine& e, int weight) { return e.acquire(weight, StreamRef::host()); },
-          py::arg("weight"), unlocked)
+          "wait",
+          [](Engine& e, int weight, const StreamRef& compute) {
+            return e.acquire(weight, compute);
+          },
+          py::arg("weight"), py::arg("compute"), unlocked,
+          "Work on `compute` that is enqueued from now on sees the last update; returns the stall, "
+          "s. On the host device the thread waits.")
       .def("synchronize", &Engine::synchronize, unlocked)
       .def("finish", &finish_engine<Engine>, py::arg("lent"),
            "As close(), whatever failed before; raises only where a lane still runs.")

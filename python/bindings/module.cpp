@@ -4,8 +4,11 @@
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ runtime of Sluiceway; use the classes of `sluiceway` instead.";
   sluiceway::bind_errors(m);
+  sluiceway::bind_warning(m);
+  sluiceway::bind_device(m);
   sluiceway::bind_adam(m);
   sluiceway::bind_checksum(m);
+  sluiceway::bind_codec(m);
   sluiceway::bind_codec_families(m);
   sluiceway::bind_cost_model(m);
   sluiceway::bind_denormals(m);

@@ -5,13 +5,16 @@
 #pragma once
 
 #include "kernels/base/check.h"
+#include "kernels/philox.h"
 #include "python/bindings/bindings.h"
 #include "runtime/engine/subspace/weight_plan.h"
 
 namespace sluiceway {
 
 inline constexpr const char* kWeightOptionsDoc =
-    "Keywords: codec ratio d nnz block seed wire tier weight_update residual second_moment.";
+    "Keywords: codec ratio d nnz block seed q_of wire tier weight_update residual second_moment. "
+    "q_of: "
+    "weights with the same one share Q, empty for a Q of its own.";
 
 // Takes one value out, so that what remains at the end is what nobody reads.
 template <typename T>
@@ -34,6 +37,8 @@ inline void set_weight_options(WeightSpec& spec, const py::kwargs& given) {
   spec.codec.nnz = take_option<std::int64_t>(options, "nnz");
   spec.codec.block = take_option<std::int64_t>(options, "block");
   spec.codec.seed = take_option<std::uint64_t>(options, "seed");
+  const auto q_of = take_option<std::string>(options, "q_of");
+  spec.codec.q_hash = q_of.empty() ? 0 : stable_hash(q_of);
   spec.wire = parse_wire(take_option<std::string>(options, "wire"));
   spec.tier = parse_core_tier(take_option<std::string>(options, "tier"));
   spec.rounding = parse_rounding(take_option<std::string>(options, "weight_update"), spec.dtype);

@@ -36,10 +36,12 @@ __all__ = [
     "__version__",
     "errors",
     "for_trainer",
+    "fuse_linears",
 ]
 
 if TYPE_CHECKING:
     from sluiceway.config.values import Budget, Link, Refresh
+    from sluiceway.optim.fused.fusing import fuse_linears
     from sluiceway.optim.offload.optimizer import OffloadAdamW
     from sluiceway.optim.subspace.for_trainer import for_trainer
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
@@ -53,6 +55,7 @@ _HOMES = {
     "Refresh": "sluiceway.config.values",
     "SubspaceAdamW": "sluiceway.optim.subspace.optimizer",
     "for_trainer": "sluiceway.optim.subspace.for_trainer",
+    "fuse_linears": "sluiceway.optim.fused.fusing",
 }
 _NOT_YET = ("ZoSgd",)
 

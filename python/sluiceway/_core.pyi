@@ -14,21 +14,25 @@ __all__: list[str] = [
     "AutoCodec",
     "Checksum",
     "ChunkStore",
+    "Codec",
     "CodecFamily",
     "CoreOptions",
     "EngineOptions",
     "LossScale",
     "OffloadEngine",
     "OffloadEngineOptions",
+    "Stream",
     "SubspaceEngine",
     "TensorSpec",
     "Trace",
     "WeightSpec",
     "adam_step",
     "auto_codec",
+    "bits_checksum",
     "codec_families",
     "count_host_allocations",
     "create_store",
+    "cuda_device_count",
     "decompress_seconds",
     "drive_properties",
     "drive_rates",
@@ -38,11 +42,31 @@ __all__: list[str] = [
     "now_us",
     "offload_footprint",
     "open_store",
+    "page_lock_refusal",
     "predict_step",
     "reset_host_peak",
-    "scratch_bytes",
+    "shared_device_bytes",
+    "warn",
     "weight_plan",
 ]
+
+class Stream:
+    """
+    The stream of a device that the framework computes on.
+    """
+
+    __hash__: typing.ClassVar[None] = None
+    @staticmethod
+    def cuda(ordinal: typing.SupportsInt, native: typing.SupportsInt) -> Stream:
+        """
+        native: the cudaStream_t as a number.
+        """
+    @staticmethod
+    def host() -> Stream:
+        """
+        The calling thread.
+        """
+    def __eq__(self, other: Stream) -> bool: ...
 
 class Checksum:
     """
@@ -57,6 +81,36 @@ class Checksum:
         """
         Take the next piece, without holding the GIL.
         """
+
+class Codec:
+    """
+    The codec of one m x n weight without an engine.
+    """
+    def __init__(
+        self,
+        name: str,
+        ratio: typing.SupportsFloat,
+        m: typing.SupportsInt,
+        n: typing.SupportsInt,
+        compute: Stream,
+    ) -> None:
+        """
+        On the device of `compute`.
+        """
+    def apply(
+        self, weight: torch.Tensor, core: torch.Tensor, alpha: typing.SupportsFloat, compute: Stream
+    ) -> None:
+        """
+        weight += alpha P core Q^T; bfloat16 ones with stochastic rounding.
+        """
+    def compress(self, gradient: torch.Tensor, core: torch.Tensor, compute: Stream) -> None:
+        """
+        core <- P^T gradient Q, float32.
+        """
+    @property
+    def core_cols(self) -> int: ...
+    @property
+    def core_rows(self) -> int: ...
 
 class CodecFamily:
     """
@@ -209,7 +263,7 @@ class WeightSpec:
     """
     def __init__(self, name: str, weight: torch.Tensor, **kwargs) -> None:
         """
-        Keywords: codec ratio d nnz block seed wire tier weight_update residual second_moment.
+        Keywords: codec ratio d nnz block seed q_of wire tier weight_update residual second_moment. q_of: weights with the same one share Q, empty for a Q of its own.
         """
 
 class EngineOptions:
@@ -219,6 +273,7 @@ class EngineOptions:
     def __init__(
         self,
         *,
+        compute: Stream,
         link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
         limits: typing.Annotated[
             collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
@@ -247,7 +302,7 @@ class EngineOptions:
         lane_cpu: typing.SupportsInt,
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
+        compute: a stream of the device that the weights are on. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
         """
 
 class SubspaceEngine:
@@ -258,8 +313,18 @@ class SubspaceEngine:
         self, options: EngineOptions, weights: collections.abc.Sequence[WeightSpec]
     ) -> None: ...
     def __len__(self) -> int: ...
+    def add_core(
+        self, weight: typing.SupportsInt, core: torch.Tensor, whole: bool, compute: Stream
+    ) -> None:
+        """
+        P^T G Q that was computed without forming G; see the header.
+        """
     def add_gradient(
-        self, weight: typing.SupportsInt, gradient: torch.Tensor, total: torch.Tensor
+        self,
+        weight: typing.SupportsInt,
+        gradient: torch.Tensor,
+        total: torch.Tensor,
+        compute: Stream,
     ) -> None:
         """
         `gradient` of a backward, rows contiguous, and the sum of a step's; see the header.
@@ -280,11 +345,19 @@ class SubspaceEngine:
     def describe(self, weight: typing.SupportsInt) -> dict[str, typing.Any]: ...
     def drop(self) -> None: ...
     def enable_trace(self, on: bool) -> None: ...
-    def end_backward(self) -> tuple[float, bool]: ...
+    def end_backward(self) -> None: ...
     def end_calibration(self) -> None: ...
     def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
         """
         As close(), whatever failed before; raises only where a lane still runs.
+        """
+    def gathered_norm(self) -> tuple[float, bool]:
+        """
+        Norm of all gradients so far, and whether they are finite; on a device it waits.
+        """
+    def generation(self, weight: typing.SupportsInt) -> int:
+        """
+        How often the projectors of a weight were replaced.
         """
     def gradient_sizes(self) -> list[tuple[float, float]]:
         """
@@ -292,6 +365,10 @@ class SubspaceEngine:
         """
     def has_gradient(self) -> bool: ...
     def hold_residual(self, weight: typing.SupportsInt) -> None: ...
+    def keeps_total(self, weight: typing.SupportsInt) -> bool:
+        """
+        Whether the sum of a step's gradients is read after add_gradient(); see the header.
+        """
     def load_refresh_state(self, state: torch.Tensor) -> None:
         """
         Take over what refresh_state gave.
@@ -310,6 +387,18 @@ class SubspaceEngine:
         ],
         weights: collections.abc.Sequence[torch.Tensor],
     ) -> None: ...
+    def project(
+        self,
+        weight: typing.SupportsInt,
+        side: str,
+        rows: torch.Tensor,
+        out: torch.Tensor,
+        scratch: torch.Tensor,
+        compute: Stream,
+    ) -> None:
+        """
+        out = rows P, or rows Q with side "q"; scratch has project_scratch_elems of describe().
+        """
     def refresh_state(self) -> torch.Tensor:
         """
         When each weight was measured last, as bytes.
@@ -332,7 +421,11 @@ class SubspaceEngine:
         """
         Number of weights whose projectors wait for their first gradient.
         """
-    def wait(self, weight: typing.SupportsInt) -> float: ...
+    def wait(self, weight: typing.SupportsInt, compute: Stream) -> float:
+        """
+        Work on `compute` that is enqueued from now on sees the last update; returns the stall, s. On the host device the thread waits.
+        """
+    def wants_gradient(self, weight: typing.SupportsInt) -> bool: ...
     def weight_state(self, weight: typing.SupportsInt) -> dict[str, typing.Any]:
         """
         step, exp_avg (core-shaped), exp_avg_sq (too, or means of rows and columns), codec, low_bits, backwards, residual, residual_step: all copies.
@@ -385,6 +478,7 @@ class OffloadEngineOptions:
     def __init__(
         self,
         *,
+        compute: Stream,
         link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
         limits: typing.Annotated[
             collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
@@ -416,14 +510,16 @@ class OffloadEngine:
         self, options: OffloadEngineOptions, tensors: collections.abc.Sequence[TensorSpec]
     ) -> None: ...
     def __len__(self) -> int: ...
-    def add_gradient(self, tensor: typing.SupportsInt, gradient: torch.Tensor) -> None:
+    def add_gradient(
+        self, tensor: typing.SupportsInt, gradient: torch.Tensor, compute: Stream
+    ) -> None:
         """
         A whole gradient as one row; its storage is kept until it has left the device.
         """
     def add_trace_range(
         self, row: str, name: str, begin_us: typing.SupportsFloat, end_us: typing.SupportsFloat
     ) -> None: ...
-    def begin(self, weights: collections.abc.Sequence[torch.Tensor]) -> None:
+    def begin(self, weights: collections.abc.Sequence[torch.Tensor], compute: Stream) -> None:
         """
         Zero moments, and masters that are the weights: step 0.
         """
@@ -480,7 +576,7 @@ class OffloadEngine:
         """
         Commit, for good until the next pin.
         """
-    def resume(self, weights: collections.abc.Sequence[torch.Tensor]) -> None:
+    def resume(self, weights: collections.abc.Sequence[torch.Tensor], compute: Stream) -> None:
         """
         The weights become what the masters of the last commit say.
         """
@@ -504,7 +600,10 @@ class OffloadEngine:
         """
         step, exp_avg, exp_avg_sq, master: all copies, the last three float32.
         """
-    def wait(self, weight: typing.SupportsInt) -> float: ...
+    def wait(self, weight: typing.SupportsInt, compute: Stream) -> float:
+        """
+        Work on `compute` that is enqueued from now on sees the last update; returns the stall, s. On the host device the thread waits.
+        """
     def write_trace(self, path: str) -> None: ...
     @property
     def committed_steps(self) -> int: ...
@@ -539,6 +638,7 @@ def adam_step(
     eps: typing.SupportsFloat,
     weight_decay: typing.SupportsFloat,
     seed: typing.SupportsInt,
+    compute: Stream,
 ) -> None:
     """
     One AdamW step in place; float32 weights plainly, bfloat16 ones with stochastic rounding keyed by (seed, step, name).
@@ -552,10 +652,16 @@ def auto_codec(
     total_steps: typing.SupportsInt,
     backwards: typing.SupportsInt,
     refresh_every: typing.SupportsInt,
+    on_host: bool,
     **kwargs,
 ) -> AutoCodec:
     """
     What codec="auto" is for weights of these shapes in a run of so many steps, each of so many tokens in so many backwards; refresh_every: steps between two fits, 0 for one. More keywords as of WeightSpec.
+    """
+
+def bits_checksum(tensor: torch.Tensor) -> int:
+    """
+    XXH3, 64 bits, of a tensor's elements: who changes one without telling autograd is seen.
     """
 
 def codec_families() -> list[CodecFamily]:
@@ -585,6 +691,11 @@ def create_store(
     Make a store on new files, or on whole devices, and open it.
 
     regions: kind (state, gradient, weights or log), bytes of a chunk, chunks, slots. weights: how fast the drives are beside one another; none: alike. progress: told bytes done and in all. After an error, and after Ctrl-C, its files are gone again.
+    """
+
+def cuda_device_count() -> int:
+    """
+    CUDA devices that this build can use; 0 in a build without CUDA.
     """
 
 def decompress_seconds(
@@ -644,10 +755,11 @@ def offload_footprint(
     pinned_limit: typing.SupportsInt | None,
     cores: CoreOptions,
     policy: str,
+    on_card: bool,
     park_room: typing.SupportsInt,
 ) -> dict[str, int]:
     """
-    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: of every state, 2, or 3 with a pin; park_room: host bytes that are left for weights that wait for the decision of a speculative step.
+    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: of every state, 2, or 3 with a pin; on_card: the device is a CUDA device; park_room: host bytes that are left for weights that wait for the decision of a speculative step.
     """
 
 def open_store(
@@ -659,6 +771,11 @@ def open_store(
 ) -> ChunkStore:
     """
     Open the last commit. Several may read a store at a time, or one may write it.
+    """
+
+def page_lock_refusal(ordinal: typing.SupportsInt, bytes: typing.SupportsInt) -> str:
+    """
+    What keeps so many bytes of host memory from being page-locked for a CUDA device; empty: nothing does.
     """
 
 def predict_step(
@@ -680,14 +797,20 @@ def reset_host_peak() -> None:
     Let the peak be what is held now.
     """
 
-def scratch_bytes(
+def shared_device_bytes(
     shapes: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt]],
     weight_dtype: str,
     refreshed: bool,
+    on_host: bool,
     **kwargs,
 ) -> int:
     """
     Device bytes that weights of these shapes share, whether or not their projectors are replaced on the way; more keywords as of WeightSpec.
+    """
+
+def warn(text: str) -> None:
+    """
+    Say a sentence as a lane of the runtime does: a RuntimeWarning on the main thread.
     """
 
 def weight_plan(
@@ -695,9 +818,9 @@ def weight_plan(
     n: typing.SupportsInt,
     weight_dtype: str,
     speculative: bool,
-    held: bool,
+    on_host: bool,
     **kwargs,
 ) -> dict[str, int]:
     """
-    Bytes per tier and per step of one m x n weight, without allocating anything; more keywords as of WeightSpec.
+    Bytes per tier and per step of one m x n weight, without allocating anything; on_host: on the host device, not a CUDA device. More keywords as of WeightSpec.
     """

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sluiceway import _core
 from sluiceway.base.columns import columns
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.base.json_text import finite
 from sluiceway.base.sizes import format_bytes
+from sluiceway.commands.kernel_bench import bench_kernels, describe_kernels
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
 from sluiceway.errors import Unavailable
-from sluiceway.machine.roofs import best_seconds, link_seconds
+from sluiceway.machine.roofs import link_seconds
 from sluiceway.run.loop import Loop
 
 _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
 _MIXES = ("read", "write", "both")  # Of a disk.
-_ELEMENTS = 8 << 20  # Of a weight: larger than any cache with its moments.
-_ADAM = {"factor": 1.0, "step": 1, "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
-         "weight_decay": 0.01, "seed": 0}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,61 +91,6 @@ def describe_link(found: dict[str, Any]) -> str:
         rates = [f"{row[f'{way}_gbps']:.2f}" for way in ("d2h", "h2d")]
         rows.append([format_bytes(row["bytes"]), *rates, f"{1e6 * row['seconds']['d2h']:.1f}"])
     return f"link: {what}\n{columns(rows, '0123')}"
-
-
-def bench_kernels() -> dict[str, Any]:
-    """AdamW of the compiled module on one thread, against a copy in the same run.
-
-    Every row has the bytes that it reads and writes once, GB/s of those, and the share of the
-    copy's rate.
-    """
-    with _one_thread():
-        source = torch.zeros(_ELEMENTS).uniform_()
-        target = torch.empty_like(source)
-        rows = [_row("copy", 2 * source.nbytes, lambda: target.copy_(source))]
-        for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16, stochastic")):
-            weight, gradient = (torch.zeros(_ELEMENTS).uniform_().to(dtype) for _ in range(2))
-            # Read: gradient, weight, moments; written: weight, moments.
-            count = 3 * weight.nbytes + 4 * source.nbytes
-            rows.append(_row(f"adam_step {name}", count, _adam_step(weight, gradient)))
-        rows.append(_torch_adam())
-    roof = rows[0]["gbps"]
-    return {"elements": _ELEMENTS, "rows": [{**r, "of_roof": r["gbps"] / roof} for r in rows]}
-
-
-def _adam_step(weight: torch.Tensor, gradient: torch.Tensor) -> Callable[[], object]:
-    first, second = torch.zeros(_ELEMENTS), torch.zeros(_ELEMENTS)
-    return lambda: _core.adam_step("bench", weight, gradient, first, second, **_ADAM)
-
-
-def _torch_adam() -> dict[str, Any]:
-    weight = torch.nn.Parameter(torch.zeros(_ELEMENTS).uniform_())
-    weight.grad = torch.zeros(_ELEMENTS).uniform_()
-    optimizer = torch.optim.AdamW([weight], fused=True, foreach=False)
-    return _row("torch AdamW, fused fp32", 7 * weight.nbytes, optimizer.step)
-
-
-def _row(name: str, count: int, work: Callable[[], object]) -> dict[str, Any]:
-    seconds = best_seconds(work, 1.0)
-    return {"name": name, "bytes": count, "seconds": seconds, "gbps": count / seconds / 1e9}
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def describe_kernels(found: dict[str, Any]) -> str:
-    """The table that a person gets."""
-    rows = [["kernel", "GB/s", "of copy"]]
-    rows += [[r["name"], f"{r['gbps']:.2f}", f"{r['of_roof']:.2f}"] for r in found["rows"]]
-    head = f"kernels: {found['elements']:,} elements, one thread; those that Python can reach"
-    return f"{head}\n{columns(rows, '12')}\nmake bench, in a checkout, measures every kernel"
 
 
 def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, Any]:

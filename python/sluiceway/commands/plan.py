@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from sluiceway.config.schema import Config
 from sluiceway.engines import engine_of
 from sluiceway.engines.plan import EnginePlan, trained_elements
 from sluiceway.errors import OutOfMemory
+from sluiceway.machine.card import card_memory
 from sluiceway.machine.footprint import FIRST_USE_BYTES, resident_bytes
 from sluiceway.machine.placement import (
     DTYPES,
     Placement,
     choose_placement,
     denormals,
+    is_here,
     too_many_threads,
     with_threads_of_this_machine,
 )
@@ -29,6 +32,9 @@ from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.speeds import measure_speeds
+from sluiceway.optim.fused.fusing import fused_lines
+
+_ON_DEVICE = "try model.checkpointing: true or a smaller train.micro_batch"
 
 
 def make_plan(config: Config) -> dict[str, Any]:
@@ -42,7 +48,7 @@ def make_plan(config: Config) -> dict[str, Any]:
     shape = check_model_folder(config.model.path, weights=False)
     check_context(shape, config.model.path, config.data.sequence_length)
     config = with_threads_of_this_machine(config)  # A plan may be for another one.
-    placement = choose_placement(config)
+    placement = choose_placement(config, of_plan=True)
     if config.device.threads is not None:
         torch.set_num_threads(config.device.threads)
     engine = engine_of(config)
@@ -56,15 +62,23 @@ def make_plan(config: Config) -> dict[str, Any]:
     resident = resident_bytes()  # What a run has imported too; a rehearsal imports more.
     plan = engine.plan(model)
     train, length = config.train, config.data.sequence_length
-    rehearsal = rehearse(build, plan.freed, train.micro_batch, length, placement.autocast_dtype)
+
+    def rehearsal_of(make: Callable[[], torch.nn.Module]) -> Rehearsal:
+        return rehearse(make, plan.freed, train.micro_batch, length, placement.autocast_dtype)
+
+    rehearsal = rehearsal_of(lambda: plan.as_trained(build()))
+    plain = rehearsal_of(build) if "fused" in plan.figures else rehearsal
     tiers = plan.tiers(rehearsal)
     tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
     with denormals(config, placement):
         speeds = measure_speeds(config, placement, build)
     trained = trained_elements(model)
+    here = is_here(placement.name)
+    card = card_memory(placement.device) if here and placement.name != "host" else {}
     links, seconds = plan.links(), plan.seconds(rehearsal, speeds)
     return {
         "model": config.model.path,
+        "device": {"name": placement.name, "here": here, **card},
         "engine": config.engine.kind,
         **plan.figures,
         "parameters": {
@@ -76,10 +90,11 @@ def make_plan(config: Config) -> dict[str, Any]:
         "bytes_per_step": links,
         "seconds_per_step": seconds,
         **({"disk": _disk(links, trained, seconds, speeds)} if "disk_written" in links else {}),
-        "native_device_bytes": _native_bytes(config, rehearsal, trained),
+        "native_device_bytes": _native_bytes(config, plain, trained),
         "tokens_per_step": config.tokens_per_step,
         "assumed": speeds,
-        "over_budget": _over_budget(config, tiers, plan),
+        "over_budget": _over_budget(config, tiers, plan)
+        or _over_card(placement.name, card, tiers["device"]),
     }
 
 
@@ -118,16 +133,26 @@ def _native_bytes(config: Config, rehearsal: Rehearsal, trained: int) -> int:
 
 
 def _over_budget(config: Config, tiers: dict[str, int], plan: EnginePlan) -> str | None:
-    on_device = "try model.checkpointing: true or a smaller train.micro_batch"
     for tier, count in tiers.items():
         limit = _limit(config, tier)
         if limit is not None and count > limit:
             return (
                 f"budget.{tier}: the run needs {count} bytes ({format_bytes(count)}), "
                 f"the budget is {limit} bytes ({format_bytes(limit)}); "
-                + (on_device if tier == "device" else plan.advice)
+                + (_ON_DEVICE if tier == "device" else plan.advice)
             )
     return None
+
+
+def _over_card(name: str, card: dict[str, int], needed: int) -> str | None:
+    """The card of this machine, whatever budget.device says; without the driver's own share."""
+    if needed <= card.get("memory_bytes", needed):
+        return None
+    total = card["memory_bytes"]
+    return (
+        f"{name}: the run needs {needed} bytes ({format_bytes(needed)}), "
+        f"the card has {total} bytes ({format_bytes(total)}); {_ON_DEVICE}"
+    )
 
 
 def show_plan(config: Config, as_json: bool) -> None:
@@ -161,14 +186,46 @@ def describe_plan(plan: dict[str, Any]) -> str:
     for part in ("trained", "frozen"):
         rows.append([f"parameters {part}", f"{plan['parameters'][part]:,}", ""])
     rows.append(["native AdamW: device", format_bytes(plan["native_device_bytes"]), ""])
+    fused = "".join(f"\n{line}" for line in fused_lines(plan.get("fused")))
     engine = f"{plan['engine']} {plan.get('codec') or ''}".rstrip()
     why = f" ({plan['why']})" if plan.get("why") else ""
     speeds = plan["assumed"]
     return (
-        f"{Path(plan['model']).name}: {engine}{why}\n{columns(rows, '12')}\n"
+        f"{Path(plan['model']).name}: {engine}{why}{fused}\n{columns(rows, '12')}\n"
         f"times assume {speeds['tflops']:.3g} TFLOP/s ({speeds['tflops_from']}), "
         f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
-        f"of host memory ({speeds['host_gbps_from']})" + _describe_disk(plan)
+        f"of host memory ({speeds['host_gbps_from']})"
+        + _describe_disk(plan)
+        + _describe_card(plan)
+        + _elsewhere(plan)
+    )
+
+
+def _describe_card(plan: dict[str, Any]) -> str:
+    """One more line where there is a card: its memory and link, and what of a budget it has not."""
+    device, speeds = plan["device"], plan["assumed"]
+    if "memory_bytes" not in device:
+        return ""
+    total, free = device["memory_bytes"], device["free_bytes"]
+    budget = plan["budget_bytes"]["device"]
+    less = budget is not None and budget > total
+    short = plan["peak_bytes"]["device"] > free
+    return (
+        f"\n{device['name']}: {format_bytes(total)}, {format_bytes(free)} of it free"
+        + (", which is less than the run needs" if short else "")
+        + (f"; budget.device is more than it has, {format_bytes(budget)}" if less else "")
+        + f"; link {speeds['d2h_gbps']:.3g} GB/s to the host, {speeds['h2d_gbps']:.3g} GB/s to the "
+        f"device ({speeds['link_gbps_from']})"
+    )
+
+
+def _elsewhere(plan: dict[str, Any]) -> str:
+    """One more line where the device was not seen."""
+    if plan["device"]["here"]:
+        return ""
+    return (
+        f"\n{plan['device']['name']} was not seen on this machine: planned for another one, whose "
+        "rates are the config's; what it does not give was measured on this processor"
     )
 
 

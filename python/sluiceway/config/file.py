@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from sluiceway.config.complaints import Complaints
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.engines import DEFAULT_KIND, section_of
-from sluiceway.config.schema import Config, check_available
+from sluiceway.config.schema import Config, check_available, device_in_full
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -33,6 +33,8 @@ def load_config(path: str | os.PathLike, overrides: list[str] | None = None) -> 
     """
     tree, lines = _read(Path(path))
     where = {keys: f"{path}:{line}" for keys, line in lines.items()}
+    if overrides and "device" in tree:  # One of them may set what the short form has not.
+        tree["device"] = device_in_full(tree["device"])
     for override in overrides or []:
         keys = _apply(tree, override)
         where = {known: at for known, at in where.items() if known[: len(keys)] != keys}

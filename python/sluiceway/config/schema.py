@@ -38,6 +38,11 @@ def _device_name(value: str) -> str:
     return value
 
 
+def device_in_full(value: Any) -> Any:
+    """`device: cuda:0` is short for `device: {name: cuda:0}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 def _of_its_kind(value: Any) -> Any:
     """The section that the engine's kind has, read from plain keys."""
     if not isinstance(value, dict):
@@ -96,7 +101,7 @@ class DeviceSection(Section):
     pin: bool = False  # Main thread on the first core, lanes on the second.
     flush_denormals: bool = True  # Numbers below 2^-126 are 0; of the host device, native too.
     tflops: Positive | None = None  # What plan assumes of matmuls; null: measured here.
-    memory_gbps: Positive | None = None  # Of the device's memory; null: as the host's.
+    memory_gbps: Positive | None = None  # Of the device's memory; null: measured where it is here.
     host_gbps: Positive | None = None  # Of host memory; null: measured here.
     disk_gbps: Positive | None = None  # Of the store, reads and writes together; null: measured.
 
@@ -122,7 +127,7 @@ class Config(Section):
     engine: Annotated[SerializeAsAny[EngineSection], BeforeValidator(_of_its_kind)] = Field(
         default_factory=lambda: section_of(DEFAULT_KIND)()
     )
-    device: DeviceSection = DeviceSection()
+    device: Annotated[DeviceSection, BeforeValidator(device_in_full)] = DeviceSection()
     budget: Budget = Budget()
     store: StoreOptions = StoreOptions()
     schedule: ScheduleSection = ScheduleSection()

@@ -30,7 +30,7 @@ class SharedOptions(Options):
         "and are recalled where it was wrong; the bits are the same.",
         to=["engine"],
     )
-    device: str = option("auto", '"auto" or "host".')
+    device: str = option("auto", '"auto", which is where the model is, "host" or "cuda:N".')
     link: Link | None = option(None, "Throttle of the link between device and host.")
     budget: Budget | None = option(
         None, "Bytes per tier; device, host and pinned are half of memory where nothing is said."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from sluiceway.engines.plan import DevicePlan, EnginePlan, trained_elements
 from sluiceway.engines.protocol import Ranges, Recorder, Update
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.engines.weights import SavedWeights, WeightFiles
+from sluiceway.machine.device_ops import ops_on
 from sluiceway.machine.placement import DTYPES, Placement
 from sluiceway.model.folder import prepare_model
 from sluiceway.model.loss import loss_of
@@ -126,27 +127,30 @@ class GradientEngine:
         """Forward and backward of every micro-batch, and the optimizer's step.
 
         A loss that is not finite ends the step before its backward, and nothing of the step is
-        kept.
+        kept. Where the device works beside Python the loss is read after the step: then its
+        gradients are made not finite either, and the optimizer skips it.
         """
+        device = ops_on(self.placement.device)
         learned = sum(batch.learned for batch in batches)
-        total = 0.0
+        losses: list[tuple[Callable[[], torch.Tensor], float]] = []
         for batch in batches:
             share = batch.learned / learned
             with ranges.range("forward"):
                 loss = loss_of(self.model, self.placement, batch)
-                total += loss.item() * share
-            if not math.isfinite(total):
+                losses.append((device.fetch(loss.detach()), share))
+            if not device.asynchronous and not math.isfinite(_mean(losses)):
                 self.optimizer.zero_grad()
-                return Update(total, skipped=True)
+                return Update(_mean(losses), skipped=True)
             with ranges.range("backward"):
-                self.scaler.scale(loss * share).backward()
+                seed = _finite_or_nan(loss.detach()) if device.asynchronous else None
+                self.scaler.scale(loss * share).backward(seed)
         with ranges.range("optimizer step"):
             scale = self.scaler.get_scale()
             self.scaler.step(self.optimizer)
             self.scaler.update()
             skipped = bool(self.optimizer.overflowed) or self.scaler.get_scale() < scale
             self.optimizer.zero_grad()
-        return Update(total, skipped)
+        return Update(_mean(losses), skipped)
 
     def synchronize(self) -> None:
         """As the optimizer does."""
@@ -179,3 +183,16 @@ class GradientEngine:
     def close(self) -> None:
         """As the optimizer does."""
         self.optimizer.close()
+
+
+def _mean(losses: Sequence[tuple[Callable[[], torch.Tensor], float]]) -> float:
+    """Of micro-batches that weigh as much as is said beside each; waits for those on their way."""
+    total = 0.0
+    for read, share in losses:
+        total += read().item() * share
+    return total
+
+
+def _finite_or_nan(loss: torch.Tensor) -> torch.Tensor:
+    """What a backward of `loss` begins with: 1, or what spoils every gradient."""
+    return torch.where(loss.isfinite(), 1.0, math.nan).to(loss.dtype)

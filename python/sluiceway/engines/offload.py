@@ -21,6 +21,7 @@ from sluiceway.optim.offload.arguments import resolve_gradients
 from sluiceway.optim.offload.cores import core_groups, core_lines
 from sluiceway.optim.offload.optimizer import OffloadAdamW
 from sluiceway.optim.state import STATE_KEY
+from sluiceway.store.drives import find_drives
 from sluiceway.text.batches import Batch
 
 
@@ -48,6 +49,12 @@ class Offload(GradientEngine):
             "_redo": self.placement.autocast == "fp16",  # The scale of the loss may change.
         }
         return OffloadAdamW(model, **arguments)
+
+    def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
+        """As every engine; a save whose store is gone is refused by its path."""
+        if (folder / OPTIMIZER_FILE).exists() and self.config.engine.tier == "disk":
+            find_drives([Path(self.config.store.path)])
+        super().open(folder, placement, trace)
 
     @property
     def _has_codec(self) -> bool:

@@ -9,10 +9,10 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.config.schema import Config
-from sluiceway.config.values import Link
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
 from sluiceway.machine.placement import DTYPES, Placement, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
+from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.offload.arguments import (
@@ -43,7 +43,9 @@ class OffloadPlan(DevicePlan):
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
         self._weight_bytes = sum(w.parameter.nbytes for w in weights)
-        autocast = (placement or choose_placement(config)).autocast_dtype
+        placement = placement or choose_placement(config, of_plan=True)
+        autocast = placement.autocast_dtype
+        self._on_card = placement.device.type == "cuda"
         gradients = resolve_gradients(engine.gradients, model, autocast)
         self._may_redo = autocast == torch.float16 or config.train.max_norm is not None
         self._gradient_bytes = DTYPES[gradients].itemsize
@@ -80,6 +82,7 @@ class OffloadPlan(DevicePlan):
             pinned,
             cores,
             resolve_policy(config.engine),
+            self._on_card,
         )
         bare = _core.offload_footprint(*described, 0)
         if not self._speculates:
@@ -97,11 +100,14 @@ class OffloadPlan(DevicePlan):
         return store + sum(footprint[name] for name in names)
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """The ring, cores, and the store where it is."""
+        """The ring, cores, what gradients are rounded in, and the store where it is."""
         store = self._footprint["store_bytes"]
         waiting = min(_WAITING_BYTES, self._whole_bytes)
         tiers = {
-            "device": rehearsal.peak_bytes + waiting + self._footprint["core_device_bytes"],
+            "device": rehearsal.peak_bytes
+            + waiting
+            + self._footprint["core_device_bytes"]
+            + self._footprint["exit_bytes"],
             "host": self._host_bytes_of(self._footprint),
             "pinned": self._footprint["pinned_bytes"],
         }
@@ -176,9 +182,7 @@ class OffloadPlan(DevicePlan):
         Lanes of the disk go on beside the others of a chunk: the slowest counts.
         """
         forward, backward = micro_batch_seconds(rehearsal, speeds)
-        link = self._config.device.link or Link(
-            d2h_gbps=speeds["host_gbps"], h2d_gbps=speeds["host_gbps"]
-        )
+        link = link_of(self._config, speeds)
         out = self._whole_bytes / (1e9 * link.d2h_gbps)
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)

@@ -32,6 +32,9 @@ class EnginePlan(Protocol):
     figures: dict[str, Any]
     advice: str
 
+    def as_trained(self, model: nn.Module) -> nn.Module:
+        """The model of a rehearsal, with what a run of this engine changes in its layers."""
+
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Most bytes by tier: device, host, pinned, and disk where there is one."""
 
@@ -66,6 +69,10 @@ class DevicePlan:
         self._moments = moments
         self._moment_bytes = moment_bytes or DTYPES[config.model.dtype].itemsize
         self.figures: dict[str, Any] = {"codec": None, "compressed_weights": 0}
+
+    def as_trained(self, model: nn.Module) -> nn.Module:
+        """As it is."""
+        return model
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Moments beside the most that a micro-batch holds."""

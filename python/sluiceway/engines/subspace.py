@@ -13,6 +13,7 @@ from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.protocol import Recorder
 from sluiceway.engines.subspace_plan import SubspacePlan
 from sluiceway.model.uncompressed import group_lines
+from sluiceway.optim.fused.fusing import fused_lines, fused_summary
 from sluiceway.optim.subspace.choices import choice_lines, codec_choices
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
@@ -49,13 +50,21 @@ class Subspace(GradientEngine):
     def description(self) -> list[str]:
         """What is frozen; which codec each group of weights got, at what cost; what got none."""
         choices = choice_lines(codec_choices(self.optimizer))
-        return [*super().description(), *choices, *group_lines(self.optimizer.uncompressed)]
+        return [
+            *super().description(),
+            *choices,
+            *fused_lines(fused_summary(self.optimizer)),
+            *group_lines(self.optimizer.uncompressed),
+        ]
 
     def summary(self) -> dict[str, Any]:
         """The same, as plain values; and what its own metrics are called in a report."""
         titles = {"subspace.bias_mean": "Estimation bias, mean over weights"}
+        fused = fused_summary(self.optimizer)
+        bias = fused and self.optimizer.fused_linears.bias.summary()
         return {
             "codecs": codec_choices(self.optimizer),
+            **({"fused": fused, "bias": bias} if fused else {}),
             "metrics": titles,
             "parameters": {"uncompressed": self.optimizer.uncompressed},
         }

@@ -8,17 +8,20 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.config.schema import Config
-from sluiceway.config.values import Link
+from sluiceway.engines.fused_plan import FusedPlan
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
-from sluiceway.machine.placement import DTYPES
+from sluiceway.machine.device_ops import DeviceOps, HostOps, ops_on
+from sluiceway.machine.placement import DTYPES, choose_placement, is_here
 from sluiceway.model.rehearsal import Rehearsal
+from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
-from sluiceway.optim.subspace.arguments import weight_keywords
-from sluiceway.optim.subspace.choices import AS_CONFIGURED, automatic_reason
+from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
+from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, automatic_reason
 from sluiceway.optim.tier_limits import device_limit
 
 _ADAM_BYTES = 28  # Read and written per element of a core: gradient, moments, result.
-_FIT_BYTES = 6  # Per element of a gradient that projectors learn from: copies in f32 and bf16.
+_FIT_BYTES = 6  # Per element of a gradient that projectors learn from: copies in f32 and bf16,
+_FIT_BYTES_ON_CARD = 8  # and on a card both in f32.
 _MOMENT_BYTES = 4  # Of what is trained plainly on the device: f32 for every dtype of weights.
 
 
@@ -32,17 +35,32 @@ class SubspacePlan(DevicePlan):
         selection = select_weights(model, engine.target, engine.embeddings)
         ordinary = sum(p.numel() for _, p in selection.ordinary)
         super().__init__(config, ordinary, moment_bytes=_MOMENT_BYTES)
-        codec, why = self._codec(model, selection)
+        placement = choose_placement(config, of_plan=True)
+        self._on_host = placement.name == "host"
+        ops = ops_on(placement.device) if is_here(placement.name) else HostOps()
+        codec, why = self._codec(model, selection, ops)
         self._costs = self._costs_of(selection, codec)
+        self._held_bytes = self._held(self._costs)
         keywords = weight_keywords(engine, config.train.seed) | {"codec": codec}
-        self._scratch_bytes = _core.scratch_bytes(
-            _shapes(selection), config.model.dtype, self._refreshed, **keywords
+        self._scratch_bytes = _core.shared_device_bytes(
+            _shapes(selection), config.model.dtype, self._refreshed, self._on_host, **keywords
         )
         learns = any(f.name == codec and f.learns for f in _core.codec_families())
         largest = max((cost["elements"] for cost in self._costs), default=0)
-        self._fit_bytes = _FIT_BYTES * largest if learns else 0
+        fit_bytes = _FIT_BYTES if self._on_host else _FIT_BYTES_ON_CARD
+        self._fit_bytes = fit_bytes * largest if learns else 0
         self.freed = frozenset(w.name for w in selection.compressed)
         self.figures = {"codec": codec, "why": why, "compressed_weights": len(self._costs)}
+        self._fused: FusedPlan | None = None
+        if engine.fused and selection.compressed:
+            has_residual = keywords["residual"] != "none"
+            forms_all = learns or self._refreshed
+            self._fused = FusedPlan(engine, codec, selection, self._costs, has_residual, forms_all)
+            self.figures["fused"] = self._fused.described()
+
+    def as_trained(self, model: nn.Module) -> nn.Module:
+        """With fused layers, where linears are fused."""
+        return model if self._fused is None else self._fused.as_trained(model)
 
     @property
     def _refreshed(self) -> bool:
@@ -52,15 +70,17 @@ class SubspacePlan(DevicePlan):
             return engine.refresh.every > 0
         return any(f.name == engine.codec and f.refresh_every > 0 for f in _core.codec_families())
 
-    def _codec(self, model: nn.Module, selection: Selection) -> tuple[str, str]:
+    def _codec(self, model: nn.Module, selection: Selection, device: DeviceOps) -> tuple[str, str]:
         """The codec of the config, "auto" resolved as the engine will, and why."""
         config, engine = self._config, self._config.engine
         if engine.codec != "auto":
             return engine.codec, AS_CONFIGURED
+        if engine.fused:
+            return FUSED_CODEC, FOR_FUSED
         whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-        free = device_limit(config.budget.device) - whole
+        free = device_limit(config.budget.device, device) - whole
         free -= sum(
-            len(w.names) * self._cost_of(w, speculative=False, held=False)["device_bytes"]
+            len(w.names) * self._cost_of(w, speculative=False)["device_bytes"]
             for w in selection.compressed
             if w.identity
         )
@@ -72,6 +92,7 @@ class SubspacePlan(DevicePlan):
             config.train.steps,
             config.train.accumulate,
             engine.refresh.every if engine.refresh else 0,
+            self._on_host,
             **weight_keywords(engine, config.train.seed),
         )
         return choice.name, automatic_reason(choice, config.tokens_per_step, config.train.steps)
@@ -83,21 +104,33 @@ class SubspacePlan(DevicePlan):
         # the budget has room: no run needs it.
         order, norm = config.schedule.order, config.schedule.norm
         speculative = norm == "speculative" and order != "barrier"
-        held = config.train.accumulate > 1 or config.model.autocast == "fp16"
         costs = []
         for weight in selection.compressed:
-            costs += [self._cost_of(weight, speculative, held, codec)] * len(weight.names)
+            costs += [self._cost_of(weight, speculative, codec)] * len(weight.names)
         return costs
 
+    def _held(self, costs: list[dict[str, Any]]) -> int:
+        """Bytes of gradients that wait for `step()`: of the weights that have their turn in it."""
+        config = self._config
+        if config.train.accumulate == 1 and config.model.autocast != "fp16":
+            return 0
+        every = config.engine.residual_every
+        in_turn = [sum(cost["held_bytes"] for cost in costs[turn::every]) for turn in range(every)]
+        # Without a core the norm is that of the gradient itself, which waits in every step.
+        return max(in_turn) if any(cost["core_rows"] for cost in costs) else sum(in_turn)
+
     def _cost_of(
-        self, weight: CompressedWeight, speculative: bool, held: bool, codec: str | None = None
+        self, weight: CompressedWeight, speculative: bool, codec: str | None = None
     ) -> dict[str, Any]:
         keywords = weight_keywords(self._config.engine, self._config.train.seed, weight.identity)
         if codec is not None and not weight.identity:
             keywords["codec"] = codec
         m, n = weight.shape
         dtype = self._config.model.dtype
-        return {**_core.weight_plan(m, n, dtype, speculative, held, **keywords), "elements": m * n}
+        return {
+            **_core.weight_plan(m, n, dtype, speculative, self._on_host, **keywords),
+            "elements": m * n,
+        }
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Cores, projectors and staging beside what is trained plainly."""
@@ -105,7 +138,7 @@ class SubspacePlan(DevicePlan):
             tier: count + sum(cost[f"{tier}_bytes"] for cost in self._costs)
             for tier, count in super().tiers(rehearsal).items()
         }
-        tiers["device"] += self._scratch_bytes + self._fit_bytes
+        tiers["device"] += self._scratch_bytes + self._fit_bytes + self._held_bytes
         tiers["host"] += max((cost["host_scratch_bytes"] for cost in self._costs), default=0)
         return tiers
 
@@ -133,9 +166,7 @@ class SubspacePlan(DevicePlan):
         """Seconds of each weight on each lane."""
         config = self._config
         bandwidth, host_bandwidth = 1e9 * speeds["memory_gbps"], 1e9 * speeds["host_gbps"]
-        link = config.device.link or Link(
-            d2h_gbps=speeds["host_gbps"], h2d_gbps=speeds["host_gbps"]
-        )
+        link = link_of(config, speeds)
         costs = self._costs
         whole = sum(cost["elements"] for cost in costs)
         element = DTYPES[config.model.dtype].itemsize

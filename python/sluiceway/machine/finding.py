@@ -28,3 +28,8 @@ class Finding:
     advice: str = ""
     required: bool = False
     figures: dict[str, Any] = field(default_factory=dict)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, as far as it fits into a line."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sluiceway import _core
+from sluiceway.machine.device_ops import ops_on
 
 _STATUS = Path("/proc/self/status")
 # What a process grows by beyond its tensors as it trains: pages of kernels, their scratch, a
@@ -45,17 +45,12 @@ class DevicePeak:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._ops = ops_on(device)
         with contextlib.suppress(OSError):  # Not every kernel lets us reset it.
             Path("/proc/self/clear_refs").write_text("5")
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        else:
-            _core.count_host_allocations()
-            _core.reset_host_peak()
+        self._ops.count_allocations()
+        self._ops.reset_peak()
 
     def read(self) -> int:
         """In bytes."""
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
-        return _core.host_peak_bytes()
+        return self._ops.peak_bytes()

@@ -41,8 +41,13 @@ class Placement:
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
 
 
-def choose_placement(config: Config) -> Placement:
+def choose_placement(config: Config, of_plan: bool = False) -> Placement:
     """Resolve device and precision; changes nothing yet.
+
+    Parameters
+    ----------
+    of_plan : bool
+        A GPU may be one of another machine.
 
     Raises
     ------
@@ -54,6 +59,8 @@ def choose_placement(config: Config) -> Placement:
     if said := too_many_threads(config):
         raise InvalidArgument(said)
     name = _device_name(config.device.name)
+    if not of_plan and not is_here(name):
+        raise Unavailable(f"device.name: {name} is not on this machine, it has {_devices()}")
     autocast, reason = _autocast(config.model.autocast, name)
     device = torch.device("cpu" if name == "host" else name)
     if not config.device.pin:
@@ -109,19 +116,19 @@ def denormals(config: Config, placement: Placement) -> Iterator[None]:
         _core.flush_denormals(before)
 
 
+def is_here(name: str) -> bool:
+    """Whether this machine has a device, host or cuda:N."""
+    return name == "host" or int(name.split(":")[1]) < torch.cuda.device_count()
+
+
+def _devices() -> str:
+    return ", ".join(["host", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
+
+
 def _device_name(name: str) -> str:
     if name == "auto":
         return "cuda:0" if torch.cuda.is_available() else "host"
-    if name == "host":
-        return name
-    name = name if ":" in name else f"{name}:0"
-    count = torch.cuda.device_count()
-    if int(name.split(":")[1]) >= count:
-        raise Unavailable(
-            f"device.name: {name} is not on this machine, it has host"
-            + "".join(f", cuda:{i}" for i in range(count))
-        )
-    return name
+    return name if name == "host" or ":" in name else f"{name}:0"
 
 
 def _autocast(asked: str | None, device: str) -> tuple[str | None, str]:

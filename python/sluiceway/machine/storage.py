@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sluiceway.base.sizes import format_bytes
 from sluiceway.errors import IoError
-from sluiceway.machine.finding import MISSING, OK, SLOW, Finding
+from sluiceway.machine.finding import MISSING, OK, SLOW, Finding, first_line
 
 _SAVE_BYTES = 12  # Of a trained fp32 parameter: weight and two moments.
 _LEAST_FREE = 1 << 30
@@ -98,7 +98,12 @@ def link_findings() -> Iterator[Finding]:
         return
     size = 64 << 20
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    rates = {f"{way}_gbps": size / s / 1e9 for way, s in link_seconds(size, device).items()}
+    try:
+        seconds = link_seconds(size, device)
+    except RuntimeError as error:  # A GPU that fails, or that others hold.
+        yield Finding("link", f"not measured: {first_line(error)}", MISSING, "free the GPU")
+        return
+    rates = {f"{way}_gbps": size / s / 1e9 for way, s in seconds.items()}
     if device.type == "cpu":
         text = f"{rates['d2h_gbps']:.1f} GB/s: the host device's is a memory copy"
         yield Finding("link", text, OK, "device.link throttles it", figures=rates)
@@ -106,7 +111,8 @@ def link_findings() -> Iterator[Finding]:
     slow = min(rates.values()) < _SLOW_PCIE_GBPS
     yield Finding(
         "link",
-        f"{rates['d2h_gbps']:.1f} GB/s to the host, {rates['h2d_gbps']:.1f} GB/s to the device",
+        f"{rates['d2h_gbps']:.1f} GB/s to the host, {rates['h2d_gbps']:.1f} GB/s to the device, "
+        "page-locked",
         SLOW if slow else OK,
         "fewer lanes than the card has: look at the slot; sluiceway plan says what it costs"
         if slow

@@ -10,15 +10,22 @@ import torch
 from torch import nn
 
 from sluiceway.config.schema import Config
+from sluiceway.config.values import Link
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.machine.disk import disk_rates
-from sluiceway.machine.placement import DTYPES, Placement
-from sluiceway.machine.roofs import best_seconds
+from sluiceway.machine.placement import DTYPES, Placement, is_here
+from sluiceway.machine.roofs import best_seconds_on, link_seconds
 from sluiceway.model.rehearsal import rehearse
 
 _MEASURED_WEIGHTS = 1 << 24  # One larger layer is a matrix product, for the clock.
 _MEASURED_TOKENS = 1024
 _MEASURED_DISK_BYTES = 128 << 20
+_MEASURED_LINK_BYTES = 64 << 20
+_PRODUCT = {
+    "cpu": (1024, 512, 512),
+    "cuda": (8192, 4096, 4096),
+}  # For the clock, where no layer is.
+_HOST = torch.device("cpu")
 
 
 def measure_speeds(
@@ -34,18 +41,39 @@ def measure_speeds(
     Returns
     -------
     dict
-        `tflops`, `memory_gbps`, `host_gbps` in 1e12 operations and 1e9 bytes a second; where the
-        engine keeps something on disk `disk_gbps`, None if it cannot be measured.
+        `tflops`, `memory_gbps`, `host_gbps`, `d2h_gbps`, `h2d_gbps` in 1e12 operations and 1e9
+        bytes a second; where the engine keeps something on disk `disk_gbps`, None if it cannot be
+        measured. The link is that of the machine, without the config's throttle.
     """
     device = config.device
-    host = device.host_gbps or _measured_gbps()
+    host = device.host_gbps or _measured_gbps(_HOST)
+    card = placement.device if placement.name != "host" and is_here(placement.name) else None
     return {
-        **_tflops(config, placement, build),
-        "memory_gbps": device.memory_gbps or host,
+        **_tflops(config, placement, card or _HOST, build),
+        "memory_gbps": device.memory_gbps or (host if card is None else _measured_gbps(card)),
         "host_gbps": host,
         "host_gbps_from": "config" if device.host_gbps else "copies measured here",
+        **(_link_speed(card) if card else {"d2h_gbps": host, "h2d_gbps": host}),
         **(disk_speed(config) if config.engine.commits else {}),
     }
+
+
+def _link_speed(card: torch.device) -> dict[str, Any]:
+    seconds = link_seconds(_MEASURED_LINK_BYTES, card)
+    rates = {f"{way}_gbps": _MEASURED_LINK_BYTES / s / 1e9 for way, s in seconds.items()}
+    return {**rates, "link_gbps_from": "page-locked copies measured here"}
+
+
+def link_of(config: Config, speeds: dict[str, Any]) -> Link:
+    """What bytes cross: the machine's link, throttled where the config says so."""
+    ways = ("d2h_gbps", "h2d_gbps")
+    asked = config.device.link
+    if asked is None:
+        return Link(**{way: speeds[way] for way in ways})
+    if "link_gbps_from" not in speeds:  # The throttle poses as the link of a card.
+        return asked
+    slower = {way: min(getattr(asked, way), speeds[way]) for way in ways}
+    return Link(**slower, latency_us=asked.latency_us)
 
 
 def disk_speed(config: Config) -> dict[str, Any]:
@@ -64,7 +92,10 @@ def disk_speed(config: Config) -> dict[str, Any]:
 
 
 def _tflops(
-    config: Config, placement: Placement, build: Callable[[int | None], nn.Module]
+    config: Config,
+    placement: Placement,
+    where: torch.device,
+    build: Callable[[int | None], nn.Module],
 ) -> dict[str, Any]:
     """Rate of a whole forward and backward: products are a small part of it where a model is."""
     if config.device.tflops:
@@ -73,18 +104,23 @@ def _tflops(
     try:
         if placement.device_cpu is not None:
             torch.set_num_threads(1)  # As the run, which has one core for torch.
-        if (measured := _one_layer_tflops(config, placement, build)) is not None:
+        if (measured := _one_layer_tflops(config, placement, where, build)) is not None:
             return {"tflops": measured, "tflops_from": "one layer, forward and backward, here"}
         dtype = placement.autocast_dtype or DTYPES[config.model.dtype]
-        a, b = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-        rate = 2 * 1024 * 512 * 512 / best_seconds(lambda: a @ b) / 1e12
+        rows, inner, cols = _PRODUCT[where.type]
+        a = torch.ones(rows, inner, dtype=dtype, device=where)
+        b = torch.ones(inner, cols, dtype=dtype, device=where)
+        rate = 2 * rows * inner * cols / best_seconds_on(where, lambda: a @ b) / 1e12
         return {"tflops": rate, "tflops_from": "matrix products measured here"}
     finally:
         torch.set_num_threads(threads)
 
 
 def _one_layer_tflops(
-    config: Config, placement: Placement, build: Callable[[int | None], nn.Module]
+    config: Config,
+    placement: Placement,
+    where: torch.device,
+    build: Callable[[int | None], nn.Module],
 ) -> float | None:
     """Of the model with one layer, at most _MEASURED_TOKENS a sequence; None where it is large."""
     try:
@@ -97,18 +133,19 @@ def _one_layer_tflops(
     length = min(config.data.sequence_length, _MEASURED_TOKENS)
     batch = min(config.train.micro_batch, max(1, _MEASURED_TOKENS // length))
     work = rehearse(lambda: build(1), set(), batch, length, placement.autocast_dtype)
-    model = build(1).train()
-    ids = torch.randint(model.get_input_embeddings().num_embeddings, (batch, length))
+    model = build(1).train().to(where)
+    words = model.get_input_embeddings().num_embeddings
+    ids = torch.randint(words, (batch, length), device=where)
 
     def step() -> None:
         with placement.cast():
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
 
-    return (work.forward_flops + work.backward_flops) / best_seconds(step) / 1e12
+    return (work.forward_flops + work.backward_flops) / best_seconds_on(where, step) / 1e12
 
 
-def _measured_gbps() -> float:
-    source = torch.ones(16 << 20)
+def _measured_gbps(where: torch.device) -> float:
+    source = torch.ones((16 << 20) if where.type == "cpu" else (64 << 20), device=where)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source)) / 1e9
+    return 2 * source.nbytes / best_seconds_on(where, lambda: target.copy_(source)) / 1e9

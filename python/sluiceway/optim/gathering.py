@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
+from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.clip.clipping import Clipping, check_clipping, split_parameters
 from sluiceway.optim.engine_weights import EngineWeights
@@ -50,6 +51,7 @@ class GatheringOptimizer(OptimizerWithStates):
 
     engine: Any
     of_engine: EngineWeights
+    device: DeviceOps
     options: SharedOptions
     loss_scale: _core.LossScale
     sentinel: Carriers
@@ -137,24 +139,34 @@ class GatheringOptimizer(OptimizerWithStates):
         """What becomes of a gradient; a subclass says it."""
         raise NotImplementedError
 
-    def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
+    def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
+        """What becomes of a core of a fused layer; a subclass that has such layers says it."""
+        raise NotImplementedError
+
+    def mark(self) -> Any:
+        """Of this thread's stream."""
+        return self.device.mark()
+
+    def end_backward(self, forward_began: Any, backward_began: Any) -> None:
         """All gradients of a backward are in: place the sentinel that stands for them."""
-        norm = self._gathered_norm()
+        norm = self._end_gathering()
         with self._hooks.backward.turn():
             self.sentinel.choose(self._hooks.taken)
             self._hooks.guard(self.sentinel.numbers)
             self._clipping.begin(norm, self._norms)
             self._dropped.note()
             self._standing.gathered = True
-        self._clock.backward(forward_began_us, backward_began_us)
+        self._clock.backward(forward_began, backward_began)
 
     def _norms(self) -> list[float]:
         return [math.sqrt(squares) for squares, _ in self._sizes()]
 
-    def _gathered_norm(self) -> float:
-        """Of all that was gathered; what the sentinel carries."""
-        norm, _ = self.engine.end_backward()
-        return norm
+    def _end_gathering(self) -> Callable[[], float]:
+        """The last gradient of a backward is in; what tells the norm of all, and may wait for it.
+
+        It does not hold the optimizer.
+        """
+        raise NotImplementedError
 
     def _sizes(self) -> list[tuple[float, float]]:
         """Sum of squares and largest element of what was gathered of each weight."""

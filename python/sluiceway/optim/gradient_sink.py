@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -41,8 +41,17 @@ class GradientSink(Protocol):
         Rows are contiguous.
         """
 
-    def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
-        """All gradients of a backward are in; times are those of the trace's clock."""
+    def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
+        """Take what a layer made in place of a gradient; `whole`: no gradient follows it.
+
+        Only weights whose layers the sink's owner has fused have cores.
+        """
+
+    def mark(self) -> Any:
+        """This point of what the device has to do."""
+
+    def end_backward(self, forward_began: Any, backward_began: Any) -> None:
+        """All gradients of a backward are in; what began at which mark, None for no forward."""
 
     def lose_gradient(self, weight: int) -> None:
         """`begin_backward` or `add_gradient` has raised, and with it a gradient is gone."""

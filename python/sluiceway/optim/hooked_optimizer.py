@@ -13,7 +13,8 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
-from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.errors import InvalidArgument
+from sluiceway.machine.device_ops import device_ops
 from sluiceway.model.targets import Selection
 from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.clip.carriers import Carriers
@@ -70,7 +71,6 @@ class HookedOptimizer(WholeStepOptimizer):
     ) -> None:
         self._owner = type(self).__name__
         check_hyperparameters(self._owner, adam)
-        _check_device(self._owner, options.device)
         self.options = options
         check_model(self._owner, model)
         refuse_split_model(self._owner, model)
@@ -83,21 +83,26 @@ class HookedOptimizer(WholeStepOptimizer):
         for group in groups:  # An engine may make files, which stay.
             check_hyperparameters(self._owner, {**adam, **group})
         self.frozen, self.weights = selection.frozen, selection.compressed
+        self.device = device_ops(self._owner, options.device, selection.trained)
         self.of_engine = EngineWeights(self.weights)
         self.uncompressed = large_groups(self.weights, selection.ordinary, selection.why_ordinary)
-        self._ordinary = OrdinaryParameters(selection.ordinary, options.seed, self._owner)
+        self._ordinary = OrdinaryParameters(
+            selection.ordinary, options.seed, self._owner, self.device
+        )
         self._watch = WeightWatch(self._owner, model, selection)
         self.loss_scale = _loss_scale(options.loss_scale)
-        _core.count_host_allocations()
+        self.device.count_allocations()
         self.engine = self._make_engine(model)
         self._fixed_groups = False
         super().__init__(groups, adam)
         self._fixed_groups = True
-        self._clock = StepClock(self.engine, parameter_bytes(model))
+        self._clock = StepClock(self.engine, self.device, parameter_bytes(model))
         self.engine.enable_trace(options.trace is not None)
         self._standing = Standing()
         self._stepping: list[torch.Tensor] = []
-        self._in_flight = WeightsInFlight(self.engine, self.of_engine, self._owner, self._landed())
+        self._in_flight = WeightsInFlight(
+            self.engine, self.of_engine, self.device, self._owner, self._landed()
+        )
         taken = [p for _, p in selection.trained + self.frozen]
         self._ownership = ModelOwnership(
             self.engine, self._take_model(model), self._in_flight, self._lent(), taken
@@ -108,7 +113,8 @@ class HookedOptimizer(WholeStepOptimizer):
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
-            self.sentinel = Carriers(self._owner, self.weights)
+            asynchronous = self.device.asynchronous
+            self.sentinel = Carriers(self._owner, self.weights, asynchronous)
             undo.callback(self.sentinel.release)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
@@ -118,7 +124,7 @@ class HookedOptimizer(WholeStepOptimizer):
             )
             modules = MixedModules(model, compressed, ordinary)
             self._clipping = Clipping(
-                self._owner, self.sentinel, len(self.weights), ordinary, modules
+                self._owner, self.sentinel, len(self.weights), ordinary, modules, asynchronous
             )
             self._dropped = DroppedGradients(self._owner, compressed, ordinary, modules)
             self._foreign = ForeignGradients(self._owner, self.weights, self.sentinel)
@@ -324,14 +330,6 @@ class HookedOptimizer(WholeStepOptimizer):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_device(owner: str, device: str) -> None:
-    if device not in ("auto", "host"):
-        raise Unavailable(
-            f"{owner}: device {device!r} is not in this build, it has 'host'; move the model to "
-            "the CPU"
-        )
 
 
 def _set_trainable(parameters: list[tuple[str, nn.Parameter]], trainable: bool) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from sluiceway import _core
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.gradient_sink import GradientSink
@@ -82,8 +81,8 @@ class ModelHooks:
         self._owner = type(sink).__name__
         self._of_forward = _SeenByThread()
         self.taken: set[int] = set()  # Weights whose gradient came; who uses it clears it.
-        self._forward_began_us = 0.0
-        self._backward_began_us = 0.0
+        self._forward_began: Any = None  # Marks of the device.
+        self._backward_began: Any = None
         self._count = len(weights)
         self.backward = OneBackward(self._owner)
         self._parameters = [weight.parameter for weight in weights]
@@ -157,10 +156,39 @@ class ModelHooks:
         hook = torch.compiler.disable(after_accumulation)
         self._keep(weight.parameter.register_post_accumulate_grad_hook(hook))
 
+    def before_accumulation(
+        self, weight: int, act: Callable[[torch.Tensor | None], None]
+    ) -> tuple[Any, Any]:
+        """Call `act` with what a backward is about to add to a weight's gradient; None: nothing.
+
+        It is called once in a backward, after all uses of the weight. Returns autograd's node, for
+        as long as which the caller is told, and the handle that removes the hook.
+        """
+        node = accumulation(self._parameters[weight])
+        hook = torch.compiler.disable(lambda gradients: act(gradients[0]))
+        return node, node.register_prehook(hook)
+
+    def take_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
+        """Give the sink a core in place of a gradient; `whole`: no gradient follows it."""
+        sink = self._sink()
+        if sink is None:
+            return
+        try:
+            self._open_backward(sink)
+            self.taken.add(weight)
+            sink.add_core(weight, core, whole)
+        except BaseException:
+            sink.lose_gradient(weight)
+            raise
+
+    def on_removal(self, undo: Callable[[], None]) -> None:
+        """Call `undo` when the hooks are taken away, before any of them is."""
+        self._registered.callback(undo)
+
     def _open_backward(self, sink: GradientSink) -> None:
         if not self.backward.open(self._end_backward):
             return
-        self._backward_began_us = _core.now_us()
+        self._backward_began = sink.mark()
         try:
             sink.begin_backward()
         except BaseException:
@@ -172,7 +200,7 @@ class ModelHooks:
         if sink is None:
             return
         try:
-            sink.end_backward(self._forward_began_us, self._backward_began_us)
+            sink.end_backward(self._forward_began, self._backward_began)
         except Exception:
             if not raised:
                 raise
@@ -186,7 +214,7 @@ class ModelHooks:
         for index in carriers:
             if index not in self._guarded:
                 # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
-                node = _accumulation(self._parameters[index])
+                node = accumulation(self._parameters[index])
                 hook = torch.compiler.disable(partial(self._before_accumulation, index))
                 self._guarded[index] = node, node.register_prehook(hook)
 
@@ -207,7 +235,7 @@ class ModelHooks:
                 sink.wait(index)
         training = model.training and torch.is_grad_enabled()
         if not self.backward.is_open:
-            self._forward_began_us = _core.now_us()
+            self._forward_began = sink.mark()
         sink.before_forward(training and not self.backward.elsewhere())
         self._of_forward.seen = set()  # A calibration has run a forward of its own.
 
@@ -227,7 +255,7 @@ def _synchronize(sink: GradientSink, _module: nn.Module) -> None:
     sink.synchronize()
 
 
-def _accumulation(parameter: torch.Tensor) -> Any:
+def accumulation(parameter: torch.Tensor) -> Any:
     """The node that adds to the gradient of a parameter; of one that is frozen too."""
     with torch._C.DisableTorchFunctionSubclass():  # A look waits for no update.
         trained = parameter.requires_grad

@@ -9,6 +9,7 @@ import torch
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
+from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.optim.clip.norms import gradient_norms
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -24,6 +25,8 @@ class OrdinaryParameters:
     seed : int
     owner : str
         The optimizer's name, for errors.
+    device : DeviceOps
+        Where they are.
 
     Raises
     ------
@@ -31,7 +34,13 @@ class OrdinaryParameters:
         A parameter has a dtype or a layout that the kernel does not take.
     """
 
-    def __init__(self, parameters: list[tuple[str, torch.Tensor]], seed: int, owner: str) -> None:
+    def __init__(
+        self,
+        parameters: list[tuple[str, torch.Tensor]],
+        seed: int,
+        owner: str,
+        device: DeviceOps,
+    ) -> None:
         for name, p in parameters:
             if p.dtype not in (torch.float32, torch.bfloat16) or not p.is_contiguous():
                 raise InvalidArgument(
@@ -39,7 +48,7 @@ class OrdinaryParameters:
                     "expected contiguous float32 or bfloat16; convert or freeze it"
                 )
         self.named = parameters
-        self._seed, self._owner = seed, owner
+        self._seed, self._owner, self._device = seed, owner, device
 
     def sum_squares(self) -> float:
         """Of all gradients; not finite if one of them is not."""
@@ -108,6 +117,7 @@ class OrdinaryParameters:
         factor : float
             Unscaling and clipping in one number.
         """
+        compute = self._device.compute()
         for name, p, hyper in updates:
             state = states[p]
             if not state:
@@ -123,6 +133,7 @@ class OrdinaryParameters:
                 factor=factor,
                 step=state["step"],
                 seed=self._seed,
+                compute=compute,
                 **hyper,
             )
             torch.autograd.graph.increment_version(p)

@@ -86,7 +86,8 @@ class WholeStepOptimizer(GatheringOptimizer):
         updates = self._ordinary.updates(self.param_groups, self.state)
         scale = 1.0 / self.loss_scale.value
         shared, own = self._clipping.factors() if self._standing.gathered else (1.0, [])
-        squares = self._ordinary.sum_squares() * scale * scale
+        squares = self._ordinary.sum_squares() * scale * scale  # Waits for the backward, here.
+        self.sentinel.settle()
         # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
         self._stepping[:] = weights = self.of_engine.tensors()
         given = self._standing.given

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
-
 from torch import nn
 
 from sluiceway.config.values import Budget
+from sluiceway.machine.device_ops import DeviceOps, HostOps
+
+_HOST = HostOps()
 
 
-def _half_of_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+def device_limit(given: int | None, device: DeviceOps = _HOST) -> int:
+    """Bytes of the device tier: what the budget gives, else what the device has to offer."""
+    return device.offered_bytes() if given is None else given
 
 
-def device_limit(given: int | None) -> int:
-    """Bytes of the device tier: what the budget gives, else half of memory on the host device."""
-    return _half_of_memory() if given is None else given
-
-
-def tier_limits(budget: Budget | None) -> list[int | None]:
-    """Bytes for device, host, pinned, disk; on the host device half of memory by default."""
+def tier_limits(budget: Budget | None, device: DeviceOps = _HOST) -> list[int | None]:
+    """Bytes for device, host, pinned, disk; the host's are half of its memory by default."""
     given = budget or Budget()
-    memory = _half_of_memory()
+    memory = _HOST.offered_bytes()
     host, pinned = (memory if tier is None else tier for tier in (given.host, given.pinned))
-    return [device_limit(given.device), host, pinned, given.disk]
+    return [device_limit(given.device, device), host, pinned, given.disk]
 
 
 def parameter_bytes(model: nn.Module) -> int:

@@ -72,7 +72,7 @@ class OffloadOptions(CodecOptions, _StateOptions):
         "identity: gradients cross whole, AdamW is as it is. block_random, sparse_random: those of "
         "`target` are compressed on the device, summed there over all backwards of a step, and "
         "decompressed on the host, so that AdamW with full moments trains what the core has of "
-        "them. block_random at a ratio of 1/2 kept 0.966 to 0.977 of AdamW's gain "
+        "them. block_random at a ratio of 1/2 kept 0.959 to 0.978 of AdamW's gain "
         "(`experiments/offload_codec`); its best learning rate may be twice that of AdamW. The "
         "others of SubspaceAdamW learn projectors, and come later.",
         to=["weight"],

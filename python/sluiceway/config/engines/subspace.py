@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import EngineSection
@@ -88,6 +88,31 @@ class SubspaceOptions(CodecOptions):
     embeddings: Literal["frozen", "identity"] = option(
         "frozen", "Embeddings and head are frozen, or trained through the identity codec."
     )
+    fused: bool = option(
+        False,
+        "Linear layers compute cores in backward and form no gradient, as `fuse_linears()` makes "
+        "them. The codec auto is then block_random, for which a ratio of 1/2 is right; residual "
+        "auto is none, or factored where `residual_every` is 2 or more: then a weight forms its "
+        "gradient in the steps in which its residual has its turn. `plan` counts the step that "
+        "takes the most: as if gradients were formed, where projectors are fitted or measured.",
+    )
+
+    share_inputs: bool = option(
+        False,
+        "Weights whose layers read one input share Q where the codec draws it: q, k and v of an "
+        "attention, gate and up of an MLP, by the names that transformers' models give them. Fused "
+        "layers then project such an input once, and keep it once.",
+        in_state=True,
+    )
+
+    @model_validator(mode="after")
+    def _residual_leaves_something_to_fuse(self) -> Self:
+        if self.fused and self.residual in ("factored", "sign") and self.residual_every == 1:
+            raise ValueError(
+                f"residual is {self.residual!r} with fused and residual_every 1, which needs every "
+                "gradient in every step, expected residual none, or residual_every of 2 or more"
+            )
+        return self
 
 
 class SubspaceSection(SubspaceOptions, EngineSection):

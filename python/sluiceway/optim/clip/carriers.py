@@ -28,6 +28,8 @@ class Carriers:
     owner : str
         The optimizer's name, for errors.
     weights : list of CompressedWeight
+    asynchronous : bool
+        As `DeviceOps` has it.
 
     Raises
     ------
@@ -35,8 +37,8 @@ class Carriers:
         All weights are of one element.
     """
 
-    def __init__(self, owner: str, weights: list[CompressedWeight]) -> None:
-        self._owner, self._weights = owner, weights
+    def __init__(self, owner: str, weights: list[CompressedWeight], asynchronous: bool) -> None:
+        self._owner, self._weights, self._asynchronous = owner, weights, asynchronous
         self._ranked = _ranked(owner, weights)
         self._sentinels: dict[int, Sentinel] = {}
         # Which weights the second one stands for, and those that were trained when it was chosen.
@@ -87,16 +89,27 @@ class Carriers:
             for number in numbers
         }
 
-    def place(self, norm: float, norms: Callable[[], list[float]], of_graph: bool = False) -> None:
+    def place(
+        self, norm: Callable[[], float], norms: Callable[[], list[float]], of_graph: bool = False
+    ) -> None:
         """Make the gradients carry the `norm` of all, or each that of its part of all `norms`."""
-        carried = [norm]
-        if len(self._sentinels) > 1:
-            parts: tuple[list[float], list[float]] = ([], [])
-            for number, each in enumerate(norms()):
-                parts[number in self.frozen].append(each)
-            carried = [math.hypot(*part) for part in parts]
-        for sentinel, each in zip(self._sentinels.values(), carried, strict=True):
-            sentinel.place(each, of_graph)
+        if len(self._sentinels) == 1:
+            (sentinel,) = self._sentinels.values()
+            if self._asynchronous and not of_graph:
+                sentinel.place_unread(norm)
+            else:
+                sentinel.place(norm(), of_graph)
+            return
+        parts: tuple[list[float], list[float]] = ([], [])
+        for number, each in enumerate(norms()):
+            parts[number in self.frozen].append(each)
+        for sentinel, part in zip(self._sentinels.values(), parts, strict=True):
+            sentinel.place(math.hypot(*part), of_graph)
+
+    def settle(self) -> None:
+        """The gradients are about to be used up: their norm can be told for the last time."""
+        for sentinel in self._sentinels.values():
+            sentinel.settle()
 
     def stands_at(self, parameter: object) -> bool:
         """Whether its `.grad` is a sentinel, or what somebody computed from one."""

@@ -30,6 +30,8 @@ class Clipping:
     ordinary : list of (str, torch.Tensor)
         Parameters whose gradients are in `.grad`.
     modules : MixedModules
+    asynchronous : bool
+        As `DeviceOps` has it.
     """
 
     def __init__(
@@ -39,18 +41,19 @@ class Clipping:
         count: int,
         ordinary: list[tuple[str, torch.Tensor]],
         modules: MixedModules,
+        asynchronous: bool,
     ) -> None:
         self._owner = owner
         self._carriers = carriers
         self._count = count
-        self._witness = ClipWitness(owner, ordinary, modules)
+        self._witness = ClipWitness(owner, ordinary, modules, asynchronous)
         # What the sentinel has told before it was placed anew, and what each weight has beside it;
         # empty: nothing.
         self._shared = 1.0
         self._own: list[float] = []
         self.of_graph = False  # The gradients come of backward(create_graph=True).
 
-    def begin(self, norm: float, norms: Callable[[], list[float]]) -> None:
+    def begin(self, norm: Callable[[], float], norms: Callable[[], list[float]]) -> None:
         """Gradients were gathered, that nothing has scaled: their common norm, and that of each."""
         self._shared, self._own = 1.0, []
         self._carriers.place(norm, norms, self.of_graph)
@@ -131,7 +134,7 @@ class Clipping:
         if sizes:
             clipped = [factor if i in weights else 1.0 for i in range(len(sizes))]
             left = [n * c for n, c in zip(norms, clipped, strict=True)]
-            self.begin(math.hypot(*left), lambda: left)
+            self.begin(lambda: math.hypot(*left), lambda: left)
             self._shared = shared
             self._own = [o * c for o, c in zip(own or [1.0] * len(sizes), clipped, strict=True)]
         return total

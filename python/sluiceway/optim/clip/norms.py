@@ -1,4 +1,4 @@
-"""Norms of gradients on the device."""
+"""Norms of gradients, taken on their device and read together."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import torch
 
 
 def gradient_norms(gradients: Sequence[torch.Tensor], order: float = 2.0) -> torch.Tensor:
-    """The norm of each, in float64; not finite only where a gradient is not.
+    """The norm of each, in float64 on the host; not finite only where a gradient is not.
 
-    Taken in float32, and once more in float64 where squares left its range, from 1.8e19 on.
+    Taken in float32, and once more in float64 where squares left its range, from 1.8e19 on. Each
+    time waits once for the device.
     """
     if not gradients:
         return torch.zeros(0, dtype=torch.float64)
 
     def taken(dtype: torch.dtype) -> torch.Tensor:
-        return torch.stack([torch.linalg.vector_norm(g, order, dtype=dtype) for g in gradients])
+        norms = [torch.linalg.vector_norm(g, order, dtype=dtype) for g in gradients]
+        return torch.stack(norms).cpu()
 
     norms = taken(torch.float32)
     return norms.double() if norms.isfinite().all() else taken(torch.float64)

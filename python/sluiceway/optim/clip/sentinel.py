@@ -8,11 +8,17 @@ places and their ratios are new each time, so that what was masked, clipped by v
 taken from another step is told from what was scaled. What else it cannot carry: norms of other
 orders, which clip/sentinel_gradient.py refuses, and factors that differ from weight to weight,
 which clip/clip_witness.py notices where ordinary gradients tell of them.
+
+On a device that works beside Python, the norm is known late, and every look at a value waits for
+all that was enqueued. There the elements are written when somebody looks, and where nobody has,
+nobody has scaled them either.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -50,17 +56,83 @@ class Sentinel:
         self._empty: list[int] = []  # Some places that hold zeros.
         self._written: list[float] = []
         self.stands = False  # It was placed, and we have not taken it away.
+        # Of `place_unread`: what it asks, what stands where, and its version; None: all is written.
+        self._norm: Callable[[], float] | None = None
+        self._placed: tuple[torch.Tensor | None, int] = (None, 0)
         if parameter.dtype != torch.float32:
             parameter.grad_dtype = torch.float32  # A 16-bit gradient would round the norm.
 
     def place(self, norm: float, of_graph: bool = False) -> None:
         """Make `parameter.grad` carry `norm`; `of_graph`: and refuse to be differentiated."""
+        self._clear()
+        self._write(norm)
+        self._stand(refusing_graph(self._grad) if of_graph else self._grad)
+
+    def place_unread(self, norm: Callable[[], float]) -> None:
+        """Make `parameter.grad` carry `norm()`, which is asked for when somebody looks at it."""
+        self._clear()
+        gradient = self._stand(self._grad)
+        self._norm, self._placed = norm, (gradient, gradient._version)
+        held, of = weakref.ref(self), weakref.ref(gradient)
+
+        def write() -> None:  # Holds nothing, as the gradient may outlive the optimizer.
+            sentinel, looked_at = held(), of()
+            if sentinel is not None and sentinel._placed[0] is looked_at:
+                sentinel._write_unread()
+
+        gradient.unread = write
+
+    def settle(self) -> None:
+        """Ask for the norm while it can be told; whoever looks later gets that."""
+        if self._norm is not None:
+            norm = self._norm()
+            self._norm = lambda: norm
+
+    def _leave_unread(self) -> None:
+        if self._norm is not None:
+            self._placed[0].void = True
+        self._norm, self._placed = None, (None, 0)
+
+    def _clear(self) -> None:
+        self._leave_unread()
         if self._grad is None:
             self._grad = torch.zeros(
                 self.parameter.shape, dtype=torch.float32, device=self.parameter.device
             )
         else:
             self._grad.zero_()
+
+    def _write_unread(self) -> None:
+        if self._norm is not None:
+            norm, self._norm = self._norm(), None
+            self._write(norm)
+
+    def _unread(self) -> bool:
+        """Whether nobody has looked at what stands, so that it is as it was placed."""
+        gradient, version = self._placed
+        with torch._C.DisableTorchFunctionSubclass():
+            now = self.parameter.grad
+            edited = gradient is not None and gradient._version != version
+        if isinstance(now, SentinelGradient) and now.void:
+            raise InvalidArgument(
+                f"{self._owner}: the .grad that stands for all compressed gradients was edited, an "
+                "earlier one is in its place, that nobody had looked at, expected this step's; put "
+                "no earlier .grad back"
+            )
+        if self._norm is None:
+            return False
+        if now is not gradient:
+            self._write_unread()  # Another is there, which is compared with what this would be.
+            return False
+        if edited:
+            raise InvalidArgument(
+                f"{self._owner}: the .grad that stands for all compressed gradients was edited "
+                "where torch's function protocol is off (DisableTorchFunctionSubclass), expected "
+                "it on, as the values are written when they are looked at; leave it on"
+            )
+        return True
+
+    def _write(self, norm: float) -> None:
         # By the norm, so that a run that is resumed has the same bits as one that is not.
         drawn = Random(norm) if norm < math.inf else Random(0)
         self._draw_places(drawn)
@@ -69,10 +141,13 @@ class Sentinel:
         )
         self._grad.view(-1)[_index(self._places)] = values.to(self._grad.device)
         self._written = values.tolist()
-        gradient = refusing_graph(self._grad) if of_graph else self._grad
+
+    def _stand(self, values: torch.Tensor) -> SentinelGradient:
         with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
-            self.parameter.grad = SentinelGradient.of(gradient, self.parameter.data_ptr())
+            gradient = SentinelGradient.of(values, self.parameter.data_ptr())
+            self.parameter.grad = gradient
         self.stands = True
+        return gradient
 
     def _draw_places(self, drawn: Random) -> None:
         count = self.parameter.numel()
@@ -102,6 +177,7 @@ class Sentinel:
         """Take it away for good: whoever still holds it holds nothing of the next one."""
         self.remove()
         self._grad = None
+        self._leave_unread()
 
     def release(self) -> None:
         """Leave the parameter as it was found."""
@@ -118,11 +194,15 @@ class Sentinel:
 
     def zeroed(self) -> bool:
         """Whether somebody made it zero: `model.zero_grad(set_to_none=False)`."""
+        if self._unread():
+            return False
         return any(self._written) and not any(self._read(self._places + self._empty))
 
     def remains(self) -> bool:
         """Whether nobody has removed it, or made it zero."""
-        return not self.removed() and any(self._read(self._places))
+        if self.removed():
+            return False
+        return self._norm() != 0 if self._unread() else any(self._read(self._places))
 
     def _read(self, places: list[int]) -> list[float]:
         with torch._C.DisableTorchFunctionSubclass():
@@ -137,6 +217,8 @@ class Sentinel:
         InvalidArgument
             It was edited in any other way, or rounded, or is that of other gradients.
         """
+        if self._unread():
+            return 1.0
         dtype = self.parameter.grad.dtype
         if dtype != torch.float32:
             raise InvalidArgument(
@@ -144,7 +226,8 @@ class Sentinel:
                 "expected float32 where they stand for compressed ones; convert the model between "
                 "steps"
             )
-        now, before = self._read(self._places), self._written
+        found, before = self._read(self._places + self._empty), self._written
+        now, zeros = found[: len(before)], found[len(before) :]
         if not math.isfinite(math.fsum(before)):
             self._check_overflow(now)
             return math.nan
@@ -154,9 +237,9 @@ class Sentinel:
         factor = math.fsum(a * b for a, b in zip(now, before, strict=True)) / size if size else 1.0
         for is_now, was in zip(now, before, strict=True):
             if abs(is_now - factor * was) > _ROUNDING * max(abs(factor * was), _TINY):
-                raise self._edited(now)
-        if any(self._read(self._empty)):
-            raise self._edited(now)
+                raise self._edited(now, zeros)
+        if any(zeros):
+            raise self._edited(now, zeros)
         return factor
 
     def _check_overflow(self, now: list[float]) -> None:
@@ -172,9 +255,9 @@ class Sentinel:
                 "step is skipped, or call zero_grad() to go on without it"
             )
 
-    def _edited(self, now: list[float]) -> InvalidArgument:
+    def _edited(self, now: list[float], empty: list[float]) -> InvalidArgument:
         found = [a / b for a, b in zip(now, self._written, strict=True) if b] or [1.0]
-        zeros = " and some of its zeros changed" if any(self._read(self._empty)) else ""
+        zeros = " and some of its zeros changed" if any(empty) else ""
         return InvalidArgument(
             f"{self._owner}.step: the .grad that stands for all compressed gradients was edited, "
             f"its elements scaled by {min(found):.6g} to {max(found):.6g}{zeros}, expected one "

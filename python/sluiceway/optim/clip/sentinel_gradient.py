@@ -18,6 +18,8 @@ class SentinelGradient(torch.Tensor):
     """
 
     weight_at = 0  # Where the values of its parameter begin.
+    unread: Callable[[], None] | None = None  # Writes its values before anybody looks at them.
+    void = False  # They were never written, and what they stood for is gone; or made from such.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SentinelGradient:
         memo[id(self)] = copied = self.clone()
@@ -48,6 +50,9 @@ class SentinelGradient(torch.Tensor):
             _check_order(name, _order(args, kwargs, cls._NORMS[name]))
         with torch._C.DisableTorchFunctionSubclass():
             given = list(_tensors_in([*args, *kwargs.values()]))
+            for each in given:
+                if isinstance(each, cls):
+                    each.read()
             ours = next((t for t in given if isinstance(t, cls)), None)
             if ours is None:
                 return func(*args, **kwargs)
@@ -56,6 +61,12 @@ class SentinelGradient(torch.Tensor):
             if isinstance(result, (list, tuple)) and type(result) in (list, tuple):
                 return type(result)(cls._derived(each, name, ours, given) for each in result)
             return cls._derived(result, name, ours, given)
+
+    def read(self) -> None:
+        """Somebody looks at it: from now on its values stand."""
+        if self.unread is not None:
+            self.unread()  # If it raises, whoever looks next asks again.
+            self.unread = None
 
     @classmethod
     def of(cls, values: torch.Tensor, weight_at: int) -> SentinelGradient:
@@ -69,10 +80,14 @@ class SentinelGradient(torch.Tensor):
     def _derived(
         cls, result: Any, name: str, ours: SentinelGradient, given: list[torch.Tensor]
     ) -> Any:
-        if not isinstance(result, torch.Tensor) or any(result is each for each in given):
+        if not isinstance(result, torch.Tensor):
             return result
-        alike = result.shape == ours.shape and result.is_floating_point()
-        return cls.of(result, ours.weight_at) if alike or name in cls._LOOKS else result
+        if all(result is not each for each in given):
+            alike = result.shape == ours.shape and result.is_floating_point()
+            result = cls.of(result, ours.weight_at) if alike or name in cls._LOOKS else result
+        if isinstance(result, cls):
+            result.void = any(isinstance(each, cls) and each.void for each in given)
+        return result
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

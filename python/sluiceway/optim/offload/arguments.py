@@ -60,6 +60,23 @@ def resolve_policy(options: OffloadOptions) -> str:
     return "spill" if options.policy == "auto" else options.policy
 
 
+def _check_gradients(owner: str, weights: list[CompressedWeight], gradients: str) -> None:
+    """A gradient is kept in the type of its 16-bit weight; the engine has one type for all."""
+    dtypes = {w.name: w.parameter.dtype for w in weights}
+    narrow = {name: _NAMES[dtype] for name, dtype in dtypes.items() if dtype.itemsize == 2}
+    if len(set(narrow.values())) > 1:
+        raise InvalidArgument(
+            f"{owner}: weights are bf16 and fp16, expected one 16-bit type, beside fp32 or alone; "
+            "cast them to one"
+        )
+    for name, kind in narrow.items():
+        if kind != gradients:
+            raise InvalidArgument(
+                f"{owner}: {name} is {kind} and gradients are kept as {gradients}, expected "
+                f"{kind}; say gradients={kind!r}"
+            )
+
+
 def chunk_elements(owner: str, chunk: int) -> int:
     """Numbers in a chunk of so many bytes."""
     if chunk <= 0 or chunk % _CHUNK_STEP:
@@ -70,9 +87,15 @@ def chunk_elements(owner: str, chunk: int) -> int:
 
 
 def open_engine(
-    owner: str, model: nn.Module, weights: list[CompressedWeight], options: OffloadArguments
+    owner: str,
+    model: nn.Module,
+    weights: list[CompressedWeight],
+    options: OffloadArguments,
+    compute: _core.Stream,
 ) -> _core.OffloadEngine:
     """Build the engine that the options describe; its store is opened, or made.
+
+    Its device is that of `compute`.
 
     Raises
     ------
@@ -80,7 +103,10 @@ def open_engine(
         Nothing was made.
     """
     link, pin = options.link, options.pin or (-1, -1)
+    gradients = resolve_gradients(options.gradients, model)
+    _check_gradients(owner, weights, gradients)
     keywords: dict[str, Any] = {
+        "compute": compute,
         "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
         "limits": tier_limits(options.budget),
         "resident_bytes": parameter_bytes(model),
@@ -89,7 +115,7 @@ def open_engine(
         "max_norm": options.max_norm or 0.0,
         "promised_backwards": 0 if options.accumulate == "auto" else options.accumulate,
         "io": options.io,
-        "gradients": resolve_gradients(options.gradients, model),
+        "gradients": gradients,
         "cores": core_options(options, options.seed),
         "chunk_elems": chunk_elements(owner, options.chunk),
         "policy": resolve_policy(options),

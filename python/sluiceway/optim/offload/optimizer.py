@@ -36,6 +36,7 @@ from sluiceway.optim.offload.state import (
 
 # The sentinel's norm where that of a sum was not asked for: whoever clips by it, scales it.
 _UNKNOWN_NORM = 1e15
+_NO_DISK = {"disk_read": 0, "disk_written": 0}  # A store in memory has drives, but no disk.
 
 
 @takes(OffloadArguments)
@@ -60,8 +61,10 @@ class OffloadAdamW(HookedOptimizer):
     before. A store of other parameters is refused. A `state_dict()` of tier="disk" is a few bytes
     that name a step of the store, which stays until the next `state_dict()`, in a third slot for
     every chunk; one of tier="host" has all tensors. Each loads into a store of any tier that has
-    the tensors, as does that of torch.optim.AdamW. A weight that is changed after `step()` goes on
-    from what it is then; one that is changed between backward and `step()` is refused.
+    the tensors, as does that of torch.optim.AdamW, which takes one of tier="host" in its turn: one
+    of tier="disk" has no moments to give it, and it begins without. A weight that is changed after
+    `step()`, one element or all, by whatever way, goes on from what it is then; one that is changed
+    between backward and `step()` is refused.
 
     What differs from torch's own optimizers: updates are applied while the next forward already
     runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
@@ -125,7 +128,7 @@ class OffloadAdamW(HookedOptimizer):
             self.uncompressed = whole_groups(self, self._why_whole)
         if not self._held:
             note_run(self)
-            self.engine.begin(self.of_engine.tensors())
+            self.engine.begin(self.of_engine.tensors(), self.device.compute())
 
     @cached_property
     def core_settings(self) -> dict[str, Any]:
@@ -138,7 +141,8 @@ class OffloadAdamW(HookedOptimizer):
         return selection
 
     def _make_engine(self, model: nn.Module) -> HeldEngine:
-        made = open_engine(self._owner, model, self.weights, self.options)
+        compute = self.device.compute()
+        made = open_engine(self._owner, model, self.weights, self.options, compute)
         engine = HeldEngine(self._owner, made)
         _, self._held = engine.generations[0]  # Steps of a store that nobody has taken up yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)
@@ -246,14 +250,15 @@ class OffloadAdamW(HookedOptimizer):
         """Let it leave the device; it lives until it has."""
         self._standing.given.add(weight)
         (row,) = self.weights[weight].matrices(gradient.contiguous())
-        self.engine.add_gradient(weight, row)
+        self.engine.add_gradient(weight, row, self.device.compute())
 
-    def _gathered_norm(self) -> float:
+    def _end_gathering(self) -> Callable[[], float]:
         promised = self.options.accumulate
         whole = promised == "auto" or self._backwards >= promised
         norm, finite = self.engine.end_backward(self.options.exact_norm and whole)
         self._norm_known = not (finite and math.isnan(norm))
-        return norm if self._norm_known else _UNKNOWN_NORM
+        told = norm if self._norm_known else _UNKNOWN_NORM
+        return lambda: told
 
     def _sizes(self) -> list[tuple[float, float]]:
         if not self._norm_known:  # Whoever asks now needs them.
@@ -315,6 +320,7 @@ class OffloadAdamW(HookedOptimizer):
                  "fallen_back_steps")  # fmt: skip
         return {
             **common,
+            "bytes": {**common["bytes"], **(_NO_DISK if self.options.tier == "host" else {})},
             "grad_norm": None if math.isnan(norm) and not common["skipped"] else norm,
             "peak_bytes": {**common["peak_bytes"], "disk": raw["peak_bytes"]["disk"]},
             "offload": {name: raw[name] for name in names},

@@ -107,7 +107,8 @@ def _check_store(optimizer: OffloadAdamW, store: Any) -> None:
     check_entries("its store", store, ("id", "generation"))
     check_count("generation of its store", store["generation"])
     if optimizer.options.tier != "disk" or store["id"] != engine.store_id:
-        here = f"store {engine.store_id}" if optimizer.options.tier == "disk" else "host memory"
+        on_disk = optimizer.options.tier == "disk"
+        here = f"store {engine.store_id} ({optimizer.options.path})" if on_disk else "host memory"
         raise InvalidArgument(
             f"load_state_dict: it names store {store['id']}, here is {here}, expected that store; "
             "make the optimizer with tier='disk' and its path"
@@ -148,7 +149,7 @@ def restore_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
 
 def take_masters(optimizer: OffloadAdamW) -> None:
     """The weights become what the masters of the last commit say."""
-    optimizer.engine.resume(optimizer.of_engine.tensors())
+    optimizer.engine.resume(optimizer.of_engine.tensors(), optimizer.device.compute())
     optimizer.of_engine.increment_versions(range(len(optimizer.weights)))
 
 

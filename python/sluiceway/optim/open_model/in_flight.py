@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.optim.engine_weights import EngineWeights
 from sluiceway.optim.open_model.transforms import tell_before_wrapping
 
@@ -119,8 +120,10 @@ class WeightsInFlight:
     Parameters
     ----------
     engine : object
-        Its `wait(index)` comes back when the update of a weight is applied.
+        Its `wait(index, compute)` comes back when what is enqueued on the stream `compute` from
+        now on sees the update of a weight.
     of_engine : EngineWeights
+    device : DeviceOps
     owner : str
         The optimizer's name, for errors.
     landed : callable
@@ -132,10 +135,11 @@ class WeightsInFlight:
         self,
         engine: Any,
         of_engine: EngineWeights,
+        device: DeviceOps,
         owner: str,
         landed: Callable[[int], None],
     ) -> None:
-        self._engine = engine
+        self._engine, self._device = engine, device
         self._owner = owner
         self._of_engine = of_engine
         self._names = [weight.name for weight in of_engine.weights]
@@ -176,8 +180,9 @@ class WeightsInFlight:
             self._refuse_in_child([index])
             return
         taken_off = self._taken_off
+        compute = self._device.compute()
         for number in self._of_engine.numbers(index):
-            self._engine.wait(number)
+            self._engine.wait(number, compute)
         if taken_off == self._taken_off:  # Else another thread enqueued a step meanwhile.
             self._land([index])
 

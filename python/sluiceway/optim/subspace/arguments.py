@@ -12,9 +12,13 @@ from sluiceway.config.fields import Count
 from sluiceway.config.options import option
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.config.values import Refresh, RefreshSection
+from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.model.one_input import first_of_input
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
 
+FUSED_CODEC = "block_random"
+"""What "auto" is where linears are fused: svd's products would be as large as those saved."""
 # What embeddings that go through the identity codec have in place of the options.
 _IDENTITY = {"codec": "identity", "d": 0, "residual": "none", "second_moment": "full"}
 
@@ -37,11 +41,20 @@ class SubspaceArguments(SharedOptions, SubspaceOptions):
     residual_max_rms: float = option(1.0, "", alias="_residual_max_rms", to=["engine"])
 
 
-def resolve_residual(codec: str, residual: str, nnz: int = 0) -> str:
-    """What "auto" stands for: factored where the codec leaves a complement of its core."""
+def resolve_codec(options: SubspaceOptions) -> str:
+    """The codec of the options; "auto" is left to the engine, but where linears are fused."""
+    return FUSED_CODEC if options.fused and options.codec == "auto" else options.codec
+
+
+def resolve_residual(options: SubspaceOptions, residual: str) -> str:
+    """What "auto" stands for: factored where the codec leaves a complement of its core.
+
+    Where linears are fused it needs turns, since no gradient is formed in most steps.
+    """
     if residual != "auto":
         return residual
-    return "factored" if _leaves_complement(codec, nnz) else "none"
+    has_turns = not options.fused or options.residual_every > 1
+    return "factored" if has_turns and _leaves_complement(options.codec, options.nnz) else "none"
 
 
 def resolve_second_moment(codec: str, second_moment: str) -> str:
@@ -49,6 +62,11 @@ def resolve_second_moment(codec: str, second_moment: str) -> str:
     if second_moment != "auto":
         return second_moment
     return "factored" if _leaves_complement(codec) else "full"
+
+
+def has_orthonormal_columns(codec: str, nnz: int) -> bool:
+    """Whether P^T P and Q^T Q are the identity: just then the core has no part in what is left."""
+    return _leaves_complement(codec, nnz)
 
 
 def _leaves_complement(codec: str, nnz: int = 0) -> bool:
@@ -60,7 +78,9 @@ def _leaves_complement(codec: str, nnz: int = 0) -> bool:
     return codec == "auto" or (codec in offered and offered[codec].leaves_complement(nnz))
 
 
-def weight_keywords(options: SubspaceOptions, seed: int, identity: bool = False) -> dict[str, Any]:
+def weight_keywords(
+    options: SubspaceOptions, seed: int, identity: bool = False, q_of: str = ""
+) -> dict[str, Any]:
     """What `_core` takes of one weight beside its name and shape: plans and engines say the same.
 
     Parameters
@@ -69,11 +89,14 @@ def weight_keywords(options: SubspaceOptions, seed: int, identity: bool = False)
     seed : int
     identity : bool
         The weight is an embedding or the head: its whole gradient crosses.
+    q_of : str
+        What weights have in common that share Q; empty: this one shares none.
     """
-    given = options.told("weight") | {"seed": seed}
+    given = options.told("weight") | {"seed": seed, "q_of": q_of}
     settled = {
+        "codec": resolve_codec(options),
         "d": options.d or 0,
-        "residual": resolve_residual(options.codec, options.residual, options.nnz),
+        "residual": resolve_residual(options, options.residual),
         "second_moment": resolve_second_moment(options.codec, options.second_moment),
     }
     return given | (_IDENTITY if identity else settled)
@@ -85,15 +108,19 @@ def residual_at_once(options: SharedOptions) -> bool:
 
 
 def engine_for(
-    model: nn.Module, weights: list[CompressedWeight], options: SubspaceArguments
+    model: nn.Module,
+    weights: list[CompressedWeight],
+    options: SubspaceArguments,
+    device: DeviceOps,
 ) -> _core.SubspaceEngine:
     """Build the engine that the options describe."""
     link, pin = options.link, options.pin or (-1, -1)
     engine_options = _core.EngineOptions(
-        **options.told("engine"),
+        **options.told("engine") | {"codec": resolve_codec(options)},
         **_refresh_keywords(options.refresh),
         link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
-        limits=tier_limits(options.budget),
+        compute=device.compute(),
+        limits=tier_limits(options.budget, device),
         resident_bytes=parameter_bytes(model),
         max_norm=options.max_norm or 0.0,
         promised_backwards=0 if options.accumulate == "auto" else options.accumulate,
@@ -101,8 +128,13 @@ def engine_for(
         device_cpu=pin[0],
         lane_cpu=pin[1],
     )
+    shared = first_of_input(weights) if options.share_inputs else {}
     specs = [
-        _core.WeightSpec(name, matrix, **weight_keywords(options, options.seed, w.identity))
+        _core.WeightSpec(
+            name,
+            matrix,
+            **weight_keywords(options, options.seed, w.identity, shared.get(w.name, "")),
+        )
         for w in weights
         for name, matrix in zip(w.names, w.matrices(w.parameter.detach()), strict=True)
     ]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 AS_CONFIGURED = "as configured"
+FOR_FUSED = "auto: of fused linears"
 _COSTS = ("device_bytes", "host_bytes", "d2h_bytes", "h2d_bytes")
 
 
@@ -18,9 +19,11 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
     """Weights of one shape and codec as one entry, in the order of the model; bytes are sums."""
     groups: dict[tuple, dict[str, Any]] = {}
     options = optimizer.options
-    automatic = automatic_reason(
-        optimizer.engine.automatic, options.tokens_per_step, options.total_steps
-    )
+    automatic = FOR_FUSED
+    if not options.fused:
+        automatic = automatic_reason(
+            optimizer.engine.automatic, options.tokens_per_step, options.total_steps
+        )
     weights = optimizer.of_engine.spread(optimizer.weights)
     for weight, costs in zip(weights, optimizer.describe(), strict=True):
         shape = list(weight.shape)

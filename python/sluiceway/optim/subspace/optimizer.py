@@ -14,6 +14,7 @@ from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection
 from sluiceway.optim.documented import takes
+from sluiceway.optim.fused.fusing import FusedLinears, fuse_own
 from sluiceway.optim.guards.chosen import select_compressed
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
 from sluiceway.optim.hyperparameters import check_group
@@ -100,6 +101,9 @@ class SubspaceAdamW(HookedOptimizer):
         checked = SubspaceArguments.checked(name, {"max_norm": max_norm, **options})
         adam = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(model, adam, checked, param_groups)
+        self.fused_linears: FusedLinears | None = None
+        if checked.fused:
+            fuse_own(model, self)
 
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
         written = grouped and self._groups_are_written
@@ -107,14 +111,14 @@ class SubspaceAdamW(HookedOptimizer):
 
     def _make_engine(self, model: nn.Module) -> _core.SubspaceEngine:
         options = self.options
-        engine = engine_for(model, self.weights, options)
+        engine = engine_for(model, self.weights, options, self.device)
         for index, weight in enumerate(self.weights):
             if len(weight.modules) > 1:
                 self._hold_residuals(engine, self.of_engine.numbers(index))
         numbers = range(len(self.of_engine))
-        self._residuals = [engine.describe(n)["residual"] != "none" for n in numbers]
-        self._residual_at_once = any(self._residuals) and residual_at_once(options)
-        self._gradients = ResidualGradients()
+        has_residuals = any(engine.describe(n)["residual"] != "none" for n in numbers)
+        self._residual_at_once = has_residuals and residual_at_once(options)
+        self._gradients = ResidualGradients(self.device)
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
         self._calibration = Calibration(engine, closure, model, self.weights)
         self._scale = 0.0 if options.scale == "auto" else options.scale
@@ -167,19 +171,35 @@ class SubspaceAdamW(HookedOptimizer):
             self._add_matrix(number, matrix)
             self._calibration.after_gradient()
 
+    def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
+        """Sum it up, as the core of a gradient that nobody formed."""
+        self._standing.given.add(weight)
+        (number,) = self.of_engine.numbers(weight)
+        self.engine.add_core(number, core, whole, self.device.compute())
+
+    @property
+    def calibrating(self) -> bool:
+        """Whether a closure's gradients measure projectors, and train nothing."""
+        return self._calibration.running
+
     def _add_matrix(self, number: int, gradient: torch.Tensor) -> None:
-        if self._calibration.running or not self._residuals[number]:
-            self.engine.add_gradient(number, gradient, gradient)
+        if self._calibration.running or not self.engine.keeps_total(number):
+            self.engine.add_gradient(number, gradient, gradient, self.device.compute())
             return
         total = self._gradients.add(number, gradient)
-        self.engine.add_gradient(number, gradient, total)
+        self.engine.add_gradient(number, gradient, total, self.device.compute())
         if self.engine.residual_done(number):
             self._gradients.done(number)
 
-    def end_backward(self, forward_began_us: float, backward_began_us: float) -> None:
+    def end_backward(self, forward_began: Any, backward_began: Any) -> None:
         """As every backward, but a calibration's."""
         if not self._calibration.running:
-            super().end_backward(forward_began_us, backward_began_us)
+            super().end_backward(forward_began, backward_began)
+
+    def _end_gathering(self) -> Callable[[], float]:
+        engine = self.engine
+        engine.end_backward()
+        return lambda: engine.gathered_norm()[0]
 
     def lose_gradient(self, weight: int) -> None:
         """As every one, but a calibration's, which trains nothing."""
@@ -188,6 +208,8 @@ class SubspaceAdamW(HookedOptimizer):
 
     def _drop(self) -> None:
         self._gradients.drop()
+        if self.fused_linears is not None:
+            self.fused_linears.bias.drop()
         super()._drop()
 
     def _refuse_scaler(self) -> None:
@@ -232,6 +254,8 @@ class SubspaceAdamW(HookedOptimizer):
             hypers, weights, factor, squares, of_residuals, own
         )
         self._gradients.lend(kept)
+        if self.fused_linears is not None:
+            self.fused_linears.bias.end_step()
         return skipped, norm, clip
 
     def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
@@ -244,12 +268,15 @@ class SubspaceAdamW(HookedOptimizer):
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step: as of every engine, and of projectors."""
         raw = self._clock.raw
+        bias = raw["bias_mean"]  # Of gradients; else of tokens.
+        if bias is None and self.fused_linears is not None:
+            bias = self.fused_linears.bias.last
         return {
             **super().stats(),
             "recalled": raw["recalled"],
             "learn_seconds": raw["learn_seconds"],
             "subspace": {
-                "bias_mean": raw["bias_mean"],
+                "bias_mean": bias,
                 "refreshed": raw["refreshed"],
                 "residuals_kept": self._gradients.kept,
             },

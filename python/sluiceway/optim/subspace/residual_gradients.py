@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from sluiceway.machine.device_ops import DeviceOps
+
 
 class ResidualGradients:
     """Sums of a step's gradients, by weight; each lives until nobody reads it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: DeviceOps) -> None:
+        self._device = device
         self.totals: dict[int, torch.Tensor] = {}
         self.lent: dict[int, torch.Tensor] = {}
         self.kept = 0  # Weights of the last step that their residual trained though it was skipped.
@@ -37,5 +40,7 @@ class ResidualGradients:
         self.totals.clear()
 
     def take_back(self, weight: int) -> None:
-        """The step is applied to a weight."""
-        self.lent.pop(weight, None)
+        """The step is applied to a weight, or torch's stream waits until it is."""
+        total = self.lent.pop(weight, None)
+        if total is not None:
+            self._device.release(total)

@@ -38,8 +38,12 @@ _WEIGHT_ENTRIES = (
 def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any]:
     """The options that a state depends on: "auto" is as good as what it stands for."""
     return {
-        **{name: saved.get(name) for name in SubspaceArguments.names(in_state=True)},
-        "residual": resolve_residual(options.codec, saved.get("residual"), options.nnz),
+        # A state of an earlier version has no word of what came later.
+        **{
+            name: saved.get(name, SubspaceArguments.model_fields[name].default)
+            for name in SubspaceArguments.names(in_state=True)
+        },
+        "residual": resolve_residual(options, saved.get("residual")),
         "second_moment": resolve_second_moment(options.codec, saved.get("second_moment")),
     }
 

@@ -1,0 +1,97 @@
+"""The GPU of this machine: what it is, what it has free, and whether all of us can use it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+from sluiceway.base.sizes import format_bytes
+from sluiceway.machine.finding import MISSING, OK, SLOW, Finding, first_line
+
+_LOCKED_BYTES = 64 << 20
+_COSTS = "the host device computes instead, at the processor's speed"
+
+
+def card_findings(torch: Any, core: Any) -> Iterator[Finding]:
+    """GPU, driver and page-locked memory.
+
+    Parameters
+    ----------
+    torch : module
+    core : module
+        The compiled module.
+    """
+    driver = _nvidia_smi("driver_version,name")
+    usable = torch.cuda.is_available()
+    yield _present(torch, core) if usable else _absent(torch, driver)
+    if driver:
+        yield Finding("driver", driver[0])
+    elif usable:
+        yield Finding("driver", "nvidia-smi does not tell which, and torch can use it")
+    else:
+        yield Finding("driver", "no nvidia-smi that answers", MISSING, "needed for a GPU alone")
+    yield _page_locked(core)
+
+
+def _present(torch: Any, core: Any) -> Finding:
+    shape, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
+    figures = {"memory_bytes": shape.total_memory, "count": count}
+    text = f"{shape.name}, {format_bytes(shape.total_memory)}, sm_{shape.major}{shape.minor}"
+    text += f", one of {count}" if count > 1 else ""
+    try:
+        free, _ = torch.cuda.mem_get_info(0)
+    except RuntimeError as error:
+        return Finding("gpu", f"{text}: {first_line(error)}", MISSING, _COSTS, figures=figures)
+    text += f", {format_bytes(free)} of it free"
+    figures["free_bytes"] = free
+    if core.cuda_device_count() > 0:
+        return Finding("gpu", text, figures=figures)
+    costs = "engine native alone trains on it: build the package with SLUICEWAY_CUDA=ON"
+    text += ", which the compiled module cannot use"
+    return Finding("gpu", text, MISSING, costs, figures=figures)
+
+
+def _absent(torch: Any, driver: list[str] | None) -> Finding:
+    with_cuda = bool(torch.version.cuda)
+    if driver:
+        fix = (
+            "torch sees no device: look at CUDA_VISIBLE_DEVICES and at the driver's version"
+            if with_cuda
+            else "this torch is built without CUDA: install one that is"
+        )
+        found = f"{driver[1]}, which torch cannot use"
+        return Finding("gpu", found, MISSING, f"{_COSTS}; {fix}")
+    why = "nvidia-smi does not answer"
+    why += "" if with_cuda else ", and this torch is built without CUDA"
+    return Finding("gpu", f"none: {why}", MISSING, _COSTS)
+
+
+def _page_locked(core: Any) -> Finding:
+    """Whether the system locks memory for the first GPU, tried with what the ring may take."""
+    if core.cuda_device_count() == 0:
+        return Finding("page-locked", "none: no GPU of the compiled module to lock memory for")
+    size = format_bytes(_LOCKED_BYTES)
+    figures = {"bytes": _LOCKED_BYTES}
+    if refusal := core.page_lock_refusal(0, _LOCKED_BYTES):
+        costs = "copies go through a buffer of the driver, slower; raise the limit: ulimit -l"
+        return Finding("page-locked", f"not {size}: {refusal}", SLOW, costs, figures=figures)
+    return Finding("page-locked", f"yes, {size} tried", OK, figures=figures)
+
+
+def card_memory(device: Any) -> dict[str, int]:
+    """Bytes of a CUDA device that is here: all of them, and those that nobody holds."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return {"memory_bytes": total, "free_bytes": free}
+
+
+def _nvidia_smi(query: str) -> list[str] | None:
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.splitlines()
+    return [part.strip() for part in lines[0].split(",")] if lines else None

@@ -1,0 +1,1 @@
+"""Linear layers that compute cores in backward, without forming gradients."""
