@@ -86,6 +86,8 @@ TEST(CodecFactoryTest, PlanAgreesWithWhatIsMade) {
     EXPECT_EQ(codec_scratch_elems(config, 67, 45), codec->scratch_elems());
     EXPECT_EQ(refresh_scratch_elems(config, 67, 45), codec->refresh_scratch_elems());
     EXPECT_EQ(range_scratch_elems(config, 67, 45), codec->range_scratch_elems());
+    EXPECT_EQ(project_scratch_elems(config, 67, 45), codec->project_scratch_elems());
+    EXPECT_EQ(project_scratch_elems(config, 67, 45) > 0, codec->projects());
   }
 }
 

@@ -73,7 +73,7 @@ TEST_F(CustomCodecTest, WeightIsPlannedWithIt) {
   spec.cols = kN;
   spec.codec = config;
   spec.wire = WireFormat::kF32;
-  const WeightPlan plan = plan_weight(spec, false);
+  const WeightPlan plan = plan_weight(spec, false, DeviceId::host());
   EXPECT_EQ(plan.core.rows, 3);
   EXPECT_EQ(plan.projector_bytes, 3 * sizeof(std::int64_t));
   EXPECT_EQ(plan.d2h_bytes, 3U * kN * sizeof(float));

@@ -69,8 +69,9 @@ class GradientResidualTest : public testing::Test {
   bool apply(GradientResidual& residual, Matrix g, Matrix& w, const ResidualStep& how) {
     Matrix s(codec->core().rows, codec->core().cols);
     codec->compress(any_matrix(g), 0.0F, s.view(), scratch, StreamRef::host());
-    return residual.apply(*codec, any_matrix(g), s.view(), any_matrix(w), {}, how, scratch,
-                          StreamRef::host());
+    residual.apply(*codec, any_matrix(g), s.view(), any_matrix(w), {}, how, scratch,
+                   StreamRef::host());
+    return residual.trained(StreamRef::host());
   }
   MatrixF64 left_of(const Matrix& g, double factor = 1) const {
     MatrixF64 r = as_f64(g);
@@ -167,8 +168,8 @@ TEST_F(GradientResidualTest, AColumnWhoseSquaresOverflowChangesNothing) {
   const Matrix before = w;
   for (std::int64_t i = 0; i < kM; ++i)
     g(i, 3) = 1e19F;  // Each square is finite, so is a row's mean.
-  EXPECT_FALSE(
-      residual.apply(*none, any_matrix(g), {}, any_matrix(w), {}, step, {}, StreamRef::host()));
+  residual.apply(*none, any_matrix(g), {}, any_matrix(w), {}, step, {}, StreamRef::host());
+  EXPECT_FALSE(residual.trained(StreamRef::host()));
   EXPECT_EQ(w, before);
   EXPECT_EQ(residual.steps(), 0);
 }
@@ -223,7 +224,8 @@ TEST_F(GradientResidualTest, ReservesExactlyWhatItNames) {
               GradientResidual::bytes(ResidualKind::kFactored, kM, kN));
   }
   EXPECT_EQ(budget.used(Tier::kDevice), before);
-  EXPECT_EQ(GradientResidual::bytes(ResidualKind::kSign, kM, kN), 4U * (kM + kN));
+  EXPECT_EQ(GradientResidual::bytes(ResidualKind::kSign, kM, kN),
+            4U * (kM + kN) + sizeof(ResidualVerdict));
 }
 
 TEST(ResidualNameTest, IsReadFromItsName) {

@@ -63,7 +63,7 @@ TEST_F(MomentTransportTest, FactoredSecondMomentGoesWhereTheWholeOneWould) {
     for (std::int64_t i = 0; i < dm; ++i) {
       for (std::int64_t j = 0; j < dn; ++j) {
         v(i, j) = to_f64(factored.row[static_cast<std::size_t>(i)]) *
-                  to_f64(factored.col[static_cast<std::size_t>(j)]) / mean(factored.row);
+                  to_f64(factored.col[static_cast<std::size_t>(j)]) / cpu::mean(factored.row);
       }
     }
     return v;

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "tests/compress/codec_fixture.h"
 #include "tests/support/tolerance.h"
 
@@ -111,6 +113,32 @@ TEST(SparseProjectorTest, CopyIsReadAsItWasAndComesBack) {
   EXPECT_EQ(pair.q_columns().offset[dims.dn], 3 * 41);  // The columns follow.
 }
 
+TEST(BlockProjectorTest, WeightsShareQAndNothingElseWhereTheyAreToldTo) {
+  Budget budget = unlimited();
+  const auto drawn = [&](const DrawKey& key) {
+    BlockProjector pair({block_layout(45, 32, 0.25), block_layout(45, 32, 0.25)}, DeviceId::host(),
+                        budget);
+    pair.draw(key);
+    return std::pair(dense(pair.p()), dense(pair.q()));
+  };
+  const auto one = drawn({1, 0, kWeight, 7}), other = drawn({1, 0, kWeight + 1, 7});
+  EXPECT_NE(one.first, other.first);
+  EXPECT_EQ(one.second, other.second);
+  const auto alone = drawn({1, 0, kWeight});
+  EXPECT_EQ(one.first, alone.first);
+  EXPECT_NE(one.second, alone.second);
+}
+
+TEST(SparseProjectorTest, WeightsShareQAndNothingElseWhereTheyAreToldTo) {
+  Budget budget = unlimited();
+  const ProjectorDims dims{.m = 41, .n = 41, .dm = 7, .dn = 7};
+  const SparseProjector one(dims, 3, {1, 0, kWeight, 7}, DeviceId::host(), budget);
+  const SparseProjector other(dims, 3, {1, 0, kWeight + 1, 7}, DeviceId::host(), budget);
+  EXPECT_NE(dense(one.p()), dense(other.p()));
+  EXPECT_EQ(dense(one.q()), dense(other.q()));
+  EXPECT_EQ(one.q_columns().offset[dims.dn], other.q_columns().offset[dims.dn]);
+}
+
 TEST(BlockProjectorTest, CopyIsReadAsItWasAndComesBack) {
   Budget budget = unlimited();
   const BlockLayouts layouts{block_layout(67, 32, 0.25), block_layout(45, 32, 0.25)};
@@ -137,7 +165,7 @@ TEST(ProjectorDeviceTest, CudaDeviceIsRefusedBeforeAnythingIsReserved) {
         SparseProjector({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, {1, 0, kWeight},
                         DeviceId::cuda(2), budget);
       },
-      testing::ThrowsMessage<Unavailable>(testing::HasSubstr("on CUDA device 2, expected")));
+      testing::ThrowsMessage<Unavailable>(testing::HasSubstr("CUDA device 2 asked for")));
   EXPECT_EQ(budget.used(Tier::kDevice), 0U);
 }
 

@@ -108,6 +108,44 @@ TEST_P(CompressTest, BlocksMayDifferBetweenTheSides) {
   check_all_types(pair, 37, 700);
 }
 
+// Dense on both sides, as svd is: a device hands them to a library, as many rows at a time as fit.
+TEST_P(CompressTest, OneGroupIsTwoDenseProducts) {
+  check_all_types(BlockPair{random_blocks(rng, 331, 331, 67), random_blocks(rng, 127, 127, 71)},
+                  331, 127);
+  check_all_types(BlockPair{random_blocks(rng, 97, 101, 97), random_blocks(rng, 79, 83, 79)}, 97,
+                  79);
+  check_all_types(BlockPair{random_blocks(rng, 97, 97, 67), random_blocks(rng, 79, 32, 8)}, 97, 79);
+}
+
+// Where a device has room for fewer rows of g, or for none, or takes g or a group of q in parts.
+TEST_P(CompressTest, WideShapesMatchDenseReference) {
+  expect_matches_reference<float>(rng, sparse(5, 3301, 3, 101, 2), 5, 3301);
+  expect_matches_reference<bf16>(rng, sparse(3, 6301, 2, 101, 2), 3, 6301);
+  expect_matches_reference<float>(rng, sparse(3, 12301, 2, 101, 2), 3, 12301);
+  expect_matches_reference<f16>(rng, sparse(401, 13, 7, 3001, 2), 401, 13);
+  const BlockPair pair{random_blocks(rng, 37, 5, 2), random_blocks(rng, 2100, 2100, 9)};
+  expect_matches_reference<bf16>(rng, pair, 37, 2100);
+}
+
+TEST_P(CompressTest, WhereRowsStartDoesNotShowInTheBits) {
+  const auto check = [&]<typename T>(T, const auto& pair, std::int64_t m, std::int64_t n) {
+    BasicMatrix<T> g = rounded_to<T>(rng.matrix(m, n));
+    PaddedMatrix<T> padded(g);
+    const MatrixF64 core = reference_core(as_f64(g), pair.dense_p(), pair.dense_q());
+    Matrix aligned(core.rows, core.cols), shifted(core.rows, core.cols);
+    compress_with(pair, aligned.view(), 0.0F, any_matrix(g));
+    compress_with(pair, shifted.view(), 0.0F, padded.any());
+    EXPECT_EQ(aligned, shifted);
+    EXPECT_TRUE(all_near(aligned, core, {.abs = 2e-5, .eps = 8}));
+  };
+  const BlockPair bp = blocks(67, 1088, 32, 8);
+  const SparsePair sp = sparse(48, 64, 16, 32, 4);
+  check(float{}, bp, 67, 1088);
+  check(bf16{}, bp, 67, 1088);
+  check(f16{}, sp, 48, 64);
+  check(float{}, sp, 48, 64);
+}
+
 TEST_P(CompressTest, OneElementIsTheProductOfThree) {
   SparsePair pair = sparse(1, 1, 1, 1, 1);
   Matrix g = rng.matrix(1, 1), s(1, 1);

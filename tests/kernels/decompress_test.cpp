@@ -108,9 +108,43 @@ TEST_P(DecompressTest, BlocksMatchDenseReferenceOnPrimeShapes) {
   check_all_types(BlockPair{random_blocks(rng, 37, 5, 2), random_blocks(rng, 700, 300, 33)});
 }
 
+// Dense on both sides, as svd is: a device hands them to a library, as many rows at a time as fit.
+TEST_P(DecompressTest, OneGroupIsTwoDenseProducts) {
+  check_all_types(BlockPair{random_blocks(rng, 331, 331, 67), random_blocks(rng, 127, 127, 71)});
+  check_all_types(BlockPair{random_blocks(rng, 97, 101, 97), random_blocks(rng, 79, 83, 79)});
+  check_all_types(BlockPair{random_blocks(rng, 97, 97, 67), random_blocks(rng, 79, 32, 8)});
+}
+
 TEST_P(DecompressTest, OneElementIsTheProductOfThree) {
   check_all_types(sparse(1, 1, 1, 1, 1));
   check_all_types(blocks(1, 1, 32, 8));
+}
+
+// Where a device has room for fewer rows of P D, or for none, or takes the columns of P in parts.
+TEST_P(DecompressTest, LargeCoresMatchDenseReference) {
+  expect_matches_reference<bf16, float>(rng, sparse(9, 41, 23, 3001, 3));
+  expect_matches_reference<float, bf16>(rng, sparse(3, 41, 5, 11501, 3));
+  expect_matches_reference<float, float>(
+      rng, BlockPair{random_blocks(rng, 300, 300, 290), random_blocks(rng, 61, 32, 8)});
+}
+
+TEST_P(DecompressTest, WhereRowsStartDoesNotShowInTheBits) {
+  const auto check = [&]<typename T>(T, const auto& pair, Rounding rounding) {
+    BasicMatrix<T> aligned = rounded_to<T>(rng.matrix(pair.m(), pair.n()));
+    PaddedMatrix<T> shifted(aligned);
+    BasicMatrix<T> d = rounded_to<T>(rng.matrix(pair.dm(), pair.dn()));
+    PaddedMatrix<T> shifted_d(d);
+    const WeightUpdate update{.decay = 0.75F, .alpha = -0.5F, .rounding = rounding};
+    decompress_with(pair, any_matrix(aligned), any_matrix(d), update);
+    decompress_with(pair, shifted.any(), shifted_d.any(), update);
+    EXPECT_EQ(aligned, shifted.matrix());
+  };
+  const BlockPair bp = blocks(67, 1088, 32, 8);
+  const SparsePair sp = sparse(19, 256, 16, 32, 4);
+  check(float{}, bp, Rounding::kNearest);
+  check(bf16{}, bp, Rounding::kStochastic);
+  check(f16{}, sp, Rounding::kNearest);
+  check(bf16{}, sp, Rounding::kStochastic);
 }
 
 TEST_P(DecompressTest, EmptyWeightIsAccepted) {
@@ -195,22 +229,25 @@ TEST_P(DecompressTest, StochasticRoundingIsUnbiased) {
 }
 
 TEST_P(DecompressTest, StochasticRoundingDrawsTheBitsOfItsGlobalIndex) {
-  BasicMatrix<bf16> w = rounded_to<bf16>(rng.matrix(7, 293));
-  BasicMatrix<bf16> expected = w;
-  Matrix d = rng.matrix(7, 293);
-  const WeightUpdate update{.alpha = 0.01F,
-                            .rounding = Rounding::kStochastic,
-                            .key = {.seed = 1, .step = 2, .tensor = 3, .purpose = 4},
-                            .row_offset = 1000};
-  on_backend::decompress(any_matrix(w), {}, any_matrix(d), update);
-  std::size_t differing = 0;
-  for (std::size_t i = 0; i < w.v.size(); ++i) {
-    const float x = std::fma(update.alpha, d.v[i], to_float(expected.v[i]));
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(x) + noise_16(update.key, 293000 + i);
-    if (w.v[i].bits != bits >> 16) ++differing;
+  for (const std::int64_t cols : {293, 256}) {  // 256: groups of noise begin where vectors do.
+    BasicMatrix<bf16> w = rounded_to<bf16>(rng.matrix(7, cols));
+    const BasicMatrix<bf16> before = w;
+    Matrix d = rng.matrix(7, cols);
+    const WeightUpdate update{.alpha = 0.01F,
+                              .rounding = Rounding::kStochastic,
+                              .key = {.seed = 1, .step = 2, .tensor = 3, .purpose = 4},
+                              .row_offset = 1000};
+    on_backend::decompress(any_matrix(w), {}, any_matrix(d), update);
+    const auto first = static_cast<std::uint64_t>(1000 * cols);
+    std::size_t differing = 0;
+    for (std::size_t i = 0; i < w.v.size(); ++i) {
+      const float x = std::fma(update.alpha, d.v[i], to_float(before.v[i]));
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(x) + noise_16(update.key, first + i);
+      if (w.v[i].bits != bits >> 16) ++differing;
+    }
+    // A processor without a fused multiply-add may come to lie on the other side of a threshold.
+    EXPECT_LE(differing, 2U);
   }
-  // A processor without a fused multiply-add may come to lie on the other side of a threshold.
-  EXPECT_LE(differing, 2U);
 }
 
 TEST_P(DecompressTest, RowRangesGiveTheBitsOfTheWhole) {

@@ -100,7 +100,7 @@ class GradientCopyTest : public BackendTest {
 
   template <typename T>
   void check_every_code() {
-    for (std::uint32_t code = 0; code < 65536; ++code) {
+    for (std::uint32_t code = 0; code < 65536; code += step_of_calls(257)) {
       SCOPED_TRACE(testing::Message() << to_string(dtype_of<T>) << " code " << code);
       check_finite<T, T>(T{static_cast<std::uint16_t>(code)});
       if (HasFatalFailure()) return;
@@ -179,7 +179,7 @@ TEST_P(GradientCopyTest, SeesOneInfinityAtEveryPosition) {
   constexpr std::size_t kLength = 4096 + 131;
   std::vector<float> x = rng.vector(kLength);
   std::vector<f16> dst(kLength);
-  for (std::size_t at = 0; at < kLength; ++at) {
+  for (std::size_t at = 0; at < kLength; at += step_of_calls(127)) {
     const float before = std::exchange(x[at], -65520.0F);
     ASSERT_FALSE(on_backend::gradient_copy(std::span<const float>(x), std::span<f16>(dst)).finite)
         << "at " << at;

@@ -8,6 +8,7 @@
 #include "kernels/base/error.h"
 #include "kernels/bias_norm.h"
 #include "kernels/compress.h"
+#include "kernels/compress_linear.h"
 #include "kernels/decompress.h"
 #include "kernels/factored_adam.h"
 #include "kernels/gradient_copy.h"
@@ -63,6 +64,10 @@ TEST(NoCudaTest, EveryKernelOfAWeightSaysThatItIsUnavailable) {
   refused("compress",
           [&] { cuda::compress(no.core, 0, no.any, no.blocks, no.blocks, no.out, no.stream); });
   refused("compress", [&] { cuda::compress(no.core, 0, no.any, no.stream); });
+  refused("project_rows",
+          [&] { cuda::project_rows(no.any, no.any, no.sparse, no.out, no.stream); });
+  refused("project_rows",
+          [&] { cuda::project_rows(no.any, no.any, no.blocks, no.out, no.stream); });
   refused("decompress", [&] {
     cuda::decompress(no.any, no.low, no.any, no.sparse, no.sparse, no.update, no.out, no.stream);
   });
@@ -77,11 +82,15 @@ TEST(NoCudaTest, EveryKernelOfAWeightSaysThatItIsUnavailable) {
     cuda::residual_form(no.any, no.core, no.blocks, no.blocks, no.out, no.out, no.out, no.stream);
   });
   refused("mean_squares", [&] { cuda::mean_squares(no.any, no.out, no.out, 1, no.stream); });
-  refused("residual_rms", [&] { cuda::residual_rms(nullptr, no.any, no.roots, no.stream); });
-  refused("residual_apply",
-          [&] { cuda::residual_apply(no.any, no.low, no.any, no.roots, no.update, no.stream); });
+  refused("judge_residual", [&] { cuda::judge_residual(nullptr, no.in, no.in, 0, 0, no.stream); });
+  refused("residual_clip",
+          [&] { cuda::residual_clip(nullptr, no.any, no.roots, 0, 1, no.stream); });
+  refused("residual_apply", [&] {
+    cuda::residual_apply(no.any, no.low, no.any, no.roots, no.update, nullptr, no.stream);
+  });
   refused("residual_sign",
-          [&] { cuda::residual_sign(no.any, no.low, no.any, no.update, no.stream); });
+          [&] { cuda::residual_sign(no.any, no.low, no.any, no.update, nullptr, no.stream); });
+  refused("advance_moment", [&] { cuda::advance_moment({}, {}, {}, {}, nullptr, no.stream); });
 }
 
 TEST(NoCudaTest, EveryKernelOfAChunkSaysThatItIsUnavailable) {

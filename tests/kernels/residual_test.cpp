@@ -71,6 +71,14 @@ MatrixF64 updated(const MatrixF64& w, const MatrixF64& u, const WeightUpdate& up
 const std::vector<std::pair<std::int64_t, std::int64_t>> kShapes = {{67, 41}, {5, 307}, {61, 563},
                                                                     {8, 256}, {1, 1},   {523, 3}};
 
+const ResidualVerdict kTrains{.core = {}, .alpha = -1, .trains = true};
+
+double rms_of(const AnyMatrix& r, const FactoredRoots& roots) {
+  ResidualVerdict verdict = kTrains;
+  on_backend::residual_clip(verdict, r, roots, 1, 1);
+  return verdict.rms;
+}
+
 class ResidualTest : public BackendTest {
  protected:
   Rng rng{20261121};
@@ -112,7 +120,7 @@ class ResidualTest : public BackendTest {
     double squares = 0;
     for (const double x : u.v) squares += x * x;
     const double rms = std::sqrt(squares / static_cast<double>(m * n));
-    EXPECT_NEAR(on_backend::residual_rms(residual.any(), roots.view()), rms, 1e-5 * rms);
+    EXPECT_NEAR(rms_of(residual.any(), roots.view()), rms, 1e-5 * rms);
   }
 };
 
@@ -136,6 +144,22 @@ TEST_P(ResidualTest, UpdatesMatchTheReferenceOnOddShapes) {
 TEST_P(ResidualTest, MeansOfManyRowsKeepTheirAccuracy) {
   check_moments<float>(20011, 5);
   check_moments<float>(3, 30011);
+  check_moments<float>(2, 525011);  // More columns than a device sums up at once.
+}
+
+TEST_P(ResidualTest, WhereRowsStartDoesNotShowInTheBits) {
+  BasicMatrix<bf16> r = rounded_to<bf16>(rng.matrix(41, 512)), w = r;
+  PaddedMatrix<bf16> shifted_r(r), shifted_w(w);
+  const OwnedRoots roots(rng, 41, 512);
+  std::vector<float> rows(41), cols(512), shifted_rows(41), shifted_cols(512);
+  on_backend::mean_squares(any_matrix(r), rows, cols);
+  on_backend::mean_squares(shifted_r.any(), shifted_rows, shifted_cols);
+  EXPECT_EQ(rows, shifted_rows);
+  EXPECT_EQ(cols, shifted_cols);
+  EXPECT_EQ(rms_of(any_matrix(r), roots.view()), rms_of(shifted_r.any(), roots.view()));
+  on_backend::residual_apply(any_matrix(w), {}, any_matrix(r), roots.view(), {.alpha = -1.0F});
+  on_backend::residual_apply(shifted_w.any(), {}, shifted_r.any(), roots.view(), {.alpha = -1.0F});
+  EXPECT_EQ(w, shifted_w.matrix());
 }
 
 TEST_P(ResidualTest, WhatIsNotFiniteShowsInTheMeansOfItsRowAndColumnAlone) {
@@ -165,7 +189,7 @@ TEST_P(ResidualTest, EmptyMatrixIsAccepted) {
     Matrix w(m, n), r(m, n);
     std::vector<float> rows(static_cast<std::size_t>(m)), cols(static_cast<std::size_t>(n));
     on_backend::mean_squares(any_matrix(r), rows, cols);
-    EXPECT_EQ(on_backend::residual_rms(any_matrix(r), {rows, cols, 0}), 0);
+    EXPECT_EQ(rms_of(any_matrix(r), {rows, cols, 0}), 0);
     on_backend::residual_apply(any_matrix(w), {}, any_matrix(r), {rows, cols, 0}, {});
     on_backend::residual_sign(any_matrix(w), {}, any_matrix(r), {});
   }
@@ -204,13 +228,86 @@ TEST_P(ResidualTest, MeansAreOfTheScaledMatrix) {
   EXPECT_EQ(scaled_cols, cols);
 }
 
+TEST_P(ResidualTest, TheClipDividesByHowFarTheRmsIsAboveItsLimit) {
+  Matrix r = rng.matrix(37, 263);
+  const OwnedRoots roots(rng, 37, 263);
+  const double rms = rms_of(any_matrix(r), roots.view());
+  for (const double above : {0.5, 1.0, 3.0}) {
+    ResidualVerdict verdict = kTrains;
+    on_backend::residual_clip(verdict, any_matrix(r), roots.view(), 0.01, rms / above);
+    EXPECT_FLOAT_EQ(verdict.alpha, static_cast<float>(-0.01 / std::max(1.0, above)));
+  }
+  r(3, 5) = std::numeric_limits<float>::infinity();  // A root of zero divided a residual by eps.
+  ResidualVerdict verdict = kTrains;
+  on_backend::residual_clip(verdict, any_matrix(r), roots.view(), 0.01, 1);
+  EXPECT_EQ(verdict.alpha, 0);
+}
+
+TEST_P(ResidualTest, WhatDoesNotTrainLeavesWeightAndVerdict) {
+  const ResidualVerdict refused{.core = {}, .steps = 7, .rms = 3, .alpha = -1, .trains = false};
+  const OwnedRoots roots(rng, 29, 271);
+  Matrix r = rng.matrix(29, 271), w = rng.matrix(29, 271);
+  BasicMatrix<bf16> narrow = rounded_to<bf16>(w);
+  const Matrix before = w;
+  const BasicMatrix<bf16> narrow_before = narrow;
+  const WeightUpdate plain{.decay = 0.5F},
+      noisy{.decay = 0.5F, .rounding = Rounding::kStochastic, .key = {1, 2, 3, 4}};
+  on_backend::residual_apply(any_matrix(w), {}, any_matrix(r), roots.view(), plain, refused);
+  on_backend::residual_sign(any_matrix(w), {}, any_matrix(r), plain, refused);
+  on_backend::residual_apply(any_matrix(narrow), {}, any_matrix(r), roots.view(), noisy, refused);
+  on_backend::residual_sign(any_matrix(narrow), {}, any_matrix(r), noisy, refused);
+  EXPECT_EQ(w, before);
+  EXPECT_EQ(narrow, narrow_before);
+  ResidualVerdict verdict = refused;
+  on_backend::residual_clip(verdict, any_matrix(r), roots.view(), 1, 1);
+  EXPECT_EQ(verdict.rms, 3);
+  EXPECT_EQ(verdict.alpha, -1);
+}
+
+TEST_P(ResidualTest, AResidualTrainsThatIsMoreThanItsShareOfTheCore) {
+  for (const auto& [m, n] : kShapes) {
+    std::vector<float> rows = rng.vector(m), cols = rng.vector(n);
+    for (std::vector<float>* means : {&rows, &cols}) {
+      for (float& x : *means) x *= x;
+    }
+    double mean = 0;
+    for (const float x : rows) mean += static_cast<double>(x) / static_cast<double>(m);
+    const double share = 1e-3, core = mean * static_cast<double>(m * n) / (share * share);
+    for (const auto& [factor, trains] : {std::pair{0.999, true}, {1.001, false}}) {
+      ResidualVerdict verdict{.core = {.sum_squares = factor * core}, .steps = 5};
+      on_backend::judge_residual(verdict, rows, cols, share, 0.01);
+      EXPECT_EQ(verdict.trains, trains) << m << "x" << n;
+      EXPECT_EQ(verdict.alpha, -0.01F);
+      EXPECT_EQ(verdict.steps, 5);
+    }
+  }
+}
+
+TEST_P(ResidualTest, AResidualThatIsNotFiniteDoesNotTrain) {
+  const std::vector<float> rows(307, 1.0F), cols(523, 1.0F), zeros(307);
+  const auto trains = [](const std::vector<float>& of_rows, const std::vector<float>& of_cols) {
+    ResidualVerdict verdict;
+    on_backend::judge_residual(verdict, of_rows, of_cols, 1e-5, 1);
+    return verdict.trains;
+  };
+  EXPECT_TRUE(trains(rows, cols));
+  EXPECT_TRUE(trains(zeros, cols));  // There is no core, so a residual of zeros is all of it.
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    std::vector<float> bad_rows = rows, bad_cols = cols;
+    bad_rows[306] = bad_cols[1] = bad;
+    EXPECT_FALSE(trains(bad_rows, cols));
+    EXPECT_FALSE(trains(rows, bad_cols));
+  }
+}
+
 TEST_P(ResidualTest, RejectsWrongShapes) {
   Matrix w = rng.matrix(5, 7), r = rng.matrix(5, 8);
   const OwnedRoots roots(rng, 5, 8), turned(rng, 8, 5);
   std::vector<float> rows(5), cols(8);
   EXPECT_THAT([&] { on_backend::mean_squares(any_matrix(r), cols, rows); },
               ThrowsMessage<InvalidArgument>(HasSubstr("rows has 8 elements, expected 5")));
-  EXPECT_THAT([&] { on_backend::residual_rms(any_matrix(r), turned.view()); },
+  EXPECT_THAT([&] { rms_of(any_matrix(r), turned.view()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("roots are 8x5, expected 5x8")));
   EXPECT_THAT(
       [&] { on_backend::residual_apply(any_matrix(w), {}, any_matrix(r), roots.view(), {}); },

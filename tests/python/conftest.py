@@ -22,9 +22,10 @@ sys.path.insert(0, str(REPOSITORY / "experiments" / "quickstart"))
 
 
 def pytest_addoption(parser):
-    """How many places of a save are flipped, and where: `test_flipped_bytes.py`."""
+    """Places of a save that are flipped, for `test_flipped_bytes.py`; the device of `gpu_*.py`."""
     parser.addoption("--flips", type=int, default=16)
     parser.addoption("--flip-seed", type=int, default=None)
+    parser.addoption("--device", default="cuda:0", help="or host, to see that gpu_*.py run")
 
 
 def pytest_generate_tests(metafunc):
@@ -34,6 +35,19 @@ def pytest_generate_tests(metafunc):
         first = _fresh_seed(metafunc.config) if first is None else first
         cases = [(k, first + k) for k in range(metafunc.config.getoption("flips"))]
         metafunc.parametrize("flip_case", cases, ids=[f"seed{seed}" for _, seed in cases])
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    """Where `gpu_*.py` train; without a card they fail, as a skip would hide a broken machine."""
+    import torch
+    from sluiceway import _core
+
+    name = request.config.getoption("device")
+    if name != "host":
+        there = torch.cuda.device_count(), _core.cuda_device_count()
+        assert min(there) > 0, f"no CUDA device: torch sees {there[0]}, our build {there[1]}"
+    return torch.device("cpu" if name == "host" else name)
 
 
 @pytest.fixture(autouse=True)

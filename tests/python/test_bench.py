@@ -9,6 +9,7 @@ import sluiceway as sw
 import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
 from conftest import assert_short_error
 from sluiceway.commands.bench import bench_disk, describe_disk
+from sluiceway.commands.kernel_bench import bench_device
 from sluiceway.machine import disk
 
 
@@ -40,8 +41,11 @@ def test_kernels_are_compared_with_a_copy_of_the_same_run(sluiceway):
     assert roof["bytes"] == 2 * 4 * found["elements"]
     per_element = {row["name"]: row["bytes"] / found["elements"] for row in kernels}
     assert per_element == {
-        "adam_step fp32": 28, "adam_step bf16, stochastic": 22, "torch AdamW, fused fp32": 28
+        "adam_step fp32": 28, "adam_step bf16, stochastic": 22, "torch AdamW, fused fp32": 28,
+        "compress fp32": 4.25, "decompress fp32": 8.25, "compress bf16": 2.25,
+        "decompress bf16": 4.25
     }  # fmt: skip
+    assert found["device"] == ("cuda:0" if bench_device().type == "cuda" else "host")
     for row in kernels:
         assert row["gbps"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
         assert row["of_roof"] == pytest.approx(row["gbps"] / roof["gbps"])

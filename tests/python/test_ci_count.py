@@ -10,9 +10,17 @@ import pytest
 COUNT = Path(__file__).resolve().parents[2] / ".ci" / "count.py"
 SLOWEST = COUNT.with_name("slowest.py")
 COMPAT = COUNT.with_name("compat_table.py")
-PRESETS = ["cpu", "asan", "tsan", "eager-spill"]
+PRESETS = ["cpu", "simt", "asan", "tsan", "eager-spill"]
 PYTHON = ["pytest.xml", "check-compat.xml"]
-STEPS = ["lint", "check-cuda", "check-wheel", "check-bench", "check-flips", "check-loop"]
+STEPS = [
+    "check-simt",
+    "lint",
+    "check-cuda",
+    "check-wheel",
+    "check-bench",
+    "check-flips",
+    "check-loop",
+]
 
 
 def suite(*cases: str) -> str:
@@ -35,7 +43,7 @@ def count(results: Path, test_status: int = 0, check_status: int = 0) -> tuple[s
 
 @pytest.fixture
 def clean_results(tmp_path: Path) -> Path:
-    """Four presets of one binary with two cases, two Python suites of two, six steps: 18."""
+    """Five presets of one binary with two cases, two Python suites of two, seven steps: 21."""
     for preset in PRESETS:
         (tmp_path / preset).mkdir()
         (tmp_path / f"{preset}.xml").write_text(suite(case("a_test")))
@@ -48,44 +56,44 @@ def clean_results(tmp_path: Path) -> Path:
 
 
 def test_a_clean_run_counts_cases_and_steps(clean_results: Path) -> None:
-    assert count(clean_results) == ("18 passed, 0 failed", 0)
+    assert count(clean_results) == ("21 passed, 0 failed", 0)
 
 
 def test_a_step_that_did_not_apply_counts_neither_way(clean_results: Path) -> None:
     (clean_results / "check-cuda.ok").rename(clean_results / "check-cuda.notrun")
-    assert count(clean_results) == ("17 passed, 0 failed", 0)
+    assert count(clean_results) == ("20 passed, 0 failed", 0)
 
 
 def test_a_failed_case_is_one_failure(clean_results: Path) -> None:
     failed = case("Two", "<failure message='no'/><failure message='no'/>")
     (clean_results / "cpu" / "a_test.xml").write_text(suite(case("One"), failed))
     (clean_results / "cpu.xml").write_text(suite(case("a_test", status="fail")))
-    assert count(clean_results, test_status=2) == ("17 passed, 1 failed", 1)
+    assert count(clean_results, test_status=2) == ("20 passed, 1 failed", 1)
 
 
 def test_a_binary_that_crashed_after_its_cases_is_a_failure(clean_results: Path) -> None:
     (clean_results / "asan.xml").write_text(suite(case("a_test", status="fail")))
-    assert count(clean_results, check_status=2) == ("18 passed, 1 failed", 1)
+    assert count(clean_results, check_status=2) == ("21 passed, 1 failed", 1)
 
 
 def test_a_preset_that_did_not_build_is_a_failure(clean_results: Path) -> None:
     (clean_results / "tsan.xml").unlink()
-    assert count(clean_results, check_status=2) == ("16 passed, 1 failed", 1)
+    assert count(clean_results, check_status=2) == ("19 passed, 1 failed", 1)
 
 
 @pytest.mark.parametrize("python", PYTHON)
 def test_python_tests_that_never_ran_are_a_failure(clean_results: Path, python: str) -> None:
     (clean_results / python).unlink()
-    assert count(clean_results, test_status=2) == ("16 passed, 1 failed", 1)
+    assert count(clean_results, test_status=2) == ("19 passed, 1 failed", 1)
 
 
 def test_a_step_that_failed_is_a_failure(clean_results: Path) -> None:
     (clean_results / "lint.ok").unlink()
-    assert count(clean_results, check_status=2) == ("17 passed, 1 failed", 1)
+    assert count(clean_results, check_status=2) == ("20 passed, 1 failed", 1)
 
 
 def test_an_unexplained_exit_status_is_a_failure(clean_results: Path) -> None:
-    assert count(clean_results, check_status=2) == ("18 passed, 1 failed", 1)
+    assert count(clean_results, check_status=2) == ("21 passed, 1 failed", 1)
 
 
 def timed(name: str, seconds: float) -> str:

@@ -49,6 +49,26 @@ def test_resolved_config_names_every_key_of_the_schema(load):
     assert set(written["train"]) == set(TrainSection.model_fields)
 
 
+@pytest.mark.parametrize("name", ["cuda:0", "host", "auto"])
+def test_a_device_may_be_its_name_alone(load, name):
+    short = load(SMALLEST + f"device: {name}\n")
+    assert short == load(SMALLEST + f"device: {{name: {name}}}\n")
+    assert short.resolved()["device"]["name"] == name
+    assert short == load(SMALLEST, f"device={name}")
+
+
+def test_keys_of_a_device_that_is_its_name_alone_are_set(load):
+    short = load(SMALLEST + "device: host\n", "device.threads=1")
+    assert short == load(SMALLEST + "device: {name: host, threads: 1}\n")
+
+
+def test_a_device_that_is_not_known_by_its_name_alone_is_refused_with_its_line(load):
+    with pytest.raises(InvalidArgument, match=r"run.yaml:3: device.name is 'tpu', expected auto"):
+        load(SMALLEST + "device: tpu\n")
+    with pytest.raises(InvalidArgument, match="device is 3, expected keys of its own"):
+        load(SMALLEST, "device=3")
+
+
 def test_unknown_key_is_refused_with_nearest_name_and_line(load):
     with pytest.raises(InvalidArgument) as refused:
         load(SMALLEST + "train:\n  steps: 3\n  warmpu_steps: 1\n")

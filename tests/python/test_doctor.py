@@ -18,8 +18,8 @@ from conftest import assert_short_error
 from sluiceway.commands.doctor import examine
 from sluiceway.machine import disk, processor
 
-NAMES = ["python", "torch", "compiled module", "gpu", "driver", "cores", "memory", "memlock",
-         "io_uring", "huge pages", "O_DIRECT", "free space"]  # fmt: skip
+NAMES = ["python", "torch", "compiled module", "gpu", "driver", "page-locked", "cores", "memory",
+         "memlock", "io_uring", "huge pages", "O_DIRECT", "free space"]  # fmt: skip
 RATES = ["disk write", "disk read", "link"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sluiceway as sw
 import torch
+from sluiceway import _core
 from sluiceway.model.targets import select_weights
 from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.gradient_sink import GradientSink
@@ -17,7 +18,7 @@ class Recorder(GradientSink):
 
     def __init__(self, model):
         weights = select_weights(model).compressed
-        self.sentinel = Carriers("Recorder", weights)
+        self.sentinel = Carriers("Recorder", weights, asynchronous=False)
         self.told, self.gradients = [], {}
         self.hooks = ModelHooks(self, model, weights)
         self.names = [weight.name for weight in weights]
@@ -41,8 +42,11 @@ class Recorder(GradientSink):
         self.told.append(f"gradient {weight}")
         self.gradients[weight] = gradient + self.gradients.get(weight, 0)
 
-    def end_backward(self, forward_began_us, backward_began_us):
-        assert forward_began_us < backward_began_us
+    def mark(self):
+        return _core.now_us()
+
+    def end_backward(self, forward_began, backward_began):
+        assert forward_began < backward_began
         self.told.append("end")
 
     def abandon_backward(self):

@@ -34,7 +34,7 @@ LIBURING = re.compile(r"liburing")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 BUILD_FLAG = re.compile(
-    r"^\s*#\s*(?:el)?if.*\bSLUICEWAY_(CUDA|EAGER_SPILL|SANITIZE|TESTS|TORCH)\b", re.MULTILINE
+    r"^\s*#\s*(?:el)?if.*\bSLUICEWAY_(CUDA|EAGER_SPILL|SANITIZE|SIMT|TESTS|TORCH)\b", re.MULTILINE
 )
 
 
@@ -50,8 +50,9 @@ def may_include_torch(path: str) -> bool:
 
 
 def may_include_cuda(path: str) -> bool:
-    """CUDA sources anywhere, and the room that owns streams."""
-    return path.endswith((".cu", ".cuh")) or path.startswith("runtime/device/cuda/")
+    """CUDA sources anywhere, the room that owns streams, and what stands in for CUDA."""
+    rooms = ("runtime/device/cuda/", "tests/support/simt/")
+    return path.endswith((".cu", ".cuh")) or path.startswith(rooms)
 
 
 def may_include_liburing(path: str) -> bool:
@@ -61,7 +62,7 @@ def may_include_liburing(path: str) -> bool:
 
 ONLY_RULES = [
     (TORCH, may_include_torch, "only compress/learner* and python/ may include libtorch"),
-    (CUDA, may_include_cuda, "only *.cu, *.cuh and runtime/device/cuda/ may include CUDA"),
+    (CUDA, may_include_cuda, "only *.cu, *.cuh, runtime/device/cuda/ and simt/ may include CUDA"),
     (LIBURING, may_include_liburing, "only runtime/store/uring_io.cpp may include liburing"),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+import late_device
 import pytest
 import torch
 from sluiceway.base.interrupt import Interrupt
@@ -179,6 +180,30 @@ def test_loss_that_is_not_a_number_skips_the_step_and_training_goes_on(open_loop
     assert [line["skipped"] for line in lines[1:]] == [0, 1, 0, 0]
     assert math.isnan(lines[2]["loss"])
     assert (position.step, position.skipped, position.skipped_in_row) == (4, 1, 0)
+
+
+def test_a_late_device_reads_the_loss_after_the_step_and_skips_as_the_host_device(
+    open_loop, monkeypatch
+):
+    told = []
+
+    def fetch(_, value):
+        return lambda: (told.append("loss"), value)[1]
+
+    late_device.use(monkeypatch)
+    monkeypatch.setattr(late_device.LateOps, "fetch", fetch)
+    loop, shop, lines, position = open_loop(steps=3, accumulate=2)
+    poison(shop, 4)
+    step = shop.engine.optimizer.step
+    monkeypatch.setattr(
+        shop.engine.optimizer, "step", lambda *a: (told.append("step"), step(*a))[1]
+    )
+    loop.run()
+    assert [line["skipped"] for line in lines[1:]] == [0, 1, 0]
+    assert math.isnan(lines[2]["loss"])
+    assert (position.skipped, position.skipped_in_row) == (1, 0)
+    assert all(torch.isfinite(p).all() for p in shop.model.parameters())
+    assert told == ["step", "loss", "loss"] * 3
 
 
 def test_skipped_step_leaves_every_weight_as_it_was(open_loop):

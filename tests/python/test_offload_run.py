@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 import yaml
@@ -75,6 +76,30 @@ def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
     assert done.code == 0, done.err
     assert weights_hash(stopped) == weights_hash(whole)
     assert loss_lines(stopped)[-2:] == loss_lines(whole)[-2:]
+
+
+def test_a_run_whose_store_is_gone_is_refused_by_its_path_and_makes_none(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(
+        tiny_model, train={**TRAIN, "steps": 2, "save_every": 2},
+        engine={**ENGINE, "tier": "disk"}, store={"chunk": "64KiB"},
+    )  # fmt: skip
+    out = tmp_path / "out"
+    done = sluiceway("train", config, "--out", out)
+    assert done.code == 0, done.err
+    shutil.move(out / "store", tmp_path / "unmounted")
+    done = sluiceway("resume", out, "--set", "train.steps=4")
+    assert_short_error(done, 2, f"{out / 'store'} is not there")
+    assert not (out / "store").exists()
+    (out / "store").mkdir()  # The folder that a drive was mounted over.
+    done = sluiceway("resume", out, "--set", "train.steps=4")
+    assert_short_error(done, 2, "it holds no drive0.sws")
+    assert not list((out / "store").iterdir())
+    (out / "store").rmdir()
+    shutil.move(tmp_path / "unmounted", out / "store")
+    done = sluiceway("resume", out, "--set", "train.steps=4")
+    assert done.code == 0, done.err
 
 
 # Chunks that most matrices of the small model fill; some share one, and cross whole.

@@ -129,7 +129,7 @@ def test_a_codec_that_is_none_is_told_apart_before_torch_is_loaded():
 
 def test_the_compiled_module_takes_every_option_of_a_weight_and_no_other():
     keywords = weight_keywords(SubspaceSection(), seed=0)
-    plan = {"m": 64, "n": 64, "weight_dtype": "fp32", "speculative": False, "held": False}
+    plan = {"m": 64, "n": 64, "weight_dtype": "fp32", "speculative": False, "on_host": True}
     for name in keywords:
         rest = {key: value for key, value in keywords.items() if key != name}
         with pytest.raises(sw.InvalidArgument, match=f"{name} is missing"):

@@ -7,6 +7,8 @@ import json
 import pytest
 from conftest import REPOSITORY, assert_short_error, build_llama
 
+# Products take nearly all of a step.
+RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=device.host_gbps=50"]
 QUICKSTART = {
     "model": {"autocast": "bf16"},
     "data": {"sequence_length": 256},
@@ -17,6 +19,9 @@ WIDE = {
     "train": {"steps": 2, "micro_batch": 2, "lr": 1e-3},
 }
 
+FUSED = {"fused": True, "share_inputs": True, "ratio": 0.5}
+TURNS = {"residual": "factored", "residual_every": 2}
+
 
 @pytest.fixture
 def wide_model(tmp_path):
@@ -25,11 +30,11 @@ def wide_model(tmp_path):
 
 @pytest.fixture
 def config_of(write_config, wide_model):
-    def write(model, **changes):
-        sections = {"engine": {"kind": "subspace"}, **(QUICKSTART if model else WIDE)}
+    def write(quickstart, **changes):
+        sections = {"engine": {"kind": "subspace"}, **(QUICKSTART if quickstart else WIDE)}
         for section, keys in changes.items():
             sections[section] = {**sections.get(section, {}), **keys}
-        path = REPOSITORY / "experiments/quickstart/model" if model else wide_model
+        path = REPOSITORY / "experiments/quickstart/model" if quickstart else wide_model
         data = sections.pop("data") | {"eval": []}
         return write_config(path, data=data, **sections)
 
@@ -44,9 +49,18 @@ def config_of(write_config, wide_model):
         {"train": {"accumulate": 4}},
         {"engine": {"wire": "int8", "codec": "svd"}},
         {"schedule": {"norm": "speculative"}},
+        {"engine": FUSED},
+        {"engine": FUSED, "model": {"checkpointing": True}},
+        {"engine": {**FUSED, **TURNS}},
+        {"engine": {**FUSED, **TURNS}, "train": {"accumulate": 2}},
+        {"engine": TURNS, "train": {"accumulate": 2}},
+        {"engine": {**FUSED, "codec": "block_pca"}},
     ],
-    ids=["default", "accumulate", "int8-svd", "speculative"],
-)
+    ids=[
+        "default", "accumulate", "int8-svd", "speculative", "fused", "fused-checkpointing",
+        "fused-turns", "fused-turns-accumulate", "turns-accumulate", "fused-fitted",
+    ],
+)  # fmt: skip
 def test_a_run_takes_the_memory_that_was_planned(
     sluiceway, config_of, tmp_path, quickstart, changes
 ):
@@ -59,6 +73,41 @@ def test_a_run_takes_the_memory_that_was_planned(
     assert plan["pinned"] == peak["pinned"]
     assert plan["device"] == pytest.approx(peak["device"], rel=0.05)
     assert plan["process"] == pytest.approx(peak["process"], rel=0.10)
+
+
+def test_fusing_takes_the_kept_activations_and_products_out_of_a_plan(sluiceway, config_of):
+    def planned(**engine):
+        config = config_of(False, engine=engine, train={"micro_batch": 8})
+        done = sluiceway("plan", config, "--json", *RATES)
+        return json.loads(done.out)
+
+    hooks, fused, alone = (
+        planned(ratio=0.5, residual="none", **more)
+        for more in ({}, {"fused": True, "share_inputs": True}, {"fused": True})
+    )
+    rows, hidden, layers = 8 * 128, 768, 3
+    # X of q, k and v, of gate and up, and of down gives way to X Q of half of it; attention keeps
+    # the input of o for itself, and X Q comes on top. Four layers keep 256 tokens for their bias.
+    kept = 4 * rows * layers * (hidden // 2 + hidden // 2 + hidden - hidden // 2)
+    kept -= 4 * 256 * 4 * hidden
+    assert hooks["peak_bytes"]["device"] - fused["peak_bytes"]["device"] >= 0.9 * kept
+    # A Q of their own for k, v and up.
+    own = 4 * rows * layers * 3 * hidden // 2
+    assert alone["peak_bytes"]["device"] - fused["peak_bytes"]["device"] >= 0.9 * own
+    assert fused["native_device_bytes"] == hooks["native_device_bytes"]
+    assert fused["bytes_per_step"] == hooks["bytes_per_step"]
+    assert fused["seconds_per_step"] < 0.85 * hooks["seconds_per_step"]
+
+
+def test_plan_says_what_is_fused_as_the_run_does(sluiceway, config_of, tmp_path):
+    config = config_of(True, engine={**FUSED, **TURNS, "embeddings": "identity"})
+    plan = json.loads(sluiceway("plan", config, "--json").out)
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert plan["fused"] == summary["fused"]
+    assert plan["fused"]["weights"] == 28
+    assert "28 of 29 weights fused" in sluiceway("plan", config).out
 
 
 def test_a_host_budget_of_what_was_planned_is_enough_and_a_byte_less_is_refused(

@@ -143,6 +143,7 @@ def test_corpus_filter_sees_shared_text_through_layout_case_and_punctuation(tmp_
         "quickstart_offload_disk",
         "quickstart_offload_compressed",
         "laptop_1b",
+        "laptop_1b_4gb",
         "desktop_7b",
     ],
 )
@@ -160,6 +161,7 @@ def test_committed_config_is_accepted_and_its_shape_loads_as_a_llama(name):
     ("shape", "low", "high"),
     [
         ("llama_1b", 1.2e9, 1.3e9),
+        ("llama_1_3b", 1.3e9, 1.4e9),
         ("llama_3b", 3.2e9, 3.3e9),
         ("llama_7b", 6.7e9, 6.8e9),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sluiceway as sw
 import torch
-from small_models import batch, loss_of, make, same_bits, weights_of
+from small_models import WIDTH, batch, loss_of, make, same_bits, weights_of
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -174,6 +174,40 @@ def test_residual_every_takes_turns():
             for name in changed:
                 changed[name] += not torch.equal(model.get_parameter(name), before[name])
     assert set(changed.values()) == {2}
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["hooks", "fused"])
+def test_only_the_gradients_of_a_turn_wait_and_are_reserved(fused):
+    model = make()
+    with subspace(model, residual="factored", residual_every=4, fused=fused) as opt:
+        assert len(opt.weights) == 4
+        for step in range(5):
+            loss_of(model, step).backward()
+            loss_of(model, step + 1).backward()
+            assert list(opt._gradients.totals) == [-step % 4]
+            opt.step()
+            opt.zero_grad()
+        assert opt.engine.take_stats()["held_bytes"] == 4 * WIDTH * WIDTH
+    assert opt._gradients.totals == {}
+
+
+def test_a_budget_need_not_hold_the_gradients_of_all_turns():
+    def needed(**arguments):
+        budget = sw.Budget(device=1 << 30)
+        with subspace(make(), residual="factored", budget=budget, **arguments) as opt:
+            return opt.stats()["peak_bytes"]["device"], opt.engine.take_stats()["held_bytes"]
+
+    (_, one), (_, every) = needed(residual_every=4), needed()
+    assert every == 4 * one
+    model = make()
+    own = sum(p.nbytes for p in model.parameters())
+    with subspace(make(), residual="none", budget=sw.Budget(device=1 << 30)) as opt:
+        cores = opt.engine.take_stats()["peak_bytes"]["device"] - own
+    room = sw.Budget(device=own + cores + 2 * one)
+    with subspace(model, residual="factored", residual_every=4, budget=room):
+        pass
+    with pytest.raises(sw.OutOfMemory, match="the gradient of blocks"):
+        subspace(model, residual="factored", budget=room)
 
 
 def test_gradients_are_freed_with_a_promise_and_after_waiting_without_one():

@@ -43,11 +43,25 @@ std::vector<Backend> built_backends(std::string_view operation) {
   return backends;
 }
 
+std::vector<DeviceId> built_devices() {
+  std::vector<DeviceId> devices = {DeviceId::host()};
+  if (*SLUICEWAY_CUDA_HALVES != '\0') devices.push_back(DeviceId::cuda(0));
+  return devices;
+}
+
+std::string device_name(const testing::TestParamInfo<DeviceId>& param) {
+  return param.param.is_host() ? "cpu" : "cuda";
+}
+
 void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; }
 
 std::string backend_name(const testing::TestParamInfo<Backend>& param) { return param.param.name; }
 
 DeviceId current_device() { return current(); }
+
+std::uint32_t step_of_calls(std::uint32_t on_device) {
+  return current_device().is_host() ? 1 : on_device;
+}
 
 void run_on_stream(DeviceId device, const std::function<void(StreamRef)>& work) {
   Stream stream = Stream::owned(device, {"sw-test"});
@@ -55,11 +69,13 @@ void run_on_stream(DeviceId device, const std::function<void(StreamRef)>& work) 
   stream.synchronize();
 }
 
-void BackendTest::SetUp() {
-  current() = GetParam().device;
+void BackendTest::SetUp() { select(GetParam()); }
+
+void BackendTest::select(const Backend& backend) {
+  current() = backend.device;
   check_device(current());
   if (!current().is_host()) return;
-  hwy::SetSupportedTargetsForTest(GetParam().simd_target);
+  hwy::SetSupportedTargetsForTest(backend.simd_target);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 

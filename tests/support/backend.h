@@ -36,11 +36,20 @@ std::vector<Backend> built_backends(std::string_view operation);
 
 std::vector<Backend> host_backends();  // The SIMD targets alone: for what only the host does.
 
+// The host device, and CUDA device 0 in a build for it: for what belongs to a device, not a kernel.
+std::vector<DeviceId> built_devices();
+
+std::string device_name(const testing::TestParamInfo<DeviceId>& param);  // "cpu" or "cuda".
+
 void PrintTo(const Backend& backend, std::ostream* out);  // By name, in failure messages.
 
 std::string backend_name(const testing::TestParamInfo<Backend>& param);
 
 DeviceId current_device();  // Of the test that runs.
+
+// The step of a loop that makes a call for each of many positions or codes: 1 on the host, and
+// `on_device`, a prime, where a launch costs a thousand times what such a call does.
+std::uint32_t step_of_calls(std::uint32_t on_device);
 
 // Runs `work` on a stream of the device and waits for it; rethrows what it throws.
 void run_on_stream(DeviceId device, const std::function<void(StreamRef)>& work);
@@ -50,6 +59,7 @@ class BackendTest : public testing::TestWithParam<Backend> {
  protected:
   void SetUp() override;
   void TearDown() override;
+  static void select(const Backend& backend);  // For the calls from here on, within the test.
 };
 
 }  // namespace sluiceway::test

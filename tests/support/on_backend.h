@@ -8,8 +8,10 @@
 #include "kernels/adam.h"
 #include "kernels/bias_norm.h"
 #include "kernels/compress.h"
+#include "kernels/compress_linear.h"
 #include "kernels/decompress.h"
 #include "kernels/factored_adam.h"
+#include "kernels/factored_moment.h"
 #include "kernels/gradient_copy.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/philox.h"
@@ -51,7 +53,7 @@ Result measure(const Kernel& kernel, const Args&... args) {
   return result;
 }
 
-// ---- adam.h, factored_adam.h --------------------------------------------------------------------
+// ---- adam.h, factored_adam.h, factored_moment.h -------------------------------------------------
 
 template <typename G, typename D>
 void adam_direction(std::span<const G> g, float grad_scale, const AdamMoments& moments,
@@ -73,7 +75,13 @@ void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView
        roots, hyper, d);
 }
 
-// ---- compress.h, decompress.h, bias_norm.h, residual_form.h: both kinds of projectors -----------
+inline void advance_moment(const FactoredMoment& from, const FactoredMoment& means,
+                           const MomentStep& step, const FactoredMoment& to,
+                           ResidualVerdict* verdict = nullptr) {
+  call([](auto... a) { sluiceway::advance_moment(a...); }, from, means, step, to, verdict);
+}
+
+// ---- compress.h, compress_linear.h, decompress.h and others: both kinds of projectors -----------
 
 inline void compress(MatrixView<float> s, float beta, const AnyMatrix& g) {
   call([](auto... a) { sluiceway::compress(a...); }, s, beta, g);
@@ -82,6 +90,11 @@ template <typename P, typename Q>
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const P& p, const Q& q,
               std::span<float> scratch) {
   call([](auto... a) { sluiceway::compress(a...); }, s, beta, g, p, q, scratch);
+}
+
+template <typename P>
+void project_rows(const AnyMatrix& w, const AnyMatrix& g, const P& p, std::span<float> scratch) {
+  call([](auto... a) { sluiceway::project_rows(a...); }, w, g, p, scratch);
 }
 
 template <typename P, typename Q>
@@ -116,16 +129,31 @@ inline void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<fl
                          float scale = 1.0F) {
   call([](auto... a) { sluiceway::mean_squares(a...); }, r, rows, cols, scale);
 }
-inline double residual_rms(const AnyMatrix& r, const FactoredRoots& roots) {
-  return measure<double>([](auto... a) { sluiceway::residual_rms(a...); }, r, roots);
+inline void judge_residual(ResidualVerdict& verdict, std::span<const float> rows,
+                           std::span<const float> cols, double share, double lr) {
+  call([](auto... a) { sluiceway::judge_residual(a...); }, &verdict, rows, cols, share, lr);
+}
+inline void residual_clip(ResidualVerdict& verdict, const AnyMatrix& r, const FactoredRoots& roots,
+                          double lr, double max_rms) {
+  call([](auto... a) { sluiceway::residual_clip(a...); }, &verdict, r, roots, lr, max_rms);
+}
+// As `update` says, alpha too, where no verdict is given.
+inline void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                           const FactoredRoots& roots, const WeightUpdate& update,
+                           const ResidualVerdict& verdict) {
+  call([](auto... a) { sluiceway::residual_apply(a...); }, w, low, r, roots, update, &verdict);
 }
 inline void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                            const FactoredRoots& roots, const WeightUpdate& update) {
-  call([](auto... a) { sluiceway::residual_apply(a...); }, w, low, r, roots, update);
+  residual_apply(w, low, r, roots, update, {.core = {}, .alpha = update.alpha, .trains = true});
+}
+inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
+                          const WeightUpdate& update, const ResidualVerdict& verdict) {
+  call([](auto... a) { sluiceway::residual_sign(a...); }, w, low, r, update, &verdict);
 }
 inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                           const WeightUpdate& update) {
-  call([](auto... a) { sluiceway::residual_sign(a...); }, w, low, r, update);
+  residual_sign(w, low, r, update, {.core = {}, .alpha = update.alpha, .trains = true});
 }
 
 // ---- overflow_scan.h, gradient_copy.h, philox.h, wire.h -----------------------------------------

@@ -16,8 +16,10 @@
 #include "kernels/base/view.h"
 #include "kernels/bias_norm.h"
 #include "kernels/decompress.h"
+#include "kernels/factored_moment.h"
 #include "kernels/factored_roots.h"
 #include "kernels/overflow_scan.h"
+#include "kernels/residual_verdict.h"
 #include "runtime/device/device_memory.h"
 
 namespace sluiceway::test {
@@ -49,6 +51,7 @@ class Placement {
   void add(const SparseColumns& x);
   void add(const BlockRows& x);
   void add(const FactoredRoots& x);
+  void add(const FactoredMoment& x) { add(x.row), add(x.col); }
   void add(const AdamMoments& x);
   void add(const MasterWeight& x);
   template <typename T>
@@ -59,7 +62,10 @@ class Placement {
   void add(const HiLoWeight& x);
   void add(ScanResult* x) { add_range(x, sizeof *x, true); }
   void add(BiasNorm* x) { add_range(x, sizeof *x, true); }
-  void add(double* x) { add_range(x, sizeof *x, true); }
+  void add(ResidualVerdict* x) {
+    if (x != nullptr) add_range(x, sizeof *x, true);
+  }
+  void add(const ResidualVerdict* x) { add_range(x, sizeof *x, false); }
 
   void copy_in();
 
@@ -80,6 +86,7 @@ class Placement {
   SparseColumns placed(const SparseColumns& x) const;
   BlockRows placed(const BlockRows& x) const;
   FactoredRoots placed(const FactoredRoots& x) const;
+  FactoredMoment placed(const FactoredMoment& x) const { return {placed(x.row), placed(x.col)}; }
   AdamMoments placed(const AdamMoments& x) const;
   MasterWeight placed(const MasterWeight& x) const;
   template <typename T>
@@ -90,7 +97,8 @@ class Placement {
   HiLoWeight placed(const HiLoWeight& x) const;
   ScanResult* placed(ScanResult* x) const { return on_device(x); }
   BiasNorm* placed(BiasNorm* x) const { return on_device(x); }
-  double* placed(double* x) const { return on_device(x); }
+  ResidualVerdict* placed(ResidualVerdict* x) const { return on_device(x); }
+  const ResidualVerdict* placed(const ResidualVerdict* x) const { return on_device(x); }
 
   void finish();
 

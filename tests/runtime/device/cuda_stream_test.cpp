@@ -16,6 +16,7 @@
 #include "runtime/device/link_copy.h"
 #include "runtime/device/stream.h"
 #include "runtime/trace/trace.h"
+#include "tests/runtime/device/cuda_bytes.h"
 
 namespace sluiceway::test {
 namespace {
@@ -23,36 +24,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-constexpr DeviceId kCuda0 = DeviceId::cuda(0);
-
-class Allocation {
- public:
-  using Free = void (*)(DeviceId, void*, std::size_t) noexcept;
-  Allocation(void* pointer, std::size_t bytes, Free free)
-      : pointer_(pointer), bytes_(bytes), free_(free) {}
-  Allocation(const Allocation&) = delete;
-  Allocation& operator=(const Allocation&) = delete;
-  ~Allocation() { free_(kCuda0, pointer_, bytes_); }
-  char* data() const { return static_cast<char*>(pointer_); }
-  std::size_t size() const { return bytes_; }
-
- private:
-  void* pointer_;
-  std::size_t bytes_;
-  Free free_;
-};
-
-Allocation on_device(std::size_t bytes) {
-  return {allocate_device_bytes(kCuda0, bytes), bytes, &free_device_bytes};
-}
-
-Allocation pinned(std::size_t bytes) {
-  return {allocate_pinned_bytes(kCuda0, bytes), bytes,
-          [](DeviceId device, void* pointer, std::size_t size) noexcept {
-            free_pinned_bytes(device, pointer, size);
-          }};
-}
 
 class CudaStreamTest : public testing::Test {
  protected:
@@ -96,16 +67,6 @@ TEST_F(CudaStreamTest, DoneComesInOrderWithTheTimeTheDeviceTook) {
   stream.synchronize();
   EXPECT_THAT(order, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
   EXPECT_THAT(elapsed_us, testing::Each(testing::Gt(0)));
-}
-
-TEST_F(CudaStreamTest, DoneMayEnqueueOnItsOwnStream) {
-  const Allocation source = pinned(kBytes);
-  const Allocation device = on_device(kBytes);
-  std::promise<void> second;
-  stream.enqueue(copy(up, device, source), [&](const Completion&) {
-    stream.enqueue(copy(up, device, source), [&](const Completion&) { second.set_value(); });
-  });
-  EXPECT_EQ(second.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
 }
 
 TEST_F(CudaStreamTest, WaitsForAnEventOfAWorker) {
@@ -168,17 +129,6 @@ TEST_F(CudaStreamTest, WaitsForAnotherCudaStream) {
   EXPECT_EQ(target.data()[kBytes - 1], 'y');
 }
 
-TEST_F(CudaStreamTest, ExceptionGoesToDoneOrToSynchronizeOnce) {
-  bool told = false;
-  stream.enqueue([](StreamRef) { throw std::runtime_error("told"); },
-                 [&](const Completion& completion) { told = completion.error != nullptr; });
-  stream.synchronize();
-  EXPECT_TRUE(told);
-  stream.enqueue([](StreamRef) { throw std::runtime_error("untold"); });
-  EXPECT_THAT([&] { stream.synchronize(); }, ThrowsMessage<std::runtime_error>("untold"));
-  stream.synchronize();
-}
-
 TEST_F(CudaStreamTest, TaskLivesUntilTheDeviceIsDoneWithIt) {
   Stream host = Stream::host({"host"});
   std::promise<void> opened;
@@ -191,28 +141,6 @@ TEST_F(CudaStreamTest, TaskLivesUntilTheDeviceIsDoneWithIt) {
   opened.set_value();
   stream.synchronize();
   EXPECT_TRUE(watch.expired());
-}
-
-TEST_F(CudaStreamTest, DestructorFinishesWhatWasEnqueued) {
-  const Allocation source = pinned(kBytes);
-  const Allocation device = on_device(kBytes);
-  int finished = 0;
-  Event last;
-  {
-    Stream local = Stream::owned(kCuda0, {"local"});
-    for (int i = 0; i < 20; ++i) {
-      local.enqueue(copy(up, device, source), [&](const Completion&) { ++finished; });
-    }
-    last = local.record();
-  }
-  EXPECT_EQ(finished, 20);
-  EXPECT_TRUE(last.happened());
-  last.wait();
-}
-
-TEST_F(CudaStreamTest, ThrottledLinkIsRefused) {
-  EXPECT_THAT([] { LinkCopy(kCuda0, LinkDirection::kDeviceToHost, {.gbps = 12}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("rate is 12 GB/s")));
 }
 
 TEST_F(CudaStreamTest, OrdinalThatDoesNotExistIsRefused) {

@@ -37,19 +37,21 @@ TEST(DeviceMemoryTest, EveryByteOfAnOddSizeCanBeWritten) {
 
 TEST(DeviceMemoryTest, PinnedBytesStartOnAPageAsZero) {
   for (const std::size_t bytes : {1UL, 4096UL, 4097UL, 1048583UL}) {
-    auto* const pointer = static_cast<char*>(allocate_pinned_bytes(kHost, bytes));
+    const PinnedBytes pinned = allocate_pinned_bytes(kHost, bytes);
+    EXPECT_FALSE(pinned.locked);
+    auto* const pointer = static_cast<char*>(pinned.data);
     EXPECT_TRUE(aligned(pointer, kPageBytes)) << bytes;
     EXPECT_EQ(std::vector<char>(pointer, pointer + bytes), std::vector<char>(bytes, 0));
     std::memset(pointer, 0x5A, bytes);
-    free_pinned_bytes(kHost, pointer, bytes);
+    free_pinned_bytes(pinned, bytes);
   }
 }
 
 TEST(DeviceMemoryTest, NothingIsAllocatedForZeroBytes) {
   EXPECT_EQ(allocate_device_bytes(kHost, 0), nullptr);
-  EXPECT_EQ(allocate_pinned_bytes(kHost, 0), nullptr);
+  EXPECT_EQ(allocate_pinned_bytes(kHost, 0).data, nullptr);
   free_device_bytes(kHost, nullptr, 0);
-  free_pinned_bytes(kHost, nullptr, 0);
+  free_pinned_bytes({}, 0);
   fill_device_bytes(kHost, nullptr, std::byte{1}, 0);
   copy_device_bytes(kHost, nullptr, nullptr, 0);
 }

@@ -1,4 +1,4 @@
-// Events of the host device: when they happen, who hears of it, and how waiting is done.
+// Events of every device: when they happen, who hears of it, and how waiting is done.
 #include "runtime/device/event.h"
 
 #include <gtest/gtest.h>
@@ -6,29 +6,16 @@
 
 #include <atomic>
 #include <chrono>
-#include <future>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "runtime/device/event_state.h"
-#include "runtime/device/stream.h"
+#include "tests/support/backend.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {
-
-using std::chrono::milliseconds;
-
-// Holds a stream until open() is called.
-class Gate {
- public:
-  Stream::Task task() {
-    return [future = opened_.get_future().share()](StreamRef) { future.wait(); };
-  }
-  void open() { opened_.set_value(); }
-
- private:
-  std::promise<void> opened_;
-};
 
 double process_cpu_s() {
   rusage usage{};
@@ -39,16 +26,23 @@ double process_cpu_s() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-TEST(EventTest, DefaultEventHasAlreadyHappened) {
+class EventTest : public testing::TestWithParam<DeviceId> {
+ protected:
+  static Stream make(std::string name) { return Stream::owned(GetParam(), {std::move(name)}); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, EventTest, testing::ValuesIn(built_devices()), device_name);
+
+TEST(HostEventTest, DefaultEventHasAlreadyHappened) {
   const Event event;
   EXPECT_TRUE(event.happened());
   event.wait();
 }
 
-TEST(EventTest, HappensWhenTheWorkBeforeItHasFinishedAndNotEarlier) {
+TEST_P(EventTest, HappensWhenTheWorkBeforeItHasFinishedAndNotEarlier) {
+  Stream stream = make("events");
   Gate gate;
-  Stream stream = Stream::host({"events"});
-  stream.enqueue(gate.task());
+  gate.hold(stream);
   const Event event = stream.record();
   EXPECT_FALSE(event.happened());
   gate.open();
@@ -56,10 +50,10 @@ TEST(EventTest, HappensWhenTheWorkBeforeItHasFinishedAndNotEarlier) {
   EXPECT_TRUE(event.happened());
 }
 
-TEST(EventTest, CopiesNameTheSamePoint) {
+TEST_P(EventTest, CopiesNameTheSamePoint) {
+  Stream stream = make("events");
   Gate gate;
-  Stream stream = Stream::host({"events"});
-  stream.enqueue(gate.task());
+  gate.hold(stream);
   const Event event = stream.record();
   const Event copy = event;
   gate.open();
@@ -67,21 +61,21 @@ TEST(EventTest, CopiesNameTheSamePoint) {
   EXPECT_TRUE(copy.happened());
 }
 
-TEST(EventTest, OutlivesItsStream) {
+TEST_P(EventTest, OutlivesItsStream) {
   Event event;
   {
-    Stream stream = Stream::host({"events"});
-    stream.enqueue([](StreamRef) { std::this_thread::sleep_for(milliseconds(5)); });
+    Stream stream = make("events");
+    stream.enqueue(task_of([] { sleep_ms(5); }));
     event = stream.record();
   }
   EXPECT_TRUE(event.happened());
   event.wait();
 }
 
-TEST(EventTest, WakesEveryThreadThatWaits) {
+TEST_P(EventTest, WakesEveryThreadThatWaits) {
+  Stream stream = make("events");
   Gate gate;
-  Stream stream = Stream::host({"events"});
-  stream.enqueue(gate.task());
+  gate.hold(stream);
   const Event event = stream.record();
   std::atomic<int> woken{0};
   std::vector<std::thread> threads;
@@ -97,11 +91,11 @@ TEST(EventTest, WakesEveryThreadThatWaits) {
   EXPECT_EQ(woken, 8);
 }
 
-TEST(EventTest, WhatTheStreamWroteIsSeenByWhoWaited) {
-  Stream stream = Stream::host({"events"});
+TEST_P(EventTest, WhatTheStreamWroteIsSeenByWhoWaited) {
+  Stream stream = make("events");
   for (int i = 0; i < 200; ++i) {
     int written = 0;  // Not atomic: the thread sanitizer would see a missing publication.
-    stream.enqueue([&written, i](StreamRef) { written = i; });
+    stream.enqueue(task_of([&written, i] { written = i; }));
     const Event event = stream.record();
     if (i % 2 == 0) event.wait();
     while (!event.happened()) std::this_thread::yield();
@@ -109,7 +103,7 @@ TEST(EventTest, WhatTheStreamWroteIsSeenByWhoWaited) {
   }
 }
 
-TEST(EventTest, ActionRunsOnceWhetherTheEventHappenedBeforeOrLater) {
+TEST(HostEventTest, ActionRunsOnceWhetherTheEventHappenedBeforeOrLater) {
   HostEvent event;
   int calls = 0;
   event.then([&] { ++calls; });
@@ -120,7 +114,7 @@ TEST(EventTest, ActionRunsOnceWhetherTheEventHappenedBeforeOrLater) {
   EXPECT_EQ(calls, 2);
 }
 
-TEST(EventTest, NoActionIsLostWhenAddedWhileTheEventHappens) {
+TEST(HostEventTest, NoActionIsLostWhenAddedWhileTheEventHappens) {
   for (int round = 0; round < 200; ++round) {
     HostEvent event;
     std::atomic<int> calls{0};
@@ -131,15 +125,15 @@ TEST(EventTest, NoActionIsLostWhenAddedWhileTheEventHappens) {
   }
 }
 
-TEST(EventTest, WaitingTakesNoProcessorTime) {
+TEST_P(EventTest, WaitingTakesNoProcessorTime) {
   constexpr double kWallS = 0.3;
-  Gate gate;
-  Stream first = Stream::host({"first"});
-  first.enqueue(gate.task());
-  const Event event = first.record();
+  Stream first = make("first");
   std::vector<Stream> waiting;  // Streams that wait, streams with nothing to do, and this thread.
+  Gate gate;
+  gate.hold(first);
+  const Event event = first.record();
   for (int i = 0; i < 8; ++i) {
-    waiting.push_back(Stream::host({"waiting"}));
+    waiting.push_back(make("waiting"));
     if (i % 2 == 0) waiting.back().wait(event);
   }
   const double before_s = process_cpu_s();

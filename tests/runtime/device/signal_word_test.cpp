@@ -87,6 +87,25 @@ TEST_F(SignalWordTest, WordsOfEveryPageAreDistinctAndComeBackLowered) {
   EXPECT_EQ(*held, 0U);
 }
 
+// The driver may wait for the device, and that for a thread that first gives its word back.
+TEST_F(SignalWordTest, WordsComeBackWhileAPageIsAwaited) {
+  std::vector<std::uint32_t*> taken;
+  std::array<std::uint32_t, 2 * SignalWords::kPageWords> memory{};
+  std::size_t pages_given = 0;
+  SignalWords ring([&] {
+    if (pages_given == 1) std::thread([&] { ring.give_back(taken[7]); }).join();
+    return memory.data() + SignalWords::kPageWords * pages_given++;
+  });
+  for (std::size_t i = 0; i <= SignalWords::kPageWords; ++i) taken.push_back(ring.take());
+  const std::set<std::uint32_t*> distinct(taken.begin(), taken.end());
+  EXPECT_GE(distinct.size(), SignalWords::kPageWords);
+  EXPECT_EQ(pages_given, 2U);
+  // All words of both pages but those that are still held are there, each once.
+  for (std::size_t i = distinct.size(); i < memory.size(); ++i) taken.push_back(ring.take());
+  EXPECT_EQ(std::set<std::uint32_t*>(taken.begin(), taken.end()).size(), memory.size());
+  EXPECT_EQ(pages_given, 2U);
+}
+
 TEST_F(SignalWordTest, AnotherThreadMayRaiseAndPass) {
   let_stream_wait([this] { return Event(behind); });
   std::thread other([this] {

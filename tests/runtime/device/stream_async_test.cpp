@@ -1,51 +1,60 @@
-// Streams with a thread of their own: independence, chains of waits, and use from many threads.
+// Streams that run beside the caller, on every device: independence, chains of waits, and use from
+// many threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <future>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "runtime/device/stream.h"
+#include "tests/support/backend.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {
 
 using testing::HasSubstr;
 
-void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+class StreamAsyncTest : public testing::TestWithParam<DeviceId> {
+ protected:
+  static Stream make(std::string name) { return Stream::owned(GetParam(), {std::move(name)}); }
+};
 
-TEST(StreamAsyncTest, EnqueueReturnsBeforeTheTaskRan) {
-  std::promise<void> opened;
-  Stream stream = Stream::host({"async"});
-  stream.enqueue([&](StreamRef) { opened.get_future().wait(); });
+INSTANTIATE_TEST_SUITE_P(Devices, StreamAsyncTest, testing::ValuesIn(built_devices()), device_name);
+
+TEST_P(StreamAsyncTest, EnqueueReturnsBeforeTheTaskRan) {
+  Stream stream = make("async");
+  Gate gate;
+  gate.hold(stream);
+  bool ran = false;
+  stream.enqueue(task_of([&] { ran = true; }));
   const Event event = stream.record();
-  EXPECT_FALSE(event.happened());  // A task run by enqueue() would never have returned.
-  opened.set_value();
+  EXPECT_FALSE(event.happened());  // An enqueue() that waited would never have returned.
+  gate.open();
   stream.synchronize();
+  EXPECT_TRUE(ran);
 }
 
-TEST(StreamAsyncTest, StreamsRunSideBySide) {
-  Stream first = Stream::host({"first"});
-  Stream second = Stream::host({"second"});
-  std::promise<void> ping;
-  std::promise<void> pong;
-  first.enqueue([&](StreamRef) {
-    ping.set_value();
-    pong.get_future().wait();
-  });
-  second.enqueue([&](StreamRef) {
-    ping.get_future().wait();
-    pong.set_value();
-  });
-  first.synchronize();
-  second.synchronize();
+TEST_P(StreamAsyncTest, StreamsRunSideBySide) {
+  Stream first = make("first");
+  Stream second = make("second");
+  for (const auto& [held, free] : {std::pair{&first, &second}, {&second, &first}}) {
+    Gate gate;
+    gate.hold(*held);
+    const Event event = held->record();
+    bool ran = false;
+    free->enqueue(task_of([&] { ran = true; }));
+    free->synchronize();
+    EXPECT_TRUE(ran);
+    EXPECT_FALSE(event.happened());
+    gate.open();
+    held->synchronize();
+  }
 }
 
-TEST(StreamAsyncTest, SynchronizeInItsOwnTaskIsRefusedInsteadOfHanging) {
+TEST(HostStreamAsyncTest, SynchronizeInItsOwnTaskIsRefusedInsteadOfHanging) {
   Stream stream = Stream::host({"self"});
   stream.enqueue([&](StreamRef) { stream.synchronize(); });
   EXPECT_THAT([&] { stream.synchronize(); }, testing::ThrowsMessage<InvalidArgument>(HasSubstr(
@@ -54,36 +63,36 @@ TEST(StreamAsyncTest, SynchronizeInItsOwnTaskIsRefusedInsteadOfHanging) {
 
 // Each stream waits for the one before it, and the waits are enqueued before the first stream
 // has started: every stream is blocked in a wait while the next one waits for it.
-TEST(StreamAsyncTest, ChainOfWaitingStreamsUnwindsInOrder) {
+TEST_P(StreamAsyncTest, ChainOfWaitingStreamsUnwindsInOrder) {
   constexpr int kStreams = 32;
-  std::promise<void> opened;
   std::vector<int> order;
   std::vector<Stream> streams;
-  for (int i = 0; i < kStreams; ++i) streams.push_back(Stream::host({"chain"}));
-  streams[0].enqueue([&](StreamRef) { opened.get_future().wait(); });
+  for (int i = 0; i < kStreams; ++i) streams.push_back(make("chain"));
+  Gate gate;
+  gate.hold(streams[0]);
   Event previous = streams[0].record();
   for (int i = 1; i < kStreams; ++i) {
     Stream& stream = streams[static_cast<std::size_t>(i)];
     stream.wait(previous);
-    stream.enqueue([&order, i](StreamRef) { order.push_back(i); });
+    stream.enqueue(task_of([&order, i] { order.push_back(i); }));
     previous = stream.record();
   }
   EXPECT_FALSE(previous.happened());
-  opened.set_value();
+  gate.open();
   previous.wait();
   std::vector<int> expected(kStreams - 1);
   std::iota(expected.begin(), expected.end(), 1);
   EXPECT_EQ(order, expected);
 }
 
-TEST(StreamAsyncTest, TwoStreamsMayWaitForEachOtherInTurn) {
-  Stream left = Stream::host({"left"});
-  Stream right = Stream::host({"right"});
+TEST_P(StreamAsyncTest, TwoStreamsMayWaitForEachOtherInTurn) {
+  Stream left = make("left");
+  Stream right = make("right");
   std::vector<int> order;
   for (int i = 0; i < 200; i += 2) {
-    left.enqueue([&order, i](StreamRef) { order.push_back(i); });
+    left.enqueue(task_of([&order, i] { order.push_back(i); }));
     right.wait(left.record());
-    right.enqueue([&order, i](StreamRef) { order.push_back(i + 1); });
+    right.enqueue(task_of([&order, i] { order.push_back(i + 1); }));
     left.wait(right.record());
   }
   left.synchronize();
@@ -92,39 +101,39 @@ TEST(StreamAsyncTest, TwoStreamsMayWaitForEachOtherInTurn) {
   EXPECT_EQ(order, expected);
 }
 
-TEST(StreamAsyncTest, DestroyedWhileItWaitsForAnotherStreamItFinishesAfterwards) {
-  Stream other = Stream::host({"other"});
+TEST_P(StreamAsyncTest, DestroyedWhileItWaitsForAnotherStreamItFinishesAfterwards) {
+  Stream other = make("other");
   bool ran = false;
   {
-    Stream waiting = Stream::host({"waiting"});
-    other.enqueue([](StreamRef) { sleep_ms(20); });
+    Stream waiting = make("waiting");
+    other.enqueue(task_of([] { sleep_ms(20); }));
     waiting.wait(other.record());
-    waiting.enqueue([&](StreamRef) { ran = true; });
+    waiting.enqueue(task_of([&] { ran = true; }));
   }
   EXPECT_TRUE(ran);
 }
 
-TEST(StreamAsyncTest, EventOfADestroyedStreamCanBeWaitedFor) {
+TEST_P(StreamAsyncTest, EventOfADestroyedStreamCanBeWaitedFor) {
   Event event;
   {
-    Stream gone = Stream::host({"gone"});
-    gone.enqueue([](StreamRef) { sleep_ms(5); });
+    Stream gone = make("gone");
+    gone.enqueue(task_of([] { sleep_ms(5); }));
     event = gone.record();
   }
-  Stream stream = Stream::host({"stream"});
+  Stream stream = make("stream");
   stream.wait(event);
   stream.synchronize();
 }
 
-TEST(StreamAsyncTest, ManyThreadsMayUseOneStream) {
+TEST_P(StreamAsyncTest, ManyThreadsMayUseOneStream) {
   constexpr int kThreads = 4;
   constexpr int kTasks = 250;
-  Stream stream = Stream::host({"shared"});
-  int ran = 0;  // Not atomic: one worker runs them all.
+  Stream stream = make("shared");
+  int ran = 0;  // Not atomic: they run one after another.
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
-      for (int i = 0; i < kTasks; ++i) stream.enqueue([&](StreamRef) { ++ran; });
+      for (int i = 0; i < kTasks; ++i) stream.enqueue(task_of([&] { ++ran; }));
       stream.record().wait();
     });
   }

@@ -1,37 +1,53 @@
-// What every kind of host stream promises: order, errors, waits, and what its end finishes.
+// What every kind of stream promises: order, errors, waits, and what its end finishes.
 #include "runtime/device/stream.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <atomic>
-#include <chrono>
+#include <functional>
 #include <future>
 #include <numeric>
+#include <ostream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "runtime/trace/trace.h"
+#include "tests/support/backend.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {
 
-using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-enum class Kind { kOwned, kBorrowed, kHost };
+struct Kind {
+  std::string name;
+  DeviceId device;
+  std::function<Stream()> make;
+};
 
-Stream make(Kind kind, std::string name = "stream") {
-  if (kind == Kind::kOwned) return Stream::owned(DeviceId::host(), {std::move(name)});
-  if (kind == Kind::kBorrowed) return Stream::borrowed(StreamRef::host());
-  return Stream::host({std::move(name)});
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+
+std::vector<Kind> host_kinds() {
+  return {
+      {"cpu_owned", DeviceId::host(), [] { return Stream::owned(DeviceId::host(), {"stream"}); }},
+      {"cpu_borrowed", DeviceId::host(), [] { return Stream::borrowed(StreamRef::host()); }},
+      {"cpu_host", DeviceId::host(), [] { return Stream::host({"stream"}); }}};
 }
 
-void sleep_ms(int ms) { std::this_thread::sleep_for(milliseconds(ms)); }
+std::vector<Kind> built_kinds() {
+  std::vector<Kind> kinds = host_kinds();
+  for (const DeviceId device : built_devices()) {
+    if (device.is_host()) continue;
+    kinds.push_back({"cuda", device, [device] { return Stream::owned(device, {"stream"}); }});
+  }
+  return kinds;
+}
 
 std::string text_of(const std::exception_ptr& error) {
   if (error == nullptr) return "nothing thrown";
@@ -47,36 +63,47 @@ std::string text_of(const std::exception_ptr& error) {
 // What every kind promises.
 class StreamTest : public testing::TestWithParam<Kind> {
  protected:
-  Stream stream = make(GetParam());
+  Stream stream = GetParam().make();
 };
 
-std::string kind_name(const testing::TestParamInfo<Kind>& kind) {
-  static constexpr std::array kNames = {"Owned", "Borrowed", "Host"};
-  return kNames[static_cast<std::size_t>(kind.param)];
-}
+// What those promise whose tasks run on a thread of ours.
+class HostStreamTest : public StreamTest {};
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StreamTest,
-                         testing::Values(Kind::kOwned, Kind::kBorrowed, Kind::kHost), kind_name);
+std::string kind_name(const testing::TestParamInfo<Kind>& kind) { return kind.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, StreamTest, testing::ValuesIn(built_kinds()), kind_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, HostStreamTest, testing::ValuesIn(host_kinds()), kind_name);
 
 TEST_P(StreamTest, RunsTasksInOrder) {
   std::vector<int> order;
-  for (int i = 0; i < 100; ++i) stream.enqueue([&order, i](StreamRef) { order.push_back(i); });
+  for (int i = 0; i < 100; ++i) stream.enqueue(task_of([&order, i] { order.push_back(i); }));
   stream.synchronize();
   std::vector<int> expected(100);
   std::iota(expected.begin(), expected.end(), 0);
   EXPECT_EQ(order, expected);
 }
 
-TEST_P(StreamTest, HandsTheHostDeviceToItsTasks) {
+TEST_P(StreamTest, HandsItsDeviceToItsTasks) {
   StreamRef seen = StreamRef::cuda(7, nullptr);
   stream.enqueue([&](StreamRef ref) { seen = ref; });
   stream.synchronize();
-  EXPECT_EQ(seen.native(), nullptr);
-  EXPECT_TRUE(seen.is_host());
-  EXPECT_TRUE(stream.device().is_host());
+  EXPECT_EQ(seen.device(), GetParam().device);
+  EXPECT_EQ(seen.native() == nullptr, seen.is_host());
+  EXPECT_EQ(stream.device(), GetParam().device);
 }
 
-TEST_P(StreamTest, DoneRunsAfterItsTaskAndBeforeTheNextTask) {
+TEST_P(StreamTest, DoneComesInOrderAndAfterItsTask) {
+  std::atomic<int> ran{0};
+  std::vector<int> ran_before;
+  for (int i = 0; i < 10; ++i) {
+    stream.enqueue(task_of([&] { ++ran; }), [&](const Completion&) { ran_before.push_back(ran); });
+  }
+  stream.synchronize();
+  ASSERT_EQ(ran_before.size(), 10U);
+  for (int i = 0; i < 10; ++i) EXPECT_GT(ran_before[static_cast<std::size_t>(i)], i);
+}
+
+TEST_P(HostStreamTest, DoneRunsAfterItsTaskAndBeforeTheNextTask) {
   std::vector<std::string> order;
   for (const std::string name : {"a", "b"}) {
     stream.enqueue([&, name](StreamRef) { order.push_back("task " + name); },
@@ -89,7 +116,7 @@ TEST_P(StreamTest, DoneRunsAfterItsTaskAndBeforeTheNextTask) {
 TEST_P(StreamTest, CompletionSaysWhenTheTaskRan) {
   const double before_us = now_us();
   Completion seen;
-  stream.enqueue([](StreamRef) { sleep_ms(10); }, [&](const Completion& c) { seen = c; });
+  stream.enqueue(task_of([] { sleep_ms(10); }), [&](const Completion& c) { seen = c; });
   stream.synchronize();
   EXPECT_GE(seen.begin_us, before_us);
   EXPECT_GE(seen.end_us - seen.begin_us, 10'000);
@@ -112,7 +139,7 @@ TEST_P(StreamTest, ExceptionGoesToDoneAndLaterTasksStillRun) {
   bool later = false;
   stream.enqueue([](StreamRef) { throw std::runtime_error("lane broke"); },
                  [&](const Completion& c) { text = text_of(c.error); });
-  stream.enqueue([&](StreamRef) { later = true; });
+  stream.enqueue(task_of([&] { later = true; }));
   stream.synchronize();  // Must not rethrow: `done` has it.
   EXPECT_EQ(text, "lane broke");
   EXPECT_TRUE(later);
@@ -136,7 +163,7 @@ TEST_P(StreamTest, ThrownIntsAndEmptyTasksAreErrorsToo) {
 
 TEST_P(StreamTest, ErrorNobodyAsksForDiesWithTheStream) {
   stream.enqueue([](StreamRef) { throw std::runtime_error("unheard"); });
-  stream = make(GetParam());
+  stream = GetParam().make();
   stream.synchronize();
 }
 
@@ -147,7 +174,7 @@ TEST_P(StreamTest, DestructorFinishesWhatWasEnqueued) {
     const Stream moved = [&] {
       Stream local = std::move(stream);
       for (int i = 0; i < 20; ++i) {
-        local.enqueue([](StreamRef) { sleep_ms(1); }, [&](const Completion&) { ++finished; });
+        local.enqueue(task_of([] { sleep_ms(1); }), [&](const Completion&) { ++finished; });
       }
       last = local.record();
       return local;
@@ -155,16 +182,16 @@ TEST_P(StreamTest, DestructorFinishesWhatWasEnqueued) {
   }
   EXPECT_EQ(finished, 20);
   EXPECT_TRUE(last.happened());
-  stream = make(GetParam());
+  stream = GetParam().make();
 }
 
 TEST_P(StreamTest, MoveAssignmentFinishesTheOldWork) {
   std::atomic<bool> finished{false};
-  stream.enqueue([&](StreamRef) {
+  stream.enqueue(task_of([&] {
     sleep_ms(20);
     finished = true;
-  });
-  stream = make(GetParam());
+  }));
+  stream = GetParam().make();
   EXPECT_TRUE(finished);
 }
 
@@ -172,9 +199,9 @@ TEST_P(StreamTest, DoneMayEnqueueOnItsOwnStreamAndOnAnother) {
   Stream other = Stream::host({"other"});
   std::promise<void> both;
   std::atomic<int> ran{0};
-  const auto count = [&](StreamRef) {
+  const Stream::Task count = task_of([&] {
     if (++ran == 2) both.set_value();
-  };
+  });
   stream.enqueue([](StreamRef) {},
                  [&](const Completion&) {
                    stream.enqueue(count);
@@ -193,17 +220,17 @@ TEST_P(StreamTest, WaitHoldsLaterWorkUntilTheEventOfAnotherStream) {
     written = true;
   });
   stream.wait(other.record());
-  stream.enqueue([&](StreamRef) { seen = written; });
+  stream.enqueue(task_of([&] { seen = written; }));
   stream.synchronize();
   EXPECT_TRUE(seen);
 }
 
 TEST_P(StreamTest, WaitForItsOwnPastDoesNotBlock) {
-  stream.enqueue([](StreamRef) { sleep_ms(5); });
+  stream.enqueue(task_of([] { sleep_ms(5); }));
   stream.wait(stream.record());
   stream.wait(Event());
   bool ran = false;
-  stream.enqueue([&](StreamRef) { ran = true; });
+  stream.enqueue(task_of([&] { ran = true; }));
   stream.synchronize();
   EXPECT_TRUE(ran);
 }

@@ -1,4 +1,4 @@
-// PinnedPool: exact sizes, reuse only after the event, timeouts that name names.
+// PinnedPool on every device: exact sizes, reuse only after the event, timeouts that name names.
 #include "runtime/memory/pinned_pool.h"
 
 #include <gmock/gmock.h>
@@ -8,15 +8,15 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <future>
 #include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "runtime/device/stream.h"
 #include "runtime/memory/scribble.h"
+#include "tests/support/backend.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {
@@ -31,40 +31,42 @@ constexpr milliseconds kAtOnce{0};
 constexpr milliseconds kLong{30'000};
 constexpr std::size_t kSlab = 64 * 1024;
 
-class PinnedPoolTest : public testing::Test {
+class PinnedPoolTest : public testing::TestWithParam<DeviceId> {
  protected:
   Budget budget{Budget::Limits{0, 0, 1 << 20, 0}};
-  PinnedPool pool{budget, DeviceId::host(), {.slab_bytes = kSlab}};
+  PinnedPool pool{budget, GetParam(), {.slab_bytes = kSlab}};
 };
 
-TEST_F(PinnedPoolTest, SlabIsReservedAtConstructionAndGivenBackAtTheEnd) {
+INSTANTIATE_TEST_SUITE_P(Devices, PinnedPoolTest, testing::ValuesIn(built_devices()), device_name);
+
+TEST_P(PinnedPoolTest, SlabIsReservedAtConstructionAndGivenBackAtTheEnd) {
   EXPECT_EQ(budget.used(Tier::kPinned), kSlab);
   {
-    const PinnedPool second(budget, DeviceId::host(), {.slab_bytes = 5 * 4096});
+    const PinnedPool second(budget, GetParam(), {.slab_bytes = 5 * 4096});
     EXPECT_EQ(budget.used(Tier::kPinned), kSlab + 5 * 4096);
   }
   EXPECT_EQ(budget.used(Tier::kPinned), kSlab);
 }
 
-TEST(PinnedPoolPagesTest, SlabOfHugePagesIsReservedAsTheWholePagesThatItTakes) {
-  Budget budget{Budget::Limits{0, 0, 8 << 20, 0}};
-  const PinnedPool pool(budget, DeviceId::host(),
+TEST_P(PinnedPoolTest, SlabOfHugePagesIsReservedAsTheWholePagesThatItTakes) {
+  Budget roomy{Budget::Limits{0, 0, 8 << 20, 0}};
+  const PinnedPool huge(roomy, GetParam(),
                         {.slab_bytes = kHugePageBytes + 4096, .pages = Pages::kHuge});
-  EXPECT_EQ(budget.used(Tier::kPinned), 2 * kHugePageBytes);
-  EXPECT_EQ(pool.slab_bytes(), kHugePageBytes + 4096);
-  EXPECT_EQ(pool.slab().size(), pool.slab_bytes());
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pool.slab().data()) % kHugePageBytes, 0U);
-  EXPECT_LE(pool.huge_bytes(), pool.slab_bytes());
-  EXPECT_EQ(pool.huge_bytes(), huge_bytes(pool.slab().data(), pool.slab_bytes()));
+  EXPECT_EQ(roomy.used(Tier::kPinned), 2 * kHugePageBytes);
+  EXPECT_EQ(huge.slab_bytes(), kHugePageBytes + 4096);
+  EXPECT_EQ(huge.slab().size(), huge.slab_bytes());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(huge.slab().data()) % kHugePageBytes, 0U);
+  EXPECT_LE(huge.huge_bytes(), huge.slab_bytes());
+  EXPECT_EQ(huge.huge_bytes(), huge_bytes(huge.slab().data(), huge.slab_bytes()));
 }
 
-TEST_F(PinnedPoolTest, LeasesAreInsideTheSlab) {
+TEST_P(PinnedPoolTest, LeasesAreInsideTheSlab) {
   const auto lease = pool.acquire(kSlab, "whole", kAtOnce);
   EXPECT_EQ(lease.bytes().data(), pool.slab().data());
   EXPECT_EQ(pool.slab().size(), kSlab);
 }
 
-TEST_F(PinnedPoolTest, LeaseHasExactlyTheBytesAskedForOnItsOwnCacheLine) {
+TEST_P(PinnedPoolTest, LeaseHasExactlyTheBytesAskedForOnItsOwnCacheLine) {
   std::vector<PinnedPool::Lease> leases;
   for (const std::size_t bytes : {1UL, 63UL, 64UL, 65UL, 0UL, 1021UL}) {
     leases.push_back(pool.acquire(bytes, "piece", kAtOnce));
@@ -79,7 +81,7 @@ TEST_F(PinnedPoolTest, LeaseHasExactlyTheBytesAskedForOnItsOwnCacheLine) {
   }
 }
 
-TEST_F(PinnedPoolTest, NothingIsRoundedToAPowerOfTwo) {
+TEST_P(PinnedPoolTest, NothingIsRoundedToAPowerOfTwo) {
   constexpr std::size_t kThird = kSlab / 3 / 64 * 64;  // Next power of two: half the slab.
   const auto a = pool.acquire(kThird, "a", kAtOnce);
   const auto b = pool.acquire(kThird, "b", kAtOnce);
@@ -87,7 +89,7 @@ TEST_F(PinnedPoolTest, NothingIsRoundedToAPowerOfTwo) {
   EXPECT_EQ(pool.in_flight_bytes(), 3 * kThird);
 }
 
-TEST_F(PinnedPoolTest, EveryAlignmentIsMetAmongOthersOfOddSizes) {
+TEST_P(PinnedPoolTest, EveryAlignmentIsMetAmongOthersOfOddSizes) {
   std::vector<PinnedPool::Lease> leases;
   for (const std::size_t bytes : {1UL, 65UL, 1021UL, 4096UL, 4097UL}) {
     for (const std::size_t alignment : {1UL, 64UL, 512UL, 4096UL}) {
@@ -103,7 +105,7 @@ TEST_F(PinnedPoolTest, EveryAlignmentIsMetAmongOthersOfOddSizes) {
   }
 }
 
-TEST_F(PinnedPoolTest, WhatAnAlignmentSkipsIsLeasedToOthers) {
+TEST_P(PinnedPoolTest, WhatAnAlignmentSkipsIsLeasedToOthers) {
   constexpr std::size_t kPage = 4096;
   const auto small = pool.acquire(100, "small", kAtOnce);
   std::vector<PinnedPool::Lease> pages;
@@ -117,7 +119,7 @@ TEST_F(PinnedPoolTest, WhatAnAlignmentSkipsIsLeasedToOthers) {
   EXPECT_EQ(gap.bytes().data() - small.bytes().data(), 128);
 }
 
-TEST_F(PinnedPoolTest, HolesBetweenAlignedPiecesJoinAgain) {
+TEST_P(PinnedPoolTest, HolesBetweenAlignedPiecesJoinAgain) {
   std::vector<PinnedPool::Lease> leases;
   for (int i = 0; i < 8; ++i) {
     leases.push_back(pool.acquire(100, "odd", kAtOnce));
@@ -128,7 +130,7 @@ TEST_F(PinnedPoolTest, HolesBetweenAlignedPiecesJoinAgain) {
   EXPECT_EQ(pool.acquire(kSlab, "whole", kAtOnce, 4096).bytes().size(), kSlab);
 }
 
-TEST_F(PinnedPoolTest, AlignmentThatIsNoPowerOfTwoUpToAPageIsRefused) {
+TEST_P(PinnedPoolTest, AlignmentThatIsNoPowerOfTwoUpToAPageIsRefused) {
   for (const std::size_t alignment : {0UL, 3UL, 96UL, 4095UL, 8192UL}) {
     EXPECT_THAT([&] { (void)pool.acquire(1, "piece", kAtOnce, alignment); },
                 ThrowsMessage<InvalidArgument>(
@@ -138,7 +140,7 @@ TEST_F(PinnedPoolTest, AlignmentThatIsNoPowerOfTwoUpToAPageIsRefused) {
   EXPECT_EQ(pool.in_flight(), 0U);
 }
 
-TEST_F(PinnedPoolTest, WholeSlabCanBeLeasedAgainAndAgain) {
+TEST_P(PinnedPoolTest, WholeSlabCanBeLeasedAgainAndAgain) {
   for (int i = 0; i < 10; ++i) {
     const auto whole = pool.acquire(kSlab, "whole", kAtOnce);
     EXPECT_EQ(pool.in_flight(), 1U);
@@ -146,19 +148,19 @@ TEST_F(PinnedPoolTest, WholeSlabCanBeLeasedAgainAndAgain) {
   EXPECT_EQ(pool.in_flight(), 0U);
 }
 
-TEST_F(PinnedPoolTest, RequestLargerThanTheSlabIsRefusedAtOnce) {
+TEST_P(PinnedPoolTest, RequestLargerThanTheSlabIsRefusedAtOnce) {
   EXPECT_THAT([&] { auto none = pool.acquire(kSlab + 1, "moments", kLong); },
               ThrowsMessage<InvalidArgument>(
                   AllOf(HasSubstr("moments needs 65537 bytes"), HasSubstr("slab's 65536 bytes"))));
 }
 
-TEST_F(PinnedPoolTest, EmptySlabAndTooLargeSlabAreRefused) {
-  EXPECT_THROW(PinnedPool(budget, DeviceId::host(), {.slab_bytes = 0}), InvalidArgument);
-  EXPECT_THROW(PinnedPool(budget, DeviceId::host(), {.slab_bytes = 2 << 20}), OutOfMemory);
+TEST_P(PinnedPoolTest, EmptySlabAndTooLargeSlabAreRefused) {
+  EXPECT_THROW(PinnedPool(budget, GetParam(), {.slab_bytes = 0}), InvalidArgument);
+  EXPECT_THROW(PinnedPool(budget, GetParam(), {.slab_bytes = 2 << 20}), OutOfMemory);
   EXPECT_EQ(budget.used(Tier::kPinned), kSlab);
 }
 
-TEST_F(PinnedPoolTest, TimeoutNamesTheLeasesInFlight) {
+TEST_P(PinnedPoolTest, TimeoutNamesTheLeasesInFlight) {
   const auto held = pool.acquire(kSlab - 1024, "gradient of layer 5", kAtOnce);
   EXPECT_THAT([&] { auto none = pool.acquire(2000, "moments", milliseconds(20)); },
               ThrowsMessage<Timeout>(AllOf(
@@ -168,7 +170,7 @@ TEST_F(PinnedPoolTest, TimeoutNamesTheLeasesInFlight) {
   EXPECT_EQ(pool.in_flight(), 1U);
 }
 
-TEST_F(PinnedPoolTest, TimeoutWithManyLeasesNamesTheLargestAndCountsTheRest) {
+TEST_P(PinnedPoolTest, TimeoutWithManyLeasesNamesTheLargestAndCountsTheRest) {
   std::vector<PinnedPool::Lease> leases;
   for (std::size_t i = 1; i <= 20; ++i) {
     leases.push_back(pool.acquire(i * 64, "piece " + std::to_string(i), kAtOnce));
@@ -178,7 +180,7 @@ TEST_F(PinnedPoolTest, TimeoutWithManyLeasesNamesTheLargestAndCountsTheRest) {
                                            HasSubstr("and 12 more"), Not(HasSubstr("piece 3 ")))));
 }
 
-TEST_F(PinnedPoolTest, WaitingAcquireIsServedWhenALeaseComesBack) {
+TEST_P(PinnedPoolTest, WaitingAcquireIsServedWhenALeaseComesBack) {
   auto held = std::make_unique<PinnedPool::Lease>(pool.acquire(kSlab, "held", kAtOnce));
   std::thread giver([&] {
     std::this_thread::sleep_for(milliseconds(20));
@@ -188,10 +190,10 @@ TEST_F(PinnedPoolTest, WaitingAcquireIsServedWhenALeaseComesBack) {
   giver.join();
 }
 
-TEST_F(PinnedPoolTest, RetiredPieceIsNotReusedBeforeItsEvent) {
-  std::promise<void> opened;
-  Stream stream = Stream::host({"copy"});
-  stream.enqueue([&](StreamRef) { opened.get_future().wait(); });
+TEST_P(PinnedPoolTest, RetiredPieceIsNotReusedBeforeItsEvent) {
+  Stream stream = Stream::owned(GetParam(), {"copy"});
+  Gate gate;
+  gate.hold(stream);
   auto lease = pool.acquire(kSlab, "copying", kAtOnce);
   lease.retire(stream.record());
   EXPECT_TRUE(lease.bytes().empty());
@@ -199,28 +201,28 @@ TEST_F(PinnedPoolTest, RetiredPieceIsNotReusedBeforeItsEvent) {
   EXPECT_THAT(
       [&] { auto none = pool.acquire(1, "early", milliseconds(5)); },
       ThrowsMessage<Timeout>(HasSubstr("copying 65536 bytes (64.00 KiB) generation 1 (retiring)")));
-  opened.set_value();
+  gate.open();
   const auto next = pool.acquire(kSlab, "next", kLong);
   EXPECT_EQ(next.generation(), 2U);
 }
 
-TEST_F(PinnedPoolTest, RetiringWithAnEventThatHasHappenedGivesBackAtOnce) {
+TEST_P(PinnedPoolTest, RetiringWithAnEventThatHasHappenedGivesBackAtOnce) {
   auto lease = pool.acquire(100, "done", kAtOnce);
   lease.retire(Event());
   EXPECT_EQ(pool.in_flight(), 0U);
   lease.retire(Event());  // An empty lease has nothing to retire.
 }
 
-TEST_F(PinnedPoolTest, DestructorWaitsForRetiringLeases) {
+TEST_P(PinnedPoolTest, DestructorWaitsForRetiringLeases) {
   std::atomic<bool> finished{false};
-  Stream stream = Stream::host({"copy"});
+  Stream stream = Stream::owned(GetParam(), {"copy"});
   {
-    PinnedPool local(budget, DeviceId::host(), {.slab_bytes = 4096});
+    PinnedPool local(budget, GetParam(), {.slab_bytes = 4096});
     auto lease = local.acquire(100, "copying", kAtOnce);
-    stream.enqueue([&](StreamRef) {
-      std::this_thread::sleep_for(milliseconds(20));
+    stream.enqueue(task_of([&] {
+      sleep_ms(20);
       finished = true;
-    });
+    }));
     lease.retire(stream.record());
   }
   EXPECT_TRUE(finished);
@@ -239,7 +241,7 @@ TEST(PinnedPoolDeathTest, DestroyedWhileALeaseIsHeldItTerminatesAndNamesTheLease
       "destroyed while leases are held: forgotten 100 bytes generation 1");
 }
 
-TEST_F(PinnedPoolTest, MovedLeaseGivesBackOnce) {
+TEST_P(PinnedPoolTest, MovedLeaseGivesBackOnce) {
   auto first = pool.acquire(100, "first", kAtOnce);
   auto second = std::move(first);
   EXPECT_TRUE(first.bytes().empty());  // NOLINT(bugprone-use-after-move): that is the promise.
@@ -250,7 +252,7 @@ TEST_F(PinnedPoolTest, MovedLeaseGivesBackOnce) {
   EXPECT_EQ(pool.in_flight_bytes(), 200U);
 }
 
-TEST_F(PinnedPoolTest, GenerationTellsTwoUsesOfOnePieceApart) {
+TEST_P(PinnedPoolTest, GenerationTellsTwoUsesOfOnePieceApart) {
   auto first = pool.acquire(kSlab, "first", kAtOnce);
   const std::uint64_t old = first.generation();
   EXPECT_TRUE(pool.is_current(old));
@@ -261,8 +263,8 @@ TEST_F(PinnedPoolTest, GenerationTellsTwoUsesOfOnePieceApart) {
   EXPECT_TRUE(pool.is_current(second.generation()));
 }
 
-TEST_F(PinnedPoolTest, GenerationWrapsAroundPastZero) {
-  PinnedPool last(budget, DeviceId::host(), {.slab_bytes = 4096, .first_generation = UINT64_MAX});
+TEST_P(PinnedPoolTest, GenerationWrapsAroundPastZero) {
+  PinnedPool last(budget, GetParam(), {.slab_bytes = 4096, .first_generation = UINT64_MAX});
   const auto a = last.acquire(64, "a", kAtOnce);
   const auto b = last.acquire(64, "b", kAtOnce);
   EXPECT_EQ(a.generation(), UINT64_MAX);
@@ -271,7 +273,7 @@ TEST_F(PinnedPoolTest, GenerationWrapsAroundPastZero) {
   EXPECT_TRUE(last.is_current(UINT64_MAX));
 }
 
-TEST_F(PinnedPoolTest, GivenBackBytesAreScribbledOnWhereTheBuildAsksForIt) {
+TEST_P(PinnedPoolTest, GivenBackBytesAreScribbledOnWhereTheRunAsksForIt) {
   auto lease = pool.acquire(100, "stale", kAtOnce);
   const std::span<std::byte> stale = lease.bytes();
   std::memset(stale.data(), 0x11, stale.size());
@@ -279,10 +281,10 @@ TEST_F(PinnedPoolTest, GivenBackBytesAreScribbledOnWhereTheBuildAsksForIt) {
   EXPECT_EQ(stale[99], scribbles() ? kScribble : std::byte{0x11});
 }
 
-TEST_F(PinnedPoolTest, LeasesOfManyThreadsNeverOverlap) {
+TEST_P(PinnedPoolTest, LeasesOfManyThreadsNeverOverlap) {
   constexpr int kThreads = 4;
   std::atomic<int> torn{0};
-  Stream stream = Stream::host({"retire"});
+  Stream stream = Stream::owned(GetParam(), {"retire"});
   const auto work = [&](unsigned seed) {
     std::mt19937 random(seed);
     for (int i = 0; i < 300; ++i) {

@@ -1,20 +1,26 @@
-// scribble(): fills in the eager-spill build, and does nothing in others.
+// scribble(): fills in an eager-spill run, and does nothing in others.
 #include "runtime/memory/scribble.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 
 namespace sluiceway::test {
 namespace {
 
-TEST(ScribbleTest, FillsExactlyItsBytesWhereTheBuildAsksForIt) {
+TEST(ScribbleTest, FillsExactlyItsBytesWhereTheRunAsksForIt) {
   std::array<std::byte, 9> bytes{};
   scribble(bytes.data() + 1, 7);
   const std::byte inside = scribbles() ? kScribble : std::byte{0};
   EXPECT_EQ(bytes[0], std::byte{0});
   for (std::size_t i = 1; i < 8; ++i) EXPECT_EQ(bytes[i], inside) << i;
   EXPECT_EQ(bytes[8], std::byte{0});
+}
+
+// Where a run asked a build that cannot, the tests of such a run would look at nothing.
+TEST(ScribbleTest, EveryRunThatAsksForItGetsIt) {
+  EXPECT_EQ(scribbles(), std::getenv("SLUICEWAY_EAGER_SPILL") != nullptr);
 }
 
 TEST(ScribbleTest, NothingToFillIsFine) { scribble(nullptr, 0); }

@@ -199,8 +199,10 @@ TEST_P(GradientCoresTest, WhatIsPredictedOfEachTierIsWhatTheEngineTakes) {
       plain(options(GetParam().batches), model_specs(false));
   const std::vector<TensorSpec> specs = model_specs(true);
   const OffloadFootprint found =
-      offload_footprint(specs, DType::kBF16, 2 * ChunkPlan::kStoredAlignment, GetParam().batches,
-                        kStateSlots, Budget::kUnlimited, cores(), GetParam().policy, 0);
+      offload_footprint(specs, {.chunk_elems = 2 * ChunkPlan::kStoredAlignment,
+                                .micro_batches = GetParam().batches,
+                                .cores = cores(),
+                                .policy = GetParam().policy});
   const auto more = [&](Tier tier) {
     return engine.budget().peak(tier) - plain.budget().peak(tier);
   };

@@ -32,50 +32,50 @@ class AutoCodecTest : public testing::Test {
 TEST_F(AutoCodecTest, IsSvdWhereItsProjectorsFit) {
   std::vector<WeightSpec> svd = specs;
   svd[0].codec.name = "svd";
-  const WeightPlan plan = plan_weight(svd[0], false);
+  const WeightPlan plan = plan_weight(svd[0], false, DeviceId::host());
   const std::uint64_t needed =
       plan.device_bytes + plan.projector_bytes + plan.held_bytes + 2 * plan.scratch_bytes;
-  EXPECT_EQ(auto_codec(specs, needed, cheap).name, "svd");
-  EXPECT_EQ(auto_codec(specs, needed - 1, cheap).name, "block_random");
-  EXPECT_FALSE(auto_codec(specs, needed - 1, cheap).fits);
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), needed, cheap).name, "svd");
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), needed - 1, cheap).name, "block_random");
+  EXPECT_FALSE(auto_codec(specs, DeviceId::host(), needed - 1, cheap).fits);
   RunShape refreshed = cheap;
   refreshed.refresh_every = 500;
   const std::uint64_t with_refresh = needed - plan.scratch_bytes + plan.refresh_scratch_bytes;
   ASSERT_GT(with_refresh, needed);
-  EXPECT_EQ(auto_codec(specs, with_refresh, refreshed).name, "svd");
-  EXPECT_EQ(auto_codec(specs, with_refresh - 1, refreshed).name, "block_random");
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), with_refresh, refreshed).name, "svd");
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), with_refresh - 1, refreshed).name, "block_random");
 }
 
 TEST_F(AutoCodecTest, ProductsAreThreeWithAResidualAndOneMoreForEachMicroBatch) {
   // P^T G is 2 x 16 x 64 x 64, (P^T G) Q is 2 x 16 x 16 x 64; the weight's own are 6 x 64 x 64 T.
   const double once = 2.0 * 16 * 64 * (64 + 16) / (6.0 * 64 * 64);
   RunShape run{.tokens_per_step = 1000, .steps = 1000};
-  EXPECT_DOUBLE_EQ(auto_codec(specs, kRoomy, run).products, 3 * once / 1000);
+  EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).products, 3 * once / 1000);
   run.backwards = 4;
-  EXPECT_DOUBLE_EQ(auto_codec(specs, kRoomy, run).products, 6 * once / 1000);
+  EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).products, 6 * once / 1000);
   specs[0].residual = ResidualKind::kNone;
-  EXPECT_DOUBLE_EQ(auto_codec(specs, kRoomy, run).products, 5 * once / 1000);
+  EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).products, 5 * once / 1000);
 }
 
 TEST_F(AutoCodecTest, CalibrationIsSpreadOverTheRunAndRepeatedWithEachRefresh) {
   RunShape run{.tokens_per_step = 1000, .steps = 100};
   const double fit = leading_directions_flop(64, 64, 16, 16) / (6.0 * 64 * 64 * 1000);
-  EXPECT_DOUBLE_EQ(auto_codec(specs, kRoomy, run).calibration, fit / 100);
+  EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).calibration, fit / 100);
   run.refresh_every = 25;
-  EXPECT_DOUBLE_EQ(auto_codec(specs, kRoomy, run).calibration, 5 * fit / 100);
+  EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).calibration, 5 * fit / 100);
 }
 
 TEST_F(AutoCodecTest, IsBlockRandomWhereBothTogetherCostTooMuch) {
   RunShape run{.tokens_per_step = 1024, .steps = 1000};
-  const AutoCodec enough = auto_codec(specs, kRoomy, run);
+  const AutoCodec enough = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(enough.products + enough.calibration, kMostOfARun);
   EXPECT_EQ(enough.name, "svd");
   run.steps = 1;  // The calibration alone.
-  const AutoCodec brief = auto_codec(specs, kRoomy, run);
+  const AutoCodec brief = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(brief.products, kMostOfARun);
   EXPECT_EQ(brief.name, "block_random");
   run = {.tokens_per_step = 256, .steps = 1'000'000};  // The products alone.
-  const AutoCodec small = auto_codec(specs, kRoomy, run);
+  const AutoCodec small = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(small.calibration, kMostOfARun);
   EXPECT_TRUE(small.fits);
   EXPECT_EQ(small.name, "block_random");
@@ -87,11 +87,12 @@ TEST_F(AutoCodecTest, OtherCodecsCountTowardsTheMemoryAlone) {
   specs[1].residual = ResidualKind::kNone;
   specs[1].rows = 4096;
   const std::vector<WeightSpec> alone(specs.begin(), specs.begin() + 1);
-  EXPECT_EQ(auto_codec(specs, kRoomy, cheap).products, auto_codec(alone, kRoomy, cheap).products);
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, cheap).products,
+            auto_codec(alone, DeviceId::host(), kRoomy, cheap).products);
 }
 
 TEST_F(AutoCodecTest, RunOfNothingIsRefused) {
-  EXPECT_THAT([&] { auto_codec(specs, kRoomy, {.tokens_per_step = 0}); },
+  EXPECT_THAT([&] { auto_codec(specs, DeviceId::host(), kRoomy, {.tokens_per_step = 0}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("0 tokens a step, 1000 steps")));
 }
 

@@ -71,10 +71,10 @@ TEST(CalibrationTest, ACodecWhoseFirstGradientIsZeroIsFittedByTheNextOfTheSameSt
   std::vector<Matrix> zeros = training.gradients();
   for (Matrix& matrix : zeros) matrix.v.assign(matrix.v.size(), 0.0F);
   training.backward(zeros);
-  EXPECT_EQ(training.engine->end_backward().norm, 0.0);
+  EXPECT_EQ(training.engine->gathered_norm().norm, 0.0);
   std::vector<Matrix> g = training.gradients();
   training.backward(g);
-  EXPECT_GT(training.engine->end_backward().norm, 0.0);
+  EXPECT_GT(training.engine->gathered_norm().norm, 0.0);
   training.step();
   training.engine->synchronize();
   EXPECT_EQ(training.engine->take_stats().calibration.refreshed, 3U);
@@ -143,7 +143,7 @@ TEST(CalibrationTest, AnEngineReservesWhatItsPlanSaysAndNothingMoreInARefresh) {
       plans.push_back(training.engine->weight(i).plan);
       planned += plans.back().device_bytes + plans.back().projector_bytes;
     }
-    planned += shared_scratch_bytes(plans, every > 0);
+    planned += shared_bytes(plans, every > 0, DeviceId::host());
     EXPECT_EQ(training.engine->budget().used(Tier::kDevice), planned);
     for (int i = 0; i < 3; ++i) step(training);
     EXPECT_EQ(training.engine->budget().peak(Tier::kDevice), planned);

@@ -83,7 +83,7 @@ TEST(EngineResidualStepTest, TheNormOfAWeightWithoutACoreIsThatOfItsGradient) {
   std::vector<Matrix> g = training.gradients();
   const double norm = Training::norm(g);
   training.backward(g);
-  EXPECT_NEAR(training.engine->end_backward().norm, norm, 1e-5 * norm);
+  EXPECT_NEAR(training.engine->gathered_norm().norm, norm, 1e-5 * norm);
 }
 
 TEST(EngineResidualStepTest, NothingCrossesALinkWithoutACore) {
@@ -166,6 +166,35 @@ TEST(EngineResidualStepTest, AWeightThatIsHeldWaitsForTheStepAndCountsItsGradien
   training.step();
   training.engine->synchronize();
   EXPECT_NE(training.weights[1], weights[1]);
+}
+
+TEST(EngineResidualStepTest, GradientsOfOneTurnAreCountedAndNotThoseOfAll) {
+  const auto used = [](int every, const char* codec) {
+    SubspaceOptions options = with_residual(0, false);
+    options.residual_every = every;
+    Training training = training_with(options, codec);
+    const std::uint64_t held = training.engine->take_stats().held_bytes;
+    const bool all = every == 1 || codec == std::string("none");
+    EXPECT_EQ(held, 4U * (13 * 29 + 17 * 17 + (all ? 31 * 7 : 0)));
+    return training.engine->budget().used(Tier::kDevice) - held;
+  };
+  EXPECT_EQ(used(2, "block_random"), used(1, "block_random"));
+  EXPECT_EQ(used(2, "none"), used(1, "none"));  // Their norm is that of the gradient itself.
+}
+
+TEST(EngineResidualStepTest, AResidualOutOfItsTurnReadsNoSumOfGradients) {
+  SubspaceOptions options = with_residual(0, false);
+  options.residual_every = 2;
+  for (const char* codec : {"block_random", "none"}) {
+    Training training = training_with(options, codec);
+    std::vector<bool> kept;
+    for (int step = 0; step < 2; ++step) {
+      for (int index = 0; index < 3; ++index) kept.push_back(training.engine->keeps_total(index));
+      train_step(training, 1);
+    }
+    const bool all = codec == std::string("none");
+    EXPECT_THAT(kept, testing::ElementsAre(true, all, true, all, true, all));
+  }
 }
 
 TEST(EngineResidualStepTest, TurnsComeEverySoManySteps) {

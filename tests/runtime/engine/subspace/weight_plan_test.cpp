@@ -50,11 +50,11 @@ TEST_P(WeightPlanTest, TheWeightReservesExactlyWhatThePlanSays) {
   EXPECT_EQ(budget.used(Tier::kPinned), plan.pinned_bytes);
   if (GetParam().tier == CoreTier::kDevice) return;
   weight.moments.add_spare(budget, weight.spec.name);
-  EXPECT_EQ(budget.used(Tier::kHost), plan_weight(weight.spec, true).host_bytes);
+  EXPECT_EQ(budget.used(Tier::kHost), plan_weight(weight.spec, true, DeviceId::host()).host_bytes);
 }
 
 TEST_P(WeightPlanTest, WhatCrossesIsTheCoreInTheWireFormat) {
-  const WeightPlan plan = plan_weight(spec_of(GetParam()), false);
+  const WeightPlan plan = plan_weight(spec_of(GetParam()), false, DeviceId::host());
   const bool stays = GetParam().tier == CoreTier::kDevice;
   const std::uint64_t wire = stays ? 0 : wire_bytes(GetParam().wire, plan.core.elems());
   EXPECT_EQ(plan.d2h_bytes, wire);
@@ -76,11 +76,11 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(WeightPlanErrorTest, NamesTheWeightAndTheDtypeItCannotHave) {
   Case c{"identity", WireFormat::kF32, CoreTier::kHost, DType::kF32, Rounding::kStochastic};
-  EXPECT_THAT([&] { plan_weight(spec_of(c), false); },
+  EXPECT_THAT([&] { plan_weight(spec_of(c), false, DeviceId::host()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("w is f32, expected plain updates")));
   WeightSpec empty = spec_of(c);
   empty.rows = 0;
-  EXPECT_THAT([&] { plan_weight(empty, false); },
+  EXPECT_THAT([&] { plan_weight(empty, false, DeviceId::host()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("w is 0x131, expected at least 1x1")));
 }
 

@@ -1,0 +1,181 @@
+// A factored second moment against the formula in double, on every backend of this build.
+#include "kernels/factored_moment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "tests/support/guarded_array.h"
+#include "tests/support/on_backend.h"
+#include "tests/support/rng.h"
+#include "tests/support/tolerance.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+constexpr double kBeta2 = 0.99, kFactor = 1.0 / 512, kEps = 1e-8;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+const std::vector<std::pair<std::int64_t, std::int64_t>> kShapes = {
+    {5, 7}, {67, 41}, {1, 1}, {523, 3}, {2, 8191}, {70001, 13}};  // More than a grid has threads.
+
+using Vector = std::vector<double>;
+
+// v, then the roots of sqrt(V / (1 - beta2^t)) / factor.
+struct Reference {
+  Vector v_row, v_col, row, col;
+
+  Reference(const FactoredMoment& from, const FactoredMoment& means, std::int64_t t)
+      : v_row(advanced(from.row, means.row)),
+        v_col(advanced(from.col, means.col)),
+        row(v_row),
+        col(v_col) {
+    double mean = 0;
+    for (const double x : v_row) mean += x / static_cast<double>(v_row.size());
+    for (double& x : row) x = mean > 0 ? std::sqrt(x / mean) / kFactor : 0;
+    for (double& x : col) x = std::sqrt(x / (1 - std::pow(kBeta2, static_cast<double>(t))));
+  }
+  static Vector advanced(std::span<const float> from, std::span<const float> means) {
+    Vector v(from.size());
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      v[i] = kBeta2 * static_cast<double>(from[i]) +
+             (1 - kBeta2) * kFactor * kFactor * static_cast<double>(means[i]);
+    }
+    return v;
+  }
+};
+
+struct Owned {
+  GuardedArray<float> row, col;
+
+  Owned(Rng& rng, std::int64_t m, std::int64_t n)
+      : row(squares(rng, m), 1), col(squares(rng, n), 3) {}
+  FactoredMoment view() { return {row.span(), col.span()}; }
+  std::vector<float> both() const {
+    std::vector<float> all = row.values();
+    const std::vector<float> more = col.values();
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  bool guards_intact() const { return row.guards_intact() && col.guards_intact(); }
+
+ private:
+  static std::vector<float> squares(Rng& rng, std::int64_t count) {
+    std::vector<float> x = rng.vector(count);
+    for (float& each : x) each *= each;
+    return x;
+  }
+};
+
+class FactoredMomentTest : public BackendTest {
+ protected:
+  static MomentStep step(std::int64_t t) {
+    return {.beta2 = kBeta2, .eps = kEps, .factor = kFactor, .step = t};
+  }
+};
+
+TEST_P(FactoredMomentTest, MatchesTheFormulaOnOddShapes) {
+  for (const std::uint64_t seed : {5U, 6U, 7U}) {
+    Rng rng{seed};
+    for (const auto& [m, n] : kShapes) {
+      Owned from(rng, m, n), means(rng, m, n), to(rng, m, n);
+      const std::vector<float> before = from.both();
+      const Reference expected(from.view(), means.view(), 3);
+      on_backend::advance_moment(from.view(), means.view(), step(3), to.view());
+      const Tolerance tolerance{.eps = 1};
+      EXPECT_TRUE(all_near(to.row, expected.v_row, tolerance)) << m << "x" << n;
+      EXPECT_TRUE(all_near(to.col, expected.v_col, tolerance)) << m << "x" << n;
+      EXPECT_TRUE(all_near(means.row, expected.row, tolerance)) << m << "x" << n;
+      EXPECT_TRUE(all_near(means.col, expected.col, tolerance)) << m << "x" << n;
+      EXPECT_EQ(from.both(), before);
+      EXPECT_TRUE(from.guards_intact() && means.guards_intact() && to.guards_intact());
+    }
+  }
+}
+
+TEST_P(FactoredMomentTest, AdvancesInPlaceToTheSameBits) {
+  Rng rng{5}, same{6}, again{6};
+  Owned from(rng, 67, 523), to(rng, 67, 523), means(same, 67, 523), same_means(again, 67, 523);
+  on_backend::advance_moment(from.view(), means.view(), step(2), to.view());
+  on_backend::advance_moment(from.view(), same_means.view(), step(2), from.view());
+  EXPECT_EQ(from.both(), to.both());
+  EXPECT_EQ(same_means.both(), means.both());
+}
+
+TEST_P(FactoredMomentTest, AVerdictCountsTheStepsThatTrain) {
+  Rng rng{9};
+  Owned moment(rng, 67, 41), means(rng, 67, 41);
+  const Reference expected(moment.view(), means.view(), 5);
+  ResidualVerdict verdict{.core = {}, .steps = 4, .trains = true};
+  on_backend::advance_moment(moment.view(), means.view(), step(1), moment.view(), &verdict);
+  EXPECT_EQ(verdict.steps, 5);
+  EXPECT_TRUE(all_near(moment.row, expected.v_row, {.eps = 1}));
+  EXPECT_TRUE(all_near(means.col, expected.col, {.eps = 1}));
+
+  verdict.trains = false;
+  const std::vector<float> before = moment.both(), means_before = means.both();
+  on_backend::advance_moment(moment.view(), means.view(), step(1), moment.view(), &verdict);
+  EXPECT_EQ(verdict.steps, 5);
+  EXPECT_EQ(moment.both(), before);
+  EXPECT_EQ(means.both(), means_before);
+}
+
+TEST_P(FactoredMomentTest, AMomentThatIsNotFiniteDividesToZero) {
+  for (const float bad : {kInfinity, kNan}) {
+    for (const bool of_row : {true, false}) {
+      Rng rng{8};
+      Owned moment(rng, 5, 307), means(rng, 5, 307);
+      (of_row ? moment.row[2] : means.col[301]) = bad;
+      moment.col[1] = 0;
+      on_backend::advance_moment(moment.view(), means.view(), step(1), moment.view());
+      for (std::size_t i = 0; i < means.row.size(); ++i) EXPECT_EQ(means.row[i], kInfinity);
+      for (std::size_t j = 0; j < means.col.size(); ++j) EXPECT_EQ(means.col[j], 1.0F);
+    }
+  }
+}
+
+TEST_P(FactoredMomentTest, ZerosHaveRootsOfZero) {
+  Rng rng{7};
+  Owned moment(rng, 5, 7), means(rng, 5, 7);
+  moment.row[3] = means.row[3] = 0;  // One row first, then all.
+  on_backend::advance_moment(moment.view(), means.view(), step(1), moment.view());
+  EXPECT_EQ(means.row[3], 0);
+  EXPECT_GT(means.row[2], 0);
+  for (GuardedArray<float>* x : {&moment.row, &moment.col, &means.row, &means.col}) {
+    for (float& each : x->span()) each = 0;
+  }
+  on_backend::advance_moment(moment.view(), means.view(), step(2), moment.view());
+  for (const float x : means.both()) EXPECT_EQ(x, 0);
+}
+
+TEST_P(FactoredMomentTest, RejectsAMomentOfAnotherShape) {
+  Rng rng{3};
+  Owned moment(rng, 5, 7), means(rng, 5, 8);
+  EXPECT_THAT(
+      [&] { on_backend::advance_moment(moment.view(), means.view(), step(1), moment.view()); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("moment of 5x7, expected 5x8")));
+}
+
+TEST(FactoredRootsTest, EpsilonIsInUnitsOfTheGradientAsItIs) {
+  Rng rng{4};
+  Owned moment(rng, 5, 7), means(rng, 5, 7);
+  const MomentStep step{.beta2 = kBeta2, .eps = kEps, .factor = kFactor};
+  const FactoredRoots roots = sluiceway::advance_moment(moment.view(), means.view(), step,
+                                                        moment.view(), nullptr, StreamRef::host());
+  EXPECT_FLOAT_EQ(roots.eps, static_cast<float>(kEps / kFactor));
+  EXPECT_EQ(roots.row.data(), means.row.data());
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, FactoredMomentTest,
+                         testing::ValuesIn(built_backends("factored_moment")), backend_name);
+
+}  // namespace
+}  // namespace sluiceway::test

@@ -1,0 +1,40 @@
+"""A host device that says it works beside Python, and a list of who looked at values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from sluiceway.engines import gradient
+from sluiceway.machine.device_ops import HostOps
+from sluiceway.optim import hooked_optimizer
+
+# What copies values to the host where a tensor is on a device.
+READS = ("cpu", "item", "tolist", "numpy", "__bool__", "__float__", "__int__")
+
+
+class LateOps(HostOps):
+    asynchronous = True
+
+
+def use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers and runs that are made from now on are on such a device."""
+    monkeypatch.setattr(hooked_optimizer, "device_ops", lambda *_: LateOps())
+    monkeypatch.setattr(gradient, "ops_on", lambda _: LateOps())
+
+
+def record_reads(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+    """Write down every call that may wait for a device."""
+
+    def recorded(name: str) -> Callable[..., object]:
+        read = getattr(torch.Tensor, name)
+
+        def call(tensor: torch.Tensor, *arguments: object) -> object:
+            told.append(name)
+            return read(tensor, *arguments)
+
+        return call
+
+    for name in READS:
+        monkeypatch.setattr(torch.Tensor, name, recorded(name))

@@ -1,0 +1,259 @@
+"""What is said of a GPU: by `doctor`, and by `plan` of one that is here. The GPUs are made up."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import pytest
+import sluiceway as sw
+import torch
+from sluiceway import _core
+from sluiceway.commands import plan as plan_command
+from sluiceway.config.file import load_config
+from sluiceway.config.values import Link
+from sluiceway.machine import card, device_ops, placement, storage
+from sluiceway.machine.card import card_findings
+from sluiceway.model import speeds
+
+GIB = 1 << 30
+
+
+class MadeUpCuda:
+    """`torch.cuda` of a machine with as many cards of 16 GiB."""
+
+    def __init__(self, count=1, free=14 * GIB):
+        self.count, self.free = count, free
+
+    def is_available(self):
+        return self.count > 0
+
+    def device_count(self):
+        return self.count
+
+    def get_device_properties(self, _device):
+        return types.SimpleNamespace(name="Imaginary 9000", total_memory=16 * GIB, major=8, minor=9)
+
+    def mem_get_info(self, _device):
+        if isinstance(self.free, Exception):
+            raise self.free
+        return self.free, 16 * GIB
+
+
+def made_up_torch(cuda, version="13.0"):
+    return types.SimpleNamespace(cuda=cuda, version=types.SimpleNamespace(cuda=version))
+
+
+def made_up_core(count=1, refusal=""):
+    """The compiled module; it writes down what it was asked to lock."""
+    core = types.SimpleNamespace(asked=[])
+
+    def page_lock_refusal(ordinal, size):
+        core.asked.append((ordinal, size))
+        return refusal
+
+    core.cuda_device_count = lambda: count
+    core.page_lock_refusal = page_lock_refusal
+    return core
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """What nvidia-smi says; None: it does not answer."""
+
+    def say(*answer):
+        monkeypatch.setattr(card, "_nvidia_smi", lambda _: list(answer) or None)
+
+    say("580.1", "Imaginary 9000")
+    return say
+
+
+def found_by(torch_, core):
+    return {finding.name: finding for finding in card_findings(torch_, core)}
+
+
+def test_a_card_is_named_with_its_memory_driver_and_page_locked_memory(driver):
+    core = made_up_core()
+    found = found_by(made_up_torch(MadeUpCuda(count=2)), core)
+    assert found["gpu"].found == "Imaginary 9000, 16 GiB, sm_89, one of 2, 14 GiB of it free"
+    assert found["gpu"].figures == {"memory_bytes": 16 * GIB, "free_bytes": 14 * GIB, "count": 2}
+    assert found["driver"].found == "580.1"
+    assert found["page-locked"].found == "yes, 64 MiB tried"
+    assert core.asked == [(0, 64 << 20)]
+    assert {finding.verdict for finding in found.values()} == {"ok"}
+
+
+def test_without_a_card_everything_says_why_there_is_none(driver):
+    driver()
+    core = made_up_core(count=0)
+    found = found_by(made_up_torch(MadeUpCuda(count=0), version=None), core)
+    assert found["gpu"].found == (
+        "none: nvidia-smi does not answer, and this torch is built without CUDA"
+    )
+    assert found["page-locked"].found.startswith("none: no GPU")
+    assert (found["gpu"].verdict, found["driver"].verdict) == ("missing", "missing")
+    assert core.asked == []
+
+
+@pytest.mark.parametrize(
+    ("version", "fix"), [(None, "built without CUDA"), ("13.0", "CUDA_VISIBLE_DEVICES")]
+)
+def test_a_driver_whose_card_torch_does_not_see_says_what_to_look_at(driver, version, fix):
+    gpu = found_by(made_up_torch(MadeUpCuda(count=0), version), made_up_core(0))["gpu"]
+    assert gpu.found == "Imaginary 9000, which torch cannot use"
+    assert fix in gpu.advice
+
+
+def test_a_module_without_cuda_is_told_apart_from_a_torch_without(driver):
+    gpu = found_by(made_up_torch(MadeUpCuda()), made_up_core(count=0))["gpu"]
+    assert gpu.verdict == "missing"
+    assert gpu.found.endswith("14 GiB of it free, which the compiled module cannot use")
+    assert "SLUICEWAY_CUDA=ON" in gpu.advice
+
+
+def test_a_card_that_fails_is_a_finding_and_no_error(driver):
+    driver()
+    broken = MadeUpCuda(free=RuntimeError("CUDA error: device is lost\nand more"))
+    found = found_by(made_up_torch(broken), made_up_core())
+    assert found["gpu"].verdict == "missing"
+    assert found["gpu"].found.endswith("sm_89: CUDA error: device is lost")
+    assert "torch can use it" in found["driver"].found
+
+
+def test_memory_that_is_not_locked_is_slow_and_says_the_limit(driver):
+    core = made_up_core(refusal="cudaHostRegister: cudaErrorMemoryAllocation")
+    found = found_by(made_up_torch(MadeUpCuda()), core)["page-locked"]
+    assert found.verdict == "slow"
+    assert found.found == "not 64 MiB: cudaHostRegister: cudaErrorMemoryAllocation"
+    assert "ulimit -l" in found.advice
+
+
+def test_a_link_that_cannot_be_measured_is_a_finding(monkeypatch):
+    def refuse(size, device):
+        raise RuntimeError(f"CUDA error: no room for {size} bytes on {device}")
+
+    monkeypatch.setattr("sluiceway.machine.roofs.link_seconds", refuse)
+    (found,) = storage.link_findings()
+    assert found.verdict == "missing"
+    assert found.found.startswith("not measured: CUDA error: no room for 67108864 bytes")
+
+
+@pytest.fixture
+def card_of_16_gib(monkeypatch):
+    """cuda:0 is here for whoever asks; what would be measured on it is measured on the host."""
+    cuda = MadeUpCuda()
+    for name in ("is_available", "device_count", "get_device_properties", "mem_get_info"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    monkeypatch.setattr(_core, "cuda_device_count", lambda: 1)
+    host = torch.device("cpu")
+    measured = []
+    tflops, gbps = speeds._tflops, speeds._measured_gbps
+
+    def note(name, where):
+        measured.append((name, str(where)))
+
+    def link_seconds(size, device):
+        note("link", device)
+        return {"d2h": size / 20e9, "h2d": size / 25e9}
+
+    def tflops_on_host(config, where_config, where, build):
+        note("tflops", where)
+        return tflops(config, where_config, host, build)
+
+    def gbps_on_host(where):
+        note("memory", where)
+        return gbps(host)
+
+    monkeypatch.setattr(speeds, "link_seconds", link_seconds)
+    monkeypatch.setattr(speeds, "_tflops", tflops_on_host)
+    monkeypatch.setattr(speeds, "_measured_gbps", gbps_on_host)
+    return measured
+
+
+@pytest.fixture
+def config(small_model, write_config):
+    """Reads a config for the card."""
+
+    def read(**sections):
+        sections = {"device": {"name": "cuda:0"}, "engine": {"kind": "subspace"}} | sections
+        return load_config(write_config(small_model, **sections))
+
+    return read
+
+
+def test_a_plan_for_a_card_that_is_here_is_measured_there_and_tells_its_memory(
+    card_of_16_gib, config
+):
+    plan = plan_command.make_plan(config())
+    assert plan["device"] == {
+        "name": "cuda:0", "here": True, "memory_bytes": 16 * GIB, "free_bytes": 14 * GIB
+    }  # fmt: skip
+    assert ("link", "cuda:0") in card_of_16_gib
+    assert ("tflops", "cuda:0") in card_of_16_gib
+    assert ("memory", "cuda:0") in card_of_16_gib
+    assert (plan["assumed"]["d2h_gbps"], plan["assumed"]["h2d_gbps"]) == (20.0, 25.0)
+    assert plan["over_budget"] is None
+    line = plan_command.describe_plan(plan).splitlines()[-1]
+    assert line == (
+        "cuda:0: 16 GiB, 14 GiB of it free; link 20 GB/s to the host, 25 GB/s to the device "
+        "(page-locked copies measured here)"
+    )
+    json.dumps(plan)
+
+
+def test_what_a_card_has_not_is_refused_though_the_budget_has(card_of_16_gib, config, monkeypatch):
+    monkeypatch.setattr(
+        plan_command, "card_memory", lambda _: {"memory_bytes": 1 << 20, "free_bytes": 1 << 19}
+    )
+    plan = plan_command.make_plan(config(budget={"device": "32GiB"}))
+    assert plan["over_budget"].startswith("cuda:0: the run needs ")
+    assert "the card has 1048576 bytes (1 MiB); try model.checkpointing" in plan["over_budget"]
+    line = plan_command.describe_plan(plan).splitlines()[-1]
+    assert "512 KiB of it free, which is less than the run needs" in line
+    assert "budget.device is more than it has, 32 GiB" in line
+
+
+def test_a_plan_counts_what_streams_of_a_card_keep(config):
+    host = plan_command.make_plan(config(device={"name": "host"}))
+    cuda = plan_command.make_plan(config(device={"name": "cuda:9"}))
+    grown = cuda["peak_bytes"]["device"] - host["peak_bytes"]["device"]
+    # Two streams.
+    assert grown == pytest.approx(8 << 20, abs=64 << 10)
+    assert cuda["peak_bytes"]["host"] == host["peak_bytes"]["host"]
+
+
+@pytest.mark.parametrize(
+    ("throttle", "measured", "expected"),
+    [
+        (None, {}, (8.0, 9.0, 0.0)),
+        ({"d2h_gbps": 20, "h2d_gbps": 2, "latency_us": 5}, {}, (20.0, 2.0, 5.0)),
+        ({"d2h_gbps": 20, "h2d_gbps": 2, "latency_us": 5}, {"link_gbps_from": "here"},
+         (8.0, 2.0, 5.0)),
+    ],
+)  # fmt: skip
+def test_a_throttle_makes_a_real_link_no_faster(config, throttle, measured, expected):
+    device = {"name": "host"} | ({"link": throttle} if throttle else {})
+    found = speeds.link_of(config(device=device), {"d2h_gbps": 8.0, "h2d_gbps": 9.0, **measured})
+    assert found == Link(d2h_gbps=expected[0], h2d_gbps=expected[1], latency_us=expected[2])
+
+
+def test_the_codec_of_a_plan_is_chosen_for_the_memory_of_the_card(
+    card_of_16_gib, config, monkeypatch
+):
+    asked = []
+
+    class Card(device_ops.CudaOps):
+        def offered_bytes(self):
+            asked.append(self.name)
+            return super().offered_bytes()
+
+    monkeypatch.setattr(device_ops, "CudaOps", Card)
+    assert placement.is_here("cuda:0")
+    plan_command.make_plan(config())
+    assert asked == ["cuda:0"]
+
+
+def test_without_a_card_nothing_can_be_locked_for_one():
+    beyond = _core.cuda_device_count()
+    with pytest.raises((sw.Unavailable, sw.InvalidArgument), match=f"CUDA device {beyond}"):
+        _core.page_lock_refusal(beyond, 4096)

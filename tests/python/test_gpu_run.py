@@ -1,0 +1,220 @@
+"""experiments/gpu/run.sh with stand-ins for card and tools: what it runs, and what again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+GPU = REPOSITORY / "experiments" / "gpu"
+# Each writes down what it was asked, then does what the file FAKES/<name> says, if there is one.
+TOOL = """#!/bin/bash
+name=$(basename "$0")
+echo "$name $*" >>"$FAKES/asked"
+[ ! -f "$FAKES/$name" ] || . "$FAKES/$name"
+"""
+# The recorder and the question for torch are real.
+PYTHON = f"""#!/bin/bash
+case "$1" in
+  *record.py | -c) exec {sys.executable} "$@" ;;
+esac
+{TOOL.partition(chr(10))[2]}"""
+TESTS = (
+    "kernels_compress",
+    "kernels_compress_linear",
+    "kernels_decompress",
+    "kernels_overflow_scan",
+    "kernels_residual",
+    "runtime_device_cuda_stream",
+    "runtime_device_cuda_link",
+    "runtime_engine_subspace_device_engine",
+)
+SANITIZER = """
+case "$*" in *"$(cat "$FAKES/too_long")"*) exit 124 ;; esac
+echo '========= ERROR SUMMARY: 0 errors'
+"""
+CTEST = """
+while [ $# -gt 1 ]; do
+  [ "$1" != --output-junit ] || echo '<t><testcase name="a" status="run"/></t>' >"$2"
+  shift
+done
+"""
+TRAIN = """
+case "$*" in *"$(cat "$FAKES/broken")"*) echo 'no such device' >&2; exit 1 ;; esac
+"""
+
+
+class Sandbox:
+    """A tree with run.sh, in which builds and tools are stand-ins."""
+
+    def __init__(self, root):
+        self.root, self.out, self.fakes = root, root / "out", root / "fakes"
+        shutil.copytree(GPU, root / "experiments" / "gpu")
+        for name in ("step", "laptop", "quickstart", "bench"):
+            (root / "experiments" / name).symlink_to(REPOSITORY / "experiments" / name)
+        for name in ("python", "configs"):
+            (root / name).symlink_to(REPOSITORY / name)
+        tools = root / "tools"
+        for name in ("nvidia-smi", "nvcc", "cmake", "ctest", "compute-sanitizer"):
+            self.executable(tools / name, TOOL)
+        self.executable(tools / "python", PYTHON)
+        build = root / "build" / "cuda"
+        self.executable(build / "experiments/bench/bench_device", "#!/bin/sh\necho scan/f\n")
+        for name in TESTS:
+            self.executable(build / "tests" / f"{name}_test", "")
+        (build / "python/bindings").mkdir(parents=True)
+        (build / "python/bindings/_core.so").touch()  # The installed one is not to be seen.
+        (root / "tests/python").mkdir(parents=True)
+        (root / "tests/python/gpu_training.py").touch()
+        self.fakes.mkdir()
+        self.does("too_long", "nothing")
+        self.does("broken", "nothing")
+        self.environment = {
+            **os.environ, "FAKES": str(self.fakes), "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHON": str(tools / "python"), "SLUICEWAY_COMMIT": "one",
+        }  # fmt: skip
+
+    @staticmethod
+    def executable(path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def does(self, name, text):
+        (self.fakes / name).write_text(text)
+
+    def run(self, *arguments, **environment) -> subprocess.CompletedProcess:
+        """One call; what it asked of the tools is in `asked` afterwards."""
+        (self.fakes / "asked").write_text("")
+        done = subprocess.run(
+            [str(self.root / "experiments/gpu/run.sh"), *arguments[:1], str(self.out),
+             *arguments[1:]],
+            env={**self.environment, **environment}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        asked = (self.fakes / "asked").read_text().splitlines()
+        self.asked = [line for line in asked if not line.startswith(("nvidia-smi", "nvcc"))]
+        return done
+
+    def record(self, part) -> dict:
+        return json.loads((self.out / f"{part}.json").read_text())
+
+
+@pytest.fixture
+def sandbox(tmp_path):
+    return Sandbox(tmp_path)
+
+
+def test_tests_that_did_not_end_fail_and_alone_are_run_again(sandbox):
+    sandbox.does("ctest", CTEST)
+    sandbox.does("compute-sanitizer", SANITIZER)
+    sandbox.does("too_long", "racecheck --error-exitcode 9 build/cuda/tests/kernels_residual")
+    done = sandbox.run("test")
+    assert done.returncode == 1, done.stderr
+    pieces = sandbox.record("test")["pieces"]
+    states = {name: piece["state"] for name, piece in pieces.items()}
+    assert states.pop("racecheck_kernels_residual") == "not finished"
+    assert set(states.values()) == {"passed"}
+    assert {"ctest", "gpu_training", "memcheck_runtime_device_cuda_stream",
+            "memcheck_runtime_device_cuda_link", "memcheck_kernels_compress",
+            "racecheck_runtime_engine_subspace_device_engine"} <= set(states)  # fmt: skip
+    assert len(sandbox.asked) == len(pieces)
+    sandbox.does("too_long", "nothing")
+    shutil.rmtree(sandbox.root / "build" / "gpu")  # As on a machine that only OUT went to.
+    done = sandbox.run("test")
+    assert done.returncode == 0, done.stderr
+    assert len(sandbox.asked) == 1
+    assert "racecheck" in sandbox.asked[0]
+    assert "- racecheck_kernels_residual: passed" in (sandbox.out / "table.txt").read_text()
+    assert sandbox.run("test").returncode == 0
+    assert sandbox.asked == []
+
+
+def test_a_test_binary_that_is_missing_is_a_failure(sandbox):
+    sandbox.does("ctest", CTEST)
+    sandbox.does("compute-sanitizer", SANITIZER)
+    (sandbox.root / "build/cuda/tests/runtime_device_cuda_link_test").unlink()
+    assert sandbox.run("test").returncode == 1
+    assert "runtime_device_cuda_link_test is not in build/cuda" in sandbox.record("test")["log"][-1]
+
+
+def test_the_build_makes_the_module_and_the_tests_of_the_label(sandbox):
+    sandbox.does("ctest", "echo '  Test  #1: kernels_wire_test'; echo 'Total Tests: 1'")
+    done = sandbox.run("build")
+    assert done.returncode == 0, done.stderr
+    targets = [line.partition("--target ")[2] for line in sandbox.asked if "--target" in line]
+    assert targets == ["bench_device _core", "kernels_wire_test"]
+    assert sandbox.record("build")["pieces"]["resources"]["state"] == "passed"
+
+
+def test_steps_go_on_in_another_process_where_one_was_ended(sandbox):
+    ends = (
+        'n=$(grep -c step.py "$FAKES/asked"); [ $n != 1 ] || exit 3; [ $n != 2 ] || kill -ALRM $$'
+    )
+    sandbox.does("python", ends)
+    done = sandbox.run("step", STEP_ARGS='--links "PCIe 4.0 x16" --rounds 1')
+    assert done.returncode == 0, done.stderr
+    assert len(sandbox.asked) == 3
+    assert sandbox.asked[2].endswith("--links PCIe 4.0 x16 --rounds 1")
+    assert "--pacing absolute ratio" in sandbox.asked[0]
+    assert sandbox.record("step")["status"] == 0
+
+
+def test_steps_that_fail_are_not_begun_again(sandbox):
+    sandbox.does("python", "exit 1")
+    assert sandbox.run("step").returncode == 1
+    assert len(sandbox.asked) == 1
+
+
+def test_every_engine_runs_and_a_failure_is_that_engines_alone(sandbox):
+    sandbox.does("python", TRAIN)
+    sandbox.does("broken", "engine.tier=host")
+    assert sandbox.run("engines").returncode == 1
+    pieces = sandbox.record("engines")["pieces"]
+    assert list(pieces) == ["native", "subspace", "fused", "offload_host", "offload_disk"]
+    assert pieces["offload_host"]["state"] == "failed"
+    assert pieces["offload_host"]["told"] == "no such device"
+    assert all("--set device.name=cuda:0" in line for line in sandbox.asked)
+    sandbox.does("broken", "nothing")
+    assert sandbox.run("engines").returncode == 0
+    assert len(sandbox.asked) == 1
+    assert sandbox.run("engines", "--again").returncode == 0
+    assert len(sandbox.asked) == len(pieces)
+
+
+def test_all_parts_leave_no_more_than_eight_files(sandbox):
+    sandbox.does("ctest", CTEST + "echo '  Test  #1: kernels_wire_test'")
+    sandbox.does("compute-sanitizer", SANITIZER)
+    done = sandbox.run("all")
+    assert done.returncode == 0, done.stderr
+    parts = ("build", "test", "step", "memory", "bench", "engines")
+    assert {path.name for path in sandbox.out.iterdir()} == {
+        *(f"{part}.json" for part in parts), "table.txt",
+    }  # fmt: skip
+    assert done.stdout.rstrip().endswith((sandbox.out / "table.txt").read_text().rstrip())
+
+
+def test_another_commits_results_are_refused(sandbox):
+    assert sandbox.run("engines").returncode == 0
+    done = sandbox.run("engines", SLUICEWAY_COMMIT="two")
+    assert done.returncode == 2
+    assert "engines.json is of commit one, expected two; give another OUT" in done.stderr
+    assert sandbox.asked == []
+
+
+@pytest.mark.parametrize("name", ["gpu_training", "gpu_around_training"])
+def test_tests_for_a_card_fail_without_one(name):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o",
+               "python_files=gpu_*.py", f"tests/python/{name}.py"]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no CUDA device: torch sees 0" in done.stdout
+    assert " passed" not in done.stdout.splitlines()[-1]
+    assert "skipped" not in done.stdout.splitlines()[-1]

@@ -1,0 +1,38 @@
+// A build with CUDA on a machine that has no device for it, or no driver, says so to whoever asks.
+//
+// It runs everywhere: where there are devices, they are hidden from it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "kernels/base/error.h"
+#include "tests/runtime/device/no_device.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+class NoDriverTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { setenv("CUDA_VISIBLE_DEVICES", "", 1); }
+};
+
+TEST_F(NoDriverTest, HasNoDevices) { EXPECT_EQ(device_count(), 0); }
+
+TEST_F(NoDriverTest, HostDeviceCanBeUsed) { EXPECT_NO_THROW(check_device(DeviceId::host())); }
+
+TEST_F(NoDriverTest, EveryEntrySaysThatTheMachineHasNone) {
+  for (const auto& [name, entry] : entries_for_device_3()) {
+    SCOPED_TRACE(name);
+    EXPECT_THAT(entry, ThrowsMessage<Unavailable>(AllOf(
+                           HasSubstr("device: CUDA device 3 asked for, this machine has none: "),
+                           HasSubstr("use the host device"))));
+  }
+}
+
+}  // namespace
+}  // namespace sluiceway::test

@@ -1,0 +1,268 @@
+// A run of twenty steps of the offload engine on any device (device_model.h): five tensors, of
+// which some have chunks of their own, one of them two, and some share one.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/compress.h"
+#include "kernels/gradient_copy.h"
+#include "runtime/device/device_memory.h"
+#include "runtime/engine/offload/offload_engine.h"
+#include "runtime/engine/offload/offload_footprint.h"
+#include "tests/support/device_model.h"
+#include "tests/support/io_back_ends.h"
+
+namespace sluiceway::test {
+
+inline constexpr TensorHyper kRunHyper{1e-2, 0.9, 0.99, 1e-8, 0.1};
+
+struct RunCase {
+  std::string name;
+  std::string codec = "identity";
+  DType dtype = DType::kBF16;     // Of the weights but the norm's, which are f32.
+  DType gradient = DType::kBF16;  // As it is kept.
+  bool f32_gradients = false;     // As they come; else in the type of their weights.
+  WireFormat wire = WireFormat::kBF16;
+  CoreSpill spill = CoreSpill::kGradient;
+  int redraw = 0;
+  UpdatePolicy policy = UpdatePolicy::kSpill;
+  std::uint64_t park_bytes = 0;
+  bool redo = false;
+  int micro_batches = 1;
+  double max_norm = 0;
+  Order order = Order::kEdf;
+  bool on_disk = false;
+  LinkCopy::Config link = {};
+
+  bool compresses() const { return codec != "identity"; }
+  friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
+};
+
+class DeviceRun {
+ public:
+  static constexpr int kSteps = 20, kOverflow = 7, kReload = 12, kNoGradient = 5, kDropped = 9;
+  static constexpr std::pair<std::int64_t, std::int64_t> kShapes[] = {
+      {39, 71}, {40, 60}, {1, 64}, {31, 40}, {3, 2}};
+  static constexpr int kTensors = 5, kCompressed = 1, kNorm = 2;
+  static constexpr std::size_t kMostElems = std::size_t{39} * 71;
+  // Before each step, after the last, and after backwards, when nothing but the step waits.
+  static constexpr int kLooks = 2 * kSteps + 1;
+
+  DeviceRun(DeviceId device, const RunCase& run)
+      : case_(run),
+        model_(device, specs(run), {kSteps, run.micro_batches, kLooks}, noise),
+        scan_(model_.zeros(sizeof(ScanResult))),
+        nothing_(model_.place(std::vector<std::byte>(4 * kMostElems, std::byte{0xFF}))) {
+    if (run.on_disk) drive_.emplace();
+    engine_ = make_engine();
+    engine_->begin(model_.weights(), compute());
+  }
+
+  // Every weight as every look has seen it, as f32: [tensor * kLooks + look].
+  std::vector<Matrix> trajectory() {
+    for (int step = 0; step < kSteps; ++step) {
+      look(step);
+      if (step == kReload) {
+        reload();
+        look(step);
+      }
+      if (step == kDropped) drop(step);
+      backward(step);
+      if (step % 4 == 1) look(kSteps + 1 + step);
+      const std::vector<TensorHyper> hypers = hyper();
+      const std::vector<AnyMatrix> weights = model_.weights();
+      OffloadRequest request{hypers, weights};
+      request.factor = 0.5F;
+      outcomes_.push_back(engine_->step(request));
+    }
+    look(kSteps);
+    wait_for(compute());
+    // The engine goes while a core is made that nobody asks for.
+    if (case_.compresses()) give(kCompressed, 0, 0);
+    std::vector<Matrix> all;
+    for (int i = 0; i < kTensors; ++i) {
+      for (int at = 0; at < kLooks; ++at) all.push_back(model_.seen(i, at));
+    }
+    return all;
+  }
+
+  const RunCase& run() const { return case_; }
+  const std::vector<StepOutcome>& outcomes() const { return outcomes_; }
+  OffloadEngine& engine() { return *engine_; }
+  OffloadFootprint footprint() const {
+    FootprintRequest request;
+    request.gradient = case_.gradient;
+    request.chunk_elems = ChunkPlan::kStoredAlignment;
+    request.micro_batches = case_.micro_batches;
+    request.cores = cores();
+    request.policy = case_.policy;
+    request.park_room = case_.park_bytes;
+    request.device = model_.device();
+    return offload_footprint(tensors(), request);
+  }
+
+ private:
+  static std::vector<DeviceWeight> specs(const RunCase& run) {
+    std::vector<DeviceWeight> all;
+    for (int i = 0; i < kTensors; ++i) {
+      all.push_back({kShapes[i].first, kShapes[i].second, i == kNorm ? DType::kF32 : run.dtype});
+    }
+    return all;
+  }
+
+  static Matrix noise(Rng& rng, int tensor, int step, int micro) {
+    Matrix g = rng.matrix(kShapes[tensor].first, kShapes[tensor].second, 0.3);
+    if (tensor == 3 && step == kOverflow && micro == 0) {
+      g(5, 3) = std::numeric_limits<float>::infinity();
+    }
+    return g;
+  }
+
+  static std::vector<TensorHyper> hyper() { return std::vector<TensorHyper>(kTensors, kRunHyper); }
+
+  CoreOptions cores() const {
+    CoreOptions cores;
+    cores.codec.name = case_.codec;
+    cores.codec.ratio = 0.5;
+    cores.codec.block = 8;
+    cores.codec.seed = 5;
+    cores.wire = case_.wire;
+    cores.redraw = case_.redraw;
+    cores.spill = case_.spill;
+    return cores;
+  }
+
+  std::vector<TensorSpec> tensors() const {
+    std::vector<TensorSpec> all;
+    for (int i = 0; i < kTensors; ++i) {
+      const auto [rows, cols, dtype] = model_.spec(i);
+      all.push_back({"w" + std::to_string(i), {rows, cols}, dtype, case_.compresses()});
+    }
+    return all;
+  }
+
+  std::unique_ptr<OffloadEngine> make_engine() const {
+    OffloadOptions options(model_.device());
+    options.lanes.limits.fill(Budget::kUnlimited);
+    options.lanes.order = case_.order;
+    options.lanes.d2h = options.lanes.h2d = case_.link;
+    options.gate.max_norm = case_.max_norm;
+    options.gate.promised_backwards = case_.micro_batches;
+    if (drive_) options.store.drives = {drive_->str()};
+    options.gradient = case_.gradient;
+    options.cores = cores();
+    options.chunk_elems = ChunkPlan::kStoredAlignment;
+    options.policy = case_.policy;
+    options.redo = case_.redo;
+    options.park_bytes = case_.park_bytes;
+    return std::make_unique<OffloadEngine>(options, tensors());
+  }
+
+  // Goes on in another engine: of the same store, or of one that is told all states.
+  void reload() {
+    if (drive_) {
+      engine_->close();
+      engine_.reset();
+      engine_ = make_engine();
+      return engine_->resume(model_.weights(), compute());
+    }
+    std::unique_ptr<OffloadEngine> next = make_engine();
+    for (int i = 0; i < kTensors; ++i) engine_->acquire(i, compute());
+    next->begin(model_.weights(), compute());
+    for (int i = 0; i < kTensors; ++i) {
+      const auto elems = static_cast<std::size_t>(engine_->tensor(i).elems());
+      std::vector<float> m(elems), v(elems), master(elems);
+      engine_->read_state(i, {m, v, master});
+      next->write_state(i, {m, v, master}, engine_->tensor_steps(i));
+    }
+    next->set_committed_steps(engine_->committed_steps());
+    engine_ = std::move(next);
+  }
+
+  void look(int at) {
+    for (int i = 0; i < kTensors; ++i) {
+      engine_->acquire(i, compute());
+      model_.look(i, at);
+    }
+  }
+
+  // Whole gradients, with weights that are put back while they are read, and one of which the core
+  // is still made when its projectors are drawn anew.
+  void drop(int step) {
+    backward(step);
+    engine_->drop();
+    look(step);
+    engine_->resume(model_.weights(), compute());
+    if (case_.redraw == 0) return;
+    give(kCompressed, step, 0);
+    engine_->drop();
+    engine_->set_committed_steps(engine_->committed_steps() + case_.redraw);
+  }
+
+  void backward(int step) {
+    engine_->expect(hyper(), 0.5F);
+    for (int k = 0; k < case_.micro_batches; ++k) {
+      for (int i = kTensors; i-- > 0;) {
+        if (i == 0 && step == kNoGradient) continue;
+        compress(model_.gradient(i, step, k), 1.0F, model_.weight(i), compute());
+        give(i, step, k);
+      }
+      engine_->end_backward();
+    }
+  }
+
+  // In memory of its own. As torch has it, memory that was let go is there for what the computing
+  // stream does next: it is written over there.
+  void give(int i, int step, int micro) {
+    const MatrixView<float> g = model_.gradient(i, step, micro);
+    const DType dtype = case_.f32_gradients ? DType::kF32 : model_.spec(i).dtype;
+    const auto elems = static_cast<std::size_t>(g.rows * g.cols);
+    const std::span<std::byte> lent =
+        lent_.emplace_back(model_.zeros(elems * size_bytes(dtype))).as<std::byte>();
+    copy_in_stream(g.data, lent, dtype);
+    const std::shared_ptr<const void> keep(
+        lent.data(), [this, lent, dtype](const void*) { write_over(lent, dtype); });
+    const auto count = static_cast<std::int64_t>(elems);
+    engine_->add_gradient(i, {lent.data(), 1, count, count, dtype}, keep, compute());
+  }
+
+  void write_over(std::span<std::byte> lent, DType dtype) noexcept {
+    if (model_.device().is_host()) {
+      std::ranges::fill(lent, std::byte{0xFF});
+      return;
+    }
+    try {
+      copy_in_stream(nothing_.as<float>().data(), lent, dtype);
+    } catch (const CudaError&) {  // The engine says so.
+    }
+  }
+
+  void copy_in_stream(const float* from, std::span<std::byte> to, DType dtype) {
+    const std::size_t elems = to.size() / size_bytes(dtype);
+    gradient_copy(std::as_bytes(std::span(from, elems)), DType::kF32, to, dtype,
+                  scan_.as<ScanResult>().data(), compute());
+  }
+
+  StreamRef compute() const noexcept { return model_.compute(); }
+
+  RunCase case_;
+  DeviceModel model_;
+  Buffer scan_, nothing_;  // NaNs.
+  std::vector<Buffer> lent_;
+  std::optional<ScratchPath> drive_;
+  std::unique_ptr<OffloadEngine> engine_;
+  std::vector<StepOutcome> outcomes_;
+};
+
+}  // namespace sluiceway::test

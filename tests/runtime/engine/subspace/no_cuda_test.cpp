@@ -1,0 +1,23 @@
+// In a build without CUDA an engine for its device says so.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/base/error.h"
+#include "runtime/engine/subspace/subspace_engine.h"
+
+namespace sluiceway::test {
+namespace {
+
+TEST(NoCudaEngineTest, ADeviceIsRefusedWithWhatToDo) {
+  SubspaceOptions options(DeviceId::cuda(0));
+  options.lanes.limits.fill(Budget::kUnlimited);
+  WeightSpec spec;
+  spec.name = "w";
+  spec.rows = spec.cols = 64;
+  EXPECT_THAT([&] { SubspaceEngine(options, {spec}, nullptr); },
+              testing::ThrowsMessage<Unavailable>(testing::HasSubstr(
+                  "CUDA device 0 asked for, this build has no CUDA; use the host device")));
+}
+
+}  // namespace
+}  // namespace sluiceway::test

@@ -1,0 +1,95 @@
+// EngineLanes on CUDA device 0: who goes first there, and what passes links that have a rate.
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/launch.cuh"
+#include "runtime/engine/engine_lanes.h"
+#include "tests/runtime/device/cuda_bytes.h"
+#include "tests/simt/planted.h"
+#include "tests/support/device_array.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+constexpr LanePlan kPlan{.device_lane = 2};
+
+std::vector<LaneSpec> specs() {
+  using enum LaneSpec::Runs;
+  return {{"d2h", kOnDevice}, {"h2d", kOnDevice}, {"apply", kOnDevice}};
+}
+
+EngineLanes::Options options_with(double gbps) {
+  EngineLanes::Options options(kCuda0);
+  options.limits.fill(Budget::kUnlimited);
+  options.d2h = options.h2d = {.gbps = gbps, .latency_us = 0};
+  return options;
+}
+
+class SimtLanesTest : public SimtTest {};
+
+TEST_F(SimtLanesTest, LaneThatTheNextForwardWaitsForGoesBeforeTheLinks) {
+  EngineLanes lanes(options_with(0), specs(), kPlan, 1);
+  std::vector<int> priorities(3, 1);
+  Payload payload{.name = "priorities"};
+  for (int lane = 0; lane < 3; ++lane) {
+    payload.hops.push_back({.lane = lane, .run = [&priorities, lane](StreamRef ref) {
+                              cudaStreamGetPriority(static_cast<cudaStream_t>(ref.native()),
+                                                    &priorities[static_cast<std::size_t>(lane)]);
+                            }});
+  }
+  lanes.executor().submit(std::move(payload));
+  lanes.executor().release();
+  lanes.wait(0);
+  int least = 0, greatest = 0;
+  cudaDeviceGetStreamPriorityRange(&least, &greatest);
+  EXPECT_THAT(priorities, ElementsAre(least, least, greatest));
+}
+
+__global__ void add_one(float* x) { x[threadIdx.x] += 1.0F; }
+
+// The hops are enqueued at once, each behind the event of the one before; no thread waits between.
+TEST_F(SimtLanesTest, PayloadsPassPacedLinksInOrderAndNeverTooEarly) {
+  constexpr int kKeys = 4;
+  constexpr std::size_t kElems = 1000;
+  constexpr double kGbps = 0.001;  // 4 ms a copy.
+  for (int seed = 1; seed <= kSeeds; ++seed) {
+    simt::set_seed(static_cast<std::uint64_t>(seed));
+    EngineLanes lanes(options_with(kGbps), specs(), kPlan, kKeys);
+    const Allocation staging = pinned(kKeys * kElems * sizeof(float));
+    std::vector<std::unique_ptr<DeviceArray<float>>> cores, arrived;
+    const double begin_us = now_us();
+    for (int key = 0; key < kKeys; ++key) {
+      cores.push_back(std::make_unique<DeviceArray<float>>(
+          std::vector<float>(kElems, static_cast<float>(key))));
+      arrived.push_back(std::make_unique<DeviceArray<float>>(kElems));
+      auto* const place = staging.data() + static_cast<std::size_t>(key) * kElems * sizeof(float);
+      float* const core = cores.back()->data();
+      float* const target = arrived.back()->data();
+      const std::size_t bytes = kElems * sizeof(float);
+      Payload payload{.key = key, .deadline = static_cast<std::uint64_t>(key), .name = "core"};
+      payload.hops = {{0, [&lanes, place, core,
+                           bytes](StreamRef s) { lanes.d2h().copy(place, core, bytes, s); }},
+                      {1, [&lanes, place, target,
+                           bytes](StreamRef s) { lanes.h2d().copy(target, place, bytes, s); }},
+                      {2, [target](StreamRef s) {
+                         cuda::launch("add_one", add_one, {1, 1000}, s, target);
+                       }}};
+      lanes.executor().submit(std::move(payload));
+    }
+    lanes.executor().release();
+    for (int key = 0; key < kKeys; ++key) lanes.wait(key);
+    const double seconds = (now_us() - begin_us) * 1e-6;
+    EXPECT_GE(seconds, (kKeys + 1) * 4e-3);  // The links overlap but for the first and last copy.
+    EXPECT_EQ(lanes.take_use().d2h_bytes, kKeys * kElems * sizeof(float));
+    for (int key = 0; key < kKeys; ++key) {
+      EXPECT_THAT(arrived[static_cast<std::size_t>(key)]->values(),
+                  Each(static_cast<float>(key) + 1.0F));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluiceway::test

@@ -1,0 +1,77 @@
+#include "tests/support/simt/calls.h"
+
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "tests/support/simt/findings.h"
+#include "tests/support/simt/simt.h"
+
+namespace sluiceway::simt {
+
+struct Faults {
+  int error_of(std::string_view call) {  // 0: none.
+    const std::lock_guard lock(mutex);
+    for (Fault* const fault : all) {
+      if (call != fault->call_ || fault->spared_-- > 0) continue;
+      ++fault->times_;
+      return fault->error_;
+    }
+    return 0;
+  }
+
+  std::mutex mutex;
+  std::vector<Fault*> all;
+};
+
+namespace {
+
+Faults& faults() {
+  static Faults* const all = new Faults;
+  return *all;
+}
+
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local bool in_host_function = false;
+
+}  // namespace
+
+Fault::Fault(const char* call, int error, int spared)
+    : call_(call), error_(error), spared_(spared) {
+  const std::lock_guard lock(faults().mutex);
+  faults().all.push_back(this);
+}
+
+Fault::~Fault() {
+  const std::lock_guard lock(faults().mutex);
+  std::erase(faults().all, this);
+}
+
+int Fault::times() const {
+  const std::lock_guard lock(faults().mutex);
+  return times_;
+}
+
+cudaError_t refused(const char* call) {
+  if (in_host_function) {
+    report(cudaErrorLaunchFailure, concat("simt: ", call,
+                                          " in a host function of a stream, expected none of the "
+                                          "calls of CUDA there; let another thread make it"));
+    return cudaErrorNotPermitted;
+  }
+  return static_cast<cudaError_t>(faults().error_of(call));
+}
+
+cudaError_t note(cudaError_t result) noexcept {
+  if (result != cudaSuccess && result != device_error()) last_error = result;
+  return result;
+}
+
+cudaError_t take_last_error() noexcept { return std::exchange(last_error, cudaSuccess); }
+
+InHostFunction::InHostFunction() noexcept { in_host_function = true; }
+InHostFunction::~InHostFunction() { in_host_function = false; }
+
+}  // namespace sluiceway::simt

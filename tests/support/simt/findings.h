@@ -1,0 +1,20 @@
+// The errors that were found, and whether the device has failed by them.
+//
+// Thread safety: every call from any thread.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <vector>
+
+namespace sluiceway::simt {
+
+void report(cudaError_t error, const std::string& text);
+
+cudaError_t device_error() noexcept;  // The first finding's; cudaSuccess while there is none.
+const char* device_error_text();      // Stays valid.
+
+std::vector<std::string> clear_findings();
+
+}  // namespace sluiceway::simt

@@ -1,0 +1,286 @@
+// Streams and events of the CUDA runtime: each stream is a Worker, an event is a place in one.
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "tests/support/simt/arena.h"
+#include "tests/support/simt/calls.h"
+#include "tests/support/simt/copies.h"
+#include "tests/support/simt/current_device.h"
+#include "tests/support/simt/findings.h"
+#include "tests/support/simt/simt.h"
+#include "tests/support/simt/streams.h"
+
+namespace sluiceway::simt {
+namespace {
+
+std::atomic<int>& handles() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
+struct Handle {
+  Handle() { ++handles(); }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() { --handles(); }
+};
+
+}  // namespace
+
+int live_handles() { return handles(); }
+
+}  // namespace sluiceway::simt
+
+struct CUstream_st {
+  sluiceway::simt::Handle handle;
+  sluiceway::simt::Worker worker{sluiceway::simt::current_device(),
+                                 sluiceway::simt::Worker::Pace::kLate};
+  int priority = 0;
+};
+
+namespace sluiceway::simt {
+namespace {
+
+// Outlives the event's handle where a stream still has to reach it.
+struct EventState {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t recorded = 0;
+  std::uint64_t happened = 0;
+  Clock clock;
+  std::chrono::steady_clock::time_point time;
+
+  void happen(std::uint64_t which, const Clock& waited) {
+    const std::lock_guard lock(mutex);
+    happened = std::max(happened, which);
+    clock = waited;
+    time = std::chrono::steady_clock::now();
+    changed.notify_all();
+  }
+
+  Clock wait(std::uint64_t which) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return happened >= which; });
+    return clock;
+  }
+};
+
+// Of cudaStreamPerThread, where the thread waits for each call.
+Worker& worker_of_this_thread() {
+  static thread_local std::array<std::unique_ptr<Worker>, Arena::kDevices> workers;
+  const int device = current_device();
+  std::unique_ptr<Worker>& worker = workers[static_cast<std::size_t>(device)];
+  if (worker == nullptr) worker = std::make_unique<Worker>(device, Worker::Pace::kPrompt);
+  return *worker;
+}
+
+CUresult wait_value(CUstream stream, CUdeviceptr address, std::uint32_t value, unsigned flags) {
+  if (flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_INVALID_VALUE;
+  if (refused("cuStreamWaitValue32") != cudaSuccess) return CUDA_ERROR_INVALID_VALUE;
+  Worker& worker = worker_of(stream);
+  if (expect_current("cuStreamWaitValue32", "a stream", worker.device()) != cudaSuccess) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  worker.enqueue_control([awaited = std::make_shared<AwaitedWord>(), address, value](Clock& clock) {
+    auto* const word = reinterpret_cast<std::uint32_t*>(address);
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value && device_error() == cudaSuccess) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    clock.merge(*host_clock());
+  });
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+Worker& worker_of(cudaStream_t stream) {
+  if (stream == cudaStreamPerThread) return worker_of_this_thread();
+  if (stream != nullptr) return stream->worker;
+  static std::mutex mutex;
+  static std::array<CUstream_st*, Arena::kDevices> default_streams{};
+  const std::lock_guard lock(mutex);
+  CUstream_st*& default_stream = default_streams[static_cast<std::size_t>(current_device())];
+  if (default_stream == nullptr) default_stream = new CUstream_st;
+  return default_stream->worker;
+}
+
+}  // namespace sluiceway::simt
+
+struct CUevent_st {
+  sluiceway::simt::Handle handle;
+  int device = sluiceway::simt::current_device();
+  std::shared_ptr<sluiceway::simt::EventState> state =
+      std::make_shared<sluiceway::simt::EventState>();
+};
+
+namespace simt = sluiceway::simt;
+
+namespace {
+
+constexpr int kLeastPriority = 0, kGreatestPriority = -5;  // The lowest number goes first.
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, kLeastPriority);
+}
+
+// The machine has no use for it: streams run when they can.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
+  return simt::call(__func__, [&] {
+    if (simt::device_error() != cudaSuccess) return simt::device_error();
+    *stream = new CUstream_st;
+    (*stream)->priority = std::clamp(priority, kGreatestPriority, kLeastPriority);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  return simt::call(__func__, [&] {
+    *priority = stream->priority;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return simt::call(__func__, [&] {
+    *least = kLeastPriority;
+    *greatest = kGreatestPriority;
+    return cudaSuccess;
+  });
+}
+
+// What the function tells the host is not taken as a wait of the host. Not called once the device
+// has failed.
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user) {
+  return simt::call(__func__, [&] {
+    if (simt::device_error() != cudaSuccess) return simt::device_error();
+    simt::Worker& worker = simt::worker_of(stream);
+    const cudaError_t wrong =
+        simt::expect_current("cudaLaunchHostFunc", "a stream", worker.device());
+    if (wrong != cudaSuccess) return wrong;
+    worker.enqueue_control([=](simt::Clock&) {
+      if (simt::device_error() != cudaSuccess) return;
+      const simt::InHostFunction inside;
+      function(user);
+    });
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  return simt::call(__func__, [&] {
+    delete stream;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return simt::call(__func__, [&] {
+    simt::worker_of(stream).wait_idle();
+    return simt::device_error();
+  });
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  return simt::call(__func__, [&] {
+    const auto state = event->state;
+    std::unique_lock lock(state->mutex);
+    const std::uint64_t which = state->recorded;
+    lock.unlock();
+    simt::worker_of(stream).enqueue_control(
+        [state, which](simt::Clock& clock) { clock.merge(state->wait(which)); });
+    return simt::device_error();
+  });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return simt::call(__func__, [&] {
+    if (simt::device_error() != cudaSuccess) return simt::device_error();
+    *event = new CUevent_st;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  return simt::call(__func__, [&] {
+    delete event;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return simt::call(__func__, [&] {
+    simt::Worker& worker = simt::worker_of(stream);
+    for (const auto& [what, device] :
+         {std::pair("an event", event->device), std::pair("a stream", worker.device())}) {
+      const cudaError_t wrong = simt::expect_current("cudaEventRecord", what, device);
+      if (wrong != cudaSuccess) return wrong;
+    }
+    const auto state = event->state;
+    std::unique_lock lock(state->mutex);
+    const std::uint64_t which = ++state->recorded;
+    lock.unlock();
+    worker.enqueue_control([state, which](simt::Clock& clock) { state->happen(which, clock); });
+    return simt::device_error();
+  });
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return simt::call(__func__, [&] {
+    const auto state = event->state;
+    std::unique_lock lock(state->mutex);
+    if (state->happened < state->recorded) return cudaErrorNotReady;
+    const simt::Clock clock = state->clock;
+    lock.unlock();
+    simt::host_has_waited(clock);
+    return simt::device_error();
+  });
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return simt::call(__func__, [&] {
+    const auto state = event->state;
+    std::unique_lock lock(state->mutex);
+    const std::uint64_t which = state->recorded;
+    lock.unlock();
+    simt::host_has_waited(state->wait(which));
+    return simt::device_error();
+  });
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  return simt::call(__func__, [&] {
+    const std::scoped_lock lock(begin->state->mutex, end->state->mutex);
+    const std::chrono::duration<float, std::milli> elapsed = end->state->time - begin->state->time;
+    *milliseconds = elapsed.count();
+    return simt::device_error();
+  });
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  return simt::call(__func__, [&] {
+    const bool known = std::strcmp(symbol, "cuStreamWaitValue32") == 0;
+    const PFN_cuStreamWaitValue32_v11070 function = &simt::wait_value;
+    *entry = known ? reinterpret_cast<void*>(function) : nullptr;
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+  });
+}
+
+}  // extern "C"
