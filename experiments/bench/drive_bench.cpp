@@ -1,9 +1,11 @@
-// A Drive beside a bare io_uring loop: the same blocks, depth, mix and file, in turns.
+// A Drive beside a bare io_uring loop and fio: the same blocks, depth, mix and file, in turns.
 //
-// An iteration is one round of each, in alternating order; roof_ratio is the median of the ratios
-// of such pairs, ratio_low and ratio_high its 90 % interval by order statistics. Set
-// SLUICEWAY_BENCH_GIB for the size of a round (default 0.25) and SLUICEWAY_BENCH_FOLDER for the
-// file system (default: the temporary folder). Rates count reads and writes together.
+// An iteration is one round of each, in an order that turns; roof_ratio is the median of the
+// drive's rate over the better one of the others in the same iteration, ratio_low and ratio_high
+// its 90 % interval by order statistics. Set SLUICEWAY_BENCH_GIB for the size of a round (default
+// 0.25) and SLUICEWAY_BENCH_FOLDER for the file system (default: the temporary folder). fio takes
+// part where it is installed and, for huge pages, has a pool of them (sysctl vm.nr_hugepages=160);
+// the label says so where it does not. Rates count reads and writes together.
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -12,9 +14,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
+#include "experiments/bench/fio_round.h"
 #include "experiments/bench/uring_loop.h"
 #include "kernels/base/check.h"
 #include "runtime/memory/pinned_pool.h"
@@ -37,13 +42,17 @@ Budget& everything() {
   return budget;
 }
 
+// Of this process and of the children that it waited for.
 double processor_seconds() {
-  rusage used{};
-  getrusage(RUSAGE_SELF, &used);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  return seconds(used.ru_utime) + seconds(used.ru_stime);
+  double seconds = 0;
+  for (const int whose : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+    rusage used{};
+    getrusage(whose, &used);
+    for (const timeval& t : {used.ru_utime, used.ru_stime}) {
+      seconds += static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    }
+  }
+  return seconds;
 }
 
 class BenchFile {
@@ -63,13 +72,32 @@ class BenchFile {
   std::string path_;
 };
 
-struct Pairs {
-  std::vector<double> ratios;
-  double drive_seconds = 0, drive_processor = 0, bare_processor = 0;
+// One way to move a round, and what its rounds took so far.
+struct Side {
+  const char* name;
+  std::function<double()> seconds_of_round;
+  std::vector<double> seconds = {};
+  double processor = 0;
 };
 
-void report(benchmark::State& state, Pairs& pairs, double gb_of_a_round) {
-  std::vector<double>& ratios = pairs.ratios;
+// Each side once; who begins turns with `iteration`.
+void run_all(std::vector<Side>& sides, std::size_t iteration) {
+  for (std::size_t turn = 0; turn < sides.size(); ++turn) {
+    Side& side = sides[(iteration + turn) % sides.size()];
+    const double before = processor_seconds();
+    side.seconds.push_back(side.seconds_of_round());
+    side.processor += processor_seconds() - before;
+  }
+}
+
+// The first side is ours.
+void report(benchmark::State& state, const std::vector<Side>& sides, double gb_of_a_round) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < sides[0].seconds.size(); ++i) {
+    double best = sides[1].seconds[i];
+    for (std::size_t k = 2; k < sides.size(); ++k) best = std::min(best, sides[k].seconds[i]);
+    ratios.push_back(best / sides[0].seconds[i]);
+  }
   std::sort(ratios.begin(), ratios.end());
   const auto n = static_cast<double>(ratios.size());
   // Ranks around the median that hold it with 90 %, by the normal form of the binomial.
@@ -77,12 +105,15 @@ void report(benchmark::State& state, Pairs& pairs, double gb_of_a_round) {
   const auto at = [&](double rank) {
     return ratios[static_cast<std::size_t>(std::clamp(rank, 0.0, n - 1))];
   };
-  state.counters["gb_per_s"] = gb_of_a_round * n / pairs.drive_seconds;
   state.counters["roof_ratio"] = at(n / 2);
   state.counters["ratio_low"] = at(std::floor(n / 2 - reach));
   state.counters["ratio_high"] = at(std::ceil(n / 2 + reach));
-  state.counters["cpu_s_per_gb"] = pairs.drive_processor / (gb_of_a_round * n);
-  state.counters["bare_cpu_s_per_gb"] = pairs.bare_processor / (gb_of_a_round * n);
+  for (const Side& side : sides) {
+    const double gb = gb_of_a_round * n;
+    state.counters[concat(side.name, "gb_per_s")] =
+        gb / std::accumulate(side.seconds.begin(), side.seconds.end(), 0.0);
+    state.counters[concat(side.name, "cpu_s_per_gb")] = side.processor / gb;
+  }
 }
 
 // Why the roof cannot be measured: no io_uring, or no O_DIRECT in the folder. Else empty.
@@ -97,7 +128,18 @@ std::string why_not() {
   }
 }
 
-void drive_beside_bare_loop(benchmark::State& state, IoChoice choice, Pages pages) {
+// Why a round of fio cannot be had, after trying one. Else empty.
+std::string why_no_fio(const std::function<double()>& round) {
+  if (!has_fio()) return "without fio, which is not installed";
+  try {
+    round();
+    return "";
+  } catch (const Error& error) {
+    return concat("without fio: ", error.what());
+  }
+}
+
+void drive_beside_others(benchmark::State& state, IoChoice choice, Pages pages) {
   if (const std::string reason = why_not(); !reason.empty()) {
     for (auto _ : state) {
     }
@@ -122,35 +164,35 @@ void drive_beside_bare_loop(benchmark::State& state, IoChoice choice, Pages page
                                 .flush = false})
         .seconds;
   };
+  const auto fio = [&] { return seconds_of_fio(round, pages == Pages::kHuge); };
   round.blocks = kFileBlocks;
   round.requests = 2 * kFileBlocks;
   bare();  // Every block is written once first: fresh extents are slower.
+  std::vector<Side> sides{{"", ours}, {"bare_", bare}};
+  if (const std::string reason = why_no_fio(fio); reason.empty()) {
+    sides.push_back({"fio_", fio});
+  } else {
+    state.SetLabel(reason);
+  }
   const double gib = environment("SLUICEWAY_BENCH_GIB", 0.25);
   round.requests =
       static_cast<std::uint64_t>(gib * 0x1p30 / static_cast<double>(round.block_bytes));
-  Pairs pairs;
-  for (auto _ : state) {
-    const auto timed = [](const auto& run, double& processor) {
-      const double before = processor_seconds();
-      const double seconds = run();
-      processor += processor_seconds() - before;
-      return seconds;
-    };
-    const bool bare_first = pairs.ratios.size() % 2 == 0;
-    double bare_seconds = bare_first ? timed(bare, pairs.bare_processor) : 0;
-    const double seconds = timed(ours, pairs.drive_processor);
-    if (!bare_first) bare_seconds = timed(bare, pairs.bare_processor);
-    pairs.drive_seconds += seconds;
-    pairs.ratios.push_back(bare_seconds / seconds);
-  }
-  report(state, pairs, static_cast<double>(round.requests * round.block_bytes) * 1e-9);
+  std::size_t iteration = 0;
+  for (auto _ : state) run_all(sides, iteration++);
+  report(state, sides, static_cast<double>(round.requests * round.block_bytes) * 1e-9);
   state.counters["huge_mib"] = static_cast<double>(pool.huge_bytes()) * 0x1p-20;
 }
 
-#define SLUICEWAY_DRIVE_BENCH(name, choice, pages)                                \
-  BENCHMARK_CAPTURE(drive_beside_bare_loop, name, IoChoice::choice, Pages::pages) \
-      ->Unit(benchmark::kMillisecond)                                             \
-      ->UseRealTime()
+// As many rounds as were asked for, else as many as Google Benchmark thinks fit.
+void rounds(benchmark::internal::Benchmark* bench) {
+  bench->Unit(benchmark::kMillisecond)->UseRealTime();
+  if (const double asked = environment("SLUICEWAY_BENCH_ROUNDS", 0); asked >= 1) {
+    bench->Iterations(static_cast<benchmark::IterationCount>(asked));
+  }
+}
+
+#define SLUICEWAY_DRIVE_BENCH(name, choice, pages) \
+  BENCHMARK_CAPTURE(drive_beside_others, name, IoChoice::choice, Pages::pages)->Apply(rounds)
 
 SLUICEWAY_DRIVE_BENCH(uring_huge, kUring, kHuge);
 SLUICEWAY_DRIVE_BENCH(uring_ordinary, kUring, kOrdinary);

@@ -1,6 +1,7 @@
 """Runs every kernel benchmark of a build and prints how close each comes to its roof.
 
-    python experiments/bench/report.py BUILD_DIR [--once] [--filter REGEX] [--out FILE]
+    python experiments/bench/report.py BUILD_DIR [--once] [--only NAME] [--filter REGEX]
+        [--out FILE]
 
 The roof is measured by the benchmark itself in the same run (`roof_ratio`), so a figure is
 comparable on any machine. With --once each benchmark runs for one iteration, which shows that it
@@ -69,10 +70,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=Path, help="build folder, for example build/cpu")
     parser.add_argument("--once", action="store_true", help="one iteration each")
+    parser.add_argument("--only", default="bench_*", help="one binary, for example bench_device")
     parser.add_argument("--filter", default=".", help="regular expression over benchmark names")
     parser.add_argument("--out", type=Path, help="JSON file (default: BUILD_DIR/bench.json)")
     args = parser.parse_args()
-    found = sorted((args.build / "experiments" / "bench").glob("bench_*"))
+    found = sorted((args.build / "experiments" / "bench").glob(args.only))
     binaries = [path for path in found if path.is_file() and path.suffix == ""]
     try:
         rows = [row for binary in binaries for row in run_bench(binary, args.once, args.filter)]

@@ -20,6 +20,9 @@ OPTIONS = {
     "sign": {"residual": "sign"},
     "unclipped": {"_residual_max_rms": math.inf},  # Adafactor's clip is left out.
     "factored_v": {"second_moment": "factored"},  # Of the core.
+    # Cores without gradients; then steps between two gradients of a weight, for its residual.
+    "fused": {"fused": True, "share_inputs": True},
+    **{f"every{k}": {"residual_every": k} for k in (2, 4, 8)},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable
@@ -30,6 +31,12 @@ CODEC_ROWS = (
 HEADLINE = ("adamw", "adafactor", "lora8", "lora32", "galore", "apollo", "none+residual",
             "block_random", "block_random+residual+factored_v",
             "svd+residual+factored_v")  # fmt: skip
+# By steps between the residuals of a weight; a residual in each step needs every gradient.
+ROLLING = {
+    1: "block_random+residual",
+    **{k: f"block_random+residual+fused+every{k}" for k in (2, 4, 8)},
+    None: "block_random+fused",
+}
 MODELS, SHIFTS = ("small", "quickstart"), ("prose", "cpp")
 
 
@@ -143,6 +150,18 @@ def headline(results: Results) -> list[Job]:
     return jobs
 
 
+def rolling(results: Results) -> list[Job]:
+    """AdamW, and residuals in turns at f = 1/4 and 1/2: rates on seed 0, then two more seeds."""
+    jobs = []
+    for model in MODELS:
+        for method, ratio in (("adamw", 0.25), *itertools.product(ROLLING.values(), (0.25, 0.5))):
+            job = _job(method, model, ratio=ratio)
+            jobs += tuned(results, job, RATES[:3])
+            best = results.tuned_rate(job, RATES[:3])
+            jobs += [replace(job, lr=best, seed=seed) for seed in (1, 2) if best is not None]
+    return jobs
+
+
 def long(results: Results) -> list[Job]:
     """1,000 steps, three seeds, for the five best rows of the screen."""
     losses = {}
@@ -177,6 +196,7 @@ STAGES: dict[str, Callable[[Results], list[Job]]] = {
     "screen": screen,
     "ratios": ratios,
     "headline": headline,
+    "rolling": rolling,
     "refresh": refresh,
     "long": long,
 }

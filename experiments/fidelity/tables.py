@@ -274,6 +274,9 @@ def document(results: Results) -> str:
                 "all steps, and may not be over when AdamW has ended; a run that ended earlier "
                 "counts with its last loss. `-`: not there, or AdamW ended before the first look.",
                 equal_time),
+        section("Residuals in turns", "rolling",
+                f"Prose; `everyK`: a weight has its residual every K-th step, and no gradient in "
+                f"the others (`../fused/README.md`). {PAIRED}", headline),
         section("Refresh", "refresh", "Small model, prose, 400 steps, one seed.", refreshed),
         section("1,000 steps", "long", f"Small model, prose. {PAIRED}", plainly),
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stages import MODELS, RATES, SHIFTS, Results, tuned
+from through_engine import PREFIX
 from train_one import Job
 
 Row = tuple[str, float, str]  # Codec, f, redraw.
@@ -100,6 +101,18 @@ def winners(results: Results) -> list[Job]:
     return jobs
 
 
+def engine(results: Results) -> list[Job]:
+    """The first winner once more, by the engine itself at the simulation's rate."""
+    jobs = [engine_job(results, setting) for setting in SETTINGS]
+    return [replace(job, seed=seed) for job in jobs if job is not None for seed in SEEDS]
+
+
+def engine_job(results: Results, setting: Setting) -> Job | None:
+    """The first seed; None while the rate is not known."""
+    best = best_job(results, setting, WINNERS[0])
+    return best and replace(best, method=PREFIX + best.method)
+
+
 def long(results: Results) -> list[Job]:
     """1,000 steps with the first codec, at the rates of 200: does redrawing matter later on?"""
     rows = [BASELINES[0], *((CODECS[0], RATIOS[-1], redraw) for redraw in REDRAWS)]
@@ -107,7 +120,7 @@ def long(results: Results) -> list[Job]:
     return [replace(job, steps=LONG) for job in best if job is not None]
 
 
-STAGES = {"screen": screen, "long": long, "winners": winners}
+STAGES = {"screen": screen, "long": long, "winners": winners, "engine": engine}
 
 
 def estimated_seconds(job: Job) -> float:

@@ -44,6 +44,7 @@ def announce(name: str) -> None:
 
 def work(job: Job) -> None:
     """Run one job and write its file whole or not at all."""
+    import through_engine
     import torch
     from run_folder import provenance
     from simulate import Simulation
@@ -51,7 +52,11 @@ def work(job: Job) -> None:
 
     torch.set_num_threads(1)
     simulation = Simulation()
-    done = {**run(job, simulation.trainee), **simulation.figures(), **provenance()}
+    if job.method.startswith(through_engine.PREFIX):
+        done = run(job, through_engine.trainee)
+    else:
+        done = {**run(job, simulation.trainee), **simulation.figures()}
+    done |= provenance()
     partial = RESULTS / f"{job.key}.tmp"
     partial.write_text(json.dumps(done, indent=1) + "\n")
     partial.rename(RESULTS / f"{job.key}.json")

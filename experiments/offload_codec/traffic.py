@@ -2,8 +2,9 @@
 
 States are 12 bytes, read and written: 24. M micro-batches are M gradients of 2 bytes that cross the
 link, are spilled and read back under `identity`; a codec sums them in the core on the device, so it
-sends f^2 of a gradient whatever M is, and spills either that core or the gradient that it becomes.
-The 16-bit weight goes up in any case.
+sends f^2 of a gradient whatever M is, and spills the gradient that it becomes, or nothing: then the
+core waits on the device, and crosses a second time for its update. The 16-bit weight goes up in any
+case.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def disk_bytes(codec: str, ratio: float, micro_batches: int, spill: str) -> floa
     """Read and written; `spill` is "gradient" or "core"."""
     if codec == "identity":
         return STATES + 2 * GRADIENT * micro_batches
-    return STATES + 2 * GRADIENT * (ratio**2 if spill == "core" else 1)
+    return STATES + (2 * GRADIENT if spill == "gradient" else 0)
 
 
 def projector_bytes(codec: str, ratio: float) -> float:
@@ -44,7 +45,7 @@ def host_flop(codec: str, ratio: float) -> float:
 
 COLUMNS = (
     "codec", "f", *(f"d2h, M = {m}" for m in MICRO_BATCHES), "h2d",
-    *(f"disk, M = {m}, gradient spilled" for m in MICRO_BATCHES), "disk, core spilled, any M",
+    *(f"disk, M = {m}, gradient spilled" for m in MICRO_BATCHES), "disk, core kept, any M",
     "P and Q", "host flop",
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from rows import BASELINES, SEEDS, SETTINGS, WINNERS, Row, Setting, best_job, called
+from rows import BASELINES, SEEDS, SETTINGS, WINNERS, Row, Setting, best_job, called, engine_job
 from stages import Results
 from tables import number, shares, spread, table
 from train_one import Job
@@ -20,6 +20,8 @@ def headline(results: Results) -> str:
     for row in (*BASELINES[1:], *WINNERS):
         shown = [share_at(results, s, best_job(results, s, row)) for s in SETTINGS]
         lines.append([*called(row), *shown])
+    shown = [share_at(results, s, engine_job(results, s)) for s in SETTINGS]
+    lines.append([f"the engine: {WINNERS[0][0]}", *called(WINNERS[0])[1:], *shown])
     for method in ("svd+residual+factored_v", "block_random+residual+factored_v", "none+residual",
                    "block_random"):  # fmt: skip
         shown = [fidelity_share(setting, method) for setting in SETTINGS]

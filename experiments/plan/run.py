@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
 
-from run_folder import REPOSITORY, as_override, read_rows, train, write_rows
+from run_folder import REPOSITORY, planned, read_rows, train, write_rows
 from wide_llama import write_model
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -35,18 +34,9 @@ CASES = {
 QUANTITIES = ("device", "host", "pinned", "process")
 
 
-def planned(overrides: dict[str, object]) -> dict:
-    """What `sluiceway plan` says."""
-    command = [sys.executable, "-m", "sluiceway", "plan", str(CONFIG), "--json"]
-    for key, value in overrides.items():
-        command += ["--set", f"{key}={as_override(value)}"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY)
-    return json.loads(done.stdout)
-
-
 def measured(name: str, overrides: dict[str, object], scratch: Path) -> dict:
     """One case: predicted and found, by quantity."""
-    plan = planned(overrides)
+    plan = planned(CONFIG, overrides)
     run = train(CONFIG, scratch / "run", overrides, scratch / "log.txt")
     pairs = {q: [plan["peak_bytes"][q], run.peak_bytes(q)] for q in QUANTITIES}
     pairs["seconds"] = [plan["seconds_per_step"], run.step_seconds]

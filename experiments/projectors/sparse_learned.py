@@ -58,7 +58,8 @@ def calibrate(optimizer: SubspaceAdamW, given: Gradients) -> dict[str, float]:
     engine.begin_calibration()
     for index, weight in enumerate(optimizer.weights):
         engine.take_stats()
-        engine.add_gradient(index, given[weight.name], given[weight.name])
+        gradient = given[weight.name]
+        engine.add_gradient(index, gradient, gradient, optimizer.device.compute())
         biases[weight.name] = engine.take_stats()["bias_mean"]
     engine.end_calibration()
     return biases

@@ -47,7 +47,7 @@ def measured(m: int, n: int) -> dict[str, list[float]]:
     with SubspaceAdamW(nn.Linear(n, m, bias=False), codec="svd", ratio=RATIO,
                        residual="none") as optimizer:  # fmt: skip
         optimizer.engine.begin_calibration()
-        product = timed(lambda: optimizer.engine.add_gradient(0, g, g))
+        product = timed(lambda: optimizer.engine.add_gradient(0, g, g, optimizer.device.compute()))
         optimizer.engine.end_calibration()
     return {"product": product, "lowrank": timed(lambda: torch.svd_lowrank(g, rank, POWERS))}
 

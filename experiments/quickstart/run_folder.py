@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -12,7 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from sluiceway.base.atomic import replace_file
+from sluiceway.base.exit_codes import REFUSED
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+UNKNOWN = "unknown"  # A commit, without repository and SLUICEWAY_COMMIT.
 WARMUP_STEPS = 3  # The first steps allocate; they are not part of a median.
 
 
@@ -104,6 +109,17 @@ def link_overrides(gbps: float) -> dict[str, float]:
     return {"device.link.d2h_gbps": gbps, "device.link.h2d_gbps": gbps}
 
 
+def planned(config: Path, overrides: Mapping[str, object]) -> dict:
+    """What `sluiceway plan` says, fit or not."""
+    command = [sys.executable, "-m", "sluiceway", "plan", str(config), "--json"]
+    for key, value in overrides.items():
+        command += ["--set", f"{key}={as_override(value)}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    if done.returncode not in (0, REFUSED):
+        sys.exit(done.stderr)
+    return json.loads(done.stdout)
+
+
 def train_command(
     config: Path, folder: Path, overrides: Mapping[str, object], python: str = sys.executable
 ) -> list[str]:
@@ -144,18 +160,44 @@ def train(
 
 
 def provenance() -> dict[str, str]:
-    """Commit and command that a JSON file of results names."""
-    commit = subprocess.run(
+    """Commit and command that a JSON file of results names.
+
+    SLUICEWAY_COMMIT says the commit where there is no repository, or where a caller has looked.
+    """
+    return {"commit": commit_here(), "command": " ".join(["python", *sys.argv])}
+
+
+def commit_here() -> str:
+    """The commit that is checked out, or `UNKNOWN`."""
+    if said := os.environ.get("SLUICEWAY_COMMIT"):
+        return said
+    done = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {"commit": commit, "command": " ".join(["python", *sys.argv])}
+    )
+    return done.stdout.strip() or UNKNOWN
+
+
+def check_commit(path: Path) -> None:
+    """Refuse to go on with a file of another commit: rows of two are never mixed."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return
+    old, new = json.loads(path.read_text())["commit"], commit_here()
+    if new == UNKNOWN:
+        sys.exit(f"{path}: the commit here is not known, expected {old}; set SLUICEWAY_COMMIT")
+    if old != new:
+        sys.exit(f"{path}: is of commit {old}, expected {new}; give another file")
 
 
 def read_rows(path: Path) -> list[dict]:
     """The cases that a file of results has so far."""
-    return json.loads(path.read_text())["rows"] if path.exists() else []
+    return json.loads(path.read_text()).get("rows", []) if path.exists() else []
 
 
 def write_rows(path: Path, rows: list[dict], **more: object) -> None:
-    """Write the cases that were measured, with commit and command, and `more` of the script's."""
-    path.write_text(json.dumps({**provenance(), **more, "rows": rows}, indent=1) + "\n")
+    """Write the cases that were measured, with commit and command, and `more` of the script's.
+
+    A reader, or the one who goes on after a kill, finds all of the file or the one before.
+    """
+    text = json.dumps({**provenance(), **more, "rows": rows}, indent=1) + "\n"
+    replace_file(path, text.encode())

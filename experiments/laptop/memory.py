@@ -1,0 +1,193 @@
+"""Does a whole model train within a budget of the device, by the driver's count?
+
+    python experiments/laptop/memory.py --device cuda:0 --out FILE    # 1.3b in 4 GB, 7b in 24 GB
+    python experiments/laptop/memory.py --device host --models small=1GiB --out FILE
+    python experiments/laptop/memory.py --out FILE --table
+
+Weights are drawn on the device, nothing is read or written but FILE. Every run is a process of its
+own, which trains a few steps with checkpointing while a thread asks the driver what is taken. The
+budget first holds all that the driver counts, torch's allocator being given what the rest leaves. A
+run that fails so is tried once more with the context, and the kernels that a small model loads,
+beside the budget. Exit status: 0, also where nothing fits; 1 where a run failed of anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("quickstart", "step"))
+
+from block_models import SHAPES, Case
+from driver_count import TakenPeak, taken_bytes
+from memory_table import memory_table
+from run_folder import check_commit, read_rows, write_rows
+from sluiceway.base.sizes import parse_bytes
+from sluiceway.config.values import Budget
+from sluiceway.run.summary import machine
+from step_turn import clear, failure, torch_device, train_step
+from step_ways import fused, hooks, make_optimizer
+
+WAYS = {
+    "hooks, f = 1/4": hooks(0.25),
+    "fused, f = 1/4": fused(0.25),
+    "hooks, f = 1/8": hooks(0.125),
+    "fused, f = 1/8": fused(0.125),
+}
+ALL, BESIDE = "all", "context beside it"
+_MODELS = ["1.3b=4GB", "7b=24GB"]
+_VOCABULARY = 32_000
+_NOT_ENOUGH = "OutOfMemory"  # Of torch, and with another ending of ours.
+
+
+def case_of(shape: str, tokens: int) -> Case:
+    """A model with every block, and with the vocabulary of Llama's tokenizer."""
+    return Case(shape, tokens, True, tokens, torch.bfloat16, _VOCABULARY)
+
+
+def cap_torch(device: torch.device, budget: int) -> None:
+    """Let torch's allocator hold what the rest of what the driver counts leaves of a budget."""
+    if device.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    others = taken_bytes(device) - torch.cuda.memory_reserved(device)
+    share = min(1.0, max(0.0, (budget - others) / total))
+    torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def trained(
+    case: Case, way: str, name: str, steps: int, budget: int | None, counted: str = ALL
+) -> dict[str, Any]:
+    """A few steps with nothing on the device beyond the budget; None: whatever it takes."""
+    device = torch_device(name)
+    context = taken_bytes(device)
+    room = None if budget is None else budget + (context if counted == BESIDE else 0)
+    losses, laps = [], [time.monotonic()]
+    with TakenPeak(device) as taken:
+        if room is not None:
+            cap_torch(device, room)
+        with torch.device(device):
+            model = case.build(case.layers)
+        ids, more = case.batch_on(device), {"budget": Budget(device=budget)}
+        with closing(make_optimizer(model, WAYS[way], None, name, **more)) as optimizer:
+            for _ in range(steps):
+                if room is not None:
+                    cap_torch(device, room)  # Kernels that a step has loaded count.
+                losses.append(float(train_step(model, optimizer, ids)))
+                laps.append(time.monotonic())
+            optimizer.synchronize()
+            told = optimizer.stats()["peak_bytes"]
+        held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "context_bytes": context,
+        "driver_bytes": taken.bytes,
+        "device_bytes": told["device"],
+        "torch_bytes": held,
+        "host_bytes": told["host"] + told["pinned"],
+        "losses": losses,
+        "seconds": min(end - begin for begin, end in pairwise(laps)),
+        "fits": room is None or taken.bytes <= room,
+    }
+
+
+def in_this_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """One run, after a small one that loads kernels and makes the context."""
+    small, whole = case_of("small", 64), case_of(key["model"], args.tokens)
+    trained(small, key["way"], args.device, 2, None)
+    clear(torch_device(args.device))
+    run = (whole, key["way"], args.device, args.steps, key["budget"], key["counted"])
+    return failure(lambda: trained(*run))
+
+
+def in_a_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """One run, whatever becomes of the process that makes it."""
+    command = [sys.executable, __file__, "--one", json.dumps(key), "--device", args.device,
+               "--tokens", str(args.tokens), "--steps", str(args.steps)]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=args.run_limit
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"did not end within {args.run_limit} s"}
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        return {"failed": f"exit status {done.returncode}: {last[:400]}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def did_not_fit(row: dict[str, Any]) -> bool:
+    """Whether a run ended as it does where the budget is too small."""
+    return row.get("failed", "").startswith(_NOT_ENOUGH)
+
+
+def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Take every run that FILE lacks, until the seconds are over."""
+    rows, end, left = read_rows(args.out), time.monotonic() + args.seconds, 0
+    about = {"machine": machine(), "device": args.device, "tokens": args.tokens,
+             "vocabulary": _VOCABULARY}  # fmt: skip
+    budgets = [one.split("=") for one in args.models]
+    for (model, budget), way in itertools.product(budgets, args.ways):
+        for counted in (ALL, BESIDE):
+            key = {"model": model, "budget": parse_bytes(budget), "way": way, "counted": counted}
+            row = next((row for row in rows if key.items() <= row.items()), None)
+            if row is None and time.monotonic() > end:
+                left += 1
+                break
+            if row is None:
+                row = {**key, **in_a_process(key, args)}
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+                write_rows(args.out, rows, left=1, **about)
+            if row.get("fits"):
+                break
+    write_rows(args.out, rows, left=left, **about)
+    return rows
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda:0", help="or host")
+    parser.add_argument("--out", type=Path, help="a JSON file, which is gone on with")
+    parser.add_argument("--models", nargs="+", default=_MODELS, metavar="SHAPE=SIZE",
+                        help=f"what budget a shape gets; shapes: {' '.join(SHAPES)}")  # fmt: skip
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--tokens", type=int, default=1024, help="of a step")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--run-limit", type=float, default=150, help="seconds of one run")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run later")
+    parser.add_argument("--one", type=json.loads, help="a run as JSON, in this process; prints it")
+    parser.add_argument("--table", action="store_true", help="print FILE and measure nothing")
+    args = parser.parse_args()
+    if args.one is None and args.out is None:
+        parser.error("--out is missing, expected a JSON file")
+    return args
+
+
+def main() -> int:
+    """All runs, or one of them."""
+    args = parsed()
+    if args.one is not None:
+        print(json.dumps(in_this_process(args.one, args)))
+        return 0
+    rows = []
+    if not args.table:
+        check_commit(args.out)
+        rows = go_on(args)
+    print(memory_table(json.loads(args.out.read_text())))
+    return 1 if any("failed" in row and not did_not_fit(row) for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Blocks of Llamas at their true sizes, with random weights, and how many of them a budget holds.
+
+A model of bytes stands in for the whole one: embedding and head have 256 rows, so that a step is
+the blocks' alone, and a block's share of it times the layers of the shape is what all blocks take.
+Embedding and head of the true vocabulary are in no figure, unless a case asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from run_folder import REPOSITORY
+from sluiceway.model.folder import prepare_model, quiet_transformers
+from sluiceway.model.rehearsal import Rehearsal, rehearse
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+_ROWS = 256  # Of embedding and head.
+_MOMENTS = 2
+_SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "num_hidden_layers": 4}  # fmt: skip
+SHAPES = ("small", "1b", "1.3b", "3b", "7b")
+
+
+def shape_of(name: str) -> PretrainedConfig:
+    """The config of a shape: `small` is for the host device, the others are configs/shapes."""
+    if name == "small":
+        return LlamaConfig(**_SMALL)
+    return AutoConfig.from_pretrained(REPOSITORY / f"configs/shapes/llama_{name.replace('.', '_')}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape, with so many tokens a step, and activations kept or computed again."""
+
+    shape: str
+    tokens: int
+    checkpointing: bool
+    sequence: int
+    dtype: torch.dtype
+    vocabulary: int = _ROWS
+
+    @cached_property
+    def layers(self) -> int:
+        """Blocks of the whole model."""
+        return shape_of(self.shape).num_hidden_layers
+
+    @property
+    def key(self) -> dict[str, object]:
+        """What a row of results is known by."""
+        return {"shape": self.shape, "tokens": self.tokens, "checkpointing": self.checkpointing}
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Sequences, and tokens of each."""
+        length = min(self.sequence, self.tokens)
+        return self.tokens // length, length
+
+    def build(self, blocks: int) -> torch.nn.Module:
+        """So many blocks in training, on torch's default device; embedding and head are frozen."""
+        quiet_transformers()
+        shape = shape_of(self.shape)
+        shape.num_hidden_layers, shape.vocab_size = blocks, self.vocabulary
+        shape.bos_token_id = shape.eos_token_id = None
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(shape, dtype=self.dtype)
+        return prepare_model(model, "frozen", self.checkpointing)
+
+    def batch_on(self, device: torch.device) -> torch.Tensor:
+        """Tokens drawn at random, the same each time."""
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(self.vocabulary, self.batch, generator=generator).to(device)
+
+    def rehearsal(self, blocks: int) -> Rehearsal:
+        """Bytes and operations of a step in which every gradient stays until the end."""
+        return rehearse(lambda: self.build(blocks), set(), *self.batch, None)
+
+    def native_bytes(self, blocks: int) -> int:
+        """What AdamW holds with everything on the device, moments of the weights' dtype."""
+        with torch.device("meta"):
+            model = self.build(blocks)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return self.rehearsal(blocks).peak_bytes + _MOMENTS * self.dtype.itemsize * trained
+
+    def blocks_within(self, budget: int) -> int:
+        """The most blocks, at most all, that native AdamW trains within so many bytes; 0: none."""
+        one = self.native_bytes(1)
+        if one > budget:
+            return 0
+        return min(self.layers, 1 + (budget - one) // (self.native_bytes(2) - one))
+
+
+def cases(
+    shapes: list[str], tokens: list[int], sequence: int, dtype: torch.dtype
+) -> Iterator[Case]:
+    """Every number of tokens of every shape, without checkpointing and then with it."""
+    for checkpointing in (False, True):
+        for shape in shapes:
+            for count in tokens:
+                yield Case(shape, count, checkpointing, sequence, dtype)

@@ -1,0 +1,83 @@
+"""Which turns there are, and their order: where time is short, what was asked comes first.
+
+Asked are 3b and 7b at 2k to 8k tokens a step over a desktop's link, and whole gradients at 2k.
+Every round of those comes before the first of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from block_models import Case
+
+NATIVE = "native"
+WHOLE = "full gradients, barriers"
+UNTHROTTLED = "unthrottled"
+DESKTOP_LINK = "PCIe 4.0 x16"
+ABSOLUTE, BY_RATIO = "absolute", "ratio"
+PACINGS = (ABSOLUTE, BY_RATIO)
+
+_SHAPES, _TOKENS, _WHOLE_TOKENS = ("3b", "7b"), (2048, 4096, 8192), 2048
+_REST = 3
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One way over one link, in one round."""
+
+    number: int
+    way: str
+    link: str | None  # None: native has none.
+    pacing: str | None  # None: nothing is paced.
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What a row of results is known by."""
+        return {"round": self.number, "way": self.way, "link": self.link, "pacing": self.pacing}
+
+
+def turns_of_round(
+    number: int, ways: list[str], links: list[str], pacings: list[str]
+) -> list[Turn]:
+    """Every way once over every link; each round begins with another, the first with native."""
+    found = [Turn(number, NATIVE, None, None)]
+    for way in ways:
+        for link in links if way != NATIVE else ():
+            paced = (None,) if link == UNTHROTTLED else pacings
+            found += [Turn(number, way, link, pacing) for pacing in paced]
+    first = number % len(found)
+    return found[first:] + found[:first]
+
+
+def in_order(
+    cases: Iterable[Case], rounds: int, ways: list[str], links: list[str], pacings: list[str]
+) -> list[tuple[Case, Turn]]:
+    """All of them; native's first turn of a case is before those that are paced by its rate."""
+    cases = list(cases)
+    found = [
+        (case, turn)
+        for number in range(rounds)
+        for case in cases
+        for turn in turns_of_round(number, ways, links, pacings)
+    ]
+
+    def place(one: tuple[Case, Turn]) -> tuple[bool, int, int]:
+        wave = _wave(*one)
+        return wave == _REST, one[1].number, wave
+
+    return sorted(found, key=place)
+
+
+def _wave(case: Case, turn: Turn) -> int:
+    """When a turn is taken in its round: first what targets are set for, with activations kept."""
+    asked = case.shape in _SHAPES and case.tokens in _TOKENS
+    if turn.way == WHOLE:
+        asked &= case.tokens == _WHOLE_TOKENS and turn.pacing == ABSOLUTE
+    if not asked or turn.link not in (None, UNTHROTTLED, DESKTOP_LINK):
+        return _REST
+    if case.checkpointing:
+        return 2
+    return 0 if turn.way == NATIVE or turn.pacing == ABSOLUTE else 1
