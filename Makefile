@@ -14,9 +14,11 @@ PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-
 TEST_PACKAGES  := chromium e2fsprogs fdisk
 CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy e2fsprogs fdisk
 
-# Lets build folders share compiled objects, those of other checkouts too.
+# Lets build folders share compiled objects, those of other checkouts too. The name of the compiler
+# is part of what the cache compares, and pip would choose another one than cmake.
 export CCACHE_NOHASHDIR := 1
 export CCACHE_BASEDIR := $(CURDIR)
+export CXX
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
@@ -24,14 +26,15 @@ PY_FILES  = $(shell git ls-files '*.py')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.NOTPARALLEL:  # Builds and tests have as many jobs as there are cores, and some share a folder.
 .PHONY: demo test check soak bench lint format stubs wheel clean help build install ctest pytest \
-  check-asan check-tsan check-eager-spill check-compat check-cuda check-wheel \
+  simt check-asan check-tsan check-eager-spill check-simt check-compat check-cuda check-wheel \
   check-bench check-flips check-loop
 
 help:
 	@echo 'make demo     fine-tune a small model five ways over a throttled link, print the table'
-	@echo 'make test     build, run the C++ and the Python tests'
-	@echo 'make check    sanitizers, clang, eager spill, slow libraries, lint, CUDA, wheel, benches, flips, loop'
+	@echo 'make test     build, run the C++, the Python and, on the host, the CUDA tests'
+	@echo 'make check    sanitizers, clang, eager spill, CUDA on the host, slow libraries, lint, CUDA, wheel, benches, flips, loop'
 	@echo 'make soak     what takes long: kills and power cuts by the thousand, ten minutes of fuzzing'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
@@ -79,13 +82,13 @@ $(STAMPS)/check-requirements: requirements-check.txt $(STAMPS)/requirements
 # ---- Build and test ------------------------------------------------------------------------------
 
 # $(call build_preset,preset,extra configure arguments)
-build_preset = { [ -f build/$(1)/build.ninja ] || cmake --preset $(1) $(2); } \
+build_preset = { [ build/$(1)/build.ninja -nt CMakePresets.json ] || cmake --preset $(1) $(2); } \
   && cmake --build --preset $(1) -j $(JOBS)
 
-# $(call test_preset,preset): results go to $(RESULTS)/<preset>, one file per binary.
+# $(call test_preset,preset,binaries at once): results go to $(RESULTS)/<preset>, one file a binary.
 test_preset = mkdir -p $(RESULTS) && rm -rf $(RESULTS)/$(1)* \
   && GTEST_OUTPUT=xml:$(CURDIR)/$(RESULTS)/$(1)/ \
-  ctest --preset $(1) -j 1 --output-junit $(CURDIR)/$(RESULTS)/$(1).xml
+  ctest --preset $(1) -j $(2) --output-junit $(CURDIR)/$(RESULTS)/$(1).xml
 
 # $(call passed): the last line of a step that .ci/run counts.
 passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
@@ -104,7 +107,12 @@ $(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/packages $(STAMPS)/requirements
 install: $(STAMPS)/install
 
 ctest: build $(STAMPS)/test-packages
-	$(call test_preset,cpu)
+	$(call test_preset,cpu,1)
+
+# The CUDA sources, on the machine of tests/support/simt.
+simt: $(STAMPS)/packages $(STAMPS)/requirements
+	@$(call build_preset,simt)
+	$(call test_preset,simt,$(JOBS))
 
 # Most tests wait for links, drives and children: as many at once as there are cores.
 PARALLEL := --numprocesses=$(JOBS) --dist=loadfile
@@ -114,8 +122,9 @@ pytest: $(STAMPS)/install $(STAMPS)/test-packages
 	OMP_WAIT_POLICY=passive $(PY) -m pytest $(PARALLEL) --junitxml=$(RESULTS)/pytest.xml
 
 test:
-	@rm -rf $(RESULTS)/cpu $(RESULTS)/cpu.xml $(RESULTS)/pytest.xml
-	@status=0; $(MAKE) --no-print-directory --keep-going ctest pytest || status=$$?; \
+	@rm -rf $(RESULTS)/cpu $(RESULTS)/simt $(RESULTS)/cpu.xml $(RESULTS)/simt.xml \
+	  $(RESULTS)/pytest.xml
+	@status=0; $(MAKE) --no-print-directory --keep-going ctest simt pytest || status=$$?; \
 	  $(PYTHON) .ci/slowest.py $(RESULTS); exit $$status
 
 # Types of the compiled module, from its docstrings; a test fails where they are not what this writes.
@@ -137,17 +146,27 @@ bench: build
 
 # ---- Checks --------------------------------------------------------------------------------------
 
-CHECKS := check-asan check-tsan check-eager-spill check-compat lint check-cuda check-wheel \
+CHECKS := check-asan check-tsan check-eager-spill check-simt check-compat lint check-cuda check-wheel \
   check-bench check-flips check-loop
 
 check:
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
 
+# An eager-spill run is one of the build `asan`.
 check-asan check-tsan check-eager-spill: check-%: $(STAMPS)/packages \
     $(STAMPS)/check-packages $(STAMPS)/requirements
 	@rm -f $(RESULTS)/$@.ok
-	@$(call build_preset,$*)
-	@$(call test_preset,$*)
+	@$(call build_preset,$(subst eager-spill,asan,$*))
+	@$(call test_preset,$*,$(JOBS))
+	@$(passed)
+
+# `make test` runs one order of blocks and threads, and one of what is late; here are two others.
+SIMT_SEEDS := 2 3
+check-simt: $(STAMPS)/packages $(STAMPS)/requirements
+	@rm -f $(RESULTS)/$@.ok
+	@$(call build_preset,simt)
+	@for seed in $(SIMT_SEEDS); do \
+	  SLUICEWAY_SIMT_SEED=$$seed ctest --preset simt -j $(JOBS) || exit 1; done
 	@$(passed)
 
 # Libraries that take long to import or to compile; `make test` has the others. Prints README's table.
@@ -157,14 +176,19 @@ check-compat: $(STAMPS)/install $(STAMPS)/check-requirements
 	  --junitxml=$(RESULTS)/$@.xml tests/python/compat
 	$(PY) .ci/compat_table.py $(RESULTS)
 
+# What a build with CUDA says on a machine without a driver, or with its devices hidden.
+without_device = ctest --test-dir build/cuda --output-on-failure -R no_driver
+
 check-cuda: $(STAMPS)/packages $(STAMPS)/requirements
 	@rm -f $(RESULTS)/$@.ok $(RESULTS)/$@.notrun
 	@mkdir -p $(RESULTS); if ! command -v nvcc >/dev/null; then \
 	  echo 'cuda: not run (no nvcc on PATH)'; touch $(RESULTS)/$@.notrun; \
 	elif nvidia-smi -L >/dev/null 2>&1; then \
-	  $(call build_preset,cuda) && $(passed); \
+	  $(call build_preset,cuda) && $(PY) .ci/cuda_resources.py build/cuda && $(passed); \
 	else \
-	  $(call build_preset,cuda,-DCMAKE_CUDA_ARCHITECTURES=80) && $(passed); fi
+	  $(call build_preset,cuda,'-DCMAKE_CUDA_ARCHITECTURES=80;90') \
+	    && $(PY) .ci/cuda_resources.py build/cuda && $(passed); fi
+	@[ -e $(RESULTS)/$@.notrun ] || $(without_device) || { rm -f $(RESULTS)/$@.ok; exit 1; }
 
 # A fresh environment that sees the packages of .venv, but not its editable install, and no compiler.
 check-wheel: wheel
@@ -181,9 +205,13 @@ check-wheel: wheel
 	build/wheel/venv/bin/sluiceway --help >/dev/null
 	@$(passed)
 
-check-bench: build
-	@rm -f $(RESULTS)/$@.ok
+# Every kernel benchmark once, each way of experiments/step, and the bodies of what a card is to run.
+check-bench: build $(STAMPS)/install
+	@rm -f $(RESULTS)/$@.ok $(RESULTS)/step.json
 	$(PY) experiments/bench/report.py build/cpu --once
+	OMP_WAIT_POLICY=passive $(PY) experiments/step/step.py --device host --once \
+	  --out $(RESULTS)/step.json
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -q -o python_files='gpu_*.py' --device host tests/python
 	@$(passed)
 
 # `make test` flips each file of a save twice; the seed is fresh every time.
@@ -221,7 +249,7 @@ lint: $(STAMPS)/packages $(STAMPS)/check-packages $(STAMPS)/requirements
 	$(PY) -m ruff format --check $(PY_FILES)
 	$(PY) -m ruff check $(PY_FILES)
 	@[ -f build/cpu/build.ninja ] || cmake --preset cpu
-	.ci/tidy build/cpu $(JOBS)
+	$(PY) .ci/tidy.py build/cpu $(JOBS)
 	@$(passed)
 
 format: $(STAMPS)/check-packages $(STAMPS)/requirements

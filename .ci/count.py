@@ -1,18 +1,26 @@
 """Prints `N passed, N failed` for what `make test` and `make check` left in a results folder.
 
 A GoogleTest case and a pytest case count as one each. A test binary that ctest saw fail without a
-failed case (a crash, a time-out, a leak) counts as one failure. A step (lint, wheel, benchmarks,
-CUDA compile, flipped bytes, loop devices) counts as one; a preset that did not even build counts as
-one failure.
+failed case (a crash, a time-out, a leak) counts as one failure. A step (other seeds of the preset
+simt, lint, wheel, benchmarks, CUDA compile, flipped bytes, loop devices) counts as one; a preset
+that did not even build counts as one failure.
 """
 
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-PRESETS = ["cpu", "asan", "tsan", "eager-spill"]
+PRESETS = ["cpu", "simt", "asan", "tsan", "eager-spill"]
 PYTHON = ["pytest", "check-compat"]
-STEPS = ["lint", "check-cuda", "check-wheel", "check-bench", "check-flips", "check-loop"]
+STEPS = [
+    "check-simt",
+    "lint",
+    "check-cuda",
+    "check-wheel",
+    "check-bench",
+    "check-flips",
+    "check-loop",
+]
 
 
 def outcomes(xml: Path) -> tuple[int, int]:

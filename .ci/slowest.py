@@ -8,7 +8,11 @@ from pathlib import Path
 def cases(results: Path) -> list[tuple[float, str]]:
     """Seconds and name of each test that left a result; one that died with its binary left none."""
     found = []
-    for file in [*sorted((results / "cpu").glob("*.xml")), results / "pytest.xml"]:
+    for file in [
+        *sorted(results.glob("cpu/*.xml")),
+        *sorted(results.glob("simt/*.xml")),
+        results / "pytest.xml",
+    ]:
         if file.exists():
             for case in ElementTree.parse(file).getroot().iter("testcase"):
                 name = f"{case.get('classname')}.{case.get('name')}"
