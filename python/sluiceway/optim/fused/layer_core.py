@@ -82,10 +82,20 @@ class LayerCore(ABC):
         return x, self._project(self._of_output, dy, x.dtype)
 
     def core(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Of one use of the weight, from its sides."""
+        """Of one use of the weight, from its sides.
+
+        The core is f32 but for bf16 sides on the host device, where torch has no product that
+        leaves its sums as they are: there each element is rounded to bf16 once.
+        """
         left, right = (x, y) if self.inputs_are_rows else (y, x)
-        core = left.new_empty((left.shape[1], right.shape[1]))
-        torch.mm(left.t(), right, out=core)  # Autocast leaves alone what has an `out`.
+        shape = (left.shape[1], right.shape[1])
+        # Autocast leaves alone what has an `out`.
+        if left.dtype == torch.bfloat16 and left.device.type == "cuda":
+            core = left.new_empty(shape, dtype=torch.float32)
+            torch.mm(left.t(), right, out_dtype=torch.float32, out=core)
+        else:
+            core = left.new_empty(shape)
+            torch.mm(left.t(), right, out=core)
         return core
 
     def _project(self, side: str, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
