@@ -145,12 +145,10 @@ void bind_common(EngineClass<Engine>& engine) {
       .def("drop", &Engine::drop, unlocked)
       .def(
           "wait",
-          [](Engine& e, int weight, const StreamRef& compute) {
-            return e.acquire(weight, compute);
-          },
+          [](Engine& e, int weight, const StreamRef& compute) { e.acquire(weight, compute); },
           py::arg("weight"), py::arg("compute"), unlocked,
-          "Work on `compute` that is enqueued from now on sees the last update; returns the stall, "
-          "s. On the host device the thread waits.")
+          "Work on `compute` that is enqueued from now on sees the last update. On the host device "
+          "the thread waits.")
       .def("synchronize", &Engine::synchronize, unlocked)
       .def("finish", &finish_engine<Engine>, py::arg("lent"),
            "As close(), whatever failed before; raises only where a lane still runs.")

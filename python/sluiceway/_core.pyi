@@ -421,9 +421,9 @@ class SubspaceEngine:
         """
         Number of weights whose projectors wait for their first gradient.
         """
-    def wait(self, weight: typing.SupportsInt, compute: Stream) -> float:
+    def wait(self, weight: typing.SupportsInt, compute: Stream) -> None:
         """
-        Work on `compute` that is enqueued from now on sees the last update; returns the stall, s. On the host device the thread waits.
+        Work on `compute` that is enqueued from now on sees the last update. On the host device the thread waits.
         """
     def wants_gradient(self, weight: typing.SupportsInt) -> bool: ...
     def weight_state(self, weight: typing.SupportsInt) -> dict[str, typing.Any]:
@@ -600,9 +600,9 @@ class OffloadEngine:
         """
         step, exp_avg, exp_avg_sq, master: all copies, the last three float32.
         """
-    def wait(self, weight: typing.SupportsInt, compute: Stream) -> float:
+    def wait(self, weight: typing.SupportsInt, compute: Stream) -> None:
         """
-        Work on `compute` that is enqueued from now on sees the last update; returns the stall, s. On the host device the thread waits.
+        Work on `compute` that is enqueued from now on sees the last update. On the host device the thread waits.
         """
     def write_trace(self, path: str) -> None: ...
     @property

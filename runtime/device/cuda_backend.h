@@ -11,6 +11,7 @@
 #include "runtime/device/link_copy.h"
 #include "runtime/device/signal_word.h"
 #include "runtime/device/stream_backend.h"
+#include "runtime/device/time_mark.h"
 
 namespace sluiceway::cuda {
 
@@ -18,6 +19,7 @@ int device_count() noexcept;
 std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::Options& options);
 std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream);
 void wait_for(StreamRef stream);
+std::unique_ptr<TimeMark> make_time_mark(DeviceId device);
 
 int select_device(int ordinal);  // Returns the one that was current.
 void restore_device(int ordinal) noexcept;

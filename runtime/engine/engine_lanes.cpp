@@ -1,9 +1,37 @@
 #include "runtime/engine/engine_lanes.h"
 
 #include <cstddef>
+#include <memory>
 #include <utility>
 
+#include "runtime/device/stream_backend.h"
+#include "runtime/device/time_mark.h"
+
 namespace sluiceway {
+namespace {
+
+// A lane's stream of which every task is timed.
+class TimedStream final : public StreamBackend {
+ public:
+  TimedStream(Stream stream, StallClock& clock) : stream_(std::move(stream)), clock_(clock) {}
+
+  void enqueue(Stream::Task task, Stream::Done done) override {
+    stream_.enqueue([&clock = clock_, task = std::move(task)](
+                        StreamRef ref) { clock.time_work(ref, [&] { task(ref); }); },
+                    std::move(done));
+  }
+  void wait(const Event& event) override { stream_.wait(event); }
+  Event record() override { return stream_.record(); }
+  void synchronize() override { stream_.synchronize(); }
+  DeviceId device() const noexcept override { return stream_.device(); }
+  bool waits_on_device() const noexcept override { return stream_.device_waits_for(stream_); }
+
+ private:
+  Stream stream_;
+  StallClock& clock_;
+};
+
+}  // namespace
 
 EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& lanes,
                          const LanePlan& plan, int key_count)
@@ -15,6 +43,7 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
       device_row_(trace_.add_row("device")),
       d2h_(options.device, LinkDirection::kDeviceToHost, options.d2h),
       h2d_(options.device, LinkDirection::kHostToDevice, options.h2d) {
+  if (!device_.is_host()) stall_clock_.emplace([this] { return make_time_mark(device_); });
   Executor::Config config;
   config.plan = plan;
   config.key_count = key_count;
@@ -23,13 +52,18 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
   config.check_interrupt = options.check_interrupt;
   streams_.reserve(lanes.size());  // The executor holds their addresses.
   for (const LaneSpec& lane : lanes) {
+    const auto id = static_cast<LaneId>(streams_.size());
     // What the next forward waits for goes before the rest of the device's work.
-    const bool first = static_cast<LaneId>(streams_.size()) == plan.device_lane;
+    const bool last = streams_.size() + 1 == lanes.size();
     const Stream::Options thread{"sw-" + lane.name, lane.cpu,
-                                 first ? Stream::Priority::kHigh : Stream::Priority::kDefault};
+                                 last ? Stream::Priority::kHigh : Stream::Priority::kDefault};
     streams_.push_back(lane.runs == LaneSpec::Runs::kOnDevice
                            ? Stream::owned(options.device, thread)
                            : Stream::host(thread));
+    if (stall_clock_ && id == plan.device_lane) {
+      streams_.back() =
+          Stream::over(std::make_unique<TimedStream>(std::move(streams_.back()), *stall_clock_));
+    }
     config.lanes.push_back({lane.name, &streams_.back(), lane.depth, trace_.add_row(lane.name)});
   }
   executor_ = std::make_unique<Executor>(std::move(config));
@@ -43,18 +77,25 @@ Stream& EngineLanes::compute(StreamRef compute) {
   return *compute_;
 }
 
-double EngineLanes::acquire(int key, StreamRef compute) {
+void EngineLanes::acquire(int key, StreamRef compute) {
   if (compute.is_host()) return wait(key);
-  this->compute(compute).wait(executor_->completion(key));
-  return 0;
+  const Event done = executor_->completion(key);
+  if (done.happened()) return;
+  Stream& stream = this->compute(compute);
+  stall_clock_->time_wait(compute, [&] { stream.wait(done); });
 }
 
-double EngineLanes::wait(int key) {
-  const double begin_us = now_us();
-  const double stall = executor_->wait(key);
-  if (stall > 0 && trace_.enabled()) trace_.add_range(device_row_, "stall", begin_us, now_us());
-  stall_seconds_ += stall;
-  return stall;
+void EngineLanes::wait(int key) {
+  if (!stall_clock_) {
+    const double begin_us = now_us();
+    const double stall = executor_->wait(key);
+    if (stall > 0 && trace_.enabled()) trace_.add_range(device_row_, "stall", begin_us, now_us());
+    stall_seconds_ += stall;
+  } else if (compute_ref_ && !executor_->completion(key).happened()) {
+    stall_clock_->time_wait(*compute_ref_, [&] { executor_->wait(key); });
+  } else {  // It costs the device nothing, or nobody has computed yet.
+    executor_->wait(key);
+  }
 }
 
 void EngineLanes::note_device_times(double forward_s, double backward_s) {
@@ -78,7 +119,7 @@ EngineUse EngineLanes::take_use() {
   const std::uint64_t h2d = h2d_.bytes();
   use.d2h_bytes = d2h - std::exchange(counted_d2h_, d2h);
   use.h2d_bytes = h2d - std::exchange(counted_h2d_, h2d);
-  use.stall_seconds = std::exchange(stall_seconds_, 0);
+  use.stall_seconds = stall_clock_ ? stall_clock_->take() : std::exchange(stall_seconds_, 0);
   use.lane_seconds = executor_->take_use().seconds;
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     use.used[tier] = budget_.used(static_cast<Tier>(tier));

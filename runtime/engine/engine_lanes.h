@@ -19,6 +19,7 @@
 
 #include "runtime/device/link_copy.h"
 #include "runtime/device/stream.h"
+#include "runtime/engine/stall_clock.h"
 #include "runtime/memory/budget.h"
 #include "runtime/schedule/cost_model.h"
 #include "runtime/schedule/executor.h"
@@ -37,8 +38,11 @@ struct LaneSpec {
 // Counts since the last take_use(), but for peaks, which are since the start.
 struct EngineUse {
   std::uint64_t d2h_bytes = 0, h2d_bytes = 0;
-  double stall_seconds = 0;          // A forward waited, and the device's lane was idle.
-  std::vector<double> lane_seconds;  // Busy.
+  // A forward waited, and the device's lane was idle. On the host device the thread waited. On a
+  // CUDA device it is the computing stream that stood still, and what it has not come to yet is in
+  // a later look (stall_clock.h).
+  double stall_seconds = 0;
+  std::vector<double> lane_seconds;                      // Busy.
   std::array<std::uint64_t, kTierCount> used{}, peak{};  // By tier.
 };
 
@@ -76,11 +80,11 @@ class EngineLanes {
   // The framework's stream that `compute` refers to; both outlive the lanes.
   Stream& compute(StreamRef compute);
 
-  // Blocks until every payload of this key that is not held is through; returns the stall, s.
-  double wait(int key);
+  // Blocks until every payload of this key that is not held is through.
+  void wait(int key);
   // As wait() for the work on `compute` that is enqueued later: where the device can wait by
   // itself, the calling thread does not.
-  double acquire(int key, StreamRef compute);
+  void acquire(int key, StreamRef compute);
 
   void note_device_times(double forward_s, double backward_s);  // Of the last step.
   bool has_device_times() const noexcept { return forward_s_ + backward_s_ > 0; }
@@ -100,10 +104,11 @@ class EngineLanes {
   Trace trace_;
   Trace::Row device_row_;
   LinkCopy d2h_, h2d_;
+  std::optional<StallClock> stall_clock_;  // Of a CUDA device; tasks of its lane refer to it.
   std::vector<Stream> streams_;
   std::unique_ptr<Executor> executor_;  // After the streams: it drains before they end.
   double forward_s_ = 0, backward_s_ = 0;
-  double stall_seconds_ = 0;
+  double stall_seconds_ = 0;  // Of the host device.
   // The framework's stream that compute() was last asked for, and ours over it.
   std::optional<StreamRef> compute_ref_;
   std::optional<Stream> compute_;

@@ -28,8 +28,9 @@ struct LanePlan {
   // of a step gather before their first hop in this lane or a later one; in the cost model an exact
   // norm delays it. Empty: nothing gathers.
   std::optional<LaneId> gather_before = std::nullopt;
-  // The lane that works for the device, as applying updates does: a wait while it is busy is no
-  // stall, and it has no part in the transition layer. Empty: every wait is a stall.
+  // The lane that works for the device, as applying updates does and copying them does not: a wait
+  // while it is busy is no stall, and it has no part in the transition layer. Empty: every wait is
+  // a stall.
   std::optional<LaneId> device_lane = std::nullopt;
 };
 

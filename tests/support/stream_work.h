@@ -39,6 +39,7 @@ class Gate {
     if (!is_open_) open();
   }
   void hold(Stream& stream) { stream.wait(event_); }
+  const Event& event() const { return event_; }  // It is open.
   void open() {
     is_open_ = true;
     opened_.set_value();

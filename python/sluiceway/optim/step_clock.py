@@ -18,7 +18,8 @@ class StepClock:
     device, with a later backward on a GPU, for which nobody waits.
 
     Bytes are counted where they cross, so a step's line holds what crossed between its two ends;
-    the last update of a run crosses after the last step.
+    the last update of a run crosses after the last step. So with stalls: on a GPU a line has those
+    that the device has come through, and a later one the rest.
 
     Parameters
     ----------

@@ -17,6 +17,10 @@ OwnedEvent::~OwnedEvent() {
   if (event_ != nullptr) drop(cudaEventDestroy(event_));
 }
 
+void OwnedEvent::record(cudaStream_t stream) {
+  SLUICEWAY_CUDA_CHECK(cudaEventRecord(event_, stream));
+}
+
 void sleep_until_idle(cudaStream_t stream) {
   try {
     const OwnedEvent reached(stream, OwnedEvent::Timing::kOff);

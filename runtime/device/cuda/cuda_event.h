@@ -22,6 +22,7 @@ class OwnedEvent {  // Move-only.
   OwnedEvent(OwnedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
   OwnedEvent& operator=(OwnedEvent&&) = delete;
   ~OwnedEvent();
+  void record(cudaStream_t stream);  // Again; the stream's device is current.
   cudaEvent_t get() const noexcept { return event_; }
 
  private:

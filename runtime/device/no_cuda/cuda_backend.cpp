@@ -25,6 +25,8 @@ std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
 
 void wait_for(StreamRef stream) { unavailable(stream.device().ordinal()); }
 
+std::unique_ptr<TimeMark> make_time_mark(DeviceId device) { unavailable(device.ordinal()); }
+
 int select_device(int ordinal) { unavailable(ordinal); }
 
 void restore_device(int) noexcept {}

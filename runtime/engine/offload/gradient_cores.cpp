@@ -235,7 +235,9 @@ GradientCores::Feed GradientCores::feed(int chunk) {
   if (c + 1 == chunks.size()) weight.arrival.reset();
   const auto core = outgoing(weight);
   weight.sent = true;
-  const auto come = [this, arrival, core, is_first, there = exit_.reached(weight.compute)] {
+  // Of the others nothing crosses: their hop only comes behind that of the first.
+  const auto come = [this, arrival, core, is_first,
+                     there = is_first ? exit_.reached(weight.compute) : Event()] {
     if (is_first) cross(*arrival, there, core);
   };
   const auto fill = [this, arrival, &weight, c](std::span<std::byte> gradient) {

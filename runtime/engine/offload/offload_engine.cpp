@@ -245,8 +245,8 @@ void OffloadEngine::clear_gradients() {
   speculation_.clear();
 }
 
-double OffloadEngine::acquire(int index, StreamRef compute) {
-  return lanes_.acquire(groups_.update(groups_.of_tensor(index)), compute);
+void OffloadEngine::acquire(int index, StreamRef compute) {
+  lanes_.acquire(groups_.update(groups_.of_tensor(index)), compute);
 }
 
 void OffloadEngine::synchronize() {

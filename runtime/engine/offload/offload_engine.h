@@ -129,9 +129,9 @@ class OffloadEngine {
   ScanResult gradient_scan(int index) const { return gate_.scan(index); }
   StepOutcome step(const OffloadRequest& request);
   bool has_gradient() const noexcept { return gate_.has_gradient(); }
-  void drop();                                   // Forgets what was added.
-  double acquire(int index, StreamRef compute);  // As SubspaceEngine's.
-  void synchronize();                            // Every step is applied when it returns.
+  void drop();                                 // Forgets what was added.
+  void acquire(int index, StreamRef compute);  // As SubspaceEngine's.
+  void synchronize();                          // Every step is applied when it returns.
 
   // ---- Durability ----
   // What the next commits carry beside the states. InvalidArgument: more than the store's

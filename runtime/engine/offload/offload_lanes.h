@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +19,9 @@ namespace sluiceway::offload_lanes {
 inline constexpr LaneId kD2h = 0, kDecompress = 1, kSpill = 2, kFetch = 3, kHost = 4, kStore = 5,
                         kH2d = 6;
 // Nothing gathers: updates are sent when a step is decided, with every gradient on its drive, or
-// may be taken back until then.
-inline constexpr LanePlan kPlan{.gather_before = std::nullopt, .device_lane = kH2d};
+// may be taken back until then. And none of the lanes works for the device: while a weight crosses,
+// a forward that waits for it stalls.
+inline constexpr LanePlan kPlan{};
 // The deadline of gradients on their way out: nothing of a forward waits for one of them before the
 // others, and of a CUDA device a later one may not be there yet when an earlier one is.
 inline constexpr std::uint64_t kAsTheyCame = 0;

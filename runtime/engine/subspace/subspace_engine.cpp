@@ -95,8 +95,8 @@ void SubspaceEngine::check_shape(const SubspaceWeight& weight, const AnyMatrix& 
                   "; make a new optimizer after changing a parameter");
 }
 
-double SubspaceEngine::acquire(int index, StreamRef compute) {
-  return gate_.holds_back(index) ? 0 : lanes_.acquire(index, compute);
+void SubspaceEngine::acquire(int index, StreamRef compute) {
+  if (!gate_.holds_back(index)) lanes_.acquire(index, compute);
 }
 
 void SubspaceEngine::hold_gradient(int index) {

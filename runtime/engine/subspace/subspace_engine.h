@@ -138,9 +138,8 @@ class SubspaceEngine {
   StepOutcome step(const StepRequest& request);
   bool has_gradient() const noexcept { return gate_.has_gradient(); }
   void drop();  // Forgets what was added.
-  // Work on `compute` that is enqueued from now on sees the weight's last update. Returns the
-  // stall in seconds.
-  double acquire(int index, StreamRef compute);
+  // Work on `compute` that is enqueued from now on sees the weight's last update.
+  void acquire(int index, StreamRef compute);
   void synchronize();  // Every step is applied when it returns.
   static constexpr std::chrono::milliseconds kClosePatience{5000};
   // drop() and synchronize(), but a lane that is stuck is given up (Executor::give_up_after):

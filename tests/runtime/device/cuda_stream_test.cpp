@@ -7,6 +7,7 @@
 #include <cstring>
 #include <future>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -15,8 +16,10 @@
 #include "runtime/device/device_memory.h"
 #include "runtime/device/link_copy.h"
 #include "runtime/device/stream.h"
+#include "runtime/device/time_mark.h"
 #include "runtime/trace/trace.h"
 #include "tests/runtime/device/cuda_bytes.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {
@@ -160,6 +163,30 @@ TEST_F(CudaStreamTest, FillAndCopyReachDeviceMemory) {
 TEST_F(CudaStreamTest, RefusalNamesAskedAndFreeBytes) {
   EXPECT_THAT([] { allocate_device_bytes(kCuda0, std::size_t{1} << 50); },
               ThrowsMessage<OutOfMemory>(HasSubstr("1125899906842624 bytes")));
+}
+
+TEST_F(CudaStreamTest, MarksTellTheTimeBetweenThemWhenBothArePassedAndAreRecordedAgain) {
+  Stream other = Stream::owned(kCuda0, {"other"});
+  const auto begin = make_time_mark(kCuda0), end = make_time_mark(kCuda0);
+  const auto record = [](Stream& in, TimeMark& mark) {
+    in.enqueue([&mark](StreamRef ref) { mark.record(ref); });
+  };
+  EXPECT_EQ(end->seconds_since(*begin), std::nullopt);
+  for (int round = 0; round < 3; ++round) {
+    Gate gate;
+    record(stream, *begin);
+    stream.synchronize();
+    gate.hold(other);
+    record(other, *end);
+    EXPECT_EQ(end->seconds_since(*begin), std::nullopt);
+    EXPECT_EQ(begin->seconds_since(*end), std::nullopt);
+    sleep_ms(20);
+    gate.open();
+    other.synchronize();
+    const double found_s = end->seconds_since(*begin).value();
+    EXPECT_GE(found_s, 0.015);
+    EXPECT_NEAR(begin->seconds_since(*end).value(), -found_s, 1e-6);
+  }
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ TEST(EngineLanesTest, AcquireOnTheHostComesBackWhenThePayloadIsThrough) {
   payload.name = "p";
   payload.hops.push_back({1, [&applied](StreamRef) { applied = 1; }});
   lanes.executor().submit(std::move(payload));
-  EXPECT_GE(lanes.acquire(0, StreamRef::host()), 0.0);
+  lanes.acquire(0, StreamRef::host());
   EXPECT_EQ(applied, 1);
 }
 

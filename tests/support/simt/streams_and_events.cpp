@@ -119,6 +119,7 @@ Worker& worker_of(cudaStream_t stream) {
 
 struct CUevent_st {
   sluiceway::simt::Handle handle;
+  bool is_timed = true;
   int device = sluiceway::simt::current_device();
   std::shared_ptr<sluiceway::simt::EventState> state =
       std::make_shared<sluiceway::simt::EventState>();
@@ -207,10 +208,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   });
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return simt::call(__func__, [&] {
     if (simt::device_error() != cudaSuccess) return simt::device_error();
     *event = new CUevent_st;
+    (*event)->is_timed = (flags & cudaEventDisableTiming) == 0;
     return cudaSuccess;
   });
 }
@@ -265,6 +267,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   return simt::call(__func__, [&] {
     const std::scoped_lock lock(begin->state->mutex, end->state->mutex);
+    for (const cudaEvent_t event : {begin, end}) {
+      const simt::EventState& state = *event->state;
+      if (!event->is_timed || state.recorded == 0) return cudaErrorInvalidResourceHandle;
+      if (state.happened < state.recorded) return cudaErrorNotReady;
+    }
     const std::chrono::duration<float, std::milli> elapsed = end->state->time - begin->state->time;
     *milliseconds = elapsed.count();
     return simt::device_error();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compress/codec_families.h"
+#include "tests/runtime/engine/device_stall.h"
 #include "tests/runtime/engine/offload/device_run.h"
 #include "tests/support/offload_reference.h"
 #include "tests/support/trajectory.h"
@@ -135,6 +136,11 @@ TEST(CudaEngineTest, ItTakesWhatIsPlannedForACard) {
     EXPECT_GE(more(Tier::kDevice), there.exit_bytes) << run.name;
     EXPECT_LE(more(Tier::kDevice), there.exit_bytes + 1024) << "slots of results, " << run.name;
   }
+}
+
+TEST(CudaEngineTest, AForwardThatWaitsForTheLinkStalls) {
+  DeviceRun run(DeviceId::cuda(0), {.name = "slow", .link = {0, 40e3}});
+  expect_stalls_only_of_a_forward_that_waits(run, 0.040, [&](int step) { run.look(step); });
 }
 
 // A family that nobody runs here is one that nobody has run on a device.

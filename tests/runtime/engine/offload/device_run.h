@@ -80,11 +80,7 @@ class DeviceRun {
       if (step == kDropped) drop(step);
       backward(step);
       if (step % 4 == 1) look(kSteps + 1 + step);
-      const std::vector<TensorHyper> hypers = hyper();
-      const std::vector<AnyMatrix> weights = model_.weights();
-      OffloadRequest request{hypers, weights};
-      request.factor = 0.5F;
-      outcomes_.push_back(engine_->step(request));
+      end_step();
     }
     look(kSteps);
     wait_for(compute());
@@ -96,6 +92,35 @@ class DeviceRun {
     }
     return all;
   }
+
+  void look(int at) {
+    for (int i = 0; i < kTensors; ++i) {
+      engine_->acquire(i, compute());
+      model_.look(i, at);
+    }
+  }
+
+  void backward(int step) {
+    engine_->expect(hyper(), 0.5F);
+    for (int k = 0; k < case_.micro_batches; ++k) {
+      for (int i = kTensors; i-- > 0;) {
+        if (i == 0 && step == kNoGradient) continue;
+        compress(model_.gradient(i, step, k), 1.0F, model_.weight(i), compute());
+        give(i, step, k);
+      }
+      engine_->end_backward();
+    }
+  }
+
+  void end_step() {
+    const std::vector<TensorHyper> hypers = hyper();
+    const std::vector<AnyMatrix> weights = model_.weights();
+    OffloadRequest request{hypers, weights};
+    request.factor = 0.5F;
+    outcomes_.push_back(engine_->step(request));
+  }
+
+  Event reached() { return model_.reached(); }
 
   const RunCase& run() const { return case_; }
   const std::vector<StepOutcome>& outcomes() const { return outcomes_; }
@@ -190,13 +215,6 @@ class DeviceRun {
     engine_ = std::move(next);
   }
 
-  void look(int at) {
-    for (int i = 0; i < kTensors; ++i) {
-      engine_->acquire(i, compute());
-      model_.look(i, at);
-    }
-  }
-
   // Whole gradients, with weights that are put back while they are read, and one of which the core
   // is still made when its projectors are drawn anew.
   void drop(int step) {
@@ -208,18 +226,6 @@ class DeviceRun {
     give(kCompressed, step, 0);
     engine_->drop();
     engine_->set_committed_steps(engine_->committed_steps() + case_.redraw);
-  }
-
-  void backward(int step) {
-    engine_->expect(hyper(), 0.5F);
-    for (int k = 0; k < case_.micro_batches; ++k) {
-      for (int i = kTensors; i-- > 0;) {
-        if (i == 0 && step == kNoGradient) continue;
-        compress(model_.gradient(i, step, k), 1.0F, model_.weight(i), compute());
-        give(i, step, k);
-      }
-      engine_->end_backward();
-    }
   }
 
   // In memory of its own. As torch has it, memory that was let go is there for what the computing

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compress/codec_families.h"
+#include "tests/runtime/engine/device_stall.h"
 #include "tests/runtime/engine/subspace/device_run.h"
 #include "tests/support/trajectory.h"
 
@@ -174,6 +175,11 @@ TEST(CudaEngineTest, ABackwardEndsWhileTheDeviceIsBehindAndTellsItsNormWhenItIsA
   on_host.end_step();
   on_device.end_step();
   EXPECT_NEAR(on_device.outcomes()[1].grad_norm, expected, 1e-4 * expected);
+}
+
+TEST(CudaEngineTest, AForwardThatWaitsForTheLinkStalls) {
+  DeviceRun run(DeviceId::cuda(0), {.name = "slow", .codec = "identity", .h2d = {0, 60e3}});
+  expect_stalls_only_of_a_forward_that_waits(run, 0.060, [&](int step) { run.forward(step); });
 }
 
 // A family that nobody runs here is one that nobody has run on a device.

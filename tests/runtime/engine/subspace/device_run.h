@@ -37,7 +37,8 @@ struct RunCase {
   int refresh_every = 0;
   Order order = Order::kEdf;
   bool as_core = false;  // Gradients come as cores, as fused layers have them.
-  bool reloads = true;   // Goes on in another engine on the way.
+  LinkCopy::Config h2d = {};
+  bool reloads = true;  // Goes on in another engine on the way.
 
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
 };
@@ -154,6 +155,7 @@ class DeviceRun {
     SubspaceOptions options(model_.device());
     options.lanes.limits.fill(Budget::kUnlimited);
     options.lanes.order = case_.order;
+    options.lanes.h2d = case_.h2d;
     options.gate.norm = case_.norm;
     options.gate.max_norm = case_.max_norm;
     // Where nothing is promised, the second backward of the first step takes payloads back.

@@ -1,0 +1,98 @@
+#include "runtime/engine/stall_clock.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace sluiceway {
+
+void StallClock::time_wait(StreamRef compute, const std::function<void()>& wait) {
+  time(waits_, compute, wait);
+}
+
+void StallClock::time_work(StreamRef lane, const std::function<void()>& work) {
+  time(works_, lane, work);
+}
+
+double StallClock::take() {
+  const std::lock_guard lock(mutex_);
+  settle();
+  return std::exchange(stall_s_, 0);
+}
+
+void StallClock::time(Stretches& in, StreamRef stream, const std::function<void()>& body) {
+  Mark begin = record(stream);
+  {
+    // Before the body: what other threads settle meanwhile must know that it has begun.
+    const std::lock_guard lock(mutex_);
+    in.push_back({std::move(begin), nullptr});
+  }
+  try {
+    body();
+    Mark end = record(stream);
+    const std::lock_guard lock(mutex_);
+    in.back().end = std::move(end);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    in.pop_back();
+    throw;
+  }
+}
+
+StallClock::Mark StallClock::record(StreamRef stream) {
+  Mark mark;
+  {
+    const std::lock_guard lock(mutex_);
+    settle();
+    if (!free_.empty()) {
+      mark = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  if (mark == nullptr) mark = make_mark_();
+  mark->record(stream);
+  return mark;
+}
+
+void StallClock::settle() {
+  for (forget_works(); !waits_.empty() && waits_.front().end != nullptr; forget_works()) {
+    const Stretch& wait = waits_.front();
+    const std::optional<double> waited_s = wait.end->seconds_since(*wait.begin);
+    if (!waited_s) break;
+    stall_s_ += std::max(0.0, *waited_s - worked(wait, *waited_s));
+    pop(waits_);
+  }
+}
+
+// Work that is done matters to a wait that had begun before, and to none that will be enqueued.
+void StallClock::forget_works() {
+  while (!works_.empty() && works_.front().end != nullptr) {
+    const Stretch& work = works_.front();
+    const TimeMark& since = waits_.empty() ? *work.begin : *waits_.front().begin;
+    const std::optional<double> ended_s = work.end->seconds_since(since);
+    if (!ended_s || (!waits_.empty() && *ended_s > 0)) break;
+    pop(works_);
+  }
+}
+
+// The wait is over: a mark that has not been passed yet lies behind it.
+double StallClock::worked(const Stretch& wait, double waited_s) const {
+  double sum_s = 0;
+  for (const Stretch& work : works_) {
+    const std::optional<double> begin_s = work.begin->seconds_since(*wait.begin);
+    if (!begin_s || *begin_s >= waited_s) break;  // So do all that follow in that lane.
+    std::optional<double> end_s;
+    if (work.end != nullptr) end_s = work.end->seconds_since(*wait.begin);
+    const double until_s = std::min(end_s.value_or(waited_s), waited_s);
+    sum_s += std::max(0.0, until_s - std::max(*begin_s, 0.0));
+  }
+  return sum_s;
+}
+
+void StallClock::pop(Stretches& from) {
+  free_.push_back(std::move(from.front().begin));
+  free_.push_back(std::move(from.front().end));
+  from.pop_front();
+}
+
+}  // namespace sluiceway
