@@ -3,18 +3,17 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <linux/magic.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <thread>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "runtime/store/block_device.h"
+#include "runtime/store/file_lock.h"
 
 namespace sluiceway {
 namespace {
@@ -43,16 +42,6 @@ int open_flags(Access access, bool block_device) noexcept {
   return block_device && access == Access::kReadWrite ? flags | O_EXCL : flags;
 }
 
-// Makes a call again while it fails with `busy`, until `give_up`.
-template <typename Call>
-int while_busy(std::chrono::steady_clock::time_point give_up, int busy, const Call& call) {
-  for (;;) {
-    const int result = call();
-    if (result >= 0 || errno != busy || std::chrono::steady_clock::now() >= give_up) return result;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-}
-
 // Where the system does not tell: what every drive of today is content with.
 void ask_for_alignment(int fd, RawIo::Properties& properties) noexcept {
 #ifdef STATX_DIOALIGN
@@ -73,7 +62,7 @@ DriveFile::DriveFile(const std::string& path, const OpenOptions& options)
   try {
     // A device node lives in memory, the device does not.
     if (!block_device_ && lives_in_memory(fd_)) direct_ = false;
-    lock(options.access, give_up);
+    lock_file(fd_, path, options.access, give_up, "open_io");
     if (block_device_ && options.access == Access::kReadWrite) check_unused(fd_, path);
   } catch (...) {
     close(fd_);
@@ -102,16 +91,6 @@ void DriveFile::open_it(const OpenOptions& options, Clock::time_point give_up) {
                   EBUSY, path_, 0);
   }
   check_syscall(fd_, "open", path_);
-}
-
-void DriveFile::lock(Access access, Clock::time_point give_up) const {
-  const int how = (access == Access::kRead ? LOCK_SH : LOCK_EX) | LOCK_NB;
-  if (while_busy(give_up, EWOULDBLOCK, [&] { return flock(fd_, how); }) == 0) return;
-  if (errno != EWOULDBLOCK) check_syscall(-1, "flock", path_);
-  throw IoError(
-      concat("open_io: ", path_, " is open in another process or drive, expected to have ",
-             "it alone; wait for the other to end"),
-      EBUSY, path_, 0);
 }
 
 std::uint64_t DriveFile::size_bytes() const noexcept {

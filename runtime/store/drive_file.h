@@ -32,7 +32,6 @@ class DriveFile {
  private:
   using Clock = std::chrono::steady_clock;
   void open_it(const OpenOptions& options, Clock::time_point give_up);
-  void lock(Access access, Clock::time_point give_up) const;
   std::string path_;
   bool block_device_ = false;
   bool direct_ = false;

@@ -5,35 +5,17 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "runtime/store/drive_file.h"
+#include "runtime/store/new_file.h"
 #include "runtime/store/posix_io.h"
 #include "runtime/store/uring_io.h"
 
 namespace sluiceway {
 namespace {
-
-class OpenFd {
- public:
-  OpenFd(const std::string& path, int flags)
-      : fd_(static_cast<int>(check_syscall(open(path.c_str(), flags, 0666), "open", path))) {}
-  OpenFd(const OpenFd&) = delete;
-  OpenFd& operator=(const OpenFd&) = delete;
-  ~OpenFd() { close(fd_); }
-  int get() const noexcept { return fd_; }
-
- private:
-  int fd_;
-};
-
-std::string folder_of(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path().string();
-  return folder.empty() ? "." : folder;
-}
 
 [[noreturn]] void refuse_for_room(const std::string& path, std::uint64_t size_bytes,
                                   std::uint64_t free_bytes, int error_number) {

@@ -22,6 +22,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/store/file_lock.h"
 #include "runtime/store/raw_io.h"
 
 namespace sluiceway {
@@ -29,9 +30,6 @@ namespace sluiceway {
 // kAuto is uring, or posix where the system does not allow uring; Properties::note then says why.
 enum class IoChoice : std::uint8_t { kAuto, kUring, kPosix };
 IoChoice parse_io_choice(std::string_view name);  // InvalidArgument: names those that there are.
-
-// Readers share a drive, a writer has it alone.
-enum class Access : std::uint8_t { kRead, kReadWrite };
 
 struct OpenOptions {
   static constexpr std::size_t kMostDepth = 1024;

@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <random>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/base/checksum.h"
 #include "runtime/store/blocks.h"
 #include "runtime/store/chunk_store.h"
+#include "runtime/store/new_file.h"
 #include "runtime/store/new_layout.h"
 #include "runtime/store/place_bytes.h"
 #include "runtime/store/store_requests.h"
@@ -17,13 +17,6 @@ namespace sluiceway {
 namespace {
 
 constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;  // Of what is written once, or read.
-
-StoreId new_id() {
-  std::random_device random;
-  StoreId id;
-  for (std::byte& byte : id) byte = static_cast<std::byte>(random());
-  return id;
-}
 
 // Zeros from the end of the header on, so that every block of the file is there.
 void write_once(const ChunkStore::Drives& drives, const Layout& layout,
@@ -113,7 +106,7 @@ std::unique_ptr<ChunkStore> ChunkStore::create(Budget& budget, Drives drives, co
   }
   write_once(drives, layout, progress);
   Superblock none;
-  none.id = new_id();
+  none.id = random_id();
   const std::vector<std::byte> directory = encode(layout);
   none.directory = {first_directory_place(), directory.size(), checksum64(directory)};
   Blocks blocks(directory);

@@ -1,0 +1,42 @@
+// The file of a scalar log: written at its end alone, by one process.
+//
+// Whoever writes has it locked (runtime/store/file_lock.h); readers take no lock, and what they see
+// is a prefix of what was appended, the last entry perhaps in part.
+//
+// Ownership:     move-only; closes and so unlocks on destruction.
+// Thread safety: one thread at a time.
+// Errors:        IoError, with path and errno. InvalidArgument: not a regular file.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/store/file_lock.h"
+#include "runtime/store/new_file.h"
+
+namespace sluiceway {
+
+class LogFile {
+ public:
+  LogFile(const std::string& path, Access access, std::chrono::milliseconds busy_wait);
+
+  const std::string& path() const noexcept { return path_; }
+  std::uint64_t size_bytes() const;
+  // As many bytes as there are, `most` at most.
+  std::vector<std::byte> read(std::uint64_t offset, std::uint64_t most) const;
+
+  // In one write(): a process that dies after it loses nothing of it.
+  void write(std::span<const std::byte> bytes, std::uint64_t offset);
+  void truncate(std::uint64_t size_bytes);
+  void sync();  // Never call it again after it has thrown: the system may have forgotten the loss.
+
+ private:
+  std::string path_;
+  OpenFd fd_;
+};
+
+}  // namespace sluiceway

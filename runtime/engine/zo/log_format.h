@@ -1,0 +1,113 @@
+// The bytes of a scalar log: its header and its entries, each checked as a whole.
+//
+// docs/zo_log.md has the grammar. An entry is believed if its sum holds, which is also of the log's
+// id and of the entry's number: what belongs to another log or place is never taken for it.
+//
+// Thread safety: functions of values.
+// Errors:        Corrupt: bytes that are not what a writer here writes; what is wrong is named.
+//                Unavailable: a version that this build does not read.
+//                InvalidArgument: a shape that no log has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "runtime/store/format.h"
+
+namespace sluiceway {
+
+inline constexpr std::uint32_t kLogVersion = 1;
+inline constexpr std::size_t kLogHeaderBytes = 128;
+inline constexpr std::uint32_t kMostDirections = 1024, kMostGroups = 1024;
+
+using LogId = StoreId;
+using BaseHash = std::array<std::byte, 16>;  // Of the weights, by whatever the engine sums them.
+
+// Weights that lie somewhere, and which theta they are.
+struct Base {
+  BaseHash hash{};
+  std::uint64_t generation = 0;  // Of the arena that holds them.
+  std::uint64_t step = 0;        // They are theta of this step.
+
+  friend bool operator==(const Base&, const Base&) = default;
+};
+
+// What the log only carries: kernels give these numbers their meaning.
+struct NoiseForm {
+  std::uint32_t family = 0;
+  std::uint32_t rank = 0;  // 0: elementwise.
+  std::uint32_t period_steps = 0;
+
+  friend bool operator==(const NoiseForm&, const NoiseForm&) = default;
+};
+
+// What every entry of a log has in common; a log of another shape is never appended to.
+struct LogShape {
+  std::uint64_t run_seed = 0;
+  NoiseForm noise{};
+  std::uint32_t groups = 1;
+  std::uint32_t directions = 1;
+  bool records_seeds = false;  // Else directions follow from run seed, step and number.
+
+  friend bool operator==(const LogShape&, const LogShape&) = default;
+};
+
+struct LogHeader {
+  LogId id{};
+  LogShape shape{};
+  Base first{};  // Where the log begins.
+
+  friend bool operator==(const LogHeader&, const LogHeader&) = default;
+};
+
+// Of one parameter group in one step. The factor and not Gamma is recorded: Gamma is their product
+// from a base on, and there may be several bases (docs/zo_log.md section 3).
+struct GroupRate {
+  double lr = 0;
+  double decay = 1;  // 1 - lr wd, rounded as replay.h says.
+
+  friend bool operator==(const GroupRate&, const GroupRate&) = default;
+};
+
+// Makes theta of step + 1 from theta of `step`.
+struct UpdateEntry {
+  std::uint64_t step = 0;
+  bool non_finite = false;           // Some loss was not finite; its g is recorded as 0.
+  std::vector<std::uint64_t> seeds;  // One a direction, or none.
+  std::vector<float> g;              // One a direction.
+  std::vector<GroupRate> rates;      // One a group.
+
+  friend bool operator==(const UpdateEntry&, const UpdateEntry&) = default;
+};
+
+// There may now be an arena that holds this theta; whether there is, only the arena says.
+struct BaseEntry {
+  Base base;
+
+  friend bool operator==(const BaseEntry&, const BaseEntry&) = default;
+};
+
+// The log goes on from `step` of the line that it had after its first `entries` entries.
+struct ReturnEntry {
+  std::uint64_t step = 0;
+  std::uint64_t entries = 0;
+
+  friend bool operator==(const ReturnEntry&, const ReturnEntry&) = default;
+};
+
+using LogEntry = std::variant<UpdateEntry, BaseEntry, ReturnEntry>;
+
+void check_shape(const LogShape& shape);
+std::size_t entry_bytes(const LogShape& shape) noexcept;  // A multiple of 8.
+
+std::vector<std::byte> encode(const LogHeader& header);
+std::vector<std::byte> encode(const LogEntry& entry, const LogHeader& header, std::uint64_t number);
+
+LogHeader decode_log_header(std::span<const std::byte> bytes);
+LogEntry decode_log_entry(std::span<const std::byte> bytes, const LogHeader& header,
+                          std::uint64_t number);
+
+}  // namespace sluiceway

@@ -1,0 +1,99 @@
+// What the entries of a scalar log say: the line of steps it stands on, and lines it has left.
+//
+// States form a tree: an update makes theta of step + 1 from theta of step, and a return lets the
+// next update start from an older theta. The way from the root to the current theta is the line.
+// Bases hang on the theta that they hold, so a base of a line that was left is not one of this
+// line.
+//
+// Thread safety: one thread at a time.
+// Errors:        InvalidArgument: an entry that does not fit; nothing was changed.
+// Cost:          memory of about the log's own bytes; apply() of a return walks its line.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/zo/log_format.h"
+
+namespace sluiceway {
+
+// One update of the line; lives until the history is changed.
+struct LoggedStep {
+  std::uint64_t step = 0;
+  bool non_finite = false;
+  std::span<const std::uint64_t> seeds;  // One a direction, or none.
+  std::span<const float> g;              // One a direction.
+  std::span<const GroupRate> rates;      // One a group.
+};
+
+class LogHistory {
+ public:
+  explicit LogHistory(const LogHeader& header);
+
+  void check(const LogEntry& entry) const;  // What apply() would throw.
+  void apply(const LogEntry& entry);
+
+  const LogHeader& header() const noexcept { return header_; }
+  std::uint64_t entries() const noexcept { return tips_.size() - 1; }
+  std::uint64_t updates() const noexcept { return steps_.size(); }  // On whatever line.
+
+  // ---- The line ----
+  std::uint64_t first_step() const noexcept { return states_[line_.front()].step; }
+  std::uint64_t next_step() const noexcept { return states_[line_.back()].step; }
+  LoggedStep update(std::uint64_t step) const;  // InvalidArgument: not on the line.
+  std::vector<Base> bases() const;              // As they were announced; never empty.
+  bool has_base(const Base& base) const;
+
+  // ---- Whatever the line ----
+  // The last one of this hash, and else none.
+  std::optional<Base> base_anywhere(const BaseHash& hash) const;
+  std::uint64_t greatest_generation() const noexcept;
+  // The next step of the line that the log had after so many entries.
+  std::uint64_t next_step_after(std::uint64_t entries) const;
+  // Entries after which a line ended that was then left; a return to one goes back to it.
+  std::vector<std::uint64_t> left_lines() const { return left_; }
+
+ private:
+  using StateId = std::uint32_t;
+  static constexpr std::uint32_t kNone = ~0U;
+  struct State {
+    std::uint64_t step = 0;
+    StateId parent = kNone;  // kNone: a root.
+    std::uint32_t update = kNone;
+  };
+  struct Announced {
+    Base base;
+    StateId state = 0;
+  };
+
+  void check_one(const UpdateEntry& update) const;
+  void check_one(const BaseEntry& entry) const;
+  void check_one(const ReturnEntry& entry) const;
+  void apply_one(const UpdateEntry& update);
+  void apply_one(const BaseEntry& entry);
+  void apply_one(const ReturnEntry& entry);
+  bool is_on_line(StateId state) const;
+  StateId ancestor(StateId state, std::uint64_t step) const;  // kNone: the line begins later.
+  std::vector<StateId> line_to(StateId state) const;
+
+  LogHeader header_;
+  std::vector<State> states_;
+  std::vector<StateId> line_;  // From the root on, a step apart.
+  std::vector<StateId> tips_;  // Last state of the line, before any entry and after each.
+  std::vector<Announced> bases_;
+  std::vector<std::uint64_t> left_;
+  // Of updates, in the order of the log.
+  struct Step {
+    std::uint64_t step = 0;
+    bool non_finite = false;
+  };
+  std::vector<Step> steps_;
+  std::vector<std::uint64_t> seeds_;
+  std::vector<float> g_;
+  std::vector<GroupRate> rates_;
+};
+
+}  // namespace sluiceway

@@ -1,0 +1,248 @@
+#include "runtime/engine/zo/scalar_log.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/base/checksum.h"
+#include "runtime/trace/warning.h"
+
+namespace sluiceway {
+namespace {
+
+std::string to_text(const Base& base) {
+  return concat(to_hex(base.hash), " (generation ", base.generation, ", step ", base.step, ")");
+}
+
+std::string to_text(const LogShape& shape) {
+  return concat(shape.groups, " groups, ", shape.directions, " directions",
+                shape.records_seeds ? " with seeds" : "", ", run seed ", shape.run_seed, ", noise ",
+                shape.noise.family, " of rank ", shape.noise.rank, " and period ",
+                shape.noise.period_steps);
+}
+
+}  // namespace
+
+ScalarLog::ScalarLog(LogFile file, LogReading reading, const LogOptions& options)
+    : file_(std::make_unique<LogFile>(std::move(file))),
+      reading_(std::move(reading)),
+      options_(options),
+      last_sync_(std::chrono::steady_clock::now()) {
+  end_ = kLogHeaderBytes + history().entries() * entry_bytes(history().header().shape);
+  has_tail_ = lost().has_value();
+}
+
+ScalarLog ScalarLog::create(const std::string& path, const LogShape& shape, const Base& base,
+                            const LogOptions& options) {
+  check_shape(shape);
+  write_new_file(path, encode(LogHeader{random_id(), shape, base}));
+  return open(path, shape, {base, {}}, options);
+}
+
+ScalarLog ScalarLog::open(const std::string& path, const LogShape& shape, const ArenaBase& arena,
+                          const LogOptions& options) {
+  LogFile file(path, options.access, options.busy_wait);
+  LogReading reading = read_log(file);
+  const LogShape& found = reading.history.header().shape;
+  SLUICEWAY_CHECK(found == shape, "scalar log: ", path, " has ", to_text(found), "; expected ",
+                  to_text(shape));
+  ScalarLog log(std::move(file), std::move(reading), options);
+  log.use_base(arena);
+  return log;
+}
+
+ScalarLog::~ScalarLog() {
+  if (file_ == nullptr || options_.access == Access::kRead || !failure_.empty()) return;
+  try {
+    if (synced_entries_ < history().entries()) sync();
+  } catch (const std::exception& error) {
+    warn(concat("scalar log: ", file_->path(),
+                " was closed and could not be synced: ", error.what()));
+  }
+}
+
+void ScalarLog::use_base(const ArenaBase& arena) {
+  const LogHistory& then = history();
+  if (!then.has_base(arena.base)) {
+    const bool ours = arena.made_with == id() &&
+                      arena.base.generation > then.greatest_generation() &&
+                      arena.base.step >= then.first_step();
+    if (!ours) {
+      const auto left = then.base_anywhere(arena.base.hash);
+      throw_invalid_argument(concat(
+          "scalar log: ", file_->path(), " is of base ", to_text(then.bases().back()),
+          ", expected ", to_text(arena.base),
+          left ? concat("; that hash is known as ", to_text(*left), ", on this line or another")
+               : std::string("; give the weights or the log that belong together")));
+    }
+    const BaseEntry entry{arena.base};
+    reading_.history.apply(entry);
+    owed_ = entry;
+  }
+  set_base(arena.base);
+}
+
+void ScalarLog::set_base(const Base& base) {
+  gammas_ = gammas(history(), base, next_step());
+  base_ = base;
+}
+
+void ScalarLog::check_writable() const {
+  SLUICEWAY_CHECK(options_.access == Access::kReadWrite, "scalar log: ", file_->path(),
+                  " was opened to be read, expected to be written");
+  if (failure_.empty()) return;
+  throw IoError(concat("scalar log: ", file_->path(), " may have lost entries that were written, ",
+                       "expected all on the medium; open it again (", failure_, ")"),
+                EIO, file_->path(), static_cast<std::int64_t>(end_));
+}
+
+void ScalarLog::append(const StepScalars& scalars) {
+  check_writable();
+  UpdateEntry update{scalars.step, scalars.non_finite, {}, {}, {}};
+  update.seeds.assign(scalars.seeds.begin(), scalars.seeds.end());
+  update.g.assign(scalars.g.begin(), scalars.g.end());
+  for (const StepRate& rate : scalars.rates) {
+    update.rates.push_back({rate.lr, decay_factor(rate.lr, rate.weight_decay)});
+  }
+  history().check(update);
+  std::vector<double> after = gammas_;
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    after[i] *= update.rates[i].decay;
+    (void)gamma_as_float(after[i]);
+    for (const float g : update.g) {
+      (void)update_scale(update.rates[i].lr, g, history().header().shape.directions, after[i]);
+    }
+  }
+  write(update);
+  gammas_ = std::move(after);
+  if (std::chrono::steady_clock::now() - last_sync_ >= options_.sync_interval) sync();
+}
+
+void ScalarLog::write(const LogEntry& entry) {
+  check_writable();
+  history().check(entry);
+  if (owed_) put(*owed_);
+  owed_.reset();
+  put(entry);
+  try {
+    reading_.history.apply(entry);
+  } catch (...) {  // No memory: the entry is taken back, at the latest before the next one.
+    end_ -= entry_bytes(history().header().shape);
+    has_tail_ = true;
+    throw;
+  }
+}
+
+void ScalarLog::put(const LogEntry& entry) {
+  const std::size_t size = entry_bytes(history().header().shape);
+  const std::vector<std::byte> bytes =
+      encode(entry, history().header(), (end_ - kLogHeaderBytes) / size);
+  cut_tail();
+  has_tail_ = true;
+  file_->write(bytes, end_);
+  has_tail_ = false;
+  end_ += size;
+}
+
+// Of what was read and did not hold, or of a write that failed.
+void ScalarLog::cut_tail() {
+  if (!has_tail_) return;
+  if (lost() && lost()->offset == end_ && lost()->entries > 0) {
+    const std::vector<std::byte> tail = file_->read(end_, lost()->bytes);
+    try {
+      write_new_file(concat(file_->path(), ".lost.", to_hex(checksum64(tail))), tail);
+    } catch (const IoError& error) {
+      if (error.error_number() != EEXIST) throw;  // Else these very bytes were kept before.
+    }
+  }
+  file_->truncate(end_);
+  has_tail_ = false;
+}
+
+void ScalarLog::sync() {
+  check_writable();
+  if (owed_) put(*owed_);
+  owed_.reset();
+  try {
+    file_->sync();
+  } catch (const IoError& error) {
+    failure_ = error.what();
+    throw;
+  }
+  synced_entries_ = history().entries();
+  last_sync_ = std::chrono::steady_clock::now();
+}
+
+void ScalarLog::rollback(std::uint64_t step) {
+  check_writable();
+  SLUICEWAY_CHECK(step >= base_.step && step <= next_step(), "rollback: step is ", step,
+                  ", expected one from ", base_.step, ", where the base in use begins, to ",
+                  next_step());
+  if (step == next_step()) return;
+  write(ReturnEntry{step, history().entries()});
+  set_base(base_);
+  sync();
+}
+
+void ScalarLog::restore(std::uint64_t entries) {
+  check_writable();
+  const ReturnEntry entry{history().next_step_after(entries), entries};
+  LogHistory then = history();
+  then.apply(entry);
+  SLUICEWAY_CHECK(then.has_base(base_), "restore: the line of ", entries,
+                  " entries does not have the base in use, ", to_text(base_),
+                  "; open the log with an older arena, or branch from that line");
+  write(entry);
+  set_base(base_);
+  sync();
+}
+
+void ScalarLog::branch(std::uint64_t step, const std::string& path) const {
+  const LogHistory& from = history();
+  SLUICEWAY_CHECK(step >= from.first_step() && step <= from.next_step(), "branch: step is ", step,
+                  ", expected one from ", from.first_step(), " to ", from.next_step());
+  const std::vector<Base> bases = from.bases();
+  const LogHeader header{random_id(), from.header().shape, bases.front()};
+  std::vector<std::byte> bytes = encode(header);
+  std::uint64_t number = 0;
+  const auto add = [&](const LogEntry& entry) {
+    const std::vector<std::byte> more = encode(entry, header, number++);
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  };
+  for (std::uint64_t s = from.first_step();; ++s) {
+    for (std::size_t i = 1; i < bases.size(); ++i) {
+      if (bases[i].step == s) add(BaseEntry{bases[i]});
+    }
+    if (s == step) break;
+    const LoggedStep update = from.update(s);
+    add(UpdateEntry{s,
+                    update.non_finite,
+                    {update.seeds.begin(), update.seeds.end()},
+                    {update.g.begin(), update.g.end()},
+                    {update.rates.begin(), update.rates.end()}});
+  }
+  write_new_file(path, bytes);
+}
+
+void ScalarLog::announce(const Base& base) {
+  check_writable();
+  SLUICEWAY_CHECK(base.step >= base_.step && base.step <= next_step(), "announce: base of step ",
+                  base.step, ", expected one from ", base_.step, " to ", next_step());
+  SLUICEWAY_CHECK(base.generation > base_.generation, "announce: base of generation ",
+                  base.generation, ", expected one above ", base_.generation,
+                  ", that of the base in use");
+  write(BaseEntry{base});
+  sync();
+}
+
+void ScalarLog::adopt(const Base& base) {
+  SLUICEWAY_CHECK(history().has_base(base), "adopt: base ", to_text(base),
+                  " is not on the log's line, expected one that was announced");
+  set_base(base);
+}
+
+Replay ScalarLog::pending(std::uint32_t group, std::uint64_t from, std::uint64_t to) const {
+  return replay(history(), base_, group, from, to);
+}
+
+}  // namespace sluiceway
