@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from sluiceway import _core
 
 KEY = {"seed": 3, "step": 4, "tensor": _core.stable_hash("layer.weight"), "purpose": 1}
