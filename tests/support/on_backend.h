@@ -13,7 +13,9 @@
 #include "kernels/factored_adam.h"
 #include "kernels/factored_moment.h"
 #include "kernels/gradient_copy.h"
+#include "kernels/noise.h"
 #include "kernels/overflow_scan.h"
+#include "kernels/perturb.h"
 #include "kernels/philox.h"
 #include "kernels/residual.h"
 #include "kernels/residual_form.h"
@@ -156,7 +158,7 @@ inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, con
   residual_sign(w, low, r, update, {.core = {}, .alpha = update.alpha, .trains = true});
 }
 
-// ---- overflow_scan.h, gradient_copy.h, philox.h, wire.h -----------------------------------------
+// ---- overflow_scan.h, gradient_copy.h, philox.h, noise.h, perturb.h, wire.h ---------------------
 
 template <typename T>
 ScanResult overflow_scan(std::span<const T> x) {
@@ -192,6 +194,23 @@ inline ScanResult gradient_copy(std::span<const std::byte> src, DType src_dtype,
 template <typename Word>
 void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<Word> out) {
   call([](auto... a) { sluiceway::fill_bits(a...); }, key, first, out);
+}
+
+inline void draw_noise(std::span<float> out, const NoiseKey& key, std::uint64_t first,
+                       NoiseFamily family) {
+  call([](auto... a) { sluiceway::draw_noise(a...); }, out, key, first, family);
+}
+inline void perturb(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> plus,
+                    std::span<std::byte> minus, DType out_dtype, const Theta& theta,
+                    const NoiseKey& key, float eps) {
+  call([](auto... a) { sluiceway::perturb(a...); }, w, w_dtype, plus, minus, out_dtype, theta, key,
+       eps);
+}
+inline void materialise(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> out,
+                        DType out_dtype, const Theta& theta, Rounding rounding = Rounding::kNearest,
+                        const NoiseKey& rounding_key = {}) {
+  call([](auto... a) { sluiceway::materialise(a...); }, w, w_dtype, out, out_dtype, theta, rounding,
+       rounding_key);
 }
 
 inline ScanResult pack(WireFormat format, std::span<const float> values,

@@ -4,6 +4,7 @@
 #include "kernels/factored_adam.h"
 #include "kernels/gradient_copy.h"
 #include "kernels/overflow_scan.h"
+#include "kernels/perturb.h"
 #include "kernels/philox.h"
 #include "kernels/residual.h"
 #include "kernels/wire.h"
@@ -40,6 +41,17 @@ void copy(benchmark::State& state) {
   const DeviceArray<ScanResult> result(1);
   run_on_device(state, bytes_of(n, 4), 0, &Roof::copy_gb_per_s, [&](StreamRef stream) {
     gradient_copy<bf16, bf16>(std::span<const bf16>(span_of(x)), span_of(y), result.data(), stream);
+  });
+}
+
+void perturbed(benchmark::State& state, NoiseFamily family) {
+  const std::int64_t n = device_sizes().elems;
+  const auto w = random_there<bf16>(n, 1);
+  const DeviceArray<bf16> plus(count(n)), minus(count(n));
+  run_on_device(state, bytes_of(n, 6), 0, &Roof::copy_gb_per_s, [&](StreamRef stream) {
+    perturb(std::as_bytes(span_of(w)), DType::kBF16, std::as_writable_bytes(span_of(plus)),
+            std::as_writable_bytes(span_of(minus)), DType::kBF16, {.family = family}, {1, 2, 3, 4},
+            1e-3F, stream);
   });
 }
 
@@ -154,6 +166,11 @@ void add_passes() {
   add_row("scan<bf16>", scan<bf16>);
   add_row("scan_copy<float, bf16>", scan_copy);
   add_row("gradient_copy<bf16, bf16>", copy);
+  for (const NoiseFamily family :
+       {NoiseFamily::kRademacher, NoiseFamily::kByteQuantile, NoiseFamily::kGaussian}) {
+    add_row("perturb<bf16>/" + std::string(to_string(family)),
+            [=](benchmark::State& s) { perturbed(s, family); });
+  }
   const std::pair<const char*, WireFormat> formats[] = {
       {"f32", WireFormat::kF32}, {"bf16", WireFormat::kBF16}, {"int8", WireFormat::kInt8}};
   for (const auto& [name, format] : formats) {
