@@ -3,6 +3,8 @@
 No kernel may keep anything in local memory (registers that did not suffice, or arrays that it
 indexes at run time), and each that cuda_resources.txt lists with LDG.E.128 must load 16 bytes at
 once. The list names every kernel, so that a new one is thought about.
+
+Exit status: 0; 1 where a kernel is not as it should be; 77 where there is no cuobjdump to ask.
 """
 
 import re
@@ -13,6 +15,7 @@ from pathlib import Path
 
 LIST = Path(__file__).with_suffix(".txt")
 VECTOR_LOAD = "LDG.E.128"
+NOT_RUN = 77
 
 
 def find_cuobjdump() -> str:
@@ -24,7 +27,8 @@ def find_cuobjdump() -> str:
     for folder in [Path(p) for p in sys.path if p.endswith("-packages")]:
         if (folder / wheel).exists():
             return str(folder / wheel)
-    sys.exit("cuda_resources: no cuobjdump on PATH, expected the CUDA toolkit's or triton's wheel")
+    print("cuda_resources: no cuobjdump on PATH, expected the CUDA toolkit's or triton's wheel")
+    sys.exit(NOT_RUN)
 
 
 def dump(tool: str, option: str, file: Path) -> str:

@@ -131,10 +131,10 @@ class GradientCodec {
 
   // Measures the bias on calibration gradient `g`; where it exceeds options.threshold, draws new
   // positions, learns values with `learner`, replaces the projectors and carries the moments over.
-  // Whatever throws: codec and moments are as before. On a CUDA device it
-  // waits for the stream; `learner` works there, and what the host fits or carries over is in
-  // copies, which it reserves on the host tier for as long as the call; on the host device it
-  // allocates nothing of the budget. No other stream reads the projectors meanwhile.
+  // Whatever throws: codec and moments are as before. No other stream reads the projectors
+  // meanwhile. On the host device it allocates nothing of the budget. On a CUDA device it waits for
+  // the stream and `learner` works there; what the host fits or carries over is in copies, which
+  // it reserves on the host tier and gives back before it returns.
   RefreshOutcome refresh(const AnyMatrix& g, const RefreshOptions& options,
                          ProjectorLearner& learner, const Moments& moments,
                          std::span<float> scratch, StreamRef stream);

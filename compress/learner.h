@@ -84,11 +84,10 @@ class ProjectorLearner {
 // With libtorch, on torch's own threads, or on the stream that torch computes on where the memory
 // is a GPU's; lives in sluiceway::learner.
 //
-// Numerics: f32, but for products of leading_directions() with g, whose factors and results are
-// bf16
-//           where the processor multiplies bf16 faster: the bases are orthonormal to f32 all the
-//           same, and hold within 0.1 % of the energy. Equal calls give equal bits on one kind of
-//           processor for an equal number of threads, and on one kind of GPU.
+// Numerics: f32, but for products of leading_directions() with g: where the processor multiplies
+//           bf16 faster, their factors and results are bf16. The bases are orthonormal to f32 all
+//           the same, and hold within 0.1 % of the energy. Equal calls give equal bits on one kind
+//           of processor for an equal number of threads, and on one kind of GPU.
 // Cost:     a step is 4 r m n flop for G Q and G^T P, 4 r d (m + n) for the masked products, about
 //           10 d^3 for products of cores, r^2 (m + n) for the Gram matrices. Memory, in elements of
 //           4 bytes: m n for the transpose of G, as much again unless G is f32 and dense, about

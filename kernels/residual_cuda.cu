@@ -10,8 +10,7 @@
 namespace sluiceway::cuda {
 namespace {
 
-// ---- Whether it trains
-// ---------------------------------------------------------------------------
+// ---- Whether it trains -------------------------------------------------------------------------
 
 struct Vectors {  // One behind the other.
   const float *row, *col;

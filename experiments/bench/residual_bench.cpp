@@ -5,6 +5,7 @@
 #include "experiments/bench/against_roof.h"
 #include "experiments/bench/projector_bench.h"
 #include "kernels/decompress.h"
+#include "kernels/factored_moment.h"
 #include "kernels/residual.h"
 #include "kernels/residual_form.h"
 
@@ -41,6 +42,25 @@ void rms(benchmark::State& state) {
   Case c(state);
   run_against_roof(state, c.bytes(), &Roof::read_gb_per_s,
                    [&] { benchmark::DoNotOptimize(cpu::residual_rms(c.residual(), c.roots())); });
+}
+
+// m + n floats, summed in order: what binds is the latency of an add in double, not memory.
+void judge(benchmark::State& state) {
+  Case c(state);
+  ResidualVerdict verdict;
+  run_against_roof(state, 4.0 * static_cast<double>(c.m + c.n), &Roof::read_gb_per_s, [&] {
+    cpu::judge_residual(&verdict, c.row, c.col, 1e-3, 1e-6);
+    benchmark::DoNotOptimize(verdict);
+  });
+}
+
+// 2 (m + n) floats read twice and as many written; mean(v_r) is summed in order, too.
+void advance_moment(benchmark::State& state) {
+  Case c(state);
+  std::vector<float> row(c.row), col(c.col);
+  const FactoredMoment both{row, col}, means{c.row, c.col};
+  run_against_roof(state, 24.0 * static_cast<double>(c.m + c.n), &Roof::triad_gb_per_s,
+                   [&] { cpu::advance_moment(both, means, {.beta2 = 0.999, .eps = 1e-8}, both); });
 }
 
 void apply(benchmark::State& state) {
@@ -89,6 +109,8 @@ void residual_step(benchmark::State& state) {
   });
 }
 
+constexpr int kFew = 100;  // Of calls so short that the roof beside them takes the time.
+
 void shapes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"m", "n"})->Unit(benchmark::kMicrosecond)->UseManualTime();
   b->Args({4096, 4096})->Args({4096, 11008});
@@ -96,6 +118,8 @@ void shapes(benchmark::internal::Benchmark* b) {
 
 BENCHMARK(moments)->Apply(shapes);
 BENCHMARK(rms)->Apply(shapes);
+BENCHMARK(judge)->Apply(shapes)->Iterations(kFew);
+BENCHMARK(advance_moment)->Apply(shapes)->Iterations(kFew);
 BENCHMARK(apply)->Apply(shapes);
 BENCHMARK(sign)->Apply(shapes);
 BENCHMARK(form)->Apply(shapes);

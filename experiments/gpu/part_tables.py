@@ -27,7 +27,14 @@ def table(records: list[dict[str, Any]]) -> str:
              "| part | status | left | s |", "|---|---|---|---|"]  # fmt: skip
     for record in records:
         status = record.get("status", "not finished")
-        cells = (record["part"], status, record.get("left", 0), record.get("seconds", "-"))
+        missed = [name for name, piece in record.get("pieces", {}).items()
+                  if piece["state"] == "not run"]  # fmt: skip
+        if missed:
+            status = f"{status}, not run: {', '.join(missed)}"
+        left = record.get("left", 0)
+        if record.get("step_args"):
+            left = f"{left} of {record['step_args']}".replace("|", "/")
+        cells = (record["part"], status, left, record.get("seconds", "-"))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     for record in records:
         lines += [

@@ -10,12 +10,15 @@ from xml.etree import ElementTree
 
 _SANITIZERS = ("memcheck", "racecheck")
 _ENDED_BY_LIMIT = (124, 137)  # Of timeout(1): asked to end, and killed.
+_NOT_RUN = 77  # Of a piece that lacks a tool, as run.sh has it.
 
 
 def outcome(work: Path, piece: str, status: int) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """`state` (passed, failed, not finished, not run) and `told`; rows, where it is a benchmark."""
     if status in _ENDED_BY_LIMIT:
         return {"state": "not finished", "told": last_line(work / f"{piece}.txt")}, []
+    if status == _NOT_RUN:
+        return {"state": "not run", "told": last_line(work / f"{piece}.txt")}, []
     state = "passed" if status == 0 else "failed"
     if piece.startswith(_SANITIZERS):
         return sanitizer(work / f"{piece}.txt", state), []

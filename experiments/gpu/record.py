@@ -92,9 +92,19 @@ def complaint(out: Path) -> str:
     return ""
 
 
+def step_args() -> str:
+    """What narrows the part `step`, and so what is left of it."""
+    return os.environ.get("STEP_ARGS", "")
+
+
 def is_done(part: str, out: Path) -> bool:
-    """Whether the part has ended without a failure, and has nothing left."""
+    """Whether the part has ended without a failure, and has nothing left.
+
+    How many steps are left was counted with the options of then; with others it is not known.
+    """
     record = read(part, out)
+    if part == "step" and record.get("step_args", "") != step_args():
+        return False
     return record.get("status") == 0 and not record.get("left")
 
 
@@ -120,6 +130,8 @@ def write(part: str, out: Path, work: Path, status: int, seconds: int) -> None:
     """How the part ended; of one that failed, the end of its log as well."""
     record = {**read(part, out), "status": status, "seconds": seconds}
     record.pop("log", None)
+    if part == "step":
+        record["step_args"] = step_args()
     if status != 0 and (work / "log.txt").exists():
         record["log"] = (work / "log.txt").read_text(errors="replace").splitlines()[-40:]
     save(part, out, record)

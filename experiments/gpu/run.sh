@@ -14,12 +14,15 @@
 # Each part ends within 8 minutes, writes OUT/<part>.json (machine, driver, commit, results), and
 # prints the table, which is OUT/table.txt too. What OUT has is not run again: the same command goes
 # on with what failed, did not end or was left, OUT brought along to another machine or not. --again
-# begins the part anew. An OUT of another commit is refused.
+# begins the part anew. An OUT of another commit is refused, and so is a build/cuda of another commit
+# by all parts but `build`, which builds it anew. What this machine has no tool for is "not run" in the
+# table, which is no failure.
 #
 # Nothing is fetched. C++ packages that are not the system's: CMAKE_PREFIX_PATH. Python: $PYTHON,
 # else .venv/bin/python, else python3; without torch there, the module is not built, and what needs
 # it fails. SLUICEWAY_COMMIT names the commit where there is no repository. STEP_ARGS are more
-# options of experiments/step/step.py, quoted as for a shell: STEP_ARGS='--links "PCIe 4.0 x16"'.
+# options of experiments/step/step.py, quoted as for a shell: STEP_ARGS='--links "PCIe 4.0 x16"'. What
+# is left of `step` is counted with them; with others, or with none, the part goes on.
 #
 # Exit status: 0; 1 where something failed, or did not end in its time; 2 where there is no card, or
 # the command line is wrong.
@@ -29,7 +32,9 @@ cd "$(dirname "$self")/../.."
 
 readonly seconds_a_part=470
 readonly build=build/cuda
+readonly built_from=$build/sluiceway_commit
 readonly here=experiments/gpu
+readonly not_run=77  # Exit status of a piece that lacks a tool, as pieces.py has it.
 # Kernels with shared memory, atomics and scratch: what a sanitizer may have something to say about.
 readonly sanitized_kernels=(compress compress_linear decompress overflow_scan residual)
 # A few steps of the engine, with every kind of codec; streams and copies have no kernels to race.
@@ -89,14 +94,23 @@ part_build() {
   find_nvcc
   has_torch || torch=OFF
   [ $torch = OFF ] || targets+=(_core)
-  rm -f "$build/CMakeCache.txt"  # Of another card.
+  rm -f "$build/CMakeCache.txt" "$built_from"  # Of another card, of another commit.
   cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=native -DSLUICEWAY_TORCH=$torch \
     -DPython3_EXECUTABLE="$python"
   cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
   mapfile -t targets < <(ctest --preset cuda -N | sed -n 's/^ *Test *#[0-9]*: *//p')
   cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
-  piece resources 60 "$python" .ci/cuda_resources.py "$build" ||
-    grep -q 'no cuobjdump' "$work/resources.txt"
+  echo "$SLUICEWAY_COMMIT" >"$built_from"
+  piece resources 60 "$python" .ci/cuda_resources.py "$build"
+}
+
+# Whether build/cuda is there, and of this commit; says what it is otherwise.
+is_built() {
+  local found=unknown
+  [ -x "$build/experiments/bench/bench_device" ] || { echo "$build is not there"; return 1; }
+  [ ! -f "$built_from" ] || found=$(<"$built_from")
+  [ "$found" = "$SLUICEWAY_COMMIT" ] ||
+    { echo "$build is of commit $found, expected $SLUICEWAY_COMMIT"; return 1; }
 }
 
 part_test() {
@@ -116,7 +130,7 @@ part_test() {
   fi
   PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:${CUDA_HOME:-/usr/local/cuda}/compute-sanitizer
   if ! command -v compute-sanitizer >/dev/null; then
-    say "no compute-sanitizer: not run"
+    piece compute-sanitizer 10 bash -c "echo 'no compute-sanitizer on PATH'; exit $not_run"
     return $status
   fi
   for tool in memcheck racecheck; do
@@ -175,7 +189,7 @@ part_step() {
 part_memory() {
   has_torch || { say "memory: $python has no torch"; return 1; }
   see_module || return 1
-  "$python" experiments/laptop/memory.py --device cuda:0 --out "$out/memory.json" \
+  "$python" experiments/laptop/memory.py --device cuda:0 --out "$out/memory.json" --retry \
     --run-limit 120 --seconds "$(seconds_left 135)"
 }
 
@@ -221,12 +235,14 @@ sys.exit(not u.find_spec("sluiceway._core").origin.startswith(sys.argv[1]))' "$s
 
 # Runs a part in a process group of its own, so that the limit ends all of it.
 run_part() {
-  local status=0 began=$SECONDS
+  local status=0 began=$SECONDS why
   export part=$1 work=$PWD/build/gpu/$1 out
-  if [ ! -x "$build/experiments/bench/bench_device" ]; then
-    [ "$part" = build ] || { say "$build is not there; run $0 build $out"; return 1; }
+  if ! why=$(is_built); then
+    [ "$part" = build ] || { say "$part: $why; run $0 build $out"; return 1; }
     rm -f "$out/build.json"
   fi
+  # Two trees that differ from a commit have one name; where nothing is to do, building says so.
+  case "$part $SLUICEWAY_COMMIT" in "build "*-dirty) rm -f "$out/build.json" ;; esac
   [ -z "$again" ] || rm -f "$out/$part.json"
   if record is-done "$part" "$out"; then
     say "$part: $out/$part.json is there (--again runs it again)"

@@ -8,7 +8,9 @@ Weights are drawn on the device, nothing is read or written but FILE. Every run 
 own, which trains a few steps with checkpointing while a thread asks the driver what is taken. The
 budget first holds all that the driver counts, torch's allocator being given what the rest leaves. A
 run that fails so is tried once more with the context, and the kernels that a small model loads,
-beside the budget. Exit status: 0, also where nothing fits; 1 where a run failed of anything else.
+beside the budget. What FILE has is not run again; --retry takes runs again that failed of anything
+but too small a budget, which is a finding. Exit status: 0, also where nothing fits; 1 where a run
+failed of anything else.
 """
 
 from __future__ import annotations
@@ -131,9 +133,26 @@ def did_not_fit(row: dict[str, Any]) -> bool:
     return row.get("failed", "").startswith(_NOT_ENOUGH)
 
 
+def has_failed(row: dict[str, Any]) -> bool:
+    """Whether a run says nothing about its budget."""
+    return "failed" in row and not did_not_fit(row)
+
+
+def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the runs that failed of anything but the budget, and what was tried because of it."""
+
+    def asked(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["model"], row["budget"], row["way"]
+
+    again = {asked(row) for row in rows if has_failed(row)}
+    return [row for row in rows if asked(row) not in again]
+
+
 def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Take every run that FILE lacks, until the seconds are over."""
     rows, end, left = read_rows(args.out), time.monotonic() + args.seconds, 0
+    if args.retry:
+        rows = kept(rows)
     about = {"machine": machine(), "device": args.device, "tokens": args.tokens,
              "vocabulary": _VOCABULARY}  # fmt: skip
     budgets = [one.split("=") for one in args.models]
@@ -145,6 +164,8 @@ def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
                 left += 1
                 break
             if row is None:
+                begun = {**key, "failed": "did not end"}  # Where it ends this process, that stays.
+                write_rows(args.out, [*rows, begun], left=1, **about)
                 row = {**key, **in_a_process(key, args)}
                 rows.append(row)
                 print(json.dumps(row), flush=True)
@@ -167,6 +188,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--run-limit", type=float, default=150, help="seconds of one run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run later")
+    parser.add_argument("--retry", action="store_true", help="take runs again that failed")
     parser.add_argument("--one", type=json.loads, help="a run as JSON, in this process; prints it")
     parser.add_argument("--table", action="store_true", help="print FILE and measure nothing")
     args = parser.parse_args()
@@ -186,7 +208,7 @@ def main() -> int:
         check_commit(args.out)
         rows = go_on(args)
     print(memory_table(json.loads(args.out.read_text())))
-    return 1 if any("failed" in row and not did_not_fit(row) for row in rows) else 0
+    return 1 if any(has_failed(row) for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
 Every way runs once in each round, over every link, and each round begins with another: a ratio to
 native is that of two turns of one round. A turn makes model and optimizer anew, so that peaks are
 its own. FILE is written after each turn; what it has is not measured again, and a turn that failed
-is a row that says why. `step_order.py` has the order.
+is a row that says why. A FILE of other options that all rows depend on is refused.
+`step_order.py` has the order.
 
 Exit status: 0, also where --seconds were not enough for all; 1 where a way failed whenever it was
 tried; 3 where the device answers no more. After 3, and after a turn that did not end, which ends
@@ -47,6 +48,8 @@ ON_CARD = {"shapes": ["7b", "3b", "1b"], "tokens": [2048, 8192, 4096, 1024, 1638
 _OF_CARD = 0.85  # Of its free memory; the rest is for what no tensor accounts for.
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _START_AGAIN = 3
+# What a row depends on and does not say: all rows of a file have the same.
+_OF_ALL_ROWS = ("device", "dtype", "sequence", "budget", "warmup", "steps")
 
 
 @contextlib.contextmanager
@@ -62,6 +65,19 @@ def ended_after(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         faulthandler.cancel_dump_traceback_later()
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse to go on with a file of other options; a budget that is not said is the file's."""
+    found = json.loads(args.out.read_text()) if args.out.exists() else {}
+    if args.budget is None:
+        args.budget = found.get("budget")
+    for name in _OF_ALL_ROWS:
+        here = getattr(args, name)
+        if here is not None and found.get(name, here) != here:
+            sys.exit(
+                f"{args.out}: is of --{name} {found[name]}, expected {here}; give another file"
+            )
 
 
 class Sitting:
@@ -153,10 +169,7 @@ class Sitting:
         real = self._real_gbps
         return {
             "machine": machine(),
-            "device": self._args.device,
-            "dtype": self._args.dtype,
-            "sequence": self._args.sequence,
-            "budget": self._args.budget,
+            **{name: getattr(self._args, name) for name in _OF_ALL_ROWS},
             "real_link_gbps": real if real < float("inf") else None,
             "scaled": "ms of the measured blocks x layers / blocks; no embedding, no head",
         }
@@ -205,6 +218,7 @@ def main() -> int:
     args, only_failed = parsed(), []
     if not args.table:
         check_commit(args.out)
+        check_options(args)
         if args.budget is None:
             args.budget = int(_OF_CARD * torch.cuda.mem_get_info(torch_device(args.device))[0])
         sitting = Sitting(args)

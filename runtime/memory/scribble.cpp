@@ -5,10 +5,14 @@
 
 namespace sluiceway {
 
+bool asks_for_scribbles(const char* value) noexcept {
+  return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
+}
+
 #ifdef SLUICEWAY_EAGER_SPILL
 
 bool scribbles() noexcept {
-  static const bool asked_for = std::getenv("SLUICEWAY_EAGER_SPILL") != nullptr;
+  static const bool asked_for = asks_for_scribbles(std::getenv("SLUICEWAY_EAGER_SPILL"));
   return asked_for;
 }
 

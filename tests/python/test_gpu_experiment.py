@@ -122,6 +122,23 @@ def test_a_sanitizer_has_passed_only_where_it_says_so(out, log, status, state, t
     assert record.has_piece("test", out, "memcheck_compress") == (state in ("passed", "not run"))
 
 
+def test_a_piece_that_lacks_its_tool_is_not_run(out):
+    (out / WORK / "resources.txt").write_text("no cuobjdump\n")
+    for status, state in ((77, "not run"), (1, "failed"), (0, "passed")):
+        found = add("build", out, "resources", status)
+        assert found == {"state": state, "told": "no cuobjdump", "seconds": 7}
+        assert record.has_piece("build", out, "resources") == (state != "failed")
+
+
+def test_kernels_cannot_be_looked_at_without_a_tool():
+    command = [sys.executable, "-S", str(REPOSITORY / ".ci" / "cuda_resources.py"), "nowhere"]
+    done = subprocess.run(
+        command, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 77, done.stderr
+    assert "no cuobjdump on PATH" in done.stdout.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("cases", "state", "told"),
     [

@@ -65,6 +65,7 @@ class Sandbox:
         self.executable(tools / "python", PYTHON)
         build = root / "build" / "cuda"
         self.executable(build / "experiments/bench/bench_device", "#!/bin/sh\necho scan/f\n")
+        (build / "sluiceway_commit").write_text("one\n")
         for name in TESTS:
             self.executable(build / "tests" / f"{name}_test", "")
         (build / "python/bindings").mkdir(parents=True)
@@ -162,6 +163,87 @@ def test_steps_go_on_in_another_process_where_one_was_ended(sandbox):
     assert sandbox.asked[2].endswith("--links PCIe 4.0 x16 --rounds 1")
     assert "--pacing absolute ratio" in sandbox.asked[0]
     assert sandbox.record("step")["status"] == 0
+
+
+def test_a_build_of_another_commit_is_built_anew_before_anything_else(sandbox):
+    sandbox.does("ctest", "echo '  Test  #1: kernels_wire_test'")
+    assert sandbox.run("build").returncode == 0
+    assert sandbox.run("build").returncode == 0
+    assert sandbox.asked == [], "it is there"
+    of = sandbox.root / "build/cuda/sluiceway_commit"
+    for found in ("two", None):  # As on a machine that OUT was brought to, whose build is its own.
+        of.unlink()
+        if found:
+            of.write_text(found + "\n")
+        done = sandbox.run("engines")
+        assert done.returncode == 1
+        told = f"engines: build/cuda is of commit {found or 'unknown'}, expected one; run "
+        assert told in done.stderr
+        assert sandbox.asked == []
+        assert not (sandbox.out / "engines.json").exists()
+        assert sandbox.run("build").returncode == 0
+        assert any("cmake --build" in line for line in sandbox.asked)
+        assert of.read_text() == "one\n"
+    assert sandbox.run("engines").returncode == 0
+    (sandbox.root / "build/cuda/experiments/bench/bench_device").unlink()
+    assert "bench: build/cuda is not there; run " in sandbox.run("bench").stderr
+
+
+def test_a_build_that_failed_is_of_no_commit(sandbox):
+    sandbox.does("cmake", 'case "$*" in *--build*) exit 1 ;; esac')
+    assert sandbox.run("build", "--again").returncode == 1
+    assert "is of commit unknown" in sandbox.run("engines").stderr
+
+
+def test_a_tree_that_differs_from_its_commit_is_built_whenever_asked(sandbox):
+    sandbox.does("ctest", "echo '  Test  #1: kernels_wire_test'")
+    for _ in range(2):
+        assert sandbox.run("build", SLUICEWAY_COMMIT="one-dirty").returncode == 0
+        assert any("cmake --build" in line for line in sandbox.asked)
+
+
+def test_what_there_is_no_tool_for_is_not_run_and_the_table_says_so(sandbox):
+    sandbox.does("ctest", "echo '  Test  #1: kernels_wire_test'")
+    lacks = 'case "$*" in *cuda_resources*) echo "no cuobjdump on PATH"; exit 77 ;; esac'
+    sandbox.does("python", lacks)
+    done = sandbox.run("build", "--again")
+    assert done.returncode == 0, done.stderr
+    assert sandbox.record("build")["pieces"]["resources"]["state"] == "not run"
+    for line in ("| build | 0, not run: resources | 0 |", "- resources: not run, "):
+        assert line in done.stdout
+    assert "s. no cuobjdump on PATH" in done.stdout
+    sandbox.does("python", lacks.replace("77", "1"))
+    assert sandbox.run("build", "--again").returncode == 1
+    assert sandbox.record("build")["pieces"]["resources"]["state"] == "failed"
+
+
+STEPS = r"""
+out=$(sed 's/.*--out \([^ ]*\).*/\1/' <<<"$*")
+case "$*" in *--rounds*) left=0 ;; *) left=$(cat "$FAKES/left") ;; esac
+echo "{\"commit\": \"one\", \"left\": $left}" >"$out"
+"""
+
+
+def test_steps_that_were_narrowed_are_not_all_of_them(sandbox):
+    sandbox.does("python", STEPS)
+    sandbox.does("left", "5")
+    narrow = {"STEP_ARGS": "--rounds 1"}
+    done = sandbox.run("step", **narrow)
+    assert done.returncode == 0, done.stderr
+    assert "| step | 0 | 0 of --rounds 1 |" in done.stdout
+    assert sandbox.run("step", **narrow).returncode == 0
+    assert sandbox.asked == []
+    for left, asked in ((5, 1), (0, 1), (0, 0)):
+        sandbox.does("left", str(left))
+        assert f"| step | 0 | {left} |" in sandbox.run("step").stdout
+        assert len(sandbox.asked) == asked
+    assert "| 0 of --rounds 1 |" in sandbox.run("step", **narrow).stdout
+    assert len(sandbox.asked) == 1, "what these leave was not counted"
+
+
+def test_whole_models_that_failed_are_run_again(sandbox):
+    assert sandbox.run("memory").returncode == 0
+    assert " --retry " in sandbox.asked[0]
 
 
 def test_steps_that_fail_are_not_begun_again(sandbox):

@@ -82,6 +82,35 @@ def test_a_run_that_fails_of_anything_else_is_a_row_and_a_failure(monkeypatch, t
     assert [row["failed"] for row in rows] == 2 * ["did not end within 0.1 s"]
 
 
+def test_what_failed_is_run_again_where_that_is_asked_and_a_finding_is_not(monkeypatch, tmp_path):
+    out, asked, answers = tmp_path / "memory.json", [], {}
+    one, two = "hooks, f = 1/4", "fused, f = 1/4"
+
+    def run(key, args):
+        asked.append((key["way"], key["counted"]))
+        last = json.loads(out.read_text())["rows"][-1]
+        assert last == {**key, "failed": "did not end"}  # Should this be the last it does.
+        return dict(answers[asked[-1]])
+
+    monkeypatch.setattr(memory, "in_a_process", run)
+    late, small = {"failed": "did not end within 9 s"}, {"failed": "OutOfMemoryError: 3 GiB"}
+    answers = {(one, memory.ALL): late, (one, memory.BESIDE): FITS,
+               (two, memory.ALL): small, (two, memory.BESIDE): small}  # fmt: skip
+    arguments = ["--models", "7b=24GB", "--ways", one, two]
+    assert run_memory(monkeypatch, out, *arguments) == 1
+    assert asked == list(answers)
+    asked.clear()
+    assert run_memory(monkeypatch, out, *arguments) == 1
+    assert asked == []
+    answers[one, memory.ALL] = FITS
+    assert run_memory(monkeypatch, out, *arguments, "--retry") == 0
+    assert asked == [(one, memory.ALL)]
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["way"], row["counted"]) for row in rows] == [
+        (two, memory.ALL), (two, memory.BESIDE), (one, memory.ALL)
+    ]  # fmt: skip
+
+
 def test_a_budget_that_does_not_hold_the_model_is_out_of_memory():
     case = memory.case_of("small", 32)
     found = memory.failure(

@@ -93,6 +93,25 @@ def test_a_file_of_another_commit_is_refused(run_step, tmp_path, monkeypatch):
     assert out.read_text() == text
 
 
+def test_a_file_of_other_options_is_refused_and_a_budget_that_is_not_said_is_its(
+    run_step, tmp_path, monkeypatch
+):
+    out, native = tmp_path / "step.json", ["--ways", NATIVE, "--budget", "512MiB"]
+    assert run_step(out, *native).returncode == 0
+    text = out.read_text()
+    for name, found, other in (
+        ("dtype", "bf16", "fp32"), ("budget", 512 << 20, 1 << 30), ("sequence", 32, 64)
+    ):  # fmt: skip
+        said = f"step.json: is of --{name} {found}, expected {other}; give another file"
+        with pytest.raises(SystemExit, match=said):
+            run_step(out, *native, f"--{name}", str(other))
+    assert out.read_text() == text
+    monkeypatch.setitem(step.ON_HOST, "budget", None)  # As on a card, which has its own.
+    assert run_step(out, "--ways", NATIVE, "Sluiceway, fused").returncode == 0
+    found = json.loads(out.read_text())
+    assert (found["budget"], len(found["rows"])) == (512 << 20, 4)
+
+
 def test_rows_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
     out = tmp_path / "rows.json"
     monkeypatch.setenv("SLUICEWAY_COMMIT", "this")

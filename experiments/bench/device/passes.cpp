@@ -2,6 +2,7 @@
 #include "experiments/bench/device/device_bench.h"
 #include "kernels/adam.h"
 #include "kernels/factored_adam.h"
+#include "kernels/factored_moment.h"
 #include "kernels/gradient_copy.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/perturb.h"
@@ -124,7 +125,28 @@ void moments(benchmark::State& state) {
 
 std::vector<ResidualVerdict> trains() { return {{.core = {}, .alpha = 1e-6F, .trains = true}}; }
 
-void rms(benchmark::State& state) {
+// Vectors alone, a few microseconds: roof_ratio says how far a launch is from its bytes.
+void judge(benchmark::State& state) {
+  const Square c;
+  const DeviceArray<ResidualVerdict> verdict(trains());
+  run_on_device(state, bytes_of(2 * c.n, 4), 0, &Roof::read_gb_per_s, [&](StreamRef stream) {
+    judge_residual(verdict.data(), span_of(c.row), span_of(c.col), 1e-3, 1e-6, stream);
+  });
+}
+
+// Reads moment and means twice, writes both.
+void moment(benchmark::State& state) {
+  const Square c;
+  const DeviceArray<ResidualVerdict> verdict(trains());
+  const DeviceArray<float> rows(std::vector<float>(count(c.n), 1.0F)),
+      cols(std::vector<float>(count(c.n), 1.0F));
+  const FactoredMoment both{span_of(rows), span_of(cols)}, means{span_of(c.row), span_of(c.col)};
+  run_on_device(state, bytes_of(2 * c.n, 24), 0, &Roof::triad_gb_per_s, [&](StreamRef stream) {
+    advance_moment(both, means, {.beta2 = 0.999, .eps = 1e-8}, both, verdict.data(), stream);
+  });
+}
+
+void clip(benchmark::State& state) {
   const Square c;
   const DeviceArray<ResidualVerdict> verdict(trains());
   run_on_device(state, c.bytes(4), c.bytes(5), &Roof::read_gb_per_s, [&](StreamRef stream) {
@@ -183,7 +205,9 @@ void add_passes() {
   add_row("adam_direction<bf16>", direction);
   add_row("factored_adam_direction<float>", factored);
   add_row("residual_moments<float>", moments);
-  add_row("residual_rms<float>", rms);
+  add_row("judge_residual<float>", judge);
+  add_row("advance_moment<float>", moment);
+  add_row("residual_clip<float>", clip);
   add_row("residual_apply<float>", apply);
 }
 

@@ -20,7 +20,14 @@ TEST(ScribbleTest, FillsExactlyItsBytesWhereTheRunAsksForIt) {
 
 // Where a run asked a build that cannot, the tests of such a run would look at nothing.
 TEST(ScribbleTest, EveryRunThatAsksForItGetsIt) {
-  EXPECT_EQ(scribbles(), std::getenv("SLUICEWAY_EAGER_SPILL") != nullptr);
+  EXPECT_EQ(scribbles(), asks_for_scribbles(std::getenv("SLUICEWAY_EAGER_SPILL")));
+}
+
+TEST(ScribbleTest, NothingAnEmptyTextAndZeroDoNotAskForIt) {
+  for (const char* no : {static_cast<const char*>(nullptr), "", "0"}) {
+    EXPECT_FALSE(asks_for_scribbles(no)) << (no == nullptr ? "not set" : no);
+  }
+  for (const char* yes : {"1", "ON", "00", "01"}) EXPECT_TRUE(asks_for_scribbles(yes)) << yes;
 }
 
 TEST(ScribbleTest, NothingToFillIsFine) { scribble(nullptr, 0); }
