@@ -124,3 +124,11 @@ def test_a_save_in_the_middle_goes_on(device, way):
         opt.load_state_dict(saved["opt"])
         train(second, opt, STEPS - 8, first=8, loss=plain_loss)
     assert update_error(middle, second.cpu(), whole) <= SAME
+
+
+def test_projectors_are_learned_alike_twice(device):
+    learned = {"codec": "sparse_learned", "refresh": sw.Refresh(every=3, learn_steps=5)}
+    first = trained(device, steps=8, **learned)
+    assert update_error(make(), trained(device, steps=8, **learned), first) <= SAME
+    fixed = trained(device, steps=8, codec="sparse_learned")
+    assert update_error(make(), fixed, first) > SAME
