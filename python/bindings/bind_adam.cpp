@@ -1,6 +1,7 @@
 // AdamW on parameters that are not compressed: norms, biases, small weights.
 #include "kernels/adam.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/gil.h"
 #include "python/bindings/tensor_view.h"
 
 namespace sluiceway {
@@ -45,7 +46,7 @@ void step_parameter(const std::string& name, const at::Tensor& weight, const at:
   const AdamHyper hyper{lr, beta1, beta2, eps, weight_decay, step};
   const NoiseKey key{seed, static_cast<std::uint64_t>(step), stable_hash(name),
                      kParameterRoundingPurpose};
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   switch (dtype_of_tensor(gradient, "gradient")) {
     case DType::kF32:
       return step_with<float>(weight, gradient, factor, moments, hyper, key, compute);

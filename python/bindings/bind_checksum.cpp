@@ -1,12 +1,13 @@
 #include "kernels/base/checksum.h"
 #include "python/bindings/buffer_bytes.h"
+#include "python/bindings/gil.h"
 
 namespace sluiceway {
 namespace {
 
 void update(Checksum& checksum, const py::buffer& bytes) {
   const BufferBytes held(bytes);
-  const py::gil_scoped_release release;
+  const GilReleased unlocked;
   checksum.update(held.get());
 }
 

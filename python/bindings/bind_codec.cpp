@@ -5,6 +5,7 @@
 #include "compress/gradient_codec.h"
 #include "kernels/philox.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/gil.h"
 #include "python/bindings/tensor_view.h"
 #include "runtime/memory/buffer.h"
 
@@ -39,7 +40,7 @@ class LoneCodec {
     check_on(compute, core, "core");
     const AnyMatrix from = matrix_view(gradient, "gradient");
     const MatrixView<float> to = core_view(core);
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     codec_->compress(from, 0.0F, to, scratch_.as<float>(), compute);
   }
 
@@ -52,7 +53,7 @@ class LoneCodec {
     WeightUpdate update;
     update.alpha = alpha;
     update.rounding = to.dtype == DType::kF32 ? Rounding::kNearest : Rounding::kStochastic;
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     codec_->apply(to, {}, from, update, scratch_.as<float>(), compute);
   }
 

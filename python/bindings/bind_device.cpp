@@ -3,6 +3,7 @@
 
 #include "kernels/base/stream_ref.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/gil.h"
 #include "runtime/device/device_memory.h"
 
 namespace sluiceway {
@@ -15,7 +16,7 @@ void bind_device(py::module_& m) {
       [](int ordinal, std::size_t bytes) {
         return page_lock_refusal(DeviceId::cuda(ordinal), bytes);
       },
-      py::arg("ordinal"), py::arg("bytes"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("ordinal"), py::arg("bytes"), py::call_guard<GilReleased>(),
       "What keeps so many bytes of host memory from being page-locked for a CUDA device; empty: "
       "nothing does.");
   py::class_<StreamRef>(m, "Stream", "The stream of a device that the framework computes on.")

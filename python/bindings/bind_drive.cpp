@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "python/bindings/bindings.h"
+#include "python/bindings/gil.h"
 #include "python/bindings/signal_check.h"
 #include "runtime/memory/pinned_pool.h"
 #include "runtime/store/drive_rate.h"
@@ -64,7 +65,7 @@ py::dict drive_rates(const std::string& path, const std::vector<std::string>& mi
   RawIo::Properties properties;
   std::size_t huge = 0;
   {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     const PinnedPool pool(budget, DeviceId::host(),
                           {.slab_bytes = depth * block_bytes, .pages = Pages::kHuge});
     fill(pool.slab());

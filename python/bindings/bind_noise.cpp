@@ -9,6 +9,7 @@
 #include "kernels/noise.h"
 #include "kernels/perturb.h"
 #include "python/bindings/bindings.h"
+#include "python/bindings/gil.h"
 #include "python/bindings/tensor_view.h"
 
 namespace sluiceway {
@@ -50,7 +51,7 @@ void draw(const at::Tensor& out, const std::string& family, std::uint64_t seed, 
   check_on(stream, out, "out");
   const std::span<float> to = f32_span(out, "out");
   const NoiseFamily drawn = parse_family(family);
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   draw_noise(to, {seed, step, tensor, purpose}, first, drawn, stream);
 }
 
@@ -66,7 +67,7 @@ void perturb_tensor(const at::Tensor& w, const at::Tensor& plus, const at::Tenso
                   ", expected ", plus.scalar_type(), " as plus is");
   const std::vector<PendingUpdate> updates = updates_of(pending);
   const Theta theta{parse_family(family), first, gamma, updates};
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   perturb(from, from_dtype, up, down, dtype, theta, {seed, step, tensor, purpose}, eps, stream);
 }
 
@@ -84,7 +85,7 @@ void materialise_tensor(
   NoiseKey key;
   if (stochastic) std::tie(key.seed, key.step, key.tensor, key.purpose) = *stochastic;
   const Rounding rounding = stochastic ? Rounding::kStochastic : Rounding::kNearest;
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   materialise(from, from_dtype, to, dtype, theta, rounding, key, stream);
 }
 

@@ -2,6 +2,7 @@
 #include "python/bindings/bind_offload_state.h"
 #include "python/bindings/dtype_name.h"
 #include "python/bindings/engine_class.h"
+#include "python/bindings/gil.h"
 #include "python/bindings/tensor_view.h"
 #include "runtime/engine/offload/offload_engine.h"
 #include "runtime/engine/offload/offload_footprint.h"
@@ -96,7 +97,7 @@ void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient,
   const AnyMatrix g = matrix_view(gradient, "gradient");
   check_on(compute, gradient, "gradient");
   const auto keep = std::make_shared<const at::Tensor>(gradient.detach());
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   engine.add_gradient(tensor, g, keep, compute);
 }
 
@@ -112,7 +113,7 @@ std::vector<TensorHyper> hypers_of(const Hypers& hyper) {
 
 void expect(OffloadEngine& engine, const Hypers& hyper, float factor) {
   const std::vector<TensorHyper> hypers = hypers_of(hyper);
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   engine.expect(hypers, factor);
 }
 
@@ -122,7 +123,7 @@ std::tuple<bool, double, float> step(OffloadEngine& engine, const Hypers& hyper,
                                      const std::vector<float>& own_factors, bool norm) {
   const std::vector<TensorHyper> hypers = hypers_of(hyper);
   const std::vector<AnyMatrix> views = views_of(weights);
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   const StepOutcome outcome =
       engine.step({hypers, views, factor, other_sum_squares, own_factors, norm});
   return {outcome.skipped, outcome.grad_norm, outcome.clip_factor};
@@ -184,14 +185,14 @@ py::typing::Dict<py::str, py::int_> footprint(
 
 std::uint64_t bits_checksum(const at::Tensor& tensor) {
   check_host(tensor, "bits_checksum");
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   const at::Tensor whole = tensor.contiguous();
   return checksum64({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
 }
 
 double seconds_of_element(const CoreOptions& cores, std::int64_t m, std::int64_t n,
                           const std::string& gradients) {
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   return decompress_seconds(cores.codec, m, n, parse_dtype(gradients));
 }
 
@@ -213,7 +214,7 @@ void bind_offload_engine(py::module_& m) {
   m.def("decompress_seconds", &seconds_of_element, py::arg("cores"), py::arg("m"), py::arg("n"),
         py::arg("gradients"),
         "Measured on this machine: host seconds of one element of an m x n gradient.");
-  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  const auto unlocked = py::call_guard<GilReleased>();
   EngineClass<OffloadEngine> engine(m, "OffloadEngine",
                                     "AdamW whose states lie in a store, on drives or in memory.");
   engine

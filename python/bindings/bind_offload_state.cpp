@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "python/bindings/gil.h"
 #include "python/bindings/tensor_view.h"
 
 namespace sluiceway {
@@ -22,7 +23,7 @@ Stats tensor_state(OffloadEngine& engine, int tensor) {
     each = at::empty(at::IntArrayRef(engine.tensor(tensor).shape), at::kFloat);
   }
   {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     engine.read_state(tensor, state_of(tensors));
   }
   Stats state;
@@ -41,7 +42,7 @@ void load_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_
                     engine.tensor(tensor).elems());
   }
   const TensorState state = state_of(tensors);
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   engine.write_state(tensor, state, step);
 }
 
@@ -80,7 +81,7 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> generations(const OffloadEn
 }  // namespace
 
 void bind_offload_state(EngineClass<OffloadEngine>& engine) {
-  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  const auto unlocked = py::call_guard<GilReleased>();
   engine.def_property_readonly("is_new", &OffloadEngine::is_new)
       .def_property_readonly("store_id",
                              [](const OffloadEngine& e) { return to_hex(e.store().id()); })
@@ -91,7 +92,7 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
           "begin",
           [](OffloadEngine& e, const std::vector<at::Tensor>& weights, const StreamRef& compute) {
             const std::vector<AnyMatrix> views = views_of(weights);
-            const py::gil_scoped_release free;
+            const GilReleased free;
             e.begin(views, compute);
           },
           py::arg("weights"), py::arg("compute"),
@@ -100,7 +101,7 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
           "resume",
           [](OffloadEngine& e, const std::vector<at::Tensor>& weights, const StreamRef& compute) {
             const std::vector<AnyMatrix> views = views_of(weights);
-            const py::gil_scoped_release free;
+            const GilReleased free;
             e.resume(views, compute);
           },
           py::arg("weights"), py::arg("compute"),

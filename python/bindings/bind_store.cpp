@@ -11,6 +11,7 @@
 
 #include "kernels/base/check.h"
 #include "python/bindings/buffer_bytes.h"
+#include "python/bindings/gil.h"
 #include "python/bindings/signal_check.h"
 #include "runtime/store/blocks.h"
 #include "runtime/store/store_files.h"
@@ -43,7 +44,7 @@ class OpenStore {
     return *store_;
   }
   void close() {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     store_.reset();
   }
 
@@ -56,7 +57,7 @@ class OpenStore {
 ChunkStore::Progress told(const py::object& progress) {
   return [progress, check = signal_check()](std::uint64_t done, std::uint64_t all) {
     check();
-    const py::gil_scoped_acquire locked;
+    const GilHeld locked;
     if (!progress.is_none()) progress(done, all);
   };
 }
@@ -75,7 +76,7 @@ OpenStore create(const Paths& paths, const std::vector<RegionTuple>& regions,
   if (weights.empty()) weights.assign(paths.size(), 1);
   const OpenOptions options{.io = parse_io_choice(io), .whole_device = whole_device};
   const ChunkStore::Progress report = told(progress);
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   Budget budget = unlimited();
   return OpenStore(create_store(budget, paths, contents, weights, options, report));
 }
@@ -85,7 +86,7 @@ OpenStore open(const Paths& paths, bool writable, const std::string& io, bool wh
                             .access = writable ? Access::kReadWrite : Access::kRead,
                             // To read a device gives nothing of it away.
                             .whole_device = whole_device || !writable};
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   Budget budget = unlimited();
   return OpenStore(open_store(budget, paths, options));
 }
@@ -157,7 +158,7 @@ py::dict describe(OpenStore& opened) {
 std::vector<std::string> verify(OpenStore& opened, const py::object& progress) {
   ChunkStore& store = opened.get();
   const ChunkStore::Progress report = told(progress);
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   return store.verify(report);
 }
 
@@ -187,7 +188,7 @@ py::bytes read(OpenStore& opened, std::uint32_t region, std::uint64_t chunk,
   const std::uint64_t bytes = store.written_bytes(id, which);
   Blocks blocks(bytes);
   {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     wait_for([&](ChunkStore::Done done) { store.read(id, which, blocks.all(), std::move(done)); });
   }
   return {reinterpret_cast<const char*>(blocks.all().data()), bytes};
@@ -196,7 +197,7 @@ py::bytes read(OpenStore& opened, std::uint32_t region, std::uint64_t chunk,
 void write(OpenStore& opened, std::uint32_t region, std::uint64_t chunk, const py::buffer& bytes) {
   ChunkStore& store = opened.get();
   const BufferBytes held(bytes);
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   Blocks blocks(held.get());
   wait_for([&](ChunkStore::Done done) {
     store.write({region, chunk}, blocks.all().first(held.get().size()), std::move(done));
@@ -206,7 +207,7 @@ void write(OpenStore& opened, std::uint32_t region, std::uint64_t chunk, const p
 void commit(OpenStore& opened, std::uint64_t step, const py::buffer& run_state) {
   ChunkStore& store = opened.get();
   const BufferBytes held(run_state);
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   store.commit(step, held.get());
 }
 
@@ -223,7 +224,7 @@ py::bytes run_state(OpenStore& opened, bool pinned) {
 }  // namespace
 
 void bind_store(py::module_& m) {
-  const py::call_guard<py::gil_scoped_release> unlocked;
+  const py::call_guard<GilReleased> unlocked;
   py::class_<OpenStore>(m, "ChunkStore", "Chunks on disk that change by whole steps.")
       .def("describe", &describe,
            "id, version, generation, live and pinned commit, regions, drives, spares of a drive, "

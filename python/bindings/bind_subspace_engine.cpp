@@ -1,5 +1,6 @@
 #include "python/bindings/bind_weight_state.h"
 #include "python/bindings/engine_class.h"
+#include "python/bindings/gil.h"
 #include "python/bindings/weight_options.h"
 
 namespace sluiceway {
@@ -82,7 +83,7 @@ void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient
                   const at::Tensor& total, const StreamRef& compute) {
   const AnyMatrix g = gradient_view(gradient), sum = gradient_view(total);
   check_on(compute, gradient, "gradient");
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   engine.add_gradient(weight, g, sum, compute);
 }
 
@@ -90,7 +91,7 @@ void add_core(SubspaceEngine& engine, int weight, const at::Tensor& core, bool w
               const StreamRef& compute) {
   const AnyMatrix s = matrix_view(core, "core");
   check_on(compute, core, "core");
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   engine.add_core(weight, s, whole, compute);
 }
 
@@ -106,7 +107,7 @@ void project(const SubspaceEngine& engine, int weight, const std::string& side,
   const std::span<float> room = f32_span(scratch, "scratch");
   const Side of = parse_side(side);
   check_on(compute, rows, "rows");
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   engine.weight(weight).codec->project(of, w, g, room, compute);
 }
 
@@ -132,7 +133,7 @@ std::tuple<bool, double, float, int> step(SubspaceEngine& engine, const Hypers& 
   const std::vector<AnyMatrix> views = views_of(weights);
   StepOutcome outcome;
   {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     outcome = engine.step({hypers, views, factor, other_sum_squares, unscale, own_factors});
   }
   return {outcome.skipped, outcome.grad_norm, outcome.clip_factor, outcome.residuals_kept};
@@ -176,7 +177,7 @@ py::typing::Dict<py::str, py::object> describe(const SubspaceEngine& engine, int
 void bind_subspace_engine(py::module_& m) {
   bind_weight_spec(m);
   bind_engine_options(m);
-  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  const auto unlocked = py::call_guard<GilReleased>();
   EngineClass<SubspaceEngine> engine(m, "SubspaceEngine",
                                      "Trains weights through compressed gradients.");
   engine

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "python/bindings/bindings.h"
+#include "python/bindings/gil.h"
 #include "runtime/trace/trace.h"
 
 namespace sluiceway {
@@ -20,8 +21,8 @@ void bind_trace(py::module_& m) {
           [](Trace& trace, const std::string& row, const std::string& name, double begin_us,
              double end_us) { trace.add_range(trace.add_row(row), name, begin_us, end_us); },
           py::arg("row"), py::arg("name"), py::arg("begin_us"), py::arg("end_us"))
-      .def("write_json", &Trace::write_json, py::arg("path"),
-           py::call_guard<py::gil_scoped_release>(), "Chrome trace format.");
+      .def("write_json", &Trace::write_json, py::arg("path"), py::call_guard<GilReleased>(),
+           "Chrome trace format.");
 }
 
 }  // namespace sluiceway

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "python/bindings/bindings.h"
+#include "python/bindings/gil.h"
 #include "python/bindings/signal_check.h"
 #include "python/bindings/tensor_view.h"
 #include "runtime/engine/step_gate.h"
@@ -26,7 +27,7 @@ struct EngineDeleter {
   pid_t opened_in = getpid();
   void operator()(Engine* engine) const {
     if (getpid() != opened_in) return;
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     try {
       engine->finish();
     } catch (...) {
@@ -78,7 +79,7 @@ inline void keep_for_good(const std::vector<at::Tensor>& lent) {
 template <typename Engine>
 void close_engine(Engine& engine, const std::vector<at::Tensor>& lent) {
   try {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     engine.close();
   } catch (const Timeout&) {
     if (!engine.idle()) keep_for_good(lent);
@@ -89,7 +90,7 @@ void close_engine(Engine& engine, const std::vector<at::Tensor>& lent) {
 template <typename Engine>
 void finish_engine(Engine& engine, const std::vector<at::Tensor>& lent) {
   try {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     engine.finish();
   } catch (...) {
     keep_for_good(lent);
@@ -136,7 +137,7 @@ inline Stats stats_of(const EngineUse& use, double host_seconds) {
 // What the Python side asks of every engine, but for gradients and steps.
 template <typename Engine>
 void bind_common(EngineClass<Engine>& engine) {
-  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  const auto unlocked = py::call_guard<GilReleased>();
   engine.def("__len__", &Engine::size)
       .def("gradient_sizes", &gradient_sizes<Engine>, unlocked,
            "Sum of squares and largest absolute element of each weight's gradient so far; after "

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "python/bindings/bindings.h"
+#include "python/bindings/gil.h"
 
 namespace sluiceway {
 
@@ -13,7 +14,7 @@ inline std::function<void()> signal_check() {
   const py::object main = py::module_::import("threading").attr("main_thread")();
   return [main_thread = main.attr("ident").cast<unsigned long>()] {
     if (PyThread_get_thread_ident() != main_thread) return;
-    const py::gil_scoped_acquire locked;
+    const GilHeld locked;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   };
 }

@@ -23,6 +23,23 @@ def test_save_that_cannot_be_written_is_told_and_the_one_before_is_kept(
     assert state["position"]["step"] == 6
 
 
+def test_resume_takes_another_way_to_the_disk_and_keeps_what_was_set(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    folder = tmp_path / "out"
+    begun = write_config(tiny_model), "--out", folder, "--set", "device.threads=1"
+    assert sluiceway("train", *begun).code == 0
+    outcome = sluiceway("resume", folder, "--set", "train.steps=7", "--set", "store.io=posix")
+    assert outcome.code == 0
+    assert "store.io was auto, is now posix" in outcome.err
+    outcome = sluiceway("resume", folder, "--set", "train.steps=8")
+    assert outcome.code == 0
+    assert "store.io" not in outcome.err
+    assert "device.threads" not in outcome.err
+    kept = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (kept["device"]["threads"], kept["store"]["io"]) == (1, "posix")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -6,17 +6,14 @@ import copy
 import gc
 import io
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import sluiceway as sw
 import torch
-from sluiceway.optim.fused.layer_core import LayerCore
 from small_models import Stack, Tied, batch, loss_of, make, same_bits
 from test_backwards_of_threads import backward_that_calls, elsewhere
 from test_fused import fused, hooked, recorded, updates_of
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 from twins import LR, train
 
@@ -380,14 +377,3 @@ def test_a_compiled_model_trains_as_with_hooks():
 
 def test_equal_runs_have_equal_bits():
     assert same_bits(updates_of(fused), updates_of(fused))
-
-
-@pytest.mark.parametrize("inputs_are_rows", [False, True])
-def test_a_core_of_bf16_sides_is_f32_on_a_cuda_device(inputs_are_rows):
-    layer = SimpleNamespace(inputs_are_rows=inputs_are_rows)
-    with FakeTensorMode():  # Checks what torch is asked for, on a machine without a device.
-        x = torch.empty(40, 16, dtype=torch.bfloat16, device="cuda")
-        y = torch.empty(40, 8, dtype=torch.bfloat16, device="cuda")
-        core = LayerCore.core(layer, x, y)
-    assert core.shape == ((16, 8) if inputs_are_rows else (8, 16))
-    assert (core.dtype, core.device.type) == (torch.float32, "cuda")

@@ -23,6 +23,7 @@ _CHANGEABLE = (
     "device",
     "budget",
     "schedule",
+    "store.io",  # Another way to the same bytes.
     "trace",
     "model.path",  # Weights come from the save.
     "data.train",  # What is read must have the same tokens: the loop checks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,7 +42,7 @@ class SteppingOptimizer(Protocol):
         """Free what it holds; idempotent."""
 
 
-class GradientEngine:
+class GradientEngine(ABC):
     """An engine whose step is forward, backward, and a step of its optimizer.
 
     A subclass says which section it reads and makes the optimizer; the rest it may replace.
@@ -52,9 +53,9 @@ class GradientEngine:
     def __init__(self, config: Config) -> None:
         self.config = config
 
+    @abstractmethod
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> Any:
         """The optimizer, a `SteppingOptimizer`, of a prepared model that is on its device."""
-        raise NotImplementedError
 
     def lane_arguments(self, trace: Path | None) -> dict[str, Any]:
         """What every optimizer with lanes of its own takes, which follow the placement."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ class Standing:
     half_loaded: bool = False  # Putting a state back was interrupted.
 
 
-class GatheringOptimizer(OptimizerWithStates):
+class GatheringOptimizer(OptimizerWithStates, ABC):
     """Gathers gradients in an engine, and lets the sentinel stand for them where torch looks.
 
     Whoever zeroes or scales the sentinel zeroes or scales what was gathered.
@@ -127,17 +128,17 @@ class GatheringOptimizer(OptimizerWithStates):
                 "expected the process that made the optimizer; make another one in the child"
             )
 
+    @abstractmethod
     def _check_open(self) -> None:
         """Refuse what a closed optimizer cannot do; a subclass says it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _check_surroundings(self) -> None:
         """Refuse what became of the model or the process since; a subclass says it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """What becomes of a gradient; a subclass says it."""
-        raise NotImplementedError
 
     def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
         """What becomes of a core of a fused layer; a subclass that has such layers says it."""
@@ -161,12 +162,12 @@ class GatheringOptimizer(OptimizerWithStates):
     def _norms(self) -> list[float]:
         return [math.sqrt(squares) for squares, _ in self._sizes()]
 
+    @abstractmethod
     def _end_gathering(self) -> Callable[[], float]:
         """The last gradient of a backward is in; what tells the norm of all, and may wait for it.
 
         It does not hold the optimizer.
         """
-        raise NotImplementedError
 
     def _sizes(self) -> list[tuple[float, float]]:
         """Sum of squares and largest element of what was gathered of each weight."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from typing import Any, Self
@@ -134,13 +135,13 @@ class HookedOptimizer(WholeStepOptimizer):
 
     # ---- What a subclass says ----
 
+    @abstractmethod
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
         """Sort the parameters that have an id() in `wanted`, which stood in groups if `grouped`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _make_engine(self, model: nn.Module) -> Any:
         """Build the engine of `self.of_engine`; the model is not changed yet."""
-        raise NotImplementedError
 
     def _landed(self) -> Callable[[int], None]:
         """Who is told the number of a weight whose update was waited for; not the optimizer."""
@@ -158,17 +159,17 @@ class HookedOptimizer(WholeStepOptimizer):
             for number, index in self.numbered_weights().items()
         }
 
+    @abstractmethod
     def _own_state(self) -> dict[str, Any]:
         """What a state holds of the engine, beside its weights; `_check_own_state` knows it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _check_own_state(self, state_dict: dict[str, Any]) -> None:
         """Refuse what this engine cannot take over; changes nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
         """Put back the states of the engine's weights, and `_own_state`; all of it was checked."""
-        raise NotImplementedError
 
     # ---- torch.optim.Optimizer ----
 

@@ -201,10 +201,11 @@ class ModelHooks:
             return
         try:
             sink.end_backward(self._forward_began, self._backward_began)
-        except Exception:
-            if not raised:
+        except BaseException as error:
+            if raised:  # Nobody hears what a finaliser raises; an interruption is kept.
+                sink.lose_gradient(sink.sentinel.numbers[0])
+            if not raised or not isinstance(error, Exception):
                 raise
-            sink.lose_gradient(sink.sentinel.numbers[0])  # Nobody hears what a finaliser raises.
 
     def guard(self, carriers: list[int]) -> None:
         """Take sentinels away before autograd adds to them: of these weights, and of no others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -20,6 +21,7 @@ class WholeStepOptimizer(GatheringOptimizer):
     _ordinary: OrdinaryParameters
     _stepping: list[torch.Tensor]
 
+    @abstractmethod
     def _enqueue(
         self,
         weights: list[torch.Tensor],
@@ -43,7 +45,6 @@ class WholeStepOptimizer(GatheringOptimizer):
         squares : float
             Sum of squares of all unscaled gradients that are not the engine's.
         """
-        raise NotImplementedError
 
     def _stepped(self) -> None:
         """A step is enqueued, or was skipped; all counts know of it."""

@@ -84,19 +84,16 @@ class LayerCore(ABC):
     def core(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Of one use of the weight, from its sides.
 
-        The core is f32 but for bf16 sides on the host device, where torch has no product that
-        leaves its sums as they are: there each element is rounded to bf16 once.
+        It is summed in f32, and stays f32 but for bf16 sides on the host device, where torch has no
+        such product: there it is rounded to bf16 once.
         """
         left, right = (x, y) if self.inputs_are_rows else (y, x)
-        shape = (left.shape[1], right.shape[1])
+        shape = left.shape[1], right.shape[1]
         # Autocast leaves alone what has an `out`.
         if left.dtype == torch.bfloat16 and left.device.type == "cuda":
             core = left.new_empty(shape, dtype=torch.float32)
-            torch.mm(left.t(), right, out_dtype=torch.float32, out=core)
-        else:
-            core = left.new_empty(shape)
-            torch.mm(left.t(), right, out=core)
-        return core
+            return torch.mm(left.t(), right, torch.float32, out=core)
+        return torch.mm(left.t(), right, out=left.new_empty(shape))
 
     def _project(self, side: str, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         rows = rows.detach().reshape(-1, rows.shape[-1]).contiguous()

@@ -45,6 +45,7 @@ class OneBackward:
         self._reserved = 0  # By a thread; 0: by none.
         self._process = os.getpid()
         self._lock = threading.RLock()
+        self._interruption: KeyboardInterrupt | None = None  # Came where it could not be raised.
 
     @property
     def is_open(self) -> bool:
@@ -79,7 +80,12 @@ class OneBackward:
         Raises
         ------
         InvalidArgument
+        KeyboardInterrupt
+            Ctrl-C came while a backward that had raised was being ended.
         """
+        if self._interruption and threading.current_thread() is threading.main_thread():
+            interruption, self._interruption = self._interruption, None
+            raise interruption
         if self.elsewhere():
             raise InvalidArgument(
                 f"{self._owner}: {what} is called in {threading.current_thread().name} while "
@@ -111,6 +117,10 @@ class OneBackward:
                 if self._held is own:
                     try:
                         ended(raised)
+                    except KeyboardInterrupt as interruption:
+                        if not raised:
+                            raise
+                        self._interruption = interruption  # A finaliser's caller hears nothing.
                     finally:
                         self._held = None
 

@@ -1,0 +1,49 @@
+// The GIL let go, or taken, for a while, in a way that survives the end of the interpreter.
+//
+// A daemon thread may come back from C++ when the interpreter has begun to end. CPython before 3.14
+// ends such a thread by pthread_exit() inside of PyEval_RestoreThread(), which unwinds the stack:
+// through destructors, which are noexcept, so std::terminate() would end the process, and through
+// those that need the GIL, which nobody will give. So the thread stays where it is instead, as
+// CPython 3.14 has it, until the process has ended.
+#pragma once
+
+#include <Python.h>
+#include <unistd.h>
+
+namespace sluiceway {
+
+// Calls `take`, which takes the GIL.
+template <typename Take>
+auto take_gil(Take take) {
+  try {
+    return take();
+  } catch (...) {  // The unwinding: it goes on where a handler ends, and this one does not.
+    for (;;) pause();
+  }
+}
+
+class GilReleased {
+ public:
+  GilReleased() : state_(PyEval_SaveThread()) {}
+  ~GilReleased() {
+    take_gil([this] { PyEval_RestoreThread(state_); });
+  }
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+class GilHeld {
+ public:
+  GilHeld() : state_(take_gil([] { return PyGILState_Ensure(); })) {}
+  ~GilHeld() { PyGILState_Release(state_); }
+  GilHeld(const GilHeld&) = delete;
+  GilHeld& operator=(const GilHeld&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+}  // namespace sluiceway
