@@ -9,6 +9,8 @@
 //
 // cuBLAS stands behind it; on the machine of tests/support/simt, Eigen does.
 //
+// The library works in the scratch of the stream (stream_scratch_bytes.h).
+//
 // Thread safety: any thread; calls for one device take turns to enqueue.
 // Numerics: products and sums in f32 (no TF32), in an order that is the library's own.
 // Aliasing: c overlaps neither a nor b.

@@ -1,10 +1,12 @@
 #include <cublas_v2.h>
 
+#include <cstddef>
 #include <map>
 #include <mutex>
 
 #include "kernels/cuda/dense.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/stream_scratch.cuh"
 
 namespace sluiceway::cuda {
 namespace {
@@ -18,13 +20,22 @@ void check_status(cublasStatus_t status, const char* call) {
 // One a device, whose use is a turn: a handle serves one thread at a time. It is never destroyed,
 // since the driver may be gone when a program's static objects are.
 class Turn {
+  static_assert(kTicketBytes % 256 == 0, "the library asks for workspaces that are so aligned");
+
  public:
-  explicit Turn(StreamRef stream) : device_("gemm", stream.device().ordinal()), lock_(mutex()) {
+  explicit Turn(StreamRef stream)
+      : device_("gemm", stream.device().ordinal()), scratch_(stream), lock_(mutex()) {
     static auto* const handles = new std::map<int, cublasHandle_t>;
     cublasHandle_t& handle = (*handles)[stream.device().ordinal()];
     if (handle == nullptr) check_status(cublasCreate(&handle), "cublasCreate");
     check_status(cublasSetStream(handle, static_cast<cudaStream_t>(stream.native())),
                  "cublasSetStream");
+    // Behind cublasSetStream, which goes back to a workspace of the library's own, megabytes that
+    // no budget knows of. The stream's scratch is one that is counted, and kernels of a stream,
+    // ours and the library's, use it one after another.
+    check_status(cublasSetWorkspace(handle, scratch_.parts<std::byte>(),
+                                    StreamScratch::capacity<std::byte>()),
+                 "cublasSetWorkspace");
     handle_ = handle;
   }
   cublasHandle_t handle() const noexcept { return handle_; }
@@ -36,6 +47,7 @@ class Turn {
   }
 
   LaunchDevice device_;
+  StreamScratch scratch_;  // The workspace, for the kernels of this product.
   std::lock_guard<std::mutex> lock_;
   cublasHandle_t handle_ = nullptr;
 };

@@ -36,7 +36,8 @@ IntOfName weight_plan(std::int64_t m, std::int64_t n, const std::string& weight_
   result["core_cols"] = plan.core.cols;
   result["d2h_bytes"] = plan.d2h_bytes;
   result["h2d_bytes"] = plan.h2d_bytes;
-  result["device_bytes"] = plan.device_bytes + plan.projector_bytes + plan.scan_bytes;
+  result["device_bytes"] = plan.device_bytes + plan.projector_bytes;
+  result["scan_bytes"] = plan.scan_bytes;
   result["host_bytes"] = plan.host_bytes;
   result["host_scratch_bytes"] = plan.host_scratch_bytes;
   result["pinned_bytes"] = plan.pinned_bytes;
@@ -64,6 +65,10 @@ std::uint64_t shared_device_bytes(const Shapes& shapes, const std::string& weigh
   return shared_bytes(plans, refreshed, device_of(on_host));
 }
 
+std::uint64_t pinned_of_all(std::size_t weights, bool on_host) {
+  return shared_pinned_bytes(weights, device_of(on_host));
+}
+
 AutoCodec choose_codec(const Shapes& shapes, std::uint64_t device_bytes,
                        const std::string& weight_dtype, std::int64_t tokens_per_step,
                        std::int64_t total_steps, std::int64_t backwards, std::int64_t refresh_every,
@@ -83,6 +88,8 @@ void bind_weight_plan(py::module_& m) {
         py::arg("refreshed"), py::arg("on_host"),
         "Device bytes that weights of these shapes share, whether or not their projectors are "
         "replaced on the way; more keywords as of WeightSpec.");
+  m.def("shared_pinned_bytes", &pinned_of_all, py::arg("weights"), py::arg("on_host"),
+        "Pinned bytes that so many weights share: what scans of their gradients arrive in.");
   py::class_<AutoCodec>(m, "AutoCodec", "What codec=\"auto\" is, and what svd would cost.")
       .def_property_readonly("name", [](const AutoCodec& c) { return std::string(c.name); })
       .def_readonly("fits", &AutoCodec::fits, "svd's projectors fit the device budget.")

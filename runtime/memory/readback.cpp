@@ -3,7 +3,9 @@
 #include <exception>
 #include <vector>
 
+#include "runtime/device/device_memory.h"
 #include "runtime/device/event_state.h"
+#include "runtime/device/host_pages.h"
 #include "runtime/device/link_copy.h"
 #include "runtime/memory/buffer.h"
 
@@ -38,6 +40,12 @@ struct ReadbackBytes::State {
 ReadbackBytes::ReadbackBytes(Budget& budget, DeviceId device, std::size_t bytes,
                              std::string_view purpose)
     : state_(std::make_unique<State>(budget, device, bytes, purpose)) {}
+
+std::uint64_t ReadbackBytes::reserved(Tier tier, DeviceId device, std::size_t bytes) noexcept {
+  if (device.is_host()) return 0;
+  if (tier == Tier::kPinned) return round_up(bytes, page_bytes(Pages::kOrdinary));
+  return tier == Tier::kDevice ? bytes : 0;
+}
 
 ReadbackBytes::~ReadbackBytes() {
   if (state_->arrival != nullptr) state_->arrival->event.wait();

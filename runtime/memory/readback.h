@@ -6,7 +6,7 @@
 // slot(i) is what a kernel writes to; fetch() enqueues one small copy behind what the stream has
 // been given; get(i) waits until that copy has come, asleep.
 //
-// Ownership:     on a CUDA device its bytes are reserved, on the device and the pinned tier; on the
+// Ownership:     on a CUDA device its bytes are reserved (reserved()), on two tiers; on the
 //                host device they are a few words that no budget counts.
 // Thread safety: one thread at a time.
 // Lifetime:      the last copy has come before ~Readback() returns.
@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <type_traits>
@@ -26,6 +27,8 @@ namespace sluiceway {
 class ReadbackBytes {  // What Readback is for every T.
  public:
   ReadbackBytes(Budget& budget, DeviceId device, std::size_t bytes, std::string_view purpose);
+  // What one of so many bytes reserves of a tier: itself, and its copy in whole pages.
+  static std::uint64_t reserved(Tier tier, DeviceId device, std::size_t bytes) noexcept;
   ReadbackBytes(const ReadbackBytes&) = delete;
   ReadbackBytes& operator=(const ReadbackBytes&) = delete;
   ~ReadbackBytes();
@@ -49,6 +52,10 @@ class Readback : public ReadbackBytes {
  public:
   Readback(Budget& budget, DeviceId device, std::size_t count, std::string_view purpose)
       : ReadbackBytes(budget, device, count * sizeof(T), purpose) {}
+
+  static std::uint64_t reserved(Tier tier, DeviceId device, std::size_t count) noexcept {
+    return ReadbackBytes::reserved(tier, device, count * sizeof(T));
+  }
 
   T* slot(std::size_t i) const noexcept { return reinterpret_cast<T*>(slots()) + i; }
 

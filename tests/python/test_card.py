@@ -213,13 +213,20 @@ def test_what_a_card_has_not_is_refused_though_the_budget_has(card_of_16_gib, co
     assert "budget.device is more than it has, 32 GiB" in line
 
 
-def test_a_plan_counts_what_streams_of_a_card_keep(config):
+def test_a_plan_counts_what_streams_of_a_card_keep_and_where_results_of_kernels_lie(config):
     host = plan_command.make_plan(config(device={"name": "host"}))
     cuda = plan_command.make_plan(config(device={"name": "cuda:9"}))
-    grown = cuda["peak_bytes"]["device"] - host["peak_bytes"]["device"]
-    # Two streams.
-    assert grown == pytest.approx(8 << 20, abs=64 << 10)
-    assert cuda["peak_bytes"]["host"] == host["peak_bytes"]["host"]
+    weights = cuda["compressed_weights"]
+    assert weights == host["compressed_weights"] > 0
+    grown = {
+        tier: cuda["peak_bytes"][tier] - host["peak_bytes"][tier]
+        for tier in ("device", "host", "pinned")
+    }
+    scans = 24 * weights
+    # Two streams; a scan and another result a weight, and the scans once more in whole pages.
+    assert grown["device"] == (8 << 20) + scans + 32 * weights
+    assert grown["pinned"] == -(-scans // 4096) * 4096
+    assert grown["host"] == 0
 
 
 @pytest.mark.parametrize(

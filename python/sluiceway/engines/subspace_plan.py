@@ -79,11 +79,10 @@ class SubspacePlan(DevicePlan):
             return FUSED_CODEC, FOR_FUSED
         whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
         free = device_limit(config.budget.device, device) - whole
-        free -= sum(
-            len(w.names) * self._cost_of(w, speculative=False)["device_bytes"]
-            for w in selection.compressed
-            if w.identity
-        )
+        for weight in selection.compressed:
+            if weight.identity:
+                cost = self._cost_of(weight, speculative=False)
+                free -= len(weight.names) * (cost["device_bytes"] + cost["scan_bytes"])
         choice = _core.auto_codec(
             _shapes(selection),
             max(0, free),
@@ -139,6 +138,8 @@ class SubspacePlan(DevicePlan):
             for tier, count in super().tiers(rehearsal).items()
         }
         tiers["device"] += self._scratch_bytes + self._fit_bytes + self._held_bytes
+        tiers["device"] += sum(cost["scan_bytes"] for cost in self._costs)
+        tiers["pinned"] += _core.shared_pinned_bytes(len(self._costs), self._on_host)
         tiers["host"] += max((cost["host_scratch_bytes"] for cost in self._costs), default=0)
         return tiers
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compress/codec_families.h"
+#include "compress/host_side.h"
 #include "kernels/base/check.h"
 #include "runtime/device/device_memory.h"
 #include "runtime/device/host_pages.h"
@@ -26,7 +27,7 @@ void check_options(const CoreOptions& options) {
                   "OffloadEngine: wire is int8, expected fp32 or bf16");
 }
 
-void add(CoreFootprint& sum, const TensorSpec& spec, const CoreOptions& options) {
+void add(CoreFootprint& sum, const TensorSpec& spec, const CoreOptions& options, DeviceId device) {
   const std::int64_t m = spec.rows(), n = spec.cols();
   const std::int64_t core = core_shape(options.codec, m, n).elems();
   const auto elems = static_cast<std::size_t>(core);
@@ -34,8 +35,8 @@ void add(CoreFootprint& sum, const TensorSpec& spec, const CoreOptions& options)
   const bool packed = options.wire != WireFormat::kF32;
   ++sum.weights;
   sum.elems += spec.elems();
-  sum.device_bytes +=
-      elems * sizeof(float) + (packed ? wire : 0) + projector_bytes(options.codec, m, n);
+  sum.device_bytes += elems * sizeof(float) + (packed ? wire : 0) +
+                      projector_bytes(options.codec, m, n) + ResultSlot::bytes(device);
   sum.d2h_bytes += wire;
   const std::uint64_t landing = kLandings * round_up(wire, std::uint64_t{PinnedPool::kPieceBytes});
   sum.landing_bytes =
@@ -59,7 +60,7 @@ CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPla
     const int tensor = static_cast<int>(i);
     if (!crosses_as_core(tensors[i], tensor, plan)) continue;
     if (sum.weights == 0) check_options(options);
-    add(sum, tensors[i], options);
+    add(sum, tensors[i], options, device);
     if (!device.is_host()) {
       sum.host_bytes += projector_bytes(options.codec, tensors[i].rows(), tensors[i].cols());
     }
@@ -68,6 +69,7 @@ CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPla
     }
   }
   sum.device_bytes += sum.scratch_elems * sizeof(float);
+  if (sum.weights > 0) sum.device_bytes += ResultSlot::bytes(device);  // Of what packs cores.
   if (policy == UpdatePolicy::kSpill && options.spill == CoreSpill::kCore) {
     sum.d2h_bytes *= 2;  // To be scanned, and for the update.
   }

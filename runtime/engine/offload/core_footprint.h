@@ -41,7 +41,8 @@ struct CoreFootprint {
   std::int64_t weights = 0;         // That cross as cores,
   std::int64_t elems = 0;           // their elements,
   std::int64_t stored_elems = 0;    // and those of their extents.
-  std::uint64_t device_bytes = 0;   // Cores, as summed and as sent, projectors, scratch.
+  std::uint64_t device_bytes = 0;   // Cores, as summed and as sent, projectors, scratch,
+                                    // and what kernels leave for the host.
   std::uint64_t host_bytes = 0;     // Cores that have arrived, scratch; for a card projectors too.
   std::uint64_t landing_bytes = 0;  // Pinned: what cores arrive in, beside the ring.
   std::uint64_t d2h_bytes = 0;      // A step, however many micro-batches.

@@ -4,17 +4,14 @@
 #include <exception>
 
 #include "kernels/base/view.h"
-#include "kernels/cuda/stream_scratch_bytes.h"
 #include "kernels/gradient_copy.h"
 #include "runtime/device/device_memory.h"
-#include "runtime/device/host_pages.h"
+#include "runtime/engine/computing_streams.h"
 
 namespace sluiceway {
 namespace {
 
 constexpr const char* kPurpose = "gradients on their way out";
-
-constexpr int kStreams = 2;  // Its own, and the one that computes.
 
 // Of the largest piece, in the type that it is kept in; a gradient of f32 is never rounded.
 std::uint64_t rounded_bytes(const ChunkPlan& plan, DType gradient) {
@@ -57,8 +54,8 @@ GradientExit::GradientExit(EngineLanes& lanes, const ChunkPlan& plan, DType grad
     : lanes_(lanes), gradient_(gradient) {
   const DeviceId device = lanes.device();
   if (device.is_host()) return;
-  stream_scratch_ = lanes.budget().reserve(
-      Tier::kDevice, cuda::stream_scratch_bytes(device, kStreams), "scratch of streams");
+  stream_scratch_ = lanes.budget().reserve(Tier::kDevice, engine_scratch_bytes(device),
+                                           "scratch of the streams that compute");
   const auto most = static_cast<std::size_t>(rounded_bytes(plan, gradient));
   if (most > 0) rounded_ = Buffer(lanes.budget(), Tier::kDevice, device, most, kPurpose);
   scan_.emplace(lanes.budget(), device, 1, kPurpose);
@@ -67,11 +64,12 @@ GradientExit::GradientExit(EngineLanes& lanes, const ChunkPlan& plan, DType grad
 
 std::uint64_t GradientExit::device_bytes(const ChunkPlan& plan, DType gradient, DeviceId device) {
   if (device.is_host()) return 0;
-  return rounded_bytes(plan, gradient) + cuda::stream_scratch_bytes(device, kStreams);
+  return rounded_bytes(plan, gradient) + engine_scratch_bytes(device) +
+         Readback<ScanResult>::reserved(Tier::kDevice, device, 1);
 }
 
 std::uint64_t GradientExit::pinned_bytes(DeviceId device) {
-  return device.is_host() ? 0 : page_bytes(Pages::kOrdinary);
+  return Readback<ScanResult>::reserved(Tier::kPinned, device, 1);
 }
 
 Event GradientExit::reached(StreamRef compute) {

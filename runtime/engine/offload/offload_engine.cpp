@@ -146,11 +146,15 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute)
   stream_.write_initial([&](const ChunkPiece& piece, std::span<float> master) {
     const AnyMatrix& from = tensors[at(piece.tensor)];
     with_type(from.dtype, [&](auto type) {
-      std::vector<decltype(type)> values(master.size());
-      copy_device_bytes(lanes_.device(), values.data(),
-                        static_cast<const decltype(type)*>(from.data) + piece.first,
-                        values.size() * sizeof type);
-      std::ranges::transform(values, master.begin(), [](auto value) { return to_float(value); });
+      using T = decltype(type);
+      std::span<const T> values(static_cast<const T*>(from.data) + piece.first, master.size());
+      std::vector<T> copy;
+      if (!lanes_.device().is_host()) {
+        copy.resize(values.size());
+        copy_device_bytes(lanes_.device(), copy.data(), values.data(), values.size_bytes());
+        values = copy;
+      }
+      std::ranges::transform(values, master.begin(), [](T value) { return to_float(value); });
     });
   });
   std::ranges::fill(steps_, 0);
@@ -172,13 +176,17 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute
                  [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
                    const AnyMatrix& into = tensors[at(piece.tensor)];
                    with_type(into.dtype, [&](auto type) {
-                     std::vector<decltype(type)> values(state[2].size());
-                     std::ranges::transform(state[2], values.begin(), [](float value) {
-                       return from_float<decltype(type)>(value);
-                     });
-                     copy_device_bytes(lanes_.device(),
-                                       static_cast<decltype(type)*>(into.data) + piece.first,
-                                       values.data(), values.size() * sizeof type);
+                     using T = decltype(type);
+                     T* const there = static_cast<T*>(into.data) + piece.first;
+                     const auto rounded = [](float value) { return from_float<T>(value); };
+                     if (lanes_.device().is_host()) {
+                       std::ranges::transform(state[2], there, rounded);
+                       return;
+                     }
+                     std::vector<T> values(state[2].size());
+                     std::ranges::transform(state[2], values.begin(), rounded);
+                     copy_device_bytes(lanes_.device(), there, values.data(),
+                                       values.size() * sizeof(T));
                    });
                  });
   }

@@ -36,7 +36,7 @@ struct OffloadFootprint {
   CoreFootprint cores;
   std::uint64_t parked_bytes = 0;  // Host memory of weights that wait for the decision of a step.
   std::int64_t reread_elems = 0;   // Of masters that are read after it for want of such memory.
-  std::uint64_t exit_bytes = 0;    // Device: what gradients need to be rounded and to cross.
+  std::uint64_t exit_bytes = 0;    // Device: what gradients need to be rounded, scanned, to cross.
 };
 
 // What it depends on beside the tensors.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "runtime/engine/computing_streams.h"
 #include "runtime/engine/patience.h"
 #include "runtime/engine/subspace/subspace_lanes.h"
 
@@ -66,7 +67,7 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
       host_scratch_(budget(), Tier::kHost, lanes_.device(),
                     largest(weights_, &SubspaceWeight::host_scratch_elems), "scratch of AdamW",
                     Fill::kNone),
-      stream_scratch_(budget().reserve(Tier::kDevice, stream_scratch_bytes(lanes_.device()),
+      stream_scratch_(budget().reserve(Tier::kDevice, engine_scratch_bytes(lanes_.device()),
                                        "scratch of the streams that compute")),
       held_(options_.residual_every),
       scans_(budget(), lanes_.device(), weights_.size(), "scans of gradients"),

@@ -5,9 +5,10 @@
 
 #include "compress/host_side.h"
 #include "kernels/base/check.h"
-#include "kernels/cuda/stream_scratch_bytes.h"
 #include "kernels/overflow_scan.h"
 #include "runtime/device/device_memory.h"
+#include "runtime/engine/computing_streams.h"
+#include "runtime/memory/readback.h"
 
 namespace sluiceway {
 
@@ -56,7 +57,7 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative, DeviceId device
   const bool factored = spec.second_moment == SecondMoment::kFactored;
   plan.device_bytes = first_bytes + GradientResidual::bytes(spec.residual, spec.rows, spec.cols) +
                       ResultSlot::bytes(device);
-  plan.scan_bytes = device.is_host() ? 0 : sizeof(ScanResult);
+  plan.scan_bytes = Readback<ScanResult>::reserved(Tier::kDevice, device, 1);
   if (spec.residual != ResidualKind::kNone) {
     plan.held_bytes = static_cast<std::uint64_t>(spec.rows * spec.cols) * size_bytes(spec.dtype);
   }
@@ -81,17 +82,17 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative, DeviceId device
   return plan;
 }
 
-std::uint64_t stream_scratch_bytes(DeviceId device) noexcept {
-  return cuda::stream_scratch_bytes(device, 2);
-}
-
 std::uint64_t shared_bytes(std::span<const WeightPlan> plans, bool refreshed, DeviceId device) {
   std::uint64_t most = 0, most_refreshed = 0;
   for (const WeightPlan& plan : plans) {
     most = std::max(most, plan.scratch_bytes);
     most_refreshed = std::max(most_refreshed, plan.refresh_scratch_bytes);
   }
-  return most + (refreshed ? most_refreshed : most) + stream_scratch_bytes(device);
+  return most + (refreshed ? most_refreshed : most) + engine_scratch_bytes(device);
+}
+
+std::uint64_t shared_pinned_bytes(std::size_t weights, DeviceId device) noexcept {
+  return Readback<ScanResult>::reserved(Tier::kPinned, device, weights);
 }
 
 CoreTier parse_core_tier(std::string_view name) {

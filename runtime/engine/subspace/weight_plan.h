@@ -3,6 +3,7 @@
 // The same numbers size the buffers (core_staging.h, core_moments.h) and answer `sluiceway plan`.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -45,7 +46,7 @@ struct WeightPlan {
   std::uint64_t projector_bytes = 0;  // Device; reserved by the codec.
   std::uint64_t device_bytes = 0;     // Accumulator, both wire buffers, low bits, moments if there,
                                       // the state of the residual, and results of kernels.
-  std::uint64_t scan_bytes = 0;       // Device: of its gradient, for the host; of the engine's.
+  std::uint64_t scan_bytes = 0;       // Device: its share of the engine's scans of gradients.
   std::uint64_t held_bytes = 0;       // Device: the gradient, while a residual waits for step().
   std::uint64_t scratch_bytes = 0;    // Device; two of the largest serve all weights.
   std::uint64_t host_bytes = 0;       // Moments, twice while speculative; roots, if factored.
@@ -62,8 +63,8 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative, DeviceId device
 // streams keep of a CUDA device.
 std::uint64_t shared_bytes(std::span<const WeightPlan> plans, bool refreshed, DeviceId device);
 
-// Of the stream that the framework computes on, and of that which applies updates.
-std::uint64_t stream_scratch_bytes(DeviceId device) noexcept;
+// Pinned: the copy of the scans of so many weights' gradients.
+std::uint64_t shared_pinned_bytes(std::size_t weights, DeviceId device) noexcept;
 
 CoreTier parse_core_tier(std::string_view name);          // "host", "device"
 SecondMoment parse_second_moment(std::string_view name);  // "full", "factored"

@@ -64,6 +64,10 @@ TEST_P(ReadbackTest, TheHostDeviceReservesNothingAndAnyOtherWhatItTakes) {
   EXPECT_EQ(budget_.used(Tier::kDevice) - before, host ? 0U : 40U);
   EXPECT_EQ(budget_.used(Tier::kPinned), host ? 0U : 4096U);
   EXPECT_EQ(results.copies(), !host);
+  for (const Tier tier : {Tier::kDevice, Tier::kPinned, Tier::kHost}) {
+    EXPECT_EQ(budget_.used(tier) - (tier == Tier::kDevice ? before : 0),
+              Readback<double>::reserved(tier, current_device(), 5));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Memory, ReadbackTest, testing::ValuesIn(built_backends("overflow_scan")),

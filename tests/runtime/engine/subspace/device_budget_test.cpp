@@ -59,14 +59,18 @@ TEST(CudaEngineBudgetTest, AnEngineReservesWhatItsPlanSaysAndNothingMoreInARun) 
                                     .refresh_every = 6});
   std::vector<WeightPlan> plans;
   std::uint64_t planned = 0;  // With gradients that wait for step().
+  std::uint64_t pinned = shared_pinned_bytes(DeviceRun::kWeights, DeviceId::cuda(0));
   for (int i = 0; i < DeviceRun::kWeights; ++i) {
     const WeightPlan& plan = plans.emplace_back(run.engine().weight(i).plan);
     planned += plan.device_bytes + plan.projector_bytes + plan.scan_bytes + plan.held_bytes;
+    pinned += plan.pinned_bytes;
   }
   planned += shared_bytes(plans, true, DeviceId::cuda(0));
   EXPECT_EQ(run.engine().budget().used(Tier::kDevice), planned);
+  EXPECT_EQ(run.engine().budget().used(Tier::kPinned), pinned);
   run.trajectory();
   EXPECT_EQ(run.engine().budget().peak(Tier::kDevice), planned);
+  EXPECT_EQ(run.engine().budget().peak(Tier::kPinned), pinned);
 }
 
 }  // namespace
