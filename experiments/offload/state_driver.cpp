@@ -187,7 +187,7 @@ class Driver {
   }
 
   Arguments arguments_;
-  Budget budget_{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
+  Budget budget_ = Budget::unlimited();
   ChunkPlan plan_;
   std::vector<DType> weights_;  // As the model would compute with them.
   StateStream::Types types_{DType::kBF16, weights_};

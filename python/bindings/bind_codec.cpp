@@ -12,12 +12,6 @@
 namespace sluiceway {
 namespace {
 
-Budget unlimited() {
-  Budget::Limits limits;
-  limits.fill(Budget::kUnlimited);
-  return Budget(limits);
-}
-
 MatrixView<float> core_view(const at::Tensor& core) {
   const AnyMatrix view = matrix_view(core, "core");
   SLUICEWAY_CHECK(view.dtype == DType::kF32, "core: is ", to_string(view.dtype), ", expected f32");
@@ -58,7 +52,7 @@ class LoneCodec {
   }
 
  private:
-  Budget budget_ = unlimited();
+  Budget budget_ = Budget::unlimited();
   std::unique_ptr<GradientCodec> codec_;
   Buffer scratch_;
 };

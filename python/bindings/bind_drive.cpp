@@ -60,7 +60,7 @@ py::dict drive_rates(const std::string& path, const std::vector<std::string>& mi
                       .depth = depth,
                       .longest = std::chrono::duration<double>(seconds),
                       .check = signal_check()};
-  Budget budget({Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited});
+  Budget budget = Budget::unlimited();
   std::vector<DriveRate> measured;
   RawIo::Properties properties;
   std::size_t huge = 0;

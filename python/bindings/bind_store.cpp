@@ -22,10 +22,6 @@ namespace {
 using Paths = std::vector<std::string>;
 using RegionTuple = std::tuple<std::string, std::uint64_t, std::uint64_t, std::uint32_t>;
 
-Budget unlimited() {
-  return Budget({Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited});
-}
-
 class OpenStore {
  public:
   explicit OpenStore(std::unique_ptr<ChunkStore> store) : store_(std::move(store)) {}
@@ -77,7 +73,7 @@ OpenStore create(const Paths& paths, const std::vector<RegionTuple>& regions,
   const OpenOptions options{.io = parse_io_choice(io), .whole_device = whole_device};
   const ChunkStore::Progress report = told(progress);
   const GilReleased unlocked;
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   return OpenStore(create_store(budget, paths, contents, weights, options, report));
 }
 
@@ -87,7 +83,7 @@ OpenStore open(const Paths& paths, bool writable, const std::string& io, bool wh
                             // To read a device gives nothing of it away.
                             .whole_device = whole_device || !writable};
   const GilReleased unlocked;
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   return OpenStore(open_store(budget, paths, options));
 }
 

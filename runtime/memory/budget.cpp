@@ -50,6 +50,12 @@ Budget::Budget(Limits limits) : ledger_(std::make_shared<Ledger>()) {
   for (std::size_t i = 0; i < kTierCount; ++i) ledger_->accounts[i].limit = limits[i];
 }
 
+Budget Budget::unlimited() {
+  Limits limits;
+  limits.fill(kUnlimited);
+  return Budget(limits);
+}
+
 Budget::Reservation Budget::reserve(Tier tier, std::uint64_t bytes, std::string_view purpose) {
   Ledger::Account& account = (*ledger_)[tier];
   std::uint64_t used = account.used.load(std::memory_order_relaxed);

@@ -43,6 +43,7 @@ class Budget {
   };
 
   explicit Budget(Limits limits);
+  static Budget unlimited();  // Counts, and refuses nothing.
 
   // `purpose` says in the error what the bytes are for: "moments of model.layers.0.q_proj".
   [[nodiscard]] Reservation reserve(Tier tier, std::uint64_t bytes, std::string_view purpose);

@@ -23,7 +23,7 @@ class FittedCodecTest : public testing::TestWithParam<const char*> {
 
   CodecConfig config{.name = GetParam(), .block = 16, .seed = 3};
   Rng rng{11};
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   std::unique_ptr<GradientCodec> codec =
       make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);
   OwnedMoments moments{codec->core()};
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Families, FittedCodecTest,
 
 TEST(SvdCodecTest, KeepsAllOfAGradientOfItsRank) {
   Rng rng(12);
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const auto codec =
       make_codec({.name = "svd", .ratio = 0.25}, 32, 24, kWeight, DeviceId::host(), budget);
   Matrix g = low_rank_gradient(rng, rng.matrix(32, 6), rng.matrix(24, 6), 0);
@@ -112,7 +112,7 @@ TEST(SvdCodecTest, HasNoMoreDirectionsThanTheShorterSide) {
 }
 
 TEST(CountSketchTest, ColumnsAreOrthonormalOrEmpty) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const CodecConfig config{.name = "sparse_random", .nnz = 1, .seed = 3};
   const auto codec = make_codec(config, 64, 48, kWeight, DeviceId::host(), budget);
   std::vector<float> scratch = scratch_of(*codec);

@@ -13,7 +13,7 @@ using testing::ThrowsMessage;
 
 std::unique_ptr<GradientCodec> make(const CodecConfig& config, std::int64_t m = 64,
                                     std::int64_t n = 48) {
-  static Budget budget = unlimited();
+  static Budget budget = Budget::unlimited();
   return make_codec(config, m, n, kWeight, DeviceId::host(), budget);
 }
 
@@ -77,7 +77,7 @@ TEST(CodecFactoryTest, PlanAgreesWithWhatIsMade) {
         CodecConfig{.name = "block_pca", .block = 16}, CodecConfig{.name = "galore"},
         CodecConfig{.name = "topk_columns"}, CodecConfig{.name = "none"},
         CodecConfig{.name = "sparse_random", .nnz = 1}}) {
-    Budget budget = unlimited();
+    Budget budget = Budget::unlimited();
     const auto codec = make_codec(config, 67, 45, kWeight, DeviceId::host(), budget);
     const CoreShape planned = core_shape(config, 67, 45);
     EXPECT_EQ(planned.rows, codec->core().rows);
@@ -92,7 +92,7 @@ TEST(CodecFactoryTest, PlanAgreesWithWhatIsMade) {
 }
 
 TEST(CodecFactoryTest, ACodecWithoutACoreHasNothingToDecompress) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const auto codec = make_codec({.name = "none"}, 5, 7, kWeight, DeviceId::host(), budget);
   std::vector<std::byte> to(4);
   EXPECT_THAT([&] { codec->decompress_range({}, 0, to, DType::kF32, {}); },

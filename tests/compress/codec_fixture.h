@@ -11,9 +11,9 @@
 #include "compress/gradient_codec.h"
 #include "compress/projector.h"
 #include "kernels/base/error.h"
+#include "runtime/memory/budget.h"
 #include "tests/support/matrix.h"
 #include "tests/support/projector_fixture.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 
@@ -32,7 +32,7 @@ inline MatrixF64 dense_identity(std::int64_t size) {
 // P and Q as drawn for generation `generation`, before anything is learned.
 inline DensePair drawn_pair(const CodecConfig& config, std::int64_t m, std::int64_t n,
                             std::uint64_t generation = 0, std::uint64_t weight = kWeight) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const std::string family = resolve_codec(config.name);
   const DrawKey key{config.seed, generation, weight};
   if (family == "identity") return {dense_identity(m), dense_identity(n)};

@@ -22,7 +22,7 @@ class CustomCodecTest : public testing::Test {
   static constexpr std::int64_t kM = 10, kN = 7;
   const CodecConfig config{.name = "every_kth_row", .ratio = 0.25};
   Rng rng{5};
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   std::unique_ptr<GradientCodec> codec =
       make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);
 };
@@ -106,7 +106,7 @@ TEST(RegisterCodecTest, NameThatIsTakenOrUnusableIsRefused) {
 }
 
 TEST(CodecFamiliesTest, BuiltInRowsSayWhatTheirCodecsAre) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   for (const CodecFamily* family : codec_families()) {
     if (family->name == "every_kth_row") continue;
     const auto codec =

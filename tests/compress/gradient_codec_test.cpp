@@ -63,7 +63,7 @@ class GradientCodecTest : public testing::TestWithParam<Case> {
   const CodecConfig config = GetParam().config;
   const std::int64_t m = GetParam().m, n = GetParam().n;
   Rng rng{20240611};
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   std::unique_ptr<GradientCodec> codec;
   DensePair pair;
   std::vector<float> scratch;
@@ -264,7 +264,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, GradientCodecTest, testing::ValuesIn(cases()),
 TEST(GradientCodecScaleTest, OrthonormalUpdateKeepsItsSizeAfterScaling) {
   for (const double ratio : {0.25, 0.3, 0.5, 1.0}) {
     Rng rng(9);
-    Budget budget = unlimited();
+    Budget budget = Budget::unlimited();
     const auto codec = make_codec({.ratio = ratio}, 67, 41, kWeight, DeviceId::host(), budget);
     Matrix w(67, 41), d = rng.matrix(codec->core().rows, codec->core().cols);
     std::vector<float> scratch = scratch_of(*codec);

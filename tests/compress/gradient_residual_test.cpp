@@ -56,7 +56,7 @@ class Reference {
 class GradientResidualTest : public testing::Test {
  protected:
   Rng rng{8};
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   CodecConfig config{.name = "block_random", .seed = 3};
   std::unique_ptr<GradientCodec> codec =
       make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);

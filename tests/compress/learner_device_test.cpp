@@ -149,7 +149,7 @@ class LearnerDeviceTest : public testing::Test {
   };
   // A seeded pair on a device, learned there.
   Learned learn(at::Device device, const LearnOptions& options) {
-    Budget budget = unlimited();
+    Budget budget = Budget::unlimited();
     SparseProjector pair({.m = m, .n = n, .dm = dm, .dn = dn}, nnz, {1, 0, kWeight},
                          DeviceId::host(), budget);
     const auto pattern = [&](const SparseRows& rows) {

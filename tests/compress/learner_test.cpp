@@ -19,7 +19,7 @@ using testing::ThrowsMessage;
 // A pair as drawn for a codec, with values that learning may move.
 struct LearnablePair {
   LearnablePair(std::int64_t m, std::int64_t n, std::int64_t dm, std::int64_t dn, std::int64_t nnz)
-      : budget(unlimited()),
+      : budget(Budget::unlimited()),
         projector({.m = m, .n = n, .dm = dm, .dn = dn}, nnz, {1, 0, kWeight}, DeviceId::host(),
                   budget) {}
 
@@ -147,7 +147,7 @@ TEST_F(TorchLearnerTest, WrongShapesAndDevicesAreRefused) {
 }
 
 TEST_F(TorchLearnerTest, CodecLearnsThroughItsInterface) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const auto codec =
       make_codec({.name = "sparse_learned", .ratio = 0.5}, m, n, kWeight, DeviceId::host(), budget);
   OwnedMoments moments(codec->core());

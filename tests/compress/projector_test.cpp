@@ -42,7 +42,7 @@ TEST(BlockLayoutTest, AtLeastOneColumnIsKept) {
 }
 
 TEST(BlockProjectorTest, ColumnsOfAwkwardShapesAreOrthonormal) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   BlockProjector pair({block_layout(67, 32, 0.25), block_layout(5, 32, 0.25)}, DeviceId::host(),
                       budget);
   pair.draw({1, 0, kWeight});
@@ -53,7 +53,7 @@ TEST(BlockProjectorTest, ColumnsOfAwkwardShapesAreOrthonormal) {
 }
 
 TEST(BlockProjectorTest, ReservesExactlyTheBytesItNames) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   {
     const BlockLayouts layouts{block_layout(67, 32, 0.25), block_layout(45, 32, 0.25)};
     const BlockProjector pair(layouts, DeviceId::host(), budget);
@@ -64,7 +64,7 @@ TEST(BlockProjectorTest, ReservesExactlyTheBytesItNames) {
 }
 
 TEST(SparseProjectorTest, ReservesExactlyTheBytesItNames) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const ProjectorDims dims{.m = 67, .n = 45, .dm = 17, .dn = 3};
   const SparseProjector pair(dims, 4, {1, 0, kWeight}, DeviceId::host(), budget);
   EXPECT_EQ(pair.q().nnz, 3) << "no more nonzeros than columns";
@@ -72,7 +72,7 @@ TEST(SparseProjectorTest, ReservesExactlyTheBytesItNames) {
 }
 
 TEST(SparseProjectorTest, ColumnsFollowTheValues) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   SparseProjector pair({.m = 23, .n = 41, .dm = 7, .dn = 11}, 3, {1, 0, kWeight}, DeviceId::host(),
                        budget);
   pair.q_value()[5] = 42.0F;
@@ -96,7 +96,7 @@ TEST(SparseProjectorTest, RefusesBytesBeyondTheBudgetAndGivesBackWhatItTook) {
 }
 
 TEST(SparseProjectorTest, CopyIsReadAsItWasAndComesBack) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const ProjectorDims dims{.m = 23, .n = 41, .dm = 7, .dn = 3};
   SparseProjector pair(dims, 4, {1, 0, kWeight}, DeviceId::host(), budget);
   const MatrixF64 p = dense(pair.p()), q = dense(pair.q());
@@ -114,7 +114,7 @@ TEST(SparseProjectorTest, CopyIsReadAsItWasAndComesBack) {
 }
 
 TEST(BlockProjectorTest, WeightsShareQAndNothingElseWhereTheyAreToldTo) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const auto drawn = [&](const DrawKey& key) {
     BlockProjector pair({block_layout(45, 32, 0.25), block_layout(45, 32, 0.25)}, DeviceId::host(),
                         budget);
@@ -130,7 +130,7 @@ TEST(BlockProjectorTest, WeightsShareQAndNothingElseWhereTheyAreToldTo) {
 }
 
 TEST(SparseProjectorTest, WeightsShareQAndNothingElseWhereTheyAreToldTo) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const ProjectorDims dims{.m = 41, .n = 41, .dm = 7, .dn = 7};
   const SparseProjector one(dims, 3, {1, 0, kWeight, 7}, DeviceId::host(), budget);
   const SparseProjector other(dims, 3, {1, 0, kWeight + 1, 7}, DeviceId::host(), budget);
@@ -140,7 +140,7 @@ TEST(SparseProjectorTest, WeightsShareQAndNothingElseWhereTheyAreToldTo) {
 }
 
 TEST(BlockProjectorTest, CopyIsReadAsItWasAndComesBack) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const BlockLayouts layouts{block_layout(67, 32, 0.25), block_layout(45, 32, 0.25)};
   BlockProjector pair(layouts, DeviceId::host(), budget);
   pair.draw({1, 0, kWeight});
@@ -159,7 +159,7 @@ TEST(BlockProjectorTest, CopyIsReadAsItWasAndComesBack) {
 }
 
 TEST(ProjectorDeviceTest, CudaDeviceIsRefusedBeforeAnythingIsReserved) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   EXPECT_THAT(
       [&] {
         SparseProjector({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, {1, 0, kWeight},
@@ -171,7 +171,7 @@ TEST(ProjectorDeviceTest, CudaDeviceIsRefusedBeforeAnythingIsReserved) {
 
 // Random pairs keep P P^T at the identity on average, with the bias of LSP's analysis.
 TEST(SparseProjectorTest, RandomPairHasTheExpectedRelativeBias) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   Rng rng(7);
   double sum = 0;
   constexpr int kDraws = 10;

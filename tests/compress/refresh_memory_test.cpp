@@ -89,7 +89,7 @@ class ThrowingDirections final : public ProjectorLearner {
 
 TEST(RefreshFailureTest, FitThatThrowsBringsTheOldProjectorsAndMomentsBack) {
   Rng rng(12);
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const auto codec =
       make_codec({.name = "svd", .ratio = 0.25}, 32, 24, kWeight, DeviceId::host(), budget);
   Matrix g = rng.matrix(32, 24);

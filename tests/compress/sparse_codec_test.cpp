@@ -79,7 +79,7 @@ class SparseLearnedCodecTest : public testing::Test {
   static constexpr std::int64_t m = 67, n = 41;
   const CodecConfig config{.name = "sparse_learned", .ratio = 0.5, .seed = 3};
   Rng rng{5};
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   Matrix g = rng.matrix(m, n);
   std::unique_ptr<GradientCodec> codec = make();
   OwnedMoments moments{codec->core()};

@@ -17,10 +17,10 @@
 #include "runtime/device/device_memory.h"
 #include "runtime/device/event_state.h"
 #include "runtime/device/stream.h"
+#include "runtime/memory/budget.h"
 #include "runtime/memory/buffer.h"
 #include "tests/support/matrix.h"
 #include "tests/support/rng.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 
@@ -138,7 +138,7 @@ class DeviceModel {
   DeviceId device_;
   std::vector<DeviceWeight> specs_;
   Counts counts_;
-  Budget budget_ = unlimited();
+  Budget budget_ = Budget::unlimited();
   Stream stream_;
   StreamRef compute_ = StreamRef::host();
   std::vector<Buffer> weights_, gradients_, seen_;

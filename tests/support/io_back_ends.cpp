@@ -9,11 +9,11 @@
 #include <new>
 
 #include "kernels/base/check.h"
+#include "runtime/memory/budget.h"
 #include "runtime/store/memory_io.h"
 #include "runtime/store/open_io.h"
 #include "tests/support/fault_io.h"
 #include "tests/support/slow_io.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kTmpfs = "/dev/shm";
 
 std::unique_ptr<RawIo> open_memory(std::uint64_t size_bytes) {
-  static Budget budget = unlimited();
+  static Budget budget = Budget::unlimited();
   return open_memory_io(budget, size_bytes, "memory");
 }
 

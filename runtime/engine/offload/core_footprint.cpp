@@ -86,9 +86,7 @@ double decompress_seconds(const CodecConfig& codec, std::int64_t m, std::int64_t
   CodecConfig config = codec;
   const std::int64_t rows = std::min(m, kMostRows), cols = std::min(n, kMostCols);
   config.d = std::min({config.d, rows, cols});
-  Budget::Limits limits{};
-  limits.fill(Budget::kUnlimited);
-  Budget budget(limits);
+  Budget budget = Budget::unlimited();
   const auto made = make_codec(config, rows, cols, 0, DeviceId::host(), budget);
   const CoreShape shape = made->core();
   std::vector<float> core(static_cast<std::size_t>(shape.elems()), 0.5F);

@@ -17,12 +17,6 @@ using offload_lanes::kAsTheyCame, offload_lanes::kD2h, offload_lanes::kDecompres
 
 constexpr std::chrono::hours kPatience{24};  // For room; the executor has its own.
 
-Budget unlimited() {
-  Budget::Limits limits{};
-  limits.fill(Budget::kUnlimited);
-  return Budget(limits);
-}
-
 }  // namespace
 
 GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring,
@@ -38,7 +32,7 @@ GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& 
       gradient_(gradient),
       options_(options),
       spill_(options.spill),
-      twins_(unlimited()),
+      twins_(Budget::unlimited()),
       weights_(tensors.size()),
       of_chunk_(plan.chunks().size(), -1) {
   const CoreFootprint all = core_footprint(tensors, plan, options_, policy);

@@ -7,9 +7,9 @@
 
 #include "kernels/overflow_scan.h"
 #include "runtime/device/device_memory.h"
+#include "runtime/memory/budget.h"
 #include "runtime/memory/buffer.h"
 #include "tests/support/backend.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -37,7 +37,7 @@ class ReadbackTest : public BackendTest {
     stream.synchronize();
   }
 
-  Budget budget_ = unlimited();
+  Budget budget_ = Budget::unlimited();
   std::vector<Buffer> placed_;
 };
 

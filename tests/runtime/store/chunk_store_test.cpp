@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "runtime/memory/budget.h"
 #include "runtime/store/format.h"
 #include "runtime/store/new_layout.h"
 #include "tests/support/fault_io.h"
 #include "tests/support/power_cut_io.h"
 #include "tests/support/small_run.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -73,7 +73,7 @@ class ChunkStoreTest : public testing::Test {
     return entries.at(chunk).place;
   }
 
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   Layout layout;
   std::vector<std::shared_ptr<Medium>> media;
   std::vector<FaultIo*> faults;

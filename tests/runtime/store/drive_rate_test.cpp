@@ -35,7 +35,7 @@ class DriveRateTest : public testing::Test {
     options.most_requests = 12;
   }
 
-  Budget budget{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
+  Budget budget = Budget::unlimited();
   AlignedBytes memory{3 * kBlock};
   FaultIo* fault = nullptr;
   std::unique_ptr<Drive> drive;

@@ -12,12 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/memory/budget.h"
 #include "runtime/store/chunk_store.h"
 #include "runtime/store/open_io.h"
 #include "tests/support/io_back_ends.h"
 #include "tests/support/rng.h"
 #include "tests/support/small_run.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -44,7 +44,7 @@ class KillTest : public testing::TestWithParam<IoChoice> {
 
   // Opens, checks that all is whole, and trains, telling each phase of a step through the pipe.
   [[noreturn]] void train_until_killed(int say) {
-    Budget budget = unlimited();
+    Budget budget = Budget::unlimited();
     const auto store = opened(budget);
     for (std::uint64_t step = store->live().step + 1; step < kEnough; ++step) {
       if (!write_step(*store, step).empty()) std::_Exit(3);
@@ -101,14 +101,14 @@ class KillTest : public testing::TestWithParam<IoChoice> {
 TEST_P(KillTest, EveryOpeningIsAtAWholeStepThatIsNeverAnOlderOne) {
   Rng rng(20261122);
   {
-    Budget budget = unlimited();
+    Budget budget = Budget::unlimited();
     make(budget);
   }
   std::uint64_t step = 0;
   int while_committing = 0;
   for (int i = 0; i < kills() && !HasFailure(); ++i) {
     while_committing += kill_one(rng) ? 1 : 0;
-    Budget budget = unlimited();
+    Budget budget = Budget::unlimited();
     const auto store = opened(budget);
     EXPECT_GE(store->live().step, step);
     step = store->live().step;

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "runtime/memory/budget.h"
 #include "runtime/store/chunk_store.h"
 #include "tests/support/power_cut_io.h"
 #include "tests/support/small_run.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -65,7 +65,7 @@ Media new_media(const Layout& layout) {
 
 class PowerCutTest : public testing::TestWithParam<std::uint32_t> {
  protected:
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   Layout layout = run_layout(GetParam());
 
   std::uint64_t operations_of_a_run(const Media& media) {
@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Drives, PowerCutTest, testing::Values(1U, 2U));
 
 // A drive that says that it has flushed and has not: damage is found, or the step is whole.
 TEST(LostFlushTest, IsNeverAStepThatIsNotWhole) {
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const Layout layout = run_layout();
   for (std::uint64_t lie = 1; lie < 2 * kSteps; ++lie) {
     for (std::uint64_t dies_at = 20; dies_at < 60; dies_at += 3) {

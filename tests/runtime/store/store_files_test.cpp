@@ -35,7 +35,7 @@ class StoreFilesTest : public testing::Test {
     return !std::filesystem::exists(first.str()) && !std::filesystem::exists(second.str());
   }
 
-  Budget budget{{Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited, Budget::kUnlimited}};
+  Budget budget = Budget::unlimited();
   OpenOptions options{
       .io = IoChoice::kPosix, .depth = 2, .busy_wait = std::chrono::milliseconds(0)};
   ScratchPath first, second;

@@ -15,9 +15,9 @@
 #include "kernels/philox.h"
 #include "runtime/engine/offload/offload_engine.h"
 #include "runtime/engine/offload/offload_footprint.h"
+#include "runtime/memory/budget.h"
 #include "tests/support/io_back_ends.h"
 #include "tests/support/offload_reference.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -71,7 +71,7 @@ class GradientCoresTest : public testing::TestWithParam<Case> {
   // A codec of the engine's own making is made again here, for every draw.
   static std::vector<std::byte> whole(const OffloadModel& model, int tensor, std::int64_t step) {
     const TensorSpec& spec = model.spec(tensor);
-    Budget budget = unlimited();
+    Budget budget = Budget::unlimited();
     CodecConfig config = cores().codec;
     const std::int64_t draw = GetParam().redraw > 0 ? (step - 1) / GetParam().redraw : 0;
     config.seed += static_cast<std::uint64_t>(draw) * 0x9E3779B97F4A7C15U;
@@ -177,7 +177,7 @@ TEST_P(GradientCoresTest, MicroBatchesCostNeitherLinkNorDrive) {
   std::uint64_t core_bytes = 0, stored = 0;
   for (const int t : {1, 3}) {
     const TensorSpec& spec = model.spec(t);
-    Budget budget = unlimited();
+    Budget budget = Budget::unlimited();
     const auto codec =
         make_codec(cores().codec, spec.rows(), spec.cols(), 0, DeviceId::host(), budget);
     core_bytes += wire_bytes(GetParam().wire, codec->core().elems());

@@ -13,6 +13,7 @@
 
 #include "kernels/base/error.h"
 #include "runtime/device/stream.h"
+#include "runtime/memory/budget.h"
 #include "runtime/schedule/executor.h"
 #include "runtime/store/memory_io.h"
 #include "tests/support/fault_io.h"
@@ -20,7 +21,6 @@
 #include "tests/support/rng.h"
 #include "tests/support/slow_io.h"
 #include "tests/support/small_run.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -175,7 +175,7 @@ class Streamed {
     executor->release();
   }
 
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   ChunkPlan plan;
   StateStream::Types types{dtype_of<G>, weights_};
   std::unique_ptr<ChunkStore> store;
@@ -237,7 +237,7 @@ class Disk {
     return drives;
   }
 
-  Budget budget_ = unlimited();
+  Budget budget_ = Budget::unlimited();
   Layout layout_;
   Media media_;
 };
@@ -316,7 +316,7 @@ TEST(StateStreamErrorTest, ARingBelowOneChunkIsRefusedWithBothSizes) {
   Disk disk(Bf16Run::regions(kTensors, 1));
   EXPECT_THAT([&] { Bf16Run run(kTensors, disk.create(false), 1, 0); }, testing::Throws<Error>());
   const auto store = disk.open();
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   PinnedPool ring(budget, DeviceId::host(), {.slab_bytes = 4096});
   const ChunkPlan plan(kTensors, kElems);
   const std::vector<DType> weights(kTensors.size(), DType::kBF16);

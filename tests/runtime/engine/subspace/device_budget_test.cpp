@@ -30,7 +30,7 @@ TEST_P(DeviceBudgetTest, AWeightReservesExactlyWhatThePlanSays) {
   spec.second_moment = c.second;
   spec.residual = c.residual;
   const DeviceId device = DeviceId::cuda(0);
-  Budget budget = unlimited();
+  Budget budget = Budget::unlimited();
   const SubspaceWeight weight(spec, device, budget);
   const WeightPlan plan = plan_weight(spec, false, device);
   EXPECT_EQ(budget.used(Tier::kDevice), plan.device_bytes + plan.projector_bytes);

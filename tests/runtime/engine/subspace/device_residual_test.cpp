@@ -10,11 +10,11 @@
 #include "runtime/device/device_memory.h"
 #include "runtime/device/event_state.h"
 #include "runtime/device/stream.h"
+#include "runtime/memory/budget.h"
 #include "runtime/memory/buffer.h"
 #include "tests/support/matrix.h"
 #include "tests/support/rng.h"
 #include "tests/support/tolerance.h"
-#include "tests/support/unlimited.h"
 
 namespace sluiceway::test {
 namespace {
@@ -86,7 +86,7 @@ class Side {
   static AnyMatrix view(const Buffer& x) { return {x.data(), kM, kN, kN, DType::kF32}; }
 
   DeviceId device_;
-  Budget budget_ = unlimited();
+  Budget budget_ = Budget::unlimited();
   Stream stream_;
   StreamRef ref_ = StreamRef::host();
   std::unique_ptr<GradientCodec> codec_;

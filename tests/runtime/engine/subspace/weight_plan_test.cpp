@@ -8,7 +8,7 @@
 
 #include "kernels/base/error.h"
 #include "runtime/engine/subspace/subspace_weight.h"
-#include "tests/support/unlimited.h"
+#include "runtime/memory/budget.h"
 
 namespace sluiceway {
 namespace {
@@ -42,7 +42,7 @@ WeightSpec spec_of(const Case& c) {
 }
 
 TEST_P(WeightPlanTest, TheWeightReservesExactlyWhatThePlanSays) {
-  Budget budget = test::unlimited();
+  Budget budget = Budget::unlimited();
   SubspaceWeight weight(spec_of(GetParam()), DeviceId::host(), budget);
   const WeightPlan& plan = weight.plan;
   EXPECT_EQ(budget.used(Tier::kDevice), plan.device_bytes + plan.projector_bytes);
