@@ -34,18 +34,22 @@ __all__: list[str] = [
     "create_store",
     "cuda_device_count",
     "decompress_seconds",
+    "draw_noise",
     "drive_properties",
     "drive_rates",
     "flush_denormals",
     "host_allocated_bytes",
     "host_peak_bytes",
+    "materialise",
     "now_us",
     "offload_footprint",
     "open_store",
     "page_lock_refusal",
+    "perturb",
     "predict_step",
     "reset_host_peak",
     "shared_device_bytes",
+    "stable_hash",
     "warn",
     "weight_plan",
 ]
@@ -705,6 +709,20 @@ def decompress_seconds(
     Measured on this machine: host seconds of one element of an m x n gradient.
     """
 
+def draw_noise(
+    out: torch.Tensor,
+    family: str,
+    seed: typing.SupportsInt,
+    step: typing.SupportsInt,
+    tensor: typing.SupportsInt,
+    purpose: typing.SupportsInt,
+    first: typing.SupportsInt = 0,
+    compute: Stream | None = None,
+) -> None:
+    """
+    Fill a float32 tensor with elements `first` and on of the noise of a key.
+    """
+
 def drive_properties(path: str, io: str = "auto") -> dict:
     """
     backend, direct, block_device, alignments and note of a file or device that is opened to read.
@@ -739,6 +757,31 @@ def host_allocated_bytes() -> int:
 def host_peak_bytes() -> int:
     """
     The most of them since reset_host_peak().
+    """
+
+def materialise(
+    w: torch.Tensor,
+    out: torch.Tensor,
+    pending: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt,
+            typing.SupportsInt,
+            typing.SupportsInt,
+            typing.SupportsInt,
+            typing.SupportsFloat,
+        ]
+    ],
+    gamma: typing.SupportsFloat,
+    family: str,
+    first: typing.SupportsInt = 0,
+    stochastic: tuple[
+        typing.SupportsInt, typing.SupportsInt, typing.SupportsInt, typing.SupportsInt
+    ]
+    | None = None,
+    compute: Stream | None = None,
+) -> None:
+    """
+    Write theta, rounded to nearest, or to bfloat16 with the random bits of the key (seed, step, tensor, purpose) that `stochastic` is.
     """
 
 def now_us() -> float:
@@ -778,6 +821,33 @@ def page_lock_refusal(ordinal: typing.SupportsInt, bytes: typing.SupportsInt) ->
     What keeps so many bytes of host memory from being page-locked for a CUDA device; empty: nothing does.
     """
 
+def perturb(
+    w: torch.Tensor,
+    plus: torch.Tensor,
+    minus: torch.Tensor,
+    pending: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt,
+            typing.SupportsInt,
+            typing.SupportsInt,
+            typing.SupportsInt,
+            typing.SupportsFloat,
+        ]
+    ],
+    gamma: typing.SupportsFloat,
+    eps: typing.SupportsFloat,
+    family: str,
+    seed: typing.SupportsInt,
+    step: typing.SupportsInt,
+    tensor: typing.SupportsInt,
+    purpose: typing.SupportsInt,
+    first: typing.SupportsInt = 0,
+    compute: Stream | None = None,
+) -> None:
+    """
+    Write theta + eps z and theta - eps z, where theta is gamma (w + the pending updates), each of them (seed, step, tensor, purpose, scale).
+    """
+
 def predict_step(
     order: str,
     norm_barrier: bool,
@@ -806,6 +876,11 @@ def shared_device_bytes(
 ) -> int:
     """
     Device bytes that weights of these shapes share, whether or not their projectors are replaced on the way; more keywords as of WeightSpec.
+    """
+
+def stable_hash(name: str) -> int:
+    """
+    64 bits of a name, equal on every machine: the `tensor` of a key of noise.
     """
 
 def warn(text: str) -> None:
