@@ -33,6 +33,7 @@ __all__ = [
     "SubspaceAdamW",
     "Timeout",
     "Unavailable",
+    "ZoSgd",
     "__version__",
     "errors",
     "for_trainer",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from sluiceway.optim.offload.optimizer import OffloadAdamW
     from sluiceway.optim.subspace.for_trainer import for_trainer
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
+    from sluiceway.optim.zo.optimizer import ZoSgd
 
 # Loaded when they are asked for, so that `sluiceway --help` starts without torch and pydantic, and
 # so that the compiled module can import sluiceway.errors while the package is being imported.
@@ -54,17 +56,13 @@ _HOMES = {
     "OffloadAdamW": "sluiceway.optim.offload.optimizer",
     "Refresh": "sluiceway.config.values",
     "SubspaceAdamW": "sluiceway.optim.subspace.optimizer",
+    "ZoSgd": "sluiceway.optim.zo.optimizer",
     "for_trainer": "sluiceway.optim.subspace.for_trainer",
     "fuse_linears": "sluiceway.optim.fused.fusing",
 }
-_NOT_YET = ("ZoSgd",)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in _NOT_YET:
-        raise Unavailable(
-            f"sluiceway.{name}: not in version {__version__}, it has SubspaceAdamW and OffloadAdamW"
-        )
     raise AttributeError(f"module 'sluiceway' has no attribute {name!r}")

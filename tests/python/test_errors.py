@@ -35,11 +35,6 @@ def test_io_error_carries_errno_and_filename_and_shows_its_own_text():
         assert (str(one), one.errno, one.filename) == ("x: cannot write 4096 bytes", 28, "x")
 
 
-def test_optimizer_of_a_later_version_is_unavailable_and_names_those_there_are():
-    with pytest.raises(sluiceway.Unavailable, match="it has SubspaceAdamW and OffloadAdamW"):
-        sluiceway.ZoSgd  # noqa: B018
-
-
 def test_name_that_never_was_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         sluiceway.Nothing  # noqa: B018

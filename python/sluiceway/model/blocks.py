@@ -1,0 +1,66 @@
+"""The list of blocks that a model runs one after another, found without knowing its class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from sluiceway.errors import InvalidArgument
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_MOST_NAMED = 6
+
+
+@dataclass(frozen=True)
+class BlockList:
+    """Blocks of a model, in the order of their list; each module once."""
+
+    name: str  # Of the list, as `named_modules` says it; empty for the model itself.
+    blocks: list[tuple[str, nn.Module]]
+
+
+def find_blocks(owner: str, model: nn.Module) -> BlockList:
+    """Choose the module list that leaves the least to be held at once.
+
+    That is what lies outside of the list, and the largest of its blocks: of a decoder the list of
+    its layers, and neither what contains it nor the experts of one layer.
+
+    Raises
+    ------
+    InvalidArgument
+        The model has no such list; the text has what was looked for, and at.
+    """
+    candidates = list(_candidates(model))
+    if not candidates:
+        seen = [f"{name} ({type(module).__name__})" for name, module in model.named_children()]
+        more = f" and {len(seen) - _MOST_NAMED} more" if len(seen) > _MOST_NAMED else ""
+        raise InvalidArgument(
+            f"{owner}: {type(model).__name__} has no block list, expected an nn.ModuleList or "
+            "nn.Sequential somewhere in it whose members have parameters, as model.layers of a "
+            f"decoder of transformers; its children are {', '.join(seen[:_MOST_NAMED]) or 'none'}"
+            f"{more}; put what runs one after another into such a list"
+        )
+    return min(candidates, key=lambda found: _held_at_once(model, found))
+
+
+def _candidates(model: nn.Module) -> Iterator[BlockList]:
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        members = {id(m): (k, m) for k, m in module.named_children() if _elements(m)}.values()
+        if members and not any(isinstance(m, _CONTAINERS) for _, m in members):
+            prefix = f"{name}." if name else ""
+            yield BlockList(name, [(prefix + k, m) for k, m in members])
+
+
+def _elements(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _held_at_once(model: nn.Module, found: BlockList) -> int:
+    """Elements outside of the blocks and of the largest of them."""
+    inside = {id(p): p.numel() for _, block in found.blocks for p in block.parameters()}
+    largest = max(_elements(block) for _, block in found.blocks)
+    return _elements(model) - sum(inside.values()) + largest

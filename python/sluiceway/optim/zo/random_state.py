@@ -1,0 +1,40 @@
+"""Random generators that a closure may draw from, so that every half draws the same."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Of torch, of each GPU that is in use, of Python and of numpy."""
+
+    torch_cpu: torch.Tensor
+    torch_cuda: list[torch.Tensor]
+    python: tuple
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """As the generators stand."""
+        numpy = sys.modules.get("numpy")
+        return cls(
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            random.getstate(),
+            numpy.random.get_state() if numpy is not None else None,
+        )
+
+    def restore(self) -> None:
+        """Let the generators go on from here."""
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda:
+            torch.cuda.set_rng_state_all(self.torch_cuda)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)

@@ -1,0 +1,103 @@
+"""What a state_dict of ZoSgd holds beside torch's, and how it is put back."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.optim.hyperparameters import check_number, numbered_parameters
+from sluiceway.optim.state import (
+    STATE_KEY,
+    check_count,
+    check_entries,
+    check_moment,
+    check_settings,
+)
+from sluiceway.optim.zo.weights import MASTER
+
+if TYPE_CHECKING:
+    from sluiceway.optim.zo.optimizer import ZoSgd
+
+_FORMAT = 1
+
+
+def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
+    """The step, and what the noise of all steps depends on."""
+    frame = {
+        "format": _FORMAT,
+        "names": [w.name for w in optimizer._weights],
+        "committed_steps": optimizer.committed_steps,
+        **_settings(optimizer),
+    }
+    return {STATE_KEY: frame}
+
+
+def _settings(optimizer: ZoSgd) -> dict[str, Any]:
+    options = optimizer.options
+    return {"seed": options.seed, "noise": options.family, "directions": options.directions}
+
+
+def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
+    """Refuse a state of another model or of other options; changes nothing.
+
+    Raises
+    ------
+    InvalidArgument
+        The first difference is named.
+    """
+    check_entries("the state_dict", state_dict, ("state", "param_groups", STATE_KEY))
+    saved = state_dict[STATE_KEY]
+    check_entries(f"its {STATE_KEY!r} entry", saved, ("format", "names", "committed_steps", "seed"))
+    if saved["format"] != _FORMAT:
+        raise InvalidArgument(
+            f"load_state_dict: format is {saved['format']}, this version reads {_FORMAT}"
+        )
+    names = [w.name for w in optimizer._weights]
+    if saved["names"] != names:
+        raise InvalidArgument(
+            f"load_state_dict: is of {len(saved['names'])} weights, here are {len(names)} or "
+            "others; make the optimizer of the model of the saved one"
+        )
+    check_count(f"committed_steps of its {STATE_KEY!r} entry", saved["committed_steps"])
+    check_settings("load_state_dict", saved, _settings(optimizer))
+    _check_groups(optimizer, state_dict["param_groups"])
+    parameters = numbered_parameters(optimizer.param_groups)
+    check_entries("its state", state_dict["state"], ())
+    for number, values in state_dict["state"].items():
+        if number not in range(len(parameters)):
+            raise InvalidArgument(
+                f"load_state_dict: has a state of parameter {number}, expected 0 to "
+                f"{len(parameters) - 1}"
+            )
+        what = f"the state of parameter {number}"
+        check_entries(what, values, (MASTER,))
+        shape = tuple(parameters[number].shape)
+        check_moment(f"{MASTER} of parameter {number}", values[MASTER], shape)
+
+
+def _check_groups(optimizer: ZoSgd, saved: Any) -> None:
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if (found := [len(group["params"]) for group in saved]) != sizes:
+        raise InvalidArgument(
+            f"load_state_dict: parameter groups of {found} parameters, here of {sizes}; make the "
+            "optimizer with the groups of the saved one"
+        )
+    for group in saved:
+        for key in ("lr", "weight_decay", "gamma"):
+            check_number("load_state_dict", key, group.get(key), math.inf, "[)")
+
+
+def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
+    """Put back what `check_state` has checked."""
+    parameters = numbered_parameters(optimizer.param_groups)
+    optimizer.state.clear()
+    for number, values in state_dict["state"].items():
+        p = parameters[number]
+        master = values[MASTER].to(p.device).clone(memory_format=torch.contiguous_format)
+        optimizer.state[p] = {MASTER: master}
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        group.update({key: value for key, value in saved.items() if key != "params"})
+    optimizer.committed_steps = state_dict[STATE_KEY]["committed_steps"]

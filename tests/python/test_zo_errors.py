@@ -1,0 +1,317 @@
+"""What ZoSgd refuses, each time with weights, hooks and random numbers as they were."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+import pytest
+import sluiceway
+import torch
+from torch import nn
+from zo_models import ZoDecoder, decoder, zo_ids, zo_loss
+
+IDS = zo_ids(0)
+
+
+class Unchanged:
+    """Everything of a model that a failing step must leave alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.random = model, torch.get_rng_state()
+        self.values = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
+        self.threads = threading.active_count()
+
+    def check(self) -> None:
+        for p, (address, value) in zip(self.model.parameters(), self.values, strict=True):
+            assert p.data_ptr() == address
+            assert torch.equal(p, value)
+            assert p.requires_grad
+        for module in self.model.modules():
+            assert not module._forward_hooks
+            assert not module._forward_pre_hooks
+        assert torch.equal(torch.get_rng_state(), self.random)
+        assert threading.active_count() == self.threads
+
+
+def refused(
+    closure: Callable[[ZoDecoder], object], kind: type[BaseException], match: str, **options: object
+) -> None:
+    model = decoder()
+    opt = sluiceway.ZoSgd(model, lr=0.1, **options)
+    before = Unchanged(model)
+    with pytest.raises(kind, match=match):
+        opt.step(lambda: closure(model))
+    before.check()
+    assert opt.committed_steps == 0
+    opt.step(lambda: zo_loss(model, IDS))  # It goes on.
+    assert opt.committed_steps == 1
+    assert not torch.equal(model.embed.weight, before.values[0][1])
+
+
+@pytest.mark.parametrize(
+    ("made", "match"),
+    [
+        (lambda loss: loss.expand(3), r"tensor of shape \(3,\) and torch.float32, expected"),
+        (lambda loss: loss.reshape(1), r"shape \(1,\)"),
+        (lambda loss: None, "returned None, expected the loss"),
+        (lambda loss: {"loss": loss}, "returned {'loss': "),
+    ],
+)
+def test_what_is_no_scalar_is_no_loss(made: Callable, match: str) -> None:
+    refused(lambda m: made(zo_loss(m, IDS)), sluiceway.InvalidArgument, match)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_loader_in_the_closure_gives_other_inputs(directions: int) -> None:
+    # A step that is refused takes two batches; then all are the same.
+    steps = iter([0, 1])
+    refused(
+        lambda m: zo_loss(m, zo_ids(next(steps))),
+        sluiceway.InvalidArgument,
+        r"inputs of ZoDecoder .* half - of direction 0 differ .* next\(loader\)",
+        directions=directions,
+    )
+
+
+def test_the_second_micro_batch_is_compared_too_and_so_is_the_second_direction() -> None:
+    calls = []
+
+    def of_second_batch(model: ZoDecoder) -> torch.Tensor:
+        calls.append(1)
+        mine = len(calls)  # The other half begins before this one ends.
+        return zo_loss(model, IDS) + zo_loss(model, zo_ids(mine))
+
+    refused(of_second_batch, sluiceway.InvalidArgument, "in call 1 of the closure's half -")
+    halves = []
+
+    def of_second_direction(model: ZoDecoder) -> torch.Tensor:
+        halves.append(1)
+        return zo_loss(model, zo_ids(int(len(halves) > 2)))
+
+    refused(of_second_direction, sluiceway.InvalidArgument, r"half \+ of direction 1", directions=2)
+
+
+def test_a_model_that_is_called_in_parts_is_compared_at_its_first_part() -> None:
+    steps = iter([0, 1])
+
+    def closure(model: ZoDecoder) -> torch.Tensor:
+        x = model.embed(zo_ids(next(steps)))
+        for layer in model.layers:
+            x = layer(x)
+        return x.square().mean()
+
+    refused(closure, sluiceway.InvalidArgument, "inputs of embed in call 0")
+
+
+def test_halves_that_run_other_blocks_end_in_an_error_and_not_in_a_deadlock() -> None:
+    def skipping(when: int, block: int) -> Callable[[ZoDecoder], torch.Tensor]:
+        count = []
+
+        def closure(model: ZoDecoder) -> torch.Tensor:
+            count.append(1)
+            mine = len(count)  # The other half begins before this one ends.
+            x = model.embed(IDS)
+            for number, layer in enumerate(model.layers):
+                x = x if (mine, number) == (when, block) else layer(x)
+            return x.square().mean()
+
+        return closure
+
+    first = r"half \+ of direction 0 stands at block layers.1 while half - .* at block layers.2"
+    refused(skipping(2, 1), sluiceway.InvalidArgument, first)
+    last = r"half \+ .* stands at the end of the closure while half - .* at block layers.2"
+    refused(skipping(1, 2), sluiceway.InvalidArgument, last)
+    refused(
+        skipping(2, 2), sluiceway.InvalidArgument, r"at block layers.2 while half - .* the end of"
+    )
+
+
+def test_a_block_that_never_runs_or_only_its_forward_does_is_named() -> None:
+    def closure(model: ZoDecoder) -> torch.Tensor:
+        x = model.layers[0](model.embed(IDS))
+        return model.layers[2](model.layers[1].forward(x)).square().mean()
+
+    refused(closure, sluiceway.InvalidArgument, r"block layers.1 did not run .* forward\(\)")
+
+
+class OopsError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", [OopsError, SystemExit, StopIteration, KeyboardInterrupt])
+@pytest.mark.parametrize("half", [1, 2])
+@pytest.mark.parametrize("place", ["before", "inside", "after"])
+def test_what_a_half_raises_is_raised(kind: type, half: int, place: str) -> None:
+    count = []
+
+    def closure(model: ZoDecoder) -> torch.Tensor:
+        count.append(1)
+        mine = len(count) == half
+        if mine and place == "before":
+            raise kind("mine")
+        handle = model.layers[1].up.register_forward_hook(
+            lambda *_: (_ for _ in ()).throw(kind("mine")) if mine and place == "inside" else None
+        )
+        try:
+            loss = zo_loss(model, IDS)
+        finally:
+            handle.remove()
+        if mine and place == "after":
+            raise kind("mine")
+        return loss
+
+    # A generator turns StopIteration into a RuntimeError.
+    inside = kind is StopIteration and place == "inside"
+    refused(closure, RuntimeError if inside else kind, "StopIteration" if inside else "mine")
+
+
+def test_ctrl_c_ends_both_halves() -> None:
+    count = []
+
+    def closure(model: ZoDecoder) -> torch.Tensor:
+        count.append(1)
+        loss = zo_loss(model, IDS)
+        if len(count) == 2:
+            _thread.interrupt_main()
+            time.sleep(0.2)
+        return loss
+
+    refused(closure, KeyboardInterrupt, "^$")
+
+
+def test_a_half_that_holds_a_lock_does_not_hang_the_error_of_another() -> None:
+    lock, count = threading.Lock(), []
+
+    def closure(model: ZoDecoder) -> torch.Tensor:
+        count.append(1)
+        if len(count) == 2:
+            _thread.interrupt_main()
+        with lock:
+            return zo_loss(model, IDS)
+
+    refused(closure, KeyboardInterrupt, "^$")
+
+
+def test_a_block_that_runs_in_a_thread_of_the_closures_own_is_refused() -> None:
+    def closure(model: ZoDecoder) -> torch.Tensor:
+        caught = []
+
+        def call() -> None:
+            try:
+                zo_loss(model, IDS)
+            except sluiceway.Error as error:
+                caught.append(error)
+
+        if not started:
+            started.append(1)
+            thread = threading.Thread(target=call, name="stray")
+            thread.start()
+            thread.join()
+            raise caught[0]
+        return zo_loss(model, IDS)
+
+    started: list[int] = []
+    refused(closure, sluiceway.InvalidArgument, "runs in thread stray, expected the closure's own")
+
+
+def test_a_model_without_blocks_says_what_was_looked_for() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    with pytest.raises(sluiceway.InvalidArgument) as found:
+        sluiceway.ZoSgd(Flat())
+    for words in ("no block list", "nn.ModuleList or nn.Sequential", "one (Linear), two (Linear)"):
+        assert words in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"eps": 0.0}, "eps is 0.0, expected"),
+        ({"directions": 0}, "directions is 0"),
+        ({"noise": "lowrank"}, "noise is 'lowrank', expected"),
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"weight_decay": float("nan")}, "weight_decay is nan"),
+        ({"param_groups": [nn.Parameter(torch.ones(1))]}, "not a parameter of the model"),
+    ],
+)
+def test_options_that_cannot_be(options: dict, match: str) -> None:
+    with pytest.raises(sluiceway.InvalidArgument, match=match):
+        sluiceway.ZoSgd(decoder(), **options)
+
+
+def test_models_that_cannot_be() -> None:
+    double = decoder()
+    double.layers[0].up.double()
+    with pytest.raises(sluiceway.InvalidArgument, match=r"layers.0.up.weight is torch.float64"):
+        sluiceway.ZoSgd(double)
+    with pytest.raises(sluiceway.InvalidArgument, match="no trainable parameter"):
+        sluiceway.ZoSgd(decoder().requires_grad_(False))
+    with pytest.raises(sluiceway.InvalidArgument, match=r"expected a torch.nn.Module"):
+        sluiceway.ZoSgd(decoder().parameters())
+    shared = decoder()
+    shared.layers[0].norm.weight = nn.Parameter(shared.layers[1].norm.weight.data)
+    with pytest.raises(sluiceway.InvalidArgument, match="over the same storage"):
+        sluiceway.ZoSgd(shared)
+    with pytest.raises(sluiceway.InvalidArgument, match=r"returns the loss; call loss = opt.step"):
+        sluiceway.ZoSgd(decoder()).step()
+
+
+@pytest.mark.parametrize("lr", [-0.1, float("nan"), 30.0])
+def test_rates_of_a_step_that_cannot_be(lr: float) -> None:
+    model = decoder()
+    opt = sluiceway.ZoSgd(model, weight_decay=0.1)
+    opt.param_groups[0]["lr"] = lr
+    before = Unchanged(model)
+    with pytest.raises(sluiceway.InvalidArgument, match=f"lr is {lr} and weight_decay 0.1"):
+        opt.step(lambda: zo_loss(model, IDS))
+    before.check()
+
+
+def test_weights_that_others_change_are_refused() -> None:
+    model = decoder()
+    opt = sluiceway.ZoSgd(model)
+    opt.step(lambda: zo_loss(model, IDS))
+    with torch.no_grad():
+        model.norm.bias.add_(1)
+    with pytest.raises(sluiceway.InvalidArgument, match=r"norm.bias was changed by others"):
+        opt.step(lambda: zo_loss(model, IDS))
+
+
+def test_dropout_is_warned_of_once_and_both_halves_have_the_same_masks() -> None:
+    model = decoder(dropout=0.5)
+    opt = sluiceway.ZoSgd(model)
+    masks: list[torch.Tensor] = []
+    for layer in model.layers:
+        layer.dropout.register_forward_hook(lambda _, i, o: masks.append(o == 0))
+    with pytest.warns(UserWarning, match="draws random numbers"):
+        opt.step(lambda: zo_loss(model, IDS))
+    first, second = masks[0::2], masks[1::2]
+    assert len(first) == 3
+    assert all(map(torch.equal, first, second))
+    assert not torch.equal(first[0], first[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step(lambda: zo_loss(model, IDS))
+    assert not torch.equal(masks[0], masks[6])  # The next step draws others.
+
+
+def test_a_loss_that_is_not_finite_counts_with_g_0_and_is_warned_of_once() -> None:
+    model = decoder()
+    opt = sluiceway.ZoSgd(model, lr=1.0)
+    before = Unchanged(model)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            opt.step(lambda: zo_loss(model, IDS) * float("inf"))
+    assert ["no finite g" in str(one.message) for one in warned] == [True]
+    assert opt.overflowed
+    assert opt.stats()["zo"]["g"] == [0.0]
+    before.check()
+    assert opt.committed_steps == 3

@@ -1,0 +1,123 @@
+"""ZoSgd against the equations: the same bits of every loss and weight."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import sluiceway
+import torch
+from sluiceway import _core
+from torch import nn
+from zo_models import decoder, zo_ids, zo_loss
+from zo_oracle import Oracle, fma, philox, rademacher
+
+NAMES = _core.stable_hash
+
+
+def groups_of(model: nn.Module, weight_decay: float) -> list[dict]:
+    return [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def test_the_oracles_philox_has_the_published_answers() -> None:
+    answer = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert philox((0, 0, 0, 0), (0, 0)) == answer
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    answer = (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+    assert philox(pi, (0xA4093822, 0x299F31D0)) == answer
+
+
+def test_the_oracles_fma_rounds_once() -> None:
+    random = np.random.default_rng()
+    x = random.standard_normal(3000).astype(np.float32)
+    y = (random.standard_normal(3000) * 10.0 ** random.integers(-12, 9, 3000)).astype(np.float32)
+    a = np.float32(random.standard_normal())
+    # A float64 between two float32 whose own rounding hides on which side of the middle it is.
+    x[0], y[0], hard = np.float32(2.0**-30), np.float32(1 + 2.0**-23), np.float32(2.0**-30)
+    for scale, some, others in ((a, x, y), (hard, x[:1], y[:1])):
+        for got, one, other in zip(fma(scale, some, others), some, others, strict=True):
+            exact = Fraction(float(scale)) * Fraction(float(one)) + Fraction(float(other))
+            near = [np.nextafter(got, np.float32(s * np.inf)) for s in (-1, 1)]
+            error = abs(Fraction(float(got)) - exact)
+            assert all(error <= abs(Fraction(float(n)) - exact) for n in near)
+
+
+def test_noise_is_the_oracles() -> None:
+    seed, step, tensor = (int(v) for v in np.random.default_rng().integers(0, 2**63, 3))
+    out = torch.full((5003,), torch.nan)
+    _core.draw_noise(out, "rademacher", seed, step, tensor, 2)
+    assert np.array_equal(out.numpy(), rademacher(5003, seed, step, tensor, 2))
+
+
+def gaussian(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
+    out = torch.empty(count)
+    _core.draw_noise(out, "gaussian", seed, step, tensor, purpose)
+    return out.numpy()
+
+
+@pytest.mark.parametrize(
+    ("directions", "weight_decay", "seed", "noise", "steps"),
+    [
+        (1, 0.0, 0, "rademacher", 200),
+        (1, 0.5, 7, "rademacher", 200),
+        (3, 0.5, 2**40 + 1, "rademacher", 200),
+        (2, 0.5, 3, "gaussian", 60),
+    ],
+)
+def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, noise, steps) -> None:
+    ours, theirs = decoder(), decoder()
+    opt = sluiceway.ZoSgd(
+        ours, lr=0.02, weight_decay=weight_decay, directions=directions, seed=seed, noise=noise
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
+    oracle = Oracle(
+        theirs, groups_of(theirs, weight_decay), 1e-3, seed, directions, NAMES,
+        gaussian if noise == "gaussian" else rademacher,
+    )  # fmt: skip
+    begun = {name: p.detach().clone() for name, p in ours.named_parameters()}
+    for step in range(steps):
+        ids, rates = zo_ids(step), [group["lr"] for group in opt.param_groups]
+        factor = 0.0 if step == 5 else float("nan") if step == 9 else 1.0  # g = 0, in two ways.
+        if step == 9:
+            with pytest.warns(UserWarning, match="no finite g"):
+                found = opt.step(lambda: factor * zo_loss(ours, ids))  # noqa: B023
+        else:
+            found = opt.step(lambda: factor * zo_loss(ours, ids))  # noqa: B023
+        expected = oracle.step(lambda m: factor * zo_loss(m, ids), rates)  # noqa: B023
+        assert np.array_equal(found.item(), expected, equal_nan=True), step
+        schedule.step()
+        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(p, q), (step, name)
+    assert not any(torch.equal(p, begun[name]) for name, p in ours.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_images_of_a_float32_master(dtype: torch.dtype) -> None:
+    ours, theirs = decoder(), decoder()
+    for model in (ours, theirs):
+        for p in model.layers.parameters():
+            if p.dim() >= 2:
+                p.data = p.data.to(dtype)
+        _computing_in_float32(model)
+    opt = sluiceway.ZoSgd(ours, lr=0.01, weight_decay=0.1, seed=1)
+    oracle = Oracle(theirs, groups_of(theirs, 0.1), 1e-3, 1, 1, NAMES)
+    for step in range(40):
+        ids = zo_ids(step)
+        found = opt.step(lambda: zo_loss(ours, ids))  # noqa: B023
+        expected = oracle.step(lambda m: zo_loss(_computing_in_float32(m), ids), [0.01, 0.01])  # noqa: B023
+        assert found.item() == expected
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert p.dtype is q.dtype
+            assert torch.equal(p, q)
+
+
+def _computing_in_float32(model: nn.Module) -> nn.Module:
+    """Its own weights: a deep copy still has the functions of what it was copied from."""
+    for block in model.layers:
+        for linear in (block.up, block.down):
+            linear.forward = lambda x, m=linear: nn.functional.linear(x, m.weight.float(), m.bias)
+    return model
