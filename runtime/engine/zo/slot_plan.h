@@ -1,0 +1,59 @@
+// How many device slots a ring has, and of which sizes.
+//
+//   arrival slot   one copy of a weight, as it came over the link
+//   pair           two copies of a weight, W + eps z and W - eps z
+//
+// A slot serves weights of its size class: those larger than the class before it, up to its own
+// size. A class has as many slots as it has weights in any `arrivals` (`pairs`) consecutive
+// modules, the first following the last. Of all classes that are ranges of sizes, those are taken
+// that need the fewest bytes.
+//
+// Thread safety: pure functions.
+// Errors:        InvalidArgument: depths below 1, a use without bytes, modules that descend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace sluiceway {
+
+struct RingDepth {  // In modules.
+  int arrivals = 2;
+  int pairs = 2;
+};
+
+struct SlotUse {  // One use of a weight in a forward, in the order of the forward.
+  std::uint64_t bytes = 0;
+  int module = 0;
+  bool streamed = true;  // A resident one needs no arrival slot.
+};
+
+struct SlotClass {
+  std::uint64_t slot_bytes = 0;  // A multiple of kSlotAlignment.
+  int arrivals = 0;
+  int pairs = 0;
+  std::uint64_t bytes() const noexcept {
+    return slot_bytes * static_cast<std::uint64_t>(arrivals + 2 * pairs);
+  }
+};
+
+struct SlotPlan {
+  static constexpr std::uint64_t kSlotAlignment = 256;
+
+  std::vector<SlotClass> classes;   // By ascending size.
+  std::vector<int> class_of;        // By use.
+  std::uint64_t bytes = 0;          // Of all slots,
+  std::uint64_t uniform_bytes = 0;  // and if all had the largest size.
+  double waste = 0;          // Part of the slots that their weights leave empty, mean over uses;
+  double uniform_waste = 0;  // and with slots of the largest size.
+};
+
+SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth);
+
+// "ring: 3 classes, 12 slots, 1048576 bytes (1.00 MiB), 4 % waste; slots of the largest size: ..."
+std::string to_string(const SlotPlan& plan);
+
+}  // namespace sluiceway

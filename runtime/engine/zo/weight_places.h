@@ -1,0 +1,25 @@
+// Which uses of a forward are of one weight, and which weights stay on the device.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/zo/slot_plan.h"
+#include "runtime/engine/zo/zo_weight.h"
+
+namespace sluiceway {
+
+// By use: the first use of the same storage. InvalidArgument: a use without elements or memory,
+// storages that overlap in part or differ in type.
+std::vector<int> first_uses(std::span<const ZoWeight> uses);
+
+// By use. What is kept stays; of the others as many bytes as there is room for, at most `most`,
+// where the device has `device_bytes` for ring and weights together.
+std::vector<bool> staying(std::span<const ZoWeight> uses, std::span<const int> first_use,
+                          RingDepth depth, std::uint64_t most, std::uint64_t device_bytes);
+
+SlotPlan plan_slots(std::span<const ZoWeight> uses, const std::vector<bool>& stays,
+                    RingDepth depth);
+
+}  // namespace sluiceway

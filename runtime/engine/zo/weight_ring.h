@@ -1,0 +1,155 @@
+// Streams weights from host memory through a ring of device slots, two perturbed copies each.
+//
+//   h2d      W of use k      -> arrival slot     as soon as the slot is free, one pass ahead at
+//   most perturb  arrival slot    -> pair of slots    theta +- eps z, when a pair of the class is
+//   free compute  acquire() .. release()              reads the pair
+//
+// One pass: begin_step(), then acquire(), acquire(), release() for each use in the order of the
+// forward, then commit(). The first weights of the next pass cross the link before commit(); they
+// are perturbed from begin_step() on, which knows the noise, or become plain copies if it is an
+// evaluation that begins. Resident weights are perturbed from their place on the device into the
+// same pairs. Nothing crosses from device to host.
+//
+// Another order than that of the uses is served, slower: a use that is skipped gives its slots
+// back, and acquire() of one that has gone by reloads it and goes on from there. Bits do not depend
+// on it, nor on depths, lanes or the resident set.
+//
+// A use makes two payloads, each submitted when nothing but the lanes and the device have to do
+// something for it: so neither holds a lane while it waits for the caller, in whatever order the
+// caller asks, and after a failure. Invariants, which the tests name:
+//   R1  An arrival slot is written when the use before it in that slot has been perturbed.
+//   R2  A pair is written behind the event that release() recorded.
+//   R3  What waits in a lane waits for uses that the forward needs earlier: no deadlock.
+//   R4  A use is perturbed with the noise and the updates of its own pass.
+//
+// Thread safety: one thread at a time calls; two halves in lock step are that.
+// Lifetime:      host memory of the weights, the stream that computes: outlive the ring.
+// Errors:        OutOfMemory, with both byte counts: the ring does not fit. InvalidArgument: a call
+//                out of its place, nothing changed. What a lane throws comes out of the next call,
+//                with lane and weight named, and of each one after it.
+// Cost:          a pass moves each streamed use once over the link.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kernels/noise.h"
+#include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/zo/slot_plan.h"
+#include "runtime/engine/zo/zo_weight.h"
+#include "runtime/memory/buffer.h"
+
+namespace sluiceway {
+
+struct WeightRingOptions {
+  explicit WeightRingOptions(DeviceId device) noexcept : lanes(device) {}
+
+  static constexpr std::uint64_t kWhatIsLeft = UINT64_MAX;
+
+  EngineLanes::Options lanes;
+  RingDepth depth;
+  std::uint64_t resident_room =
+      0;  // Bytes of weights beside kept ones that may stay on the device.
+  NoiseFamily family = NoiseFamily::kRademacher;
+  int perturb_lanes = 1;
+  int device_cpu = -1;
+  int lane_cpu = -1;
+  // Called in a hop before its work: tests wait or throw in it.
+  std::function<void(LaneId lane, int use)> before_hop = {};
+};
+
+class WeightRing {
+ public:
+  WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> uses);
+  WeightRing(const WeightRing&) = delete;
+  WeightRing& operator=(const WeightRing&) = delete;
+  ~WeightRing();
+
+  const SlotPlan& plan() const noexcept { return plan_; }
+  bool is_resident(int use) const { return resident_.at(at(use)) != nullptr; }
+
+  // ---- A pass ----
+  void begin_step(const StepNoise& noise);
+  void begin_evaluation();  // Both sides are theta, one copy.
+  // Elements of the use for work that is enqueued on `compute` from now on, until release().
+  const void* acquire(int use, Side side, StreamRef compute);
+  // Both halves have enqueued what reads it, on `compute` or before it.
+  void release(int use, StreamRef compute);
+  void commit(ZoUpdates updates);  // Ends the pass: those after it are at these updates,
+  void finish();                   // or at the same as this one.
+
+  // ---- Numbers ----
+  EngineUse take_use() { return lanes_.take_use(); }
+  Trace& trace() noexcept { return lanes_.trace(); }
+  Budget& budget() noexcept { return lanes_.budget(); }
+
+ private:
+  struct Entry;
+  struct Pass;
+  using EntryPtr = std::shared_ptr<Entry>;
+
+  struct Arrival {
+    std::byte* slot = nullptr;
+    Event free;
+  };
+  struct Pair {
+    std::byte *plus = nullptr, *minus = nullptr;
+    Event free;
+  };
+  struct Ring {  // Of one size class.
+    std::vector<int> uses;
+    std::size_t next = 0;   // Index in `uses` of what is submitted next,
+    bool next_pass = true;  // of the pass after the current one.
+    std::size_t ahead = 0;  // Entries that have no pair: at most as many as there are slots.
+    std::deque<Arrival> arrivals;
+    std::deque<Pair> pairs;
+    std::deque<EntryPtr> waiting;  // For a pair, in order.
+    std::size_t most_ahead = 0;
+  };
+
+  static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
+  int use_count() const noexcept { return static_cast<int>(uses_.size()); }
+  void place();
+  Ring& ring_of(int use) { return rings_[at(plan_.class_of[at(use)])]; }
+  void check_use(const char* function, int use) const;
+
+  void begin(std::optional<StepNoise> noise);
+  void end(const char* function);
+  void fill();  // Submits what nothing but lanes and device have to do something for.
+  bool fetch_next(Ring& ring);
+  void give_pairs(Ring& ring);
+  void submit_copy(const EntryPtr& entry);
+  void submit_perturb(const EntryPtr& entry);
+  void seek(int use);
+  void drop(const EntryPtr& entry);  // Waits for what runs of it.
+  int key_of(const Entry& entry) const noexcept;
+
+  std::vector<ZoWeight> uses_;
+  NoiseFamily family_;
+  int perturb_lanes_;
+  std::function<void(LaneId, int)> before_hop_;
+  std::vector<int> first_use_;  // By use: the first one of the same storage.
+  std::vector<bool> stays_;     // By use: it is resident.
+  SlotPlan plan_;
+  EngineLanes lanes_;
+  Buffer slots_;
+  std::vector<Buffer> places_;              // Of resident weights.
+  std::vector<const std::byte*> resident_;  // By use; null: it is streamed.
+  std::vector<Ring> rings_;
+
+  std::shared_ptr<const ZoUpdates> updates_;
+  std::shared_ptr<Pass> pass_;  // The current one; null between two.
+  std::shared_ptr<Pass> next_;  // The one after it.
+  std::uint64_t begun_ = 0;     // Passes.
+  std::uint64_t rewinds_ = 0;
+  std::deque<EntryPtr> ahead_;        // Submitted, not acquired; of both passes.
+  std::vector<EntryPtr> held_;        // By use: acquired, not released.
+  std::optional<StreamRef> compute_;  // That of the last acquire().
+};
+
+}  // namespace sluiceway

@@ -1,0 +1,48 @@
+// What the zeroth-order engine streams, and with what it perturbs it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+
+namespace sluiceway {
+
+// One use of a weight in a forward; those with the same storage are one weight, of one noise.
+struct ZoWeight {
+  std::string name;
+  std::int64_t elements = 0;
+  DType dtype = DType::kF32;
+  int group = 0;               // Of the parameters; see ZoUpdates.
+  int module = 0;              // Ascends in the order of the forward.
+  const void* host = nullptr;  // Immutable while the engine lives; page-locked, to be fast.
+  bool keep = false;           // On the device whatever the room: norms, biases.
+
+  std::uint64_t bytes() const noexcept {
+    return static_cast<std::uint64_t>(elements) * size_bytes(dtype);
+  }
+};
+
+// The two halves of a step.
+enum class Side : std::uint8_t { kPlus, kMinus };
+
+struct StepNoise {
+  std::uint64_t seed = 0;  // Of the run.
+  std::uint64_t step = 0;
+  std::uint32_t purpose = 0;
+  float eps = 0;
+};
+
+// The log since the base, theta = gamma (base + sum of scale z), in the order of the steps.
+struct ZoUpdates {
+  struct Record {
+    StepNoise noise;           // Its eps plays no part.
+    std::vector<float> scale;  // By group; a group beyond the end has 0.
+  };
+  std::vector<float> gamma;  // By group; a group beyond the end has 1.
+  std::vector<Record> records;
+};
+
+}  // namespace sluiceway

@@ -1,0 +1,93 @@
+// plan_slots(): slots suffice for the modules that the ring spans, and no partition is smaller.
+#include "runtime/engine/zo/slot_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "kernels/base/error.h"
+#include "tests/support/rng.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+std::vector<SlotUse> random_uses(Rng& rng) {
+  std::vector<SlotUse> uses;
+  const std::uint64_t sizes[] = {700, 1000, 5000, 5100, 90000};
+  const std::int64_t count = 1 + rng.below(20);
+  for (int module = 0; std::ssize(uses) < count; module += 1 + static_cast<int>(rng.below(2))) {
+    for (std::int64_t k = 1 + rng.below(3); k > 0; --k) {
+      uses.push_back({sizes[rng.below(5)], module, rng.below(3) > 0});
+    }
+  }
+  return uses;
+}
+
+TEST(SlotPlanTest, EveryUseFitsItsClassAndAnyConsecutiveModulesFitTheRing) {
+  Rng rng(std::random_device{}());
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<SlotUse> uses = random_uses(rng);
+    const RingDepth depth{1 + static_cast<int>(rng.below(4)), 1 + static_cast<int>(rng.below(4))};
+    const SlotPlan plan = plan_slots(uses, depth);
+    std::uint64_t bytes = 0;
+    for (const SlotClass& c : plan.classes) bytes += c.bytes();
+    EXPECT_EQ(plan.bytes, bytes);
+    EXPECT_LE(plan.bytes, plan.uniform_bytes);
+    EXPECT_LE(plan.waste, plan.uniform_waste + 1e-12);
+    for (std::size_t first = 0; first < uses.size(); ++first) {
+      if (first > 0 && uses[first - 1].module == uses[first].module) continue;
+      std::vector<int> arrivals(plan.classes.size()), pairs(plan.classes.size());
+      int modules = 0, last = -1;
+      for (std::size_t i = first; i < uses.size(); ++i) {
+        const auto c = static_cast<std::size_t>(plan.class_of[i]);
+        EXPECT_GE(plan.classes[c].slot_bytes, uses[i].bytes);
+        if (uses[i].module != last) ++modules;
+        last = uses[i].module;
+        if (modules <= depth.arrivals) arrivals[c] += uses[i].streamed ? 1 : 0;
+        if (modules <= depth.pairs) ++pairs[c];
+      }
+      for (std::size_t c = 0; c < pairs.size(); ++c) {
+        EXPECT_GE(plan.classes[c].arrivals, arrivals[c]);
+        EXPECT_GE(plan.classes[c].pairs, pairs[c]);
+      }
+    }
+  }
+}
+
+TEST(SlotPlanTest, ALargeWeightAmongSmallOnesHasAClassOfItsOwn) {
+  const std::vector<SlotUse> uses = {{100000, 0}, {1000, 1}, {1000, 2}, {1000, 3}, {1000, 4}};
+  const SlotPlan plan = plan_slots(uses, {2, 2});
+  ASSERT_EQ(plan.classes.size(), 2U);
+  EXPECT_EQ(plan.classes[0].slot_bytes, 1024U);
+  EXPECT_EQ(plan.classes[0].arrivals, 2);
+  EXPECT_EQ(plan.classes[1].pairs, 1);
+  EXPECT_EQ(plan.bytes, 6U * 1024 + 3 * 100096);
+  EXPECT_EQ(plan.uniform_bytes, 6U * 100096);
+  EXPECT_THAT(to_string(plan), HasSubstr("2 classes, 9 slots, 306432 bytes"));
+}
+
+TEST(SlotPlanTest, SizesThatAreNeverThereTogetherShareSlots) {
+  const std::vector<SlotUse> uses = {{1000, 0}, {1020, 1}, {1000, 2}, {1020, 3}};
+  EXPECT_EQ(plan_slots(uses, {1, 1}).classes.size(), 1U);
+}
+
+TEST(SlotPlanTest, BadInputIsRefused) {
+  const std::vector<SlotUse> good = {{8, 0}}, empty = {{0, 0}}, descending = {{8, 3}, {8, 2}};
+  EXPECT_THAT(
+      [&] {
+        plan_slots(good, {0, 2});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("0 modules of arrivals")));
+  EXPECT_THAT([&] { plan_slots(empty, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("use 0 has 0 bytes")));
+  EXPECT_THAT([&] { plan_slots(descending, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("module 2, expected at least 3")));
+  EXPECT_EQ(plan_slots({}, {}).bytes, 0U);
+}
+
+}  // namespace
+}  // namespace sluiceway::test
