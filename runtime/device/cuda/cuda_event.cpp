@@ -46,6 +46,8 @@ bool CudaEvent::happened() const {
 
 void CudaEvent::wait() const { SLUICEWAY_CUDA_CHECK(cudaEventSynchronize(event_.get())); }
 
+// The watcher waits for one event after the other, in the order in which somebody asked. Who asks
+// late waits for all that others have asked for meanwhile, so that must not depend on `action`.
 void CudaEvent::then(std::function<void()> action) {
   const auto finish = [self = shared_from_this(), action = std::move(action)] {
     drop(cudaEventSynchronize(self->get()));

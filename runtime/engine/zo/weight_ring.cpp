@@ -76,7 +76,7 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> u
       lanes_(
           options.lanes,
           zo_lanes::specs(perturb_lanes_, all_pairs(plan_), options.device_cpu, options.lane_cpu),
-          zo_lanes::kPlan, 2 * use_count()),
+          zo_lanes::kPlan, kPassesInLanes * use_count()),
       resident_(uses_.size()),
       rings_(plan_.classes.size()),
       updates_(std::make_shared<ZoUpdates>()),
@@ -138,6 +138,8 @@ void WeightRing::begin_evaluation() { begin(std::nullopt); }
 void WeightRing::begin(std::optional<StepNoise> noise) {
   SLUICEWAY_CHECK(pass_ == nullptr, "begin: pass ", begun_,
                   " has not ended, expected commit() or finish() before the next begins");
+  // Its prefetch has the keys of the pass before the last one, which so has to be over.
+  ended_.front().wait();
   next_->number = ++begun_;
   next_->noise = noise;
   next_->updates = updates_;
@@ -178,6 +180,8 @@ void WeightRing::end(const char* function) {
     ring.next_pass = true;
   }
   pass_ = nullptr;
+  ended_.front() = std::exchange(ended_.back(), Event());
+  if (compute_ && !compute_->is_host()) ended_.back() = lanes_.compute(*compute_).record();
   lanes_.executor().release();  // Times by pass.
 }
 
@@ -208,7 +212,13 @@ void WeightRing::release(int use, StreamRef compute) {
   SLUICEWAY_CHECK(held_[at(use)] != nullptr, "release: ", uses_[at(use)].name,
                   " is not acquired, expected acquire() before");
   Event read;
-  if (!compute.is_host()) read = lanes_.compute(compute).record();
+  if (!compute.is_host()) {
+    // A device's events are told of in the order in which somebody asked. Who asked only when the
+    // pair has its next use would come behind waits of the computing stream for that very use.
+    const auto freed = std::make_shared<HostEvent>();
+    then(lanes_.compute(compute).record(), [freed] { freed->set(); });
+    read = Event(freed);
+  }
   const EntryPtr entry = std::exchange(held_[at(use)], nullptr);
   ring_of(use).pairs.push_back({entry->pair.plus, entry->pair.minus, std::move(read)});
   fill();
@@ -310,10 +320,10 @@ void WeightRing::give_pairs(Ring& ring) {
   }
 }
 
-// Two passes of one use may be in the lanes at once, and only one of them is waited for.
+// A stream that waits for a key would wait for another pass of the same use, too.
 int WeightRing::key_of(const Entry& entry) const noexcept {
-  const bool odd = (begun_ + (entry.pass == next_ ? 1 : 0)) % 2 != 0;
-  return 2 * entry.use + (odd ? 1 : 0);
+  const std::uint64_t pass = begun_ + (entry.pass == next_ ? 1 : 0);
+  return kPassesInLanes * entry.use + static_cast<int>(pass % kPassesInLanes);
 }
 
 void WeightRing::submit_copy(const EntryPtr& entry) {

@@ -1,8 +1,8 @@
 // Streams weights from host memory through a ring of device slots, two perturbed copies each.
 //
-//   h2d      W of use k      -> arrival slot     as soon as the slot is free, one pass ahead at
-//   most perturb  arrival slot    -> pair of slots    theta +- eps z, when a pair of the class is
-//   free compute  acquire() .. release()              reads the pair
+//   h2d      W of use k    -> arrival slot    when the slot is free, one pass ahead at most
+//   perturb  arrival slot  -> pair of slots   theta +- eps z, when a pair of the class is free
+//   compute  acquire() .. release()           reads the pair
 //
 // One pass: begin_step(), then acquire(), acquire(), release() for each use in the order of the
 // forward, then commit(). The first weights of the next pass cross the link before commit(); they
@@ -22,6 +22,9 @@
 //   R3  What waits in a lane waits for uses that the forward needs earlier: no deadlock.
 //   R4  A use is perturbed with the noise and the updates of its own pass.
 //
+// On a CUDA device the caller is a pass ahead at most: begin_step() and begin_evaluation() wait
+// until the device is through with the last pass but one.
+//
 // Thread safety: one thread at a time calls; two halves in lock step are that.
 // Lifetime:      host memory of the weights, the stream that computes: outlive the ring.
 // Errors:        OutOfMemory, with both byte counts: the ring does not fit. InvalidArgument: a call
@@ -30,6 +33,7 @@
 // Cost:          a pass moves each streamed use once over the link.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -53,8 +57,7 @@ struct WeightRingOptions {
 
   EngineLanes::Options lanes;
   RingDepth depth;
-  std::uint64_t resident_room =
-      0;  // Bytes of weights beside kept ones that may stay on the device.
+  std::uint64_t resident_room = 0;  // Bytes of weights that may stay, beside those that must.
   NoiseFamily family = NoiseFamily::kRademacher;
   int perturb_lanes = 1;
   int device_cpu = -1;
@@ -112,6 +115,9 @@ class WeightRing {
     std::size_t most_ahead = 0;
   };
 
+  // The one that the device is at, the one that the caller is at, and the one ahead of that.
+  static constexpr int kPassesInLanes = 3;
+
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   int use_count() const noexcept { return static_cast<int>(uses_.size()); }
   void place();
@@ -146,6 +152,7 @@ class WeightRing {
   std::shared_ptr<Pass> pass_;  // The current one; null between two.
   std::shared_ptr<Pass> next_;  // The one after it.
   std::uint64_t begun_ = 0;     // Passes.
+  std::array<Event, 2> ended_;  // The device is through the last pass but one, and the last one.
   std::uint64_t rewinds_ = 0;
   std::deque<EntryPtr> ahead_;        // Submitted, not acquired; of both passes.
   std::vector<EntryPtr> held_;        // By use: acquired, not released.

@@ -14,9 +14,8 @@
 #include <thread>
 
 #include "kernels/base/error.h"
-#include "kernels/perturb.h"
 #include "runtime/engine/zo/zo_lanes.h"
-#include "tests/support/rng.h"
+#include "tests/support/ring_model.h"
 
 namespace sluiceway::test {
 namespace {
@@ -27,48 +26,6 @@ using testing::ThrowsMessage;
 
 constexpr StreamRef kHost = StreamRef::host();
 
-class Model {
- public:
-  explicit Model(std::uint64_t seed) : rng_(seed) {}
-
-  int add(std::int64_t elements, DType dtype = DType::kF32, int group = 0, bool keep = false) {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(elements) * size_bytes(dtype));
-    for (std::int64_t i = 0; i < elements; ++i) {
-      const auto x = static_cast<float>(rng_.normal());
-      const auto k = static_cast<std::size_t>(i);
-      if (dtype == DType::kF32) std::memcpy(&bytes[4 * k], &x, 4);
-      if (dtype == DType::kBF16) {
-        const bf16 half = from_float<bf16>(x);
-        std::memcpy(&bytes[2 * k], &half, 2);
-      }
-    }
-    base_.push_back(std::make_unique<std::vector<std::byte>>(std::move(bytes)));
-    const int i = static_cast<int>(uses.size());
-    uses.push_back({concat("w", i), elements, dtype, group, i, base_.back()->data(), keep});
-    return i;
-  }
-  void tie(int to) {
-    uses.push_back(uses[static_cast<std::size_t>(to)]);
-    uses.back().name = "tied";
-    uses.back().module = static_cast<int>(uses.size()) - 1;
-    uses.back().keep = false;
-  }
-  void add_random(int count) {
-    const std::int64_t sizes[] = {1, 67, 1031, 1100, 4099};
-    for (int i = 0; i < count; ++i) {
-      add(sizes[rng_.below(5)], rng_.below(2) == 0 ? DType::kF32 : DType::kBF16,
-          static_cast<int>(rng_.below(3)), rng_.below(6) == 0);
-    }
-  }
-  Rng& rng() { return rng_; }
-
-  std::vector<ZoWeight> uses;
-
- private:
-  Rng rng_;
-  std::vector<std::unique_ptr<std::vector<std::byte>>> base_;
-};
-
 WeightRingOptions options(int depth = 2) {
   WeightRingOptions all(DeviceId::host());
   all.lanes.limits.fill(Budget::kUnlimited);
@@ -78,7 +35,7 @@ WeightRingOptions options(int depth = 2) {
 
 class Forward {
  public:
-  Forward(const WeightRingOptions& given, Model& model)
+  Forward(const WeightRingOptions& given, RingModel& model)
       : model_(model), family_(given.family), ring(given, model.uses) {}
 
   void begin() {
@@ -128,37 +85,12 @@ class Forward {
   };
 
   void expect_equal(int use, Side side, const std::byte* found) {
-    const ZoWeight& weight = model_.uses[static_cast<std::size_t>(use)];
-    std::string name = weight.name;
-    for (const ZoWeight& other : model_.uses) {
-      if (other.host != weight.host) continue;
-      name = other.name;  // The first one's.
-      break;
-    }
-    const auto key = [&](const StepNoise& n) {
-      return NoiseKey{n.seed, n.step, stable_hash(name), n.purpose};
-    };
-    const auto group = static_cast<std::size_t>(weight.group);
-    std::vector<PendingUpdate> pending;
-    for (const ZoUpdates::Record& r : updates_.records) {
-      pending.push_back({key(r.noise), group < 2 ? r.scale[group] : 0});
-    }
-    Theta theta{family_, 0, 1.0F, pending};
-    if (group < updates_.gamma.size()) theta.gamma = updates_.gamma[group];
-    const std::span w(static_cast<const std::byte*>(weight.host), weight.bytes());
-    std::vector<std::byte> plus(w.size()), minus(w.size());
-    if (noise_) {
-      cpu::perturb(w, weight.dtype, plus, minus, weight.dtype, theta, key(*noise_), noise_->eps);
-    } else {
-      cpu::materialise(w, weight.dtype, plus, weight.dtype, theta);
-      minus = plus;
-    }
-    const std::vector<std::byte>& expected = side == Side::kPlus ? plus : minus;
+    const std::vector<std::byte> expected = model_.expected(use, side, noise_, updates_, family_);
     EXPECT_EQ(std::memcmp(found, expected.data(), expected.size()), 0)
-        << weight.name << " in step " << step_;
+        << model_.uses[static_cast<std::size_t>(use)].name << " in step " << step_;
   }
 
-  Model& model_;
+  RingModel& model_;
   NoiseFamily family_;
   std::optional<StepNoise> noise_;
   std::uint64_t step_ = 0;
@@ -174,7 +106,7 @@ TEST(WeightRingTest, EveryBufferEqualsTheOracleAtAnyDepthWithAnyLanesAndDelays) 
   for (int round = 0; round < 12; ++round) {
     const std::uint64_t seed = random();
     SCOPED_TRACE(seed);
-    Model model(seed);
+    RingModel model(seed);
     model.add_random(1 + static_cast<int>(model.rng().below(12)));
     if (round % 2 == 0) model.tie(0);
     WeightRingOptions given = options(round % 3 == 0 ? 8 : 2);
@@ -210,7 +142,7 @@ TEST(WeightRingTest, AnyOtherOrderIsServedWithTheSameBits) {
   for (int round = 0; round < 12; ++round) {
     const std::uint64_t seed = random();
     SCOPED_TRACE(seed);
-    Model model(seed);
+    RingModel model(seed);
     model.add_random(9);
     WeightRingOptions given = options(1 + round % 4);
     given.perturb_lanes = 1 + round % 2;
@@ -228,7 +160,7 @@ TEST(WeightRingTest, AnyOtherOrderIsServedWithTheSameBits) {
 }
 
 TEST(WeightRingTest, AStreamedUseCrossesOnceAPassAndAResidentOneNever) {
-  Model model(1);
+  RingModel model(1);
   for (int i = 0; i < 8; ++i) model.add(1000);
   model.add(64, DType::kF32, 0, true);
   WeightRingOptions given = options();
@@ -255,7 +187,7 @@ TEST(WeightRingTest, AStreamedUseCrossesOnceAPassAndAResidentOneNever) {
 
 TEST(WeightRingTest, OneWeightAloneAndOneMuchLargerThanTheOthers) {
   for (const std::int64_t large : {0, 100003}) {
-    Model model(5);
+    RingModel model(5);
     model.add(67);
     if (large > 0) model.add(large), model.add(66), model.add(65);
     Forward forward(options(large > 0 ? 2 : 1), model);
@@ -275,7 +207,7 @@ std::string trace_of(WeightRing& ring) {
 
 // While pass t is open, and g therefore unknown, the first weights of pass t + 1 cross.
 TEST(WeightRingTest, TheNextPassCrossesTheLinkBeforeThisOneIsCommitted) {
-  Model model(6);
+  RingModel model(6);
   for (int i = 0; i < 6; ++i) model.add(1000);
   Forward forward(options(2), model);
   forward.ring.trace().enable(true);
@@ -301,7 +233,7 @@ TEST(WeightRingTest, TheNextPassCrossesTheLinkBeforeThisOneIsCommitted) {
 }
 
 TEST(WeightRingTest, ARingThatDoesNotFitIsRefusedWithBothByteCounts) {
-  Model model(2);
+  RingModel model(2);
   for (int i = 0; i < 4; ++i) model.add(1024);
   WeightRingOptions given = options(2);
   given.lanes.limits[static_cast<std::size_t>(Tier::kDevice)] = 20000;
@@ -318,7 +250,7 @@ TEST(WeightRingTest, ARingThatDoesNotFitIsRefusedWithBothByteCounts) {
 }
 
 TEST(WeightRingTest, CallsOutOfTheirPlaceAreRefusedAndChangeNothing) {
-  Model model(3);
+  RingModel model(3);
   for (int i = 0; i < 4; ++i) model.add(67);
   Forward forward(options(1), model);
   WeightRing& ring = forward.ring;
@@ -343,7 +275,7 @@ TEST(WeightRingTest, CallsOutOfTheirPlaceAreRefusedAndChangeNothing) {
 }
 
 TEST(WeightRingTest, StoragesThatOverlapInPartAreRefused) {
-  Model model(4);
+  RingModel model(4);
   model.add(100);
   model.uses.push_back(model.uses[0]);
   model.uses[1].host = static_cast<const std::byte*>(model.uses[0].host) + 4;
@@ -359,7 +291,7 @@ TEST(WeightRingTest, StoragesThatOverlapInPartAreRefused) {
 TEST(WeightRingTest, AFailureInALaneComesOutNamedOfEveryCallAndTheRingCanGo) {
   for (const LaneId lane : {zo_lanes::kH2d, zo_lanes::kPerturb}) {
     for (int failing = 0; failing < 5; ++failing) {
-      Model model(8);
+      RingModel model(8);
       for (int i = 0; i < 5; ++i) model.add(67);
       WeightRingOptions given = options(1 + failing % 2);
       given.before_hop = [&](LaneId at, int use) {
@@ -386,7 +318,7 @@ TEST(WeightRingTest, AFailureInALaneComesOutNamedOfEveryCallAndTheRingCanGo) {
 
 TEST(WeightRingTest, ItMayGoInTheMiddleOfAStep) {
   for (int used = 0; used < 6; ++used) {
-    Model model(9);
+    RingModel model(9);
     for (int i = 0; i < 6; ++i) model.add(1031);
     WeightRingOptions given = options(1 + used % 3);
     given.lanes.h2d = {.gbps = 0.05, .latency_us = 0};

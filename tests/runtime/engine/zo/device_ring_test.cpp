@@ -1,0 +1,121 @@
+// WeightRing on CUDA device 0: the computing stream reads late, what it is to read is still there,
+// and the calling thread waits for nothing.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/device/link_copy.h"
+#include "runtime/engine/zo/weight_ring.h"
+#include "runtime/memory/buffer.h"
+#include "tests/support/ring_model.h"
+#include "tests/support/stream_work.h"
+
+namespace sluiceway::test {
+namespace {
+
+constexpr DeviceId kCuda0 = DeviceId::cuda(0);
+constexpr int kUses = 7, kPasses = 6, kEvaluation = 3, kHeld = 2;
+
+struct RingCase {
+  std::string name;
+  RingDepth depth;
+  int perturb_lanes = 1;
+  std::uint64_t resident_room = 0;
+  NoiseFamily family = NoiseFamily::kRademacher;
+  LinkCopy::Config link = {};
+};
+
+class CudaRingTest : public testing::TestWithParam<RingCase> {
+ protected:
+  static WeightRingOptions options() {
+    WeightRingOptions all(kCuda0);
+    all.lanes.limits.fill(Budget::kUnlimited);
+    all.lanes.h2d = GetParam().link;
+    all.depth = GetParam().depth;
+    all.perturb_lanes = GetParam().perturb_lanes;
+    all.resident_room = GetParam().resident_room;
+    all.family = GetParam().family;
+    return all;
+  }
+};
+
+// What the computing stream has read of a use, copied by itself into page-locked memory.
+struct Look {
+  int pass, use;
+  Side side;
+  std::optional<StepNoise> noise;
+  ZoUpdates updates;
+  Buffer seen;
+};
+
+TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
+  RingModel model(20261123);
+  model.add_random(kUses - 1);
+  model.tie(0);
+  Budget budget = Budget::unlimited();
+  LinkCopy out(kCuda0, LinkDirection::kDeviceToHost, {});
+  std::vector<Look> looks;
+  {
+    Stream compute = Stream::owned(kCuda0, {"compute"});
+    StreamRef ref = StreamRef::host();
+    compute.enqueue([&](StreamRef stream) { ref = stream; });
+    Gate gate;
+    WeightRing ring(options(), model.uses);
+    ZoUpdates updates;
+    const auto look = [&](int pass, int use, Side side, const std::optional<StepNoise>& noise) {
+      const void* const from = ring.acquire(use, side, ref);
+      const std::size_t bytes = model.uses[static_cast<std::size_t>(use)].bytes();
+      Look& made = looks.emplace_back(
+          Look{pass, use, side, noise, updates, Buffer(budget, Tier::kPinned, kCuda0, bytes, "")});
+      compute.enqueue([&out, from, bytes, to = made.seen.data()](StreamRef stream) {
+        out.copy(to, from, bytes, stream);
+      });
+    };
+    for (int pass = 0; pass < kPasses; ++pass) {
+      std::optional<StepNoise> noise;
+      if (pass != kEvaluation) noise = StepNoise{5, static_cast<std::uint64_t>(pass), 1, 1e-2F};
+      // Two passes are enqueued before the device does any of them.
+      if (pass == kHeld) gate.hold(compute);
+      noise ? ring.begin_step(*noise) : ring.begin_evaluation();
+      for (int use = 0; use < kUses; ++use) {
+        for (const Side side : {Side::kPlus, Side::kMinus}) look(pass, use, side, noise);
+        ring.release(use, ref);
+      }
+      if (noise) {
+        updates.gamma = {1.0F, 0.999F};
+        updates.records.push_back({*noise, {1e-2F, -3e-3F}});
+        ring.commit(updates);
+      } else {
+        ring.finish();
+      }
+      if (pass == kHeld + 1) gate.open();
+    }
+    compute.synchronize();
+    EXPECT_EQ(ring.take_use().d2h_bytes, 0U);
+  }
+  for (const Look& look : looks) {
+    const std::vector<std::byte> expected =
+        model.expected(look.use, look.side, look.noise, look.updates, GetParam().family);
+    EXPECT_EQ(std::memcmp(look.seen.data(), expected.data(), expected.size()), 0)
+        << "pass " << look.pass << ", use " << look.use << (look.side == Side::kPlus ? "+" : "-");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, CudaRingTest,
+    testing::Values(RingCase{.name = "two", .depth = {2, 2}},
+                    RingCase{.name = "one", .depth = {1, 1}},
+                    RingCase{.name = "eight", .depth = {8, 8}, .perturb_lanes = 4},
+                    RingCase{.name = "resident", .depth = {2, 2}, .resident_room = 6000},
+                    RingCase{.name = "gaussian",
+                             .depth = {2, 2},
+                             .perturb_lanes = 2,
+                             .family = NoiseFamily::kGaussian},
+                    RingCase{.name = "slow", .depth = {2, 2}, .link = {.gbps = 0.05}}),
+    [](const auto& param) { return param.param.name; });
+
+}  // namespace
+}  // namespace sluiceway::test

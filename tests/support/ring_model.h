@@ -1,0 +1,88 @@
+// Weights of a zeroth-order run in host memory, and what a forward of it is to read of them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "kernels/base/elements.h"
+#include "kernels/perturb.h"
+#include "runtime/engine/zo/zo_weight.h"
+#include "tests/support/rng.h"
+
+namespace sluiceway::test {
+
+class RingModel {
+ public:
+  explicit RingModel(std::uint64_t seed) : rng_(seed) {}
+
+  int add(std::int64_t elements, DType dtype = DType::kF32, int group = 0, bool keep = false) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(elements) * size_bytes(dtype));
+    for (std::int64_t i = 0; i < elements; ++i) {
+      const auto x = static_cast<float>(rng_.normal());
+      const auto k = static_cast<std::size_t>(i);
+      if (dtype == DType::kF32) std::memcpy(&bytes[4 * k], &x, 4);
+      if (dtype == DType::kBF16) {
+        const bf16 half = from_float<bf16>(x);
+        std::memcpy(&bytes[2 * k], &half, 2);
+      }
+    }
+    base_.push_back(std::make_unique<std::vector<std::byte>>(std::move(bytes)));
+    const int i = static_cast<int>(uses.size());
+    uses.push_back({concat("w", i), elements, dtype, group, i, base_.back()->data(), keep});
+    return i;
+  }
+  void tie(int to) {
+    uses.push_back(uses[static_cast<std::size_t>(to)]);
+    uses.back().name = "tied";
+    uses.back().module = static_cast<int>(uses.size()) - 1;
+    uses.back().keep = false;
+  }
+  void add_random(int count) {
+    const std::int64_t sizes[] = {1, 67, 1031, 1100, 4099};
+    for (int i = 0; i < count; ++i) {
+      add(sizes[rng_.below(5)], rng_.below(2) == 0 ? DType::kF32 : DType::kBF16,
+          static_cast<int>(rng_.below(3)), rng_.below(6) == 0);
+    }
+  }
+  Rng& rng() { return rng_; }
+
+  // What a forward reads; no noise: in an evaluation.
+  std::vector<std::byte> expected(int use, Side side, const std::optional<StepNoise>& noise,
+                                  const ZoUpdates& updates, NoiseFamily family) const {
+    const ZoWeight& weight = uses.at(static_cast<std::size_t>(use));
+    const auto first = std::find_if(
+        uses.begin(), uses.end(), [&](const ZoWeight& other) { return other.host == weight.host; });
+    const auto key = [&](const StepNoise& n) {
+      return NoiseKey{n.seed, n.step, stable_hash(first->name), n.purpose};
+    };
+    const auto group = static_cast<std::size_t>(weight.group);
+    std::vector<PendingUpdate> pending;
+    for (const ZoUpdates::Record& r : updates.records) {
+      pending.push_back({key(r.noise), group < r.scale.size() ? r.scale[group] : 0});
+    }
+    Theta theta{family, 0, 1.0F, pending};
+    if (group < updates.gamma.size()) theta.gamma = updates.gamma[group];
+    const std::span w(static_cast<const std::byte*>(weight.host), weight.bytes());
+    std::vector<std::byte> plus(w.size()), minus(w.size());
+    if (!noise) {
+      cpu::materialise(w, weight.dtype, plus, weight.dtype, theta);
+      return plus;
+    }
+    cpu::perturb(w, weight.dtype, plus, minus, weight.dtype, theta, key(*noise), noise->eps);
+    return side == Side::kPlus ? plus : minus;
+  }
+
+  std::vector<ZoWeight> uses;
+
+ private:
+  Rng rng_;
+  std::vector<std::unique_ptr<std::vector<std::byte>>> base_;
+};
+
+}  // namespace sluiceway::test
