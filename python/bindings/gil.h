@@ -7,8 +7,9 @@
 // CPython 3.14 has it, until the process has ended.
 #pragma once
 
-#include <Python.h>
 #include <unistd.h>
+
+#include "python/bindings/bindings.h"
 
 namespace sluiceway {
 

@@ -49,6 +49,7 @@ __all__: list[str] = [
     "predict_step",
     "reset_host_peak",
     "shared_device_bytes",
+    "shared_pinned_bytes",
     "stable_hash",
     "warn",
     "weight_plan",
@@ -876,6 +877,11 @@ def shared_device_bytes(
 ) -> int:
     """
     Device bytes that weights of these shapes share, whether or not their projectors are replaced on the way; more keywords as of WeightSpec.
+    """
+
+def shared_pinned_bytes(weights: typing.SupportsInt, on_host: bool) -> int:
+    """
+    Pinned bytes that so many weights share: what scans of their gradients arrive in.
     """
 
 def stable_hash(name: str) -> int:

@@ -12,7 +12,9 @@
 #include "kernels/decompress.h"
 #include "kernels/factored_adam.h"
 #include "kernels/gradient_copy.h"
+#include "kernels/noise.h"
 #include "kernels/overflow_scan.h"
+#include "kernels/perturb.h"
 #include "kernels/philox.h"
 #include "kernels/residual.h"
 #include "kernels/residual_form.h"
@@ -98,6 +100,15 @@ TEST(NoCudaTest, EveryKernelOfAChunkSaysThatItIsUnavailable) {
   const auto refused = [&](const char* name, const auto& call) { expect_unavailable(name, call); };
   refused("fill_bits", [&] { cuda::fill_bits(no.key, 0, std::span<std::uint32_t>(), no.stream); });
   refused("fill_bits", [&] { cuda::fill_bits(no.key, 0, std::span<std::uint16_t>(), no.stream); });
+  refused("draw_noise",
+          [&] { cuda::draw_noise({}, no.key, 0, NoiseFamily::kGaussian, no.stream); });
+  refused("perturb", [&] {
+    cuda::perturb(no.bytes, DType::kF32, no.bytes, no.bytes, DType::kF32, {}, no.key, 1, no.stream);
+  });
+  refused("materialise", [&] {
+    cuda::materialise(no.bytes, DType::kF32, no.bytes, DType::kF32, {}, Rounding::kNearest, no.key,
+                      no.stream);
+  });
   refused("overflow_scan", [&] { cuda::overflow_scan(no.in, nullptr, no.stream); });
   refused("overflow_scan", [&] { cuda::overflow_scan(no.any, nullptr, no.stream); });
   refused("overflow_scan_copy",

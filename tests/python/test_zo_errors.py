@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import sluiceway
@@ -169,6 +169,19 @@ def test_what_a_half_raises_is_raised(kind: type, half: int, place: str) -> None
     refused(closure, RuntimeError if inside else kind, "StopIteration" if inside else "mine")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A worker of pytest ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def ctrl_c() -> None:
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_both_halves() -> None:
     count = []
 
@@ -176,20 +189,21 @@ def test_ctrl_c_ends_both_halves() -> None:
         count.append(1)
         loss = zo_loss(model, IDS)
         if len(count) == 2:
-            _thread.interrupt_main()
+            ctrl_c()
             time.sleep(0.2)
         return loss
 
     refused(closure, KeyboardInterrupt, "^$")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_half_that_holds_a_lock_does_not_hang_the_error_of_another() -> None:
     lock, count = threading.Lock(), []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
         count.append(1)
         if len(count) == 2:
-            _thread.interrupt_main()
+            ctrl_c()
         with lock:
             return zo_loss(model, IDS)
 
