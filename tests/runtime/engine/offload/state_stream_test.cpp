@@ -305,8 +305,11 @@ TEST(StateStreamErrorTest, AFailedReadNamesTheChunkAndTheStepIsLost) {
     run.initial(reference);
     run.spill(reference, 1);
     disk.faults[0]->fail(IoKind::kRead, FaultIo::kAlways, EIO);
-    run.enqueue(1, 1);
-    EXPECT_THAT([&] { run.executor->drain(); },
+    const auto step = [&] {
+      run.enqueue(1, 1);  // Of which the later chunks may find the executor failed already.
+      run.executor->drain();
+    };
+    EXPECT_THAT(step,
                 ThrowsMessage<IoError>(testing::AllOf(HasSubstr("fetch"), HasSubstr("chunk"))));
   }
   EXPECT_EQ(disk.open()->live().step, 0U);
