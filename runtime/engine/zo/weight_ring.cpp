@@ -109,7 +109,7 @@ void WeightRing::place() {
       std::byte* const plus = take();
       rings_[i].pairs.push_back({plus, take(), {}});
     }
-    rings_[i].most_ahead = static_cast<std::size_t>(c.arrivals + c.pairs);
+    rings_[i].most_ahead = at(c.arrivals) + at(c.pairs);
   }
   Stream& link = lanes_.stream(zo_lanes::kH2d);
   for (int use = 0; use < use_count(); ++use) {
@@ -173,7 +173,7 @@ void WeightRing::end(const char* function) {
     const auto unused = std::find_if(ahead_.begin(), ahead_.end(),
                                      [&](const EntryPtr& e) { return e->pass == pass_; });
     if (unused == ahead_.end()) break;
-    drop(*unused);
+    drop(unused);
   }
   for (Ring& ring : rings_) {
     if (!ring.next_pass) ring.next = 0;
@@ -234,7 +234,7 @@ void WeightRing::seek(int use) {
   const auto wanted = [&](const EntryPtr& e) { return e->pass == pass_ && e->use == use; };
   const bool reached = std::any_of(ahead_.begin(), ahead_.end(), wanted);
   // Otherwise it lies behind what the ring reaches, or before where the forward was.
-  while (!ahead_.empty() && !wanted(ahead_.front())) drop(ahead_.front());
+  while (!ahead_.empty() && !wanted(ahead_.front())) drop(ahead_.begin());
   if (!reached) ++rewinds_;
   for (Ring& ring : rings_) {
     const auto next = static_cast<std::size_t>(
@@ -390,11 +390,11 @@ void WeightRing::submit_perturb(const EntryPtr& entry) {
   lanes_.executor().submit(std::move(payload));
 }
 
-void WeightRing::drop(const EntryPtr& dropped) {
-  const EntryPtr entry = dropped;  // It may be the element that goes.
+void WeightRing::drop(std::deque<EntryPtr>::iterator place) {
+  lanes_.executor().wait(key_of(**place));
+  const EntryPtr entry = std::move(*place);
+  ahead_.erase(place);
   Ring& ring = ring_of(entry->use);
-  lanes_.executor().wait(key_of(*entry));
-  std::erase(ahead_, entry);
   if (entry->has_pair) {  // Nobody has read it.
     ring.pairs.push_back({entry->pair.plus, entry->pair.minus, {}});
     return;
