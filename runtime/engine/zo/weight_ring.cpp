@@ -1,6 +1,7 @@
 #include "runtime/engine/zo/weight_ring.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -173,7 +174,7 @@ void WeightRing::end(const char* function) {
     const auto unused = std::find_if(ahead_.begin(), ahead_.end(),
                                      [&](const EntryPtr& e) { return e->pass == pass_; });
     if (unused == ahead_.end()) break;
-    drop(unused);
+    drop(static_cast<std::size_t>(unused - ahead_.begin()));
   }
   for (Ring& ring : rings_) {
     if (!ring.next_pass) ring.next = 0;
@@ -234,7 +235,7 @@ void WeightRing::seek(int use) {
   const auto wanted = [&](const EntryPtr& e) { return e->pass == pass_ && e->use == use; };
   const bool reached = std::any_of(ahead_.begin(), ahead_.end(), wanted);
   // Otherwise it lies behind what the ring reaches, or before where the forward was.
-  while (!ahead_.empty() && !wanted(ahead_.front())) drop(ahead_.begin());
+  while (!ahead_.empty() && !wanted(ahead_.front())) drop(0);
   if (!reached) ++rewinds_;
   for (Ring& ring : rings_) {
     const auto next = static_cast<std::size_t>(
@@ -390,10 +391,10 @@ void WeightRing::submit_perturb(const EntryPtr& entry) {
   lanes_.executor().submit(std::move(payload));
 }
 
-void WeightRing::drop(std::deque<EntryPtr>::iterator place) {
-  lanes_.executor().wait(key_of(**place));
-  const EntryPtr entry = std::move(*place);
-  ahead_.erase(place);
+void WeightRing::drop(std::size_t place) {
+  lanes_.executor().wait(key_of(*ahead_[place]));
+  const EntryPtr entry = std::move(ahead_[place]);
+  ahead_.erase(ahead_.begin() + static_cast<std::ptrdiff_t>(place));
   Ring& ring = ring_of(entry->use);
   if (entry->has_pair) {  // Nobody has read it.
     ring.pairs.push_back({entry->pair.plus, entry->pair.minus, {}});

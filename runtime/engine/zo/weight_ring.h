@@ -132,7 +132,7 @@ class WeightRing {
   void submit_copy(const EntryPtr& entry);
   void submit_perturb(const EntryPtr& entry);
   void seek(int use);
-  void drop(std::deque<EntryPtr>::iterator place);  // Of ahead_. Waits for what runs of it.
+  void drop(std::size_t place);  // Of ahead_. Waits for what runs of it.
   int key_of(const Entry& entry) const noexcept;
 
   std::vector<ZoWeight> uses_;
