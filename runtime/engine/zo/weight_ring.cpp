@@ -327,12 +327,17 @@ int WeightRing::key_of(const Entry& entry) const noexcept {
   return kPassesInLanes * entry.use + static_cast<int>(pass % kPassesInLanes);
 }
 
+Payload WeightRing::payload_of(const Entry& entry) const {
+  Payload payload;
+  payload.key = key_of(entry);
+  payload.deadline = entry.deadline;
+  payload.name = uses_[at(entry.use)].name;
+  return payload;
+}
+
 void WeightRing::submit_copy(const EntryPtr& entry) {
   const ZoWeight& weight = uses_[at(entry->use)];
-  Payload payload;
-  payload.key = key_of(*entry);
-  payload.deadline = entry->deadline;
-  payload.name = weight.name;
+  Payload payload = payload_of(*entry);
   payload.after = entry->arrival.free;
   Hop& copy = payload.hops.emplace_back();
   copy.lane = zo_lanes::kH2d;
@@ -347,10 +352,7 @@ void WeightRing::submit_copy(const EntryPtr& entry) {
 
 void WeightRing::submit_perturb(const EntryPtr& entry) {
   const ZoWeight& weight = uses_[at(entry->use)];
-  Payload payload;
-  payload.key = key_of(*entry);
-  payload.deadline = entry->deadline;
-  payload.name = weight.name;
+  Payload payload = payload_of(*entry);
   Hop& ready = payload.hops.emplace_back();
   ready.lane = zo_lanes::kReady;
   ready.start = [arrived = Event(entry->arrived), free = entry->pair.free](StreamRef,

@@ -134,6 +134,7 @@ class WeightRing {
   void seek(int use);
   void drop(std::size_t place);  // Of ahead_. Waits for what runs of it.
   int key_of(const Entry& entry) const noexcept;
+  Payload payload_of(const Entry& entry) const;  // Without hops.
 
   std::vector<ZoWeight> uses_;
   NoiseFamily family_;
