@@ -19,9 +19,8 @@
 //       when they have been read: there are never more than four for each weight and step that the
 //       device is behind, and a step that is like the one before makes none.
 //
-// Thread safety: time_wait() and take() from one thread at a time, time_work() from one; both
-// beside
-//                each other. No lock is held while a mark is recorded, since the thread may have to
+// Thread safety: time_wait() and take() from one thread at a time, time_work() from one, each beside
+//                the other. No lock is held while a mark is recorded, since the thread may have to
 //                wait for room in its stream until the device has gone on.
 #pragma once
 
