@@ -118,8 +118,10 @@ std::size_t block_cols(std::int64_t rank, std::size_t cols) {
 // ---- Tiles --------------------------------------------------------------------------------------
 
 struct Tile {
-  std::size_t i, j, block,
-      cols;  // Its first row, first column of the block, the block's own; width.
+  std::size_t i;      // Its first row,
+  std::size_t block;  // the first column of its block,
+  std::size_t j;      // its own first column in the block,
+  std::size_t cols;   // and how many there are.
   alignas(64) float a[kTileRows * kTileCols];
 
   std::size_t column() const { return block + j; }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -25,12 +24,6 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 constexpr NoiseKey kRoundingKey{5, 6, 7, 8};
-
-// Equal bits, or two NaNs.
-template <typename T>
-bool same(T a, T b) {
-  return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(to_float(a)) && std::isnan(to_float(b)));
-}
 
 struct Factors {
   std::int64_t rank, rows, cols;
