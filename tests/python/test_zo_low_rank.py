@@ -99,17 +99,11 @@ def directions_of_step(opt: sluiceway.ZoSgd, model: nn.Module) -> list[tuple[tor
     """z of the first matrix and of its bias, one a direction."""
     seen, x = [], torch.ones(1, 300)
     layer = model.layers[0]
-
-    def closure() -> torch.Tensor:
-        handle = layer.register_forward_hook(
-            lambda *_: seen.append([p.detach().double().clone() for p in layer.parameters()])
-        )
-        try:
-            return model(x)
-        finally:
-            handle.remove()
-
-    opt.step(closure)
+    handle = layer.register_forward_pre_hook(  # Behind that which perturbs.
+        lambda *_: seen.append([p.detach().double().clone() for p in layer.parameters()])
+    )
+    opt.step(lambda: model(x))
+    handle.remove()
     return [
         tuple((p - m) / (2 * opt.options.eps) for p, m in zip(plus, minus, strict=True))
         for plus, minus in zip(seen[::2], seen[1::2], strict=True)
