@@ -5,35 +5,18 @@
 #include <hwy/highway.h>
 
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
-#include "kernels/base/elements.h"
-#include "kernels/convert-inl.h"
 #include "kernels/noise-inl.h"
 #include "kernels/perturb.h"
 #include "kernels/perturb_checks.h"
+#include "kernels/theta_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace sluiceway {
 namespace HWY_NAMESPACE {
 
-using NoiseVector = hn::Vec<NoiseTag>;
-
 // ---- One tile, in the first-level cache --------------------------------------------------------
-
-template <typename T>
-void load_tile(const T* w, float* a, std::size_t count) {
-  const NoiseTag d;
-  const std::size_t lanes = hn::Lanes(d);
-  std::size_t j = 0;
-  for (; j + lanes <= count; j += lanes) hn::StoreU(load_f32(d, w + j), d, a + j);
-  if (j < count) {
-    alignas(64) float tail[hn::MaxLanes(NoiseTag())];
-    hn::Store(FirstLanes{count - j}.load(d, w + j), d, tail);
-    std::memcpy(a + j, tail, (count - j) * sizeof(float));
-  }
-}
 
 class PendingStreams {
  public:
@@ -80,43 +63,7 @@ void write_both(const NoiseStream& noise, std::uint64_t tile, const float* HWY_R
   });
 }
 
-template <typename Out>
-void write_theta(const float* a, float gamma, const std::uint16_t* bits, Out* out,
-                 std::size_t count) {
-  const NoiseTag d;
-  const std::size_t lanes = hn::Lanes(d);
-  const NoiseVector factor = hn::Set(d, gamma);
-  const auto write = [&](const float* from, const std::uint16_t* noise, Out* to) HWY_ATTR {
-    const NoiseVector theta = hn::Mul(factor, hn::LoadU(d, from));
-    if constexpr (std::is_same_v<Out, bf16>) {
-      if (noise != nullptr) return store_stochastic(d, theta, noise, to);
-    }
-    store_nearest(d, theta, to);
-  };
-  std::size_t j = 0;
-  for (; j + lanes <= count; j += lanes) write(a + j, bits == nullptr ? bits : bits + j, out + j);
-  if (j == count) return;
-  alignas(64) float tail[hn::MaxLanes(NoiseTag())] = {};
-  alignas(64) std::uint16_t tail_bits[hn::MaxLanes(NoiseTag())] = {};
-  alignas(64) Out written[hn::MaxLanes(NoiseTag())];
-  std::memcpy(tail, a + j, (count - j) * sizeof(float));
-  if (bits != nullptr) std::memcpy(tail_bits, bits + j, (count - j) * sizeof(std::uint16_t));
-  write(tail, bits == nullptr ? bits : tail_bits, written);
-  std::memcpy(out + j, written, (count - j) * sizeof(Out));
-}
-
 // ---- Whole arrays ------------------------------------------------------------------------------
-
-void load_any(const std::byte* w, DType dtype, std::size_t at, float* a, std::size_t count) {
-  switch (dtype) {
-    case DType::kF32:
-      return load_tile(reinterpret_cast<const float*>(w) + at, a, count);
-    case DType::kF16:
-      return load_tile(reinterpret_cast<const f16*>(w) + at, a, count);
-    case DType::kBF16:
-      return load_tile(reinterpret_cast<const bf16*>(w) + at, a, count);
-  }
-}
 
 template <NoiseFamily kFamily, typename Out>
 void perturb_to(std::span<const std::byte> w, DType w_dtype, Out* plus, Out* minus,
@@ -168,13 +115,7 @@ void materialise_as(std::span<const std::byte> w, DType w_dtype, std::byte* out,
     pending.apply<kFamily>(tile, a, begin, end);
     if (rounding_key != nullptr) rounding.fill(tile + low, bits, count);
     const std::uint16_t* const noise = rounding_key == nullptr ? nullptr : bits;
-    if (out_dtype == DType::kF32) {
-      write_theta(a + low, theta.gamma, noise, reinterpret_cast<float*>(out) + at, count);
-    } else if (out_dtype == DType::kF16) {
-      write_theta(a + low, theta.gamma, noise, reinterpret_cast<f16*>(out) + at, count);
-    } else {
-      write_theta(a + low, theta.gamma, noise, reinterpret_cast<bf16*>(out) + at, count);
-    }
+    write_any(a + low, theta.gamma, noise, out, out_dtype, at, count);
     at += count;
   };
   for_each_tile(theta.first, w.size() / size_bytes(w_dtype), take);

@@ -20,6 +20,7 @@ void bind_device(py::module_& m);
 void bind_drive(py::module_& m);
 void bind_host_memory(py::module_& m);
 void bind_loss_scale(py::module_& m);
+void bind_low_rank(py::module_& m);
 void bind_noise(py::module_& m);
 void bind_offload_engine(py::module_& m);
 void bind_store(py::module_& m);

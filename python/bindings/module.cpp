@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_drive(m);
   sluiceway::bind_host_memory(m);
   sluiceway::bind_loss_scale(m);
+  sluiceway::bind_low_rank(m);
   sluiceway::bind_noise(m);
   sluiceway::bind_store(m);
   sluiceway::bind_trace(m);

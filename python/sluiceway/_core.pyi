@@ -41,11 +41,13 @@ __all__: list[str] = [
     "host_allocated_bytes",
     "host_peak_bytes",
     "materialise",
+    "materialise_low_rank",
     "now_us",
     "offload_footprint",
     "open_store",
     "page_lock_refusal",
     "perturb",
+    "perturb_low_rank",
     "predict_step",
     "reset_host_peak",
     "shared_device_bytes",
@@ -785,6 +787,22 @@ def materialise(
     Write theta, rounded to nearest, or to bfloat16 with the random bits of the key (seed, step, tensor, purpose) that `stochastic` is.
     """
 
+def materialise_low_rank(
+    w: torch.Tensor,
+    out: torch.Tensor,
+    pending: tuple[torch.Tensor, torch.Tensor] | None,
+    gamma: typing.SupportsFloat,
+    first: typing.SupportsInt = 0,
+    stochastic: tuple[
+        typing.SupportsInt, typing.SupportsInt, typing.SupportsInt, typing.SupportsInt
+    ]
+    | None = None,
+    compute: Stream | None = None,
+) -> None:
+    """
+    Write theta, rounded to nearest, or to bfloat16 with the random bits of the key (seed, step, tensor, purpose) that `stochastic` is; w begins at element `first` of it.
+    """
+
 def now_us() -> float:
     """
     Microseconds of the trace's clock.
@@ -847,6 +865,20 @@ def perturb(
 ) -> None:
     """
     Write theta + eps z and theta - eps z, where theta is gamma (w + the pending updates), each of them (seed, step, tensor, purpose, scale).
+    """
+
+def perturb_low_rank(
+    w: torch.Tensor,
+    plus: torch.Tensor,
+    minus: torch.Tensor,
+    pending: tuple[torch.Tensor, torch.Tensor] | None,
+    gamma: typing.SupportsFloat,
+    eps: typing.SupportsFloat,
+    direction: tuple[torch.Tensor, torch.Tensor] | None,
+    compute: Stream | None = None,
+) -> None:
+    """
+    Write theta + eps z and theta - eps z, where theta is gamma (w + L^T R of `pending`) and z is L^T R of `direction`, each of them a left factor k x m and a right one k x n, or None.
     """
 
 def predict_step(

@@ -12,6 +12,7 @@
 #include "kernels/decompress.h"
 #include "kernels/factored_adam.h"
 #include "kernels/gradient_copy.h"
+#include "kernels/low_rank.h"
 #include "kernels/noise.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/perturb.h"
@@ -50,6 +51,7 @@ struct Nothing {
   AdamHyper hyper;
   WeightUpdate update;
   NoiseKey key;
+  LowRank product;
   StreamRef stream = StreamRef::cuda(0, nullptr);
 };
 
@@ -108,6 +110,13 @@ TEST(NoCudaTest, EveryKernelOfAChunkSaysThatItIsUnavailable) {
   refused("materialise", [&] {
     cuda::materialise(no.bytes, DType::kF32, no.bytes, DType::kF32, {}, Rounding::kNearest, no.key,
                       no.stream);
+  });
+  refused("perturb_low_rank", [&] {
+    cuda::perturb_low_rank(no.any, no.any, no.any, no.product, 1, no.product, 1, no.stream);
+  });
+  refused("materialise_low_rank", [&] {
+    cuda::materialise_low_rank(no.any, no.any, no.product, 1, Rounding::kNearest, no.key, 0,
+                               no.stream);
   });
   refused("overflow_scan", [&] { cuda::overflow_scan(no.in, nullptr, no.stream); });
   refused("overflow_scan", [&] { cuda::overflow_scan(no.any, nullptr, no.stream); });

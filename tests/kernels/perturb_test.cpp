@@ -6,7 +6,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -25,12 +24,6 @@ using testing::ThrowsMessage;
 constexpr NoiseKey kKey{11, 22, 33, 4}, kRoundingKey{5, 6, 7, 8};
 constexpr NoiseFamily kFamilies[] = {NoiseFamily::kRademacher, NoiseFamily::kByteQuantile,
                                      NoiseFamily::kGaussian};
-
-// Equal bits, or two NaNs.
-template <typename T>
-bool same(T a, T b) {
-  return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(to_float(a)) && std::isnan(to_float(b)));
-}
 
 std::vector<PendingUpdate> updates(std::size_t count) {
   std::vector<PendingUpdate> pending(count);

@@ -249,7 +249,7 @@ def test_a_model_without_blocks_says_what_was_looked_for() -> None:
     [
         ({"eps": 0.0}, "eps is 0.0, expected"),
         ({"directions": 0}, "directions is 0"),
-        ({"noise": "lowrank"}, "noise is 'lowrank', expected"),
+        ({"noise": "uniform"}, "noise is 'uniform', expected"),
         ({"lr": -1.0}, "lr is -1.0"),
         ({"weight_decay": float("nan")}, "weight_decay is nan"),
         ({"param_groups": [nn.Parameter(torch.ones(1))]}, "not a parameter of the model"),

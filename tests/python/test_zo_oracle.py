@@ -9,18 +9,19 @@ import pytest
 import sluiceway
 import torch
 from sluiceway import _core
-from torch import nn
 from zo_models import decoder, zo_ids, zo_loss
-from zo_oracle import Oracle, fma, philox, rademacher
+from zo_oracle import (
+    Oracle,
+    computing_in_float32,
+    fma,
+    follow,
+    gaussian,
+    groups_of,
+    philox,
+    rademacher,
+)
 
 NAMES = _core.stable_hash
-
-
-def groups_of(model: nn.Module, weight_decay: float) -> list[dict]:
-    return [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
 
 
 def test_the_oracles_philox_has_the_published_answers() -> None:
@@ -53,12 +54,6 @@ def test_noise_is_the_oracles() -> None:
     assert np.array_equal(out.numpy(), rademacher(5003, seed, step, tensor, 2))
 
 
-def gaussian(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
-    out = torch.empty(count)
-    _core.draw_noise(out, "gaussian", seed, step, tensor, purpose)
-    return out.numpy()
-
-
 @pytest.mark.parametrize(
     ("directions", "weight_decay", "seed", "noise", "steps"),
     [
@@ -73,26 +68,11 @@ def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, nois
     opt = sluiceway.ZoSgd(
         ours, lr=0.02, weight_decay=weight_decay, directions=directions, seed=seed, noise=noise
     )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
     oracle = Oracle(
         theirs, groups_of(theirs, weight_decay), 1e-3, seed, directions, NAMES,
         gaussian if noise == "gaussian" else rademacher,
     )  # fmt: skip
-    begun = {name: p.detach().clone() for name, p in ours.named_parameters()}
-    for step in range(steps):
-        ids, rates = zo_ids(step), [group["lr"] for group in opt.param_groups]
-        factor = 0.0 if step == 5 else float("nan") if step == 9 else 1.0  # g = 0, in two ways.
-        if step == 9:
-            with pytest.warns(UserWarning, match="no finite g"):
-                found = opt.step(lambda: factor * zo_loss(ours, ids))  # noqa: B023
-        else:
-            found = opt.step(lambda: factor * zo_loss(ours, ids))  # noqa: B023
-        expected = oracle.step(lambda m: factor * zo_loss(m, ids), rates)  # noqa: B023
-        assert np.array_equal(found.item(), expected, equal_nan=True), step
-        schedule.step()
-        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(p, q), (step, name)
-    assert not any(torch.equal(p, begun[name]) for name, p in ours.named_parameters())
+    follow(opt, ours, oracle, steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -102,22 +82,14 @@ def test_weights_of_16_bits_are_images_of_a_float32_master(dtype: torch.dtype) -
         for p in model.layers.parameters():
             if p.dim() >= 2:
                 p.data = p.data.to(dtype)
-        _computing_in_float32(model)
+        computing_in_float32(model)
     opt = sluiceway.ZoSgd(ours, lr=0.01, weight_decay=0.1, seed=1)
     oracle = Oracle(theirs, groups_of(theirs, 0.1), 1e-3, 1, 1, NAMES)
     for step in range(40):
         ids = zo_ids(step)
         found = opt.step(lambda: zo_loss(ours, ids))  # noqa: B023
-        expected = oracle.step(lambda m: zo_loss(_computing_in_float32(m), ids), [0.01, 0.01])  # noqa: B023
+        expected = oracle.step(lambda m: zo_loss(computing_in_float32(m), ids), [0.01, 0.01])  # noqa: B023
         assert found.item() == expected
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert p.dtype is q.dtype
             assert torch.equal(p, q)
-
-
-def _computing_in_float32(model: nn.Module) -> nn.Module:
-    """Its own weights: a deep copy still has the functions of what it was copied from."""
-    for block in model.layers:
-        for linear in (block.up, block.down):
-            linear.forward = lambda x, m=linear: nn.functional.linear(x, m.weight.float(), m.bias)
-    return model

@@ -1,4 +1,4 @@
-"""MeZO's equations anew: nothing is shared with the package but the numbers that come out.
+"""MeZO's and LOZO's equations anew: nothing is shared with the package but what `gaussian` draws.
 
     g = (L(theta + eps z) - L(theta - eps z)) / (2 eps)
     Gamma' = Gamma (1 - lr wd),   A' = fma(c, z, A) with c = -lr g / (q Gamma'),   theta = Gamma A
@@ -13,8 +13,11 @@ import copy
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
+from sluiceway import _core
 from torch import nn
+from zo_models import zo_ids, zo_loss
 
 M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 MASK = 0xFFFFFFFF
@@ -47,7 +50,7 @@ def rademacher(count: int, seed: int, step: int, tensor: int, purpose: int) -> n
     return z
 
 
-def fma(a: np.float32, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def fma(a: np.float32 | np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """a x + y, rounded once.
 
     The product of two float32 is exact in float64, their sum with a third is not: what it loses is
@@ -63,6 +66,27 @@ def fma(a: np.float32, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     outwards = (lost > 0) == (total > 0)
     odd = np.where(even, np.where(outwards, bits + 1, bits - 1), bits).view(np.float64)
     return odd.astype(np.float32)
+
+
+def gaussian(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
+    out = torch.empty(count)
+    _core.draw_noise(out, "gaussian", seed, step, tensor, purpose)
+    return out.numpy()
+
+
+def groups_of(model: nn.Module, weight_decay: float) -> list[dict]:
+    return [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def computing_in_float32(model: nn.Module) -> nn.Module:
+    """Its own weights: a deep copy still has the functions of what it was copied from."""
+    for block in model.layers:
+        for linear in (block.up, block.down):
+            linear.forward = lambda x, m=linear: nn.functional.linear(x, m.weight.float(), m.bias)
+    return model
 
 
 class Oracle:
@@ -106,6 +130,9 @@ class Oracle:
         z = self.draw(p.numel(), self.seed, self.step_number, tensor, direction)
         return z.reshape(tuple(p.shape))
 
+    def _move(self, name: str, c: np.float32, direction: int, z: np.ndarray) -> None:
+        self.a[name] = fma(c, z, self.a[name])
+
     def _theta(self, name: str) -> np.ndarray:
         gamma = np.float32(self.gamma[self._group(self.tensors[name][0])])
         return gamma * self.a[name]
@@ -133,10 +160,89 @@ class Oracle:
             self.gamma[index] *= 1 - rate * group["weight_decay"]
         for name, (p, _) in self.tensors.items():
             index = self._group(p)
-            for g, noise in zip(gradients, noises, strict=True):
+            for direction, (g, noise) in enumerate(zip(gradients, noises, strict=True)):
                 c = np.float32(-(lr[index] * g) / (self.directions * self.gamma[index]))
-                self.a[name] = fma(c, noise[name], self.a[name])
+                self._move(name, c, direction, noise[name])
             with torch.no_grad():
                 p.copy_(torch.from_numpy(self._theta(name)))
         self.step_number += 1
         return torch.tensor(np.array(losses)).mean().item()
+
+
+class LowRankOracle(Oracle):
+    """The same along z = U V^T of matrices, by LOZO's equations.
+
+    No matrix ever changes: all V, and for each the sum of all c U that came with it, are kept, and
+    theta is Gamma times their products added to the matrix that it began as, one by one.
+
+    Parameters
+    ----------
+    rank, period : int
+    others : tuple
+        What `Oracle` takes; `draw` is required.
+    """
+
+    def __init__(self, *others, rank: int, period: int) -> None:
+        super().__init__(*others)
+        self.rank, self.period = rank, period
+        self.products: dict[str, list[list[np.ndarray]]] = {name: [] for name in self.a}
+
+    def _factor(self, name: str, side: int, step: int, purpose: int) -> np.ndarray:
+        size = self.a[name].shape[0] if side == 0 else self.a[name][0].size
+        drawn = self.draw(self.rank * size, self.seed, step, self.tensors[name][1], purpose)
+        return drawn.reshape(self.rank, size)
+
+    def _v(self, name: str) -> np.ndarray:
+        v = self._factor(name, 1, self.step_number // self.period, 2**32 - 1)
+        return np.float32(1 / np.sqrt(self.rank)) * v
+
+    def _plus(self, a: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+        shape, a = a.shape, a.reshape(len(a), -1)
+        for column, row in zip(u, v, strict=True):
+            a = fma(column[:, None], row[None, :], a)
+        return a.reshape(shape)
+
+    def _z(self, name: str, direction: int) -> np.ndarray:
+        if self.a[name].ndim < 2:
+            return super()._z(name, direction)
+        u = self._factor(name, 0, self.step_number, direction)
+        return self._plus(np.zeros_like(self.a[name]), u, self._v(name))
+
+    def _move(self, name: str, c: np.float32, direction: int, z: np.ndarray) -> None:
+        if self.a[name].ndim < 2:
+            return super()._move(name, c, direction, z)
+        products = self.products[name]
+        if self.step_number % self.period == 0 and direction == 0:
+            products.append([np.zeros((self.rank, len(z)), np.float32), self._v(name)])
+        products[-1][0] = fma(
+            c, self._factor(name, 0, self.step_number, direction), products[-1][0]
+        )
+
+    def _theta(self, name: str) -> np.ndarray:
+        begun, group = self.a[name], self._group(self.tensors[name][0])
+        if begun.ndim < 2:
+            return super()._theta(name)
+        a = begun
+        for u, v in self.products[name]:
+            a = self._plus(a, u, v)
+        return np.float32(self.gamma[group]) * a
+
+
+def follow(opt: torch.optim.Optimizer, model: nn.Module, oracle: Oracle, steps: int) -> None:
+    """Train both, on a schedule, with g = 0 in two ways, to the same bits in every step."""
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
+    begun = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for step in range(steps):
+        ids, rates = zo_ids(step), [group["lr"] for group in opt.param_groups]
+        factor = 0.0 if step == 5 else float("nan") if step == 9 else 1.0
+        if step == 9:
+            with pytest.warns(UserWarning, match="no finite g"):
+                found = opt.step(lambda: factor * zo_loss(model, ids))  # noqa: B023
+        else:
+            found = opt.step(lambda: factor * zo_loss(model, ids))  # noqa: B023
+        expected = oracle.step(lambda m: factor * zo_loss(m, ids), rates)  # noqa: B023
+        assert np.array_equal(found.item(), expected, equal_nan=True), step
+        schedule.step()
+        for (name, p), q in zip(model.named_parameters(), oracle.model.parameters(), strict=True):
+            assert torch.equal(p, q), (step, name)
+    assert not any(torch.equal(p, begun[name]) for name, p in model.named_parameters())

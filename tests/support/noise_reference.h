@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "kernels/base/dtype.h"
@@ -10,6 +11,12 @@
 #include "kernels/perturb.h"
 
 namespace sluiceway::test {
+
+// Equal bits, or two NaNs.
+template <typename T>
+bool same(T a, T b) {
+  return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(to_float(a)) && std::isnan(to_float(b)));
+}
 
 inline float reference_gaussian(const NoiseKey& key, std::uint64_t i) {
   const std::uint64_t at = i / 32 * 32 + i % 16;

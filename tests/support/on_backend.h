@@ -13,6 +13,7 @@
 #include "kernels/factored_adam.h"
 #include "kernels/factored_moment.h"
 #include "kernels/gradient_copy.h"
+#include "kernels/low_rank.h"
 #include "kernels/noise.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/perturb.h"
@@ -158,7 +159,7 @@ inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, con
   residual_sign(w, low, r, update, {.core = {}, .alpha = update.alpha, .trains = true});
 }
 
-// ---- overflow_scan.h, gradient_copy.h, philox.h, noise.h, perturb.h, wire.h ---------------------
+// ---- overflow_scan.h, gradient_copy.h, philox.h, noise.h, perturb.h, low_rank.h, wire.h ---------
 
 template <typename T>
 ScanResult overflow_scan(std::span<const T> x) {
@@ -211,6 +212,19 @@ inline void materialise(std::span<const std::byte> w, DType w_dtype, std::span<s
                         const NoiseKey& rounding_key = {}) {
   call([](auto... a) { sluiceway::materialise(a...); }, w, w_dtype, out, out_dtype, theta, rounding,
        rounding_key);
+}
+
+inline void perturb_low_rank(const AnyMatrix& w, const AnyMatrix& plus, const AnyMatrix& minus,
+                             const LowRank& pending, float gamma, const LowRank& direction,
+                             float eps) {
+  call([](auto... a) { sluiceway::perturb_low_rank(a...); }, w, plus, minus, pending, gamma,
+       direction, eps);
+}
+inline void materialise_low_rank(const AnyMatrix& w, const AnyMatrix& out, const LowRank& pending,
+                                 float gamma, Rounding rounding = Rounding::kNearest,
+                                 const NoiseKey& rounding_key = {}, std::uint64_t first = 0) {
+  call([](auto... a) { sluiceway::materialise_low_rank(a...); }, w, out, pending, gamma, rounding,
+       rounding_key, first);
 }
 
 inline ScanResult pack(WireFormat format, std::span<const float> values,

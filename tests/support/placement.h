@@ -18,6 +18,7 @@
 #include "kernels/decompress.h"
 #include "kernels/factored_moment.h"
 #include "kernels/factored_roots.h"
+#include "kernels/low_rank.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/residual_verdict.h"
 #include "runtime/device/device_memory.h"
@@ -51,6 +52,7 @@ class Placement {
   void add(const SparseColumns& x);
   void add(const BlockRows& x);
   void add(const FactoredRoots& x);
+  void add(const LowRank& x) { add(x.left), add(x.right); }
   void add(const FactoredMoment& x) { add(x.row), add(x.col); }
   void add(const AdamMoments& x);
   void add(const MasterWeight& x);
@@ -86,6 +88,7 @@ class Placement {
   SparseColumns placed(const SparseColumns& x) const;
   BlockRows placed(const BlockRows& x) const;
   FactoredRoots placed(const FactoredRoots& x) const;
+  LowRank placed(const LowRank& x) const { return {placed(x.left), placed(x.right)}; }
   FactoredMoment placed(const FactoredMoment& x) const { return {placed(x.row), placed(x.col)}; }
   AdamMoments placed(const AdamMoments& x) const;
   MasterWeight placed(const MasterWeight& x) const;

@@ -4,6 +4,7 @@
 #include "kernels/factored_adam.h"
 #include "kernels/factored_moment.h"
 #include "kernels/gradient_copy.h"
+#include "kernels/low_rank.h"
 #include "kernels/overflow_scan.h"
 #include "kernels/perturb.h"
 #include "kernels/philox.h"
@@ -54,6 +55,25 @@ void perturbed(benchmark::State& state, NoiseFamily family) {
             std::as_writable_bytes(span_of(minus)), DType::kBF16, {.family = family}, {1, 2, 3, 4},
             1e-3F, stream);
   });
+}
+
+// Rank 4, behind so many rows of pending factors.
+void perturbed_low_rank(benchmark::State& state, std::int64_t pending) {
+  const std::int64_t n = device_sizes().side;
+  const auto w = random_there<bf16>(n * n, 1);
+  const DeviceArray<bf16> plus(count(n * n)), minus(count(n * n));
+  const auto left = random_there<float>((pending + 4) * n, 2);
+  const auto right = random_there<float>((pending + 4) * n, 3);
+  const MatrixView<const float> l = matrix_of(left, pending + 4, n);
+  const MatrixView<const float> r = matrix_of(right, pending + 4, n);
+  const LowRank added{l.row_range(4, pending + 4), r.row_range(4, pending + 4)};
+  const LowRank drawn{l.row_range(0, 4), r.row_range(0, 4)};
+  const auto flop = static_cast<double>(2 * (pending + 4) + 5);
+  run_on_device(state, bytes_of(n * n, 6), bytes_of(n * n, flop), &Roof::copy_gb_per_s,
+                [&](StreamRef stream) {
+                  perturb_low_rank(any_of(w, n, n), any_of(plus, n, n), any_of(minus, n, n), added,
+                                   1.0F, drawn, 1e-3F, stream);
+                });
 }
 
 void wire(benchmark::State& state, WireFormat format, bool packs) {
@@ -192,6 +212,10 @@ void add_passes() {
        {NoiseFamily::kRademacher, NoiseFamily::kByteQuantile, NoiseFamily::kGaussian}) {
     add_row("perturb<bf16>/" + std::string(to_string(family)),
             [=](benchmark::State& s) { perturbed(s, family); });
+  }
+  for (const std::int64_t pending : {0, 4, 400}) {
+    add_row("perturb_low_rank<bf16>/" + std::to_string(pending),
+            [=](benchmark::State& s) { perturbed_low_rank(s, pending); });
   }
   const std::pair<const char*, WireFormat> formats[] = {
       {"f32", WireFormat::kF32}, {"bf16", WireFormat::kBF16}, {"int8", WireFormat::kInt8}};

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sluiceway.config.fields import Count, Natural, Positive
+from sluiceway.config.fields import Count, Natural, Positive, SmallCount
 from sluiceway.config.options import Options, option
 
 
@@ -15,13 +15,18 @@ class ZoOptions(Options):
     directions: Count = option(
         1, "Directions that are measured and averaged in a step.", in_state=True
     )
-    noise: Literal["auto", "rademacher", "byte_quantile", "gaussian"] = option(
-        "auto", "What directions are drawn from; auto is rademacher.", in_state=True
+    noise: Literal["auto", "rademacher", "byte_quantile", "gaussian", "lowrank"] = option(
+        "auto",
+        "What directions are drawn from; auto is rademacher. lowrank: those of matrices are U V^T "
+        "of Gaussian factors, norms and biases have Gaussian ones.",
+        in_state=True,
     )
+    rank: SmallCount = option(4, "Columns of U and V, for noise lowrank.", in_state=True)
+    period: Count = option(50, "Steps for which V is kept, for noise lowrank.", in_state=True)
     device: str = option("auto", '"auto", which is where the model is, "host" or "cuda:N".')
     seed: Natural = option(0, "Of the directions.", in_state=True)
 
     @property
     def family(self) -> str:
-        """What "auto" stands for."""
-        return "rademacher" if self.noise == "auto" else self.noise
+        """Of what numbers are drawn from."""
+        return {"auto": "rademacher", "lowrank": "gaussian"}.get(self.noise, self.noise)

@@ -14,13 +14,14 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
-from sluiceway.machine.device_ops import device_ops
+from sluiceway.machine.device_ops import DeviceOps, device_ops
 from sluiceway.model.blocks import BlockList, find_blocks
 from sluiceway.model.targets import check_storage, owners_of
 from sluiceway.optim.documented import takes
 from sluiceway.optim.hyperparameters import check_number, groups_of_model
 from sluiceway.optim.open_model.ownership import refuse_taken
 from sluiceway.optim.zo.arguments import ZoOptions
+from sluiceway.optim.zo.low_rank import LowRankWeights
 from sluiceway.optim.zo.measurement import Measurement
 from sluiceway.optim.zo.random_state import RandomState
 from sluiceway.optim.zo.rates import (
@@ -44,6 +45,9 @@ class ZoSgd(torch.optim.Optimizer):
     is perturbed once for both. Both draw the same random numbers, dropout masks for one, and have
     to be given the same inputs. While a block is not running, its weights are not perturbed: what
     reads them elsewhere in the closure, a penalty for one, belongs outside of the blocks.
+
+    Where noise is lowrank, z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]; it
+    has a float32 master, and U summed up for a period beside it.
 
     Parameters
     ----------
@@ -88,8 +92,7 @@ class ZoSgd(torch.optim.Optimizer):
             owner, self.options.device, [(w.name, w.parameter) for w in self._weights]
         )
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "gamma": 1.0})
-        noise = Noise(self.options.family, self.options.seed)
-        self._resident = ResidentWeights(noise, self.device, self.state)
+        self._resident = _resident(self.options, self.device, self.state)
         self.committed_steps = 0
         self.overflowed = False
         self._g: list[float] = []
@@ -264,7 +267,7 @@ class ZoSgd(torch.optim.Optimizer):
         for weight in self._weights:
             if weight.parameter in self.state:
                 gamma = as_float(self._group_of[id(weight.parameter)]["gamma"])
-                self._resident.round(weight, gamma)
+                self._resident.round(weight, gamma, self.committed_steps)
                 torch.autograd.graph.increment_version(weight.parameter)
         self._versions = self._current_versions()
 
@@ -287,6 +290,15 @@ class ZoSgd(torch.optim.Optimizer):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _resident(
+    options: ZoOptions, device: DeviceOps, state: dict[Any, Any]
+) -> ResidentWeights | LowRankWeights:
+    noise = Noise(options.family, options.seed)
+    if options.noise == "lowrank":
+        return LowRankWeights(noise, options.rank, options.period, device, state)
+    return ResidentWeights(noise, device, state)
 
 
 def _groups(

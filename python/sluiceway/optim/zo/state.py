@@ -16,7 +16,6 @@ from sluiceway.optim.state import (
     check_moment,
     check_settings,
 )
-from sluiceway.optim.zo.weights import MASTER
 
 if TYPE_CHECKING:
     from sluiceway.optim.zo.optimizer import ZoSgd
@@ -37,7 +36,10 @@ def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
 
 def _settings(optimizer: ZoSgd) -> dict[str, Any]:
     options = optimizer.options
-    return {"seed": options.seed, "noise": options.family, "directions": options.directions}
+    settings = {"seed": options.seed, "noise": options.family, "directions": options.directions}
+    if options.noise == "lowrank":
+        settings |= {"noise": options.noise, "rank": options.rank, "period": options.period}
+    return settings
 
 
 def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
@@ -73,9 +75,10 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
                 f"{len(parameters) - 1}"
             )
         what = f"the state of parameter {number}"
-        check_entries(what, values, (MASTER,))
-        shape = tuple(parameters[number].shape)
-        check_moment(f"{MASTER} of parameter {number}", values[MASTER], shape)
+        shapes = optimizer._resident.state_shapes(parameters[number])
+        check_entries(what, values, tuple(shapes))
+        for key, shape in shapes.items():
+            check_moment(f"{key} of parameter {number}", values[key], shape)
 
 
 def _check_groups(optimizer: ZoSgd, saved: Any) -> None:
@@ -96,8 +99,10 @@ def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     optimizer.state.clear()
     for number, values in state_dict["state"].items():
         p = parameters[number]
-        master = values[MASTER].to(p.device).clone(memory_format=torch.contiguous_format)
-        optimizer.state[p] = {MASTER: master}
+        optimizer.state[p] = {
+            key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
+            for key in optimizer._resident.state_shapes(p)
+        }
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
     optimizer.committed_steps = state_dict[STATE_KEY]["committed_steps"]

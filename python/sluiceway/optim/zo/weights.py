@@ -85,14 +85,18 @@ class ResidentWeights:
         pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
         _core.materialise(a, a, pending, 1.0, self._noise.family, compute=compute)
         if a.data_ptr() != p.data_ptr():
-            self.round(weight, gamma_after)
+            self.round(weight, gamma_after, step + 1)
         torch.autograd.graph.increment_version(p)
 
-    def round(self, weight: PerturbedWeight, gamma: float) -> None:
+    def round(self, weight: PerturbedWeight, gamma: float, _step: int) -> None:
         """Write theta into the parameter."""
         compute, family = self._device.compute(), self._noise.family
         out = weight.parameter.detach()
         _core.materialise(self._a_of(weight), out, [], gamma, family, compute=compute)
+
+    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """What the state of a parameter holds, if it has any."""
+        return {MASTER: tuple(p.shape)}
 
     def _a_of(self, weight: PerturbedWeight) -> torch.Tensor:
         p = weight.parameter

@@ -1,0 +1,145 @@
+"""Matrices that zeroth-order training moves along directions of low rank [LOZO, arXiv 2410.07698].
+
+    z = U V^T,   theta = float(Gamma) (A + M V^T),   M += c U,   c = -lr g / (q Gamma)
+
+For a matrix of m x n weights U is m x rank, drawn for each step and direction, and V is n x rank,
+drawn for each period of so many steps. Elements of U are standard Gaussian and those of V have
+variance 1 / rank, so that elements of z have mean 0 and mean square 1, as elementwise noise has:
+LOZO's own eps is ours / sqrt(rank), and its g U V^T / rank is our g z.
+
+A, in float32, changes at the end of a period alone, when M V^T is folded into it and M is 0 again;
+that rounds nothing that would not be rounded without, since A + M V^T is a sum that begins with A
+(kernels/low_rank.h). The parameter is the image of theta after every step.
+
+Tensors hold U and V transposed. Norms and biases have elementwise noise of the same family.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from sluiceway import _core
+from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.optim.zo.rates import as_float
+from sluiceway.optim.zo.weights import MASTER, Noise, PerturbedWeight, ResidentWeights
+
+SUM = "low_rank_sum"  # M of the current period.
+_OF_V = 2**32 - 1  # Purpose of its key, whose step is the period; the others are directions.
+
+Factors = tuple[torch.Tensor, torch.Tensor]
+
+
+class LowRankWeights:
+    """A, M, theta and both neighbours of theta.
+
+    Parameters
+    ----------
+    noise : Noise
+        Of the factors, and of norms and biases.
+    rank, period : int
+    device : DeviceOps
+    state : dict
+        The optimizer's: A and M of a matrix are there.
+    """
+
+    def __init__(
+        self, noise: Noise, rank: int, period: int, device: DeviceOps, state: dict[Any, Any]
+    ) -> None:
+        self._vectors = ResidentWeights(noise, device, state)
+        self._noise, self._rank, self._period = noise, rank, period
+        self._device, self._state = device, state
+        self._v: dict[str, tuple[int, torch.Tensor]] = {}  # By name, with its period.
+
+    def neighbours(
+        self, weight: PerturbedWeight, gamma: float, eps: float, step: int, direction: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """theta + eps z and theta - eps z, of the parameter's dtype."""
+        p = weight.parameter.detach()
+        if p.dim() < 2:
+            return self._vectors.neighbours(weight, gamma, eps, step, direction)
+        plus, minus = torch.empty_like(p), torch.empty_like(p)
+        a = self._state.get(weight.parameter, {}).get(MASTER, p)
+        _core.perturb_low_rank(
+            a.flatten(1), plus.flatten(1), minus.flatten(1), self._pending(weight, step), gamma,
+            eps, (self.draw_u(weight, step, direction), self.v_of(weight, step)),
+            compute=self._device.compute(),
+        )  # fmt: skip
+        return plus, minus
+
+    def prepare(self, weight: PerturbedWeight, gamma_after: float) -> None:
+        """Make A and M."""
+        p = weight.parameter
+        if p.dim() < 2:
+            self._vectors.prepare(weight, gamma_after)
+        elif MASTER not in self._state.get(p, {}):
+            master = p.detach().to(torch.float32, copy=True)
+            self._state[p] = {MASTER: master, SUM: master.new_zeros(self._rank, len(p))}
+
+    def update(
+        self, weight: PerturbedWeight, gamma_after: float, step: int, scales: list[float]
+    ) -> None:
+        """M += sum of c U, one a direction, and theta of it."""
+        p = weight.parameter
+        if p.dim() < 2:
+            return self._vectors.update(weight, gamma_after, step, scales)
+        a, m = self._state[p][MASTER], self._state[p][SUM]
+        seed, compute = self._noise.seed, self._device.compute()
+        pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
+        _core.materialise(m, m, pending, 1.0, self._noise.family, compute=compute)
+        if (step + 1) % self._period == 0:
+            a, product = a.flatten(1), (m, self.v_of(weight, step))
+            _core.materialise_low_rank(a, a, product, 1.0, compute=compute)
+            m.zero_()
+        self.round(weight, gamma_after, step + 1)
+        torch.autograd.graph.increment_version(p)
+
+    def round(self, weight: PerturbedWeight, gamma: float, step: int) -> None:
+        """Write theta, as it is before `step`, into the parameter."""
+        p = weight.parameter
+        if p.dim() < 2:
+            return self._vectors.round(weight, gamma, step)
+        _core.materialise_low_rank(
+            self._state[p][MASTER].flatten(1), p.detach().flatten(1), self._pending(weight, step),
+            gamma, compute=self._device.compute(),
+        )  # fmt: skip
+
+    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """What the state of a parameter holds, if it has any."""
+        vector = self._vectors.state_shapes(p)
+        return vector if p.dim() < 2 else {**vector, SUM: (self._rank, len(p))}
+
+    # ---- Factors ----
+
+    def draw_u(self, weight: PerturbedWeight, step: int, direction: int) -> torch.Tensor:
+        """U^T of a direction."""
+        p = weight.parameter
+        u = torch.empty(self._rank, len(p), device=p.device)
+        _core.draw_noise(
+            u, self._noise.family, self._noise.seed, step, weight.tensor, direction,
+            compute=self._device.compute(),
+        )  # fmt: skip
+        return u
+
+    def v_of(self, weight: PerturbedWeight, step: int) -> torch.Tensor:
+        """V^T of the period that `step` is in."""
+        period, p = step // self._period, weight.parameter
+        drawn, v = self._v.get(weight.name, (None, None))
+        if drawn != period:
+            v = torch.zeros(self._rank, p.detach().flatten(1).shape[1], device=p.device)
+            scale = as_float(1 / math.sqrt(self._rank))
+            _core.materialise(
+                v, v, [(self._noise.seed, period, weight.tensor, _OF_V, scale)], 1.0,
+                self._noise.family, compute=self._device.compute(),
+            )  # fmt: skip
+            self._v[weight.name] = period, v
+        return v
+
+    def _pending(self, weight: PerturbedWeight, step: int) -> Factors | None:
+        """M and V before `step`; none at the beginning of a period, where M is 0."""
+        state = self._state.get(weight.parameter, {})
+        if step % self._period == 0 or SUM not in state:
+            return None
+        return state[SUM], self.v_of(weight, step)
