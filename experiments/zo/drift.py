@@ -160,9 +160,14 @@ def table(rows: list[dict[str, Any]], family: str) -> str:
         cells = [name]
         for lr in rates:
             of_cell = [row for row in rows if (row["way"], row["lr"]) == (name, lr)]
-            cells.append(f"{sum(row['error'] for row in of_cell) / len(of_cell):.2g}")
+            cells.append(figure(sum(row["error"] for row in of_cell) / len(of_cell)))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def figure(error: float) -> str:
+    """Two digits, or those before the point."""
+    return f"{error:.0f}" if error >= 100 else f"{error:.2g}"
 
 
 def main() -> None:

@@ -72,5 +72,8 @@ def test_the_table_is_of_the_rows_that_are_there(rows, tmp_path) -> None:
     lines = drift.table(json.loads(json.dumps(doubled)), family).splitlines()
     assert lines[0] == "| way | lr 1e-06 | lr 1e-05 |"
     assert len(lines) == 2 + 6
+    assert [drift.figure(error) for error in (0.00512, 2.04, 98.4, 258.6)] == [
+        "0.0051", "2", "98", "259",
+    ]  # fmt: skip
     for line, row in zip(lines[2:], rows, strict=False):
-        assert line.startswith(f"| {row['way']} | {2 * row['error']:.2g} |")
+        assert line.startswith(f"| {row['way']} | {drift.figure(2 * row['error'])} |")
