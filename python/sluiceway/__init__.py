@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Budget",
+    "ChunkedLoss",
     "Corrupt",
     "CudaError",
     "Error",
@@ -42,6 +43,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from sluiceway.config.values import Budget, Link, Refresh
+    from sluiceway.model.chunked_loss.of_model import ChunkedLoss
     from sluiceway.optim.fused.fusing import fuse_linears
     from sluiceway.optim.offload.optimizer import OffloadAdamW
     from sluiceway.optim.subspace.for_trainer import for_trainer
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 # so that the compiled module can import sluiceway.errors while the package is being imported.
 _HOMES = {
     "Budget": "sluiceway.config.values",
+    "ChunkedLoss": "sluiceway.model.chunked_loss.of_model",
     "Link": "sluiceway.config.values",
     "OffloadAdamW": "sluiceway.optim.offload.optimizer",
     "Refresh": "sluiceway.config.values",

@@ -1,0 +1,86 @@
+"""Cross entropy of hidden states and an output matrix, without the logits in between.
+
+    logits = cap tanh((H W^T + b) / cap)      no cap: H W^T + b
+    loss   = mean over learned tokens of (ln sum_v exp logits_v - logits_label)
+
+Slices of the vocabulary are the outer loop and slices of tokens the inner one, so that a slice of W
+is converted once. What is kept of a slice is, for each token, ln sum exp of it and the label's
+logit, if it is there.
+
+Numerics: products and their sums in f32, whatever the types of H and W, exponentials and their sum
+          over a slice in f32, all that joins slices and tokens in f64. autocast does not apply.
+Cost:     2 T V H flop in f32. Beside its arguments it holds some arrays of `slice_elems` f32 and of
+          one f64 a token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+IGNORED = -100  # What torch and transformers have for a token that is not learned.
+_SLICE_ELEMS = 1 << 24  # 64 MiB.
+_TOKENS = 1024
+
+
+@torch.no_grad()
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    cap: float | None = None,
+    ignored: int = IGNORED,
+    slice_elems: int = _SLICE_ELEMS,
+) -> torch.Tensor:
+    """As `torch.nn.functional.cross_entropy` of the logits; NaN where no token is learned.
+
+    Parameters
+    ----------
+    hidden : torch.Tensor
+        T x width.
+    weight : torch.Tensor
+        V x width.
+    labels : torch.Tensor
+        T integers. One that is neither in the vocabulary nor `ignored` makes the loss NaN.
+    bias : torch.Tensor, optional
+        V.
+    cap : float, optional
+        Of the logits.
+    slice_elems : int
+        No array of logits, nor of converted weights or hidden states, has more elements, where a
+        single row has not.
+
+    Returns
+    -------
+    torch.Tensor
+        A scalar of f32; it has no graph.
+    """
+    tokens = max(1, min(_TOKENS, slice_elems // hidden.shape[1]))
+    rows = max(1, slice_elems // max(hidden.shape[1], tokens))
+    log_sum = torch.full(labels.shape, -torch.inf, dtype=torch.float64, device=hidden.device)
+    at_label = torch.full_like(log_sum, torch.nan)
+    with torch.autocast(hidden.device.type, enabled=False):
+        for first in range(0, len(weight), rows):
+            w = weight[first : first + rows].float()
+            b = None if bias is None else bias[first : first + rows].float()
+            for start in range(0, len(hidden), tokens):
+                part = slice(start, start + tokens)
+                logits = functional.linear(hidden[part].float(), w, b)
+                if cap is not None:
+                    logits.div_(cap).tanh_().mul_(cap)
+                inside = labels[part] - first
+                found = logits.gather(1, inside.clamp(0, len(w) - 1).unsqueeze(1)).squeeze(1)
+                is_here = (inside >= 0) & (inside < len(w))
+                at_label[part] = torch.where(is_here, found.double(), at_label[part])
+                log_sum[part] = torch.logaddexp(log_sum[part], _log_sum_exp(logits))
+    learned = labels != ignored
+    return ((log_sum - at_label).where(learned, 0.0).sum() / learned.sum()).float()
+
+
+def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """Of each row, in f64; the logits are lost."""
+    most = logits.amax(1)
+    most.masked_fill_(most == -torch.inf, 0.0)  # Every token of the slice is impossible.
+    return logits.sub_(most.unsqueeze(1)).exp_().sum(1).double().log_().add_(most)

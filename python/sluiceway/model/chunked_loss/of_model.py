@@ -1,0 +1,204 @@
+"""The loss of a causal language model in f32, without its logits.
+
+The model is called as ever, but what its head is given says that a loss is wanted: the product with
+the output matrix is then `chunked_cross_entropy`, of the matrix that the head has at that moment.
+So hooks of the model and of the head fire, and what they exchange counts; only a hook that reads
+the head's output sees a few made-up columns in place of logits. These columns also show what the
+model does with logits beyond the head.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.chunked_loss.cross_entropy import IGNORED, chunked_cross_entropy
+
+_COLUMNS = (-30.0, 0.75, 70.0)
+
+
+class ChunkedLoss:
+    """What `model(**inputs).loss` is, in f32 and with bounded memory; without a graph.
+
+    Takes over models of transformers whose loss is the mean cross entropy of the next token and
+    whose logits are those of an `nn.Linear`, at most capped (`final_logit_softcapping`). Others are
+    asked for their own loss, which is then made f32, with a warning that says why.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Is not changed.
+    slice_elems : int, optional
+        See `chunked_cross_entropy`.
+
+    Attributes
+    ----------
+    refusal : str or None
+        Why the model is asked for its own loss. What it does with logits is seen in the first call.
+
+    Thread safety: calls in several threads may overlap if only one of them runs at any time, as in
+    the halves of a zeroth-order step.
+    """
+
+    def __init__(self, model: nn.Module, *, slice_elems: int | None = None) -> None:
+        self._model = model
+        self._sizes = {} if slice_elems is None else {"slice_elems": slice_elems}
+        self._seen = self._warned = False  # What the model does with logits; its refusal.
+        self.refusal = _refusal(model)
+        self._cap = None if self.refusal else _cap(model)
+
+    @torch.no_grad()
+    def __call__(self, **inputs: Any) -> torch.Tensor:
+        """The loss of a batch.
+
+        Parameters
+        ----------
+        inputs : dict
+            As the model takes them, with labels.
+
+        Raises
+        ------
+        InvalidArgument
+            Labels are missing or not in the vocabulary, or the head ran on other tokens.
+        """
+        labels = inputs.get("labels")
+        if labels is None:
+            raise InvalidArgument(
+                "ChunkedLoss: labels is missing, expected labels=; pass input_ids"
+            )
+        if self.refusal is None:
+            head = self._model.get_output_embeddings()
+            _check_labels(labels, head.out_features)
+            wanted = _Wanted(labels, self._cap, self._sizes)
+            output = wanted.run(self._model, head, inputs)
+            if not self._seen:
+                self.refusal, self._seen = wanted.refusal(output), True
+            if self.refusal is None:
+                return wanted.loss
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"ChunkedLoss: {type(self._model).__name__} computes its own loss from whole "
+                f"logits, since {self.refusal}",
+                stacklevel=2,
+            )
+        return self._model(**inputs).loss.float()
+
+
+class _Wanted:
+    """One call of the model, and the loss that its head leaves here."""
+
+    def __init__(self, labels: torch.Tensor, cap: float | None, sizes: dict[str, int]) -> None:
+        self._labels, self._cap, self._sizes = labels, cap, sizes
+        self._thread = threading.get_ident()
+        self.losses: list[torch.Tensor] = []
+
+    @property
+    def loss(self) -> torch.Tensor:
+        return self.losses[0]
+
+    def run(self, model: nn.Module, head: nn.Module, inputs: dict[str, Any]) -> Any:
+        """The model's output, whose logits are not those."""
+        handle = head.register_forward_pre_hook(self._mark)
+        try:
+            return model(**{name: x for name, x in inputs.items() if name != "labels"})
+        finally:
+            handle.remove()
+
+    def _mark(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != self._thread:
+            return None  # A call of another half, which has its own.
+        marked = args[0].as_subclass(_Marked)
+        marked.wanted = self
+        return (marked, *args[1:])
+
+    def product(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """In place of the head's: keeps the loss, and returns a few columns."""
+        if hidden.shape[:-1] != self._labels.shape:
+            raise InvalidArgument(
+                f"ChunkedLoss: the head runs on tokens of shape {tuple(hidden.shape[:-1])}, labels "
+                f"are {tuple(self._labels.shape)}, expected equal ones; pass no logits_to_keep, or "
+                "call model(**inputs).loss"
+            )
+        following = functional.pad(self._labels, (0, 1), value=IGNORED)[..., 1:].to(hidden.device)
+        self.losses.append(
+            chunked_cross_entropy(
+                hidden.flatten(0, -2), weight, following.flatten(), bias, cap=self._cap,
+                **self._sizes,
+            )
+        )  # fmt: skip
+        return self._columns(hidden)
+
+    def _columns(self, hidden: torch.Tensor) -> torch.Tensor:
+        columns = torch.tensor(_COLUMNS, dtype=torch.float32, device=hidden.device)
+        return columns.repeat(*hidden.shape[:-1], 1)
+
+    def refusal(self, output: Any) -> str | None:
+        """Why what the head left is not the model's loss."""
+        if len(self.losses) != 1:
+            return f"its head ran {len(self.losses)} times in a forward, expected once"
+        if getattr(output, "aux_loss", None) is not None:
+            return "it adds an auxiliary loss; expected output_router_logits=False"
+        logits = getattr(output, "logits", None)
+        if not isinstance(logits, torch.Tensor):
+            return f"it returned a {type(output).__name__} without logits"
+        expected = self._columns(logits)
+        if self._cap is not None:
+            expected.div_(self._cap).tanh_().mul_(self._cap)
+        if logits.shape != expected.shape or not torch.allclose(logits.float(), expected):
+            return "it changes logits after its head, other than by final_logit_softcapping"
+        return None
+
+
+class _Marked(torch.Tensor):
+    """Hidden states whose product with an output matrix is wanted as a loss."""
+
+    wanted: _Wanted
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is functional.linear and isinstance(args[0], cls):
+                hidden = args[0].as_subclass(torch.Tensor)
+                return args[0].wanted.product(hidden, *args[1:], **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+
+def _refusal(model: nn.Module) -> str | None:
+    """What can be told without a call."""
+    forward = inspect.unwrap(type(model).forward)
+    if "loss_function" not in getattr(getattr(forward, "__code__", None), "co_names", ()):
+        return "its forward has a loss of its own, without transformers' loss_function"
+    if getattr(found := model.loss_function, "__name__", "") != "ForCausalLMLoss":
+        return f"it computes a loss by {found}, expected ForCausalLMLoss of transformers"
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "it is an encoder and a decoder, whose labels may not be shifted"
+    head = model.get_output_embeddings()
+    if getattr(type(head), "forward", None) is not nn.Linear.forward or "forward" in vars(head):
+        return f"its head is {type(head).__name__}, expected an nn.Linear with its own forward"
+    return None
+
+
+def _cap(model: nn.Module) -> float | None:
+    config = model.config.get_text_config()
+    return getattr(config, "final_logit_softcapping", None)
+
+
+def _check_labels(labels: torch.Tensor, vocabulary: int) -> None:
+    wrong = ((labels < 0) | (labels >= vocabulary)) & (labels != IGNORED)
+    if wrong.any():
+        raise InvalidArgument(
+            f"ChunkedLoss: a label is {labels[wrong][0].item()}, expected one of 0 to "
+            f"{vocabulary - 1}, or {IGNORED} for a token that is not learned"
+        )
