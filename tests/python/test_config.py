@@ -170,12 +170,6 @@ def test_missing_file_is_an_io_error_with_its_name(tmp_path):
     assert refused.value.errno == 2
 
 
-def test_engine_of_a_later_version_is_unavailable_and_names_those_there_are(load):
-    words = "zo is not in this version.*subspace, native, offload"
-    with pytest.raises(Unavailable, match=words):
-        load(SMALLEST, "engine={kind: zo}")
-
-
 @pytest.mark.parametrize(
     "override",
     ["device.lane_threads=2", "store.path=x",

@@ -122,7 +122,8 @@ def test_misspelled_key_of_its_section_is_told_the_nearest(with_sgd, sgd_config)
     assert_short_error(outcome, 2, "unknown key engine.momentun, did you mean engine.momentum?")
     outcome = with_sgd("plan", sgd_config(), "--set", "engine.kind=sdg")
     words = (
-        "engine.kind is 'sdg', expected one of: subspace, native, offload, sgd; did you mean sgd?"
+        "engine.kind is 'sdg', expected one of: subspace, native, offload, zo, sgd; did you mean "
+        "sgd?"
     )
     assert_short_error(outcome, 2, words)
 

@@ -142,6 +142,7 @@ def test_corpus_filter_sees_shared_text_through_layout_case_and_punctuation(tmp_
         "quickstart",
         "quickstart_offload_disk",
         "quickstart_offload_compressed",
+        "quickstart_zo",
         "laptop_1b",
         "laptop_1b_4gb",
         "desktop_7b",

@@ -63,11 +63,13 @@ def make_plan(config: Config) -> dict[str, Any]:
     plan = engine.plan(model)
     train, length = config.train, config.data.sequence_length
 
-    def rehearsal_of(make: Callable[[], torch.nn.Module]) -> Rehearsal:
-        return rehearse(make, plan.freed, train.micro_batch, length, placement.autocast_dtype)
+    def rehearsal_of(make: Callable[[], torch.nn.Module], backward: bool) -> Rehearsal:
+        shape = train.micro_batch, length
+        return rehearse(make, plan.freed, *shape, placement.autocast_dtype, backward)
 
-    rehearsal = rehearsal_of(lambda: plan.as_trained(build()))
-    plain = rehearsal_of(build) if "fused" in plan.figures else rehearsal
+    rehearsal = rehearsal_of(lambda: plan.as_trained(build()), plan.backward)
+    like_native = plan.backward and "fused" not in plan.figures
+    plain = rehearsal if like_native else rehearsal_of(build, True)
     tiers = plan.tiers(rehearsal)
     tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
     with denormals(config, placement):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sluiceway.config.fields import Section
 from sluiceway.errors import Unavailable
@@ -21,11 +22,23 @@ class EngineSection(Section):
     kind: str
     # Keys of the section that a resume may change, as `train.lr` may be changed for every engine.
     changeable: ClassVar[tuple[str, ...]] = ()
+    # Of keys of `train` that a config leaves out, where the defaults of AdamW do not fit.
+    train_defaults: ClassVar[dict[str, Any]] = {}
 
     @property
     def commits(self) -> bool:
         """Whether each step is durable without a save, and a resume may go on from it."""
         return False
+
+    def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
+        """Keys of other sections that say what this engine has no use for.
+
+        Yields
+        ------
+        tuple of str
+            The key, and what its error says of it.
+        """
+        yield from ()
 
     def check_available(self, config: Config) -> None:
         """Refuse what the whole config spells right but this engine does not have.

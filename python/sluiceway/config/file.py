@@ -14,7 +14,7 @@ from sluiceway.config.complaints import Complaints
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.engines import DEFAULT_KIND, section_of
 from sluiceway.config.schema import Config, check_available, device_in_full
-from sluiceway.errors import InvalidArgument, IoError, Unavailable
+from sluiceway.errors import InvalidArgument, IoError
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -51,6 +51,8 @@ def check_config(tree: dict, where: dict[tuple, str] | None = None, name: str = 
         found = error.errors(include_url=False)
         found.sort(key=lambda one: one["type"] != "extra_forbidden")  # A misspelling explains more.
         raise InvalidArgument(complaints.text(found[0])) from None
+    for key, said in config.engine.misfits(config):
+        raise InvalidArgument(f"{complaints.place(tuple(key.split('.')))}: {key} {said}")
     check_available(config)
     return config
 
@@ -129,9 +131,9 @@ def _engine_section(tree: dict, where: dict, name: str) -> type[EngineSection]:
     kind = engine.get("kind", DEFAULT_KIND) if isinstance(engine, dict) else DEFAULT_KIND
     try:
         return section_of(kind)
-    except (InvalidArgument, Unavailable) as error:
+    except InvalidArgument as error:
         at = Complaints(where, name, EngineSection).place(("engine", "kind"))
-        raise type(error)(f"{at}: {error}") from error
+        raise InvalidArgument(f"{at}: {error}") from error
 
 
 def flattened(tree: dict[str, Any], above: str = "") -> dict[str, Any]:

@@ -133,6 +133,16 @@ class Config(Section):
     schedule: ScheduleSection = ScheduleSection()
     trace: bool = True  # Write trace.json.
 
+    @model_validator(mode="before")
+    @classmethod
+    def _left_out_is_the_engines(cls, tree: Any) -> Any:
+        """An engine may have other defaults for `train`."""
+        engine, train = (tree.get(key, {}) for key in ("engine", "train"))
+        if not isinstance(engine, dict) or not isinstance(train, dict):
+            return tree
+        defaults = section_of(engine.get("kind", DEFAULT_KIND)).train_defaults
+        return {**tree, "train": {**defaults, **train}} if defaults else tree
+
     @model_validator(mode="after")
     def _warmup_fits(self) -> Config:
         if self.train.warmup_steps > self.train.steps:

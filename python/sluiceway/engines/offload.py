@@ -11,9 +11,10 @@ import torch
 
 from sluiceway.config.engines.offload import OffloadOptions, OffloadSection
 from sluiceway.config.values import StoreOptions
-from sluiceway.engines.gradient import OPTIMIZER_FILE, GradientEngine
+from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.offload_plan import OffloadPlan
 from sluiceway.engines.protocol import Ranges, Recorder, Update
+from sluiceway.engines.resident import OPTIMIZER_FILE
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.machine.placement import Placement
 from sluiceway.model.speeds import disk_speed

@@ -21,6 +21,8 @@ class EnginePlan(Protocol):
     ----------
     freed : frozenset of str
         Parameters whose gradient goes as soon as it exists.
+    backward : bool
+        Whether a rehearsal has one; else it is a forward without grad.
     figures : dict
         `codec`, `compressed_weights`, and where there is a choice `why`: keys of the plan that are
         the engine's to say.
@@ -29,6 +31,7 @@ class EnginePlan(Protocol):
     """
 
     freed: frozenset[str]
+    backward: bool
     figures: dict[str, Any]
     advice: str
 
@@ -59,6 +62,7 @@ class DevicePlan:
     """
 
     freed: frozenset[str] = frozenset()
+    backward = True
     advice = "try a smaller model"
 
     def __init__(

@@ -7,7 +7,8 @@ An engine lives through these calls, each later one on what the one before it le
     update        once a step                       between two of them: metrics, save
     close
 
-`GradientEngine` has most of it for engines that run a backward.
+`ResidentEngine` has most of it for engines whose model is on the device, `GradientEngine` the step
+of those that run a backward.
 """
 
 from __future__ import annotations

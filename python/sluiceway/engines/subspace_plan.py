@@ -8,13 +8,13 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.config.schema import Config
-from sluiceway.engines.fused_plan import FusedPlan
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
 from sluiceway.machine.device_ops import DeviceOps, HostOps, ops_on
 from sluiceway.machine.placement import DTYPES, choose_placement, is_here
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
+from sluiceway.optim.fused.fused_plan import FusedPlan
 from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
 from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, automatic_reason
 from sluiceway.optim.tier_limits import device_limit

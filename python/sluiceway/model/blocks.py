@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import owners_of
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _MOST_NAMED = 6
@@ -64,3 +65,18 @@ def _held_at_once(model: nn.Module, found: BlockList) -> int:
     inside = {id(p): p.numel() for _, block in found.blocks for p in block.parameters()}
     largest = max(_elements(block) for _, block in found.blocks)
     return _elements(model) - sum(inside.values()) + largest
+
+
+def weights_by_block(
+    model: nn.Module, found: BlockList
+) -> Iterator[tuple[str, nn.Parameter, int | None]]:
+    """Every parameter, tied or not, by its first name, with the number of the block that reads it.
+
+    None is one that is read outside of the blocks, or by several of them.
+    """
+    number_of = {
+        id(m): number for number, (_, block) in enumerate(found.blocks) for m in block.modules()
+    }
+    for name, parameter, holders in owners_of(model).values():
+        readers = {number_of.get(id(module)) for module, _ in holders}
+        yield name, parameter, readers.pop() if len(readers) == 1 else None

@@ -77,6 +77,7 @@ def rehearse(
     micro_batch: int,
     sequence_length: int,
     autocast: torch.dtype | None,
+    backward: bool = True,
 ) -> Rehearsal:
     """Run one micro-batch of the model that `build` makes.
 
@@ -84,10 +85,12 @@ def rehearse(
     ----------
     freed : set of str
         Parameters whose gradient goes as soon as it exists.
+    backward : bool
+        Whether there is one; else the forward is without grad, and without dropout.
     """
     cast = torch.autocast("cpu", dtype=autocast) if autocast else contextlib.nullcontext()
     with FakeTensorMode():
-        model = build().train()
+        model = build().train(backward)
         for name, parameter in model.named_parameters():
             if name in freed and parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_free)
@@ -96,10 +99,11 @@ def rehearse(
             for parameter in model.parameters():
                 account.add(parameter)
             weights = account.now
-            with cast:
+            with cast, torch.set_grad_enabled(backward):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             kept, forward = account.now, account.flops
-            loss.backward()
+            if backward:
+                loss.backward()
         return Rehearsal(weights, kept, account.peak, forward, account.flops - forward)
 
 

@@ -16,10 +16,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from sluiceway.config.engine_section import EngineSection
-from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.errors import InvalidArgument
 
 DEFAULT_KIND = "subspace"
-ENGINES_TO_COME = ("zo",)
 _GROUP = "sluiceway.engines"
 
 
@@ -39,15 +38,9 @@ def section_of(kind: Any) -> type[EngineSection]:
 
     Raises
     ------
-    sluiceway.errors.Unavailable
-        It belongs to a later version.
     sluiceway.errors.InvalidArgument
         There is none of that name, two of them, or one that cannot be loaded.
     """
-    if kind in ENGINES_TO_COME:
-        raise Unavailable(
-            f"engine.kind {kind} is not in this version, it has: {', '.join(known_kinds())}"
-        )
     if kind not in known_kinds():
         close = difflib.get_close_matches(str(kind), known_kinds(), n=1)
         raise InvalidArgument(

@@ -104,6 +104,8 @@ class Measurement:
             p.data = self._own[id(p)]
 
     def _put_back(self) -> None:
+        # LockStep and this know each other, so that nothing frees copies before the collector runs.
+        self._held, self._waiting = [[], []], {}
         for weight in self._weights:
             weight.parameter.data = self._own[id(weight.parameter)]
 
@@ -139,7 +141,7 @@ class Measurement:
             self._waiting[number] = [(p, minus) for p, _, minus in pairs]
         else:
             mine = self._waiting.pop(number)
-        self._held[half] += mine
+        self._held[half] = self._held[half] + mine  # A new list: run() still has the first one.
         for p, copy in mine:
             p.data = copy
 

@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps, device_ops
-from sluiceway.model.blocks import BlockList, find_blocks
-from sluiceway.model.targets import check_storage, owners_of
+from sluiceway.model.blocks import BlockList, find_blocks, weights_by_block
+from sluiceway.model.targets import check_storage
 from sluiceway.optim.documented import takes
 from sluiceway.optim.hyperparameters import check_number, groups_of_model
 from sluiceway.optim.open_model.ownership import refuse_taken
-from sluiceway.optim.zo.arguments import ZoOptions
+from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.low_rank import LowRankWeights
 from sluiceway.optim.zo.measurement import Measurement
 from sluiceway.optim.zo.random_state import RandomState
@@ -35,7 +36,7 @@ from sluiceway.optim.zo.state import check_state, restore_state, saved_frame
 from sluiceway.optim.zo.weights import Noise, PerturbedWeight, ResidentWeights, check_weight
 
 
-@takes(ZoOptions)
+@takes(ZoArguments)
 class ZoSgd(torch.optim.Optimizer):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
@@ -76,7 +77,7 @@ class ZoSgd(torch.optim.Optimizer):
     ) -> None:
         self._owner = owner = type(self).__name__
         refuse_unknown(owner, options, inspect.signature(ZoSgd.__init__).parameters)
-        self.options = ZoOptions.checked(owner, options)
+        self.options = ZoArguments.checked(owner, options)
         if not isinstance(model, nn.Module):
             raise InvalidArgument(
                 f"{owner}: model is a {type(model).__name__}, expected a torch.nn.Module, as its "
@@ -328,16 +329,11 @@ def _weights(
 ) -> list[PerturbedWeight]:
     """Every parameter of the groups, once, with the one block that reads it."""
     wanted = {id(p) for group in groups for p in group["params"]}
-    block_of = {
-        id(m): number for number, (_, block) in enumerate(found.blocks) for m in block.modules()
-    }
     weights = []
-    for name, p, holders in owners_of(model).values():
+    for name, p, block in weights_by_block(model, found):
         if id(p) not in wanted:
             continue
         check_weight(owner, name, p)
-        readers = {block_of.get(id(module)) for module, _ in holders}
-        block = readers.pop() if len(readers) == 1 else None
         weights.append(PerturbedWeight(name, p, block, _core.stable_hash(name)))
     check_storage(owner, [(w.name, w.parameter) for w in weights])
     refuse_taken(owner, [(w.name, w.parameter) for w in weights])

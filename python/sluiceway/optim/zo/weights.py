@@ -71,9 +71,7 @@ class ResidentWeights:
     def prepare(self, weight: PerturbedWeight, gamma_after: float) -> None:
         """Make the master, if the parameter cannot be A any more."""
         p = weight.parameter
-        if MASTER not in self._state.get(p, {}) and (
-            p.dtype is not torch.float32 or gamma_after != 1.0
-        ):
+        if MASTER not in self._state.get(p, {}) and needs_master(p, gamma_after):
             self._state[p] = {MASTER: p.detach().to(torch.float32, copy=True)}
 
     def update(
@@ -101,6 +99,11 @@ class ResidentWeights:
     def _a_of(self, weight: PerturbedWeight) -> torch.Tensor:
         p = weight.parameter
         return self._state.get(p, {}).get(MASTER, p.detach())
+
+
+def needs_master(p: torch.Tensor, gamma: float) -> bool:
+    """Whether a parameter cannot be A itself, once Gamma is this."""
+    return p.dtype is not torch.float32 or gamma != 1.0
 
 
 def check_weight(owner: str, name: str, p: torch.Tensor) -> None:

@@ -1,0 +1,93 @@
+"""The options of training from losses alone, and the section of a config with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import ValidationInfo, field_validator
+
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.fields import Count, Positive, SmallCount
+from sluiceway.config.options import Options, option
+from sluiceway.errors import Unavailable
+
+if TYPE_CHECKING:
+    from sluiceway.config.schema import Config
+
+# What this version has of the values that are spelled right.
+_HERE = {"tier": ("device",)}
+
+
+class ZoOptions(Options):
+    """Where the weights lie, and how directions are drawn and measured."""
+
+    tier: Literal["device", "host", "disk"] = option(
+        "device",
+        "Where the weights lie: device, all of them; host and disk, from where they are streamed, "
+        "come later.",
+    )
+    eps: Positive = option(1e-3, "How far from the weights both losses are measured.")
+    directions: Count = option(
+        1, "Directions that are measured and averaged in a step.", in_state=True
+    )
+    noise: Literal["auto", "rademacher", "byte_quantile", "gaussian", "lowrank"] = option(
+        "auto",
+        "What directions are drawn from; auto is rademacher. lowrank: those of matrices are U V^T "
+        "of Gaussian factors, norms and biases have Gaussian ones.",
+        in_state=True,
+    )
+    rank: SmallCount = option(4, "Columns of U and V, for noise lowrank.", in_state=True)
+    period: Count = option(50, "Steps for which V is kept, for noise lowrank.", in_state=True)
+
+    @property
+    def family(self) -> str:
+        """Of what numbers are drawn from."""
+        return {"auto": "rademacher", "lowrank": "gaussian"}.get(self.noise, self.noise)
+
+    @field_validator(*_HERE)
+    @classmethod
+    def _is_here(cls, value: str, field: ValidationInfo) -> str:
+        here = _HERE[field.field_name]
+        if value not in here:
+            raise Unavailable(
+                f"{field.field_name}: {value} is not in this version of the engine zo, it has "
+                f"{' and '.join(here)}"
+            )
+        return value
+
+
+class ZoSection(ZoOptions, EngineSection):
+    """The same in a file."""
+
+    kind: Literal["zo"] = "zo"
+    changeable: ClassVar[tuple[str, ...]] = ("eps",)
+    train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
+
+    def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
+        """What is of a backward, of AdamW, or of autocast."""
+        train, model = config.train, config.model
+        if train.max_norm is not None:
+            yield (
+                "train.max_norm",
+                f"is {train.max_norm}, but engine.kind zo has no gradient to clip, expected null",
+            )
+        for key, hint in (("betas", "leave it out"), ("eps", "engine.eps is that of zo")):
+            value, default = getattr(train, key), type(train).model_fields[key].default
+            if value != default:
+                yield (
+                    f"train.{key}",
+                    f"is {value}, which is AdamW's, and engine.kind is zo, expected {default}; "
+                    + hint,
+                )
+        if model.autocast is not None:
+            yield (
+                "model.autocast",
+                f"is {model.autocast}, but engine.kind zo computes in what it perturbs, expected "
+                "null; say model.dtype",
+            )
+        if model.checkpointing:
+            yield (
+                "model.checkpointing",
+                "is true, but engine.kind zo keeps nothing for a backward, expected false",
+            )

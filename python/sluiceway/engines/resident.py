@@ -1,0 +1,125 @@
+"""What engines share whose model lies whole on its device: weights, saves, freezing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.engines.native import NativeSection
+from sluiceway.config.schema import Config
+from sluiceway.engines.protocol import Recorder
+from sluiceway.engines.state_file import read_state, write_state
+from sluiceway.engines.weights import SavedWeights, WeightFiles
+from sluiceway.machine.placement import DTYPES, Placement
+from sluiceway.model.folder import prepare_model
+from sluiceway.model.targets import embedding_parameters
+
+OPTIMIZER_FILE = "optimizer.pt"
+
+
+class SteppingOptimizer(Protocol):
+    """A `torch.optim.Optimizer` that says how its last step went."""
+
+    overflowed: bool  # The gradients were not finite: nothing was changed.
+
+    def synchronize(self) -> None:
+        """Wait until every enqueued step is applied to the weights."""
+
+    def stats(self) -> dict[str, Any]:
+        """What `Engine.metrics` asks for."""
+
+    def close(self) -> None:
+        """Free what it holds; idempotent."""
+
+
+class ResidentEngine(ABC):
+    """An engine that loads a model as transformers does, and keeps all of it on the device.
+
+    A subclass says which section it reads, makes the optimizer and a step; the rest it may replace.
+    """
+
+    section: type[EngineSection]
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @abstractmethod
+    def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> Any:
+        """The optimizer, a `SteppingOptimizer`, of a prepared model that is on its device."""
+
+    @property
+    def freezes_embeddings(self) -> bool:
+        """Whether embeddings and head stay as they are."""
+        return False
+
+    # ---- Before anything is loaded ----
+
+    def twin(self) -> NativeSection:
+        """Plain AdamW over the same weights."""
+        return NativeSection(embeddings="frozen" if self.freezes_embeddings else "trained")
+
+    def weights(self, folder: Path) -> SavedWeights:
+        """The safetensors of a folder: a save has them, too."""
+        return WeightFiles(folder)
+
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Freeze the embeddings if they are to be, and set up checkpointing."""
+        embeddings = "frozen" if self.freezes_embeddings else "trained"
+        return prepare_model(model, embeddings, self.config.model.checkpointing)
+
+    # ---- A run ----
+
+    def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
+        """Load the whole model onto its device, then build the optimizer."""
+        self.placement = placement
+        model = self.weights(folder).load(DTYPES[self.config.model.dtype], placement.device)
+        self.model = self.prepare(model)
+        self.optimizer = self.make_optimizer(self.model, trace)
+        self.scaler = torch.amp.GradScaler(
+            placement.device.type, enabled=placement.autocast == "fp16"
+        )
+
+    def load(self, folder: Path) -> None:
+        """Restore the optimizer."""
+        self.optimizer.load_state_dict(read_state(folder / OPTIMIZER_FILE))
+
+    def save(self, folder: Path) -> None:
+        """Write the model as transformers does, and the state of the optimizer."""
+        self.model.save_pretrained(folder)
+        write_state(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
+
+    def synchronize(self) -> None:
+        """As the optimizer does."""
+        self.optimizer.synchronize()
+
+    def metrics(self) -> dict[str, Any]:
+        """What the optimizer says, and the scale of the loss."""
+        scale = {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
+        return self.optimizer.stats() | scale
+
+    def description(self) -> list[str]:
+        """Whether embeddings and head are frozen, which nobody would guess."""
+        if not self.freezes_embeddings:
+            return []
+        frozen = sum(p.numel() for _, p in embedding_parameters(self.model))
+        everything = sum(p.numel() for p in self.model.parameters())
+        return [
+            f"embeddings and head are frozen, {frozen:,} of {everything:,} parameters; "
+            "engine.embeddings is where to train them"
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Nothing to add."""
+        return {}
+
+    def recorder(self) -> Recorder | None:
+        """None: the run writes the trace."""
+        return None
+
+    def close(self) -> None:
+        """As the optimizer does."""
+        self.optimizer.close()

@@ -1,0 +1,269 @@
+"""`kind: zo` on the command line: what it trains, saves, goes on from, and says."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import sluiceway as sw
+import torch
+from conftest import assert_short_error, read_lines, wait_for_step
+from kills import kill_often, loss_lines, weights_hash
+from safetensors.torch import load_file, save_file
+from sluiceway.config.file import load_config
+from sluiceway.machine.placement import DTYPES, denormals
+from sluiceway.model.folder import load_model
+from sluiceway.run.rates import learning_rate
+from sluiceway.run.session import read_inputs
+from sluiceway.text.batches import Batches
+
+NOTHING = {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0}
+
+
+@pytest.fixture
+def uneven_text(tmp_path):
+    """Documents of different lengths: micro-batches of a step learn different counts of tokens."""
+    draw = random.Random(7)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(40):
+        words = "".join(draw.choices("abcdef gh.", k=draw.randrange(5, 31)))
+        (folder / f"{number:02}.txt").write_text(words)
+    return str(folder / "*.txt")
+
+
+@pytest.fixture
+def zo_config(tiny_model, write_config):
+    """A config of a run; sections given by name are merged in."""
+
+    def write(folder: Path = tiny_model, /, **sections) -> Path:
+        sections["engine"] = {"kind": "zo", **sections.get("engine", {})}
+        sections["train"] = {"lr": 1e-4, "accumulate": 2, **sections.get("train", {})}
+        return write_config(folder, **sections)
+
+    return write
+
+
+def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch.Tensor]]:
+    """Losses, g and weights of ZoSgd in a loop of its own."""
+    config = load_config(path)
+    train, engine = config.train, config.engine
+    inputs = read_inputs(config, Path(config.model.path))
+    model = load_model(Path(config.model.path), DTYPES[config.model.dtype]).eval()
+    torch.set_num_threads(1)
+    batches, losses, g = Batches(inputs.train, train.micro_batch, train.seed), [], []
+    opt = sw.ZoSgd(
+        model, weight_decay=train.weight_decay, eps=engine.eps, directions=engine.directions,
+        noise=engine.noise, seed=train.seed,
+    )  # fmt: skip
+    uneven = 0
+    with denormals(config, inputs.placement):
+        for step in range(train.steps):
+            first, second = batches[2 * step], batches[2 * step + 1]
+            uneven += first.learned != second.learned
+            total = first.learned + second.learned
+
+            def closure(first=first, second=second, total=total):
+                one, other = (model(**b.inputs, use_cache=False).loss for b in (first, second))
+                return one * (first.learned / total) + other * (second.learned / total)
+
+            for group in opt.param_groups:
+                group["lr"] = learning_rate(train, step)
+            losses.append(opt.step(closure).item())
+            g.append(opt.stats()["zo"]["g"])
+    assert uneven
+    return losses, g, dict(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "engine", "train"),
+    [
+        ("fp32", {}, {}),
+        ("fp32", {"directions": 3, "noise": "gaussian", "eps": 2e-3}, {"weight_decay": 0.3}),
+        ("bf16", {"eps": 1e-2}, {"lr": 1e-3, "seed": 5}),
+    ],
+    ids=["fp32", "directions", "bf16"],
+)
+def test_a_run_is_zo_sgd_driven_by_hand_bit_for_bit(
+    sluiceway, zo_config, uneven_text, tmp_path, dtype, engine, train
+):
+    config = zo_config(
+        data={"train": [uneven_text], "eval": [uneven_text], "packing": False},
+        model={"dtype": dtype}, engine=engine, train={"steps": 7, "warmup_steps": 2, **train},
+    )  # fmt: skip
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    losses, g, weights = by_hand(config)
+    lines = read_lines(tmp_path / "out")[1:]
+    assert [line["loss"] for line in lines] == losses
+    assert [line["zo"]["g"] for line in lines] == g
+    assert len({*losses}) == 7
+    saved = load_file(tmp_path / "out" / "checkpoint" / "model.safetensors")
+    assert all(torch.equal(saved[name], weights[name]) for name in saved)
+    before = load_file(Path(load_config(config).model.path) / "model.safetensors")
+    assert any(not torch.equal(saved[name].float(), before[name].float()) for name in saved)
+
+
+def test_a_run_says_what_it_is_and_its_lines_that_nothing_crosses(sluiceway, zo_config, tmp_path):
+    folder = tmp_path / "out"
+    config = zo_config(engine={"directions": 2}, train={"steps": 3}, compare="native")
+    outcome = sluiceway("train", config, "--out", folder)
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((folder / "summary.json").read_text())
+    trained = summary["parameters"]["trained"]
+    assert summary["parameters"]["frozen"] == 0
+    for said in (
+        f"zo: trains {trained:,} of {trained:,} parameters from losses alone, 4 forwards a step",
+        "zo: 2 directions a step of rademacher noise, eps 0.001, in 2 blocks of model.layers",
+        "nothing crosses a link, nothing is written back",
+    ):
+        assert said in outcome.out
+    assert summary["zo"] == {
+        "tier": "device", "noise": "rademacher", "eps": 1e-3, "directions": 2,
+        "blocks": "model.layers", "block_count": 2,
+    }  # fmt: skip
+    assert summary["engine"] == "zo"
+    assert summary["native_ratio"] > 0
+    for line in read_lines(folder)[1:]:
+        assert line["bytes"] == NOTHING
+        assert line["stall_seconds"] == 0
+        assert line["zo"]["directions"] == len(line["zo"]["g"]) == 2
+        assert (line["grad_norm"], line["skipped"]) == (None, 0)
+    native = load_config(folder / "native" / "config.yaml")
+    assert (native.engine.kind, native.engine.embeddings) == ("native", "trained")
+
+
+def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path):
+    run = tmp_path / "run"
+    done = sluiceway("train", zo_config(train={"steps": 3}), "--out", run)
+    assert done.code == 0, done.err
+    summary = json.loads((run / "summary.json").read_text())
+    done = sluiceway("eval", run, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["loss"] == pytest.approx(summary["final_eval_loss"], rel=1e-6)
+    done = sluiceway("export", run, "--to", tmp_path / "model")
+    assert done.code == 0, done.err
+    saved = load_file(run / "checkpoint" / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "model" / "model.safetensors").items():
+        assert torch.equal(tensor, saved[name]), name
+    done = sluiceway("report", run)
+    assert done.code == 0, done.err
+    page = (run / "report.html").read_text()
+    assert "forwards and update" in page
+    assert '"zo"' in page or ">zo<" in page
+
+
+@pytest.mark.parametrize(
+    ("dtype", "train"),
+    [("fp32", {}), ("fp32", {"weight_decay": 0.5}), ("bf16", {"lr": 1e-3})],
+    ids=["fp32", "decay", "bf16"],
+)
+def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
+    sluiceway, zo_config, tmp_path, dtype, train
+):
+    for name, steps in (("one", 6), ("two", 3)):
+        config = zo_config(
+            model={"dtype": dtype}, engine={"directions": 2},
+            train={"schedule": "constant", **train, "steps": steps},
+        )  # fmt: skip
+        done = sluiceway("train", config, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+    done = sluiceway("resume", tmp_path / "two", "--set", "train.steps=6")
+    assert done.code == 0, done.err
+    assert weights_hash(tmp_path / "one") == weights_hash(tmp_path / "two")
+    first, second = (
+        [(line.get("loss"), line.get("zo")) for line in read_lines(tmp_path / name)]
+        for name in ("one", "two")
+    )
+    assert first == second
+
+
+def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(sluiceway, zo_config, tmp_path):
+    config = zo_config(train={"steps": 60, "save_every": 7})
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert sluiceway("train", config, "--out", whole).code == 0
+    record = kill_often(sluiceway.start, config, killed, 3, 0.3, random.Random(3))
+    assert record
+    assert all(kill["code"] == -signal.SIGKILL for kill in record)
+    assert weights_hash(killed) == weights_hash(whole)
+    assert loss_lines(killed) == loss_lines(whole)
+
+
+def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(sluiceway, zo_config, tmp_path):
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    config = zo_config(train={"steps": 100_000, "schedule": "constant"})
+    command = sluiceway.start("train", config, "--out", stopped)
+    wait_for_step(stopped, 3)
+    command.signal(signal.SIGINT)
+    assert_short_error(command.wait(), 130, "saved")
+    reached = json.loads((stopped / "checkpoint" / "state.json").read_text())["position"]["step"]
+    assert read_lines(stopped)[-1]["step"] == reached >= 3
+    steps = f"train.steps={reached + 2}"
+    done = sluiceway("resume", stopped, "--set", steps)
+    assert done.code == 0, done.err
+    done = sluiceway("train", config, "--out", whole, "--set", steps)
+    assert done.code == 0, done.err
+    assert weights_hash(stopped) == weights_hash(whole)
+    losses = [[line.get("loss") for line in read_lines(folder)] for folder in (stopped, whole)]
+    assert losses[0] == losses[1]
+
+
+def test_a_resume_changes_eps_and_decay_and_nothing_that_the_noise_depends_on(
+    sluiceway, zo_config, tmp_path
+):
+    run = tmp_path / "run"
+    config = zo_config(train={"steps": 2, "schedule": "constant"})
+    assert sluiceway("train", config, "--out", run).code == 0
+    for key, was, now in (
+        ("directions", "1", "2"), ("noise", "auto", "gaussian"),
+    ):  # fmt: skip
+        done = sluiceway("resume", run, "--set", f"engine.{key}={now}")
+        assert_short_error(done, 2, f"engine.{key} was {was}, is now {now}", "engine.eps")
+    before = load_file(run / "checkpoint" / "model.safetensors")
+    # A rate of which the losses move nothing, and the decay halves every matrix.
+    done = sluiceway(
+        "resume", run, "--set", "train.steps=3", "--set", "train.weight_decay=5e11",
+        "--set", "train.lr=1e-12", "--set", "engine.eps=1e-2",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "engine.eps was 0.001, is now 0.01" in done.err
+    after = load_file(run / "checkpoint" / "model.safetensors")
+    assert len(before) > 2
+    for name, weight in before.items():
+        expected = weight / 2 if weight.dim() >= 2 else weight
+        torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_dropout_is_off(sluiceway, zo_config, tiny_model, tmp_path):
+    noisy = tmp_path / "noisy"
+    shutil.copytree(tiny_model, noisy)
+    shape = json.loads((noisy / "config.json").read_text())
+    (noisy / "config.json").write_text(json.dumps(shape | {"attention_dropout": 0.5}))
+    for name, model in (("plain", tiny_model), ("dropped", noisy)):
+        config = zo_config(model, train={"steps": 3, "eval_every": 1})
+        done = sluiceway("train", config, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+    assert loss_lines(tmp_path / "plain") == loss_lines(tmp_path / "dropped")
+
+
+def test_losses_that_are_not_finite_skip_steps_and_end_the_run(
+    sluiceway, zo_config, tiny_model, tmp_path
+):
+    spoilt, folder = tmp_path / "spoilt", tmp_path / "out"
+    shutil.copytree(tiny_model, spoilt)
+    weights = load_file(spoilt / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, spoilt / "model.safetensors", {"format": "pt"})
+    config = zo_config(spoilt, data={"eval": []}, train={"steps": 9, "max_skipped": 4})
+    done = sluiceway("train", config, "--out", folder)
+    assert done.code == 1
+    assert "step 4: skipped, as were all of the last 4 steps: the loss is nan" in done.err
+    lines = [line for line in read_lines(folder) if "loss" in line]
+    assert [line["skipped"] for line in lines] == [1] * 4
+    assert {line["loss"] for line in lines} == {None}
+    assert [line["zo"]["g"] for line in lines] == [[0.0]] * 4
+    assert json.loads((folder / "summary.json").read_text())["status"] == "diverged"

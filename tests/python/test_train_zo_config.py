@@ -1,0 +1,155 @@
+"""What a config with `kind: zo` may say, what its plan predicts, and the quickstart's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from conftest import REPOSITORY, assert_short_error
+from sluiceway.config.engines.native import NativeSection
+from sluiceway.config.engines.zo import ZoSection
+from sluiceway.config.file import check_config, load_config
+from sluiceway.config.schema import TrainSection
+from sluiceway.engines import native_twin
+from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.optim.zo.arguments import ZoArguments
+
+SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\nengine: {kind: zo}\n"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def from_text(text, *overrides):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return load_config(path, list(overrides))
+
+    return from_text
+
+
+def test_what_adamw_has_defaults_for_is_off_unless_it_is_said(load):
+    config = load(SMALLEST)
+    assert config.engine == ZoSection()
+    train = TrainSection(lr=1e-6, weight_decay=0.0, max_norm=None)
+    assert config.train == train
+    assert check_config(config.resolved()) == config
+    assert load(SMALLEST, "train.lr=1e-3", "train.weight_decay=0.1").train.lr == 1e-3
+    other = load(SMALLEST, "engine={kind: native}")
+    assert other.train == TrainSection()
+    assert native_twin(config).engine == NativeSection(embeddings="trained")
+    assert native_twin(config).train == config.train
+
+
+def test_options_of_a_config_are_those_of_the_class():
+    shared = {name: field.default for name, field in ZoArguments.model_fields.items()}
+    section = {name: field.default for name, field in ZoSection.model_fields.items()}
+    assert section.pop("kind") == "zo"
+    assert {name: shared.pop(name) for name in section} == section
+    assert set(shared) == {"device", "seed"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("engine: {kind: zo, esp: 1}", "run.yaml:3: unknown key engine.esp, did you mean"),
+        ("engine: {kind: zo, fused: true}", "unknown key engine.fused, known here: direc"),
+        ("engine: {kind: zo, eps: 0}", "run.yaml:3: engine.eps is 0, expected greater than 0"),
+        ("engine: {kind: zo, directions: 0}", "engine.directions is 0, expected greater than or"),
+        ("engine: {kind: zo, noise: guassian}", "engine.noise is 'guassian', expected 'auto'"),
+        ("engine: {kind: zo, tier: dsik}", "engine.tier is 'dsik', expected 'device', 'host' or"),
+        ("engine: {kind: zoo}", "engine.kind is 'zoo', expected one of: subspace, native, offload, "
+         "zo; did you mean zo?"),
+        ("engine: {kind: zo}\ntrain:\n  max_norm: 1.0", "run.yaml:5: train.max_norm is 1.0, but "
+         "engine.kind zo has no gradient to clip, expected null"),
+        ("engine: {kind: zo}\ntrain: {betas: [0.8, 0.9]}", "run.yaml:4: train.betas is (0.8, 0.9)"),
+        ("engine: {kind: zo}\ntrain: {eps: 1.0e-3}", "run.yaml:4: train.eps is 0.001, which is "
+         "AdamW's, and engine.kind is zo, expected 1e-08; engine.eps is that of zo"),
+        ("model: {path: m, autocast: bf16}", "run.yaml:1: model.autocast is bf16, but"),
+        ("model: {path: m, checkpointing: true}", "model.checkpointing is true, but"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_with_its_line(load, lines, words):
+    parts = dict(line.split(": ", 1) for line in SMALLEST.splitlines())
+    first, _, rest = lines.partition("\n")
+    parts |= dict([first.split(": ", 1)])
+    text = "".join(f"{key}: {value}\n" for key, value in parts.items()) + rest
+    with pytest.raises(InvalidArgument) as refused:
+        load(text)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_tier_of_a_later_version_names_the_one_there_is(load, tier):
+    with pytest.raises(Unavailable, match=f"tier: {tier} is not in this version .* has device"):
+        load(SMALLEST, f"engine.tier={tier}")
+    with pytest.raises(Unavailable, match=r"store.path: engine.kind zo keeps nothing on disk"):
+        load(SMALLEST, "store.path=x")
+
+
+# Products take nearly all of a step.
+RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=device.host_gbps=50"]
+
+
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        ({}, {}),
+        ({}, {"weight_decay": 0.1, "accumulate": 3}),
+        ({"dtype": "bf16"}, {}),
+        ({}, {"micro_batch": 64}),
+    ],
+    ids=["fp32", "decay", "bf16", "wide-batch"],
+)
+def test_a_run_takes_the_memory_that_was_planned(
+    sluiceway, small_model, write_config, tmp_path, model, train
+):
+    config = write_config(
+        small_model, engine={"kind": "zo"}, model=model, data={"eval": []},
+        train={"steps": 3, "lr": 1e-5, **train},
+    )  # fmt: skip
+    done = sluiceway("plan", config, "--json", *RATES)
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    assert plan["bytes_per_step"] == {"d2h": 0, "h2d": 0}
+    done = sluiceway("train", config, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.err
+    peak = json.loads(done.out)["peak_bytes"]
+    assert plan["peak_bytes"]["device"] == pytest.approx(peak["device"], rel=0.05)
+    assert (plan["peak_bytes"]["host"], plan["peak_bytes"]["pinned"]) == (0, 0)
+    if not model:  # A master has as many bytes as two moments of 16 bits.
+        assert plan["native_device_bytes"] > plan["peak_bytes"]["device"]
+
+
+def test_a_plan_counts_two_forwards_for_every_direction_and_micro_batch(
+    sluiceway, small_model, write_config
+):
+    def planned(**changes):
+        sections = {"engine": {"kind": "zo"}} | changes
+        done = sluiceway("plan", write_config(small_model, **sections), "--json", *RATES)
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    once, native = planned(), planned(engine={"kind": "native"})
+    twice = planned(engine={"kind": "zo", "directions": 2}, train={"accumulate": 3})
+    assert twice["seconds_per_step"] == pytest.approx(6 * once["seconds_per_step"], rel=0.01)
+    # A backward takes two forwards.
+    assert once["seconds_per_step"] == pytest.approx(native["seconds_per_step"] * 2 / 3, rel=0.05)
+    assert once["peak_bytes"]["device"] == twice["peak_bytes"]["device"]
+    assert once["why"] == "2 forwards a step, rademacher noise, weights on the device"
+    done = sluiceway("plan", write_config(small_model, engine={"kind": "zo"}), *RATES,
+                     "--set=budget.device=1MiB")  # fmt: skip
+    assert_short_error(done, 3, "budget.device: the run needs")
+
+
+def test_the_quickstart_from_losses_alone_differs_in_what_it_has_no_use_for():
+    first, zo = (
+        yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
+        for name in ("quickstart", "quickstart_zo")
+    )
+    assert zo["model"] == first["model"] | {"autocast": None}
+    assert zo["data"] == first["data"]
+    config = load_config(REPOSITORY / "configs" / "quickstart_zo.yaml")
+    assert config.engine.kind == "zo"
+    assert (config.train.steps, config.tokens_per_step) == (700, 2048)
