@@ -78,7 +78,7 @@ class Zo(ResidentEngine):
         return [
             f"trains {trained:,} of {everything:,} parameters from losses alone, "
             f"{2 * engine.directions} forwards a step: no backward, no gradient, no dropout",
-            f"{directions} a step of {engine.family} noise, eps {engine.eps:g}, in "
+            f"{directions} a step of {engine.drawn} noise, eps {engine.eps:g}, in "
             f"{len(optimizer.blocks.blocks)} blocks of {optimizer.blocks.name or 'the model'}",
             "weights stay on the device: nothing crosses a link, nothing is written back",
         ]
@@ -89,7 +89,7 @@ class Zo(ResidentEngine):
         return {
             "zo": {
                 "tier": engine.tier,
-                "noise": engine.family,
+                "noise": engine.drawn,
                 "eps": engine.eps,
                 "directions": engine.directions,
                 "blocks": blocks.name,

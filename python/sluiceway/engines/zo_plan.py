@@ -27,12 +27,19 @@ class ZoPlan(DevicePlan):
         find_blocks("zo", model)  # Refuses a model that has none.
         engine, gamma = config.engine, 1.0 - config.train.weight_decay
         trained = [p for p in model.parameters() if p.requires_grad]
-        images = [p for p in trained if needs_master(p, gamma if p.dim() >= 2 else 1.0)]
+        factored = [p for p in trained if p.dim() >= 2 and engine.noise == "lowrank"]
+        of_factors = {id(p) for p in factored}
+        images = [
+            p
+            for p in trained
+            if id(p) in of_factors or needs_master(p, gamma if p.dim() >= 2 else 1.0)
+        ]
         self._weight_bytes = sum(p.nbytes for p in trained)
         self._image_bytes = sum(p.nbytes for p in images)
-        self._master_bytes = _MASTER_BYTES * sum(p.numel() for p in images)
+        factors = engine.rank * sum(len(p) + p[0].numel() for p in factored)  # M and V.
+        self._state_bytes = _MASTER_BYTES * (factors + sum(p.numel() for p in images))
         self.figures["why"] = (
-            f"{2 * engine.directions} forwards a step, {engine.family} noise, weights on the device"
+            f"{2 * engine.directions} forwards a step, {engine.drawn} noise, weights on the device"
         )
 
     def as_trained(self, model: nn.Module) -> nn.Module:
@@ -41,8 +48,8 @@ class ZoPlan(DevicePlan):
         return model
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Masters beside the most that a forward holds, copies included."""
-        return {"device": rehearsal.peak_bytes + self._master_bytes, "host": 0, "pinned": 0}
+        """Masters and factors beside the most that a forward holds, copies included."""
+        return {"device": rehearsal.peak_bytes + self._state_bytes, "host": 0, "pinned": 0}
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
         """Two forwards of every direction and micro-batch, their perturbed copies, the update."""

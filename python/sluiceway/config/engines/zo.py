@@ -41,9 +41,14 @@ class ZoOptions(Options):
     period: Count = option(50, "Steps for which V is kept, for noise lowrank.", in_state=True)
 
     @property
+    def drawn(self) -> str:
+        """What "auto" stands for."""
+        return "rademacher" if self.noise == "auto" else self.noise
+
+    @property
     def family(self) -> str:
         """Of what numbers are drawn from."""
-        return {"auto": "rademacher", "lowrank": "gaussian"}.get(self.noise, self.noise)
+        return "gaussian" if self.noise == "lowrank" else self.drawn
 
     @field_validator(*_HERE)
     @classmethod
