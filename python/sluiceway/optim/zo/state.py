@@ -28,7 +28,7 @@ def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
     """The step, and what the noise of all steps depends on."""
     frame = {
         "format": _FORMAT,
-        "names": [w.name for w in optimizer._weights],
+        "names": [w.name for w in optimizer._of.weights],
         "committed_steps": optimizer.committed_steps,
         **_settings(optimizer),
     }
@@ -55,7 +55,7 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         raise InvalidArgument(
             f"load_state_dict: format is {saved['format']}, this version reads {_FORMAT}"
         )
-    names = [w.name for w in optimizer._weights]
+    names = [w.name for w in optimizer._of.weights]
     if saved["names"] != names:
         raise InvalidArgument(
             f"load_state_dict: is of {len(saved['names'])} weights, here are {len(names)} or "
@@ -100,4 +100,5 @@ def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         optimizer.state[p] = {MASTER: master}
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
-    optimizer.committed_steps = state_dict[STATE_KEY]["committed_steps"]
+    optimizer._tier.committed_steps = state_dict[STATE_KEY]["committed_steps"]
+    optimizer._tier.round_masters()
