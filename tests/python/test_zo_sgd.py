@@ -119,7 +119,7 @@ def test_a_block_is_perturbed_once_a_direction_and_let_go_before_the_next() -> N
     acquire, release = tier.acquire, tier.release
     tier.acquire = lambda unit, d: (events.append(("+", unit, d)), acquire(unit, d))[1]
     tier.release = lambda unit, d: (events.append(("-", unit, d)), release(unit, d))[1]
-    opt.step([lambda ids=zo_ids(k): zo_loss(model, ids) for k in range(2)])
+    opt.step([lambda: zo_loss(model, zo_ids(0)), lambda: zo_loss(model, zo_ids(1))])
     assert events == [(e, unit, d) for unit in range(3) for d in range(2) for e in "+-"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -101,6 +102,10 @@ class DeviceTier:
         """One after the other: the weights are there."""
         with torch.no_grad():
             return [closure() for closure in closures]
+
+    def measuring(self) -> AbstractContextManager:
+        """Nobody else exchanges parameters."""
+        return nullcontext()
 
     # ---- State ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -13,12 +14,14 @@ from torch import nn
 
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
-from sluiceway.machine.device_ops import device_ops
+from sluiceway.machine.device_ops import DeviceOps, device_ops
 from sluiceway.model.blocks import BlockList
 from sluiceway.optim.documented import takes
 from sluiceway.optim.hyperparameters import check_number
 from sluiceway.optim.zo.arguments import ZoOptions
 from sluiceway.optim.zo.device_tier import DeviceTier
+from sluiceway.optim.zo.host_memory import streaming_device
+from sluiceway.optim.zo.host_tier import HostTier
 from sluiceway.optim.zo.measurement import Measurement
 from sluiceway.optim.zo.random_state import RandomState
 from sluiceway.optim.zo.rates import checked_loss, group_update, mean_loss, projected_gradient
@@ -27,6 +30,7 @@ from sluiceway.optim.zo.selection import trained_groups, trained_weights
 from sluiceway.optim.zo.state import check_state, restore_state, saved_frame
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.units import measuring_halves
+from sluiceway.optim.zo.weights import TrainedWeight
 
 
 @takes(ZoOptions)
@@ -80,9 +84,7 @@ class ZoSgd(torch.optim.Optimizer):
             for key, default in (("lr", lr), ("weight_decay", weight_decay)):
                 check_number(owner, key, group.get(key, default))
         weights = trained_weights(owner, model, groups)
-        self.device = device_ops(
-            owner, self.options.device, [(w.name, w.parameter) for w in weights]
-        )
+        self.device = self._device_of(weights)
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "gamma": 1.0})
         self._of = Training(owner, model, weights, self.options, self.device, self.param_groups)
         self._tier = self._make_tier()
@@ -92,7 +94,20 @@ class ZoSgd(torch.optim.Optimizer):
         self._warned: set[str] = set()
         self._warn_of_rounded_vectors()
 
-    def _make_tier(self) -> DeviceTier:
+    def _device_of(self, weights: list[TrainedWeight]) -> DeviceOps:
+        asked = self.options.device
+        if self.options.tier == "host":
+            return streaming_device(self._owner, asked, weights)
+        return device_ops(self._owner, asked, [(w.name, w.parameter) for w in weights])
+
+    def _make_tier(self) -> DeviceTier | HostTier:
+        if self.options.tier == "host":
+            return HostTier(self._of)
+        if self.options.path is not None:
+            raise InvalidArgument(
+                f"{self._owner}: path is {self.options.path!r} and tier 'device', which has "
+                "no log, expected no path, or tier='host'"
+            )
         return DeviceTier(self._of, self.state)
 
     @property
@@ -101,8 +116,8 @@ class ZoSgd(torch.optim.Optimizer):
         return self._tier.committed_steps
 
     @property
-    def blocks(self) -> BlockList:
-        """What halves meet at."""
+    def blocks(self) -> BlockList | None:
+        """What halves meet at, of tier device."""
         return self._tier.blocks
 
     # ---- A step ----
@@ -162,7 +177,8 @@ class ZoSgd(torch.optim.Optimizer):
         if not closures or not all(map(callable, closures)):
             raise InvalidArgument(
                 f"{self._owner}.{function}: closure is {given!r}, expected a function, or a "
-                "list of some, each of which returns the loss; call loss = opt.step(lambda: model(**batch).loss)"
+                "list of some, each of which returns the loss; call loss = "
+                "opt.step(lambda: model(**batch).loss)"
             )
         return closures
 
@@ -171,7 +187,9 @@ class ZoSgd(torch.optim.Optimizer):
         halves = measuring_halves(self.options.directions, len(closures))
         measurement = Measurement(self._tier.measured, self._tier, halves, SameInputs(self._owner))
         found: dict[tuple[int, int], list[float]] = {}
-        for half, loss in zip(halves, measurement.run(closures), strict=True):
+        with self._tier.measuring():
+            results = measurement.run(closures)
+        for half, loss in zip(halves, results, strict=True):
             found.setdefault((half.direction, half.side), []).append(
                 checked_loss(self._owner, loss)
             )
@@ -266,6 +284,36 @@ class ZoSgd(torch.optim.Optimizer):
         restore_state(self, state_dict)
         self._versions = self._current_versions()
 
+    # ---- The log of tier host ----
+
+    def rollback(self, step: int) -> None:
+        """Go on from the weights of an older step; the log keeps what came after it.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such step, or no log.
+        """
+        self._logged("rollback").rollback(step)
+
+    def branch(self, step: int, path: str | os.PathLike) -> None:
+        """Write a log of the steps up to `step` into a folder, for another optimizer's `path`.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such step, or no log.
+        """
+        self._logged("branch").branch(step, path)
+
+    def _logged(self, function: str) -> HostTier:
+        if isinstance(self._tier, HostTier):
+            return self._tier
+        raise InvalidArgument(
+            f"{self._owner}.{function}: tier is {self.options.tier!r}, which has no log, expected "
+            "tier='host'"
+        )
+
     # ---- What every optimizer of ours has ----
 
     def stats(self) -> dict[str, Any]:
@@ -281,6 +329,7 @@ class ZoSgd(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the model as any other, with the weights that the steps have made; idempotent."""
         self._tier.close()
+        self._versions = self._current_versions()
 
     def __enter__(self) -> Self:
         return self

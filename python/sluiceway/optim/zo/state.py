@@ -16,6 +16,7 @@ from sluiceway.optim.state import (
     check_moment,
     check_settings,
 )
+from sluiceway.optim.zo.host_tier import HostTier
 from sluiceway.optim.zo.weights import MASTER
 
 if TYPE_CHECKING:
@@ -32,12 +33,19 @@ def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
         "committed_steps": optimizer.committed_steps,
         **_settings(optimizer),
     }
+    if isinstance(optimizer._tier, HostTier):
+        frame["log"] = optimizer._tier.saved()
     return {STATE_KEY: frame}
 
 
 def _settings(optimizer: ZoSgd) -> dict[str, Any]:
     options = optimizer.options
-    return {"seed": options.seed, "noise": options.family, "directions": options.directions}
+    return {
+        "seed": options.seed,
+        "noise": options.family,
+        "directions": options.directions,
+        "tier": options.tier,
+    }
 
 
 def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
@@ -64,6 +72,9 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     check_count(f"committed_steps of its {STATE_KEY!r} entry", saved["committed_steps"])
     check_settings("load_state_dict", saved, _settings(optimizer))
     _check_groups(optimizer, state_dict["param_groups"])
+    if isinstance(optimizer._tier, HostTier):
+        check_entries("its log", saved.get("log"), ("base", "log_id", "log", "entries"))
+        optimizer._tier.check_saved(saved["log"])
     parameters = numbered_parameters(optimizer.param_groups)
     check_entries("its state", state_dict["state"], ())
     for number, values in state_dict["state"].items():
@@ -100,5 +111,9 @@ def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         optimizer.state[p] = {MASTER: master}
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
-    optimizer._tier.committed_steps = state_dict[STATE_KEY]["committed_steps"]
+    saved = state_dict[STATE_KEY]
+    if isinstance(optimizer._tier, HostTier):
+        optimizer._tier.load(saved["log"])
+        return
+    optimizer._tier.committed_steps = saved["committed_steps"]
     optimizer._tier.round_masters()

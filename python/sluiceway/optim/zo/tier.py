@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +48,9 @@ class Tier(WeightSource, Protocol):
 
     def abandon(self) -> None:
         """The step was not made; the next one is the same."""
+
+    def measuring(self) -> AbstractContextManager:
+        """Around a measurement."""
 
     def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
         """What closures return on the weights themselves."""
