@@ -11,6 +11,7 @@ import pytest
 import sluiceway
 import torch
 from sluiceway import _core
+from small_llama import small_llama, tokens
 from torch import nn
 from torch.nn import functional
 from zo_models import decoder, zo_ids, zo_loss
@@ -183,6 +184,67 @@ def test_any_model_is_measured_with_its_own_half(directions: int) -> None:
             assert torch.equal(ours.gate(torch.ones(2, 5)), theirs.gate(torch.ones(2, 5)))
         assert same(ours.gate.state_dict(), theirs.gate)
     assert same(copy.deepcopy(ours).state_dict(), anything())  # A copy is of the base.
+
+
+def test_a_decoder_of_transformers_streams_in_the_order_of_its_forward() -> None:
+    models = [small_llama(num_hidden_layers=3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    opts = [host(models[0], lr=1e-3), sluiceway.ZoSgd(models[1], lr=1e-3)]
+    matrices = [p for p in models[0].parameters() if p.dim() >= 2]
+    whole = sum(p.nbytes for p in matrices) + models[0].lm_head.weight.nbytes
+    crossed = 0
+    for step in range(4):
+        ids = tokens(step)
+        losses = [
+            opt.step(lambda m=model: m(input_ids=ids, labels=ids).loss)  # noqa: B023
+            for opt, model in zip(opts, models, strict=True)
+        ]
+        assert losses[0] == losses[1]
+        crossed += opts[0].stats()["bytes"]["h2d"]
+    assert same(models[0].state_dict(), models[1])
+    assert crossed < 4.9 * whole  # Nothing was loaded twice; registered is another order.
+
+
+def test_a_forward_that_runs_more_often_than_the_first_one_starts_again() -> None:
+    models = [decoder(), decoder()]
+    opts = [host(models[0], lr=0.1), sluiceway.ZoSgd(models[1], lr=0.1)]
+    for times in (1, 3, 2):
+        losses = []
+        for opt, model in zip(opts, models, strict=True):
+
+            def closure(model: nn.Module = model, times: int = times) -> torch.Tensor:
+                return sum(zo_loss(model, zo_ids(k)) for k in range(times))
+
+            losses.append((opt.step(closure), opt.evaluate(closure)))
+        assert losses[0] == losses[1]
+        assert same(models[0].state_dict(), models[1])
+
+
+def test_autocast_keeps_no_cast_of_another_theta() -> None:
+    models = [decoder(), decoder()]
+    opts = [host(models[0], lr=0.5), sluiceway.ZoSgd(models[1], lr=0.5)]
+    ids = zo_ids(0)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        for _ in range(3):
+            losses = [
+                opt.step(lambda m=m: zo_loss(m, ids)) for opt, m in zip(opts, models, strict=True)
+            ]
+            assert losses[0] == losses[1]
+            torch.clear_autocast_cache()
+            assert torch.equal(models[0](ids), models[1](ids))
+
+
+def test_a_model_is_copied_and_saved_with_hooks_that_do_nothing(tmp_path: Path) -> None:
+    model = decoder()
+    opt = host(model, lr=0.1, trace=tmp_path / "trace.json")
+    opt.step(lambda: zo_loss(model, zo_ids(0)))
+    torch.save(model, tmp_path / "model.pt")
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert same(other.state_dict(), decoder())
+        assert torch.equal(other(zo_ids(1)), decoder()(zo_ids(1)))
+    assert not torch.equal(model(zo_ids(1)), decoder()(zo_ids(1)))
+    opt.close()
+    assert "perturb" in (tmp_path / "trace.json").read_text()
 
 
 def test_layers_arrive_once_for_all_halves_and_before_they_are_asked_for() -> None:
@@ -391,3 +453,12 @@ def test_a_closed_optimizer_says_so() -> None:
     with pytest.raises(sluiceway.InvalidArgument, match="it is closed, expected an open"):
         opt.step(lambda: zo_loss(model, zo_ids(0)))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(sluiceway.Unavailable, match="device is 'cuda:7', this build"):
+        host(decoder(), device="cuda:7")
+    model = decoder()
+    opt = host(model, budget=sluiceway.Budget(device=1000))
+    with pytest.raises(sluiceway.OutOfMemory, match="ring"):
+        opt.step(lambda: zo_loss(model, zo_ids(0)))

@@ -13,7 +13,7 @@ import os
 import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -383,20 +383,28 @@ def _bytes_beside(training: Training) -> int:
     return sum(t.nbytes for t in (*others, *training.model.buffers()))
 
 
-def _give_theta(tier: HostTier, model: nn.Module) -> list[Any]:
-    """Let `state_dict()` of the model, and of its parts, hold theta."""
-    reference = weakref.ref(tier)
+class _StateHook:
+    """Lets `state_dict()` of a module hold theta; does nothing for a copy of the module."""
 
-    def replace(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-        tier = reference()
-        if tier is None:
+    def __init__(self, tier: HostTier, module: nn.Module) -> None:
+        self._tier, self._module = weakref.ref(tier), weakref.ref(module)
+
+    def __call__(self, called: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        tier = self._tier()
+        if tier is None or called is not self._module():
             return
-        for name, p in module._parameters.items():
+        for name, p in called._parameters.items():
             if id(p) in tier._base and prefix + name in state:
                 state[prefix + name] = tier.theta_on_host(p)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _give_theta(tier: HostTier, model: nn.Module) -> list[Any]:
+    """For the model, and for its parts."""
     return [
-        module.register_state_dict_post_hook(replace)
+        module.register_state_dict_post_hook(_StateHook(tier, module))
         for module in model.modules()
         if any(id(p) in tier._base for p in module._parameters.values())
     ]
