@@ -10,6 +10,7 @@
 #include "kernels/perturb.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/gil.h"
+#include "python/bindings/noise_family.h"
 #include "python/bindings/tensor_view.h"
 
 namespace sluiceway {
@@ -19,15 +20,6 @@ using Compute = std::optional<StreamRef>;
 // Seed, step, tensor, purpose and scale.
 using Pending =
     std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint32_t, float>>;
-
-NoiseFamily parse_family(const std::string& name) {
-  for (const NoiseFamily family :
-       {NoiseFamily::kRademacher, NoiseFamily::kByteQuantile, NoiseFamily::kGaussian}) {
-    if (to_string(family) == name) return family;
-  }
-  throw InvalidArgument(
-      concat("family: is \"", name, "\", expected rademacher, byte_quantile or gaussian"));
-}
 
 std::vector<PendingUpdate> updates_of(const Pending& pending) {
   std::vector<PendingUpdate> updates;

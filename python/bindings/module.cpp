@@ -22,4 +22,5 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_weight_plan(m);
   sluiceway::bind_subspace_engine(m);
   sluiceway::bind_offload_engine(m);
+  sluiceway::bind_zo_engine(m);
 }

@@ -26,6 +26,7 @@ __all__: list[str] = [
     "TensorSpec",
     "Trace",
     "WeightSpec",
+    "ZoEngine",
     "adam_step",
     "auto_codec",
     "bits_checksum",
@@ -46,6 +47,7 @@ __all__: list[str] = [
     "offload_footprint",
     "open_store",
     "page_lock_refusal",
+    "page_locked_copy",
     "perturb",
     "perturb_low_rank",
     "predict_step",
@@ -631,6 +633,96 @@ class OffloadEngine:
     @property
     def store_id(self) -> str: ...
 
+class ZoEngine:
+    """
+    Streams perturbed weights from host memory, and logs what moves them.
+    """
+    def __init__(
+        self,
+        *,
+        compute: Stream,
+        link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
+        limits: typing.Annotated[
+            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
+        ],
+        resident_bytes: typing.SupportsInt,
+        resident_room: typing.SupportsInt,
+        depth: typing.SupportsInt,
+        perturb_lanes: typing.SupportsInt,
+        eps: typing.SupportsFloat,
+        family: str,
+        seed: typing.SupportsInt,
+        groups: typing.SupportsInt,
+        directions: typing.SupportsInt,
+        log: str,
+        base_hash: bytes,
+        device_cpu: typing.SupportsInt,
+        lane_cpu: typing.SupportsInt,
+    ) -> None:
+        """
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; log: a file, made if it is not there; base_hash: 16 bytes.
+        """
+    def acquire(
+        self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
+    ) -> torch.Tensor:
+        """
+        The slot itself, as a tensor: its elements last until release(). Of an evaluation both sides are theta.
+        """
+    def begin_evaluation(self) -> None: ...
+    def begin_step(self) -> None: ...
+    def branch(self, step: typing.SupportsInt, path: str) -> None:
+        """
+        A log of its own, of the line up to `step`.
+        """
+    def commit(
+        self,
+        g: collections.abc.Sequence[typing.SupportsFloat],
+        rates: collections.abc.Sequence[tuple[typing.SupportsFloat, typing.SupportsFloat]],
+        non_finite: bool,
+    ) -> None:
+        """
+        Log the step, one (lr, weight_decay) a group, and end the pass.
+        """
+    def enable_trace(self, on: bool) -> None: ...
+    def finish(self) -> None:
+        """
+        End the pass, if there is one; a step that was not logged is as if it had not begun.
+        """
+    def pending(self, group: typing.SupportsInt) -> tuple[list[tuple[int, int, int, float]], float]:
+        """
+        (seed, step, purpose, scale) of each update of the base, and Gamma.
+        """
+    def release(
+        self, use: typing.SupportsInt, direction: typing.SupportsInt, compute: Stream
+    ) -> None: ...
+    def restore(self, entries: typing.SupportsInt) -> None:
+        """
+        Back on the line that the log had after so many entries.
+        """
+    def rollback(self, step: typing.SupportsInt) -> None: ...
+    def stream(
+        self,
+        uses: collections.abc.Sequence[
+            tuple[str, torch.Tensor, typing.SupportsInt, typing.SupportsInt, bool]
+        ],
+    ) -> None:
+        """
+        Each is name, host tensor, parameter group, number of the module, whether it stays on the device; in the order of the forward. Names of one storage are one weight.
+        """
+    def sync(self) -> None: ...
+    def take_stats(self) -> dict[str, typing.Any]: ...
+    def write_trace(self, path: str) -> None: ...
+    @property
+    def entries(self) -> int: ...
+    @property
+    def gammas(self) -> list[float]: ...
+    @property
+    def log_id(self) -> str: ...
+    @property
+    def next_step(self) -> int: ...
+    @property
+    def streams(self) -> bool: ...
+
 def adam_step(
     name: str,
     weight: torch.Tensor,
@@ -838,6 +930,11 @@ def open_store(
 def page_lock_refusal(ordinal: typing.SupportsInt, bytes: typing.SupportsInt) -> str:
     """
     What keeps so many bytes of host memory from being page-locked for a CUDA device; empty: nothing does.
+    """
+
+def page_locked_copy(tensor: torch.Tensor, compute: Stream) -> torch.Tensor:
+    """
+    Of a tensor, in host memory of exactly its size, page-locked for the stream's device.
     """
 
 def perturb(

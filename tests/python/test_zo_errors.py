@@ -23,16 +23,18 @@ class Unchanged:
     def __init__(self, model: nn.Module) -> None:
         self.model, self.random = model, torch.get_rng_state()
         self.values = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
-        self.threads = threading.active_count()
+        self.threads, self.hooks = threading.active_count(), self.count_hooks()
+
+    def count_hooks(self) -> list[tuple[int, int]]:
+        modules = self.model.modules()
+        return [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in modules]
 
     def check(self) -> None:
         for p, (address, value) in zip(self.model.parameters(), self.values, strict=True):
             assert p.data_ptr() == address
             assert torch.equal(p, value)
             assert p.requires_grad
-        for module in self.model.modules():
-            assert not module._forward_hooks
-            assert not module._forward_pre_hooks
+        assert self.count_hooks() == self.hooks
         assert torch.equal(torch.get_rng_state(), self.random)
         assert threading.active_count() == self.threads
 
@@ -42,14 +44,21 @@ def refused(
 ) -> None:
     model = decoder()
     opt = sluiceway.ZoSgd(model, lr=0.1, **options)
-    before = Unchanged(model)
+    if options.get("tier") == "host":
+        opt.step(lambda: zo_loss(model, IDS))  # The first step looks at the forward once more.
+    before, steps = Unchanged(model), opt.committed_steps
+    theta = model.state_dict()["embed.weight"].clone()
     with pytest.raises(kind, match=match):
         opt.step(lambda: closure(model))
     before.check()
-    assert opt.committed_steps == 0
+    assert opt.committed_steps == steps
+    assert torch.equal(model.state_dict()["embed.weight"], theta)
     opt.step(lambda: zo_loss(model, IDS))  # It goes on.
-    assert opt.committed_steps == 1
-    assert not torch.equal(model.embed.weight, before.values[0][1])
+    assert opt.committed_steps == steps + 1
+    assert not torch.equal(model.state_dict()["embed.weight"], theta)
+
+
+TIERS = pytest.mark.parametrize("tier", ["device", "host"])
 
 
 @pytest.mark.parametrize(
@@ -61,12 +70,14 @@ def refused(
         (lambda loss: {"loss": loss}, "returned {'loss': "),
     ],
 )
-def test_what_is_no_scalar_is_no_loss(made: Callable, match: str) -> None:
-    refused(lambda m: made(zo_loss(m, IDS)), sluiceway.InvalidArgument, match)
+@TIERS
+def test_what_is_no_scalar_is_no_loss(made: Callable, match: str, tier: str) -> None:
+    refused(lambda m: made(zo_loss(m, IDS)), sluiceway.InvalidArgument, match, tier=tier)
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-def test_a_loader_in_the_closure_gives_other_inputs(directions: int) -> None:
+@TIERS
+def test_a_loader_in_the_closure_gives_other_inputs(directions: int, tier: str) -> None:
     # A step that is refused takes two batches; then all are the same.
     steps = iter([0, 1])
     refused(
@@ -74,10 +85,14 @@ def test_a_loader_in_the_closure_gives_other_inputs(directions: int) -> None:
         sluiceway.InvalidArgument,
         r"inputs of ZoDecoder .* half - of direction 0 differ .* next\(loader\)",
         directions=directions,
+        tier=tier,
     )
 
 
-def test_the_second_micro_batch_is_compared_too_and_so_is_the_second_direction() -> None:
+@TIERS
+def test_the_second_micro_batch_is_compared_too_and_so_is_the_second_direction(
+    tier: str,
+) -> None:
     calls = []
 
     def of_second_batch(model: ZoDecoder) -> torch.Tensor:
@@ -85,14 +100,22 @@ def test_the_second_micro_batch_is_compared_too_and_so_is_the_second_direction()
         mine = len(calls)  # The other half begins before this one ends.
         return zo_loss(model, IDS) + zo_loss(model, zo_ids(mine))
 
-    refused(of_second_batch, sluiceway.InvalidArgument, "in call 1 of the closure's half -")
+    refused(
+        of_second_batch, sluiceway.InvalidArgument, "in call 1 of the closure's half -", tier=tier
+    )
     halves = []
 
     def of_second_direction(model: ZoDecoder) -> torch.Tensor:
         halves.append(1)
         return zo_loss(model, zo_ids(int(len(halves) > 2)))
 
-    refused(of_second_direction, sluiceway.InvalidArgument, r"half \+ of direction 1", directions=2)
+    refused(
+        of_second_direction,
+        sluiceway.InvalidArgument,
+        r"half \+ of direction 1",
+        directions=2,
+        tier=tier,
+    )
 
 
 def test_a_model_that_is_called_in_parts_is_compared_at_its_first_part() -> None:
@@ -107,7 +130,8 @@ def test_a_model_that_is_called_in_parts_is_compared_at_its_first_part() -> None
     refused(closure, sluiceway.InvalidArgument, "inputs of embed in call 0")
 
 
-def test_halves_that_run_other_blocks_end_in_an_error_and_not_in_a_deadlock() -> None:
+@TIERS
+def test_halves_that_run_other_blocks_end_in_an_error_and_not_in_a_deadlock(tier: str) -> None:
     def skipping(when: int, block: int) -> Callable[[ZoDecoder], torch.Tensor]:
         count = []
 
@@ -121,13 +145,17 @@ def test_halves_that_run_other_blocks_end_in_an_error_and_not_in_a_deadlock() ->
 
         return closure
 
-    first = r"half \+ of direction 0 stands at block layers.1 while half - .* at block layers.2"
-    refused(skipping(2, 1), sluiceway.InvalidArgument, first)
-    last = r"half \+ .* stands at the end of the closure while half - .* at block layers.2"
-    refused(skipping(1, 2), sluiceway.InvalidArgument, last)
-    refused(
-        skipping(2, 2), sluiceway.InvalidArgument, r"at block layers.2 while half - .* the end of"
-    )
+    one, two = ("block layers.1", "block layers.2")
+    if tier == "host":
+        one, two = ("module layers.1.norm", "module layers.2.norm")
+    after = "the end of the closure"
+    for (when, block), (plus, minus) in {
+        (2, 1): (one, two),
+        (1, 2): (after, two),
+        (2, 2): (two, after),
+    }.items():
+        match = rf"half \+ of direction 0 stands at {plus} while half - .* at {minus}"
+        refused(skipping(when, block), sluiceway.InvalidArgument, match, tier=tier)
 
 
 def test_a_block_that_never_runs_or_only_its_forward_does_is_named() -> None:
@@ -145,7 +173,8 @@ class OopsError(Exception):
 @pytest.mark.parametrize("kind", [OopsError, SystemExit, StopIteration, KeyboardInterrupt])
 @pytest.mark.parametrize("half", [1, 2])
 @pytest.mark.parametrize("place", ["before", "inside", "after"])
-def test_what_a_half_raises_is_raised(kind: type, half: int, place: str) -> None:
+@TIERS
+def test_what_a_half_raises_is_raised(kind: type, half: int, place: str, tier: str) -> None:
     count = []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
@@ -166,7 +195,9 @@ def test_what_a_half_raises_is_raised(kind: type, half: int, place: str) -> None
 
     # A generator turns StopIteration into a RuntimeError.
     inside = kind is StopIteration and place == "inside"
-    refused(closure, RuntimeError if inside else kind, "StopIteration" if inside else "mine")
+    refused(
+        closure, RuntimeError if inside else kind, "StopIteration" if inside else "mine", tier=tier
+    )
 
 
 @pytest.fixture
@@ -182,7 +213,8 @@ def ctrl_c() -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_ends_both_halves() -> None:
+@TIERS
+def test_ctrl_c_ends_both_halves(tier: str) -> None:
     count = []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
@@ -193,11 +225,12 @@ def test_ctrl_c_ends_both_halves() -> None:
             time.sleep(0.2)
         return loss
 
-    refused(closure, KeyboardInterrupt, "^$")
+    refused(closure, KeyboardInterrupt, "^$", tier=tier)
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_half_that_holds_a_lock_does_not_hang_the_error_of_another() -> None:
+@TIERS
+def test_a_half_that_holds_a_lock_does_not_hang_the_error_of_another(tier: str) -> None:
     lock, count = threading.Lock(), []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
@@ -207,10 +240,11 @@ def test_a_half_that_holds_a_lock_does_not_hang_the_error_of_another() -> None:
         with lock:
             return zo_loss(model, IDS)
 
-    refused(closure, KeyboardInterrupt, "^$")
+    refused(closure, KeyboardInterrupt, "^$", tier=tier)
 
 
-def test_a_block_that_runs_in_a_thread_of_the_closures_own_is_refused() -> None:
+@TIERS
+def test_a_block_that_runs_in_a_thread_of_the_closures_own_is_refused(tier: str) -> None:
     def closure(model: ZoDecoder) -> torch.Tensor:
         caught = []
 
@@ -229,7 +263,8 @@ def test_a_block_that_runs_in_a_thread_of_the_closures_own_is_refused() -> None:
         return zo_loss(model, IDS)
 
     started: list[int] = []
-    refused(closure, sluiceway.InvalidArgument, "runs in thread stray, expected the closure's own")
+    match = "runs in thread stray, expected the closure's own"
+    refused(closure, sluiceway.InvalidArgument, match, tier=tier)
 
 
 def test_a_model_without_blocks_says_what_was_looked_for() -> None:
@@ -278,9 +313,10 @@ def test_models_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize("lr", [-0.1, float("nan"), 30.0])
-def test_rates_of_a_step_that_cannot_be(lr: float) -> None:
+@TIERS
+def test_rates_of_a_step_that_cannot_be(lr: float, tier: str) -> None:
     model = decoder()
-    opt = sluiceway.ZoSgd(model, weight_decay=0.1)
+    opt = sluiceway.ZoSgd(model, weight_decay=0.1, tier=tier)
     opt.param_groups[0]["lr"] = lr
     before = Unchanged(model)
     with pytest.raises(sluiceway.InvalidArgument, match=f"lr is {lr} and weight_decay 0.1"):
@@ -288,9 +324,10 @@ def test_rates_of_a_step_that_cannot_be(lr: float) -> None:
     before.check()
 
 
-def test_weights_that_others_change_are_refused() -> None:
+@TIERS
+def test_weights_that_others_change_are_refused(tier: str) -> None:
     model = decoder()
-    opt = sluiceway.ZoSgd(model)
+    opt = sluiceway.ZoSgd(model, tier=tier)
     opt.step(lambda: zo_loss(model, IDS))
     with torch.no_grad():
         model.norm.bias.add_(1)

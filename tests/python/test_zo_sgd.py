@@ -12,6 +12,7 @@ from sluiceway.model.blocks import find_blocks
 from small_llama import small_llama, tokens
 from torch import nn
 from zo_models import decoder, zo_ids, zo_loss
+from zo_oracle import Oracle
 
 
 def train(opt: sluiceway.ZoSgd, model: nn.Module, steps: range) -> list[float]:
@@ -86,6 +87,57 @@ def test_micro_batches_in_the_closure_are_one_batch() -> None:
     for _ in range(5):
         parts = opt.step(lambda: (zo_loss(model, ids[:2]) + zo_loss(model, ids[2:])) / 2)
         assert torch.allclose(parts, twin.step(lambda: zo_loss(other, ids)), atol=1e-4)
+
+
+def test_of_a_list_the_loss_is_the_mean_in_float32() -> None:
+    ours, theirs = decoder(), decoder()
+    opt = sluiceway.ZoSgd(ours, lr=0.02, directions=2)
+    groups = [{"params": list(theirs.parameters()), "weight_decay": 0.0}]
+    oracle = Oracle(theirs, groups, 1e-3, 0, 2, _core.stable_hash)
+    for step in range(3):
+        batches = [zo_ids(3 * step + k, rows=k + 1) for k in range(3)]
+
+        def mean(model: nn.Module, batches: list[torch.Tensor] = batches) -> torch.Tensor:
+            losses = [zo_loss(model, ids) for ids in batches]
+            return (losses[0] + losses[1] + losses[2]) / 3
+
+        found = opt.step([lambda ids=ids: zo_loss(ours, ids) for ids in batches])
+        assert found.item() == oracle.step(mean, [0.02])
+        assert same(ours, theirs)
+        parts = [lambda ids=ids: zo_loss(ours, ids) for ids in batches]
+        with torch.no_grad():
+            assert opt.evaluate(parts) == mean(theirs)
+            assert opt.evaluate(parts[0]) == zo_loss(theirs, batches[0])
+        assert same(ours, theirs)
+
+
+def test_a_block_is_perturbed_once_a_direction_and_let_go_before_the_next() -> None:
+    model = decoder()
+    opt = sluiceway.ZoSgd(model, directions=2)
+    events: list[tuple[str, int, int]] = []
+    tier = opt._tier
+    acquire, release = tier.acquire, tier.release
+    tier.acquire = lambda unit, d: (events.append(("+", unit, d)), acquire(unit, d))[1]
+    tier.release = lambda unit, d: (events.append(("-", unit, d)), release(unit, d))[1]
+    opt.step([lambda: zo_loss(model, zo_ids(0)), lambda: zo_loss(model, zo_ids(1))])
+    assert events == [(e, unit, d) for unit in range(3) for d in range(2) for e in "+-"]
+
+
+def test_micro_batches_of_a_list_are_compared_each_with_itself() -> None:
+    model, calls = decoder(), []
+
+    def second() -> torch.Tensor:
+        calls.append(1)
+        return zo_loss(model, zo_ids(len(calls) // 2))
+
+    opt = sluiceway.ZoSgd(model)
+    with pytest.raises(
+        sluiceway.InvalidArgument, match="half - of direction 0, closure 1 differ from those"
+    ):
+        opt.step([lambda: zo_loss(model, zo_ids(7)), second])
+    for nothing in ([], [None], [lambda: 1.0, 3]):
+        with pytest.raises(sluiceway.InvalidArgument, match="each of which returns the loss"):
+            opt.step(nothing)
 
 
 class Nested(nn.Module):

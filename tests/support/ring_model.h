@@ -21,6 +21,7 @@ class RingModel {
  public:
   explicit RingModel(std::uint64_t seed) : rng_(seed) {}
 
+  // Each is a module, but for those of which join_module() says otherwise.
   int add(std::int64_t elements, DType dtype = DType::kF32, int group = 0, bool keep = false) {
     std::vector<std::byte> bytes(static_cast<std::size_t>(elements) * size_bytes(dtype));
     for (std::int64_t i = 0; i < elements; ++i) {
@@ -34,13 +35,16 @@ class RingModel {
     }
     base_.push_back(std::make_unique<std::vector<std::byte>>(std::move(bytes)));
     const int i = static_cast<int>(uses.size());
-    uses.push_back({concat("w", i), elements, dtype, group, i, base_.back()->data(), keep});
+    uses.push_back(
+        {concat("w", i), elements, dtype, group, next_module(), base_.back()->data(), keep});
     return i;
   }
+  void join_module() { uses.back().module = uses.at(uses.size() - 2).module; }
   void tie(int to) {
+    const int module = next_module();
     uses.push_back(uses[static_cast<std::size_t>(to)]);
     uses.back().name = "tied";
-    uses.back().module = static_cast<int>(uses.size()) - 1;
+    uses.back().module = module;
     uses.back().keep = false;
   }
   void add_random(int count) {
@@ -48,9 +52,18 @@ class RingModel {
     for (int i = 0; i < count; ++i) {
       add(sizes[rng_.below(5)], rng_.below(2) == 0 ? DType::kF32 : DType::kBF16,
           static_cast<int>(rng_.below(3)), rng_.below(6) == 0);
+      if (uses.size() > 1 && rng_.below(3) == 0) join_module();
     }
   }
   Rng& rng() { return rng_; }
+  std::vector<std::vector<int>> modules() const {
+    std::vector<std::vector<int>> all;
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      if (i == 0 || uses[i].module != uses[i - 1].module) all.emplace_back();
+      all.back().push_back(static_cast<int>(i));
+    }
+    return all;
+  }
 
   // What a forward reads; no noise: in an evaluation.
   std::vector<std::byte> expected(int use, Side side, const std::optional<StepNoise>& noise,
@@ -81,6 +94,8 @@ class RingModel {
   std::vector<ZoWeight> uses;
 
  private:
+  int next_module() const { return uses.empty() ? 0 : uses.back().module + 1; }
+
   Rng rng_;
   std::vector<std::unique_ptr<std::vector<std::byte>>> base_;
 };

@@ -49,20 +49,22 @@ float of_group(const std::vector<float>& values, int group, float otherwise) {
 }  // namespace
 
 struct WeightRing::Pass {
+  int directions() const noexcept { return std::max(1, static_cast<int>(noises.size())); }
+
   std::uint64_t number = 0;
-  std::optional<StepNoise> noise;  // None: an evaluation.
+  std::vector<StepNoise> noises;  // By direction; none: an evaluation.
   std::shared_ptr<const ZoUpdates> updates;
 };
 
 struct WeightRing::Entry {
   int use = 0;
-  std::uint64_t deadline = 0;
+  int next = 0;                      // Direction of its first turn that has no pair.
   std::shared_ptr<const Pass> pass;  // Written when it begins, before a hop may read it.
   Arrival arrival;                   // Empty: the weight is resident.
   std::shared_ptr<HostEvent> arrived = std::make_shared<HostEvent>();
   std::shared_ptr<HostEvent> perturbed = std::make_shared<HostEvent>();
-  Pair pair;
-  bool has_pair = false;  // And is submitted.
+  // Of `perturbed`: its hops own it too, and the entry while there are more to come.
+  std::shared_ptr<AtEnd> hops = std::make_shared<AtEnd>(perturbed);
 };
 
 WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> uses)
@@ -73,16 +75,16 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> u
       first_use_(first_uses(uses_)),
       stays_(staying(uses_, first_use_, options.depth, options.resident_room,
                      device_room(options.lanes))),
+      modules_(uses_.size()),
       plan_(plan_slots(uses_, stays_, options.depth)),
       lanes_(
           options.lanes,
           zo_lanes::specs(perturb_lanes_, all_pairs(plan_), options.device_cpu, options.lane_cpu),
-          zo_lanes::kPlan, kPassesInLanes * use_count()),
+          zo_lanes::kPlan, kKeysOfUse * use_count()),
       resident_(uses_.size()),
       rings_(plan_.classes.size()),
       updates_(std::make_shared<ZoUpdates>()),
-      next_(std::make_shared<Pass>()),
-      held_(uses_.size()) {
+      next_(std::make_shared<Pass>()) {
   place();
   fill();
 }
@@ -110,7 +112,11 @@ void WeightRing::place() {
       std::byte* const plus = take();
       rings_[i].pairs.push_back({plus, take(), {}});
     }
-    rings_[i].most_ahead = at(c.arrivals) + at(c.pairs);
+    rings_[i].most_entries = at(c.arrivals) + at(c.pairs);
+  }
+  for (int use = 0, first = 0; use < use_count(); ++use) {
+    if (uses_[at(use)].module != uses_[at(first)].module) first = use;
+    for (int k = first; k <= use; ++k) modules_[at(k)] = {first, use - first + 1};
   }
   Stream& link = lanes_.stream(zo_lanes::kH2d);
   for (int use = 0; use < use_count(); ++use) {
@@ -133,16 +139,20 @@ void WeightRing::place() {
 
 // ---- A pass -------------------------------------------------------------------------------------
 
-void WeightRing::begin_step(const StepNoise& noise) { begin(noise); }
-void WeightRing::begin_evaluation() { begin(std::nullopt); }
+void WeightRing::begin_step(std::span<const StepNoise> noises) {
+  SLUICEWAY_CHECK(!noises.empty() || pass_ != nullptr,
+                  "begin_step: 0 noises, expected one a direction; or begin_evaluation()");
+  begin(noises);
+}
 
-void WeightRing::begin(std::optional<StepNoise> noise) {
+void WeightRing::begin_evaluation() { begin({}); }
+
+void WeightRing::begin(std::span<const StepNoise> noises) {
   SLUICEWAY_CHECK(pass_ == nullptr, "begin: pass ", begun_,
                   " has not ended, expected commit() or finish() before the next begins");
-  // Its prefetch has the keys of the pass before the last one, which so has to be over.
   ended_.front().wait();
   next_->number = ++begun_;
-  next_->noise = noise;
+  next_->noises.assign(noises.begin(), noises.end());
   next_->updates = updates_;
   pass_ = std::exchange(next_, std::make_shared<Pass>());
   for (Ring& ring : rings_) ring.next_pass = false;
@@ -166,16 +176,15 @@ void WeightRing::finish() {
 void WeightRing::end(const char* function) {
   SLUICEWAY_CHECK(pass_ != nullptr, function, ": no pass has begun, expected begin_step() or ",
                   "begin_evaluation() before");
-  for (const EntryPtr& held : held_) {
-    SLUICEWAY_CHECK(held == nullptr, function, ": ", uses_[at(held->use)].name,
-                    " is acquired, expected release() before the pass ends");
+  SLUICEWAY_CHECK(held_.empty(), function, ": ", uses_[at(held_.begin()->second.use)].name,
+                  " is acquired, expected release() before the pass ends");
+  while (!ahead_.empty()) drop_turn();  // What this forward did not use.
+  for (Ring& ring : rings_) {
+    while (!ring.entries.empty() && ring.entries.front()->pass == pass_) {
+      retire(ring, ring.entries.front());
+    }
   }
-  while (!ahead_.empty()) {  // What this forward did not use.
-    const auto unused = std::find_if(ahead_.begin(), ahead_.end(),
-                                     [&](const EntryPtr& e) { return e->pass == pass_; });
-    if (unused == ahead_.end()) break;
-    drop(static_cast<std::size_t>(unused - ahead_.begin()));
-  }
+  from_ = 0;
   for (Ring& ring : rings_) {
     if (!ring.next_pass) ring.next = 0;
     ring.next_pass = true;
@@ -186,32 +195,40 @@ void WeightRing::end(const char* function) {
   lanes_.executor().release();  // Times by pass.
 }
 
-const void* WeightRing::acquire(int use, Side side, StreamRef compute) {
+const void* WeightRing::acquire(int use, int direction, Side side, StreamRef compute) {
   check_use("acquire", use);
   SLUICEWAY_CHECK(pass_ != nullptr, "acquire: no pass has begun, expected begin_step() or ",
                   "begin_evaluation() before ", uses_[at(use)].name);
+  SLUICEWAY_CHECK(direction >= 0 && direction < pass_->directions(), "acquire: direction is ",
+                  direction, ", expected 0 to ", pass_->directions() - 1, ", those of pass ",
+                  begun_);
   compute_ = compute;
-  if (held_[at(use)] == nullptr) {
-    seek(use);
-    const EntryPtr entry = ahead_.front();
-    SLUICEWAY_CHECK(entry->has_pair, "acquire: the ",
+  const std::uint64_t wanted = position(use, direction);
+  auto held = held_.find(wanted);
+  if (held == held_.end()) {
+    seek(wanted);
+    SLUICEWAY_CHECK(!ahead_.empty() && ahead_.front().position == wanted, "acquire: the ",
                     plan_.classes[at(plan_.class_of[at(use)])].pairs, " pairs of slots for ",
                     uses_[at(use)].name,
                     " are acquired, expected one that is released; release() those before it, or "
                     "make the ring deeper");
-    lanes_.acquire(key_of(*entry), compute);
+    lanes_.acquire(ahead_.front().key, compute);
+    held = held_.emplace(wanted, std::move(ahead_.front())).first;
     ahead_.pop_front();
-    held_[at(use)] = entry;
+    from_ = wanted + 1;
     fill();
   }
-  const Pair& pair = held_[at(use)]->pair;
-  return side == Side::kPlus || !pass_->noise ? pair.plus : pair.minus;
+  const Pair& pair = held->second.pair;
+  return side == Side::kPlus || pass_->noises.empty() ? pair.plus : pair.minus;
 }
 
-void WeightRing::release(int use, StreamRef compute) {
+void WeightRing::release(int use, int direction, StreamRef compute) {
   check_use("release", use);
-  SLUICEWAY_CHECK(held_[at(use)] != nullptr, "release: ", uses_[at(use)].name,
-                  " is not acquired, expected acquire() before");
+  const auto held = std::find_if(held_.begin(), held_.end(), [&](const auto& h) {
+    return h.second.use == use && h.second.direction == direction;
+  });
+  SLUICEWAY_CHECK(held != held_.end(), "release: ", uses_[at(use)].name,
+                  " is not acquired in direction ", direction, ", expected acquire() before");
   Event read;
   if (!compute.is_host()) {
     // A device's events are told of in the order in which somebody asked. Who asked only when the
@@ -220,8 +237,9 @@ void WeightRing::release(int use, StreamRef compute) {
     then(lanes_.compute(compute).record(), [freed] { freed->set(); });
     read = Event(freed);
   }
-  const EntryPtr entry = std::exchange(held_[at(use)], nullptr);
-  ring_of(use).pairs.push_back({entry->pair.plus, entry->pair.minus, std::move(read)});
+  const Pair& pair = held->second.pair;
+  ring_of(use).pairs.push_back({pair.plus, pair.minus, std::move(read)});
+  held_.erase(held);
   fill();
 }
 
@@ -230,24 +248,44 @@ void WeightRing::check_use(const char* function, int use) const {
                   use_count() - 1);
 }
 
-// Afterwards the use is at the front of ahead_.
-void WeightRing::seek(int use) {
-  const auto wanted = [&](const EntryPtr& e) { return e->pass == pass_ && e->use == use; };
-  const bool reached = std::any_of(ahead_.begin(), ahead_.end(), wanted);
-  // Otherwise it lies behind what the ring reaches, or before where the forward was.
-  while (!ahead_.empty() && !wanted(ahead_.front())) drop(0);
-  if (!reached) ++rewinds_;
+// Afterwards the turn at `wanted` is the first that is ahead, and at the front of ahead_ if there
+// was a pair for it.
+void WeightRing::seek(std::uint64_t wanted) {
+  const bool back = wanted < from_;
+  if (back) ++rewinds_;
+  from_ = wanted;
+  while (!ahead_.empty() && (back || ahead_.front().position < wanted)) drop_turn();
+  const int directions = pass_->directions();
   for (Ring& ring : rings_) {
-    const auto next = static_cast<std::size_t>(
-        std::lower_bound(ring.uses.begin(), ring.uses.end(), use) - ring.uses.begin());
-    if (!reached) {
-      ring.next = next;
-      ring.next_pass = false;
-    } else if (!ring.next_pass) {
-      ring.next = std::max(ring.next, next);  // What has not been submitted is skipped.
+    const std::deque<EntryPtr> entries = ring.entries;
+    for (const EntryPtr& entry : entries) {
+      if (!back && entry->pass != pass_) break;
+      entry->next = std::max(entry->next, first_direction(entry->use, wanted));
+      if (back || entry->next == directions) retire(ring, entry);
     }
+    if (ring.next_pass && !back) continue;
+    const auto first = std::partition_point(ring.uses.begin(), ring.uses.end(), [&](int use) {
+      return position(use, directions - 1) < wanted;
+    });
+    const auto next = static_cast<std::size_t>(first - ring.uses.begin());
+    ring.next = back ? next : std::max(ring.next, next);
+    ring.next_pass = false;
   }
   fill();
+}
+
+std::uint64_t WeightRing::position(int use, int direction) const noexcept {
+  const Module& module = modules_[at(use)];
+  const auto u64 = [](int value) { return static_cast<std::uint64_t>(value); };
+  return u64(module.first) * u64(pass_->directions()) + u64(direction) * u64(module.count) +
+         u64(use - module.first);
+}
+
+// Of the use's turns at `from` or behind it; as many as there are directions: it has none.
+int WeightRing::first_direction(int use, std::uint64_t from) const noexcept {
+  int direction = 0;
+  while (direction < pass_->directions() && position(use, direction) < from) ++direction;
+  return direction;
 }
 
 // ---- The ring -----------------------------------------------------------------------------------
@@ -281,12 +319,11 @@ bool WeightRing::fetch_next(Ring& ring) {
   }
   const int use = ring.uses[ring.next];
   const bool streamed = resident_[at(use)] == nullptr;
-  if (ring.ahead == ring.most_ahead || (streamed && ring.arrivals.empty())) return false;
+  if (ring.entries.size() == ring.most_entries || (streamed && ring.arrivals.empty())) return false;
   const auto entry = std::make_shared<Entry>();
   entry->use = use;
   entry->pass = ring.next_pass ? next_ : pass_;
-  const std::uint64_t pass = begun_ + 2 * rewinds_ + (ring.next_pass ? 1 : 0);
-  entry->deadline = pass * uses_.size() + at(use);
+  if (!ring.next_pass) entry->next = first_direction(use, from_);
   if (streamed) {
     entry->arrival = ring.arrivals.front();
     submit_copy(entry);
@@ -295,80 +332,109 @@ bool WeightRing::fetch_next(Ring& ring) {
     entry->arrived->set();
   }
   ++ring.next;
-  ++ring.ahead;
-  ring.waiting.push_back(entry);
-  ahead_.insert(std::upper_bound(
-                    ahead_.begin(), ahead_.end(), entry,
-                    [](const EntryPtr& a, const EntryPtr& b) { return a->deadline < b->deadline; }),
-                entry);
+  ring.entries.push_back(entry);
   give_pairs(ring);
   return true;
 }
 
 void WeightRing::give_pairs(Ring& ring) {
-  while (!ring.waiting.empty() && !ring.pairs.empty()) {
-    const EntryPtr entry = ring.waiting.front();
-    if (entry->pass != pass_) return;
-    entry->pair = ring.pairs.front();
-    submit_perturb(entry);
-    entry->has_pair = true;
+  while (!ring.pairs.empty()) {
+    const EntryPtr entry = next_entry(ring);
+    if (entry == nullptr) return;
+    Turn turn{position(entry->use, entry->next), entry->use, entry->next, take_key(),
+              ring.pairs.front()};
+    submit_perturb(entry, turn);
     ring.pairs.pop_front();
-    ring.waiting.pop_front();
-    --ring.ahead;
-    if (entry->arrival.slot != nullptr) {
-      ring.arrivals.push_back({entry->arrival.slot, Event(entry->perturbed)});
-    }
+    ahead_.insert(
+        std::upper_bound(ahead_.begin(), ahead_.end(), turn,
+                         [](const Turn& a, const Turn& b) { return a.position < b.position; }),
+        turn);
+    if (++entry->next == pass_->directions()) retire(ring, entry);
   }
 }
 
-// A stream that waits for a key would wait for another pass of the same use, too.
-int WeightRing::key_of(const Entry& entry) const noexcept {
-  const std::uint64_t pass = begun_ + (entry.pass == next_ ? 1 : 0);
-  return kPassesInLanes * entry.use + static_cast<int>(pass % kPassesInLanes);
+WeightRing::EntryPtr WeightRing::next_entry(const Ring& ring) const {
+  EntryPtr first;
+  for (const EntryPtr& entry : ring.entries) {
+    if (entry->pass != pass_) break;
+    if (first == nullptr || position(entry->use, entry->next) < position(first->use, first->next)) {
+      first = entry;
+    }
+  }
+  // A use of the same module that has not been fetched may be needed earlier.
+  if (first == nullptr || ring.next_pass || ring.next == ring.uses.size()) return first;
+  const int use = ring.uses[ring.next];
+  const bool earlier =
+      position(use, first_direction(use, from_)) < position(first->use, first->next);
+  return earlier ? nullptr : first;
 }
 
-Payload WeightRing::payload_of(const Entry& entry) const {
+void WeightRing::retire(Ring& ring, const EntryPtr& entry) {
+  const EntryPtr retired = entry;
+  std::erase(ring.entries, retired);
+  retired->hops.reset();
+  if (retired->arrival.slot == nullptr) return;
+  ring.arrivals.push_back({retired->arrival.slot, Event(retired->perturbed)});
+}
+
+// A stream that waits for a key waits for all payloads that come to have it meanwhile. So a key
+// that is in use is not given out; a turn whose key has come round again waits for a payload too
+// many, which needs nothing of the caller.
+int WeightRing::take_key() {
+  const int key = next_key_;
+  lanes_.executor().wait(key);
+  next_key_ = (key + 1) % (kKeysOfUse * use_count());
+  return key;
+}
+
+// Of the deadlines of a pass: those after a rewind come behind those before it.
+std::uint64_t WeightRing::serial(bool next_pass) const noexcept {
+  return (begun_ + 2 * rewinds_ + (next_pass ? 1 : 0)) << 32;
+}
+
+Payload WeightRing::payload_of(int use, int key, std::uint64_t deadline) const {
   Payload payload;
-  payload.key = key_of(entry);
-  payload.deadline = entry.deadline;
-  payload.name = uses_[at(entry.use)].name;
+  payload.key = key;
+  payload.deadline = deadline;
+  payload.name = uses_[at(use)].name;
   return payload;
 }
 
 void WeightRing::submit_copy(const EntryPtr& entry) {
   const ZoWeight& weight = uses_[at(entry->use)];
-  Payload payload = payload_of(*entry);
+  const std::uint64_t deadline = serial(entry->pass == next_) + at(entry->use);
+  Payload payload = payload_of(entry->use, take_key(), deadline);
   payload.after = entry->arrival.free;
   Hop& copy = payload.hops.emplace_back();
   copy.lane = zo_lanes::kH2d;
   copy.bytes = weight.bytes();
   const auto end = std::make_shared<AtEnd>(entry->arrived);
-  copy.run = [this, &weight, end, use = entry->use, to = entry->arrival.slot](StreamRef stream) {
+  copy.run = [this, &weight, end, hops = entry->hops, use = entry->use,
+              to = entry->arrival.slot](StreamRef stream) {
     if (before_hop_) before_hop_(zo_lanes::kH2d, use);
     lanes_.h2d().copy(to, weight.host, weight.bytes(), stream);
   };
   lanes_.executor().submit(std::move(payload));
 }
 
-void WeightRing::submit_perturb(const EntryPtr& entry) {
-  const ZoWeight& weight = uses_[at(entry->use)];
-  Payload payload = payload_of(*entry);
+void WeightRing::submit_perturb(const EntryPtr& entry, const Turn& turn) {
+  const ZoWeight& weight = uses_[at(turn.use)];
+  Payload payload = payload_of(turn.use, turn.key, serial(false) + turn.position);
   Hop& ready = payload.hops.emplace_back();
   ready.lane = zo_lanes::kReady;
-  ready.start = [arrived = Event(entry->arrived), free = entry->pair.free](StreamRef,
-                                                                           const HopDone& done) {
+  ready.start = [arrived = Event(entry->arrived), free = turn.pair.free](StreamRef,
+                                                                         const HopDone& done) {
     then(arrived, [free, done] { then(free, [done] { done(); }); });
   };
   Hop& perturb = payload.hops.emplace_back();
   perturb.lane = zo_lanes::kPerturb +
-                 static_cast<int>(entry->deadline % static_cast<std::uint64_t>(perturb_lanes_));
+                 static_cast<int>(turn.position % static_cast<std::uint64_t>(perturb_lanes_));
   const std::byte* const place = resident_[at(entry->use)];
   const std::byte* const w = place != nullptr ? place : entry->arrival.slot;
-  const auto end = std::make_shared<AtEnd>(entry->perturbed);
   const std::uint64_t tensor = stable_hash(uses_[at(first_use_[at(entry->use)])].name);
-  perturb.run = [this, &weight, end, w, tensor, use = entry->use, pair = entry->pair,
+  perturb.run = [this, &weight, hops = entry->hops, w, tensor, turn,
                  pass = entry->pass](StreamRef stream) {
-    if (before_hop_) before_hop_(zo_lanes::kPerturb, use);
+    if (before_hop_) before_hop_(zo_lanes::kPerturb, turn.use);
     const auto key = [&](const StepNoise& noise) {
       return NoiseKey{noise.seed, noise.step, tensor, noise.purpose};
     };
@@ -381,30 +447,24 @@ void WeightRing::submit_perturb(const EntryPtr& entry) {
     theta.gamma = of_group(pass->updates->gamma, weight.group, 1);
     theta.pending = pending;
     const auto bytes = static_cast<std::size_t>(weight.bytes());
-    const std::span plus(pair.plus, bytes), minus(pair.minus, bytes);
-    if (!pass->noise) {
+    const std::span plus(turn.pair.plus, bytes), minus(turn.pair.minus, bytes);
+    if (pass->noises.empty()) {
       materialise({w, bytes}, weight.dtype, plus, weight.dtype, theta, Rounding::kNearest, {},
                   stream);
     } else {
-      sluiceway::perturb({w, bytes}, weight.dtype, plus, minus, weight.dtype, theta,
-                         key(*pass->noise), pass->noise->eps, stream);
+      const StepNoise& noise = pass->noises[at(turn.direction)];
+      sluiceway::perturb({w, bytes}, weight.dtype, plus, minus, weight.dtype, theta, key(noise),
+                         noise.eps, stream);
     }
   };
   lanes_.executor().submit(std::move(payload));
 }
 
-void WeightRing::drop(std::size_t place) {
-  lanes_.executor().wait(key_of(*ahead_[place]));
-  const EntryPtr entry = std::move(ahead_[place]);
-  ahead_.erase(ahead_.begin() + static_cast<std::ptrdiff_t>(place));
-  Ring& ring = ring_of(entry->use);
-  if (entry->has_pair) {  // Nobody has read it.
-    ring.pairs.push_back({entry->pair.plus, entry->pair.minus, {}});
-    return;
-  }
-  std::erase(ring.waiting, entry);
-  --ring.ahead;
-  if (entry->arrival.slot != nullptr) ring.arrivals.push_back({entry->arrival.slot, {}});
+void WeightRing::drop_turn() {
+  const Turn& turn = ahead_.front();
+  lanes_.executor().wait(turn.key);
+  ring_of(turn.use).pairs.push_back({turn.pair.plus, turn.pair.minus, {}});  // Nobody has read it.
+  ahead_.pop_front();
 }
 
 }  // namespace sluiceway

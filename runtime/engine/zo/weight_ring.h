@@ -4,39 +4,46 @@
 //   perturb  arrival slot  -> pair of slots   theta +- eps z, when a pair of the class is free
 //   compute  acquire() .. release()           reads the pair
 //
-// One pass: begin_step(), then acquire(), acquire(), release() for each use in the order of the
-// forward, then commit(). The first weights of the next pass cross the link before commit(); they
-// are perturbed from begin_step() on, which knows the noise, or become plain copies if it is an
-// evaluation that begins. Resident weights are perturbed from their place on the device into the
-// same pairs. Nothing crosses from device to host.
+// One pass: begin_step(), then acquire(), acquire(), release() for each turn, then commit(). A turn
+// is a use in one direction; a step has as many directions as noises, an evaluation has direction
+// 0. Turns go module by module, direction by direction within a module, and use by use within that:
+// so one arrival serves all directions, and the ring needs no more slots for many than for one.
 //
-// Another order than that of the uses is served, slower: a use that is skipped gives its slots
+// The first weights of the next pass cross the link before commit(); they are perturbed from
+// begin_step() on, which knows the noises, or become plain copies if it is an evaluation that
+// begins. Resident weights are perturbed from their place on the device into the same pairs.
+// Nothing crosses from device to host.
+//
+// Another order than that of the turns is served, slower: a turn that is skipped gives its slots
 // back, and acquire() of one that has gone by reloads it and goes on from there. Bits do not depend
 // on it, nor on depths, lanes or the resident set.
 //
-// A use makes two payloads, each submitted when nothing but the lanes and the device have to do
-// something for it: so neither holds a lane while it waits for the caller, in whatever order the
-// caller asks, and after a failure. Invariants, which the tests name:
-//   R1  An arrival slot is written when the use before it in that slot has been perturbed.
+// What arrives and what is perturbed are payloads of their own, each submitted when nothing but the
+// lanes and the device have to do something for it: so neither holds a lane while it waits for the
+// caller, in whatever order the caller asks, and after a failure. Invariants, which the tests name:
+//   R1  An arrival slot is written when the use before it in that slot has been perturbed in every
+//       direction.
 //   R2  A pair is written behind the event that release() recorded.
-//   R3  What waits in a lane waits for uses that the forward needs earlier: no deadlock.
-//   R4  A use is perturbed with the noise and the updates of its own pass.
+//   R3  What waits in a lane waits for turns that the forward needs earlier: no deadlock.
+//   R4  A turn is perturbed with the noise and the updates of its own pass.
 //
 // On a CUDA device the caller is a pass ahead at most: begin_step() and begin_evaluation() wait
-// until the device is through with the last pass but one.
+// until the device is through with the last pass but one; and any call may wait when the lanes have
+// kKeysOfUse payloads for each use.
 //
-// Thread safety: one thread at a time calls; two halves in lock step are that.
+// Thread safety: one thread at a time calls; halves in lock step are that.
 // Lifetime:      host memory of the weights, the stream that computes: outlive the ring.
 // Errors:        OutOfMemory, with both byte counts: the ring does not fit. InvalidArgument: a call
 //                out of its place, nothing changed. What a lane throws comes out of the next call,
 //                with lane and weight named, and of each one after it.
-// Cost:          a pass moves each streamed use once over the link.
+// Cost:          a pass moves each streamed use once over the link, however many directions.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -77,12 +84,12 @@ class WeightRing {
   bool is_resident(int use) const { return resident_.at(at(use)) != nullptr; }
 
   // ---- A pass ----
-  void begin_step(const StepNoise& noise);
-  void begin_evaluation();  // Both sides are theta, one copy.
+  void begin_step(std::span<const StepNoise> noises);  // By direction; at least one.
+  void begin_evaluation();                             // Both sides are theta, one copy.
   // Elements of the use for work that is enqueued on `compute` from now on, until release().
-  const void* acquire(int use, Side side, StreamRef compute);
+  const void* acquire(int use, int direction, Side side, StreamRef compute);
   // Both halves have enqueued what reads it, on `compute` or before it.
-  void release(int use, StreamRef compute);
+  void release(int use, int direction, StreamRef compute);
   void commit(ZoUpdates updates);  // Ends the pass: those after it are at these updates,
   void finish();                   // or at the same as this one.
 
@@ -92,7 +99,7 @@ class WeightRing {
   Budget& budget() noexcept { return lanes_.budget(); }
 
  private:
-  struct Entry;
+  struct Entry;  // A use on its way: all of its directions in one pass.
   struct Pass;
   using EntryPtr = std::shared_ptr<Entry>;
 
@@ -104,19 +111,29 @@ class WeightRing {
     std::byte *plus = nullptr, *minus = nullptr;
     Event free;
   };
+  struct Turn {  // One that has a pair, and whose perturbation is submitted.
+    std::uint64_t position = 0;
+    int use = 0;
+    int direction = 0;
+    int key = 0;
+    Pair pair;
+  };
   struct Ring {  // Of one size class.
     std::vector<int> uses;
-    std::size_t next = 0;   // Index in `uses` of what is submitted next,
-    bool next_pass = true;  // of the pass after the current one.
-    std::size_t ahead = 0;  // Entries that have no pair: at most as many as there are slots.
+    std::size_t next = 0;          // Index in `uses` of what is submitted next,
+    bool next_pass = true;         // of the pass after the current one.
+    std::deque<EntryPtr> entries;  // Those with turns that have no pair; in order.
+    std::size_t most_entries = 0;
     std::deque<Arrival> arrivals;
     std::deque<Pair> pairs;
-    std::deque<EntryPtr> waiting;  // For a pair, in order.
-    std::size_t most_ahead = 0;
+  };
+  struct Module {  // Its uses.
+    int first = 0, count = 0;
   };
 
-  // The one that the device is at, the one that the caller is at, and the one ahead of that.
-  static constexpr int kPassesInLanes = 3;
+  // An arrival and a few directions each, of the pass that the device is at, the one that the
+  // caller is at, and the one ahead of that.
+  static constexpr int kKeysOfUse = 12;
 
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   int use_count() const noexcept { return static_cast<int>(uses_.size()); }
@@ -124,24 +141,33 @@ class WeightRing {
   Ring& ring_of(int use) { return rings_[at(plan_.class_of[at(use)])]; }
   void check_use(const char* function, int use) const;
 
-  void begin(std::optional<StepNoise> noise);
+  void begin(std::span<const StepNoise> noises);
   void end(const char* function);
   void fill();  // Submits what nothing but lanes and device have to do something for.
   bool fetch_next(Ring& ring);
   void give_pairs(Ring& ring);
+  EntryPtr next_entry(const Ring& ring) const;  // Whose turn is the next to have a pair, if known.
   void submit_copy(const EntryPtr& entry);
-  void submit_perturb(const EntryPtr& entry);
-  void seek(int use);
-  void drop(std::size_t place);  // Of ahead_. Waits for what runs of it.
-  int key_of(const Entry& entry) const noexcept;
-  Payload payload_of(const Entry& entry) const;  // Without hops.
+  void submit_perturb(const EntryPtr& entry, const Turn& turn);
+  void seek(std::uint64_t position);
+  void drop_turn();  // The front of ahead_. Waits for what runs of it.
+  static void retire(Ring& ring,
+                     const EntryPtr& entry);  // Its last turn has a pair, or needs none.
+  int take_key();
+  std::uint64_t serial(bool next_pass) const noexcept;
+  Payload payload_of(int use, int key, std::uint64_t deadline) const;  // Without hops.
+
+  // In the sequence of turns of the current pass.
+  std::uint64_t position(int use, int direction) const noexcept;
+  int first_direction(int use, std::uint64_t from) const noexcept;
 
   std::vector<ZoWeight> uses_;
   NoiseFamily family_;
   int perturb_lanes_;
   std::function<void(LaneId, int)> before_hop_;
-  std::vector<int> first_use_;  // By use: the first one of the same storage.
-  std::vector<bool> stays_;     // By use: it is resident.
+  std::vector<int> first_use_;   // By use: the first one of the same storage.
+  std::vector<bool> stays_;      // By use: it is resident.
+  std::vector<Module> modules_;  // By use.
   SlotPlan plan_;
   EngineLanes lanes_;
   Buffer slots_;
@@ -155,8 +181,10 @@ class WeightRing {
   std::uint64_t begun_ = 0;     // Passes.
   std::array<Event, 2> ended_;  // The device is through the last pass but one, and the last one.
   std::uint64_t rewinds_ = 0;
-  std::deque<EntryPtr> ahead_;        // Submitted, not acquired; of both passes.
-  std::vector<EntryPtr> held_;        // By use: acquired, not released.
+  std::uint64_t from_ = 0;              // Turns before it have been acquired or skipped.
+  std::deque<Turn> ahead_;              // Not acquired; in order.
+  std::map<std::uint64_t, Turn> held_;  // By position: acquired, not released.
+  int next_key_ = 0;
   std::optional<StreamRef> compute_;  // That of the last acquire().
 };
 

@@ -15,8 +15,8 @@ struct ZoWeight {
   std::string name;
   std::int64_t elements = 0;
   DType dtype = DType::kF32;
-  int group = 0;               // Of the parameters; see ZoUpdates.
-  int module = 0;              // Ascends in the order of the forward.
+  int group = 0;   // Of the parameters; see ZoUpdates.
+  int module = 0;  // Ascends. Its uses are read together, in one direction after another.
   const void* host = nullptr;  // Immutable while the engine lives; page-locked, to be fast.
   bool keep = false;           // On the device whatever the room: norms, biases.
 

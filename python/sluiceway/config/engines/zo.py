@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from sluiceway.config.engine_section import EngineSection
-from sluiceway.config.fields import Count, Positive, SmallCount
+from sluiceway.config.fields import Count, Positive, Size, SmallCount
 from sluiceway.config.options import Options, option
 from sluiceway.errors import Unavailable
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sluiceway.config.schema import Config
 
 # What this version has of the values that are spelled right.
-_HERE = {"tier": ("device",)}
+_HERE = {"tier": ("device", "host")}
 
 
 class ZoOptions(Options):
@@ -24,8 +24,14 @@ class ZoOptions(Options):
 
     tier: Literal["device", "host", "disk"] = option(
         "device",
-        "Where the weights lie: device, all of them; host and disk, from where they are streamed, "
-        "come later.",
+        "Where the weights lie: device, and moved there by each step; host, in host memory, never "
+        "written to, and streamed through the device, each step a record of a log; disk, later.",
+        in_state=True,
+    )
+    depth: SmallCount = option(2, "Layers of tier host that are on their way to the device.")
+    perturb_lanes: SmallCount = option(1, "Streams or threads that perturb them.")
+    resident: Size = option(
+        0, "Bytes of weights of tier host that stay on the device beside norms and biases."
     )
     eps: Positive = option(1e-3, "How far from the weights both losses are measured.")
     directions: Count = option(
@@ -60,6 +66,15 @@ class ZoOptions(Options):
                 f"{' and '.join(here)}"
             )
         return value
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.noise == "lowrank" and self.tier != "device":
+            raise Unavailable(
+                f"noise: lowrank is not in this version for tier {self.tier}, expected rademacher, "
+                "byte_quantile or gaussian, or tier device"
+            )
+        return self
 
 
 class ZoSection(ZoOptions, EngineSection):

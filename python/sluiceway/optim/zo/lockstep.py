@@ -1,11 +1,11 @@
-"""Runs one function in several threads that meet wherever it enters a block.
+"""Runs functions in threads that meet wherever they enter a unit of a model.
 
-The threads are halves of one measurement: the same function, with weights that differ. Exactly one
-of them runs at any time, so that they share modules and random generators without a race. It runs
-until it stands before a block, or is through; then it is the turn of the next. When all of them
-stand before the same block, the first one enters it.
+The threads are halves of one measurement: the same forward, with weights or inputs that differ.
+Exactly one of them runs at any time, so that they share modules and random generators without a
+race. It runs until it stands before a unit, or is through; then it is the turn of the next. When
+all of them stand before the same unit, the first one enters it.
 
-Where halves meet they have to agree: one that is through, or stands before another block, while
+Where halves meet they have to agree: one that is through, or stands before another unit, while
 others wait, ends the run with an error in place of a deadlock.
 """
 
@@ -42,17 +42,17 @@ class _Half:
     name: str
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     thread: threading.Thread | None = None
-    at: str | None = None  # The block that it stands before.
+    at: str | None = None  # The unit that it stands before.
     done: bool = False
     result: Any = None
     error: BaseException | None = None
 
     def place(self) -> str:
-        return "the end of the closure" if self.done else f"block {self.at}"
+        return "the end of the closure" if self.done else str(self.at)
 
 
 class LockStep:
-    """One run of a function in halves.
+    """One run of halves.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class LockStep:
     def __init__(self, owner: str, names: Sequence[str], turns: Turns) -> None:
         self._owner, self._turns = owner, turns
         self._halves = [_Half(name) for name in names]
-        self._stopped = threading.Semaphore(0)  # A half stands before a block, or is through.
+        self._stopped = threading.Semaphore(0)  # A half stands before a unit, or is through.
         self._failed = False
         self._running = 0
 
@@ -78,30 +78,31 @@ class LockStep:
         Raises
         ------
         InvalidArgument
-            The caller is no half: another thread runs a block.
+            The caller is no half: another thread runs a unit.
         """
         if self._failed:
             raise _Ended
         half = self._halves[self._running]
         if threading.current_thread() is not half.thread:
             raise InvalidArgument(
-                f"{self._owner}.step: a block runs in thread {threading.current_thread().name}, "
-                "expected the closure's own; call the model without DataParallel or own threads"
+                f"{self._owner}.step: a forward runs in thread "
+                f"{threading.current_thread().name}, expected the closure's own; call the "
+                "model without DataParallel or own threads"
             )
         return self._running
 
-    def meet(self, block: str) -> None:
-        """Called by a half that stands before `block`: returns when it may enter."""
+    def meet(self, unit: str) -> None:
+        """Called by a half that stands before `unit`: returns when it may enter."""
         half = self._halves[self.running]
-        half.at = block
+        half.at = unit
         self._stopped.release()
         half.go.acquire()
         if self._failed:
             raise _Ended
         half.at = None
 
-    def run(self, function: Callable[[], Any]) -> list[Any]:
-        """Call `function` in every half.
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Call one function in each half.
 
         Returns
         -------
@@ -111,12 +112,12 @@ class LockStep:
         Raises
         ------
         InvalidArgument
-            The halves did not run the same blocks.
+            The halves did not run the same units.
         BaseException
             What a half raised, or what interrupted this thread; all halves have ended.
         """
         around = _thread_state()
-        for half in self._halves:
+        for half, function in zip(self._halves, functions, strict=True):
             half.thread = threading.Thread(
                 target=contextvars.copy_context().run,
                 args=(self._body, half, function, around),
@@ -163,8 +164,8 @@ class LockStep:
             if (half.done, half.at) != (first.done, first.at):
                 raise InvalidArgument(
                     f"{self._owner}.step: half {first.name} stands at {first.place()} while half "
-                    f"{half.name} stands at {half.place()}, expected the same blocks in the same "
-                    "order; let no value that depends on the weights choose what runs"
+                    f"{half.name} stands at {half.place()}, expected the same blocks or layers in "
+                    "the same order; let no value that depends on the weights choose what runs"
                 )
 
     def _end_all(self) -> None:

@@ -24,7 +24,7 @@ import torch
 from sluiceway import _core
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.optim.zo.rates import as_float
-from sluiceway.optim.zo.weights import MASTER, Noise, PerturbedWeight, ResidentWeights
+from sluiceway.optim.zo.weights import MASTER, Noise, ResidentWeights, TrainedWeight
 
 SUM = "low_rank_sum"  # M of the current period.
 _OF_V = 2**32 - 1  # Purpose of its key, whose step is the period; the others are directions.
@@ -54,7 +54,7 @@ class LowRankWeights:
         self._v: dict[str, tuple[int, torch.Tensor]] = {}  # By name, with its period.
 
     def neighbours(
-        self, weight: PerturbedWeight, gamma: float, eps: float, step: int, direction: int
+        self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """theta + eps z and theta - eps z, of the parameter's dtype."""
         p = weight.parameter.detach()
@@ -69,7 +69,7 @@ class LowRankWeights:
         )  # fmt: skip
         return plus, minus
 
-    def prepare(self, weight: PerturbedWeight, gamma_after: float) -> None:
+    def prepare(self, weight: TrainedWeight, gamma_after: float) -> None:
         """Make A and M."""
         p = weight.parameter
         if p.dim() < 2:
@@ -79,7 +79,7 @@ class LowRankWeights:
             self._state[p] = {MASTER: master, SUM: master.new_zeros(self._rank, len(p))}
 
     def update(
-        self, weight: PerturbedWeight, gamma_after: float, step: int, scales: list[float]
+        self, weight: TrainedWeight, gamma_after: float, step: int, scales: list[float]
     ) -> None:
         """M += sum of c U, one a direction, and theta of it."""
         p = weight.parameter
@@ -96,7 +96,7 @@ class LowRankWeights:
         self.round(weight, gamma_after, step + 1)
         torch.autograd.graph.increment_version(p)
 
-    def round(self, weight: PerturbedWeight, gamma: float, step: int) -> None:
+    def round(self, weight: TrainedWeight, gamma: float, step: int) -> None:
         """Write theta, as it is before `step`, into the parameter."""
         p = weight.parameter
         if p.dim() < 2:
@@ -113,7 +113,7 @@ class LowRankWeights:
 
     # ---- Factors ----
 
-    def draw_u(self, weight: PerturbedWeight, step: int, direction: int) -> torch.Tensor:
+    def draw_u(self, weight: TrainedWeight, step: int, direction: int) -> torch.Tensor:
         """U^T of a direction."""
         p = weight.parameter
         u = torch.empty(self._rank, len(p), device=p.device)
@@ -123,7 +123,7 @@ class LowRankWeights:
         )  # fmt: skip
         return u
 
-    def v_of(self, weight: PerturbedWeight, step: int) -> torch.Tensor:
+    def v_of(self, weight: TrainedWeight, step: int) -> torch.Tensor:
         """V^T of the period that `step` is in."""
         period, p = step // self._period, weight.parameter
         drawn, v = self._v.get(weight.name, (None, None))
@@ -137,7 +137,7 @@ class LowRankWeights:
             self._v[weight.name] = period, v
         return v
 
-    def _pending(self, weight: PerturbedWeight, step: int) -> Factors | None:
+    def _pending(self, weight: TrainedWeight, step: int) -> Factors | None:
         """M and V before `step`; none at the beginning of a period, where M is 0."""
         state = self._state.get(weight.parameter, {})
         if step % self._period == 0 or SUM not in state:

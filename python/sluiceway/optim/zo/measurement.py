@@ -1,165 +1,246 @@
-"""Both losses of one direction: a closure on W + eps z and on W - eps z, block by block.
+"""All losses of a step: closures on W + eps z and on W - eps z of each direction, unit by unit.
 
-A parameter's `data` is exchanged for a perturbed copy while it is the turn of a half that reads it:
-that of a block inside its forward, all others throughout. The weights themselves are only read.
+A parameter's `data` is exchanged for a copy while it is the turn of a half that reads it: that of a
+unit inside its forward, all others throughout. The weights themselves are only read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.blocks import BlockList
 from sluiceway.optim.zo.lockstep import LockStep
 from sluiceway.optim.zo.random_state import RandomState
 from sluiceway.optim.zo.same_inputs import SameInputs
-from sluiceway.optim.zo.weights import PerturbedWeight
+from sluiceway.optim.zo.units import Copies, Half, Unit, WeightSource
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-_SIGNS = ("+", "-")
+_EVERYWHERE = -1
 
 
-class Measurement:
-    """One direction.
+@dataclass
+class _Frame:
+    """What a half has put into parameters; the forward of one unit."""
+
+    unit: int
+    held: list[tuple[nn.Parameter, torch.Tensor]]
+
+
+@dataclass
+class _Shared:
+    """Copies of a unit's weights, for all halves of a direction."""
+
+    copies: list[Copies]
+    entered: int = 0
+    left: int = 0
+
+
+@dataclass
+class Measured:
+    """What a measurement is of.
 
     Parameters
     ----------
     owner : str
         Whose error it is.
     model : torch.nn.Module
-    blocks : BlockList
-    weights : list of PerturbedWeight
-    neighbours : callable
-        Gives theta + eps z and theta - eps z of a weight.
-    inputs : SameInputs
-        Of the whole step.
-    direction : int
+    units : list of Unit
+    parameters : list of torch.nn.Parameter
+        All that are trained.
+    resting : dict
+        By id of a parameter: its data while no half reads it. Its own where nothing is said.
+    """
+
+    owner: str
+    model: nn.Module
+    units: list[Unit]
+    parameters: list[nn.Parameter]
+    resting: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class Measurement:
+    """One run of all halves.
+
+    Parameters
+    ----------
+    measured : Measured
+    source : WeightSource
+    halves : list of Half
+    inputs : SameInputs, optional
+        None: nothing is compared.
     """
 
     def __init__(
         self,
-        owner: str,
-        model: nn.Module,
-        blocks: BlockList,
-        weights: list[PerturbedWeight],
-        neighbours: Callable[[PerturbedWeight], Pair],
-        inputs: SameInputs,
-        direction: int,
+        measured: Measured,
+        source: WeightSource,
+        halves: list[Half],
+        inputs: SameInputs | None = None,
     ) -> None:
-        self._owner, self._model, self._blocks = owner, model, blocks
-        self._weights, self._neighbours, self._inputs = weights, neighbours, inputs
-        self._names = [f"{sign} of direction {direction}" for sign in _SIGNS]
-        self._lockstep = LockStep(owner, self._names, self)
-        self._own = {id(w.parameter): w.parameter.data for w in weights}
-        self._held: list[list[tuple[nn.Parameter, torch.Tensor]]] = [[], []]
-        self._waiting: dict[int, list[tuple[nn.Parameter, torch.Tensor]]] = {}
+        self._of, self._source, self._halves, self._inputs = measured, source, halves, inputs
+        self._lockstep = LockStep(measured.owner, [half.name for half in halves], self)
+        self._own = {id(p): p.data for p in measured.parameters}
+        self._resting = self._own | measured.resting
+        self._frames: list[list[_Frame]] = [[] for _ in halves]
+        self._shared: dict[tuple[int, int], _Shared] = {}
+        self._sharing = len([half for half in halves if half.direction == 0])
         self._ran: set[int] = set()
-        self._random = [RandomState.now()] * 2
+        self._random = [RandomState.now()] * len(halves)
 
-    def run(self, closure: Callable[[], Any]) -> list[Any]:
-        """What the closure returned in both halves; weights and hooks are as before, come what may.
+    def run(self, closures: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What each half's closure returned; weights and hooks are as before, come what may.
 
         Raises
         ------
         InvalidArgument
-            The halves do not fit each other, or leave a block out.
+            The halves do not fit each other, or leave a unit out.
         BaseException
-            What the closure raised.
+            What a closure raised.
         """
-        for weight in self._weights:
-            if weight.block is None:
-                for held, copy in zip(self._held, self._neighbours(weight), strict=True):
-                    held.append((weight.parameter, copy))
-        for name in self._names:
-            self._inputs.begin(name)
+        if self._inputs is not None:
+            for half in self._halves:
+                self._inputs.begin(half.name, half.closure)
         with ExitStack() as undo:
-            for weight in self._weights:
-                # autocast would keep the cast of one half for the other.
-                weight.parameter.requires_grad_(False)
-                undo.callback(weight.parameter.requires_grad_, True)
             undo.callback(self._put_back)
+            undo.callback(self._release_all)
+            for p in self._of.parameters:
+                # autocast would keep the cast of one half for the other.
+                p.requires_grad_(False)
+                undo.callback(p.requires_grad_, True)
+                p.data = self._resting[id(p)]
+            self._hold_throughout()
             self._hook(undo)
-            results = self._lockstep.run(closure)
-        self._check_all_ran()
+            results = self._lockstep.run([closures[half.closure] for half in self._halves])
+            self._check_all_ran()
         return results
+
+    def _hold_throughout(self) -> None:
+        for direction in sorted({half.direction for half in self._halves}):
+            copies = self._source.throughout(direction)
+            for half, frames in zip(self._halves, self._frames, strict=True):
+                if half.direction == direction:
+                    frames.append(_Frame(_EVERYWHERE, _of_side(copies, half.side)))
 
     # ---- Turns of the halves ----
 
     def resume(self, half: int) -> None:
         """Its random numbers, and its weights."""
         self._random[half].restore()
-        for p, copy in self._held[half]:
-            p.data = copy
+        for frame in self._frames[half]:
+            for p, copy in frame.held:
+                p.data = copy
 
     def pause(self, half: int) -> None:
-        """The weights themselves."""
+        """Nobody's weights."""
         self._random[half] = RandomState.now()
-        for p, _ in self._held[half]:
-            p.data = self._own[id(p)]
+        for frame in self._frames[half]:
+            for p, _ in frame.held:
+                p.data = self._resting[id(p)]
 
     def _put_back(self) -> None:
         # LockStep and this know each other, so that nothing frees copies before the collector runs.
-        self._held, self._waiting = [[], []], {}
-        for weight in self._weights:
-            weight.parameter.data = self._own[id(weight.parameter)]
+        self._frames, self._shared = [[] for _ in self._halves], {}
+        for p in self._of.parameters:
+            p.data = self._own[id(p)]
+
+    def _release_all(self) -> None:
+        """Of halves that were ended inside of a unit."""
+        for unit, direction in self._shared:
+            self._source.release(unit, direction)
 
     # ---- Hooks, called in the thread of a half ----
 
     def _hook(self, undo: ExitStack) -> None:
-        inside = {id(m) for _, block in self._blocks.blocks for m in block.modules()}
-        trained = {id(w.parameter) for w in self._weights}
-        for name, module in self._model.named_modules():
+        inside = {id(m) for unit in self._of.units for m in unit.module.modules()}
+        trained = {id(p) for p in self._of.parameters}
+        for name, module in self._of.model.named_modules():
             reads = any(id(p) in trained for p in module._parameters.values())
-            if module is self._model or (reads and id(module) not in inside):
-                first = partial(self._called, name or type(module).__name__, module is self._model)
+            whole = module is self._of.model
+            if whole or (reads and id(module) not in inside):
+                first = partial(self._called, name or type(module).__name__, whole)
                 undo.callback(_before(module, first).remove)
-        for number, (name, block) in enumerate(self._blocks.blocks):
-            undo.callback(_before(block, partial(self._enter, number, name)).remove)
+        for number, unit in enumerate(self._of.units):
+            undo.callback(_before(unit.module, partial(self._enter, number)).remove)
             after = partial(self._leave, number)
-            undo.callback(block.register_forward_hook(after, always_call=True).remove)
+            undo.callback(unit.module.register_forward_hook(after, always_call=True).remove)
 
     def _called(self, name: str, always: bool, _: nn.Module, args: tuple, kwargs: dict) -> None:
-        half = self._names[self._lockstep.running]
-        if always or self._inputs.is_fresh(half):
+        half = self._halves[self._lockstep.running].name
+        if self._inputs is not None and (always or self._inputs.is_fresh(half)):
             self._inputs.check(half, name, (args, kwargs))
 
-    def _enter(self, number: int, name: str, _: nn.Module, args: tuple, kwargs: dict) -> None:
-        self._called(name, False, _, args, kwargs)
-        self._lockstep.meet(name)
-        half = self._lockstep.running
-        self._ran.add(number)
-        if half == 0:
-            weights = [w for w in self._weights if w.block == number]
-            pairs = [(w.parameter, *self._neighbours(w)) for w in weights]
-            mine = [(p, plus) for p, plus, _ in pairs]
-            self._waiting[number] = [(p, minus) for p, _, minus in pairs]
-        else:
-            mine = self._waiting.pop(number)
-        self._held[half] = self._held[half] + mine  # A new list: run() still has the first one.
-        for p, copy in mine:
+    def _enter(self, unit: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        label = self._of.units[unit].label
+        if module is not self._of.model:
+            self._called(label, False, module, args, kwargs)
+        self._lockstep.meet(label)
+        number = self._lockstep.running
+        half = self._halves[number]
+        self._ran.add(unit)
+        key = (unit, half.direction)
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _Shared(self._source.acquire(*key))
+        shared.entered += 1
+        frame = _Frame(unit, _of_side(shared.copies, half.side))
+        self._frames[number].append(frame)
+        for p, copy in frame.held:
             p.data = copy
 
-    def _leave(self, number: int, *_: Any) -> None:
-        half = self._lockstep.running
-        of_block = {id(w.parameter) for w in self._weights if w.block == number}
-        self._held[half] = [(p, c) for p, c in self._held[half] if id(p) not in of_block]
-        for weight in self._weights:
-            if weight.block == number:
-                weight.parameter.data = self._own[id(weight.parameter)]
+    def _leave(self, unit: int, _: nn.Module, __: Any, output: Any) -> Any:
+        number = self._lockstep.running
+        frames = self._frames[number]
+        if not frames or frames[-1].unit != unit:  # It failed before it was entered.
+            return output
+        frame = frames.pop()
+        for p, _copy in frame.held:
+            p.data = self._present(frames, p)
+        key = (unit, self._halves[number].direction)
+        shared = self._shared[key]
+        shared.left += 1
+        output = _without_weights(output, frame)
+        if shared.left == shared.entered and shared.entered % self._sharing == 0:
+            del self._shared[key]
+            self._source.release(*key)
+        return output
+
+    def _present(self, frames: list[_Frame], p: nn.Parameter) -> torch.Tensor:
+        """What the innermost forward that goes on has for it."""
+        for frame in reversed(frames):
+            for q, copy in frame.held:
+                if p is q:
+                    return copy
+        return self._resting[id(p)]
 
     def _check_all_ran(self) -> None:
-        for number, (name, _) in enumerate(self._blocks.blocks):
-            if number not in self._ran and any(w.block == number for w in self._weights):
+        for number, unit in enumerate(self._of.units):
+            if number not in self._ran:
                 raise InvalidArgument(
-                    f"{self._owner}.step: block {name} did not run in the closure, expected every "
-                    "block that is trained; call modules and not their forward(), or freeze it"
+                    f"{self._of.owner}.step: {unit.label} did not run in the closure, expected "
+                    "all that is trained; call modules and not their forward(), or freeze it"
                 )
+
+
+def _of_side(copies: list[Copies], side: int) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    return [(one.parameter, one.sides[side]) for one in copies]
+
+
+def _without_weights(output: Any, frame: _Frame) -> Any:
+    """A module may return a view of its weight, whose memory is soon that of another."""
+    storages = {copy.untyped_storage().data_ptr() for _, copy in frame.held if copy.numel()}
+
+    def own(value: torch.Tensor) -> torch.Tensor:
+        shares = value.layout is torch.strided and value.untyped_storage().data_ptr() in storages
+        return value.clone() if shares else value
+
+    return tree_map_only(torch.Tensor, own, output)
 
 
 def _before(module: nn.Module, hook: Callable[..., None]) -> torch.utils.hooks.RemovableHandle:

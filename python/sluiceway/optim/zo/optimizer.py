@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
 from torch import nn
 
-from sluiceway import _core
-from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps, device_ops
-from sluiceway.model.blocks import BlockList, find_blocks, weights_by_block
-from sluiceway.model.targets import check_storage
+from sluiceway.model.blocks import BlockList
 from sluiceway.optim.documented import takes
-from sluiceway.optim.hyperparameters import check_number, groups_of_model
-from sluiceway.optim.open_model.ownership import refuse_taken
+from sluiceway.optim.hyperparameters import check_number
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.low_rank import LowRankWeights
+from sluiceway.optim.zo.device_tier import DeviceTier
+from sluiceway.optim.zo.host_memory import streaming_device
+from sluiceway.optim.zo.host_tier import HostTier
 from sluiceway.optim.zo.measurement import Measurement
 from sluiceway.optim.zo.random_state import RandomState
-from sluiceway.optim.zo.rates import (
-    as_float,
-    checked_loss,
-    group_update,
-    projected_gradient,
-)
+from sluiceway.optim.zo.rates import checked_loss, group_update, mean_loss, projected_gradient
 from sluiceway.optim.zo.same_inputs import SameInputs
+from sluiceway.optim.zo.selection import trained_groups, trained_weights
 from sluiceway.optim.zo.state import check_state, restore_state, saved_frame
-from sluiceway.optim.zo.weights import Noise, PerturbedWeight, ResidentWeights, check_weight
+from sluiceway.optim.zo.tier import Closure, Training
+from sluiceway.optim.zo.units import measuring_halves
+from sluiceway.optim.zo.weights import TrainedWeight
 
 
 @takes(ZoArguments)
@@ -41,11 +38,13 @@ class ZoSgd(torch.optim.Optimizer):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
     For each direction z of a step: g = (L(theta + eps z) - L(theta - eps z)) / (2 eps), and
-    theta <- theta - lr (g z + weight_decay theta), of the mean over directions. The closure is
-    called twice a direction, in two threads that meet at every block of the model, so that a block
-    is perturbed once for both. Both draw the same random numbers, dropout masks for one, and have
-    to be given the same inputs. While a block is not running, its weights are not perturbed: what
-    reads them elsewhere in the closure, a penalty for one, belongs outside of the blocks.
+    theta <- theta - lr (g z + weight_decay theta), of the mean over directions. The closure, or
+    each of a list of micro-batches, is called twice a direction, in threads that meet at every
+    block of the model, so that a block is perturbed once a direction for all of them. All draw the
+    same random numbers, dropout masks for one, and those of one closure have to be given the same
+    inputs. While a block is not running, its weights are not perturbed: what reads them elsewhere
+    in the closure, a penalty for one, belongs outside of the blocks. What no block reads, or
+    several do, is perturbed for the whole step, in two copies a direction.
 
     Where noise is lowrank, z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]; it
     has a float32 master, and U summed up for a period beside it.
@@ -83,33 +82,58 @@ class ZoSgd(torch.optim.Optimizer):
                 f"{owner}: model is a {type(model).__name__}, expected a torch.nn.Module, as its "
                 "blocks are needed; pass the model, and groups by param_groups="
             )
-        self._model, self.blocks = model, find_blocks(owner, model)
-        groups = _groups(owner, model, weight_decay, param_groups)
+        groups = trained_groups(owner, model, weight_decay, param_groups)
         for group in groups:
             for key, default in (("lr", lr), ("weight_decay", weight_decay)):
                 check_number(owner, key, group.get(key, default))
-        self._weights = _weights(owner, model, self.blocks, groups)
-        self.device = device_ops(
-            owner, self.options.device, [(w.name, w.parameter) for w in self._weights]
-        )
+        weights = trained_weights(owner, model, groups)
+        self.device = self._device_of(weights)
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "gamma": 1.0})
-        self._resident = _resident(self.options, self.device, self.state)
-        self.committed_steps = 0
+        self._of = Training(owner, model, weights, self.options, self.device, self.param_groups)
+        self._tier = self._make_tier()
         self.overflowed = False
         self._g: list[float] = []
         self._versions = self._current_versions()
         self._warned: set[str] = set()
         self._warn_of_rounded_vectors()
 
+    def _device_of(self, weights: list[TrainedWeight]) -> DeviceOps:
+        asked = self.options.device
+        if self.options.tier == "host":
+            return streaming_device(self._owner, asked, weights)
+        return device_ops(self._owner, asked, [(w.name, w.parameter) for w in weights])
+
+    def _make_tier(self) -> DeviceTier | HostTier:
+        if self.options.tier == "host":
+            return HostTier(self._of)
+        if self.options.path is not None:
+            raise InvalidArgument(
+                f"{self._owner}: path is {self.options.path!r} and tier 'device', which has "
+                "no log, expected no path, or tier='host'"
+            )
+        return DeviceTier(self._of, self.state)
+
+    @property
+    def committed_steps(self) -> int:
+        """Steps that were made."""
+        return self._tier.committed_steps
+
+    @property
+    def blocks(self) -> BlockList | None:
+        """What halves meet at, of tier device."""
+        return self._tier.blocks
+
     # ---- A step ----
 
-    def step(self, closure: Callable[[], Any] | None = None) -> torch.Tensor:
+    def step(self, closure: Closure | Sequence[Closure] | None = None) -> torch.Tensor:
         """Measure every direction, and move the weights.
 
         Parameters
         ----------
-        closure : callable
-            Returns the loss of one batch, always the same, as a scalar; no gradients are kept.
+        closure : callable, or list of them
+            Each returns the loss of one batch, always the same, as a scalar; no gradients are kept.
+            Of several, micro-batches for one, the loss is their mean: in float32, the sum in their
+            order, divided by their number. All begin with the same random numbers.
 
         Returns
         -------
@@ -123,56 +147,70 @@ class ZoSgd(torch.optim.Optimizer):
         BaseException
             What the closure raised; the weights are as before.
         """
-        if not callable(closure):
-            raise InvalidArgument(
-                f"{self._owner}.step: closure is {closure!r}, expected a function that returns the "
-                "loss; call loss = opt.step(lambda: model(**batch).loss)"
-            )
+        closures = self._closures("step", closure)
         self._check_unchanged()
         begun, self.overflowed = RandomState.now(), False
         try:
-            losses = self._measure(closure, begun)
+            self._tier.begin(closures)
+            losses = self._measure(closures)
             gradients = [self._gradient(plus, minus) for plus, minus in losses]
             updates = [group_update(self._owner, group, gradients) for group in self.param_groups]
+            self._check_random(begun)
         except BaseException:
             begun.restore()
+            self._tier.abandon()
             raise
-        self._apply(updates)
+        self._tier.commit(gradients, updates, self.overflowed)
+        self._versions = self._current_versions()
         self._g = gradients
         return torch.tensor(losses, dtype=torch.float32).mean()
 
-    def _measure(self, closure: Callable[[], Any], begun: RandomState) -> list[tuple[float, float]]:
-        inputs = SameInputs(self._owner)
-        losses = []
-        for direction in range(self.options.directions):
-            begun.restore()
-            measurement = Measurement(
-                self._owner, self._model, self.blocks, self._weights,
-                lambda w, d=direction: self._neighbours(w, d), inputs, direction,
-            )  # fmt: skip
-            plus, minus = measurement.run(closure)
-            for loss in (plus, minus):
+    def evaluate(self, closure: Closure | Sequence[Closure]) -> torch.Tensor:
+        """The mean loss of closures, as `step` says it, on the weights as they are.
+
+        Weights that are not on the device cross once for all closures.
+        """
+        closures = self._closures("evaluate", closure)
+        self._check_unchanged()
+        losses = [checked_loss(self._owner, loss) for loss in self._tier.evaluate(closures)]
+        return torch.tensor(mean_loss(losses), dtype=torch.float32)
+
+    def _closures(self, function: str, given: Any) -> list[Closure]:
+        closures = list(given) if isinstance(given, list | tuple) else [given]
+        if not closures or not all(map(callable, closures)):
+            raise InvalidArgument(
+                f"{self._owner}.{function}: closure is {given!r}, expected a function, or a "
+                "list of some, each of which returns the loss; call loss = "
+                "opt.step(lambda: model(**batch).loss)"
+            )
+        return closures
+
+    def _measure(self, closures: list[Closure]) -> list[tuple[float, float]]:
+        """The loss of both sides of every direction."""
+        halves = measuring_halves(self.options.directions, len(closures))
+        measurement = Measurement(self._tier.measured, self._tier, halves, SameInputs(self._owner))
+        found: dict[tuple[int, int], list[float]] = {}
+        with self._tier.measuring():
+            results = measurement.run(closures)
+        for half, loss in zip(halves, results, strict=True):
+            found.setdefault((half.direction, half.side), []).append(
                 checked_loss(self._owner, loss)
-            if isinstance(plus, torch.Tensor) and plus.dtype in (torch.float16, torch.bfloat16):
+            )
+            if isinstance(loss, torch.Tensor) and loss.dtype in (torch.float16, torch.bfloat16):
                 self._warn(
-                    "dtype", f"the loss is {plus.dtype}, whose rounding is that of g; make it float"
+                    "dtype", f"the loss is {loss.dtype}, whose rounding is that of g; make it float"
                 )
-            losses.append((checked_loss(self._owner, plus), checked_loss(self._owner, minus)))
+        return [
+            (mean_loss(found[d, 0]), mean_loss(found[d, 1])) for d in range(self.options.directions)
+        ]
+
+    def _check_random(self, begun: RandomState) -> None:
         if not torch.equal(torch.get_rng_state(), begun.torch_cpu):
             self._warn(
                 "random",
                 "the closure draws random numbers (dropout?); all losses of a step were given the "
                 "same ones. Call model.eval() to train without",
             )
-        return losses
-
-    def _neighbours(
-        self, weight: PerturbedWeight, direction: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        gamma = as_float(self._group_of[id(weight.parameter)]["gamma"])
-        return self._resident.neighbours(
-            weight, gamma, self.options.eps, self.committed_steps, direction
-        )
 
     def _gradient(self, plus: float, minus: float) -> float:
         """g of a direction; 0 where it has none."""
@@ -187,32 +225,14 @@ class ZoSgd(torch.optim.Optimizer):
         )
         return 0.0
 
-    def _apply(self, updates: list[Any]) -> None:
-        of_group = {id(g): update for g, update in zip(self.param_groups, updates, strict=True)}
-        found = [(w, of_group[id(self._group_of[id(w.parameter)])]) for w in self._weights]
-        for weight, update in found:  # The only part that can run out of memory comes first.
-            self._resident.prepare(weight, update.gamma)
-        for weight, update in found:
-            self._resident.update(
-                weight, as_float(update.gamma), self.committed_steps, update.scales
-            )
-        for group, update in zip(self.param_groups, updates, strict=True):
-            group["gamma"] = update.gamma
-        self.committed_steps += 1
-        self._versions = self._current_versions()
-
-    @property
-    def _group_of(self) -> dict[int, dict[str, Any]]:
-        return {id(p): group for group in self.param_groups for p in group["params"]}
-
     # ---- What others do to the weights ----
 
     def _current_versions(self) -> list[tuple[int, int]]:
-        return [(w.parameter.data_ptr(), w.parameter._version) for w in self._weights]
+        return [(w.parameter.data_ptr(), w.parameter._version) for w in self._of.weights]
 
     def _check_unchanged(self) -> None:
         for weight, was, now in zip(
-            self._weights, self._versions, self._current_versions(), strict=True
+            self._of.weights, self._versions, self._current_versions(), strict=True
         ):
             if was != now:
                 raise InvalidArgument(
@@ -224,7 +244,7 @@ class ZoSgd(torch.optim.Optimizer):
     def _warn_of_rounded_vectors(self) -> None:
         names = [
             w.name
-            for w in self._weights
+            for w in self._of.weights
             if w.parameter.dim() < 2 and w.parameter.dtype is not torch.float32
         ]
         if names:
@@ -244,7 +264,7 @@ class ZoSgd(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is made."""
-        if hasattr(self, "_resident"):
+        if hasattr(self, "_of"):
             raise InvalidArgument(
                 f"{self._owner}: add_param_group after it was made, expected all groups by "
                 "param_groups=; make a new optimizer"
@@ -265,18 +285,44 @@ class ZoSgd(torch.optim.Optimizer):
         """
         check_state(self, state_dict)
         restore_state(self, state_dict)
-        for weight in self._weights:
-            if weight.parameter in self.state:
-                gamma = as_float(self._group_of[id(weight.parameter)]["gamma"])
-                self._resident.round(weight, gamma, self.committed_steps)
-                torch.autograd.graph.increment_version(weight.parameter)
         self._versions = self._current_versions()
+
+    # ---- The log of tier host ----
+
+    def rollback(self, step: int) -> None:
+        """Go on from the weights of an older step; the log keeps what came after it.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such step, or no log.
+        """
+        self._logged("rollback").rollback(step)
+
+    def branch(self, step: int, path: str | os.PathLike) -> None:
+        """Write a log of the steps up to `step` into a folder, for another optimizer's `path`.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such step, or no log.
+        """
+        self._logged("branch").branch(step, path)
+
+    def _logged(self, function: str) -> HostTier:
+        if isinstance(self._tier, HostTier):
+            return self._tier
+        raise InvalidArgument(
+            f"{self._owner}.{function}: tier is {self.options.tier!r}, which has no log, expected "
+            "tier='host'"
+        )
 
     # ---- What every optimizer of ours has ----
 
     def stats(self) -> dict[str, Any]:
-        """Of the last step: g of each direction."""
-        return {"zo": {"g": list(self._g), "directions": self.options.directions}}
+        """Of the last step: g of each direction, and what the tier counts."""
+        zo = {"g": list(self._g), "directions": self.options.directions}
+        return {"zo": zo} | self._tier.stats()
 
     def synchronize(self) -> None:
         """Steps are applied when `step()` returns; on a GPU, when this does."""
@@ -284,57 +330,12 @@ class ZoSgd(torch.optim.Optimizer):
             torch.cuda.synchronize()
 
     def close(self) -> None:
-        """Nothing to free: between steps the model is as any other."""
+        """Leave the model as any other, with the weights that the steps have made; idempotent."""
+        self._tier.close()
+        self._versions = self._current_versions()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _resident(
-    options: ZoOptions, device: DeviceOps, state: dict[Any, Any]
-) -> ResidentWeights | LowRankWeights:
-    noise = Noise(options.family, options.seed)
-    if options.noise == "lowrank":
-        return LowRankWeights(noise, options.rank, options.period, device, state)
-    return ResidentWeights(noise, device, state)
-
-
-def _groups(
-    owner: str, model: nn.Module, weight_decay: float, given: Iterable[dict[str, Any]] | None
-) -> list[dict[str, Any]]:
-    """Those that are given, or matrices, and vectors without decay."""
-    if given is not None:
-        groups = groups_of_model(owner, model, given)
-        wanted = [{**g, "params": [p for p in g["params"] if p.requires_grad]} for g in groups]
-    else:
-        trained = [p for p in model.parameters() if p.requires_grad]
-        wanted = [
-            {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-        ]
-    wanted = [group for group in wanted if group["params"]]
-    if not wanted:
-        raise InvalidArgument(
-            f"{owner}: {type(model).__name__} has no trainable parameter, expected at least one; "
-            "call requires_grad_(True)"
-        )
-    return wanted
-
-
-def _weights(
-    owner: str, model: nn.Module, found: BlockList, groups: list[dict[str, Any]]
-) -> list[PerturbedWeight]:
-    """Every parameter of the groups, once, with the one block that reads it."""
-    wanted = {id(p) for group in groups for p in group["params"]}
-    weights = []
-    for name, p, block in weights_by_block(model, found):
-        if id(p) not in wanted:
-            continue
-        check_weight(owner, name, p)
-        weights.append(PerturbedWeight(name, p, block, _core.stable_hash(name)))
-    check_storage(owner, [(w.name, w.parameter) for w in weights])
-    refuse_taken(owner, [(w.name, w.parameter) for w in weights])
-    return weights

@@ -45,6 +45,15 @@ def checked_loss(owner: str, value: Any) -> float:
     )
 
 
+def mean_loss(losses: list[float]) -> float:
+    """In float32: the sum in their order, divided by their number."""
+    values = torch.tensor(losses, dtype=torch.float32)
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return (total / len(losses)).item()
+
+
 def projected_gradient(plus: float, minus: float, eps: float) -> float:
     """(L+ - L-) / (2 eps), each operation in float32."""
     losses = torch.tensor([plus, minus, eps], dtype=torch.float32)

@@ -7,6 +7,7 @@ is called, and of the first block or layer with weights that runs at all.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,8 +16,16 @@ from torch.utils._pytree import tree_leaves
 from sluiceway.errors import InvalidArgument
 
 
+@dataclass
+class _Batch:
+    """What all halves of one closure are given."""
+
+    leader: str  # The first half to come says what it is.
+    calls: list[tuple[str, bytes]] = field(default_factory=list)
+
+
 class SameInputs:
-    """Digests of one step's inputs; the first half to come says what they are.
+    """Digests of one step's inputs.
 
     Parameters
     ----------
@@ -26,30 +35,33 @@ class SameInputs:
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._first: list[tuple[str, bytes]] = []
-        self._seen: dict[Any, int] = {}
+        self._batches: dict[int, _Batch] = {}
+        self._batch_of: dict[str, _Batch] = {}
+        self._seen: dict[str, int] = {}
 
-    def begin(self, half: Any) -> None:
-        """`half`, whatever names it, is about to begin."""
+    def begin(self, half: str, closure: int) -> None:
+        """`half` is about to run a closure, of that number."""
+        self._batch_of[half] = self._batches.setdefault(closure, _Batch(half))
         self._seen[half] = 0
 
-    def is_fresh(self, half: Any) -> bool:
+    def is_fresh(self, half: str) -> bool:
         """Whether nothing of it has been compared yet."""
         return self._seen[half] == 0
 
-    def check(self, half: Any, module: str, arguments: Any) -> None:
+    def check(self, half: str, module: str, arguments: Any) -> None:
         """Compare the arguments of a call.
 
         Raises
         ------
         InvalidArgument
-            They are not those of the first half.
+            They are not those of the first half of the same closure.
         """
         number, found = self._seen[half], (module, _digest(arguments))
         self._seen[half] += 1
-        if half == next(iter(self._seen)):
-            self._first.append(found)
-        elif number >= len(self._first) or self._first[number] != found:
+        batch = self._batch_of[half]
+        if half == batch.leader:
+            batch.calls.append(found)
+        elif number >= len(batch.calls) or batch.calls[number] != found:
             raise InvalidArgument(
                 f"{self._owner}.step: inputs of {module} in call {number} of the closure's half "
                 f"{half} differ from those of its first half, expected the same batch, as the two "

@@ -16,6 +16,7 @@ from sluiceway.optim.state import (
     check_moment,
     check_settings,
 )
+from sluiceway.optim.zo.host_tier import HostTier
 
 if TYPE_CHECKING:
     from sluiceway.optim.zo.optimizer import ZoSgd
@@ -27,19 +28,21 @@ def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
     """The step, and what the noise of all steps depends on."""
     frame = {
         "format": _FORMAT,
-        "names": [w.name for w in optimizer._weights],
+        "names": [w.name for w in optimizer._of.weights],
         "committed_steps": optimizer.committed_steps,
         **_settings(optimizer),
     }
+    if isinstance(optimizer._tier, HostTier):
+        frame["log"] = optimizer._tier.saved()
     return {STATE_KEY: frame}
 
 
 def _settings(optimizer: ZoSgd) -> dict[str, Any]:
     options = optimizer.options
-    settings = {"seed": options.seed, "noise": options.family, "directions": options.directions}
+    settings = {"seed": options.seed, "noise": options.drawn, "directions": options.directions}
     if options.noise == "lowrank":
-        settings |= {"noise": options.noise, "rank": options.rank, "period": options.period}
-    return settings
+        settings |= {"rank": options.rank, "period": options.period}
+    return settings | {"tier": options.tier}
 
 
 def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
@@ -57,7 +60,7 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         raise InvalidArgument(
             f"load_state_dict: format is {saved['format']}, this version reads {_FORMAT}"
         )
-    names = [w.name for w in optimizer._weights]
+    names = [w.name for w in optimizer._of.weights]
     if saved["names"] != names:
         raise InvalidArgument(
             f"load_state_dict: is of {len(saved['names'])} weights, here are {len(names)} or "
@@ -66,6 +69,9 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     check_count(f"committed_steps of its {STATE_KEY!r} entry", saved["committed_steps"])
     check_settings("load_state_dict", saved, _settings(optimizer))
     _check_groups(optimizer, state_dict["param_groups"])
+    if isinstance(optimizer._tier, HostTier):
+        check_entries("its log", saved.get("log"), ("base", "log_id", "log", "entries"))
+        optimizer._tier.check_saved(saved["log"])
     parameters = numbered_parameters(optimizer.param_groups)
     check_entries("its state", state_dict["state"], ())
     for number, values in state_dict["state"].items():
@@ -75,7 +81,7 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
                 f"{len(parameters) - 1}"
             )
         what = f"the state of parameter {number}"
-        shapes = optimizer._resident.state_shapes(parameters[number])
+        shapes = optimizer._tier.state_shapes(parameters[number])
         check_entries(what, values, tuple(shapes))
         for key, shape in shapes.items():
             check_moment(f"{key} of parameter {number}", values[key], shape)
@@ -101,8 +107,13 @@ def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         p = parameters[number]
         optimizer.state[p] = {
             key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
-            for key in optimizer._resident.state_shapes(p)
+            for key in optimizer._tier.state_shapes(p)
         }
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
-    optimizer.committed_steps = state_dict[STATE_KEY]["committed_steps"]
+    saved = state_dict[STATE_KEY]
+    if isinstance(optimizer._tier, HostTier):
+        optimizer._tier.load(saved["log"])
+        return
+    optimizer._tier.committed_steps = saved["committed_steps"]
+    optimizer._tier.round_masters()

@@ -25,12 +25,13 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class PerturbedWeight:
-    """One trained parameter, tied or not, and who reads it."""
+class TrainedWeight:
+    """One trained parameter, tied or not."""
 
     name: str
     parameter: nn.Parameter
-    block: int | None  # None: it is read outside of the blocks, or by several of them.
+    group: int
+    modules: list[nn.Module]  # That have it.
     tensor: int  # What names it in the key of its noise.
 
 
@@ -57,7 +58,7 @@ class ResidentWeights:
         self._noise, self._device, self._state = noise, device, state
 
     def neighbours(
-        self, weight: PerturbedWeight, gamma: float, eps: float, step: int, direction: int
+        self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """theta + eps z and theta - eps z, of the parameter's dtype."""
         p = weight.parameter.detach()
@@ -68,14 +69,14 @@ class ResidentWeights:
         )  # fmt: skip
         return plus, minus
 
-    def prepare(self, weight: PerturbedWeight, gamma_after: float) -> None:
+    def prepare(self, weight: TrainedWeight, gamma_after: float) -> None:
         """Make the master, if the parameter cannot be A any more."""
         p = weight.parameter
         if MASTER not in self._state.get(p, {}) and needs_master(p, gamma_after):
             self._state[p] = {MASTER: p.detach().to(torch.float32, copy=True)}
 
     def update(
-        self, weight: PerturbedWeight, gamma_after: float, step: int, scales: list[float]
+        self, weight: TrainedWeight, gamma_after: float, step: int, scales: list[float]
     ) -> None:
         """A += sum of c z, one a direction, and theta of it."""
         a, p = self._a_of(weight), weight.parameter
@@ -86,7 +87,7 @@ class ResidentWeights:
             self.round(weight, gamma_after, step + 1)
         torch.autograd.graph.increment_version(p)
 
-    def round(self, weight: PerturbedWeight, gamma: float, _step: int) -> None:
+    def round(self, weight: TrainedWeight, gamma: float, _step: int) -> None:
         """Write theta into the parameter."""
         compute, family = self._device.compute(), self._noise.family
         out = weight.parameter.detach()
@@ -96,7 +97,7 @@ class ResidentWeights:
         """What the state of a parameter holds, if it has any."""
         return {MASTER: tuple(p.shape)}
 
-    def _a_of(self, weight: PerturbedWeight) -> torch.Tensor:
+    def _a_of(self, weight: TrainedWeight) -> torch.Tensor:
         p = weight.parameter
         return self._state.get(p, {}).get(MASTER, p.detach())
 

@@ -2,6 +2,7 @@
 // and the calling thread waits for nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -22,6 +23,7 @@ constexpr int kUses = 7, kPasses = 6, kEvaluation = 3, kHeld = 2;
 struct RingCase {
   std::string name;
   RingDepth depth;
+  int directions = 1;
   int perturb_lanes = 1;
   std::uint64_t resident_room = 0;
   NoiseFamily family = NoiseFamily::kRademacher;
@@ -44,7 +46,7 @@ class CudaRingTest : public testing::TestWithParam<RingCase> {
 
 // What the computing stream has read of a use, copied by itself into page-locked memory.
 struct Look {
-  int pass, use;
+  int pass, use, direction;
   Side side;
   std::optional<StepNoise> noise;
   ZoUpdates updates;
@@ -65,31 +67,41 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
     Gate gate;
     WeightRing ring(options(), model.uses);
     ZoUpdates updates;
-    const auto look = [&](int pass, int use, Side side, const std::optional<StepNoise>& noise) {
-      const void* const from = ring.acquire(use, side, ref);
+    const auto look = [&](int pass, int use, int direction, Side side,
+                          const std::optional<StepNoise>& noise) {
+      const void* const from = ring.acquire(use, direction, side, ref);
       const std::size_t bytes = model.uses[static_cast<std::size_t>(use)].bytes();
-      Look& made = looks.emplace_back(
-          Look{pass, use, side, noise, updates, Buffer(budget, Tier::kPinned, kCuda0, bytes, "")});
+      Look& made = looks.emplace_back(Look{pass, use, direction, side, noise, updates,
+                                           Buffer(budget, Tier::kPinned, kCuda0, bytes, "")});
       compute.enqueue([&out, from, bytes, to = made.seen.data()](StreamRef stream) {
         out.copy(to, from, bytes, stream);
       });
     };
     for (int pass = 0; pass < kPasses; ++pass) {
-      std::optional<StepNoise> noise;
-      if (pass != kEvaluation) noise = StepNoise{5, static_cast<std::uint64_t>(pass), 1, 1e-2F};
+      std::vector<StepNoise> noises;
+      for (int d = 0; d < GetParam().directions && pass != kEvaluation; ++d) {
+        noises.push_back(
+            {5, static_cast<std::uint64_t>(pass), static_cast<std::uint32_t>(d), 1e-2F});
+      }
       // Two passes are enqueued before the device does any of them.
       if (pass == kHeld) gate.hold(compute);
-      noise ? ring.begin_step(*noise) : ring.begin_evaluation();
-      for (int use = 0; use < kUses; ++use) {
-        for (const Side side : {Side::kPlus, Side::kMinus}) look(pass, use, side, noise);
-        ring.release(use, ref);
+      noises.empty() ? ring.begin_evaluation() : ring.begin_step(noises);
+      for (const std::vector<int>& module : model.modules()) {
+        for (int d = 0; d < std::max(1, static_cast<int>(noises.size())); ++d) {
+          std::optional<StepNoise> noise;
+          if (!noises.empty()) noise = noises[static_cast<std::size_t>(d)];
+          for (const int use : module) {
+            for (const Side side : {Side::kPlus, Side::kMinus}) look(pass, use, d, side, noise);
+          }
+          for (const int use : module) ring.release(use, d, ref);
+        }
       }
-      if (noise) {
-        updates.gamma = {1.0F, 0.999F};
-        updates.records.push_back({*noise, {1e-2F, -3e-3F}});
-        ring.commit(updates);
-      } else {
+      if (noises.empty()) {
         ring.finish();
+      } else {
+        updates.gamma = {1.0F, 0.999F};
+        for (const StepNoise& noise : noises) updates.records.push_back({noise, {1e-2F, -3e-3F}});
+        ring.commit(updates);
       }
       if (pass == kHeld + 1) gate.open();
     }
@@ -100,7 +112,8 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
     const std::vector<std::byte> expected =
         model.expected(look.use, look.side, look.noise, look.updates, GetParam().family);
     EXPECT_EQ(std::memcmp(look.seen.data(), expected.data(), expected.size()), 0)
-        << "pass " << look.pass << ", use " << look.use << (look.side == Side::kPlus ? "+" : "-");
+        << "pass " << look.pass << ", use " << look.use << ", direction " << look.direction
+        << (look.side == Side::kPlus ? "+" : "-");
   }
 }
 
@@ -108,6 +121,12 @@ INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaRingTest,
     testing::Values(RingCase{.name = "two", .depth = {2, 2}},
                     RingCase{.name = "one", .depth = {1, 1}},
+                    RingCase{.name = "directions", .depth = {2, 2}, .directions = 3},
+                    RingCase{.name = "directions_one",
+                             .depth = {1, 1},
+                             .directions = 3,
+                             .perturb_lanes = 2,
+                             .resident_room = 6000},
                     RingCase{.name = "eight", .depth = {8, 8}, .perturb_lanes = 4},
                     RingCase{.name = "resident", .depth = {2, 2}, .resident_room = 6000},
                     RingCase{.name = "gaussian",

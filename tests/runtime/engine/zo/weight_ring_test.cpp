@@ -39,61 +39,77 @@ class Forward {
   Forward(const WeightRingOptions& given, RingModel& model)
       : model_(model), family_(given.family), ring(given, model.uses) {}
 
-  void begin() {
-    noise_ = StepNoise{7, ++step_, 3, 1e-2F};
-    ring.begin_step(*noise_);
+  void begin(int directions = 1) {
+    noises_.clear();
+    ++step_;
+    for (int d = 0; d < directions; ++d) {
+      noises_.push_back({7, step_, static_cast<std::uint32_t>(d), 1e-2F});
+    }
+    ring.begin_step(noises_);
   }
   void begin_evaluation() {
-    noise_.reset();
+    noises_.clear();
     ring.begin_evaluation();
   }
-  void acquire(int use) {
-    const auto* plus = static_cast<const std::byte*>(ring.acquire(use, Side::kPlus, kHost));
-    const auto* minus = static_cast<const std::byte*>(ring.acquire(use, Side::kMinus, kHost));
-    held_.push_back({use, plus, minus});
+  int directions() const { return std::max(1, static_cast<int>(noises_.size())); }
+  void acquire(int use, int direction = 0) {
+    const auto from = [&](Side side) {
+      return static_cast<const std::byte*>(ring.acquire(use, direction, side, kHost));
+    };
+    held_.push_back({use, direction, from(Side::kPlus), from(Side::kMinus)});
   }
   void check_and_release() {  // As late as the forward may read.
     for (const Held& h : held_) {
-      expect_equal(h.use, Side::kPlus, h.plus);
-      expect_equal(h.use, Side::kMinus, h.minus);
+      expect_equal(h, Side::kPlus, h.plus);
+      expect_equal(h, Side::kMinus, h.minus);
     }
-    for (const Held& h : held_) ring.release(h.use, kHost);
+    for (const Held& h : held_) ring.release(h.use, h.direction, kHost);
     held_.clear();
   }
-  void use(int i) {
-    acquire(i);
+  void use(int i, int direction = 0) {
+    acquire(i, direction);
     check_and_release();
   }
-  void in_order() {
-    for (int i = 0; i < size(); ++i) use(i);
+  void in_order(const std::function<void()>& while_held = [] {}) {
+    for (const std::vector<int>& module : model_.modules()) {
+      for (int d = 0; d < directions(); ++d) {
+        for (const int i : module) acquire(i, d);
+        while_held();
+        check_and_release();
+      }
+    }
   }
   void commit() {
-    ZoUpdates::Record record{*noise_, {}};
-    for (int group = 0; group < 2; ++group) {  // The third group is not trained.
-      record.scale.push_back(static_cast<float>(1e-2 * model_.rng().normal()));
-    }
     updates_.gamma = {1.0F, 0.999F};
-    updates_.records.push_back(record);
+    for (const StepNoise& noise : noises_) {
+      ZoUpdates::Record& record = updates_.records.emplace_back(ZoUpdates::Record{noise, {}});
+      for (int group = 0; group < 2; ++group) {  // The third group is not trained.
+        record.scale.push_back(static_cast<float>(1e-2 * model_.rng().normal()));
+      }
+    }
     ring.commit(updates_);
   }
-  void run_step() { begin(), in_order(), commit(); }
+  void run_step(int directions = 1) { begin(directions), in_order(), commit(); }
   int size() const { return static_cast<int>(model_.uses.size()); }
 
  private:
   struct Held {
-    int use;
+    int use, direction;
     const std::byte *plus, *minus;
   };
 
-  void expect_equal(int use, Side side, const std::byte* found) {
-    const std::vector<std::byte> expected = model_.expected(use, side, noise_, updates_, family_);
+  void expect_equal(const Held& h, Side side, const std::byte* found) {
+    std::optional<StepNoise> noise;
+    if (!noises_.empty()) noise = noises_.at(static_cast<std::size_t>(h.direction));
+    const std::vector<std::byte> expected = model_.expected(h.use, side, noise, updates_, family_);
     EXPECT_EQ(std::memcmp(found, expected.data(), expected.size()), 0)
-        << model_.uses[static_cast<std::size_t>(use)].name << " in step " << step_;
+        << model_.uses[static_cast<std::size_t>(h.use)].name << " in step " << step_
+        << ", direction " << h.direction << " of " << directions();
   }
 
   RingModel& model_;
   NoiseFamily family_;
-  std::optional<StepNoise> noise_;
+  std::vector<StepNoise> noises_;
   std::uint64_t step_ = 0;
   ZoUpdates updates_;
   std::vector<Held> held_;
@@ -126,12 +142,10 @@ TEST(WeightRingTest, EveryBufferEqualsTheOracleAtAnyDepthWithAnyLanesAndDelays) 
         forward.in_order();
         forward.ring.finish();
       }
-      forward.begin();
-      for (int i = 0; i < forward.size(); ++i) {
-        forward.acquire(i);
+      forward.begin(round % 4 == 3 ? 1 : 1 + static_cast<int>(model.rng().below(3)));
+      forward.in_order([&] {
         if (model.rng().below(4) == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
-        forward.check_and_release();
-      }
+      });
       forward.commit();
     }
     EXPECT_EQ(forward.ring.take_use().d2h_bytes, 0U);
@@ -150,45 +164,80 @@ TEST(WeightRingTest, AnyOtherOrderIsServedWithTheSameBits) {
     given.resident_room = round % 3 == 0 ? 5000 : 0;
     Forward forward(given, model);
     for (int step = 0; step < 10; ++step) {  // Skipped, twice, backwards, none at all.
-      forward.begin();
+      forward.begin(1 + static_cast<int>(model.rng().below(3)));
       for (std::int64_t k = model.rng().below(14); k > 0; --k) {
-        forward.use(static_cast<int>(model.rng().below(9)));
+        forward.use(static_cast<int>(model.rng().below(9)),
+                    static_cast<int>(model.rng().below(forward.directions())));
       }
       forward.commit();
     }
-    forward.run_step();
+    forward.run_step(3);
   }
 }
 
+// Of all directions too, of a module with several uses too, and within the same slots.
 TEST(WeightRingTest, AStreamedUseCrossesOnceAPassAndAResidentOneNever) {
-  constexpr int kPasses = 5;
-  RingModel model(1);
-  for (int i = 0; i < 8; ++i) model.add(1000);
-  model.add(64, DType::kF32, 0, true);
-  WeightRingOptions given = options();
-  given.resident_room = 2 * 4096;
-  std::array<std::atomic<int>, 9> crossings{};
+  for (const int directions : {1, 3, 8}) {
+    constexpr int kPasses = 5;
+    RingModel model(1);
+    for (int i = 0; i < 8; ++i) {
+      model.add(1000);
+      if (i % 3 == 1) model.join_module();
+    }
+    model.add(64, DType::kF32, 0, true);
+    model.join_module();
+    WeightRingOptions given = options(1);
+    given.resident_room = 2 * 4096;
+    std::array<std::atomic<int>, 9> crossings{}, perturbed{};
+    given.before_hop = [&](LaneId lane, int use) {
+      ++(lane == zo_lanes::kH2d ? crossings : perturbed).at(static_cast<std::size_t>(use));
+    };
+    Forward forward(given, model);
+    const std::uint64_t bytes = forward.ring.budget().used(Tier::kDevice);
+    for (int pass = 0; pass < kPasses - 1; ++pass) forward.run_step(directions);
+    forward.begin_evaluation();
+    forward.in_order();
+    forward.ring.finish();
+    int resident = 0;
+    for (int use = 0; use < 9; ++use) {
+      const int found = crossings.at(static_cast<std::size_t>(use));
+      EXPECT_EQ(perturbed.at(static_cast<std::size_t>(use)), (kPasses - 1) * directions + 1);
+      if (forward.ring.is_resident(use)) {
+        ++resident;
+        EXPECT_EQ(found, 0) << "use " << use;
+      } else {  // The next pass may have begun to cross.
+        EXPECT_THAT(found, AnyOf(kPasses, kPasses + 1)) << "use " << use;
+      }
+    }
+    EXPECT_EQ(resident, 3);
+    EXPECT_TRUE(forward.ring.is_resident(8));
+    EXPECT_EQ(forward.ring.take_use().d2h_bytes, 0U);
+    EXPECT_EQ(forward.ring.budget().peak(Tier::kDevice), bytes);
+  }
+}
+
+// The arrival of the next weight of the slot waits for a direction that another lane is late with.
+TEST(WeightRingTest, AnArrivalStaysUntilEveryDirectionIsPerturbed) {
+  RingModel model(10);
+  for (int i = 0; i < 3; ++i) model.add(1031);
+  WeightRingOptions given = options(1);
+  given.depth.pairs = 3;
+  given.perturb_lanes = 3;
+  std::atomic<bool> open = false;
+  std::atomic<int> crossed = 0, perturbed = 0;
   given.before_hop = [&](LaneId lane, int use) {
-    if (lane == zo_lanes::kH2d) ++crossings.at(static_cast<std::size_t>(use));
+    if (lane == zo_lanes::kH2d) ++crossed;
+    if (lane == zo_lanes::kPerturb && use == 0 && ++perturbed == 1) open.wait(false);
   };
   Forward forward(given, model);
-  for (int pass = 0; pass < kPasses - 1; ++pass) forward.run_step();
-  forward.begin_evaluation();
+  forward.begin(3);
+  while (perturbed < 3) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(crossed, 1);
+  open = true;
+  open.notify_all();
   forward.in_order();
-  forward.ring.finish();
-  int resident = 0;
-  for (int use = 0; use < 9; ++use) {
-    const int found = crossings.at(static_cast<std::size_t>(use));
-    if (forward.ring.is_resident(use)) {
-      ++resident;
-      EXPECT_EQ(found, 0) << "use " << use;
-    } else {  // The next pass may have begun to cross.
-      EXPECT_THAT(found, AnyOf(kPasses, kPasses + 1)) << "use " << use;
-    }
-  }
-  EXPECT_EQ(resident, 3);
-  EXPECT_TRUE(forward.ring.is_resident(8));
-  EXPECT_EQ(forward.ring.take_use().d2h_bytes, 0U);
+  forward.commit();
 }
 
 TEST(WeightRingTest, OneWeightAloneAndOneMuchLargerThanTheOthers) {
@@ -243,18 +292,23 @@ TEST(WeightRingTest, CallsOutOfTheirPlaceAreRefusedAndChangeNothing) {
   for (int i = 0; i < 4; ++i) model.add(67);
   Forward forward(options(1), model);
   WeightRing& ring = forward.ring;
-  EXPECT_THAT([&] { ring.acquire(0, Side::kPlus, kHost); },
+  EXPECT_THAT([&] { ring.acquire(0, 0, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("no pass has begun")));
   EXPECT_THAT([&] { ring.finish(); }, ThrowsMessage<InvalidArgument>(HasSubstr("no pass")));
-  forward.begin();
+  EXPECT_THAT([&] { ring.begin_step({}); }, ThrowsMessage<InvalidArgument>(HasSubstr("0 noises")));
+  forward.begin(2);
+  EXPECT_THAT([&] { ring.acquire(0, 2, Side::kPlus, kHost); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("direction is 2, expected 0 to 1")));
   EXPECT_THAT([&] { ring.begin_step({}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("pass 1 has not ended, expected commit()")));
-  EXPECT_THAT([&] { ring.acquire(4, Side::kPlus, kHost); },
+  EXPECT_THAT([&] { ring.acquire(4, 0, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("use is 4, expected 0 to 3")));
-  EXPECT_THAT([&] { ring.release(0, kHost); },
+  EXPECT_THAT([&] { ring.release(0, 0, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("w0 is not acquired")));
   forward.acquire(0);
-  EXPECT_THAT([&] { ring.acquire(1, Side::kPlus, kHost); },
+  EXPECT_THAT([&] { ring.release(0, 1, kHost); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("not acquired in direction 1")));
+  EXPECT_THAT([&] { ring.acquire(1, 0, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("the 1 pairs of slots for w1")));
   EXPECT_THAT([&] { ring.finish(); }, ThrowsMessage<InvalidArgument>(HasSubstr("w0 is acquired")));
   forward.check_and_release();
@@ -291,16 +345,18 @@ TEST(WeightRingTest, AFailureInALaneComesOutNamedOfEveryCallAndTheRingCanGo) {
       std::unique_ptr<WeightRing> ring;
       const auto pass = [&] {
         ring = std::make_unique<WeightRing>(given, model.uses);
-        ring->begin_step({1, 1, 1, 1e-3F});
+        ring->begin_step(std::array{StepNoise{1, 1, 1, 1e-3F}, StepNoise{1, 1, 2, 1e-3F}});
         for (int i = 0; i < 5; ++i) {
-          ring->acquire(i, Side::kPlus, kHost);
-          ring->release(i, kHost);
+          for (const int direction : {0, 1}) {
+            ring->acquire(i, direction, Side::kPlus, kHost);
+            ring->release(i, direction, kHost);
+          }
         }
         ring->finish();
       };
       EXPECT_THAT(pass, named);
       if (ring == nullptr) continue;
-      EXPECT_THAT([&] { ring->acquire(failing, Side::kMinus, kHost); }, named);
+      EXPECT_THAT([&] { ring->acquire(failing, 0, Side::kMinus, kHost); }, named);
     }
   }
 }

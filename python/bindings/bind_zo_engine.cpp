@@ -1,0 +1,232 @@
+#include <ATen/ops/from_blob.h>
+
+#include <cstring>
+#include <tuple>
+
+#include "python/bindings/dtype_name.h"
+#include "python/bindings/engine_class.h"
+#include "python/bindings/gil.h"
+#include "python/bindings/noise_family.h"
+#include "python/bindings/tensor_view.h"
+#include "runtime/engine/zo/zo_engine.h"
+#include "runtime/memory/buffer.h"
+
+namespace sluiceway {
+namespace {
+
+// The engine, and the storage of what it streams; nothing of Python.
+struct StreamedEngine {
+  explicit StreamedEngine(const ZoEngineOptions& options)
+      : device(options.ring.lanes.device), engine(options) {}
+
+  DeviceId device;
+  std::vector<at::Tensor> weights;  // By use.
+  ZoEngine engine;
+};
+
+struct StreamedEngineDeleter {
+  pid_t opened_in = getpid();
+  void operator()(StreamedEngine* held) const {
+    if (getpid() != opened_in) return;  // A forked child has none of its threads.
+    const GilReleased unlocked;
+    delete held;
+  }
+};
+using Holder = std::unique_ptr<StreamedEngine, StreamedEngineDeleter>;
+
+// Page-locked for the device of `compute`, of exactly its size.
+at::Tensor page_locked_copy(const at::Tensor& tensor, const StreamRef& compute) {
+  static Budget& budget = *new Budget(Budget::unlimited());  // Tensors may outlive every static.
+  const at::Tensor whole = tensor.detach().contiguous();
+  const auto held = std::make_shared<Buffer>(budget, Tier::kPinned, compute.device(),
+                                             whole.nbytes(), "a weight", Fill::kNone);
+  at::Tensor copy = at::from_blob(
+      held->data(), whole.sizes(), [held](void*) {}, at::TensorOptions().dtype(whole.dtype()));
+  copy.copy_(whole);
+  return copy;
+}
+
+// Name, weight, parameter group, number of the module, and whether it stays on the device.
+using Use = std::tuple<std::string, at::Tensor, int, int, bool>;
+
+Base base_of(const std::string& hash) {
+  Base base;
+  SLUICEWAY_CHECK(hash.size() == base.hash.size(), "base_hash: has ", hash.size(),
+                  " bytes, expected ", base.hash.size());
+  std::memcpy(base.hash.data(), hash.data(), hash.size());
+  return base;
+}
+
+ZoEngineOptions options_of(const StreamRef& compute, std::array<double, 3> link,
+                           const LimitOfTier& limits, std::uint64_t resident_bytes,
+                           std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
+                           const std::string& family, std::uint64_t seed, std::uint32_t groups,
+                           std::uint32_t directions, const std::string& log,
+                           const py::bytes& base_hash, int device_cpu, int lane_cpu) {
+  ZoEngineOptions options(compute.device());
+  set_lanes(options.ring.lanes, link, limits, resident_bytes, "edf");
+  options.ring.depth = {depth, depth};
+  options.ring.resident_room = resident_room;
+  options.ring.perturb_lanes = perturb_lanes;
+  options.ring.device_cpu = device_cpu;
+  options.ring.lane_cpu = lane_cpu;
+  options.log_path = log;
+  options.shape.run_seed = seed;
+  options.shape.noise.family = static_cast<std::uint32_t>(parse_family(family));
+  options.shape.groups = groups;
+  options.shape.directions = directions;
+  options.base = base_of(base_hash);
+  options.eps = eps;
+  return options;
+}
+
+void stream(StreamedEngine& held, const std::vector<Use>& uses) {
+  std::vector<at::Tensor> weights;
+  std::vector<ZoWeight> streamed;
+  for (const auto& [name, weight, group, module, keep] : uses) {
+    check_host(weight, name.c_str());
+    SLUICEWAY_CHECK(weight.is_contiguous(), name, ": is not contiguous; call .contiguous()");
+    weights.push_back(weight.detach());
+    streamed.push_back({name, weight.numel(), dtype_of_tensor(weight, name.c_str()), group, module,
+                        weights.back().const_data_ptr(), keep});
+  }
+  const GilReleased unlocked;
+  held.engine.stream(std::move(streamed));
+  held.weights = std::move(weights);
+}
+
+at::Tensor acquire(StreamedEngine& held, int use, int direction, bool minus,
+                   const StreamRef& compute) {
+  const void* elements = nullptr;
+  {
+    const GilReleased unlocked;
+    elements = held.engine.acquire(use, direction, minus ? Side::kMinus : Side::kPlus, compute);
+  }
+  const at::Tensor& weight = held.weights.at(static_cast<std::size_t>(use));
+  const at::Device device =
+      held.device.is_host()
+          ? at::Device(at::kCPU)
+          : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(held.device.ordinal()));
+  return at::from_blob(const_cast<void*>(elements), weight.sizes(),
+                       at::TensorOptions().dtype(weight.dtype()).device(device));
+}
+
+// Each rate is (lr, weight_decay).
+void commit(StreamedEngine& held, const std::vector<float>& g,
+            const std::vector<std::pair<double, double>>& rates, bool non_finite) {
+  std::vector<StepRate> each;
+  for (const auto& [lr, decay] : rates) each.push_back({lr, decay});
+  const GilReleased unlocked;
+  held.engine.commit(g, each, non_finite);
+}
+
+// Seed, step, purpose and scale of each, and Gamma.
+using GroupUpdates =
+    std::pair<std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint32_t, float>>, float>;
+
+GroupUpdates pending(const StreamedEngine& held, std::size_t group) {
+  const ZoUpdates& all = held.engine.updates();
+  GroupUpdates found{{}, all.gamma.at(group)};
+  for (const ZoUpdates::Record& record : all.records) {
+    const StepNoise& noise = record.noise;
+    found.first.emplace_back(noise.seed, noise.step, noise.purpose, record.scale.at(group));
+  }
+  return found;
+}
+
+Stats take_stats(StreamedEngine& held) { return stats_of(held.engine.ring().take_use(), 0.0); }
+
+}  // namespace
+
+void bind_zo_engine(py::module_& m) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  m.def("page_locked_copy", &page_locked_copy, py::arg("tensor"), py::arg("compute"), unlocked,
+        "Of a tensor, in host memory of exactly its size, page-locked for the stream's device.");
+  py::class_<StreamedEngine, Holder>(
+      m, "ZoEngine", "Streams perturbed weights from host memory, and logs what moves them.")
+      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
+                       const LimitOfTier& limits, std::uint64_t resident_bytes,
+                       std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
+                       const std::string& family, std::uint64_t seed, std::uint32_t groups,
+                       std::uint32_t directions, const std::string& log, const py::bytes& base_hash,
+                       int device_cpu, int lane_cpu) {
+             const ZoEngineOptions options = options_of(
+                 compute, link, limits, resident_bytes, resident_room, depth, perturb_lanes, eps,
+                 family, seed, groups, directions, log, base_hash, device_cpu, lane_cpu);
+             const GilReleased free;
+             return Holder(new StreamedEngine(options));
+           }),
+           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
+           py::arg("resident_bytes"), py::arg("resident_room"), py::arg("depth"),
+           py::arg("perturb_lanes"), py::arg("eps"), py::arg("family"), py::arg("seed"),
+           py::arg("groups"), py::arg("directions"), py::arg("log"), py::arg("base_hash"),
+           py::arg("device_cpu"), py::arg("lane_cpu"),
+           (std::string(kLanesDoc) +
+            " resident_room: bytes of weights that may stay on the device; depth: modules on their "
+            "way; log: a file, made if it is not there; base_hash: 16 bytes.")
+               .c_str())
+      .def("stream", &stream, py::arg("uses"),
+           "Each is name, host tensor, parameter group, number of the module, whether it stays on "
+           "the device; in the order of the forward. Names of one storage are one weight.")
+      .def_property_readonly("streams",
+                             [](const StreamedEngine& held) { return held.engine.streams(); })
+      .def(
+          "begin_step", [](StreamedEngine& held) { held.engine.begin_step(); }, unlocked)
+      .def(
+          "begin_evaluation", [](StreamedEngine& held) { held.engine.begin_evaluation(); },
+          unlocked)
+      .def("acquire", &acquire, py::arg("use"), py::arg("direction"), py::arg("minus"),
+           py::arg("compute"),
+           "The slot itself, as a tensor: its elements last until release(). Of an evaluation both "
+           "sides are theta.")
+      .def(
+          "release",
+          [](StreamedEngine& held, int use, int direction, const StreamRef& compute) {
+            held.engine.release(use, direction, compute);
+          },
+          py::arg("use"), py::arg("direction"), py::arg("compute"), unlocked)
+      .def("commit", &commit, py::arg("g"), py::arg("rates"), py::arg("non_finite"),
+           "Log the step, one (lr, weight_decay) a group, and end the pass.")
+      .def(
+          "finish", [](StreamedEngine& held) { held.engine.finish(); }, unlocked,
+          "End the pass, if there is one; a step that was not logged is as if it had not begun.")
+      .def(
+          "rollback", [](StreamedEngine& held, std::uint64_t step) { held.engine.rollback(step); },
+          py::arg("step"), unlocked)
+      .def(
+          "restore",
+          [](StreamedEngine& held, std::uint64_t entries) { held.engine.restore(entries); },
+          py::arg("entries"), unlocked, "Back on the line that the log had after so many entries.")
+      .def(
+          "branch",
+          [](const StreamedEngine& held, std::uint64_t step, const std::string& path) {
+            held.engine.branch(step, path);
+          },
+          py::arg("step"), py::arg("path"), unlocked, "A log of its own, of the line up to `step`.")
+      .def(
+          "sync", [](StreamedEngine& held) { held.engine.sync(); }, unlocked)
+      .def_property_readonly(
+          "next_step", [](const StreamedEngine& held) { return held.engine.log().next_step(); })
+      .def_property_readonly(
+          "entries",
+          [](const StreamedEngine& held) { return held.engine.log().history().entries(); })
+      .def_property_readonly(
+          "log_id", [](const StreamedEngine& held) { return to_hex(held.engine.log().id()); })
+      .def_property_readonly("gammas",
+                             [](const StreamedEngine& held) { return held.engine.gammas(); })
+      .def("pending", &pending, py::arg("group"),
+           "(seed, step, purpose, scale) of each update of the base, and Gamma.")
+      .def("take_stats", &take_stats)
+      .def(
+          "enable_trace",
+          [](StreamedEngine& held, bool on) { held.engine.ring().trace().enable(on); },
+          py::arg("on"))
+      .def(
+          "write_trace",
+          [](StreamedEngine& held, const std::string& path) {
+            held.engine.ring().trace().write_json(path);
+          },
+          py::arg("path"));
+}
+
+}  // namespace sluiceway

@@ -1,0 +1,131 @@
+"""Weights that stay on the device, and are moved where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from sluiceway.config.engines.zo import ZoOptions
+from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.model.blocks import find_blocks, weights_by_block
+from sluiceway.optim.zo.low_rank import LowRankWeights
+from sluiceway.optim.zo.measurement import Measured
+from sluiceway.optim.zo.rates import GroupUpdate, as_float
+from sluiceway.optim.zo.tier import Training
+from sluiceway.optim.zo.units import Copies, Unit
+from sluiceway.optim.zo.weights import Noise, ResidentWeights, TrainedWeight
+
+
+class DeviceTier:
+    """Halves meet at every block; what several blocks read is perturbed for the whole step.
+
+    Parameters
+    ----------
+    training : Training
+    state : dict
+        The optimizer's: masters are there.
+    """
+
+    def __init__(self, training: Training, state: dict[Any, Any]) -> None:
+        self._of = training
+        self.blocks = find_blocks(training.owner, training.model)
+        block_of = {id(p): block for _, p, block in weights_by_block(training.model, self.blocks)}
+        self._of_block: dict[int | None, list[TrainedWeight]] = {}
+        for weight in training.weights:
+            self._of_block.setdefault(block_of[id(weight.parameter)], []).append(weight)
+        self._numbers = sorted(number for number in self._of_block if number is not None)
+        blocks = [self.blocks.blocks[number] for number in self._numbers]
+        units = [Unit(f"block {name}", block) for name, block in blocks]
+        parameters = [w.parameter for w in training.weights]
+        self.measured = Measured(training.owner, training.model, units, parameters)
+        self._resident = _resident(training.options, training.device, state)
+        self._state = state
+        self.committed_steps = 0
+
+    # ---- WeightSource ----
+
+    def acquire(self, unit: int, direction: int) -> list[Copies]:
+        """Made for who asks."""
+        return self._perturbed(self._numbers[unit], direction)
+
+    def release(self, unit: int, direction: int) -> None:
+        """They go with whoever has them."""
+
+    def throughout(self, direction: int) -> list[Copies]:
+        """Of weights that no block reads, or several do."""
+        return self._perturbed(None, direction)
+
+    def _perturbed(self, block: int | None, direction: int) -> list[Copies]:
+        eps = self._of.options.eps
+        return [
+            Copies(
+                w.parameter,
+                self._resident.neighbours(w, self._gamma(w), eps, self.committed_steps, direction),
+            )
+            for w in self._of_block.get(block, [])
+        ]
+
+    def _gamma(self, weight: TrainedWeight) -> float:
+        return as_float(self._of.param_groups[weight.group]["gamma"])
+
+    # ---- Steps ----
+
+    def begin(self, closures: Sequence[Any]) -> None:
+        """Nothing has to be there before."""
+
+    def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
+        """Move every weight."""
+        found = [(w, updates[w.group]) for w in self._of.weights]
+        for weight, update in found:  # The only part that can run out of memory comes first.
+            self._resident.prepare(weight, update.gamma)
+        for weight, update in found:
+            self._resident.update(
+                weight, as_float(update.gamma), self.committed_steps, update.scales
+            )
+        for group, update in zip(self._of.param_groups, updates, strict=True):
+            group["gamma"] = update.gamma
+        self.committed_steps += 1
+
+    def abandon(self) -> None:
+        """Nothing was begun."""
+
+    def evaluate(self, closures: Sequence[Any]) -> list[Any]:
+        """One after the other: the weights are there."""
+        with torch.no_grad():
+            return [closure() for closure in closures]
+
+    def measuring(self) -> AbstractContextManager:
+        """Nobody else exchanges parameters."""
+        return nullcontext()
+
+    # ---- State ----
+
+    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """What the state of a parameter holds, if it has any."""
+        return self._resident.state_shapes(p)
+
+    def round_masters(self) -> None:
+        """Let parameters be what masters that were loaded say."""
+        for weight in self._of.weights:
+            if weight.parameter in self._state:
+                self._resident.round(weight, self._gamma(weight), self.committed_steps)
+                torch.autograd.graph.increment_version(weight.parameter)
+
+    def stats(self) -> dict[str, Any]:
+        """Nothing crosses a link."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to free: between steps the model is as any other."""
+
+
+def _resident(
+    options: ZoOptions, device: DeviceOps, state: dict[Any, Any]
+) -> ResidentWeights | LowRankWeights:
+    noise = Noise(options.family, options.seed)
+    if options.noise == "lowrank":
+        return LowRankWeights(noise, options.rank, options.period, device, state)
+    return ResidentWeights(noise, device, state)

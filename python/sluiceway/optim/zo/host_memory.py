@@ -1,0 +1,60 @@
+"""Where weights of tier host are, and what they are streamed to."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from sluiceway import _core
+from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.machine.device_ops import DeviceOps, device_ops, ops_on
+from sluiceway.optim.zo.tier import Training
+from sluiceway.optim.zo.weights import TrainedWeight
+
+
+def streaming_device(owner: str, asked: str, weights: list[TrainedWeight]) -> DeviceOps:
+    """The model's, or a CUDA device that weights in host memory are to be streamed to.
+
+    Raises
+    ------
+    InvalidArgument, Unavailable
+        There is no such device.
+    """
+    on_host = all(w.parameter.device.type == "cpu" for w in weights)
+    if not on_host or not re.fullmatch(r"cuda(:\d+)?", asked):
+        return device_ops(owner, asked, [(w.name, w.parameter) for w in weights])
+    ordinal, count = torch.device(asked).index or 0, _core.cuda_device_count()
+    if ordinal >= count:
+        raise Unavailable(
+            f"{owner}: device is {asked!r}, this build and machine have {count} CUDA devices; "
+            "leave device= out"
+        )
+    return ops_on(torch.device("cuda", ordinal))
+
+
+def move_to_host(training: Training) -> None:
+    """Page-locked for a CUDA device, one parameter after the other; buffers go to the device.
+
+    Raises
+    ------
+    InvalidArgument
+        A frozen parameter is not on the device; nothing was moved.
+    """
+    if not training.device.asynchronous:
+        return
+    device = training.device.name
+    trained = {id(w.parameter) for w in training.weights}
+    for name, p in training.model.named_parameters():
+        if id(p) not in trained and str(p.device) != device:
+            raise InvalidArgument(
+                f"{training.owner}: {name} is frozen and on {p.device}, expected {device}, since "
+                "only what is trained is streamed; move it there"
+            )
+    for module in training.model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+    for weight in training.weights:
+        p = weight.parameter
+        p.data = _core.page_locked_copy(p.detach(), training.device.compute())

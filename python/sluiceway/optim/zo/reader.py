@@ -1,0 +1,202 @@
+"""Lets whoever reads a parameter of a model find theta in it, though the base lies there.
+
+A parameter's `data` is exchanged when a module that has it is called, or when a function of torch
+is given it, and put back when the module that was running then returns. So nothing has to be known
+of the model, and whoever watches learns which module reads which parameter, in which order.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._pytree import tree_leaves
+
+_TENSORS = ("data", "T", "mT", "H", "mH", "real", "imag")
+_NO_READS = {
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "data_ptr",
+    "is_contiguous", "is_floating_point", "is_complex", "is_pinned", "get_device", "requires_grad_",
+    "storage_offset", "type", "__hash__", "__len__", "__repr__", "__format__", "__set__",
+}  # fmt: skip
+
+
+@dataclass
+class Call:
+    """One call of a module."""
+
+    module: nn.Module | None  # None: what is outside of all modules.
+    within: Call | None
+    reads: list[nn.Parameter] = field(default_factory=list)  # That it found first.
+
+    def around(self) -> Iterator[Call]:
+        """The calls that it is in, from the inside out."""
+        call = self.within
+        while call is not None:
+            yield call
+            call = call.within
+
+
+class Reader(TorchFunctionMode):
+    """Of one model; nothing is read by several threads at once.
+
+    Gradients are off inside: their formulas would read parameters after they were put back.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    parameters : list of torch.nn.Parameter
+        Those that are exchanged.
+    theta : callable
+        What a parameter is to be.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: list[nn.Parameter],
+        theta: Callable[[nn.Parameter], torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self._theta, self._root = theta, model
+        self._own = {id(p): p.data for p in parameters}
+        self._calls: list[Call] = []
+        self._present: set[int] = set()
+        self._seen: list[Call] | None = None
+        self._grad = True
+        self._enabled = True
+        self._undo = ExitStack()
+        for module in model.modules():
+            if any(id(p) in self._own for p in module.parameters()):
+                self._undo.callback(_before(module, _Hook(self, module, Reader._enter)).remove)
+                after = _Hook(self, module, Reader._leave)
+                self._undo.callback(module.register_forward_hook(after, always_call=True).remove)
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        self._unwind()
+        self._undo.close()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Meanwhile somebody else exchanges parameters."""
+        self._unwind()
+        self._enabled = False
+        try:
+            yield
+        finally:
+            self._enabled = True
+
+    @contextmanager
+    def watching(self) -> Iterator[list[Call]]:
+        """Find out who reads what: calls in their order, the first is what is around all."""
+        self._unwind()
+        self._seen = seen = []
+        self._begin(None)
+        try:
+            yield seen
+        finally:
+            self._seen = None
+            self._unwind()
+
+    # ---- Calls ----
+
+    def _enter(self, module: nn.Module) -> None:
+        if not self._enabled:
+            return
+        if module is self._root and any(call.module is module for call in self._calls):
+            self._unwind()  # An interrupt ended its last call without a hook.
+            self._seen = None
+        self._begin(module)
+        for p in module._parameters.values():
+            self._bring(p)
+
+    def _begin(self, module: nn.Module | None) -> None:
+        if not self._calls:
+            self._grad = torch.is_grad_enabled()
+            torch.set_grad_enabled(False)
+            self.__enter__()
+        self._calls.append(Call(module, self._calls[-1] if self._calls else None))
+        if self._seen is not None:
+            self._seen.append(self._calls[-1])
+
+    def _leave(self, module: nn.Module) -> None:
+        if self._calls and self._calls[-1].module is module:
+            self._end()
+
+    def _end(self) -> None:
+        with torch._C.DisableTorchFunction():
+            for p in self._calls.pop().reads:
+                p.data = self._own[id(p)]
+                self._present.discard(id(p))
+            _forget_casts()
+        if not self._calls:
+            torch.set_grad_enabled(self._grad)
+            if _get_current_function_mode() is self:
+                self.__exit__(None, None, None)
+
+    def _unwind(self) -> None:
+        while self._calls:
+            self._end()
+
+    # ---- Reads ----
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Called by torch for each of its functions."""
+        if not _is_no_read(func):
+            for leaf in tree_leaves((args, kwargs)):
+                self._bring(leaf)
+        return func(*args, **(kwargs or {}))
+
+    def _bring(self, p: Any) -> None:
+        if id(p) not in self._own or id(p) in self._present or not self._calls:
+            return
+        with torch._C.DisableTorchFunction():
+            theta = self._theta(p)
+            self._calls[-1].reads.append(p)
+            self._present.add(id(p))
+            p.data = theta
+            _forget_casts()
+
+
+class _Hook:
+    """Holds reader and module weakly; a copy of the module has a hook that does nothing."""
+
+    __slots__ = ("_act", "_module", "_reader")
+
+    def __init__(
+        self, reader: Reader, module: nn.Module, act: Callable[[Reader, nn.Module], None]
+    ) -> None:
+        self._reader, self._module, self._act = weakref.ref(reader), weakref.ref(module), act
+
+    def __call__(self, called: nn.Module, *_: Any) -> None:
+        reader = self._reader()
+        if reader is not None and called is self._module():
+            self._act(reader, called)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _forget_casts() -> None:
+    """Autocast keeps those of parameters by who they are."""
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        torch.clear_autocast_cache()
+
+
+def _is_no_read(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(func.__self__, "__name__", "") not in _TENSORS
+    return name in _NO_READS
+
+
+def _before(module: nn.Module, hook: _Hook) -> torch.utils.hooks.RemovableHandle:
+    return module.register_forward_pre_hook(hook, prepend=True)

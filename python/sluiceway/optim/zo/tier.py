@@ -1,0 +1,66 @@
+"""Where the weights of a zeroth-order run are, and who moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.optim.zo.arguments import ZoArguments
+from sluiceway.optim.zo.measurement import Measured
+from sluiceway.optim.zo.rates import GroupUpdate
+from sluiceway.optim.zo.units import WeightSource
+from sluiceway.optim.zo.weights import TrainedWeight
+
+Closure = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What every tier is made of."""
+
+    owner: str  # The optimizer's name, for errors.
+    model: nn.Module
+    weights: list[TrainedWeight]
+    options: ZoArguments
+    device: DeviceOps
+    param_groups: list[dict[str, Any]]  # The optimizer's own.
+
+
+class Tier(WeightSource, Protocol):
+    """Gives halves their weights, and makes steps."""
+
+    committed_steps: int
+
+    @property
+    def measured(self) -> Measured:
+        """What a measurement is of; after `begin`."""
+
+    def begin(self, closures: Sequence[Closure]) -> None:
+        """A measurement follows, and then `commit` or `abandon`."""
+
+    def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
+        """Make the step that was measured, and write gamma into the groups."""
+
+    def abandon(self) -> None:
+        """The step was not made; the next one is the same."""
+
+    def measuring(self) -> AbstractContextManager:
+        """Around a measurement."""
+
+    def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
+        """What closures return on the weights themselves."""
+
+    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """What the optimizer's state of a parameter holds, if it has any."""
+
+    def stats(self) -> dict[str, Any]:
+        """Of the last step."""
+
+    def close(self) -> None:
+        """Leave the model as any other; idempotent."""

@@ -1,0 +1,141 @@
+#include "runtime/engine/zo/zo_engine.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/perturb.h"
+
+namespace sluiceway {
+namespace {
+
+ScalarLog open_log(const ZoEngineOptions& options) {
+  if (std::filesystem::exists(options.log_path)) {
+    return ScalarLog::open(options.log_path, options.shape, {options.base, {}});
+  }
+  return ScalarLog::create(options.log_path, options.shape, options.base);
+}
+
+}  // namespace
+
+ZoEngine::ZoEngine(const ZoEngineOptions& options)
+    : ring_options_(options.ring), eps_(options.eps), log_(open_log(options)) {
+  ring_options_.family = static_cast<NoiseFamily>(options.shape.noise.family);
+  replay_all();
+}
+
+void ZoEngine::stream(std::vector<ZoWeight> uses) {
+  SLUICEWAY_CHECK(!passing_, "stream: a pass has begun, expected commit() or finish() before");
+  ring_.reset();  // Its slots go before others come.
+  ring_.emplace(ring_options_, std::move(uses));
+  tell_ring();
+}
+
+WeightRing& ZoEngine::ring() {
+  SLUICEWAY_CHECK(ring_.has_value(),
+                  "zo engine: no weights are streamed, expected stream() before");
+  return *ring_;
+}
+
+StepNoise ZoEngine::noise(std::uint32_t direction) const {
+  return {shape().run_seed, log_.next_step(), direction, eps_};
+}
+
+void ZoEngine::check_room(const char* function) const {
+  const std::size_t records = updates_.records.size();
+  SLUICEWAY_CHECK(records + shape().directions <= kMaxPending, function, ": ", records,
+                  " updates are pending on the base of step ", log_.base().step,
+                  " and a step adds ", shape().directions, ", expected at most ", kMaxPending,
+                  "; consolidate into a new base");
+}
+
+void ZoEngine::begin_step() {
+  check_room("begin_step");
+  std::vector<StepNoise> noises;
+  for (std::uint32_t d = 0; d < shape().directions; ++d) noises.push_back(noise(d));
+  if (ring_) ring_->begin_step(noises);
+  passing_ = true;
+}
+
+void ZoEngine::begin_evaluation() {
+  if (ring_) ring_->begin_evaluation();
+  passing_ = true;
+}
+
+const void* ZoEngine::acquire(int use, int direction, Side side, StreamRef compute) {
+  return ring().acquire(use, direction, side, compute);
+}
+
+void ZoEngine::release(int use, int direction, StreamRef compute) {
+  ring().release(use, direction, compute);
+}
+
+void ZoEngine::commit(std::span<const float> g, std::span<const StepRate> rates, bool non_finite) {
+  SLUICEWAY_CHECK(passing_, "commit: no pass has begun, expected begin_step() before");
+  check_room("commit");
+  const std::uint64_t step = log_.next_step();
+  std::vector<ZoUpdates::Record> records;
+  for (std::uint32_t d = 0; d < shape().directions; ++d) records.push_back({noise(d), {}});
+  updates_.records.reserve(updates_.records.size() + records.size());
+  log_.append({.step = step, .g = g, .rates = rates, .seeds = {}, .non_finite = non_finite});
+  for (std::uint32_t group = 0; group < shape().groups; ++group) {
+    const Replay last = log_.pending(group, step, step + 1);
+    updates_.gamma.at(group) = last.gamma;
+    for (const ReplayedUpdate& update : last.updates) {
+      records.at(update.direction).scale.push_back(update.scale);
+    }
+  }
+  for (ZoUpdates::Record& record : records) updates_.records.push_back(std::move(record));
+  finish();
+}
+
+// The step is made when the log has it: where the ring was interrupted, it is told again later.
+void ZoEngine::finish() {
+  if (!passing_) return;
+  if (ring_) ring_->commit(updates_);
+  passing_ = false;
+}
+
+void ZoEngine::tell_ring() {
+  if (!ring_) return;
+  begin_evaluation();
+  finish();
+}
+
+void ZoEngine::rollback(std::uint64_t step) {
+  finish();
+  log_.rollback(step);
+  replay_all();
+  tell_ring();
+}
+
+void ZoEngine::restore(std::uint64_t entries) {
+  finish();
+  log_.restore(entries);
+  replay_all();
+  tell_ring();
+}
+
+std::vector<double> ZoEngine::gammas() const {
+  return sluiceway::gammas(log_.history(), log_.base(), log_.next_step());
+}
+
+void ZoEngine::replay_all() {
+  const std::uint64_t from = log_.base().step, to = log_.next_step();
+  ZoUpdates all;
+  for (std::uint64_t step = from; step < to; ++step) {
+    for (std::uint32_t d = 0; d < shape().directions; ++d) {
+      all.records.push_back({{shape().run_seed, step, d, 0}, {}});
+    }
+  }
+  for (std::uint32_t group = 0; group < shape().groups; ++group) {
+    const Replay replay = log_.pending(group, from, to);
+    all.gamma.push_back(replay.gamma);
+    for (std::size_t i = 0; i < replay.updates.size(); ++i) {
+      all.records.at(i).scale.push_back(replay.updates[i].scale);
+    }
+  }
+  updates_ = std::move(all);
+}
+
+}  // namespace sluiceway

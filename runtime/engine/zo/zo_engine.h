@@ -1,0 +1,83 @@
+// Zeroth-order training of weights that lie in host memory: the ring that streams them, and the log
+// that says which theta they are.
+//
+// stream() says which weights a forward uses, and in which order; a pass of the ring is then a step
+// or an evaluation. Halves of a step are measured on theta +- eps z of each direction; commit()
+// writes their g into the log, which makes the step, and tells the ring. A pass that finish() ends
+// has changed nothing: a step that is begun after it is the same one.
+//
+// Directions are drawn from the run's seed, the step and the direction's number, which is the
+// purpose of its noise.
+//
+// Thread safety: as the ring's. Errors: those of scalar_log.h and weight_ring.h. InvalidArgument: a
+// step that would be one more than replay can add in one go; nothing was written.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/zo/scalar_log.h"
+#include "runtime/engine/zo/weight_ring.h"
+
+namespace sluiceway {
+
+struct ZoEngineOptions {
+  explicit ZoEngineOptions(DeviceId device) noexcept : ring(device) {}
+
+  WeightRingOptions ring;  // Its family is that of the log's shape.
+  std::string log_path;    // Made if it is not there.
+  LogShape shape;
+  Base base;
+  float eps = 1e-3F;
+};
+
+class ZoEngine {
+ public:
+  explicit ZoEngine(const ZoEngineOptions& options);
+
+  // Between passes; again, if the forward has changed. Host memory of the weights outlives this.
+  // Without, passes are those of a forward that streams nothing.
+  void stream(std::vector<ZoWeight> uses);
+  bool streams() const noexcept { return ring_.has_value(); }
+
+  // ---- A pass ----
+  void begin_step();
+  void begin_evaluation();
+  const void* acquire(int use, int direction, Side side, StreamRef compute);
+  void release(int use, int direction, StreamRef compute);
+  void commit(std::span<const float> g, std::span<const StepRate> rates, bool non_finite);
+  void finish();  // Fine without a pass.
+
+  // ---- The log, between passes ----
+  void rollback(std::uint64_t step);
+  void restore(std::uint64_t entries);
+  void branch(std::uint64_t step, const std::string& path) const { log_.branch(step, path); }
+  void sync() { log_.sync(); }
+  const ScalarLog& log() const noexcept { return log_; }
+  const LogShape& shape() const noexcept { return log_.history().header().shape; }
+  // What makes theta of the base; for one group, of those of its scales.
+  const ZoUpdates& updates() const noexcept { return updates_; }
+  std::vector<double> gammas() const;
+  // The noise of a direction in the next step.
+  StepNoise noise(std::uint32_t direction) const;
+
+  // ---- Numbers ----
+  WeightRing& ring();
+
+ private:
+  void check_room(const char* function) const;
+  void replay_all();
+  void tell_ring();
+
+  WeightRingOptions ring_options_;
+  float eps_;
+  ScalarLog log_;
+  ZoUpdates updates_;
+  std::optional<WeightRing> ring_;
+  bool passing_ = false;
+};
+
+}  // namespace sluiceway

@@ -1,0 +1,193 @@
+// ZoEngine: what the log says is what the ring gives, through commits, rollbacks, failures and new
+// processes.
+#include "runtime/engine/zo/zo_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "kernels/base/error.h"
+#include "tests/support/io_back_ends.h"
+#include "tests/support/ring_model.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+constexpr std::uint32_t kGroups = 3, kDirections = 2;
+constexpr float kEps = 1e-2F;
+const StreamRef kHost = StreamRef::host();
+
+class ZoEngineTest : public testing::Test {
+ protected:
+  ZoEngineTest() {
+    model.add_random(9);
+    model.tie(0);
+    for (std::uint32_t group = 0; group < kGroups; ++group) gammas.push_back(1);
+  }
+
+  ZoEngineOptions options() const {
+    ZoEngineOptions all(DeviceId::host());
+    all.ring.lanes.limits.fill(Budget::kUnlimited);
+    all.log_path = path.str();
+    all.shape.run_seed = 77;
+    all.shape.noise.family = static_cast<std::uint32_t>(NoiseFamily::kGaussian);
+    all.shape.groups = kGroups;
+    all.shape.directions = kDirections;
+    all.eps = kEps;
+    return all;
+  }
+
+  // Of the step that is taken next.
+  StepNoise noise(std::uint32_t direction) const { return {77, step, direction, kEps}; }
+
+  void expect_bits(ZoEngine& engine, int use, int direction, Side side,
+                   const std::optional<StepNoise>& with) {
+    const void* const found = engine.acquire(use, direction, side, kHost);
+    const auto expected = model.expected(use, side, with, updates, NoiseFamily::kGaussian);
+    EXPECT_EQ(std::memcmp(found, expected.data(), expected.size()), 0)
+        << "use " << use << ", direction " << direction;
+  }
+
+  // Every read of a pass is what `updates` says.
+  void expect_pass(ZoEngine& engine, bool is_step) {
+    for (const std::vector<int>& module : model.modules()) {
+      for (std::uint32_t d = 0; d < (is_step ? kDirections : 1); ++d) {
+        std::optional<StepNoise> with;
+        if (is_step) with = noise(d);
+        const int direction = static_cast<int>(d);
+        for (const int use : module) {
+          for (const Side side : {Side::kPlus, Side::kMinus}) {
+            expect_bits(engine, use, direction, side, with);
+          }
+        }
+        for (const int use : module) engine.release(use, direction, kHost);
+      }
+    }
+  }
+
+  void take_step(ZoEngine& engine) {
+    engine.begin_step();
+    expect_pass(engine, true);
+    const std::vector<float> g = {static_cast<float>(model.rng().normal()),
+                                  static_cast<float>(model.rng().normal())};
+    std::vector<StepRate> rates;
+    for (std::uint32_t group = 0; group < kGroups; ++group) {
+      rates.push_back({1e-2 * (group + 1), 0.1 * group});
+    }
+    engine.commit(g, rates, false);
+    for (std::uint32_t d = 0; d < kDirections; ++d) {
+      ZoUpdates::Record& record = updates.records.emplace_back();
+      record.noise = noise(d);
+      for (std::uint32_t group = 0; group < kGroups; ++group) {
+        const StepRate& rate = rates[group];
+        if (d == 0) gammas[group] *= 1 - rate.lr * rate.weight_decay;
+        const double scale = -(rate.lr * double{g[d]}) / (kDirections * gammas[group]);
+        record.scale.push_back(static_cast<float>(scale));
+      }
+    }
+    updates.gamma.assign(gammas.begin(), gammas.end());
+    ++step;
+  }
+
+  RingModel model{20261123};
+  ScratchPath path, other;
+  ZoUpdates updates;
+  std::vector<double> gammas;
+  std::uint64_t step = 0;
+};
+
+TEST_F(ZoEngineTest, PassesAreWhatTheLogSaysInThisProcessAndTheNext) {
+  for (int opened = 0; opened < 3; ++opened) {
+    ZoEngine engine(options());
+    EXPECT_EQ(engine.log().next_step(), step);
+    engine.stream(model.uses);
+    for (int i = 0; i < 4; ++i) take_step(engine);
+    engine.begin_evaluation();
+    expect_pass(engine, false);
+    engine.finish();
+    EXPECT_EQ(engine.gammas(), gammas);
+  }
+}
+
+TEST_F(ZoEngineTest, AStepThatIsNotCommittedIsTheSameAgain) {
+  ZoEngine engine(options());
+  engine.stream(model.uses);
+  take_step(engine);
+  for (int i = 0; i < 3; ++i) {
+    engine.begin_step();
+    expect_bits(engine, 1, 1, Side::kMinus, noise(1));
+    engine.release(1, 1, kHost);
+    engine.finish();
+    engine.finish();
+  }
+  engine.begin_step();
+  // One rate too few.
+  EXPECT_THROW(engine.commit(std::vector<float>(kDirections), std::vector<StepRate>(2), false),
+               InvalidArgument);
+  engine.finish();
+  EXPECT_EQ(engine.log().next_step(), 1U);
+  take_step(engine);
+  take_step(engine);
+}
+
+TEST_F(ZoEngineTest, RollbackAndRestoreTellTheRing) {
+  ZoEngine engine(options());
+  engine.stream(model.uses);
+  take_step(engine);
+  const ZoUpdates then = updates;
+  const std::vector<double> gammas_then = gammas;
+  take_step(engine);
+  take_step(engine);
+  const ZoUpdates later = updates;
+  const std::vector<double> gammas_later = gammas;
+  const std::uint64_t entries = engine.log().history().entries();
+  engine.rollback(1);
+  updates = then, gammas = gammas_then, step = 1;
+  take_step(engine);
+  engine.branch(1, other.str());
+  engine.restore(entries);
+  updates = later, gammas = gammas_later, step = 3;
+  take_step(engine);
+  ZoEngineOptions of_branch = options();
+  of_branch.log_path = other.str();
+  ZoEngine branch(of_branch);
+  branch.stream(model.uses);
+  updates = then, gammas = gammas_then, step = 1;
+  take_step(branch);
+}
+
+TEST_F(ZoEngineTest, OnlyWhatOneReplayTakesIsPending) {
+  ZoEngine engine(options());
+  engine.stream({model.uses.front()});
+  const std::vector<StepRate> rates(kGroups);
+  for (int i = 0; i < 512; ++i) {
+    engine.begin_step();
+    engine.commit(std::vector<float>(kDirections, 1.0F), rates, false);
+  }
+  EXPECT_THAT([&] { engine.begin_step(); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("1024 updates are pending")));
+  EXPECT_EQ(engine.log().next_step(), 512U);
+  engine.rollback(511);
+  engine.begin_step();
+  engine.finish();
+}
+
+TEST_F(ZoEngineTest, CallsOutOfTheirPlaceChangeNothing) {
+  ZoEngine engine(options());
+  EXPECT_THROW(engine.commit({}, {}, false), InvalidArgument);
+  engine.begin_step();
+  EXPECT_THROW(engine.acquire(0, 0, Side::kPlus, kHost), InvalidArgument);
+  EXPECT_THROW(engine.stream(model.uses), InvalidArgument);
+  engine.finish();
+  engine.stream(model.uses);
+  take_step(engine);
+}
+
+}  // namespace
+}  // namespace sluiceway::test
