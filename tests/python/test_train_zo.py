@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,12 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
             uneven += first.learned != second.learned
             total = first.learned + second.learned
 
-            def closure(first=first, second=second, total=total):
-                one, other = (model(**b.inputs, use_cache=False).loss for b in (first, second))
-                return one * (first.learned / total) + other * (second.learned / total)
+            def closure(batch, total=total):
+                return model(**batch.inputs, use_cache=False).loss * (batch.learned * 2 / total)
 
             for group in opt.param_groups:
                 group["lr"] = learning_rate(train, step)
-            losses.append(opt.step(closure).item())
+            losses.append(opt.step([partial(closure, first), partial(closure, second)]).item())
             g.append(opt.stats()["zo"]["g"])
     assert uneven
     return losses, g, dict(model.state_dict())
@@ -85,8 +85,10 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
         ("fp32", {}, {}),
         ("fp32", {"directions": 3, "noise": "gaussian", "eps": 2e-3}, {"weight_decay": 0.3}),
         ("bf16", {"eps": 1e-2}, {"lr": 1e-3, "seed": 5}),
+        ("fp32", {"tier": "host", "directions": 2}, {"weight_decay": 0.3}),
+        ("bf16", {"tier": "host", "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
     ],
-    ids=["fp32", "directions", "bf16"],
+    ids=["fp32", "directions", "bf16", "streamed", "streamed-bf16"],
 )
 def test_a_run_is_zo_sgd_driven_by_hand_bit_for_bit(
     sluiceway, zo_config, uneven_text, tmp_path, dtype, engine, train
@@ -137,9 +139,30 @@ def test_a_run_says_what_it_is_and_its_lines_that_nothing_crosses(sluiceway, zo_
     assert (native.engine.kind, native.engine.embeddings) == ("native", "trained")
 
 
-def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path):
+def test_a_streamed_run_counts_what_crosses_and_that_nothing_comes_back(
+    sluiceway, zo_config, tmp_path
+):
+    folder = tmp_path / "out"
+    config = zo_config(
+        engine={"tier": "host", "directions": 2}, train={"steps": 4, "accumulate": 3}
+    )
+    planned = sluiceway("plan", config, "--json")
+    assert planned.code == 0, planned.err
+    link = json.loads(planned.out)["bytes_per_step"]
+    outcome = sluiceway("train", config, "--out", folder)
+    assert outcome.code == 0, outcome.err
+    assert "weights stay in host memory, and are streamed to the device once a step" in outcome.out
+    crossed = [line["bytes"] for line in read_lines(folder)[1:]]
+    assert {(b["d2h"], b["disk_read"], b["disk_written"]) for b in crossed} == {(0, 0, 0)}
+    # The next pass begins to cross before a step ends: whole passes in all, but for one's start.
+    assert sum(b["h2d"] for b in crossed) == pytest.approx(4 * link["h2d"], abs=link["h2d"])
+    assert link["d2h"] == 0
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
     run = tmp_path / "run"
-    done = sluiceway("train", zo_config(train={"steps": 3}), "--out", run)
+    done = sluiceway("train", zo_config(engine={"tier": tier}, train={"steps": 3}), "--out", run)
     assert done.code == 0, done.err
     summary = json.loads((run / "summary.json").read_text())
     done = sluiceway("eval", run, "--json")
@@ -158,16 +181,23 @@ def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "train"),
-    [("fp32", {}), ("fp32", {"weight_decay": 0.5}), ("bf16", {"lr": 1e-3})],
-    ids=["fp32", "decay", "bf16"],
+    ("dtype", "engine", "train"),
+    [
+        ("fp32", {}, {}),
+        ("fp32", {}, {"weight_decay": 0.5}),
+        ("bf16", {}, {"lr": 1e-3}),
+        ("bf16", {"noise": "lowrank", "rank": 2, "period": 4}, {"lr": 1e-3}),
+        ("fp32", {"tier": "host"}, {"weight_decay": 0.5}),
+        ("bf16", {"tier": "host"}, {"lr": 1e-3}),
+    ],
+    ids=["fp32", "decay", "bf16", "low-rank", "streamed", "streamed-bf16"],
 )
 def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
-    sluiceway, zo_config, tmp_path, dtype, train
+    sluiceway, zo_config, tmp_path, dtype, engine, train
 ):
     for name, steps in (("one", 6), ("two", 3)):
         config = zo_config(
-            model={"dtype": dtype}, engine={"directions": 2},
+            model={"dtype": dtype}, engine={"directions": 2, **engine},
             train={"schedule": "constant", **train, "steps": steps},
         )  # fmt: skip
         done = sluiceway("train", config, "--out", tmp_path / name)
@@ -182,8 +212,11 @@ def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
     assert first == second
 
 
-def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(sluiceway, zo_config, tmp_path):
-    config = zo_config(train={"steps": 60, "save_every": 7})
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(
+    sluiceway, zo_config, tmp_path, tier
+):
+    config = zo_config(engine={"tier": tier}, train={"steps": 60, "save_every": 7})
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert sluiceway("train", config, "--out", whole).code == 0
     record = kill_often(sluiceway.start, config, killed, 3, 0.3, random.Random(3))

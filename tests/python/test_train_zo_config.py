@@ -80,10 +80,14 @@ def test_what_makes_no_sense_is_refused_with_its_line(load, lines, words):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
-def test_a_tier_of_a_later_version_names_the_one_there_is(load, tier):
-    with pytest.raises(Unavailable, match=f"tier: {tier} is not in this version .* has device"):
-        load(SMALLEST, f"engine.tier={tier}")
+def test_a_tier_of_a_later_version_names_those_there_are(load):
+    with pytest.raises(Unavailable, match=r"tier: disk is not in .* has device and host"):
+        load(SMALLEST, "engine.tier=disk")
+
+
+def test_directions_of_low_rank_are_not_streamed(load):
+    with pytest.raises(Unavailable, match="noise: lowrank is not in this version for tier host"):
+        load(SMALLEST, "engine.tier=host", "engine.noise=lowrank")
     with pytest.raises(Unavailable, match=r"store.path: engine.kind zo keeps nothing on disk"):
         load(SMALLEST, "store.path=x")
 

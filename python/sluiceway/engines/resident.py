@@ -76,12 +76,22 @@ class ResidentEngine(ABC):
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
         """Load the whole model onto its device, then build the optimizer."""
         self.placement = placement
-        model = self.weights(folder).load(DTYPES[self.config.model.dtype], placement.device)
+        weights = self.weights(self.weights_folder(folder))
+        model = weights.load(DTYPES[self.config.model.dtype], self.weights_device)
         self.model = self.prepare(model)
         self.optimizer = self.make_optimizer(self.model, trace)
         self.scaler = torch.amp.GradScaler(
             placement.device.type, enabled=placement.autocast == "fp16"
         )
+
+    def weights_folder(self, folder: Path) -> Path:
+        """Where the weights are that a run begins with, or that goes on from a save."""
+        return folder
+
+    @property
+    def weights_device(self) -> torch.device:
+        """Where they are loaded to."""
+        return self.placement.device
 
     def load(self, folder: Path) -> None:
         """Restore the optimizer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,38 @@ class Zo(ResidentEngine):
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> ZoSgd:
         """Over every parameter, of the tier that the config says."""
-        config = self.config
+        config, placement = self.config, self.placement
+        arguments: dict[str, Any] = {
+            name: getattr(config.engine, name) for name in ZoOptions.model_fields
+        }
+        if self._streams:
+            arguments |= {"link": config.device.link, "budget": config.budget}
+            if placement.device_cpu is not None:
+                arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
         return ZoSgd(
             model,
             lr=config.train.lr,
             weight_decay=config.train.weight_decay,
-            device=self.placement.name,
+            device=placement.name,
             seed=config.train.seed,
-            **{name: getattr(config.engine, name) for name in ZoOptions.model_fields},
+            **arguments,
         )
+
+    @property
+    def _streams(self) -> bool:
+        return self.config.engine.tier != "device"
+
+    def weights_folder(self, folder: Path) -> Path:
+        """Of weights that are streamed the base, which is the model that the run began with.
+
+        A save has theta, for evaluation and export, and the log, which makes it of the base.
+        """
+        return Path(self.config.model.path) if self._streams else folder
+
+    @property
+    def weights_device(self) -> torch.device:
+        """Host memory for what is streamed."""
+        return torch.device("cpu") if self._streams else super().weights_device
 
     def load(self, folder: Path) -> None:
         """As every engine; the decay is the config's, which a resume may change."""
@@ -53,46 +77,48 @@ class Zo(ResidentEngine):
         """
         self.model.eval()
         with ranges.range("forwards and update"):
-            loss = self.optimizer.step(self._loss_of(batches))
+            loss = self.optimizer.step(self._losses_of(batches))
         return Update(loss.item(), skipped=self.optimizer.overflowed)
 
-    def _loss_of(self, batches: Sequence[Batch]) -> Callable[[], torch.Tensor]:
-        """A closure over a step's micro-batches; they weigh as many tokens as they learn."""
+    def _losses_of(self, batches: Sequence[Batch]) -> list[Callable[[], torch.Tensor]]:
+        """A closure a micro-batch, whose mean is that of the step's learned tokens."""
         learned = sum(batch.learned for batch in batches)
 
-        def closure() -> torch.Tensor:
-            losses = [
-                loss_of(self.model, self.placement, batch).float() * (batch.learned / learned)
-                for batch in batches
-            ]
-            return torch.stack(losses).sum()
+        def closure(batch: Batch) -> torch.Tensor:
+            loss = loss_of(self.model, self.placement, batch).float()
+            return loss * (batch.learned * len(batches) / learned)
 
-        return closure
+        return [partial(closure, batch) for batch in batches]
 
     def description(self) -> list[str]:
         """What is trained, how it is measured, and what that leaves on the device."""
-        engine, optimizer = self.config.engine, self.optimizer
+        engine = self.config.engine
         trained = trained_elements(self.model)
         everything = sum(p.numel() for p in self.model.parameters())
         directions = f"{engine.directions} direction{'s' * (engine.directions > 1)}"
         return [
             f"trains {trained:,} of {everything:,} parameters from losses alone, "
             f"{2 * engine.directions} forwards a step: no backward, no gradient, no dropout",
-            f"{directions} a step of {engine.drawn} noise, eps {engine.eps:g}, in "
-            f"{len(optimizer.blocks.blocks)} blocks of {optimizer.blocks.name or 'the model'}",
-            "weights stay on the device: nothing crosses a link, nothing is written back",
+            f"{directions} a step of {engine.drawn} noise, eps {engine.eps:g}{self._meeting()}",
+            "weights stay in host memory, and are streamed to the device once a step: nothing is "
+            "written back, a step is a record of a log"
+            if self._streams
+            else "weights stay on the device: nothing crosses a link, nothing is written back",
         ]
+
+    def _meeting(self) -> str:
+        blocks = self.optimizer.blocks
+        return f", in {len(blocks.blocks)} blocks of {blocks.name or 'the model'}" if blocks else ""
 
     def summary(self) -> dict[str, Any]:
         """The same, as plain values."""
         engine, blocks = self.config.engine, self.optimizer.blocks
-        return {
-            "zo": {
-                "tier": engine.tier,
-                "noise": engine.drawn,
-                "eps": engine.eps,
-                "directions": engine.directions,
-                "blocks": blocks.name,
-                "block_count": len(blocks.blocks),
-            }
+        figures: dict[str, Any] = {
+            "tier": engine.tier,
+            "noise": engine.drawn,
+            "eps": engine.eps,
+            "directions": engine.directions,
         }
+        if blocks is not None:
+            figures |= {"blocks": blocks.name, "block_count": len(blocks.blocks)}
+        return {"zo": figures}

@@ -52,3 +52,40 @@ class PerturbedCopies:
     def _end(self) -> None:
         self._waiting = {}
         self._drop(None)
+
+
+class StreamedUses:
+    """Hooks that see in which order modules with trained weights of their own run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._uses: list[tuple[int, int, bool]] = []
+        self._calls = 0
+        self._sizes: dict[int, tuple[int, bool]] = {}  # Bytes of a weight, and whether it moves.
+        model.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
+        for module in model.modules():
+            trained = [p for p in module._parameters.values() if p is not None and p.requires_grad]
+            if trained:
+                module.register_forward_pre_hook(lambda *_, of=trained: self._call(of))
+
+    def _begin(self) -> None:
+        self._uses, self._calls = [], 0
+
+    def _call(self, weights: list[nn.Parameter]) -> None:
+        for p in weights:
+            self._sizes[id(p)] = size = p.nbytes, p.dim() >= 2
+            self._uses.append((size[0], self._calls, size[1]))
+        self._calls += 1
+
+    def slots(self) -> list[tuple[int, int, bool]]:
+        """Bytes, number of the module and whether it is streamed, of each use."""
+        return self._uses
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Of a pass, over the link."""
+        return sum(size for size, _, moves in self._uses if moves)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of norms and biases, each once."""
+        return sum(size for size, moves in self._sizes.values() if not moves)
