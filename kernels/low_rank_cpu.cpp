@@ -94,10 +94,9 @@ class Product {
   template <class Rows>
   HWY_INLINE Rows added_to(Rows sums, std::size_t i, std::size_t j) const {
     const NoiseTag d;
-    const float* left = factors_.left.data + i;
-    const float* right = right_.data() + j;
-    for (std::int64_t s = 0; s < rank(); ++s, left += factors_.left.stride, right += stride_) {
-      sums.add(d, left, hn::LoadU(d, right));
+    for (std::int64_t s = 0; s < rank(); ++s) {
+      const float* const right = right_.data() + static_cast<std::size_t>(s) * stride_ + j;
+      sums.add(d, factors_.left.row(s) + i, hn::LoadU(d, right));
     }
     return sums;
   }

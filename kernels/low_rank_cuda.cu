@@ -38,19 +38,16 @@ struct Patch {
 
   // x + L^T R.
   __device__ void add(const LowRank& product, float (&x)[kRows][kOctet]) const {
-    const float* left = product.left.data + row;
-    const float* right = product.right.data + col;
     for (std::int64_t s = 0; s < product.left.rows; ++s) {
       float r[kOctet];
-      load_values(right, cols, r);
+      load_values(product.right.row(s) + col, cols, r);
+      const float* const left = product.left.row(s) + row;
 #pragma unroll
       for (int k = 0; k < kRows; ++k) {
         const float l = k < rows ? left[k] : 0.0F;
 #pragma unroll
         for (int e = 0; e < kOctet; ++e) x[k][e] = __fmaf_rn(l, r[e], x[k][e]);
       }
-      left += product.left.stride;
-      right += product.right.stride;
     }
   }
 };
