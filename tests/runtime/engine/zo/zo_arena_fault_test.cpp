@@ -64,6 +64,7 @@ class ZoArenaFaultTest : public testing::Test {
     EXPECT_EQ(arena->base().base, before);
     EXPECT_EQ(log->base(), before);
     EXPECT_EQ(arena->run_state().size(), 0U);
+    arena->commit({});  // What was staged would go with it.
     ASSERT_EQ(difference(weights, read_all(*arena), first), "");
     ASSERT_EQ(difference(weights, exported(*arena, *log, kSteps), theta), "");
   }
