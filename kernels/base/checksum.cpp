@@ -3,6 +3,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <bit>
+
 namespace sluiceway {
 
 // By value, so that its alignment of 64 bytes is the allocation's.
@@ -18,11 +20,15 @@ void Checksum::update(std::span<const std::byte> bytes) noexcept {
   if (!bytes.empty()) XXH3_128bits_update(&state_->xxh3, bytes.data(), bytes.size());
 }
 
-std::string Checksum::hex() const {
+std::array<std::byte, 16> Checksum::digest() const {
   XXH128_canonical_t digest;  // Big endian, on every machine.
   XXH128_canonicalFromHash(&digest, XXH3_128bits_digest(&state_->xxh3));
+  return std::bit_cast<std::array<std::byte, 16>>(digest);
+}
+
+std::string Checksum::hex() const {
   std::string text;
-  for (const unsigned char byte : digest.digest) text += to_hex(byte);
+  for (const std::byte byte : digest()) text += to_hex(std::to_integer<std::uint8_t>(byte));
   return text;
 }
 

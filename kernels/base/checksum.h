@@ -6,6 +6,7 @@
 // Numerics:      seed 0; equal on every machine and in every release, whatever the pieces were.
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +25,8 @@ class Checksum {
 
   void update(std::span<const std::byte> bytes) noexcept;
 
-  // Of everything so far: 32 hex digits, as `xxh128sum` prints them.
+  // Of everything so far, in the order in which `xxh128sum` prints it; and as its 32 hex digits.
+  std::array<std::byte, 16> digest() const;
   std::string hex() const;
 
  private:

@@ -7,7 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/philox.h"
-#include "runtime/engine/offload/last_of.h"
+#include "runtime/engine/last_of.h"
 #include "runtime/engine/offload/offload_lanes.h"
 
 namespace sluiceway {

@@ -30,7 +30,7 @@
 #include "runtime/engine/offload/gradient_exit.h"
 #include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_stream.h"
-#include "runtime/engine/offload/store_room.h"
+#include "runtime/store/store_room.h"
 #include "runtime/memory/buffer.h"
 #include "runtime/memory/pinned_pool.h"
 #include "runtime/store/chunk_store.h"

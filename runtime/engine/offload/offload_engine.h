@@ -44,7 +44,7 @@
 #include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/engine/offload/state_stream.h"
-#include "runtime/engine/offload/store_room.h"
+#include "runtime/store/store_room.h"
 #include "runtime/engine/offload/weight_park.h"
 #include "runtime/engine/step_gate.h"
 #include "runtime/memory/pinned_pool.h"

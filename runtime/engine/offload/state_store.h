@@ -1,15 +1,13 @@
 // The chunk store of a model: made for its tensors, or opened and compared with them.
 //
-// The catalogue of the store says whose states it holds, as JSON: format, elements of a chunk, and
-// name, shape and dtype of every tensor in the order of the engine.
+// The catalogue of the store says whose states it holds (store_catalogue.h): elements of a chunk,
+// and name, shape and dtype of every tensor in the order of the engine.
 //
 // Errors: InvalidArgument: the store is of other tensors, chunks or gradients; the first difference
-//         is named. What open_io() and ChunkStore::open() say: Corrupt, IoError. Where a new store
-//         cannot be made, nothing is left behind.
+//         is named. What open_or_create() says.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,8 +16,7 @@
 #include "kernels/base/dtype.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/store/chunk_store.h"
-#include "runtime/store/new_layout.h"
-#include "runtime/store/open_io.h"
+#include "runtime/store/store_options.h"
 
 namespace sluiceway {
 
@@ -33,19 +30,6 @@ struct TensorSpec {
   std::int64_t elems() const noexcept;
   std::int64_t rows() const noexcept { return shape.size() == 2 ? shape[0] : 1; }
   std::int64_t cols() const noexcept { return shape.size() == 2 ? shape[1] : elems(); }
-};
-
-// Opens the store that there is, or makes one of `contents`; `memory` outlives it.
-using StoreOpener = std::function<std::unique_ptr<ChunkStore>(
-    Budget& budget, const Contents& contents, std::span<std::byte> memory)>;
-
-struct StoreOptions {
-  std::vector<std::string> drives;  // Files or block devices; empty: host memory.
-  IoChoice io = IoChoice::kAuto;
-  bool whole_device = false;           // Block devices are allowed.
-  std::vector<std::uint32_t> weights;  // Of the drives, as their rates; empty: all alike.
-  StoreOpener opener = {};             // In place of all above: drives of another kind.
-  ChunkStore::Progress progress = {};  // Of making a new one.
 };
 
 struct OpenedStore {

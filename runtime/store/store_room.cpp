@@ -1,4 +1,4 @@
-#include "runtime/engine/offload/store_room.h"
+#include "runtime/store/store_room.h"
 
 #include "runtime/store/new_layout.h"
 

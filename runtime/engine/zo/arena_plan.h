@@ -1,0 +1,70 @@
+// Which chunks of an arena hold which weight.
+//
+// Weights lie one after another, each in chunks of its own. Those of a weight are all of one size,
+// that of its region: `chunk_bytes` where the weight is as large, else the next power of two of
+// blocks. So a small weight takes less than twice its size, and a read of one weight reads nothing
+// else.
+//
+// Errors: InvalidArgument: no weights, a weight without elements or name, a name that occurs
+//         twice, a group that no log has, chunks that are not whole blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/base/dtype.h"
+#include "runtime/store/chunk_store.h"
+#include "runtime/store/new_layout.h"
+
+namespace sluiceway {
+
+// The name is that of its noise too (stable_hash()), so no two weights share one.
+struct ArenaWeight {
+  static constexpr int kUntrained = -1;
+
+  std::string name;
+  std::int64_t elements = 0;
+  DType dtype = DType::kF32;
+  int group = 0;  // Of the log, or kUntrained: a weight that stays as it is.
+
+  bool is_trained() const noexcept { return group != kUntrained; }
+  std::uint64_t bytes() const noexcept {
+    return static_cast<std::uint64_t>(elements) * size_bytes(dtype);
+  }
+};
+
+// What one chunk holds: bytes [first, first + bytes) of a weight, whole elements, then zeros.
+struct ArenaPiece {
+  std::size_t weight = 0;
+  ChunkId chunk;
+  std::uint64_t first = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t stored_bytes = 0;  // Whole blocks.
+};
+
+class ArenaPlan {
+ public:
+  ArenaPlan(std::vector<ArenaWeight> weights, std::uint64_t chunk_bytes);
+
+  const std::vector<ArenaWeight>& weights() const noexcept { return weights_; }
+  const std::vector<ArenaPiece>& pieces() const noexcept { return pieces_; }  // In order.
+  std::span<const ArenaPiece> pieces_of(std::size_t weight) const;
+  std::uint64_t stored_bytes(std::size_t weight) const;
+  std::uint64_t largest_chunk_bytes() const noexcept;
+
+  Contents contents() const;  // Of a store for these weights, with its catalogue.
+  // InvalidArgument: the store is of other weights; the first difference is named.
+  void check(const ChunkStore& store) const;
+
+ private:
+  std::vector<ArenaWeight> weights_;
+  std::uint64_t chunk_bytes_;
+  std::vector<RegionSpec> regions_;
+  std::vector<ArenaPiece> pieces_;
+  std::vector<std::size_t> first_piece_;  // By weight, and one more.
+};
+
+}  // namespace sluiceway

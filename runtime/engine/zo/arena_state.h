@@ -1,0 +1,34 @@
+// What a commit of an arena carries beside its chunks: which theta they are, and bytes of the run.
+//
+// docs/zo_log.md section 6 has the grammar.
+//
+// Thread safety: functions of values.
+// Errors:        Corrupt: bytes that are not what encode() makes; what is wrong is named.
+//                Unavailable: a version that this build does not read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/zo/arena_plan.h"
+#include "runtime/engine/zo/scalar_log.h"
+
+namespace sluiceway {
+
+inline constexpr std::uint32_t kArenaStateVersion = 1;
+inline constexpr std::uint64_t kArenaStateBytes = 80;  // Beside those of the run.
+
+struct ArenaState {
+  ArenaBase arena;
+  std::vector<std::byte> run;  // Whatever the run needs to go on; opaque.
+};
+
+std::vector<std::byte> encode(const ArenaState& state);
+ArenaState decode_arena_state(std::span<const std::byte> bytes);
+
+// Bytes that sum to a base's hash: before each weight's content, what says which weight it is.
+std::vector<std::byte> hashed_header(const ArenaWeight& weight);
+
+}  // namespace sluiceway

@@ -1,0 +1,57 @@
+// Theta of a step as the log says it: what it makes of the bytes of a base, weight by weight.
+//
+//   z of update (step t, direction d)   NoiseKey{run seed, t, stable_hash(name), d}
+//   rounding of a new base of step s    NoiseKey{run seed, s, stable_hash(name), 2^31}
+//
+// So both depend on nothing but the run and the step: a consolidation that was interrupted and is
+// made again rounds as it would have, and so does that of a run that was never interrupted.
+//
+// Ownership:     owns all that it took from the log.
+// Thread safety: const calls from any thread; a caller goes parallel over ranges of a weight.
+// Numerics:      those of materialise(): equal bits for any split. More than kMaxPending updates
+//                are added in several rounds through f32, which changes no bit.
+// Errors:        InvalidArgument: noise that is not elementwise, recorded seeds, a group that the
+//                log does not have, what replay() refuses.
+// Cost:          each update draws its noise once for every element (kernels/noise.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/noise.h"
+#include "runtime/engine/zo/arena_plan.h"
+#include "runtime/engine/zo/scalar_log.h"
+
+namespace sluiceway {
+
+// Above the number of any direction.
+inline constexpr std::uint32_t kBaseRoundingPurpose = 1U << 31;
+
+// How theta becomes the dtype of its weight.
+enum class ThetaRounding : std::uint8_t {
+  kNearest,  // As an evaluation rounds: what is exported.
+  kNewBase,  // Stochastically where that is possible (bf16), else to nearest.
+};
+
+class LogTheta {
+ public:
+  // From the base that the log has in use.
+  LogTheta(const ScalarLog& log, std::uint64_t step, std::span<const ArenaWeight> weights);
+
+  std::uint64_t step() const noexcept { return step_; }
+  // Whether a weight is what the base has, bit for bit.
+  bool is_base(const ArenaWeight& weight) const;
+  // Whole elements of a weight, from element `first` on: of the base before, theta afterwards.
+  void apply(const ArenaWeight& weight, std::uint64_t first, std::span<std::byte> elements,
+             ThetaRounding rounding) const;
+
+ private:
+  std::uint64_t run_seed_;
+  std::uint64_t step_;
+  NoiseFamily family_;
+  std::vector<Replay> groups_;
+};
+
+}  // namespace sluiceway

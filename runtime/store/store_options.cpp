@@ -1,0 +1,62 @@
+#include "runtime/store/store_options.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "runtime/store/memory_io.h"
+#include "runtime/store/store_files.h"
+
+namespace sluiceway {
+namespace {
+
+// Requests of one drive at once: the streams of all chunks that are on their way to or from it.
+constexpr std::size_t kDriveDepth = 64;
+
+std::unique_ptr<ChunkStore> in_memory(Budget& budget, const StoreOptions& options,
+                                      const Layout& layout) {
+  ChunkStore::Drives drives;
+  drives.push_back(
+      std::make_unique<Drive>(open_memory_io(budget, layout.drives.front().bytes, "host memory")));
+  return ChunkStore::create(budget, std::move(drives), layout, options.progress);
+}
+
+std::unique_ptr<ChunkStore> on_drives(Budget& budget, const StoreOptions& options,
+                                      const Contents& contents, std::span<std::byte> memory) {
+  OpenOptions open;
+  open.io = options.io;
+  open.depth = kDriveDepth;
+  open.whole_device = options.whole_device;
+  open.memory = memory;
+  if (is_there(options)) return open_store(budget, options.drives, open);
+  std::vector<std::uint32_t> weights = options.weights;
+  weights.resize(options.drives.size(), 1);
+  return create_store(budget, options.drives, contents, weights, open, options.progress);
+}
+
+}  // namespace
+
+// A device holds a store if it begins as one; a file if it is there.
+bool is_there(const StoreOptions& options) {
+  const auto there = [](const std::string& path) {
+    if (!std::filesystem::exists(path)) return false;
+    if (!std::filesystem::is_block_file(path)) return true;
+    return ChunkStore::is_drive(path);
+  };
+  const auto count = std::ranges::count_if(options.drives, there);
+  SLUICEWAY_CHECK(count == 0 || count == std::ssize(options.drives), "store: ", count, " of ",
+                  options.drives.size(),
+                  " drives are there, expected all of a store or none; bring the others back, or "
+                  "choose another path");
+  return count > 0;
+}
+
+std::unique_ptr<ChunkStore> open_or_create(Budget& budget, const StoreOptions& options,
+                                           const Contents& contents, std::span<std::byte> memory) {
+  if (options.opener) return options.opener(budget, contents, memory);
+  if (options.drives.empty()) return in_memory(budget, options, new_layout(contents, {1}));
+  return on_drives(budget, options, contents, memory);
+}
+
+}  // namespace sluiceway
