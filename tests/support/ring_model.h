@@ -1,4 +1,5 @@
-// Weights of a zeroth-order run in host memory, and what a forward of it is to read of them.
+// Weights of a zeroth-order run, in host memory or in a source, and what a forward of it is to read
+// of them.
 #pragma once
 
 #include <algorithm>
@@ -55,6 +56,19 @@ class RingModel {
       if (uses.size() > 1 && rng_.below(3) == 0) join_module();
     }
   }
+  // From now on the use is read from a source, which has sourced(), and so are those tied to it.
+  void move_to_source(int use) {
+    const void* const host = uses.at(static_cast<std::size_t>(use)).host;
+    if (host == nullptr) return;
+    for (ZoWeight& other : uses) {
+      if (other.host != host) continue;
+      other.host = nullptr;
+      other.source = static_cast<int>(sourced_.size());
+    }
+    sourced_.emplace_back(static_cast<const std::byte*>(host),
+                          uses[static_cast<std::size_t>(use)].bytes());
+  }
+  const std::vector<std::span<const std::byte>>& sourced() const { return sourced_; }
   Rng& rng() { return rng_; }
   std::vector<std::vector<int>> modules() const {
     std::vector<std::vector<int>> all;
@@ -69,8 +83,9 @@ class RingModel {
   std::vector<std::byte> expected(int use, Side side, const std::optional<StepNoise>& noise,
                                   const ZoUpdates& updates, NoiseFamily family) const {
     const ZoWeight& weight = uses.at(static_cast<std::size_t>(use));
-    const auto first = std::find_if(
-        uses.begin(), uses.end(), [&](const ZoWeight& other) { return other.host == weight.host; });
+    const auto first = std::find_if(uses.begin(), uses.end(), [&](const ZoWeight& other) {
+      return base_of(other) == base_of(weight);
+    });
     const auto key = [&](const StepNoise& n) {
       return NoiseKey{n.seed, n.step, stable_hash(first->name), n.purpose};
     };
@@ -81,7 +96,7 @@ class RingModel {
     }
     Theta theta{family, 0, 1.0F, pending};
     if (group < updates.gamma.size()) theta.gamma = updates.gamma[group];
-    const std::span w(static_cast<const std::byte*>(weight.host), weight.bytes());
+    const std::span w(base_of(weight), weight.bytes());
     std::vector<std::byte> plus(w.size()), minus(w.size());
     if (!noise) {
       cpu::materialise(w, weight.dtype, plus, weight.dtype, theta);
@@ -96,7 +111,13 @@ class RingModel {
  private:
   int next_module() const { return uses.empty() ? 0 : uses.back().module + 1; }
 
+  const std::byte* base_of(const ZoWeight& weight) const {
+    if (weight.source < 0) return static_cast<const std::byte*>(weight.host);
+    return sourced_.at(static_cast<std::size_t>(weight.source)).data();
+  }
+
   Rng rng_;
+  std::vector<std::span<const std::byte>> sourced_;  // Parts of base_.
   std::vector<std::unique_ptr<std::vector<std::byte>>> base_;
 };
 

@@ -10,17 +10,14 @@
 namespace sluiceway {
 namespace {
 
-// Most uses of these sizes in any `depth` consecutive modules, round the end of the forward.
-int most_at_once(std::span<const SlotUse> uses, int depth, std::uint64_t above, std::uint64_t up_to,
-                 bool streamed_only) {
+// Most of those uses in any `depth` consecutive modules, round the end of the forward.
+int most_at_once(std::span<const SlotUse> uses, int depth, const auto& is_one) {
   std::vector<int> by_module;  // Of modules that have a use at all.
   int last = 0;
   for (const SlotUse& use : uses) {
     if (by_module.empty() || use.module != last) by_module.push_back(0);
     last = use.module;
-    if (use.bytes > above && use.bytes <= up_to && (use.streamed || !streamed_only)) {
-      ++by_module.back();
-    }
+    if (is_one(use)) ++by_module.back();
   }
   const std::size_t modules = by_module.size();
   const std::size_t window = std::min(static_cast<std::size_t>(depth), modules);
@@ -35,9 +32,20 @@ int most_at_once(std::span<const SlotUse> uses, int depth, std::uint64_t above, 
 
 SlotClass make_class(std::span<const SlotUse> uses, RingDepth depth, std::uint64_t above,
                      std::uint64_t up_to) {
-  return {round_up(up_to, SlotPlan::kSlotAlignment),
-          most_at_once(uses, depth.arrivals, above, up_to, true),
-          most_at_once(uses, depth.pairs, above, up_to, false)};
+  const auto of_class = [&](const SlotUse& u) { return u.bytes > above && u.bytes <= up_to; };
+  const auto arrives = [&](const SlotUse& u) { return of_class(u) && u.streamed; };
+  const auto is_read = [&](const SlotUse& u) { return arrives(u) && u.read_bytes > 0; };
+  SlotClass made;
+  made.slot_bytes = round_up(up_to, SlotPlan::kSlotAlignment);
+  made.arrivals = most_at_once(uses, depth.arrivals, arrives);
+  made.pairs = most_at_once(uses, depth.pairs, of_class);
+  made.staging = most_at_once(uses, depth.staging, is_read);
+  std::uint64_t most = 0;
+  for (const SlotUse& use : uses) {
+    if (is_read(use)) most = std::max(most, use.read_bytes);
+  }
+  made.staging_slot_bytes = round_up(most, SlotPlan::kStagingAlignment);
+  return made;
 }
 
 double mean_waste(std::span<const SlotUse> uses, const auto& slot_bytes) {
@@ -52,15 +60,18 @@ double mean_waste(std::span<const SlotUse> uses, const auto& slot_bytes) {
 }  // namespace
 
 SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth) {
-  SLUICEWAY_CHECK(depth.arrivals >= 1 && depth.pairs >= 1, "plan_slots: depths are ",
-                  depth.arrivals, " modules of arrivals and ", depth.pairs,
-                  " of pairs, expected at least 1 of each");
+  SLUICEWAY_CHECK(depth.arrivals >= 1 && depth.pairs >= 1 && depth.staging >= 1,
+                  "plan_slots: depths are ", depth.arrivals, " modules of arrivals, ", depth.pairs,
+                  " of pairs and ", depth.staging, " of staging, expected at least 1 of each");
   std::vector<std::uint64_t> sizes;
   for (std::size_t i = 0; i < uses.size(); ++i) {
     SLUICEWAY_CHECK(uses[i].bytes > 0, "plan_slots: use ", i, " has 0 bytes, expected some");
     SLUICEWAY_CHECK(i == 0 || uses[i - 1].module <= uses[i].module, "plan_slots: use ", i,
                     " is of module ", uses[i].module, ", expected at least ",
                     i == 0 ? 0 : uses[i - 1].module, ", that of the use before");
+    SLUICEWAY_CHECK(uses[i].read_bytes == 0 || uses[i].read_bytes >= uses[i].bytes,
+                    "plan_slots: use ", i, " is read as ", uses[i].read_bytes,
+                    " bytes, expected at least its ", uses[i].bytes);
     sizes.push_back(uses[i].bytes);
   }
   std::sort(sizes.begin(), sizes.end());
@@ -94,6 +105,7 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth) {
     plan.class_of.push_back(static_cast<int>(found - limits.begin()));
   }
   plan.bytes = fewest[count];
+  for (const SlotClass& c : plan.classes) plan.staging_bytes += c.staging_bytes();
   if (count == 0) return plan;
   const SlotClass uniform = make_class(uses, depth, 0, sizes.back());
   plan.uniform_bytes = uniform.bytes();
@@ -105,13 +117,19 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth) {
 }
 
 std::string to_string(const SlotPlan& plan) {
-  int slots = 0;
-  for (const SlotClass& c : plan.classes) slots += c.arrivals + 2 * c.pairs;
+  int slots = 0, staging = 0;
+  for (const SlotClass& c : plan.classes) {
+    slots += c.arrivals + 2 * c.pairs;
+    staging += c.staging;
+  }
   const auto percent = [](double part) { return std::lround(100 * part); };
-  return concat("ring: ", plan.classes.size(), " classes, ", slots, " slots, ",
-                format_bytes(plan.bytes), ", ", percent(plan.waste),
-                " % waste; slots of the largest size: ", format_bytes(plan.uniform_bytes), ", ",
-                percent(plan.uniform_waste), " % waste");
+  std::string line =
+      concat("ring: ", plan.classes.size(), " classes, ", slots, " slots, ",
+             format_bytes(plan.bytes), ", ", percent(plan.waste),
+             " % waste; slots of the largest size: ", format_bytes(plan.uniform_bytes), ", ",
+             percent(plan.uniform_waste), " % waste");
+  if (staging == 0) return line;
+  return concat(line, "; ", staging, " staging slots, ", format_bytes(plan.staging_bytes));
 }
 
 }  // namespace sluiceway

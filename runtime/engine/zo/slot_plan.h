@@ -1,12 +1,13 @@
-// How many device slots a ring has, and of which sizes.
+// How many slots a ring has, and of which sizes.
 //
-//   arrival slot   one copy of a weight, as it came over the link
-//   pair           two copies of a weight, W + eps z and W - eps z
+//   staging slot   host     what is read of a weight that is not in host memory
+//   arrival slot   device   one copy of a weight, as it came over the link
+//   pair           device   two copies of a weight, W + eps z and W - eps z
 //
 // A slot serves weights of its size class: those larger than the class before it, up to its own
-// size. A class has as many slots as it has weights in any `arrivals` (`pairs`) consecutive
-// modules, the first following the last. Of all classes that are ranges of sizes, those are taken
-// that need the fewest bytes.
+// size. A class has as many slots as it has weights in any `staging` (`arrivals`, `pairs`)
+// consecutive modules, the first following the last. Of all classes that are ranges of sizes, those
+// are taken that need the fewest bytes on the device.
 //
 // Thread safety: pure functions.
 // Errors:        InvalidArgument: depths below 1, a use without bytes, modules that descend.
@@ -23,29 +24,38 @@ namespace sluiceway {
 struct RingDepth {  // In modules.
   int arrivals = 2;
   int pairs = 2;
+  int staging = 4;
 };
 
 struct SlotUse {  // One use of a weight in a forward, in the order of the forward.
   std::uint64_t bytes = 0;
   int module = 0;
-  bool streamed = true;  // A resident one needs no arrival slot.
+  bool streamed = true;          // A resident one needs no arrival slot, and no staging slot.
+  std::uint64_t read_bytes = 0;  // Of what is read to have it; 0: it is in host memory.
 };
 
 struct SlotClass {
   std::uint64_t slot_bytes = 0;  // A multiple of kSlotAlignment.
   int arrivals = 0;
   int pairs = 0;
+  int staging = 0;
+  std::uint64_t staging_slot_bytes = 0;  // A multiple of kStagingAlignment.
   std::uint64_t bytes() const noexcept {
     return slot_bytes * static_cast<std::uint64_t>(arrivals + 2 * pairs);
+  }
+  std::uint64_t staging_bytes() const noexcept {
+    return staging_slot_bytes * static_cast<std::uint64_t>(staging);
   }
 };
 
 struct SlotPlan {
   static constexpr std::uint64_t kSlotAlignment = 256;
+  static constexpr std::uint64_t kStagingAlignment = 4096;  // Direct I/O reads into it.
 
   std::vector<SlotClass> classes;   // By ascending size.
   std::vector<int> class_of;        // By use.
-  std::uint64_t bytes = 0;          // Of all slots,
+  std::uint64_t staging_bytes = 0;  // Of all staging slots.
+  std::uint64_t bytes = 0;          // Of all other slots,
   std::uint64_t uniform_bytes = 0;  // and if all had the largest size.
   double waste = 0;          // Part of the slots that their weights leave empty, mean over uses;
   double uniform_waste = 0;  // and with slots of the largest size.
@@ -53,7 +63,8 @@ struct SlotPlan {
 
 SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth);
 
-// "ring: 3 classes, 12 slots, 1048576 bytes (1.00 MiB), 4 % waste; slots of the largest size: ..."
+// "ring: 3 classes, 12 slots, 1048576 bytes (1.00 MiB), 4 % waste; slots of the largest size: ...",
+// and where weights are read, "; 5 staging slots, 524288 bytes (512 KiB)".
 std::string to_string(const SlotPlan& plan);
 
 }  // namespace sluiceway

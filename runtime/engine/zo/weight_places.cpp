@@ -11,33 +11,49 @@
 namespace sluiceway {
 
 std::vector<int> first_uses(std::span<const ZoWeight> uses) {
-  std::map<const std::byte*, int> by_storage;
+  std::map<const std::byte*, int> in_memory;
+  std::map<int, int> in_source;
   std::vector<int> first;
   for (std::size_t i = 0; i < uses.size(); ++i) {
     const ZoWeight& use = uses[i];
-    SLUICEWAY_CHECK(use.elements > 0 && use.host != nullptr, "zo: weight ", use.name, " has ",
-                    use.elements, " elements at ", use.host, ", expected some, in memory");
+    SLUICEWAY_CHECK(use.elements > 0 && (use.host != nullptr) == (use.source < 0), "zo: weight ",
+                    use.name, " has ", use.elements, " elements at ", use.host, " and is number ",
+                    use.source, " of the source, expected some, in memory or in the source");
     SLUICEWAY_CHECK(use.group >= 0, "zo: weight ", use.name, " is of group ", use.group,
                     ", expected 0 or more");
     const auto* const storage = static_cast<const std::byte*>(use.host);
-    const auto [same, is_new] = by_storage.emplace(storage, static_cast<int>(i));
-    const ZoWeight& other = uses[static_cast<std::size_t>(same->second)];
+    const int index = static_cast<int>(i);
+    const int same = storage != nullptr ? in_memory.emplace(storage, index).first->second
+                                        : in_source.emplace(use.source, index).first->second;
+    const ZoWeight& other = uses[static_cast<std::size_t>(same)];
     SLUICEWAY_CHECK(
         other.elements == use.elements && other.dtype == use.dtype && other.group == use.group,
         "zo: weights ", other.name, " and ", use.name, " share their storage but are of ",
         other.elements, " ", to_string(other.dtype), " and ", use.elements, " ",
         to_string(use.dtype), " elements in groups ", other.group, " and ", use.group,
         ", expected one weight");
-    first.push_back(same->second);
+    first.push_back(same);
   }
   const std::byte* end = nullptr;
-  for (const auto& [storage, i] : by_storage) {
+  for (const auto& [storage, i] : in_memory) {
     const ZoWeight& use = uses[static_cast<std::size_t>(i)];
     SLUICEWAY_CHECK(end == nullptr || storage >= end, "zo: weight ", use.name, " begins ",
                     end - storage, " bytes before another ends, expected none or all in common");
     end = storage + use.bytes();
   }
   return first;
+}
+
+std::vector<std::uint64_t> read_sizes(std::span<const ZoWeight> uses, const WeightSource* source) {
+  std::vector<std::uint64_t> sizes;
+  for (const ZoWeight& use : uses) {
+    SLUICEWAY_CHECK(use.source < 0 || source != nullptr, "zo: weight ", use.name, " is number ",
+                    use.source, " of a source, expected one in the options");
+    sizes.push_back(use.source < 0 ? 0 : source->read_bytes(static_cast<std::size_t>(use.source)));
+    SLUICEWAY_CHECK(use.source < 0 || sizes.back() >= use.bytes(), "zo: weight ", use.name,
+                    " is read as ", sizes.back(), " bytes, expected at least its ", use.bytes());
+  }
+  return sizes;
 }
 
 std::vector<bool> staying(std::span<const ZoWeight> uses, std::span<const int> first_use,
@@ -57,7 +73,7 @@ std::vector<bool> staying(std::span<const ZoWeight> uses, std::span<const int> f
   };
   follow_first();
   // Others that stay need no arrival slots any more, so the ring does not grow with them.
-  const std::uint64_t taken = kept_bytes + plan_slots(uses, stays, depth).bytes;
+  const std::uint64_t taken = kept_bytes + plan_slots(uses, stays, {}, depth).bytes;
   const std::uint64_t room = std::min(most, device_bytes - std::min(device_bytes, taken));
   std::vector<std::uint64_t> bytes;
   std::vector<std::size_t> candidates;
@@ -73,10 +89,11 @@ std::vector<bool> staying(std::span<const ZoWeight> uses, std::span<const int> f
 }
 
 SlotPlan plan_slots(std::span<const ZoWeight> uses, const std::vector<bool>& stays,
-                    RingDepth depth) {
+                    std::span<const std::uint64_t> read_bytes, RingDepth depth) {
   std::vector<SlotUse> slots;
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    slots.push_back({uses[i].bytes(), uses[i].module, !stays[i]});
+    slots.push_back(
+        {uses[i].bytes(), uses[i].module, !stays[i], i < read_bytes.size() ? read_bytes[i] : 0});
   }
   return plan_slots(slots, depth);
 }

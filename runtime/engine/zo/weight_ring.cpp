@@ -13,27 +13,14 @@
 namespace sluiceway {
 namespace {
 
-// Happens when its last owner goes: a hop that has finished, or a payload that was dropped.
-class AtEnd {
- public:
-  explicit AtEnd(std::shared_ptr<HostEvent> event) noexcept : event_(std::move(event)) {}
-  AtEnd(const AtEnd&) = delete;
-  AtEnd& operator=(const AtEnd&) = delete;
-  ~AtEnd() { event_->set(); }
-
- private:
-  std::shared_ptr<HostEvent> event_;
-};
-
-void then(const Event& event, std::function<void()> action) {
-  if (event.state() == nullptr) return action();
-  event.state()->then(std::move(action));
-}
-
-int all_pairs(const SlotPlan& plan) {
-  int count = 1;
-  for (const SlotClass& c : plan.classes) count += c.pairs;
-  return count;
+zo_lanes::Depths depths_of(const SlotPlan& plan, int reads, int perturb_lanes) {
+  zo_lanes::Depths depths{.reads = reads, .perturb_lanes = perturb_lanes};
+  for (const SlotClass& c : plan.classes) {
+    depths.free += c.staging;
+    depths.staged += c.arrivals + c.staging;
+    depths.ready += c.pairs;
+  }
+  return depths;
 }
 
 std::uint64_t device_room(const EngineLanes::Options& lanes) {
@@ -41,52 +28,54 @@ std::uint64_t device_room(const EngineLanes::Options& lanes) {
   return limit - std::min(limit, lanes.resident_bytes);
 }
 
-float of_group(const std::vector<float>& values, int group, float otherwise) {
-  const auto i = static_cast<std::size_t>(group);
-  return i < values.size() ? values[i] : otherwise;
-}
-
 }  // namespace
 
-struct WeightRing::Pass {
-  int directions() const noexcept { return std::max(1, static_cast<int>(noises.size())); }
-
-  std::uint64_t number = 0;
-  std::vector<StepNoise> noises;  // By direction; none: an evaluation.
-  std::shared_ptr<const ZoUpdates> updates;
-};
-
 struct WeightRing::Entry {
+  bool is_read() const noexcept { return staging.data != nullptr; }
+
   int use = 0;
-  int next = 0;                      // Direction of its first turn that has no pair.
-  std::shared_ptr<const Pass> pass;  // Written when it begins, before a hop may read it.
-  Arrival arrival;                   // Empty: the weight is resident.
-  std::shared_ptr<HostEvent> arrived = std::make_shared<HostEvent>();
-  std::shared_ptr<HostEvent> perturbed = std::make_shared<HostEvent>();
-  // Of `perturbed`: its hops own it too, and the entry while there are more to come.
-  std::shared_ptr<AtEnd> hops = std::make_shared<AtEnd>(perturbed);
+  int next = 0;                          // Direction of its first turn that has no pair.
+  std::shared_ptr<const RingPass> pass;  // Written when it begins, before a hop may read it.
+  bool lacks_arrival = false;            // A slot that it needs.
+  Slot staging, arrival;                 // None where it does not come that way.
+  // For its hops; `through` is the entry's too until the last of them is submitted.
+  AtEndPtr read = std::make_shared<AtEnd>();
+  AtEndPtr arrived = std::make_shared<AtEnd>();
+  AtEndPtr through = std::make_shared<AtEnd>();
+  Event was_read = read->event();
+  Event has_arrived = arrived->event();
+  Event is_through = through->event();  // It has arrived, and every turn is perturbed.
 };
 
 WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> uses)
     : uses_(std::move(uses)),
-      family_(options.family),
       perturb_lanes_(std::max(1, options.perturb_lanes)),
-      before_hop_(options.before_hop),
       first_use_(first_uses(uses_)),
       stays_(staying(uses_, first_use_, options.depth, options.resident_room,
                      device_room(options.lanes))),
-      modules_(uses_.size()),
-      plan_(plan_slots(uses_, stays_, options.depth)),
-      lanes_(
-          options.lanes,
-          zo_lanes::specs(perturb_lanes_, all_pairs(plan_), options.device_cpu, options.lane_cpu),
-          zo_lanes::kPlan, kKeysOfUse * use_count()),
-      resident_(uses_.size()),
+      order_(uses_),
+      plan_(plan_slots(uses_, stays_, read_sizes(uses_, options.source), options.depth)),
+      lanes_(options.lanes,
+             zo_lanes::specs(depths_of(plan_, options.reads, perturb_lanes_), options.device_cpu,
+                             options.lane_cpu),
+             zo_lanes::kPlan, kKeysOfUse * use_count()),
+      hops_({options.source, options.family, options.before_hop}, lanes_, uses_, first_use_),
+      slots_(lanes_.budget(), Tier::kDevice, lanes_.device(), plan_.bytes,
+             concat("the ring of ", plan_.classes.size(), " classes of slots"), Fill::kNone),
+      residents_(lanes_, hops_, uses_, first_use_, stays_),
+      staging_(lanes_.budget(), Tier::kPinned, lanes_.device(), plan_.staging_bytes,
+               concat("staging for the ring of ", plan_.classes.size(), " classes of slots"),
+               Fill::kNone),
       rings_(plan_.classes.size()),
       updates_(std::make_shared<ZoUpdates>()),
-      next_(std::make_shared<Pass>()) {
-  place();
-  fill();
+      next_(std::make_shared<RingPass>()) {
+  cut_slots();
+  try {
+    fill();
+  } catch (...) {  // Lanes write to slots.
+    lanes_.stop();
+    throw;
+  }
 }
 
 WeightRing::~WeightRing() {
@@ -98,43 +87,24 @@ WeightRing::~WeightRing() {
   }
 }
 
-void WeightRing::place() {
-  Budget& budget = lanes_.budget();
-  const DeviceId device = lanes_.device();
-  slots_ = Buffer(budget, Tier::kDevice, device, plan_.bytes,
-                  concat("the ring of ", plan_.classes.size(), " classes of slots"), Fill::kNone);
-  std::byte* next = slots_.data();
+void WeightRing::cut_slots() {
+  std::byte* slot = slots_.data();
+  std::byte* staged = staging_.data();
   for (std::size_t i = 0; i < rings_.size(); ++i) {
     const SlotClass& c = plan_.classes[i];
-    const auto take = [&] { return std::exchange(next, next + c.slot_bytes); };
-    for (int k = 0; k < c.arrivals; ++k) rings_[i].arrivals.push_back({take(), {}});
+    Ring& ring = rings_[i];
+    const auto take = [&] { return std::exchange(slot, slot + c.slot_bytes); };
+    for (int k = 0; k < c.arrivals; ++k) ring.arrivals.push_back({take(), {}});
     for (int k = 0; k < c.pairs; ++k) {
       std::byte* const plus = take();
-      rings_[i].pairs.push_back({plus, take(), {}});
+      ring.pairs.push_back({plus, take(), {}});
     }
-    rings_[i].most_entries = at(c.arrivals) + at(c.pairs);
-  }
-  for (int use = 0, first = 0; use < use_count(); ++use) {
-    if (uses_[at(use)].module != uses_[at(first)].module) first = use;
-    for (int k = first; k <= use; ++k) modules_[at(k)] = {first, use - first + 1};
-  }
-  Stream& link = lanes_.stream(zo_lanes::kH2d);
-  for (int use = 0; use < use_count(); ++use) {
-    ring_of(use).uses.push_back(use);
-    if (!stays_[at(use)]) continue;
-    const int first = first_use_[at(use)];
-    if (first == use) {
-      const ZoWeight& weight = uses_[at(use)];
-      places_.emplace_back(budget, Tier::kDevice, device, weight.bytes(),
-                           "the resident " + weight.name, Fill::kNone);
-      resident_[at(use)] = places_.back().data();
-      link.enqueue([this, &weight, to = places_.back().data()](StreamRef stream) {
-        lanes_.h2d().copy(to, weight.host, weight.bytes(), stream);
-      });
+    for (int k = 0; k < c.staging; ++k) {
+      ring.staging.push_back({std::exchange(staged, staged + c.staging_slot_bytes), {}});
     }
-    resident_[at(use)] = resident_[at(first)];
+    ring.most_entries = at(c.arrivals) + at(c.pairs) + at(c.staging);
   }
-  link.synchronize();
+  for (int use = 0; use < use_count(); ++use) ring_of(use).uses.push_back(use);
 }
 
 // ---- A pass -------------------------------------------------------------------------------------
@@ -151,10 +121,10 @@ void WeightRing::begin(std::span<const StepNoise> noises) {
   SLUICEWAY_CHECK(pass_ == nullptr, "begin: pass ", begun_,
                   " has not ended, expected commit() or finish() before the next begins");
   ended_.front().wait();
-  next_->number = ++begun_;
+  ++begun_;
   next_->noises.assign(noises.begin(), noises.end());
   next_->updates = updates_;
-  pass_ = std::exchange(next_, std::make_shared<Pass>());
+  pass_ = std::exchange(next_, std::make_shared<RingPass>());
   for (Ring& ring : rings_) ring.next_pass = false;
   fill();
 }
@@ -274,24 +244,18 @@ void WeightRing::seek(std::uint64_t wanted) {
   fill();
 }
 
-std::uint64_t WeightRing::position(int use, int direction) const noexcept {
-  const Module& module = modules_[at(use)];
-  const auto u64 = [](int value) { return static_cast<std::uint64_t>(value); };
-  return u64(module.first) * u64(pass_->directions()) + u64(direction) * u64(module.count) +
-         u64(use - module.first);
+std::uint64_t WeightRing::position(int use, int direction) const {
+  return order_.position(use, direction, pass_->directions());
 }
 
-// Of the use's turns at `from` or behind it; as many as there are directions: it has none.
-int WeightRing::first_direction(int use, std::uint64_t from) const noexcept {
-  int direction = 0;
-  while (direction < pass_->directions() && position(use, direction) < from) ++direction;
-  return direction;
+int WeightRing::first_direction(int use, std::uint64_t from) const {
+  return order_.first_direction(use, from, pass_->directions());
 }
 
 // ---- The ring -----------------------------------------------------------------------------------
 
 void WeightRing::fill() {
-  for (Ring& ring : rings_) give_pairs(ring);
+  for (Ring& ring : rings_) move_on(ring);
   // The use that the forward needs first goes first, whatever its class.
   for (bool any = true; any;) {
     any = false;
@@ -318,31 +282,37 @@ bool WeightRing::fetch_next(Ring& ring) {
     ring.next_pass = true;
   }
   const int use = ring.uses[ring.next];
-  const bool streamed = resident_[at(use)] == nullptr;
-  if (ring.entries.size() == ring.most_entries || (streamed && ring.arrivals.empty())) return false;
+  if (ring.entries.size() == ring.most_entries) return false;
+  const bool streamed = !stays_[at(use)];
+  const bool is_read = streamed && uses_[at(use)].source >= 0;
+  if (is_read && ring.staging.empty()) return false;
+  if (streamed && !is_read && ring.arrivals.empty()) return false;
   const auto entry = std::make_shared<Entry>();
   entry->use = use;
   entry->pass = ring.next_pass ? next_ : pass_;
+  entry->lacks_arrival = streamed;
   if (!ring.next_pass) entry->next = first_direction(use, from_);
-  if (streamed) {
-    entry->arrival = ring.arrivals.front();
-    submit_copy(entry);
-    ring.arrivals.pop_front();
-  } else {
-    entry->arrived->set();
+  if (!streamed) entry->arrived.reset();
+  if (!is_read) entry->read.reset();
+  if (is_read) {
+    entry->staging = ring.staging.front();
+    submit_read(entry);
+    ring.staging.pop_front();
   }
   ++ring.next;
   ring.entries.push_back(entry);
-  give_pairs(ring);
+  move_on(ring);
   return true;
 }
 
-void WeightRing::give_pairs(Ring& ring) {
-  while (!ring.pairs.empty()) {
+void WeightRing::move_on(Ring& ring) {
+  for (;;) {
+    give_arrivals(ring);
+    if (ring.pairs.empty()) return;
     const EntryPtr entry = next_entry(ring);
-    if (entry == nullptr) return;
-    Turn turn{position(entry->use, entry->next), entry->use, entry->next, take_key(),
-              ring.pairs.front()};
+    if (entry == nullptr || entry->lacks_arrival) return;
+    const Turn turn{position(entry->use, entry->next), entry->use, entry->next, take_key(),
+                    ring.pairs.front()};
     submit_perturb(entry, turn);
     ring.pairs.pop_front();
     ahead_.insert(
@@ -350,6 +320,20 @@ void WeightRing::give_pairs(Ring& ring) {
                          [](const Turn& a, const Turn& b) { return a.position < b.position; }),
         turn);
     if (++entry->next == pass_->directions()) retire(ring, entry);
+  }
+}
+
+void WeightRing::give_arrivals(Ring& ring) {
+  for (const EntryPtr& entry : ring.entries) {
+    if (!entry->lacks_arrival) continue;
+    if (ring.arrivals.empty()) return;
+    entry->arrival = ring.arrivals.front();
+    submit_copy(entry);
+    ring.arrivals.pop_front();
+    entry->lacks_arrival = false;
+    if (entry->is_read()) {
+      ring.staging.push_back({std::exchange(entry->staging.data, nullptr), entry->has_arrived});
+    }
   }
 }
 
@@ -370,12 +354,22 @@ WeightRing::EntryPtr WeightRing::next_entry(const Ring& ring) const {
 }
 
 void WeightRing::retire(Ring& ring, const EntryPtr& entry) {
-  const EntryPtr retired = entry;
-  std::erase(ring.entries, retired);
-  retired->hops.reset();
-  if (retired->arrival.slot == nullptr) return;
-  ring.arrivals.push_back({retired->arrival.slot, Event(retired->perturbed)});
+  entry->through.reset();
+  if (entry->is_read()) ring.staging.push_back({entry->staging.data, entry->was_read});
+  if (entry->arrival.data != nullptr) {
+    ring.arrivals.push_back({entry->arrival.data, entry->is_through});
+  }
+  std::erase_if(ring.entries, [gone = entry.get()](const EntryPtr& e) { return e.get() == gone; });
 }
+
+void WeightRing::drop_turn() {
+  const Turn& turn = ahead_.front();
+  lanes_.executor().wait(turn.key);
+  ring_of(turn.use).pairs.push_back({turn.pair.plus, turn.pair.minus, {}});  // Nobody has read it.
+  ahead_.pop_front();
+}
+
+// ---- Payloads -----------------------------------------------------------------------------------
 
 // A stream that waits for a key waits for all payloads that come to have it meanwhile. So a key
 // that is in use is not given out; a turn whose key has come round again waits for a payload too
@@ -387,84 +381,43 @@ int WeightRing::take_key() {
   return key;
 }
 
-// Of the deadlines of a pass: those after a rewind come behind those before it.
-std::uint64_t WeightRing::serial(bool next_pass) const noexcept {
-  return (begun_ + 2 * rewinds_ + (next_pass ? 1 : 0)) << 32;
-}
-
-Payload WeightRing::payload_of(int use, int key, std::uint64_t deadline) const {
+// Deadlines after a rewind come behind those before it.
+Payload WeightRing::payload_of(int use, bool next_pass, std::uint64_t place) {
   Payload payload;
-  payload.key = key;
-  payload.deadline = deadline;
+  payload.deadline = ((begun_ + 2 * rewinds_ + (next_pass ? 1 : 0)) << 32) + place;
   payload.name = uses_[at(use)].name;
   return payload;
 }
 
+void WeightRing::submit_read(const EntryPtr& entry) {
+  Payload payload = payload_of(entry->use, entry->pass == next_, at(entry->use));
+  payload.key = take_key();
+  payload.hops.push_back(RingHops::await(zo_lanes::kFree, entry->staging.free, {}));
+  payload.hops.push_back(hops_.read(entry->use, entry->staging.data, std::move(entry->read)));
+  lanes_.executor().submit(std::move(payload));
+}
+
 void WeightRing::submit_copy(const EntryPtr& entry) {
-  const ZoWeight& weight = uses_[at(entry->use)];
-  const std::uint64_t deadline = serial(entry->pass == next_) + at(entry->use);
-  Payload payload = payload_of(entry->use, take_key(), deadline);
-  payload.after = entry->arrival.free;
-  Hop& copy = payload.hops.emplace_back();
-  copy.lane = zo_lanes::kH2d;
-  copy.bytes = weight.bytes();
-  const auto end = std::make_shared<AtEnd>(entry->arrived);
-  copy.run = [this, &weight, end, hops = entry->hops, use = entry->use,
-              to = entry->arrival.slot](StreamRef stream) {
-    if (before_hop_) before_hop_(zo_lanes::kH2d, use);
-    lanes_.h2d().copy(to, weight.host, weight.bytes(), stream);
-  };
+  Payload payload = payload_of(entry->use, entry->pass == next_, at(entry->use));
+  payload.key = take_key();
+  // Not as Payload::after, in the lane of the link: what this waits for may come there later.
+  payload.hops.push_back(RingHops::await(zo_lanes::kStaged, entry->was_read, entry->arrival.free));
+  payload.hops.push_back(hops_.copy(entry->use, entry->staging.data, entry->arrival.data,
+                                    {std::move(entry->arrived), entry->through}));
   lanes_.executor().submit(std::move(payload));
 }
 
 void WeightRing::submit_perturb(const EntryPtr& entry, const Turn& turn) {
-  const ZoWeight& weight = uses_[at(turn.use)];
-  Payload payload = payload_of(turn.use, turn.key, serial(false) + turn.position);
-  Hop& ready = payload.hops.emplace_back();
-  ready.lane = zo_lanes::kReady;
-  ready.start = [arrived = Event(entry->arrived), free = turn.pair.free](StreamRef,
-                                                                         const HopDone& done) {
-    then(arrived, [free, done] { then(free, [done] { done(); }); });
-  };
-  Hop& perturb = payload.hops.emplace_back();
-  perturb.lane = zo_lanes::kPerturb +
-                 static_cast<int>(turn.position % static_cast<std::uint64_t>(perturb_lanes_));
-  const std::byte* const place = resident_[at(entry->use)];
-  const std::byte* const w = place != nullptr ? place : entry->arrival.slot;
-  const std::uint64_t tensor = stable_hash(uses_[at(first_use_[at(entry->use)])].name);
-  perturb.run = [this, &weight, hops = entry->hops, w, tensor, turn,
-                 pass = entry->pass](StreamRef stream) {
-    if (before_hop_) before_hop_(zo_lanes::kPerturb, turn.use);
-    const auto key = [&](const StepNoise& noise) {
-      return NoiseKey{noise.seed, noise.step, tensor, noise.purpose};
-    };
-    std::vector<PendingUpdate> pending;
-    for (const ZoUpdates::Record& record : pass->updates->records) {
-      pending.push_back({key(record.noise), of_group(record.scale, weight.group, 0)});
-    }
-    Theta theta;
-    theta.family = family_;
-    theta.gamma = of_group(pass->updates->gamma, weight.group, 1);
-    theta.pending = pending;
-    const auto bytes = static_cast<std::size_t>(weight.bytes());
-    const std::span plus(turn.pair.plus, bytes), minus(turn.pair.minus, bytes);
-    if (pass->noises.empty()) {
-      materialise({w, bytes}, weight.dtype, plus, weight.dtype, theta, Rounding::kNearest, {},
-                  stream);
-    } else {
-      const StepNoise& noise = pass->noises[at(turn.direction)];
-      sluiceway::perturb({w, bytes}, weight.dtype, plus, minus, weight.dtype, theta, key(noise),
-                         noise.eps, stream);
-    }
-  };
+  Payload payload = payload_of(turn.use, false, turn.position);
+  payload.key = turn.key;
+  payload.hops.push_back(RingHops::await(zo_lanes::kReady, entry->has_arrived, turn.pair.free));
+  const auto lane = static_cast<LaneId>(turn.position % static_cast<std::uint64_t>(perturb_lanes_));
+  const std::byte* const place = residents_.of(turn.use);
+  payload.hops.push_back(hops_.perturb(turn.use, turn.direction, zo_lanes::kPerturb + lane,
+                                       place != nullptr ? place : entry->arrival.data,
+                                       turn.pair.plus, turn.pair.minus, entry->pass,
+                                       entry->through));
   lanes_.executor().submit(std::move(payload));
-}
-
-void WeightRing::drop_turn() {
-  const Turn& turn = ahead_.front();
-  lanes_.executor().wait(turn.key);
-  ring_of(turn.use).pairs.push_back({turn.pair.plus, turn.pair.minus, {}});  // Nobody has read it.
-  ahead_.pop_front();
 }
 
 }  // namespace sluiceway

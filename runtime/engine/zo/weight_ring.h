@@ -1,5 +1,6 @@
-// Streams weights from host memory through a ring of device slots, two perturbed copies each.
+// Streams weights through a ring of device slots, two perturbed copies each.
 //
+//   disk     W of use k    -> staging slot    of one that a source reads, when the slot is free
 //   h2d      W of use k    -> arrival slot    when the slot is free, one pass ahead at most
 //   perturb  arrival slot  -> pair of slots   theta +- eps z, when a pair of the class is free
 //   compute  acquire() .. release()           reads the pair
@@ -18,25 +19,29 @@
 // back, and acquire() of one that has gone by reloads it and goes on from there. Bits do not depend
 // on it, nor on depths, lanes or the resident set.
 //
-// What arrives and what is perturbed are payloads of their own, each submitted when nothing but the
-// lanes and the device have to do something for it: so neither holds a lane while it waits for the
-// caller, in whatever order the caller asks, and after a failure. Invariants, which the tests name:
+// What is read, what arrives and what is perturbed are payloads of their own, each submitted when
+// nothing but the lanes, the source and the device have to do something for it: so none holds a
+// lane while it waits for the caller, in whatever order the caller asks, and after a failure.
+// Invariants, which the tests name:
 //   R1  An arrival slot is written when the use before it in that slot has been perturbed in every
 //       direction.
 //   R2  A pair is written behind the event that release() recorded.
 //   R3  What waits in a lane waits for turns that the forward needs earlier: no deadlock.
 //   R4  A turn is perturbed with the noise and the updates of its own pass.
+//   R5  A staging slot is read into when what was in it has crossed the link.
 //
 // On a CUDA device the caller is a pass ahead at most: begin_step() and begin_evaluation() wait
 // until the device is through with the last pass but one; and any call may wait when the lanes have
 // kKeysOfUse payloads for each use.
 //
 // Thread safety: one thread at a time calls; halves in lock step are that.
-// Lifetime:      host memory of the weights, the stream that computes: outlive the ring.
+// Lifetime:      host memory of the weights, their source, the stream that computes: outlive the
+//                ring, which waits for the reads in flight when it goes.
 // Errors:        OutOfMemory, with both byte counts: the ring does not fit. InvalidArgument: a call
 //                out of its place, nothing changed. What a lane throws comes out of the next call,
 //                with lane and weight named, and of each one after it.
-// Cost:          a pass moves each streamed use once over the link, however many directions.
+// Cost:          a pass reads each streamed use once and moves it once over the link, however many
+//                directions.
 #pragma once
 
 #include <array>
@@ -51,7 +56,11 @@
 
 #include "kernels/noise.h"
 #include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/zo/resident_weights.h"
+#include "runtime/engine/zo/ring_hops.h"
 #include "runtime/engine/zo/slot_plan.h"
+#include "runtime/engine/zo/turn_order.h"
+#include "runtime/engine/zo/weight_source.h"
 #include "runtime/engine/zo/zo_weight.h"
 #include "runtime/memory/buffer.h"
 
@@ -66,6 +75,8 @@ struct WeightRingOptions {
   RingDepth depth;
   std::uint64_t resident_room = 0;  // Bytes of weights that may stay, beside those that must.
   NoiseFamily family = NoiseFamily::kRademacher;
+  WeightSource* source = nullptr;  // Of weights that are not in host memory.
+  int reads = 4;                   // Of the source, at a time.
   int perturb_lanes = 1;
   int device_cpu = -1;
   int lane_cpu = -1;
@@ -81,7 +92,7 @@ class WeightRing {
   ~WeightRing();
 
   const SlotPlan& plan() const noexcept { return plan_; }
-  bool is_resident(int use) const { return resident_.at(at(use)) != nullptr; }
+  bool is_resident(int use) const { return stays_.at(at(use)); }
 
   // ---- A pass ----
   void begin_step(std::span<const StepNoise> noises);  // By direction; at least one.
@@ -95,16 +106,16 @@ class WeightRing {
 
   // ---- Numbers ----
   EngineUse take_use() { return lanes_.take_use(); }
+  std::uint64_t take_disk_read() noexcept { return hops_.take_disk_read(); }  // Bytes since then.
   Trace& trace() noexcept { return lanes_.trace(); }
   Budget& budget() noexcept { return lanes_.budget(); }
 
  private:
   struct Entry;  // A use on its way: all of its directions in one pass.
-  struct Pass;
   using EntryPtr = std::shared_ptr<Entry>;
 
-  struct Arrival {
-    std::byte* slot = nullptr;
+  struct Slot {
+    std::byte* data = nullptr;
     Event free;
   };
   struct Pair {
@@ -124,29 +135,27 @@ class WeightRing {
     bool next_pass = true;         // of the pass after the current one.
     std::deque<EntryPtr> entries;  // Those with turns that have no pair; in order.
     std::size_t most_entries = 0;
-    std::deque<Arrival> arrivals;
+    std::deque<Slot> staging, arrivals;
     std::deque<Pair> pairs;
   };
-  struct Module {  // Its uses.
-    int first = 0, count = 0;
-  };
-
-  // An arrival and a few directions each, of the pass that the device is at, the one that the
-  // caller is at, and the one ahead of that.
+  // A read, an arrival and a few directions each, of the pass that the device is at, the one that
+  // the caller is at, and the one ahead of that.
   static constexpr int kKeysOfUse = 12;
 
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   int use_count() const noexcept { return static_cast<int>(uses_.size()); }
-  void place();
+  void cut_slots();
   Ring& ring_of(int use) { return rings_[at(plan_.class_of[at(use)])]; }
   void check_use(const char* function, int use) const;
 
   void begin(std::span<const StepNoise> noises);
   void end(const char* function);
-  void fill();  // Submits what nothing but lanes and device have to do something for.
+  void fill();  // Submits what nothing but lanes, source and device have to do something for.
   bool fetch_next(Ring& ring);
-  void give_pairs(Ring& ring);
+  void move_on(Ring& ring);  // Entries get arrival slots, and their turns pairs.
+  void give_arrivals(Ring& ring);
   EntryPtr next_entry(const Ring& ring) const;  // Whose turn is the next to have a pair, if known.
+  void submit_read(const EntryPtr& entry);
   void submit_copy(const EntryPtr& entry);
   void submit_perturb(const EntryPtr& entry, const Turn& turn);
   void seek(std::uint64_t position);
@@ -154,31 +163,27 @@ class WeightRing {
   static void retire(Ring& ring,
                      const EntryPtr& entry);  // Its last turn has a pair, or needs none.
   int take_key();
-  std::uint64_t serial(bool next_pass) const noexcept;
-  Payload payload_of(int use, int key, std::uint64_t deadline) const;  // Without hops.
-
-  // In the sequence of turns of the current pass.
-  std::uint64_t position(int use, int direction) const noexcept;
-  int first_direction(int use, std::uint64_t from) const noexcept;
+  Payload payload_of(int use, bool next_pass, std::uint64_t place);  // Without hops.
+  std::uint64_t position(int use, int direction) const;              // In the current pass.
+  int first_direction(int use, std::uint64_t from) const;
 
   std::vector<ZoWeight> uses_;
-  NoiseFamily family_;
   int perturb_lanes_;
-  std::function<void(LaneId, int)> before_hop_;
-  std::vector<int> first_use_;   // By use: the first one of the same storage.
-  std::vector<bool> stays_;      // By use: it is resident.
-  std::vector<Module> modules_;  // By use.
+  std::vector<int> first_use_;  // By use: the first one of the same storage.
+  std::vector<bool> stays_;     // By use: it is resident.
+  TurnOrder order_;
   SlotPlan plan_;
   EngineLanes lanes_;
+  RingHops hops_;
   Buffer slots_;
-  std::vector<Buffer> places_;              // Of resident weights.
-  std::vector<const std::byte*> resident_;  // By use; null: it is streamed.
+  ResidentWeights residents_;
+  Buffer staging_;
   std::vector<Ring> rings_;
 
   std::shared_ptr<const ZoUpdates> updates_;
-  std::shared_ptr<Pass> pass_;  // The current one; null between two.
-  std::shared_ptr<Pass> next_;  // The one after it.
-  std::uint64_t begun_ = 0;     // Passes.
+  std::shared_ptr<RingPass> pass_;  // The current one; null between two.
+  std::shared_ptr<RingPass> next_;  // The one after it.
+  std::uint64_t begun_ = 0;         // Passes.
   std::array<Event, 2> ended_;  // The device is through the last pass but one, and the last one.
   std::uint64_t rewinds_ = 0;
   std::uint64_t from_ = 0;              // Turns before it have been acquired or skipped.

@@ -1,6 +1,7 @@
 // The lanes of the zeroth-order engine.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -8,17 +9,28 @@
 
 namespace sluiceway::zo_lanes {
 
-//   h2d      a weight arrives
+//   free     a weight that is read waits, on no thread, for a staging slot
+//   disk     it is read into that; several requests at a time
+//   staged   it waits, on no thread, for its read, if any, and for an arrival slot
+//   h2d      it arrives
 //   ready    it waits, on no thread, for its arrival and for a pair of slots
 //   perturb  its two copies are made; one lane or several
-inline constexpr LaneId kH2d = 0, kReady = 1, kPerturb = 2;
+inline constexpr LaneId kFree = 0, kDisk = 1, kStaged = 2, kH2d = 3, kReady = 4, kPerturb = 5;
 inline constexpr LanePlan kPlan{.gather_before = std::nullopt, .device_lane = kPerturb};
 
-inline std::vector<LaneSpec> specs(int perturb_lanes, int in_flight, int device_cpu, int lane_cpu) {
+struct Depths {  // Hops in flight.
+  int free = 1, reads = 1, staged = 1, ready = 1;
+  int perturb_lanes = 1;
+};
+
+inline std::vector<LaneSpec> specs(const Depths& depths, int device_cpu, int lane_cpu) {
   using enum LaneSpec::Runs;
-  std::vector<LaneSpec> all = {{"h2d", kOnDevice, 2, lane_cpu},
-                               {"ready", kOnHost, in_flight, lane_cpu}};
-  for (int i = 0; i < perturb_lanes; ++i) {
+  std::vector<LaneSpec> all = {{"free", kOnHost, std::max(1, depths.free), lane_cpu},
+                               {"disk", kOnHost, std::max(1, depths.reads), lane_cpu},
+                               {"staged", kOnHost, std::max(1, depths.staged), lane_cpu},
+                               {"h2d", kOnDevice, 2, lane_cpu},
+                               {"ready", kOnHost, std::max(1, depths.ready), lane_cpu}};
+  for (int i = 0; i < depths.perturb_lanes; ++i) {
     all.push_back(
         {"perturb" + (i == 0 ? std::string() : std::to_string(i)), kOnDevice, 1, device_cpu});
   }

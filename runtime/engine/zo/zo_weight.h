@@ -19,6 +19,7 @@ struct ZoWeight {
   int module = 0;  // Ascends. Its uses are read together, in one direction after another.
   const void* host = nullptr;  // Immutable while the engine lives; page-locked, to be fast.
   bool keep = false;           // On the device whatever the room: norms, biases.
+  int source = -1;             // Its index in the ring's WeightSource, where `host` is null.
 
   std::uint64_t bytes() const noexcept {
     return static_cast<std::uint64_t>(elements) * size_bytes(dtype);

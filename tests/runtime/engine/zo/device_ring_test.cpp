@@ -11,6 +11,7 @@
 #include "runtime/device/link_copy.h"
 #include "runtime/engine/zo/weight_ring.h"
 #include "runtime/memory/buffer.h"
+#include "tests/support/memory_source.h"
 #include "tests/support/ring_model.h"
 #include "tests/support/stream_work.h"
 
@@ -28,6 +29,7 @@ struct RingCase {
   std::uint64_t resident_room = 0;
   NoiseFamily family = NoiseFamily::kRademacher;
   LinkCopy::Config link = {};
+  bool is_read = false;  // All but one weight, from a source.
 };
 
 class CudaRingTest : public testing::TestWithParam<RingCase> {
@@ -57,6 +59,10 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
   RingModel model(20261123);
   model.add_random(kUses - 1);
   model.tie(0);
+  for (int use = 0; use < kUses && GetParam().is_read; ++use) {
+    if (use != 1) model.move_to_source(use);
+  }
+  MemorySource source(model.sourced(), {});
   Budget budget = Budget::unlimited();
   LinkCopy out(kCuda0, LinkDirection::kDeviceToHost, {});
   std::vector<Look> looks;
@@ -65,7 +71,9 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
     StreamRef ref = StreamRef::host();
     compute.enqueue([&](StreamRef stream) { ref = stream; });
     Gate gate;
-    WeightRing ring(options(), model.uses);
+    WeightRingOptions given = options();
+    given.source = &source;
+    WeightRing ring(given, model.uses);
     ZoUpdates updates;
     const auto look = [&](int pass, int use, int direction, Side side,
                           const std::optional<StepNoise>& noise) {
@@ -133,6 +141,12 @@ INSTANTIATE_TEST_SUITE_P(
                              .depth = {2, 2},
                              .perturb_lanes = 2,
                              .family = NoiseFamily::kGaussian},
+                    RingCase{.name = "read", .depth = {2, 2, 2}, .is_read = true},
+                    RingCase{.name = "read_one",
+                             .depth = {1, 1, 1},
+                             .directions = 2,
+                             .resident_room = 6000,
+                             .is_read = true},
                     RingCase{.name = "slow", .depth = {2, 2}, .link = {.gbps = 0.05}}),
     [](const auto& param) { return param.param.name; });
 

@@ -13,6 +13,7 @@ namespace sluiceway::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 using testing::ThrowsMessage;
 
 std::vector<SlotUse> random_uses(Rng& rng) {
@@ -21,7 +22,9 @@ std::vector<SlotUse> random_uses(Rng& rng) {
   const std::int64_t count = 1 + rng.below(20);
   for (int module = 0; std::ssize(uses) < count; module += 1 + static_cast<int>(rng.below(2))) {
     for (std::int64_t k = 1 + rng.below(3); k > 0; --k) {
-      uses.push_back({sizes[rng.below(5)], module, rng.below(3) > 0});
+      const std::uint64_t bytes = sizes[rng.below(5)];
+      uses.push_back({bytes, module, rng.below(3) > 0,
+                      rng.below(2) > 0 ? bytes + static_cast<std::uint64_t>(rng.below(6000)) : 0});
     }
   }
   return uses;
@@ -31,16 +34,22 @@ TEST(SlotPlanTest, EveryUseFitsItsClassAndAnyConsecutiveModulesFitTheRing) {
   Rng rng(std::random_device{}());
   for (int round = 0; round < 200; ++round) {
     const std::vector<SlotUse> uses = random_uses(rng);
-    const RingDepth depth{1 + static_cast<int>(rng.below(4)), 1 + static_cast<int>(rng.below(4))};
+    const RingDepth depth{1 + static_cast<int>(rng.below(4)), 1 + static_cast<int>(rng.below(4)),
+                          1 + static_cast<int>(rng.below(4))};
     const SlotPlan plan = plan_slots(uses, depth);
-    std::uint64_t bytes = 0;
-    for (const SlotClass& c : plan.classes) bytes += c.bytes();
+    std::uint64_t bytes = 0, staging_bytes = 0;
+    for (const SlotClass& c : plan.classes) {
+      bytes += c.bytes();
+      staging_bytes += c.staging_bytes();
+    }
     EXPECT_EQ(plan.bytes, bytes);
+    EXPECT_EQ(plan.staging_bytes, staging_bytes);
     EXPECT_LE(plan.bytes, plan.uniform_bytes);
     EXPECT_LE(plan.waste, plan.uniform_waste + 1e-12);
     for (std::size_t first = 0; first < uses.size(); ++first) {
       if (first > 0 && uses[first - 1].module == uses[first].module) continue;
-      std::vector<int> arrivals(plan.classes.size()), pairs(plan.classes.size());
+      std::vector<int> arrivals(plan.classes.size()), pairs(plan.classes.size()),
+          staging(plan.classes.size());
       int modules = 0, last = -1;
       for (std::size_t i = first; i < uses.size(); ++i) {
         const auto c = static_cast<std::size_t>(plan.class_of[i]);
@@ -49,10 +58,14 @@ TEST(SlotPlanTest, EveryUseFitsItsClassAndAnyConsecutiveModulesFitTheRing) {
         last = uses[i].module;
         if (modules <= depth.arrivals) arrivals[c] += uses[i].streamed ? 1 : 0;
         if (modules <= depth.pairs) ++pairs[c];
+        if (!uses[i].streamed || uses[i].read_bytes == 0) continue;
+        EXPECT_GE(plan.classes[c].staging_slot_bytes, uses[i].read_bytes);
+        if (modules <= depth.staging) ++staging[c];
       }
       for (std::size_t c = 0; c < pairs.size(); ++c) {
         EXPECT_GE(plan.classes[c].arrivals, arrivals[c]);
         EXPECT_GE(plan.classes[c].pairs, pairs[c]);
+        EXPECT_GE(plan.classes[c].staging, staging[c]);
       }
     }
   }
@@ -70,6 +83,23 @@ TEST(SlotPlanTest, ALargeWeightAmongSmallOnesHasAClassOfItsOwn) {
   EXPECT_THAT(to_string(plan), HasSubstr("2 classes, 9 slots, 306432 bytes"));
 }
 
+TEST(SlotPlanTest, OnlyWhatStreamsAndIsReadHasStagingSlotsOfWholePages) {
+  const std::vector<SlotUse> uses = {{1000, 0, true, 4097},
+                                     {900, 1, true, 1024},
+                                     {1000, 2, true},
+                                     {1000, 3, false, 99999},
+                                     {100000, 4, true, 100352}};
+  const SlotPlan plan = plan_slots(uses, {2, 2, 3});
+  ASSERT_EQ(plan.classes.size(), 2U);
+  EXPECT_EQ(plan.classes[0].staging, 2);
+  EXPECT_EQ(plan.classes[0].staging_slot_bytes, 8192U);
+  EXPECT_EQ(plan.classes[1].staging, 1);
+  EXPECT_EQ(plan.staging_bytes, 2U * 8192 + 102400);
+  EXPECT_THAT(to_string(plan), HasSubstr("; 3 staging slots, 118784 bytes"));
+  EXPECT_THAT(to_string(plan_slots(std::vector<SlotUse>{{1000, 0}}, {})),
+              Not(HasSubstr("staging")));
+}
+
 TEST(SlotPlanTest, SizesThatAreNeverThereTogetherShareSlots) {
   const std::vector<SlotUse> uses = {{1000, 0}, {1020, 1}, {1000, 2}, {1020, 3}};
   EXPECT_EQ(plan_slots(uses, {1, 1}).classes.size(), 1U);
@@ -84,6 +114,15 @@ TEST(SlotPlanTest, BadInputIsRefused) {
       ThrowsMessage<InvalidArgument>(HasSubstr("0 modules of arrivals")));
   EXPECT_THAT([&] { plan_slots(empty, {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("use 0 has 0 bytes")));
+  const std::vector<SlotUse> half_read = {{8, 0, true, 7}};
+  EXPECT_THAT(
+      [&] { plan_slots(half_read, {}); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("is read as 7 bytes, expected at least its 8")));
+  EXPECT_THAT(
+      [&] {
+        plan_slots(good, {1, 2, 0});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("0 of staging")));
   EXPECT_THAT([&] { plan_slots(descending, {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("module 2, expected at least 3")));
   EXPECT_EQ(plan_slots({}, {}).bytes, 0U);

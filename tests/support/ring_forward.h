@@ -1,0 +1,109 @@
+// Passes through a WeightRing on the host, in which every copy is compared with the oracle's.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "runtime/engine/zo/weight_ring.h"
+#include "tests/support/ring_model.h"
+
+namespace sluiceway::test {
+
+inline WeightRingOptions ring_options(int depth = 2) {
+  WeightRingOptions all(DeviceId::host());
+  all.lanes.limits.fill(Budget::kUnlimited);
+  all.depth = {depth, depth, depth};
+  return all;
+}
+
+class RingForward {
+ public:
+  RingForward(const WeightRingOptions& given, RingModel& model)
+      : model_(model), family_(given.family), ring(given, model.uses) {}
+
+  void begin(int directions = 1) {
+    noises_.clear();
+    ++step_;
+    for (int d = 0; d < directions; ++d) {
+      noises_.push_back({7, step_, static_cast<std::uint32_t>(d), 1e-2F});
+    }
+    ring.begin_step(noises_);
+  }
+  void begin_evaluation() {
+    noises_.clear();
+    ring.begin_evaluation();
+  }
+  int directions() const { return std::max(1, static_cast<int>(noises_.size())); }
+  void acquire(int use, int direction = 0) {
+    const auto from = [&](Side side) {
+      return static_cast<const std::byte*>(ring.acquire(use, direction, side, StreamRef::host()));
+    };
+    held_.push_back({use, direction, from(Side::kPlus), from(Side::kMinus)});
+  }
+  void check_and_release() {  // As late as the forward may read.
+    for (const Held& h : held_) {
+      expect_equal(h, Side::kPlus, h.plus);
+      expect_equal(h, Side::kMinus, h.minus);
+    }
+    for (const Held& h : held_) ring.release(h.use, h.direction, StreamRef::host());
+    held_.clear();
+  }
+  void use(int i, int direction = 0) {
+    acquire(i, direction);
+    check_and_release();
+  }
+  void in_order(const std::function<void()>& while_held = [] {}) {
+    for (const std::vector<int>& module : model_.modules()) {
+      for (int d = 0; d < directions(); ++d) {
+        for (const int i : module) acquire(i, d);
+        while_held();
+        check_and_release();
+      }
+    }
+  }
+  void commit() {
+    updates_.gamma = {1.0F, 0.999F};
+    for (const StepNoise& noise : noises_) {
+      ZoUpdates::Record& record = updates_.records.emplace_back(ZoUpdates::Record{noise, {}});
+      for (int group = 0; group < 2; ++group) {  // The third group is not trained.
+        record.scale.push_back(static_cast<float>(1e-2 * model_.rng().normal()));
+      }
+    }
+    ring.commit(updates_);
+  }
+  void run_step(int directions = 1) { begin(directions), in_order(), commit(); }
+  int size() const { return static_cast<int>(model_.uses.size()); }
+
+ private:
+  struct Held {
+    int use, direction;
+    const std::byte *plus, *minus;
+  };
+
+  void expect_equal(const Held& h, Side side, const std::byte* found) {
+    std::optional<StepNoise> noise;
+    if (!noises_.empty()) noise = noises_.at(static_cast<std::size_t>(h.direction));
+    const std::vector<std::byte> expected = model_.expected(h.use, side, noise, updates_, family_);
+    EXPECT_EQ(std::memcmp(found, expected.data(), expected.size()), 0)
+        << model_.uses[static_cast<std::size_t>(h.use)].name << " in step " << step_
+        << ", direction " << h.direction << " of " << directions();
+  }
+
+  RingModel& model_;
+  NoiseFamily family_;
+  std::vector<StepNoise> noises_;
+  std::uint64_t step_ = 0;
+  ZoUpdates updates_;
+  std::vector<Held> held_;
+
+ public:
+  WeightRing ring;
+};
+
+}  // namespace sluiceway::test
