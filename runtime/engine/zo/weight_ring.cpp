@@ -354,12 +354,12 @@ WeightRing::EntryPtr WeightRing::next_entry(const Ring& ring) const {
 }
 
 void WeightRing::retire(Ring& ring, const EntryPtr& entry) {
-  const EntryPtr retired = entry;
-  std::erase(ring.entries, retired);
-  retired->through.reset();
-  if (retired->is_read()) ring.staging.push_back({retired->staging.data, retired->was_read});
-  if (retired->arrival.data == nullptr) return;
-  ring.arrivals.push_back({retired->arrival.data, retired->is_through});
+  entry->through.reset();
+  if (entry->is_read()) ring.staging.push_back({entry->staging.data, entry->was_read});
+  if (entry->arrival.data != nullptr) {
+    ring.arrivals.push_back({entry->arrival.data, entry->is_through});
+  }
+  std::erase_if(ring.entries, [gone = entry.get()](const EntryPtr& e) { return e.get() == gone; });
 }
 
 void WeightRing::drop_turn() {
