@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from sluiceway.model.blocks import find_blocks
-from sluiceway.optim.zo.measurement import Measured
+from sluiceway.optim.zo.halves.measurement import Measured
+from sluiceway.optim.zo.halves.units import Copies, Unit
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
 from sluiceway.optim.zo.tier import Training
-from sluiceway.optim.zo.units import Copies, Unit
 from sluiceway.optim.zo.weights import Noise, ResidentWeights, TrainedWeight
 
 
