@@ -32,17 +32,19 @@ class ZoOptions(Options):
         "A folder with the log of tier host, made if it is not there; a log that is there goes on. "
         "Where nothing is said it goes with the optimizer.",
     )
-    depth: SmallCount = option(2, "Layers of tier host that are on their way to the device.")
-    perturb_lanes: SmallCount = option(1, "Streams or threads that perturb them.")
+    depth: SmallCount = option(2, "Layers that are on their way to the device, of tier host.")
+    perturb_lanes: SmallCount = option(1, "Streams or threads that perturb them, of tier host.")
     resident: Size = option(
         0, "Bytes of weights of tier host that stay on the device beside norms and biases."
     )
-    link: Link | None = option(None, "Throttle of the link between device and host.")
+    link: Link | None = option(None, "Throttle of the link between device and host, of tier host.")
     budget: Budget | None = option(
-        None, "Bytes per tier; device, host and pinned are half of memory where nothing is said."
+        None,
+        "Bytes per tier, for tier host; device, host and pinned are half of memory where nothing "
+        "is said.",
     )
     trace: str | os.PathLike | None = option(
-        None, "Path of a Chrome/Perfetto trace that `close()` writes."
+        None, "Path of a Chrome/Perfetto trace that `close()` writes, of tier host."
     )
     pin: tuple[int, int] | None = option(None, "", alias="_pin")  # Cores of torch and of the lanes.
     seed: Natural = option(0, "Of the directions.", in_state=True)
