@@ -19,12 +19,14 @@ class ZoArguments(ZoOptions):
         "A folder with the log of tier host, made if it is not there; a log that is there goes on. "
         "Where nothing is said it goes with the optimizer.",
     )
-    link: Link | None = option(None, "Throttle of the link between device and host.")
+    link: Link | None = option(None, "Throttle of the link between device and host, of tier host.")
     budget: Budget | None = option(
-        None, "Bytes per tier; device, host and pinned are half of memory where nothing is said."
+        None,
+        "Bytes per tier, for tier host; device, host and pinned are half of memory where nothing "
+        "is said.",
     )
     trace: str | os.PathLike | None = option(
-        None, "Path of a Chrome/Perfetto trace that `close()` writes."
+        None, "Path of a Chrome/Perfetto trace that `close()` writes, of tier host."
     )
     pin: tuple[int, int] | None = option(None, "", alias="_pin")  # Cores of torch and of the lanes.
     seed: Natural = option(0, "Of the directions.", in_state=True)

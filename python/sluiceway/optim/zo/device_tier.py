@@ -11,11 +11,11 @@ import torch
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import find_blocks, weights_by_block
+from sluiceway.optim.zo.halves.measurement import Measured
+from sluiceway.optim.zo.halves.units import Copies, Unit
 from sluiceway.optim.zo.low_rank import LowRankWeights
-from sluiceway.optim.zo.measurement import Measured
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
 from sluiceway.optim.zo.tier import Training
-from sluiceway.optim.zo.units import Copies, Unit
 from sluiceway.optim.zo.weights import Noise, ResidentWeights, TrainedWeight
 
 

@@ -20,16 +20,21 @@ from sluiceway.optim.documented import takes
 from sluiceway.optim.hyperparameters import check_number
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.device_tier import DeviceTier
-from sluiceway.optim.zo.host_memory import streaming_device
-from sluiceway.optim.zo.host_tier import HostTier
-from sluiceway.optim.zo.measurement import Measurement
-from sluiceway.optim.zo.random_state import RandomState
-from sluiceway.optim.zo.rates import checked_loss, group_update, mean_loss, projected_gradient
-from sluiceway.optim.zo.same_inputs import SameInputs
+from sluiceway.optim.zo.halves.measurement import Measurement
+from sluiceway.optim.zo.halves.random_state import RandomState
+from sluiceway.optim.zo.halves.same_inputs import SameInputs
+from sluiceway.optim.zo.halves.units import measuring_halves
+from sluiceway.optim.zo.host.host_memory import streaming_device
+from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.rates import (
+    checked_loss,
+    group_update,
+    mean_of_closures,
+    projected_gradient,
+)
 from sluiceway.optim.zo.selection import trained_groups, trained_weights
 from sluiceway.optim.zo.state import check_state, restore_state, saved_frame
 from sluiceway.optim.zo.tier import Closure, Training
-from sluiceway.optim.zo.units import measuring_halves
 from sluiceway.optim.zo.weights import TrainedWeight
 
 
@@ -49,10 +54,24 @@ class ZoSgd(torch.optim.Optimizer):
     Where noise is lowrank, z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]; it
     has a float32 master, and U summed up for a period beside it.
 
+    With tier="host" weights are in host memory, page-locked for a CUDA device, and nothing writes
+    to them: they are the base, and a log of some tens of bytes a step says what theta is. No list
+    of blocks is needed. Halves meet at every module that reads weights, and layers are streamed
+    through a ring of slots, each once for all halves; norms and biases stay on the device. In which
+    order is seen in the first step, which calls the first closure once more. Weights that a module
+    reads around others it calls, or the closure itself, are perturbed from the base instead, on the
+    device. The numbers are those of tier="device". A parameter's own data is the base, which is not
+    to be changed: a forward of the model and `evaluate()` find theta, without gradients, and
+    `state_dict()` of the model holds it; what else looks at a parameter, a copy of the model for
+    one, sees the base. `close()` leaves theta in the parameters, and who drops the optimizer
+    unclosed is left with the base. A log in `path` goes on with a model of the same base, and
+    `state_dict()` has it. At most 1,024 / directions steps fit on one base.
+
     Parameters
     ----------
     model : torch.nn.Module
-        Has a list of blocks, as decoders of transformers have; its trainable parameters are taken.
+        With tier="device" it has a list of blocks, as decoders of transformers have; its trainable
+        parameters are taken.
     lr, weight_decay : float
         Mutable in `param_groups`.
     param_groups : iterable of dict, optional
@@ -173,7 +192,7 @@ class ZoSgd(torch.optim.Optimizer):
         closures = self._closures("evaluate", closure)
         self._check_unchanged()
         losses = [checked_loss(self._owner, loss) for loss in self._tier.evaluate(closures)]
-        return torch.tensor(mean_loss(losses), dtype=torch.float32)
+        return torch.tensor(mean_of_closures(losses), dtype=torch.float32)
 
     def _closures(self, function: str, given: Any) -> list[Closure]:
         closures = list(given) if isinstance(given, list | tuple) else [given]
@@ -201,7 +220,8 @@ class ZoSgd(torch.optim.Optimizer):
                     "dtype", f"the loss is {loss.dtype}, whose rounding is that of g; make it float"
                 )
         return [
-            (mean_loss(found[d, 0]), mean_loss(found[d, 1])) for d in range(self.options.directions)
+            (mean_of_closures(found[d, 0]), mean_of_closures(found[d, 1]))
+            for d in range(self.options.directions)
         ]
 
     def _check_random(self, begun: RandomState) -> None:
@@ -307,7 +327,7 @@ class ZoSgd(torch.optim.Optimizer):
         InvalidArgument
             There is no such step, or no log.
         """
-        self._logged("branch").branch(step, path)
+        self._logged("branch").log.branch(step, path)
 
     def _logged(self, function: str) -> HostTier:
         if isinstance(self._tier, HostTier):

@@ -45,7 +45,7 @@ def checked_loss(owner: str, value: Any) -> float:
     )
 
 
-def mean_loss(losses: list[float]) -> float:
+def mean_of_closures(losses: list[float]) -> float:
     """In float32: the sum in their order, divided by their number."""
     values = torch.tensor(losses, dtype=torch.float32)
     total = values[0]

@@ -16,7 +16,7 @@ from sluiceway.optim.state import (
     check_moment,
     check_settings,
 )
-from sluiceway.optim.zo.host_tier import HostTier
+from sluiceway.optim.zo.host.host_tier import HostTier
 
 if TYPE_CHECKING:
     from sluiceway.optim.zo.optimizer import ZoSgd
@@ -33,7 +33,7 @@ def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
         **_settings(optimizer),
     }
     if isinstance(optimizer._tier, HostTier):
-        frame["log"] = optimizer._tier.saved()
+        frame["log"] = optimizer._tier.log.saved()
     return {STATE_KEY: frame}
 
 
@@ -71,7 +71,7 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     _check_groups(optimizer, state_dict["param_groups"])
     if isinstance(optimizer._tier, HostTier):
         check_entries("its log", saved.get("log"), ("base", "log_id", "log", "entries"))
-        optimizer._tier.check_saved(saved["log"])
+        optimizer._tier.log.check_saved(saved["log"])
     parameters = numbered_parameters(optimizer.param_groups)
     check_entries("its state", state_dict["state"], ())
     for number, values in state_dict["state"].items():

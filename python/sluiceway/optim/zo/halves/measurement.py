@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.zo.lockstep import LockStep
-from sluiceway.optim.zo.random_state import RandomState
-from sluiceway.optim.zo.same_inputs import SameInputs
-from sluiceway.optim.zo.units import Copies, Half, Unit, WeightSource
+from sluiceway.optim.zo.halves.lockstep import LockStep
+from sluiceway.optim.zo.halves.random_state import RandomState
+from sluiceway.optim.zo.halves.same_inputs import SameInputs
+from sluiceway.optim.zo.halves.units import Copies, Half, Unit, WeightSource
 
 _EVERYWHERE = -1
 

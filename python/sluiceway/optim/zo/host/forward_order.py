@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.zo.random_state import RandomState
-from sluiceway.optim.zo.reader import Call, Reader
+from sluiceway.optim.zo.halves.random_state import RandomState
+from sluiceway.optim.zo.host.reader import Call, Reader
 from sluiceway.optim.zo.weights import TrainedWeight
 
 

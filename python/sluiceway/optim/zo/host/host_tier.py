@@ -1,0 +1,226 @@
+"""Weights in host memory, and steps that are records of a log.
+
+A parameter's own data is the base. Inside of a step layers find slots of the engine's ring in their
+parameters, and outside of one, theta, made when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway.optim.zo.halves.measurement import Measured, Measurement
+from sluiceway.optim.zo.halves.units import Copies, Unit, plain_halves
+from sluiceway.optim.zo.host.base_weights import BaseWeights, hash_of
+from sluiceway.optim.zo.host.forward_order import ForwardOrder, watch_forward
+from sluiceway.optim.zo.host.host_memory import move_to_host
+from sluiceway.optim.zo.host.logged_engine import LoggedEngine
+from sluiceway.optim.zo.host.reader import Reader
+from sluiceway.optim.zo.rates import GroupUpdate
+from sluiceway.optim.zo.tier import Closure, Training
+from sluiceway.optim.zo.weights import TrainedWeight
+
+Use = tuple[int, nn.Parameter]
+
+
+class HostTier:
+    """Halves meet at every module that reads weights.
+
+    Parameters
+    ----------
+    training : Training
+        Its parameters are moved to host memory, page-locked for a CUDA device.
+
+    Raises
+    ------
+    InvalidArgument, IoError, Corrupt, Unavailable
+        The log is of another base or of other options, or is none; nothing was moved.
+    """
+
+    blocks = None
+
+    def __init__(self, training: Training) -> None:
+        self._of = training
+        self.log = LoggedEngine(training, hash_of(training.weights))
+        move_to_host(training)
+        self._base = BaseWeights(training, self.log)
+        self._order: ForwardOrder | None = None
+        self._holding: dict[tuple[int, int], list[Use]] = {}
+        self._evaluating = False
+        parameters = [w.parameter for w in training.weights]
+        self._reader = Reader(training.model, parameters, self._base.theta)
+        self._raw: dict[str, Any] = {}
+        self._set_gammas()
+
+    @property
+    def committed_steps(self) -> int:
+        """As the log says."""
+        return self.log.get().next_step
+
+    # ---- The forward ----
+
+    def _know(self, closures: Sequence[Closure]) -> None:
+        self.log.get()
+        self._settle()  # A pass whose end was interrupted.
+        if self._order is None:
+            order = watch_forward(self._of.owner, self._reader, self._of.weights, closures[0])
+            self._stream(order)
+        self._position = -1
+
+    def _stream(self, order: ForwardOrder) -> None:
+        """Let the engine know what it streams: a use of a weight for each call that reads it."""
+        engine = self.log.get()
+        uses, self._uses_of_call, self._calls_of_unit = [], [], {}
+        for call, unit in enumerate(order.calls):
+            first, weights = len(uses), order.weights[unit]
+            uses += [
+                (w.name, self._base.of(w.parameter), w.group, call, w.parameter.dim() < 2)
+                for w in weights
+            ]
+            self._uses_of_call.append([(first + i, w.parameter) for i, w in enumerate(weights)])
+            self._calls_of_unit.setdefault(unit, []).append(call)
+        if uses:
+            engine.stream(uses)
+            engine.enable_trace(self._of.options.trace is not None)
+        self.measured = self._measured(order)
+        self._order = order
+
+    def _measured(self, order: ForwardOrder) -> Measured:
+        names = {module: name for name, module in self._of.model.named_modules()}
+        units = [Unit(f"module {names[m] or type(m).__name__}", m) for m in order.modules]
+        parameters = [w.parameter for w in self._of.weights]
+        return Measured(self._of.owner, self._of.model, units, parameters, self._base.poison())
+
+    # ---- WeightSource ----
+
+    def acquire(self, unit: int, direction: int) -> list[Copies]:
+        """Slots of the ring; copies of what is held around other units."""
+        if unit in self._order.held:
+            return self._perturbed(self._order.weights[unit], direction)
+        if direction == 0:  # It comes first.
+            calls = self._calls_of_unit[unit]
+            later = bisect_right(calls, self._position)
+            self._position = calls[later % len(calls)]
+        engine, compute = self.log.get(), self._of.device.compute()
+        copies, held = [], self._holding.setdefault((unit, direction), [])
+        for use, p in self._uses_of_call[self._position]:
+            plus = engine.acquire(use, direction, False, compute)
+            held.append((use, p))
+            sides = (plus,)
+            if not self._evaluating:
+                sides = (plus, engine.acquire(use, direction, True, compute))
+            copies.append(Copies(p, sides))
+        return copies
+
+    def release(self, unit: int, direction: int) -> None:
+        """Give slots back."""
+        compute = self._of.device.compute()
+        for use, _ in self._holding.pop((unit, direction), []):
+            self.log.get().release(use, direction, compute)
+
+    def throughout(self, direction: int) -> list[Copies]:
+        """Of what the closure reads itself."""
+        return self._perturbed(self._order.throughout, direction)
+
+    def _perturbed(self, weights: list[TrainedWeight], direction: int) -> list[Copies]:
+        if self._evaluating:
+            return [Copies(w.parameter, (self._base.theta(w.parameter),)) for w in weights]
+        return [Copies(w.parameter, self._base.neighbours(w, direction)) for w in weights]
+
+    # ---- A pass ----
+
+    def begin(self, closures: Sequence[Closure]) -> None:
+        """Know the forward, and begin a step."""
+        self._know(closures)
+        self.log.get().begin_step()
+        self._evaluating = False
+
+    def measuring(self) -> AbstractContextManager:
+        """Units bring the weights, and nobody else."""
+        return self._reader.off()
+
+    def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
+        """Log the step; `updates` follow from it."""
+        rates = [(float(g["lr"]), float(g["weight_decay"])) for g in self._of.param_groups]
+        try:
+            self.log.get().commit(gradients, rates, non_finite)
+        finally:
+            self._end()
+
+    def abandon(self) -> None:
+        """End the pass."""
+        if self.log.is_open:
+            self._end()
+
+    def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
+        """One pass for all."""
+        self._know(closures)
+        self.log.get().begin_evaluation()
+        self._evaluating = True
+        try:
+            with self.measuring():
+                return Measurement(self.measured, self, plain_halves(len(closures))).run(closures)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._settle()
+        if self.log.get().streams:
+            self._raw = self.log.get().take_stats()
+
+    def _settle(self) -> None:
+        for unit, direction in list(self._holding):
+            self.release(unit, direction)
+        self.log.get().finish()
+        self._set_gammas()
+
+    def _set_gammas(self) -> None:
+        for group, gamma in zip(self._of.param_groups, self.log.get().gammas, strict=True):
+            group["gamma"] = gamma
+
+    # ---- The log ----
+
+    def rollback(self, step: int) -> None:
+        """Go on from an older theta."""
+        self.log.get().rollback(step)
+        self._set_gammas()
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on from a state that the log has checked."""
+        self.log.load(saved, lambda: self._stream(self._order) if self._order else None)
+        self._set_gammas()
+
+    # ---- Numbers, and the end ----
+
+    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """All of it is in the log."""
+        return {}
+
+    def stats(self) -> dict[str, Any]:
+        """Bytes that crossed in the last pass, and how long the device waited for them."""
+        raw = self._raw
+        if not raw:
+            return {}
+        return {
+            "bytes": {"d2h": raw["d2h_bytes"], "h2d": raw["h2d_bytes"]},
+            "stall_seconds": raw["stall_seconds"],
+            "peak_bytes": raw["peak_bytes"],
+        }
+
+    def close(self) -> None:
+        """Leave theta in the parameters, and write the trace."""
+        if not self.log.is_open:
+            return
+        engine, trace = self.log.get(), self._of.options.trace
+        self._reader.close()
+        if trace is not None and engine.streams:
+            engine.write_trace(os.fspath(trace))
+        del engine
+        self._base.give_theta()
+        self.log.close()

@@ -1,0 +1,149 @@
+"""The engine of a run, and the log that it writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sluiceway import _core
+from sluiceway.errors import InvalidArgument
+from sluiceway.optim.tier_limits import tier_limits
+from sluiceway.optim.zo.host.log_folder import LOG, LogFolder
+from sluiceway.optim.zo.tier import Training
+
+
+class LoggedEngine:
+    """Open until `close`.
+
+    Parameters
+    ----------
+    training : Training
+    base_hash : bytes
+        Of the weights that the log begins with.
+
+    Raises
+    ------
+    InvalidArgument, IoError, Corrupt, Unavailable
+        The log is of another base or of other options, or is none.
+    """
+
+    def __init__(self, training: Training, base_hash: bytes) -> None:
+        self._of, self._base_hash = training, base_hash
+        self._folder = LogFolder(training.options.path)
+        self._engine: _core.ZoEngine | None = self._open()
+
+    def _open(self) -> _core.ZoEngine:
+        options, training = self._of.options, self._of
+        link, pin = options.link, options.pin or (-1, -1)
+        return _core.ZoEngine(
+            compute=training.device.compute(),
+            link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
+            limits=tier_limits(options.budget, training.device),
+            resident_bytes=_bytes_beside(training),
+            resident_room=options.resident,
+            depth=options.depth,
+            perturb_lanes=options.perturb_lanes,
+            eps=options.eps,
+            family=options.family,
+            seed=options.seed,
+            groups=len(training.param_groups),
+            directions=options.directions,
+            log=os.fspath(self._folder.log),
+            base_hash=self._base_hash,
+            device_cpu=pin[0],
+            lane_cpu=pin[1],
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an engine."""
+        return self._engine is not None
+
+    def get(self) -> _core.ZoEngine:
+        """The engine.
+
+        Raises
+        ------
+        InvalidArgument
+            It is closed.
+        """
+        if self._engine is None:
+            raise InvalidArgument(f"{self._of.owner}: it is closed, expected an open optimizer")
+        return self._engine
+
+    def close(self) -> None:
+        """Let go of engine and log; a temporary log goes."""
+        self._engine = None
+        self._folder.close()
+
+    # ---- The log ----
+
+    def branch(self, step: int, path: str | os.PathLike) -> None:
+        """A log of its own, of the same base."""
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.get().branch(step, os.fspath(folder / LOG))
+
+    def saved(self) -> dict[str, Any]:
+        """All that a new optimizer of the same base needs."""
+        engine = self.get()
+        engine.sync()
+        return {
+            "base": self._base_hash.hex(),
+            "log_id": engine.log_id,
+            "log": self._folder.log.read_bytes(),
+            "entries": engine.entries,
+        }
+
+    def check_saved(self, saved: dict[str, Any]) -> None:
+        """Refuse a state of another base, or of a log that is not here.
+
+        Raises
+        ------
+        InvalidArgument
+            Both are named.
+        """
+        engine = self.get()
+        if saved["base"] != self._base_hash.hex():
+            raise InvalidArgument(
+                f"load_state_dict: is of the base {saved['base']}, expected "
+                f"{self._base_hash.hex()}, that of the model; load the weights that its run began "
+                "with"
+            )
+        if engine.entries and saved["log_id"] != engine.log_id:
+            raise InvalidArgument(
+                f"load_state_dict: is of log {saved['log_id']}, expected {engine.log_id}, that of "
+                f"{self._folder.path}, which has {engine.entries} entries; make the optimizer with "
+                "an empty path"
+            )
+
+    def load(self, saved: dict[str, Any], opened: Callable[[], None]) -> None:
+        """Go on from a state that was checked; `opened` is called if there is another engine."""
+        engine = self.get()
+        if engine.log_id != saved["log_id"] or engine.entries < saved["entries"]:
+            del engine
+            self._replace(saved["log"], opened)
+        if self.get().entries != saved["entries"]:
+            self.get().restore(saved["entries"])
+
+    def _replace(self, log: bytes, opened: Callable[[], None]) -> None:
+        path = self._folder.log
+        before, self._engine = path.read_bytes(), None  # Lets go of the file.
+        path.write_bytes(log)
+        try:
+            self._engine = self._open()
+        except BaseException:
+            path.write_bytes(before)
+            self._engine = self._open()
+            raise
+        finally:
+            opened()
+
+
+def _bytes_beside(training: Training) -> int:
+    """Of the model, on the device beside what is streamed."""
+    trained = {id(w.parameter) for w in training.weights}
+    others = [p for p in training.model.parameters() if id(p) not in trained]
+    return sum(t.nbytes for t in (*others, *training.model.buffers()))
