@@ -151,43 +151,11 @@ std::pair<std::uint64_t, std::string> ring_plan(
 
 Stats take_stats(StreamedEngine& held) { return stats_of(held.engine.ring().take_use(), 0.0); }
 
-}  // namespace
+using Class = py::class_<StreamedEngine, Holder>;
 
-void bind_zo_engine(py::module_& m) {
+void def_passes(Class& engine) {
   const auto unlocked = py::call_guard<GilReleased>();
-  m.def("page_locked_copy", &page_locked_copy, py::arg("tensor"), py::arg("compute"), unlocked,
-        "Of a tensor, in host memory of exactly its size, page-locked for the stream's device.");
-  m.def("zo_ring_plan", &ring_plan, py::arg("uses"), py::arg("depth"),
-        "Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need, "
-        "and a line that says so.");
-  py::class_<StreamedEngine, Holder>(
-      m, "ZoEngine", "Streams perturbed weights from host memory, and logs what moves them.")
-      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
-                       const LimitOfTier& limits, std::uint64_t resident_bytes,
-                       std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
-                       const std::string& family, std::uint64_t seed, std::uint32_t groups,
-                       std::uint32_t directions, const std::string& log, const py::bytes& base_hash,
-                       int device_cpu, int lane_cpu) {
-             const ZoEngineOptions options = options_of(
-                 compute, link, limits, resident_bytes, resident_room, depth, perturb_lanes, eps,
-                 family, seed, groups, directions, log, base_hash, device_cpu, lane_cpu);
-             const GilReleased free;
-             return Holder(new StreamedEngine(options));
-           }),
-           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
-           py::arg("resident_bytes"), py::arg("resident_room"), py::arg("depth"),
-           py::arg("perturb_lanes"), py::arg("eps"), py::arg("family"), py::arg("seed"),
-           py::arg("groups"), py::arg("directions"), py::arg("log"), py::arg("base_hash"),
-           py::arg("device_cpu"), py::arg("lane_cpu"),
-           (std::string(kLanesDoc) +
-            " resident_room: bytes of weights that may stay on the device; depth: modules on their "
-            "way; log: a file, made if it is not there; base_hash: 16 bytes.")
-               .c_str())
-      .def("stream", &stream, py::arg("uses"),
-           "Each is name, host tensor, parameter group, number of the module, whether it stays on "
-           "the device; in the order of the forward. Names of one storage are one weight.")
-      .def_property_readonly("streams",
-                             [](const StreamedEngine& held) { return held.engine.streams(); })
+  engine
       .def(
           "begin_step", [](StreamedEngine& held) { held.engine.begin_step(); }, unlocked)
       .def(
@@ -207,7 +175,12 @@ void bind_zo_engine(py::module_& m) {
            "Log the step, one (lr, weight_decay) a group, and end the pass.")
       .def(
           "finish", [](StreamedEngine& held) { held.engine.finish(); }, unlocked,
-          "End the pass, if there is one; a step that was not logged is as if it had not begun.")
+          "End the pass, if there is one; a step that was not logged is as if it had not begun.");
+}
+
+void def_log(Class& engine) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  engine
       .def(
           "rollback", [](StreamedEngine& held, std::uint64_t step) { held.engine.rollback(step); },
           py::arg("step"), unlocked)
@@ -233,8 +206,11 @@ void bind_zo_engine(py::module_& m) {
       .def_property_readonly("gammas",
                              [](const StreamedEngine& held) { return held.engine.gammas(); })
       .def("pending", &pending, py::arg("group"),
-           "(seed, step, purpose, scale) of each update of the base, and Gamma.")
-      .def("take_stats", &take_stats)
+           "(seed, step, purpose, scale) of each update of the base, and Gamma.");
+}
+
+void def_numbers(Class& engine) {
+  engine.def("take_stats", &take_stats)
       .def(
           "enable_trace",
           [](StreamedEngine& held, bool on) { held.engine.ring().trace().enable(on); },
@@ -245,6 +221,49 @@ void bind_zo_engine(py::module_& m) {
             held.engine.ring().trace().write_json(path);
           },
           py::arg("path"));
+}
+
+}  // namespace
+
+void bind_zo_engine(py::module_& m) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  m.def("page_locked_copy", &page_locked_copy, py::arg("tensor"), py::arg("compute"), unlocked,
+        "Of a tensor, in host memory of exactly its size, page-locked for the stream's device.");
+  m.def("zo_ring_plan", &ring_plan, py::arg("uses"), py::arg("depth"),
+        "Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need, "
+        "and a line that says so.");
+  Class engine(m, "ZoEngine",
+               "Streams perturbed weights from host memory, and logs what moves them.");
+  engine
+      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
+                       const LimitOfTier& limits, std::uint64_t resident_bytes,
+                       std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
+                       const std::string& family, std::uint64_t seed, std::uint32_t groups,
+                       std::uint32_t directions, const std::string& log, const py::bytes& base_hash,
+                       int device_cpu, int lane_cpu) {
+             const ZoEngineOptions options = options_of(
+                 compute, link, limits, resident_bytes, resident_room, depth, perturb_lanes, eps,
+                 family, seed, groups, directions, log, base_hash, device_cpu, lane_cpu);
+             const GilReleased free;
+             return Holder(new StreamedEngine(options));
+           }),
+           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
+           py::arg("resident_bytes"), py::arg("resident_room"), py::arg("depth"),
+           py::arg("perturb_lanes"), py::arg("eps"), py::arg("family"), py::arg("seed"),
+           py::arg("groups"), py::arg("directions"), py::arg("log"), py::arg("base_hash"),
+           py::arg("device_cpu"), py::arg("lane_cpu"),
+           (std::string(kLanesDoc) +
+            " resident_room: bytes of weights that may stay on the device; depth: modules on their "
+            "way; log: a file, made if it is not there; base_hash: 16 bytes.")
+               .c_str())
+      .def("stream", &stream, py::arg("uses"),
+           "Each is name, host tensor, parameter group, number of the module, whether it stays on "
+           "the device; in the order of the forward. Names of one storage are one weight.")
+      .def_property_readonly("streams",
+                             [](const StreamedEngine& held) { return held.engine.streams(); });
+  def_passes(engine);
+  def_log(engine);
+  def_numbers(engine);
 }
 
 }  // namespace sluiceway

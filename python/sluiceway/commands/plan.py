@@ -61,11 +61,10 @@ def make_plan(config: Config) -> dict[str, Any]:
         model = build()
     resident = resident_bytes()  # What a run has imported too; a rehearsal imports more.
     plan = engine.plan(model)
-    train, length = config.train, config.data.sequence_length
 
     def rehearsal_of(make: Callable[[], torch.nn.Module], backward: bool) -> Rehearsal:
-        shape = train.micro_batch, length
-        return rehearse(make, plan.freed, *shape, placement.autocast_dtype, backward)
+        sizes = config.train.micro_batch, config.data.sequence_length
+        return rehearse(make, plan.freed, *sizes, placement.autocast_dtype, backward)
 
     rehearsal = rehearsal_of(lambda: plan.as_trained(build()), plan.backward)
     like_native = plan.backward and "fused" not in plan.figures
