@@ -30,10 +30,10 @@
 #include "runtime/engine/offload/gradient_exit.h"
 #include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_stream.h"
-#include "runtime/store/store_room.h"
 #include "runtime/memory/buffer.h"
 #include "runtime/memory/pinned_pool.h"
 #include "runtime/store/chunk_store.h"
+#include "runtime/store/store_room.h"
 
 namespace sluiceway {
 

@@ -44,10 +44,10 @@
 #include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/engine/offload/state_stream.h"
-#include "runtime/store/store_room.h"
 #include "runtime/engine/offload/weight_park.h"
 #include "runtime/engine/step_gate.h"
 #include "runtime/memory/pinned_pool.h"
+#include "runtime/store/store_room.h"
 
 namespace sluiceway {
 

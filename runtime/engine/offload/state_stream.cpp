@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "runtime/engine/last_of.h"
 #include "runtime/engine/offload/chunk_job.h"
 #include "runtime/engine/offload/extent_sum.h"
-#include "runtime/engine/last_of.h"
 
 namespace sluiceway {
 namespace {

@@ -25,9 +25,9 @@ class Requests {
     const std::lock_guard lock(mutex_);
     slots_[slot].in_flight = true;
   }
-  void end(std::size_t slot, const std::exception_ptr& error) {
+  void end(std::size_t slot, std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
-    slots_[slot] = {false, error};
+    slots_[slot] = {false, std::move(error)};
     changed_.notify_all();
   }
   std::exception_ptr wait(std::size_t slot) {
@@ -109,10 +109,11 @@ class Pass {
   template <typename Start>
   void request(std::size_t p, const Start& start) {
     const std::size_t slot = p % slots_;
+    const ArenaWeight& weight = plan_.weights()[plan_.pieces()[p].weight];
     requests_->begin(slot);
     try {
-      start([requests = requests_, slot](const std::exception_ptr& error) {
-        requests->end(slot, error);
+      start([requests = requests_, slot, &weight](const std::exception_ptr& error) {
+        requests->end(slot, error ? of_weight(error, weight) : nullptr);
       });
     } catch (...) {
       requests_->end(slot, nullptr);
@@ -121,8 +122,8 @@ class Pass {
   }
 
   void wait(std::size_t p) {
-    if (const std::exception_ptr error = requests_->wait(p % slots_)) {
-      std::rethrow_exception(of_weight(error, plan_.weights()[plan_.pieces()[p].weight]));
+    if (std::exception_ptr error = requests_->wait(p % slots_)) {
+      std::rethrow_exception(std::move(error));
     }
   }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <memory>
@@ -204,7 +205,8 @@ TEST_F(ZoArenaFaultTest, LogThatTakesNothingLeavesTheArena) {
 TEST_F(ZoArenaFaultTest, DamagedChunkIsNamedWithItsWeight) {
   // In the middle of the embedding's third chunk, wherever it lies.
   const std::size_t at = 2 * kArenaChunk + 100;
-  const auto place = std::ranges::search(*medium, std::span(first[1]).subspan(at, 64)).begin();
+  const auto damaged = std::span(first[1]).subspan(at, 64);
+  const auto place = std::search(medium->begin(), medium->end(), damaged.begin(), damaged.end());
   ASSERT_NE(place, medium->end());
   *place ^= std::byte{4};
   reopen();
