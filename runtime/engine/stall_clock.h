@@ -19,9 +19,9 @@
 //       when they have been read: there are never more than four for each weight and step that the
 //       device is behind, and a step that is like the one before makes none.
 //
-// Thread safety: time_wait() and take() from one thread at a time; time_work() from one, at the same
-//                time. No lock is held while a mark is recorded, since the thread may have to wait
-//                for room in its stream until the device has gone on.
+// Thread safety: time_wait() and take() from one thread at a time; time_work() from one, at the
+//                same time. No lock is held while a mark is recorded, since the thread may have to
+//                wait for room in its stream until the device has gone on.
 #pragma once
 
 #include <deque>
