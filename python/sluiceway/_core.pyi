@@ -57,6 +57,7 @@ __all__: list[str] = [
     "stable_hash",
     "warn",
     "weight_plan",
+    "zo_ring_plan",
 ]
 
 class Stream:
@@ -1033,4 +1034,12 @@ def weight_plan(
 ) -> dict[str, int]:
     """
     Bytes per tier and per step of one m x n weight, without allocating anything; on_host: on the host device, not a CUDA device. More keywords as of WeightSpec.
+    """
+
+def zo_ring_plan(
+    uses: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt, bool]],
+    depth: typing.SupportsInt,
+) -> tuple[int, str]:
+    """
+    Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need, and a line that says so.
     """

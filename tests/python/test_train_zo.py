@@ -107,6 +107,7 @@ def test_a_run_is_zo_sgd_driven_by_hand_bit_for_bit(
     saved = load_file(tmp_path / "out" / "checkpoint" / "model.safetensors")
     assert all(torch.equal(saved[name], weights[name]) for name in saved)
     before = load_file(Path(load_config(config).model.path) / "model.safetensors")
+    assert saved.keys() == before.keys()
     assert any(not torch.equal(saved[name].float(), before[name].float()) for name in saved)
 
 

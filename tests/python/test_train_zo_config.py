@@ -46,14 +46,14 @@ def test_options_of_a_config_are_those_of_the_class():
     section = {name: field.default for name, field in ZoSection.model_fields.items()}
     assert section.pop("kind") == "zo"
     assert {name: shared.pop(name) for name in section} == section
-    assert set(shared) == {"device", "seed"}
+    assert set(shared) == {"device", "path", "link", "budget", "trace", "pin", "seed"}
 
 
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
         ("engine: {kind: zo, esp: 1}", "run.yaml:3: unknown key engine.esp, did you mean"),
-        ("engine: {kind: zo, fused: true}", "unknown key engine.fused, known here: direc"),
+        ("engine: {kind: zo, fused: true}", "unknown key engine.fused, known here: depth"),
         ("engine: {kind: zo, eps: 0}", "run.yaml:3: engine.eps is 0, expected greater than 0"),
         ("engine: {kind: zo, directions: 0}", "engine.directions is 0, expected greater than or"),
         ("engine: {kind: zo, noise: guassian}", "engine.noise is 'guassian', expected 'auto'"),

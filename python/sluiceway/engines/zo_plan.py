@@ -59,7 +59,7 @@ class ZoPlan(DevicePlan):
         """Masters and factors beside the most that a forward holds, copies included.
 
         Of weights that are streamed the ring of slots, and what stays, in place of all of them;
-        the base is page-locked in host memory, for a GPU.
+        the base is in host memory, page-locked for a GPU.
         """
         if not self._streams:
             return {"device": rehearsal.peak_bytes + self._state_bytes, "host": 0, "pinned": 0}
@@ -68,7 +68,9 @@ class ZoPlan(DevicePlan):
         stays = self._uses.resident_bytes + min(engine.resident, self._uses.streamed_bytes)
         device = rehearsal.peak_bytes - self._weight_bytes + ring + stays
         on_card = self._config.device.name.startswith("cuda")
-        return {"device": device, "host": 0, "pinned": self._weight_bytes if on_card else 0}
+        base = self._weight_bytes
+        host, pinned = (0, base) if on_card else (base, 0)
+        return {"device": device, "host": host, "pinned": pinned}
 
     def links(self) -> dict[str, int]:
         """Every streamed weight once, whatever the directions and micro-batches."""

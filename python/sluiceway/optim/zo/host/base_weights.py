@@ -5,6 +5,7 @@ theta = float(Gamma) (base + sum of c z)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import weakref
 from contextlib import nullcontext
@@ -33,6 +34,7 @@ class BaseWeights:
         self._base = {id(w.parameter): w.parameter.data for w in training.weights}
         self._weight_of = {id(w.parameter): w for w in training.weights}
         self._on_device: dict[int, torch.Tensor] = {}  # Of what is perturbed in each step.
+        self._tied: tuple[Any, dict[int, torch.Tensor]] = (lambda: None, {})
         self._hooks = [
             module.register_state_dict_post_hook(_StateHook(self, module))
             for module in training.model.modules()
@@ -54,6 +56,24 @@ class BaseWeights:
     def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
         """A copy in host memory."""
         return self._made(p, self.of(p))
+
+    def theta_in(self, state: dict[str, Any], p: nn.Parameter) -> torch.Tensor:
+        """As `theta_on_host`; one tensor for all names of a parameter in one `state_dict()`."""
+        if len(self._weight_of[id(p)].modules) == 1:
+            return self.theta_on_host(p)
+        made_for, made = self._tied
+        if made_for() is not state:
+            made = {}
+            with contextlib.suppress(TypeError):  # A plain dict, which the caller has given.
+                self._tied = (weakref.ref(state, lambda _: made.clear()), made)
+        if id(p) not in made:
+            made[id(p)] = self.theta_on_host(p)
+        return made[id(p)]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all bases."""
+        return sum(base.nbytes for base in self._base.values())
 
     def neighbours(
         self, weight: TrainedWeight, direction: int
@@ -118,7 +138,7 @@ class _StateHook:
             return
         for name, p in called._parameters.items():
             if weights.has(p) and prefix + name in state:
-                state[prefix + name] = weights.theta_on_host(p)
+                state[prefix + name] = weights.theta_in(state, p)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")

@@ -20,7 +20,7 @@ from sluiceway.optim.zo.halves.units import Copies, Unit, plain_halves
 from sluiceway.optim.zo.host.base_weights import BaseWeights, hash_of
 from sluiceway.optim.zo.host.forward_order import ForwardOrder, watch_forward
 from sluiceway.optim.zo.host.host_memory import move_to_host
-from sluiceway.optim.zo.host.logged_engine import LoggedEngine
+from sluiceway.optim.zo.host.logged_engine import LoggedEngine, bytes_beside
 from sluiceway.optim.zo.host.reader import Reader
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.tier import Closure, Training
@@ -207,11 +207,25 @@ class HostTier:
         raw = self._raw
         if not raw:
             return {}
+        crossed = {"d2h": raw["d2h_bytes"], "h2d": raw["h2d_bytes"]}
         return {
-            "bytes": {"d2h": raw["d2h_bytes"], "h2d": raw["h2d_bytes"]},
+            "bytes": {**crossed, "disk_read": 0, "disk_written": 0},
             "stall_seconds": raw["stall_seconds"],
-            "peak_bytes": raw["peak_bytes"],
+            "peak_bytes": self._peaks(raw["peak_bytes"]),
         }
+
+    def _peaks(self, of_engine: dict[str, int]) -> dict[str, int]:
+        """Those of the engine, of torch on the device, and of the base, by tier.
+
+        The engine has reserved what is beside the weights, which torch counts; on the host device
+        torch counts the base, too.
+        """
+        device, base = self._of.device, self._base.nbytes
+        peaks = {tier: of_engine[tier] for tier in ("device", "host", "pinned")}
+        peaks["pinned" if device.asynchronous else "host"] += base
+        torch_has = device.peak_bytes() - (0 if device.asynchronous else base)
+        peaks["device"] += max(0, torch_has - bytes_beside(self._of))
+        return peaks
 
     def close(self) -> None:
         """Leave theta in the parameters, and write the trace."""

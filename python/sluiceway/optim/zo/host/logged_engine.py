@@ -41,7 +41,7 @@ class LoggedEngine:
             compute=training.device.compute(),
             link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
             limits=tier_limits(options.budget, training.device),
-            resident_bytes=_bytes_beside(training),
+            resident_bytes=bytes_beside(training),
             resident_room=options.resident,
             depth=options.depth,
             perturb_lanes=options.perturb_lanes,
@@ -142,7 +142,7 @@ class LoggedEngine:
             opened()
 
 
-def _bytes_beside(training: Training) -> int:
+def bytes_beside(training: Training) -> int:
     """Of the model, on the device beside what is streamed."""
     trained = {id(w.parameter) for w in training.weights}
     others = [p for p in training.model.parameters() if id(p) not in trained]
