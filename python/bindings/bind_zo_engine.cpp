@@ -22,6 +22,7 @@ struct StreamedEngine {
 
   DeviceId device;
   std::vector<at::Tensor> weights;  // By use.
+  std::vector<at::Tensor> coming;   // The same of a ring that is being made.
   ZoEngine engine;
 };
 
@@ -91,9 +92,12 @@ void stream(StreamedEngine& held, const std::vector<Use>& uses) {
     streamed.push_back({name, weight.numel(), dtype_of_tensor(weight, name.c_str()), group, module,
                         weights.back().const_data_ptr(), keep});
   }
-  const GilReleased unlocked;
-  held.engine.stream(std::move(streamed));
-  held.weights = std::move(weights);
+  held.coming = std::move(weights);  // A ring of either may be there when this fails.
+  {
+    const GilReleased unlocked;
+    held.engine.stream(std::move(streamed));
+  }
+  held.weights = std::move(held.coming);
 }
 
 at::Tensor acquire(StreamedEngine& held, int use, int direction, bool minus,

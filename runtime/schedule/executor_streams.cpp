@@ -133,16 +133,23 @@ void Executor::State::go_ahead(Lock& lock, Item* item, const std::optional<Event
 
 void Executor::State::complete(Item* item, std::size_t hop, const Completion& completion) noexcept {
   Hop& done = item->payload.hops[hop];
-  done.run = nullptr;  // What it captured goes before the payload moves on.
-  done.start = nullptr;
   const auto lane = static_cast<std::size_t>(done.lane);
   const LaneConfig& in = config.lanes[lane];
+  std::exception_ptr named;
+  bool is_first = false;
+  if (completion.error) {
+    named = name_error(completion.error, in.name, item->payload.name);
+    // Others may wait for what the hop captured to go: they find the failure there already.
+    const Lock lock(mutex);
+    is_first = !error;
+    if (is_first) error = named;
+  }
+  done.run = nullptr;  // What it captured goes before the payload moves on.
+  done.start = nullptr;
   if (config.trace != nullptr && config.trace->enabled()) {
     config.trace->add_range(in.trace_row, item->payload.name, completion.begin_us,
                             completion.end_us, static_cast<std::int64_t>(done.bytes));
   }
-  std::exception_ptr named;
-  if (completion.error) named = name_error(completion.error, in.name, item->payload.name);
 
   Items gone;
   Lock lock(mutex);
@@ -155,7 +162,7 @@ void Executor::State::complete(Item* item, std::size_t hop, const Completion& co
   ++use.payloads[lane];
   ++item->finished;
   note_device(*item);
-  if (named && !error) {
+  if (is_first) {
     fail(lock, std::move(named), gone);
   } else {
     settle(lock, item, gone);

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import yaml
-from conftest import REPOSITORY, assert_short_error
+from conftest import REPOSITORY, assert_short_error, read_lines
 from sluiceway.config.engines.native import NativeSection
 from sluiceway.config.engines.zo import ZoSection
 from sluiceway.config.file import check_config, load_config
@@ -97,20 +97,22 @@ RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=devi
 
 
 @pytest.mark.parametrize(
-    ("model", "train"),
+    ("model", "train", "engine"),
     [
-        ({}, {}),
-        ({}, {"weight_decay": 0.1, "accumulate": 3}),
-        ({"dtype": "bf16"}, {}),
-        ({}, {"micro_batch": 64}),
+        ({}, {}, {}),
+        ({}, {"weight_decay": 0.1, "accumulate": 3}, {}),
+        ({"dtype": "bf16"}, {}, {}),
+        ({}, {"micro_batch": 64}, {}),
+        ({}, {}, {"directions": 3}),
+        ({}, {}, {"noise": "lowrank"}),
     ],
-    ids=["fp32", "decay", "bf16", "wide-batch"],
+    ids=["fp32", "decay", "bf16", "wide-batch", "directions", "low-rank"],
 )
 def test_a_run_takes_the_memory_that_was_planned(
-    sluiceway, small_model, write_config, tmp_path, model, train
+    sluiceway, small_model, write_config, tmp_path, model, train, engine
 ):
     config = write_config(
-        small_model, engine={"kind": "zo"}, model=model, data={"eval": []},
+        small_model, engine={"kind": "zo", **engine}, model=model, data={"eval": []},
         train={"steps": 3, "lr": 1e-5, **train},
     )  # fmt: skip
     done = sluiceway("plan", config, "--json", *RATES)
@@ -122,8 +124,40 @@ def test_a_run_takes_the_memory_that_was_planned(
     peak = json.loads(done.out)["peak_bytes"]
     assert plan["peak_bytes"]["device"] == pytest.approx(peak["device"], rel=0.05)
     assert (plan["peak_bytes"]["host"], plan["peak_bytes"]["pinned"]) == (0, 0)
-    if not model:  # A master has as many bytes as two moments of 16 bits.
+    if not (model or engine):  # A master has as many bytes as two moments of 16 bits.
         assert plan["native_device_bytes"] > plan["peak_bytes"]["device"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "train"),
+    [({}, {}), ({"directions": 2}, {"accumulate": 2}), ({"resident": "1MiB", "depth": 4}, {})],
+    ids=["plain", "halves", "deep"],
+)
+def test_a_streamed_run_takes_the_memory_that_was_planned(
+    sluiceway, small_model, write_config, tmp_path, engine, train
+):
+    config = write_config(
+        small_model, engine={"kind": "zo", "tier": "host", **engine}, data={"eval": []},
+        train={"steps": 3, "lr": 1e-5, **train},
+    )  # fmt: skip
+    done = sluiceway("plan", config, "--json", *RATES)
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)["peak_bytes"]
+    done = sluiceway("train", config, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.err
+    found = [line["peak_bytes"] for line in read_lines(tmp_path / "out")[1:]]
+    assert plan["host"] == max(peak["host"] for peak in found)
+    assert plan["device"] == pytest.approx(max(peak["device"] for peak in found), rel=0.1)
+
+
+def test_what_plays_no_part_is_refused(load):
+    for said, words in (
+        (["engine.resident=5"], "resident is 5, which is of host alone"),
+        (["engine.rank=5"], "rank is 5, which is of lowrank alone"),
+        (["engine.tier=host", "train.steps=2000"], "train.steps is 2000 with engine.directions 1"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            load(SMALLEST, *said)
 
 
 def test_a_plan_counts_two_forwards_for_every_direction_and_micro_batch(
@@ -140,7 +174,7 @@ def test_a_plan_counts_two_forwards_for_every_direction_and_micro_batch(
     assert twice["seconds_per_step"] == pytest.approx(6 * once["seconds_per_step"], rel=0.01)
     # A backward takes two forwards.
     assert once["seconds_per_step"] == pytest.approx(native["seconds_per_step"] * 2 / 3, rel=0.05)
-    assert once["peak_bytes"]["device"] == twice["peak_bytes"]["device"]
+    assert once["peak_bytes"]["device"] < twice["peak_bytes"]["device"]
     assert once["why"] == "2 forwards a step, rademacher noise, weights on the device"
     done = sluiceway("plan", write_config(small_model, engine={"kind": "zo"}), *RATES,
                      "--set=budget.device=1MiB")  # fmt: skip

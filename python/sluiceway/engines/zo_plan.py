@@ -49,10 +49,11 @@ class ZoPlan(DevicePlan):
 
     def as_trained(self, model: nn.Module) -> nn.Module:
         """With what both halves of a measurement hold of weights beside a plain forward."""
+        halves = self._config.engine.directions, self._config.train.accumulate
         if self._streams:
-            self._uses = StreamedUses(model)
+            self._uses = StreamedUses(model, *halves)
         else:
-            PerturbedCopies(model)
+            PerturbedCopies(model, *halves)
         return model
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
@@ -88,6 +89,6 @@ class ZoPlan(DevicePlan):
             link = link_of(self._config, speeds)
             return max(work, self.links()["h2d"] / (1e9 * link.h2d_gbps))
         each = _MASTER_BYTES * self._elements + 2 * self._weight_bytes
-        copies = directions * batches * each
+        copies = directions * each
         moved = copies + _UPDATE_BYTES * self._elements + self._image_bytes
         return halves + moved / (1e9 * speeds["memory_gbps"])

@@ -123,6 +123,10 @@ LogEntry take_entry(ByteReader& fields, const LogShape& shape) {
 
 }  // namespace
 
+std::string to_text(const Base& base) {
+  return concat(to_hex(base.hash), " (generation ", base.generation, ", step ", base.step, ")");
+}
+
 void check_shape(const LogShape& shape) {
   SLUICEWAY_CHECK(shape.groups >= 1 && shape.groups <= kMostGroups, "scalar log: has ",
                   shape.groups, " parameter groups, expected 1 to ", kMostGroups);

@@ -35,6 +35,8 @@ struct Base {
   friend bool operator==(const Base&, const Base&) = default;
 };
 
+std::string to_text(const Base& base);  // For errors.
+
 // What the log only carries: kernels give these numbers their meaning.
 struct NoiseForm {
   std::uint32_t family = 0;

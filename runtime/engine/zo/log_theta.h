@@ -40,7 +40,6 @@ class LogTheta {
   // From the base that the log has in use.
   LogTheta(const ScalarLog& log, std::uint64_t step, std::span<const ArenaWeight> weights);
 
-  std::uint64_t step() const noexcept { return step_; }
   // Whether a weight is what the base has, bit for bit.
   bool is_base(const ArenaWeight& weight) const;
   // Whole elements of a weight, from element `first` on: of the base before, theta afterwards.

@@ -32,7 +32,11 @@ void RangeTeam::run(std::uint64_t count, std::uint64_t unit,
     ended.count_down();
   };
   for (std::uint64_t i = 1; i < shares; ++i) {
-    workers_[i - 1]->post([&run_share, i] { run_share(i); });
+    try {
+      workers_[i - 1]->post([&run_share, i] { run_share(i); });
+    } catch (...) {  // Out of memory; those that were posted refer to this frame.
+      run_share(i);
+    }
   }
   run_share(0);
   ended.wait();

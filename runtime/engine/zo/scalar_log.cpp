@@ -10,10 +10,6 @@
 namespace sluiceway {
 namespace {
 
-std::string to_text(const Base& base) {
-  return concat(to_hex(base.hash), " (generation ", base.generation, ", step ", base.step, ")");
-}
-
 std::string to_text(const LogShape& shape) {
   return concat(shape.groups, " groups, ", shape.directions, " directions",
                 shape.records_seeds ? " with seeds" : "", ", run seed ", shape.run_seed, ", noise ",

@@ -160,9 +160,13 @@ const void* WeightRing::acquire(int use, int direction, Side side, StreamRef com
   auto held = held_.find(wanted);
   if (held == held_.end()) {
     seek(wanted);
-    SLUICEWAY_CHECK(!ahead_.empty() && ahead_.front().position == wanted, "acquire: the ",
-                    plan_.classes[at(plan_.class_of[at(use)])].pairs, " pairs of slots for ",
-                    uses_[at(use)].name,
+    const auto is_ahead = [&] { return !ahead_.empty() && ahead_.front().position == wanted; };
+    while (!is_ahead() && !has_key()) {
+      lanes_.executor().wait(next_key_);
+      fill();
+    }
+    SLUICEWAY_CHECK(is_ahead(), "acquire: the ", plan_.classes[at(plan_.class_of[at(use)])].pairs,
+                    " pairs of slots for ", uses_[at(use)].name,
                     " are acquired, expected one that is released; release() those before it, or "
                     "make the ring deeper");
     lanes_.acquire(ahead_.front().key, compute);
@@ -205,9 +209,10 @@ void WeightRing::check_use(const char* function, int use) const {
 // was a pair for it.
 void WeightRing::seek(std::uint64_t wanted) {
   const bool back = wanted < from_;
+  // What waits comes before what changes: an interrupted call can be made again.
+  while (!ahead_.empty() && (back || ahead_.front().position < wanted)) drop_turn();
   if (back) ++rewinds_;
   from_ = wanted;
-  while (!ahead_.empty() && (back || ahead_.front().position < wanted)) drop_turn();
   const int directions = pass_->directions();
   for (Ring& ring : rings_) {
     const std::deque<EntryPtr> entries = ring.entries;

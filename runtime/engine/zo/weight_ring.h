@@ -162,6 +162,7 @@ class WeightRing {
   void drop_turn();  // The front of ahead_. Waits for what runs of it.
   static void retire(Ring& ring,
                      const EntryPtr& entry);  // Its last turn has a pair, or needs none.
+  bool has_key() const;                       // One that nothing in the lanes has.
   int take_key();
   Payload payload_of(int use, bool next_pass, std::uint64_t place);  // Without hops.
   std::uint64_t position(int use, int direction) const;              // In the current pass.

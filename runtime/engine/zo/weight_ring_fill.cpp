@@ -39,7 +39,7 @@ bool WeightRing::fetch_next(Ring& ring) {
   if (ring.entries.size() == ring.most_entries) return false;
   const bool streamed = !stays_[at(use)];
   const bool is_read = streamed && uses_[at(use)].source >= 0;
-  if (is_read && ring.staging.empty()) return false;
+  if (is_read && (ring.staging.empty() || !has_key())) return false;
   if (streamed && !is_read && ring.arrivals.empty()) return false;
   const auto entry = std::make_shared<Entry>();
   entry->use = use;
@@ -62,7 +62,7 @@ bool WeightRing::fetch_next(Ring& ring) {
 void WeightRing::move_on(Ring& ring) {
   for (;;) {
     give_arrivals(ring);
-    if (ring.pairs.empty()) return;
+    if (ring.pairs.empty() || !has_key()) return;
     const EntryPtr entry = next_entry(ring);
     if (entry == nullptr || entry->lacks_arrival) return;
     const Turn turn{position(entry->use, entry->next), entry->use, entry->next, take_key(),
@@ -80,7 +80,7 @@ void WeightRing::move_on(Ring& ring) {
 void WeightRing::give_arrivals(Ring& ring) {
   for (const EntryPtr& entry : ring.entries) {
     if (!entry->lacks_arrival) continue;
-    if (ring.arrivals.empty()) return;
+    if (ring.arrivals.empty() || !has_key()) return;
     entry->arrival = ring.arrivals.front();
     submit_copy(entry);
     ring.arrivals.pop_front();
@@ -128,11 +128,10 @@ void WeightRing::drop_turn() {
 // A stream that waits for a key waits for all payloads that come to have it meanwhile. So a key
 // that is in use is not given out; a turn whose key has come round again waits for a payload too
 // many, which needs nothing of the caller.
+bool WeightRing::has_key() const { return !lanes_.executor().busy(next_key_); }
+
 int WeightRing::take_key() {
-  const int key = next_key_;
-  lanes_.executor().wait(key);
-  next_key_ = (key + 1) % (kKeysOfUse * use_count());
-  return key;
+  return std::exchange(next_key_, (next_key_ + 1) % (kKeysOfUse * use_count()));
 }
 
 // Deadlines after a rewind come behind those before it.

@@ -29,10 +29,6 @@ class BaseSum {
   Checksum sum_;
 };
 
-std::string to_text(const Base& base) {
-  return concat(to_hex(base.hash), " (generation ", base.generation, ", step ", base.step, ")");
-}
-
 }  // namespace
 
 // The store takes no request while it commits or drops. Reads that come meanwhile start

@@ -25,7 +25,8 @@ ZoEngine::ZoEngine(const ZoEngineOptions& options)
 }
 
 void ZoEngine::stream(std::vector<ZoWeight> uses) {
-  SLUICEWAY_CHECK(!passing_, "stream: a pass has begun, expected commit() or finish() before");
+  SLUICEWAY_CHECK(passing_ == Passing::kNone,
+                  "stream: a pass has begun, expected commit() or finish() before");
   ring_.reset();  // Its slots go before others come.
   ring_.emplace(ring_options_, std::move(uses));
   tell_ring();
@@ -54,12 +55,12 @@ void ZoEngine::begin_step() {
   std::vector<StepNoise> noises;
   for (std::uint32_t d = 0; d < shape().directions; ++d) noises.push_back(noise(d));
   if (ring_) ring_->begin_step(noises);
-  passing_ = true;
+  passing_ = Passing::kStep;
 }
 
 void ZoEngine::begin_evaluation() {
   if (ring_) ring_->begin_evaluation();
-  passing_ = true;
+  passing_ = Passing::kEvaluation;
 }
 
 const void* ZoEngine::acquire(int use, int direction, Side side, StreamRef compute) {
@@ -71,13 +72,20 @@ void ZoEngine::release(int use, int direction, StreamRef compute) {
 }
 
 void ZoEngine::commit(std::span<const float> g, std::span<const StepRate> rates, bool non_finite) {
-  SLUICEWAY_CHECK(passing_, "commit: no pass has begun, expected begin_step() before");
+  SLUICEWAY_CHECK(passing_ == Passing::kStep,
+                  "commit: ", passing_ == Passing::kNone ? "no pass" : "an evaluation",
+                  " has begun, expected begin_step() before");
   check_room("commit");
   const std::uint64_t step = log_.next_step();
   std::vector<ZoUpdates::Record> records;
   for (std::uint32_t d = 0; d < shape().directions; ++d) records.push_back({noise(d), {}});
   updates_.records.reserve(updates_.records.size() + records.size());
-  log_.append({.step = step, .g = g, .rates = rates, .seeds = {}, .non_finite = non_finite});
+  try {
+    log_.append({.step = step, .g = g, .rates = rates, .seeds = {}, .non_finite = non_finite});
+  } catch (...) {
+    if (log_.next_step() != step) replay_all();  // It was written, and not synced.
+    throw;
+  }
   for (std::uint32_t group = 0; group < shape().groups; ++group) {
     const Replay last = log_.pending(group, step, step + 1);
     updates_.gamma.at(group) = last.gamma;
@@ -91,9 +99,9 @@ void ZoEngine::commit(std::span<const float> g, std::span<const StepRate> rates,
 
 // The step is made when the log has it: where the ring was interrupted, it is told again later.
 void ZoEngine::finish() {
-  if (!passing_) return;
+  if (passing_ == Passing::kNone) return;
   if (ring_) ring_->commit(updates_);
-  passing_ = false;
+  passing_ = Passing::kNone;
 }
 
 void ZoEngine::tell_ring() {
@@ -103,15 +111,22 @@ void ZoEngine::tell_ring() {
 }
 
 void ZoEngine::rollback(std::uint64_t step) {
-  finish();
-  log_.rollback(step);
-  replay_all();
-  tell_ring();
+  go_back([&] { log_.rollback(step); });
 }
 
 void ZoEngine::restore(std::uint64_t entries) {
+  go_back([&] { log_.restore(entries); });
+}
+
+void ZoEngine::go_back(const std::function<void()>& change) {
   finish();
-  log_.restore(entries);
+  try {
+    change();
+  } catch (...) {  // It may be written, and not synced.
+    replay_all();
+    tell_ring();
+    throw;
+  }
   replay_all();
   tell_ring();
 }

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -68,6 +69,9 @@ class ZoEngine {
   WeightRing& ring();
 
  private:
+  enum class Passing : std::uint8_t { kNone, kStep, kEvaluation };
+
+  void go_back(const std::function<void()>& change);
   void check_room(const char* function) const;
   void replay_all();
   void tell_ring();
@@ -77,7 +81,7 @@ class ZoEngine {
   ScalarLog log_;
   ZoUpdates updates_;
   std::optional<WeightRing> ring_;
-  bool passing_ = false;
+  Passing passing_ = Passing::kNone;
 };
 
 }  // namespace sluiceway

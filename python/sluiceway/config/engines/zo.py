@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # What this version has of the values that are spelled right.
 _HERE = {"tier": ("device", "host")}
+_LEAVE_OUT = "expected it to be left out"
+_MOST_UPDATES = 1024  # That a base takes: steps times directions. The compiled module refuses more.
 
 
 class ZoOptions(Options):
@@ -74,6 +76,14 @@ class ZoOptions(Options):
                 f"noise: lowrank is not in this version for tier {self.tier}, expected rademacher, "
                 "byte_quantile or gaussian, or tier device"
             )
+        for value, needed, names in (
+            (self.tier, "host", ("depth", "perturb_lanes", "resident")),
+            (self.noise, "lowrank", ("rank", "period")),
+        ):
+            for name in names if value != needed else ():
+                found, default = getattr(self, name), type(self).model_fields[name].default
+                if found != default:
+                    raise ValueError(f"{name} is {found}, which is of {needed} alone, {_LEAVE_OUT}")
         return self
 
 
@@ -87,6 +97,13 @@ class ZoSection(ZoOptions, EngineSection):
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """What is of a backward, of AdamW, or of autocast."""
         train, model = config.train, config.model
+        if self.tier != "device" and train.steps * self.directions > _MOST_UPDATES:
+            yield (
+                "train.steps",
+                f"is {train.steps} with engine.directions {self.directions} and engine.tier "
+                f"{self.tier}, expected at most {_MOST_UPDATES} steps times directions, which a "
+                "base takes in this version; take tier device",
+            )
         if train.max_norm is not None:
             yield (
                 "train.max_norm",

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -105,7 +105,20 @@ class ModelOwnership:
         self.finish()
 
 
+class Holder(Protocol):
+    """Who trains parameters that no other optimizer may have."""
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Whether another optimizer must leave it alone."""
+
+
 _open: weakref.WeakSet[ModelOwnership] = weakref.WeakSet()
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def hold(holder: Holder) -> None:
+    """Let `refuse_taken` ask `holder`, while there is one."""
+    _holders.add(holder)
 
 
 def refuse_taken(owner: str, wanted: list[tuple[str, torch.Tensor]]) -> None:
@@ -127,7 +140,7 @@ def refuse_taken(owner: str, wanted: list[tuple[str, torch.Tensor]]) -> None:
 
 
 def _taken(wanted: Iterable[tuple[str, torch.Tensor]]) -> Iterable[str]:
-    others = list(_open)
+    others: list[Holder] = [*_open, *_holders]
     return (name for name, p in wanted if any(other.has(p) for other in others))
 
 

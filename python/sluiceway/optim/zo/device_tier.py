@@ -12,6 +12,7 @@ from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import find_blocks, weights_by_block
 from sluiceway.optim.zo.halves.measurement import Measured
+from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.halves.units import Copies, Unit
 from sluiceway.optim.zo.low_rank import LowRankWeights
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
@@ -73,6 +74,9 @@ class DeviceTier:
 
     # ---- Steps ----
 
+    def rest(self) -> None:
+        """Nothing is exchanged outside of measurements."""
+
     def begin(self, closures: Sequence[Any]) -> None:
         """Nothing has to be there before."""
 
@@ -93,9 +97,13 @@ class DeviceTier:
         """Nothing was begun."""
 
     def evaluate(self, closures: Sequence[Any]) -> list[Any]:
-        """One after the other: the weights are there."""
+        """One after the other, from the same random numbers: the weights are there."""
+        begun, found = RandomState.now(), []
         with torch.no_grad():
-            return [closure() for closure in closures]
+            for closure in closures:
+                begun.restore()
+                found.append(closure())
+        return found
 
     def measuring(self) -> AbstractContextManager:
         """Nobody else exchanges parameters."""

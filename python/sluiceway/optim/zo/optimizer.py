@@ -125,11 +125,12 @@ class ZoSgd(torch.optim.Optimizer):
     def _make_tier(self) -> DeviceTier | HostTier:
         if self.options.tier == "host":
             return HostTier(self._of)
-        if self.options.path is not None:
-            raise InvalidArgument(
-                f"{self._owner}: path is {self.options.path!r} and tier 'device', which has "
-                "no log, expected no path, or tier='host'"
-            )
+        for name in ("path", "link", "budget", "trace"):
+            if (given := getattr(self.options, name)) is not None:
+                raise InvalidArgument(
+                    f"{self._owner}: {name} is {given!r} and tier 'device', which streams and logs "
+                    f"nothing, expected no {name}, or tier='host'"
+                )
         return DeviceTier(self._of, self.state)
 
     @property
@@ -167,7 +168,7 @@ class ZoSgd(torch.optim.Optimizer):
             What the closure raised; the weights are as before.
         """
         closures = self._closures("step", closure)
-        self._check_unchanged()
+        self._check_unchanged("step")
         begun, self.overflowed = RandomState.now(), False
         try:
             self._tier.begin(closures)
@@ -190,7 +191,7 @@ class ZoSgd(torch.optim.Optimizer):
         Weights that are not on the device cross once for all closures.
         """
         closures = self._closures("evaluate", closure)
-        self._check_unchanged()
+        self._check_unchanged("evaluate")
         losses = [checked_loss(self._owner, loss) for loss in self._tier.evaluate(closures)]
         return torch.tensor(mean_of_closures(losses), dtype=torch.float32)
 
@@ -225,7 +226,7 @@ class ZoSgd(torch.optim.Optimizer):
         ]
 
     def _check_random(self, begun: RandomState) -> None:
-        if not torch.equal(torch.get_rng_state(), begun.torch_cpu):
+        if begun.was_drawn_from():
             self._warn(
                 "random",
                 "the closure draws random numbers (dropout?); all losses of a step were given the "
@@ -250,15 +251,16 @@ class ZoSgd(torch.optim.Optimizer):
     def _current_versions(self) -> list[tuple[int, int]]:
         return [(w.parameter.data_ptr(), w.parameter._version) for w in self._of.weights]
 
-    def _check_unchanged(self) -> None:
+    def _check_unchanged(self, function: str) -> None:
+        self._tier.rest()
         for weight, was, now in zip(
             self._of.weights, self._versions, self._current_versions(), strict=True
         ):
             if was != now:
                 raise InvalidArgument(
-                    f"{self._owner}.step: {weight.name} was changed by others since the last step, "
-                    "expected the weights that the steps so far have made; load a state_dict() "
-                    "of theirs, or make a new optimizer"
+                    f"{self._owner}.{function}: {weight.name} was changed by others since the last "
+                    "step, expected the weights that the steps so far have made; load a "
+                    "state_dict() of theirs, or make a new optimizer"
                 )
 
     def _warn_of_rounded_vectors(self) -> None:
@@ -296,13 +298,20 @@ class ZoSgd(torch.optim.Optimizer):
         return super().state_dict() | saved_frame(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict()`; the model's own weights are to be loaded before.
+        """Go on from `state_dict()`.
+
+        With tier device the model's own weights are to be loaded before. With tier host the model
+        is to have the weights that its run began with, and theirs alone: the log makes theta of
+        them, and what `state_dict()` of the model holds is that theta.
 
         Raises
         ------
         InvalidArgument
-            It is of another model, or of other options; nothing was changed.
+            It is of another model, of other options, or of weights that this model does not have
+            (any more); nothing was changed.
         """
+        if isinstance(self._tier, HostTier):
+            self._check_unchanged("load_state_dict")
         check_state(self, state_dict)
         restore_state(self, state_dict)
         self._versions = self._current_versions()

@@ -14,13 +14,14 @@ from sluiceway.model.blocks import find_blocks, weights_by_block
 class PerturbedCopies:
     """Hooks that hold what a measurement holds beside a plain forward of one half.
 
-    That are two copies of the weights outside of the blocks throughout, two of a block inside it,
-    and what the half that waits before the block was given: for it, and for the first one, which
-    the forward of a decoder keeps to its end.
+    That are two copies a direction of the weights outside of the blocks throughout, two of a block
+    inside it, and what the halves that wait before the block were given: for it, and for the first
+    one, which the forward of a decoder keeps to its end.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, directions: int, batches: int) -> None:
         blocks = find_blocks("zo", model)
+        self._directions, self._others = directions, 2 * directions * batches - 1
         self._of: dict[int | None, list[nn.Parameter]] = {}
         for _, parameter, block in weights_by_block(model, blocks):
             if parameter.requires_grad:
@@ -37,12 +38,18 @@ class PerturbedCopies:
             block.register_forward_hook(lambda *_, n=number: self._drop(n))
 
     def _hold(self, block: int | None) -> None:
-        self._held[block] = [torch.empty_like(p) for p in self._of.get(block, []) for _ in "+-"]
+        copies = 2 * (self._directions if block is None else 1)
+        self._held[block] = [
+            torch.empty_like(p) for p in self._of.get(block, []) for _ in range(copies)
+        ]
 
     def _enter(self, block: int, given: Any) -> None:
         self._waiting.pop(block == 0, None)
         self._waiting[block == 0] = [
-            torch.empty_like(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)
+            torch.empty_like(leaf)
+            for leaf in tree_leaves(given)
+            if isinstance(leaf, torch.Tensor)
+            for _ in range(self._others)
         ]
         self._hold(block)
 
@@ -55,20 +62,54 @@ class PerturbedCopies:
 
 
 class StreamedUses:
-    """Hooks that see in which order modules with trained weights of their own run."""
+    """Hooks that see in which order modules with trained weights of their own run.
 
-    def __init__(self, model: nn.Module) -> None:
+    They hold what the other halves hold, which wait before such a module: of each module that they
+    are in, what it was given, and what its parts have returned, but for members of a list, of which
+    each takes over from the one before.
+    """
+
+    def __init__(self, model: nn.Module, directions: int, batches: int) -> None:
+        self._others = 2 * directions * batches - 1
+        self._given: dict[int, list[torch.Tensor]] = {}  # By storage.
+        self._inside: list[list[int]] = []
         self._uses: list[tuple[int, int, bool]] = []
         self._calls = 0
         self._sizes: dict[int, tuple[int, bool]] = {}  # Bytes of a weight, and whether it moves.
         model.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
+        lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+        passing = {id(member) for members in lists for member in members}
         for module in model.modules():
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs: self._enter((args, kwargs)), prepend=True, with_kwargs=True
+            )
+            kept = id(module) not in passing
+            module.register_forward_hook(lambda _, __, out, kept=kept: self._leave(out, kept))
             trained = [p for p in module._parameters.values() if p is not None and p.requires_grad]
             if trained:
                 module.register_forward_pre_hook(lambda *_, of=trained: self._call(of))
 
     def _begin(self) -> None:
         self._uses, self._calls = [], 0
+
+    def _enter(self, given: Any) -> None:
+        self._inside.append([])
+        self._hold(given)
+
+    def _leave(self, returned: Any, kept: bool) -> None:
+        for key in self._inside.pop():
+            del self._given[key]
+        if kept and self._inside:
+            self._hold(returned)
+
+    def _hold(self, values: Any) -> None:
+        for leaf in tree_leaves(values):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            key = leaf.untyped_storage()._cdata
+            if key not in self._given:
+                self._given[key] = [torch.empty_like(leaf) for _ in range(self._others)]
+                self._inside[-1].append(key)
 
     def _call(self, weights: list[nn.Parameter]) -> None:
         for p in weights:

@@ -16,6 +16,7 @@ from sluiceway.optim.state import (
     check_moment,
     check_settings,
 )
+from sluiceway.optim.zo.device_tier import DeviceTier
 from sluiceway.optim.zo.host.host_tier import HostTier
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def _check_groups(optimizer: ZoSgd, saved: Any) -> None:
 
 def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     """Put back what `check_state` has checked."""
-    parameters = numbered_parameters(optimizer.param_groups)
+    parameters, frame = numbered_parameters(optimizer.param_groups), state_dict[STATE_KEY]
+    if isinstance(optimizer._tier, HostTier):  # What may fail comes first.
+        optimizer._tier.load(frame["log"])
     optimizer.state.clear()
     for number, values in state_dict["state"].items():
         p = parameters[number]
@@ -111,9 +114,6 @@ def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         }
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
-    saved = state_dict[STATE_KEY]
-    if isinstance(optimizer._tier, HostTier):
-        optimizer._tier.load(saved["log"])
-        return
-    optimizer._tier.committed_steps = saved["committed_steps"]
-    optimizer._tier.round_masters()
+    if isinstance(optimizer._tier, DeviceTier):
+        optimizer._tier.committed_steps = frame["committed_steps"]
+        optimizer._tier.round_masters()

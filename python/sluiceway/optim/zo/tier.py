@@ -41,6 +41,9 @@ class Tier(WeightSource, Protocol):
     def measured(self) -> Measured:
         """What a measurement is of; after `begin`."""
 
+    def rest(self) -> None:
+        """Put back what an interrupted forward has left exchanged."""
+
     def begin(self, closures: Sequence[Closure]) -> None:
         """A measurement follows, and then `commit` or `abandon`."""
 

@@ -11,7 +11,9 @@ namespace sluiceway::test {
 namespace {
 
 TEST(TurnOrderTest, TurnsGoByModuleThenDirectionThenUse) {
-  RingModel model(std::random_device{}());
+  const std::uint64_t seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  RingModel model(seed);
   model.add_random(20);
   const TurnOrder order(model.uses);
   for (const int directions : {1, 2, 5}) {

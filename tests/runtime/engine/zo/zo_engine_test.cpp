@@ -185,6 +185,11 @@ TEST_F(ZoEngineTest, CallsOutOfTheirPlaceChangeNothing) {
   EXPECT_THROW(engine.acquire(0, 0, Side::kPlus, kHost), InvalidArgument);
   EXPECT_THROW(engine.stream(model.uses), InvalidArgument);
   engine.finish();
+  engine.begin_evaluation();
+  EXPECT_THROW(engine.commit(std::vector<float>(engine.shape().directions), {}, false),
+               InvalidArgument);
+  EXPECT_EQ(engine.log().next_step(), 0U);
+  engine.finish();
   engine.stream(model.uses);
   take_step(engine);
 }

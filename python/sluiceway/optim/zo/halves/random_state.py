@@ -30,6 +30,14 @@ class RandomState:
             numpy.random.get_state() if numpy is not None else None,
         )
 
+    def was_drawn_from(self) -> bool:
+        """Whether a generator of torch stands elsewhere by now."""
+        now = RandomState.now()
+        pairs = zip(self.torch_cuda, now.torch_cuda, strict=False)
+        return not torch.equal(self.torch_cpu, now.torch_cpu) or any(
+            not torch.equal(was, found) for was, found in pairs
+        )
+
     def restore(self) -> None:
         """Let the generators go on from here."""
         torch.set_rng_state(self.torch_cpu)

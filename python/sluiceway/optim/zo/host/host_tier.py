@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sluiceway.optim.open_model.ownership import hold
 from sluiceway.optim.zo.halves.measurement import Measured, Measurement
 from sluiceway.optim.zo.halves.units import Copies, Unit, plain_halves
 from sluiceway.optim.zo.host.base_weights import BaseWeights, hash_of
@@ -57,11 +58,20 @@ class HostTier:
         self._reader = Reader(training.model, parameters, self._base.theta)
         self._raw: dict[str, Any] = {}
         self._set_gammas()
+        hold(self)
 
     @property
     def committed_steps(self) -> int:
         """As the log says."""
         return self.log.get().next_step
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Whether another optimizer must leave it alone."""
+        return self.log.is_open and self._base.has(parameter)
+
+    def rest(self) -> None:
+        """Put back what an interrupted forward has left exchanged."""
+        self._reader.rest()
 
     # ---- The forward ----
 
@@ -233,8 +243,10 @@ class HostTier:
             return
         engine, trace = self.log.get(), self._of.options.trace
         self._reader.close()
-        if trace is not None and engine.streams:
-            engine.write_trace(os.fspath(trace))
-        del engine
         self._base.give_theta()
-        self.log.close()
+        try:
+            if trace is not None and engine.streams:
+                engine.write_trace(os.fspath(trace))
+        finally:
+            del engine
+            self.log.close()

@@ -112,12 +112,25 @@ class LoggedEngine:
                 f"{self._base_hash.hex()}, that of the model; load the weights that its run began "
                 "with"
             )
-        if engine.entries and saved["log_id"] != engine.log_id:
+        same = saved["log_id"] == engine.log_id
+        if same and not self._is_of_one_history(saved["log"]):
+            raise InvalidArgument(
+                f"load_state_dict: its log and that of {self._folder.path} began as one and went "
+                "on differently, expected one to be the beginning of the other; make the optimizer "
+                "with an empty path"
+            )
+        if engine.entries and not same:
             raise InvalidArgument(
                 f"load_state_dict: is of log {saved['log_id']}, expected {engine.log_id}, that of "
                 f"{self._folder.path}, which has {engine.entries} entries; make the optimizer with "
                 "an empty path"
             )
+
+    def _is_of_one_history(self, log: bytes) -> bool:
+        self.get().sync()
+        here = self._folder.log.read_bytes()
+        both = min(len(here), len(log))
+        return here[:both] == log[:both]
 
     def load(self, saved: dict[str, Any], opened: Callable[[], None]) -> None:
         """Go on from a state that was checked; `opened` is called if there is another engine."""

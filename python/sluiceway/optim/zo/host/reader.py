@@ -82,6 +82,10 @@ class Reader(TorchFunctionMode):
         self._unwind()
         self._undo.close()
 
+    def rest(self) -> None:
+        """Put back what a forward has left that an interrupt ended without a hook."""
+        self._unwind()
+
     @contextmanager
     def off(self) -> Iterator[None]:
         """Meanwhile somebody else exchanges parameters."""
