@@ -147,7 +147,8 @@ def test_a_streamed_run_takes_the_memory_that_was_planned(
     assert done.code == 0, done.err
     found = [line["peak_bytes"] for line in read_lines(tmp_path / "out")[1:]]
     assert plan["host"] == max(peak["host"] for peak in found)
-    assert plan["device"] == pytest.approx(max(peak["device"] for peak in found), rel=0.1)
+    # What waiting halves hold is counted at its most, as if all of it lived until its module ends.
+    assert 0.95 < plan["device"] / max(peak["device"] for peak in found) < 1.25
 
 
 def test_what_plays_no_part_is_refused(load):
