@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
+#include <future>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -138,6 +141,40 @@ TEST(ExecutorFailureCasesTest, TheFirstErrorIsKept) {
   d2h.open();
   waiter.join();
   EXPECT_THAT([&] { f.executor->drain(); }, ThrowsMessage<Timeout>(HasSubstr("layer1: first")));
+}
+
+// What a hop holds goes when it ends, and others may wait for just that.
+TEST(ExecutorFailureCasesTest, WhoWaitsForWhatAFailedHopHeldGoesNoFurther) {
+  struct AtEnd {
+    std::function<void()> act;
+    ~AtEnd() { act(); }
+  };
+  LanesFixture f(2);
+  std::optional<HopDone> waiting;
+  std::promise<void> waits;
+  Payload other = f.payload(0);
+  other.hops[kHost].run = nullptr;
+  other.hops[kHost].start = [&](StreamRef, const HopDone& done) {
+    waiting = done;
+    waits.set_value();
+  };
+  f.executor->submit(std::move(other));
+  waits.get_future().wait();
+  auto held = std::make_shared<AtEnd>();
+  held->act = [&] {
+    (*waiting)();
+    for (int i = 0; i < 50 && f.log.lanes_of(0).size() < 2; ++i) {
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  };
+  Payload failing = f.payload(1);
+  failing.hops[kD2h].run = [held](StreamRef) { throw Corrupt("half of it"); };
+  const std::weak_ptr<AtEnd> gone = held;
+  held.reset();
+  f.executor->submit(std::move(failing));
+  EXPECT_THAT([&] { f.executor->drain(); }, ThrowsMessage<Corrupt>(HasSubstr("half of it")));
+  EXPECT_TRUE(gone.expired());
+  EXPECT_THAT(f.log.lanes_of(0), ElementsAre(kD2h));
 }
 
 // I6
