@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sluiceway import _core
+from sluiceway.base.atomic import replace_file
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.tier_limits import tier_limits
 from sluiceway.optim.zo.host.log_folder import LOG, LogFolder
@@ -144,15 +145,15 @@ class LoggedEngine:
     def _replace(self, log: bytes, opened: Callable[[], None]) -> None:
         path = self._folder.log
         before, self._engine = path.read_bytes(), None  # Lets go of the file.
-        path.write_bytes(log)
         try:
+            replace_file(path, log)  # What was there is empty, or the beginning of this.
             self._engine = self._open()
         except BaseException:
-            path.write_bytes(before)
+            replace_file(path, before)
             self._engine = self._open()
-            raise
-        finally:
             opened()
+            raise
+        opened()
 
 
 def bytes_beside(training: Training) -> int:
