@@ -202,6 +202,8 @@ part_engines() {
   quickstart fused configs/quickstart.yaml engine.fused=true || status=1
   quickstart offload_host $offload engine.tier=host || status=1
   quickstart offload_disk $offload || status=1
+  quickstart zo configs/quickstart_zo.yaml train.steps=100 || status=1
+  quickstart zo_host configs/quickstart_zo.yaml train.steps=100 engine.tier=host || status=1
   return $status
 }
 

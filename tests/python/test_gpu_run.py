@@ -254,12 +254,14 @@ def test_steps_that_fail_are_not_begun_again(sandbox):
 
 def test_every_engine_runs_and_a_failure_is_that_engines_alone(sandbox):
     sandbox.does("python", TRAIN)
-    sandbox.does("broken", "engine.tier=host")
+    sandbox.does("broken", "engine.fused=true")
     assert sandbox.run("engines").returncode == 1
     pieces = sandbox.record("engines")["pieces"]
-    assert list(pieces) == ["native", "subspace", "fused", "offload_host", "offload_disk"]
-    assert pieces["offload_host"]["state"] == "failed"
-    assert pieces["offload_host"]["told"] == "no such device"
+    assert list(pieces) == [
+        "native", "subspace", "fused", "offload_host", "offload_disk", "zo", "zo_host",
+    ]  # fmt: skip
+    assert pieces["fused"]["state"] == "failed"
+    assert pieces["fused"]["told"] == "no such device"
     assert all("--set device.name=cuda:0" in line for line in sandbox.asked)
     sandbox.does("broken", "nothing")
     assert sandbox.run("engines").returncode == 0
