@@ -18,9 +18,30 @@ from pydantic.fields import FieldInfo
 
 from sluiceway.config.fields import Section
 from sluiceway.config.option_docs import documentation, parameter
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, Unavailable
 
 Receiver = Literal["engine", "weight"]
+
+
+def check_is_here(engine: str, here: Mapping[str, tuple[str, ...]], name: str, value: str) -> str:
+    """Refuse a value that is spelled right, and not in this version.
+
+    Parameters
+    ----------
+    here : mapping
+        What there is, by option.
+
+    Raises
+    ------
+    sluiceway.errors.Unavailable
+        It says what there is.
+    """
+    if value not in here[name]:
+        raise Unavailable(
+            f"{name}: {value} is not in this version of the engine {engine}, it has "
+            f"{' and '.join(here[name])}"
+        )
+    return value
 
 
 def option(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.gradient_sink import GradientSink
 from sluiceway.optim.guards.weight_watch import refuse_sparse
+from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
 from sluiceway.optim.open_model.one_backward import OneBackward
 
 
@@ -27,7 +28,7 @@ class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - as all of ou
     """What TorchScript gets that asks a hook for its name; who only looks for one finds none."""
 
 
-class _ModuleHook:
+class _ModuleHook(NothingWhenCopied):
     """Calls `act` for one module; a copy of the module has a hook that does nothing."""
 
     __slots__ = ("_act", "_module", "_sink")
@@ -53,9 +54,6 @@ class _ModuleHook:
             "torch.jit.script: the model has the hooks of an optimizer, which TorchScript cannot "
             "hold, expected none; close() the optimizer first, or use torch.jit.trace()"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # Does nothing, wherever it is unpickled.
 
 
 class ModelHooks:

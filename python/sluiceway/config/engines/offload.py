@@ -10,7 +10,7 @@ from pydantic import ValidationInfo, field_validator
 from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import STORE_FOLDER, EngineSection
 from sluiceway.config.fields import Natural
-from sluiceway.config.options import Options, option
+from sluiceway.config.options import Options, check_is_here, option
 from sluiceway.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
@@ -53,13 +53,7 @@ class _StateOptions(Options):
     @field_validator(*_HERE)
     @classmethod
     def _is_here(cls, value: str, field: ValidationInfo) -> str:
-        here = _HERE[field.field_name]
-        if value not in here:
-            raise Unavailable(
-                f"{field.field_name}: {value} is not in this version of the engine offload, it has "
-                f"{' and '.join(here)}"
-            )
-        return value
+        return check_is_here("offload", _HERE, field.field_name, value)
 
 
 class OffloadOptions(CodecOptions, _StateOptions):

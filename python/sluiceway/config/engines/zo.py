@@ -9,7 +9,7 @@ from pydantic import ValidationInfo, field_validator, model_validator
 
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.fields import Count, Positive, Size, SmallCount
-from sluiceway.config.options import Options, option
+from sluiceway.config.options import Options, check_is_here, option
 from sluiceway.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -61,13 +61,7 @@ class ZoOptions(Options):
     @field_validator(*_HERE)
     @classmethod
     def _is_here(cls, value: str, field: ValidationInfo) -> str:
-        here = _HERE[field.field_name]
-        if value not in here:
-            raise Unavailable(
-                f"{field.field_name}: {value} is not in this version of the engine zo, it has "
-                f"{' and '.join(here)}"
-            )
-        return value
+        return check_is_here("zo", _HERE, field.field_name, value)
 
     @model_validator(mode="after")
     def _fit(self) -> Self:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import weakref
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
 from sluiceway.optim.zo.host.logged_engine import LoggedEngine
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
@@ -126,7 +126,7 @@ class BaseWeights:
         return [(seed, step, tensor, d, scale) for seed, step, d, scale in updates], gamma
 
 
-class _StateHook:
+class _StateHook(NothingWhenCopied):
     """Lets `state_dict()` of a module hold theta; does nothing for a copy of the module."""
 
     def __init__(self, weights: BaseWeights, module: nn.Module) -> None:
@@ -139,9 +139,6 @@ class _StateHook:
         for name, p in called._parameters.items():
             if weights.has(p) and prefix + name in state:
                 state[prefix + name] = weights.theta_in(state, p)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
 
 
 def hash_of(weights: list[TrainedWeight]) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_leaves
+
+from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
 
 _TENSORS = ("data", "T", "mT", "H", "mH", "real", "imag")
 _NO_READS = {
@@ -170,7 +172,7 @@ class Reader(TorchFunctionMode):
             _forget_casts()
 
 
-class _Hook:
+class _Hook(NothingWhenCopied):
     """Holds reader and module weakly; a copy of the module has a hook that does nothing."""
 
     __slots__ = ("_act", "_module", "_reader")
@@ -184,9 +186,6 @@ class _Hook:
         reader = self._reader()
         if reader is not None and called is self._module():
             self._act(reader, called)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
 
 
 def _forget_casts() -> None:
