@@ -7,6 +7,7 @@
 #include "kernels/low_rank.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/gil.h"
+#include "python/bindings/noise_family.h"
 #include "python/bindings/tensor_view.h"
 
 namespace sluiceway {
@@ -14,7 +15,6 @@ namespace {
 
 using Compute = std::optional<StreamRef>;
 using Factors = std::optional<std::tuple<at::Tensor, at::Tensor>>;  // k x m and k x n.
-using Key = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint32_t>;
 
 AnyMatrix matrix_on(const StreamRef& stream, const at::Tensor& tensor, const char* what) {
   check_on(stream, tensor, what);
@@ -47,14 +47,12 @@ void perturb_tensor(const at::Tensor& w, const at::Tensor& plus, const at::Tenso
 }
 
 void materialise_tensor(const at::Tensor& w, const at::Tensor& out, const Factors& pending,
-                        float gamma, std::uint64_t first, const std::optional<Key>& stochastic,
+                        float gamma, std::uint64_t first, const StochasticKey& stochastic,
                         const Compute& compute) {
   const StreamRef stream = compute.value_or(StreamRef::host());
   const AnyMatrix from = matrix_on(stream, w, "w"), to = matrix_on(stream, out, "out");
   const LowRank added = product_on(stream, pending);
-  NoiseKey key;
-  if (stochastic) std::tie(key.seed, key.step, key.tensor, key.purpose) = *stochastic;
-  const Rounding rounding = stochastic ? Rounding::kStochastic : Rounding::kNearest;
+  const auto [rounding, key] = rounding_of(stochastic);
   const GilReleased unlocked;
   materialise_low_rank(from, to, added, gamma, rounding, key, first, stream);
 }

@@ -63,20 +63,15 @@ void perturb_tensor(const at::Tensor& w, const at::Tensor& plus, const at::Tenso
   perturb(from, from_dtype, up, down, dtype, theta, {seed, step, tensor, purpose}, eps, stream);
 }
 
-void materialise_tensor(
-    const at::Tensor& w, const at::Tensor& out, const Pending& pending, float gamma,
-    const std::string& family, std::uint64_t first,
-    const std::optional<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint32_t>>&
-        stochastic,
-    const Compute& compute) {
+void materialise_tensor(const at::Tensor& w, const at::Tensor& out, const Pending& pending,
+                        float gamma, const std::string& family, std::uint64_t first,
+                        const StochasticKey& stochastic, const Compute& compute) {
   const StreamRef stream = compute.value_or(StreamRef::host());
   const auto from = bytes_of(stream, w, "w"), to = bytes_of(stream, out, "out");
   const DType from_dtype = dtype_of_tensor(w, "w"), dtype = dtype_of_tensor(out, "out");
   const std::vector<PendingUpdate> updates = updates_of(pending);
   const Theta theta{parse_family(family), first, gamma, updates};
-  NoiseKey key;
-  if (stochastic) std::tie(key.seed, key.step, key.tensor, key.purpose) = *stochastic;
-  const Rounding rounding = stochastic ? Rounding::kStochastic : Rounding::kNearest;
+  const auto [rounding, key] = rounding_of(stochastic);
   const GilReleased unlocked;
   materialise(from, from_dtype, to, dtype, theta, rounding, key, stream);
 }
