@@ -309,6 +309,19 @@ def write_config(tmp_path, prose):
     return write
 
 
+@pytest.fixture
+def load(tmp_path):
+    """Loads a config that is given as text, with what `--set` would say."""
+    from sluiceway.config.file import load_config
+
+    def from_text(text, *overrides):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return load_config(path, list(overrides))
+
+    return from_text
+
+
 def assert_short_error(outcome, code, *words):
     """One or two lines on stderr, no traceback, and the exit code."""
     assert outcome.code == code, outcome.err

@@ -15,16 +15,6 @@ from sluiceway.errors import InvalidArgument, IoError, Unavailable
 SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\n"
 
 
-@pytest.fixture
-def load(tmp_path):
-    def from_text(text, *overrides):
-        path = tmp_path / "run.yaml"
-        path.write_text(text)
-        return load_config(path, list(overrides))
-
-    return from_text
-
-
 def test_smallest_config_gets_every_default(load):
     config = load(SMALLEST)
     assert config.engine == SubspaceSection()

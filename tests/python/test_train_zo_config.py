@@ -18,16 +18,6 @@ from sluiceway.optim.zo.arguments import ZoArguments
 SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\nengine: {kind: zo}\n"
 
 
-@pytest.fixture
-def load(tmp_path):
-    def from_text(text, *overrides):
-        path = tmp_path / "run.yaml"
-        path.write_text(text)
-        return load_config(path, list(overrides))
-
-    return from_text
-
-
 def test_what_adamw_has_defaults_for_is_off_unless_it_is_said(load):
     config = load(SMALLEST)
     assert config.engine == ZoSection()

@@ -10,7 +10,14 @@ import torch
 from sluiceway import _core
 from torch import nn
 from zo_models import decoder, zo_ids, zo_loss
-from zo_oracle import LowRankOracle, computing_in_float32, follow, gaussian, groups_of
+from zo_oracle import (
+    LowRankOracle,
+    computing_in_float32,
+    follow,
+    follow_images,
+    gaussian,
+    groups_of,
+)
 
 NAMES = _core.stable_hash
 
@@ -76,14 +83,7 @@ def test_weights_of_16_bits_are_images_of_a_float32_matrix_and_sum(dtype: torch.
     opt = low_rank(ours, lr=0.01, weight_decay=0.1, seed=1, rank=2, period=15)
     groups = groups_of(theirs, 0.1)
     oracle = LowRankOracle(theirs, groups, 1e-3, 1, 1, NAMES, gaussian, rank=2, period=15)
-    for step in range(40):
-        ids = zo_ids(step)
-        found = opt.step(lambda: zo_loss(ours, ids))  # noqa: B023
-        expected = oracle.step(lambda m: zo_loss(computing_in_float32(m), ids), [0.01, 0.01])  # noqa: B023
-        assert found.item() == expected
-        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert p.dtype is q.dtype
-            assert torch.equal(p, q)
+    follow_images(opt, ours, oracle)
 
 
 class Wide(nn.Module):

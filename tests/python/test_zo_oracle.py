@@ -9,12 +9,13 @@ import pytest
 import sluiceway
 import torch
 from sluiceway import _core
-from zo_models import decoder, zo_ids, zo_loss
+from zo_models import decoder
 from zo_oracle import (
     Oracle,
     computing_in_float32,
     fma,
     follow,
+    follow_images,
     gaussian,
     groups_of,
     philox,
@@ -85,11 +86,4 @@ def test_weights_of_16_bits_are_images_of_a_float32_master(dtype: torch.dtype) -
         computing_in_float32(model)
     opt = sluiceway.ZoSgd(ours, lr=0.01, weight_decay=0.1, seed=1)
     oracle = Oracle(theirs, groups_of(theirs, 0.1), 1e-3, 1, 1, NAMES)
-    for step in range(40):
-        ids = zo_ids(step)
-        found = opt.step(lambda: zo_loss(ours, ids))  # noqa: B023
-        expected = oracle.step(lambda m: zo_loss(computing_in_float32(m), ids), [0.01, 0.01])  # noqa: B023
-        assert found.item() == expected
-        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert p.dtype is q.dtype
-            assert torch.equal(p, q)
+    follow_images(opt, ours, oracle)

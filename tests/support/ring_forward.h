@@ -1,12 +1,15 @@
 // Passes through a WeightRing on the host, in which every copy is compared with the oracle's.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -105,5 +108,27 @@ class RingForward {
  public:
   WeightRing ring;
 };
+
+// A step in two directions over five weights of a ring in which one fails: whoever sees it first,
+// the constructor for one, and each call after it has an error that `named` matches.
+template <typename Matcher>
+void expect_failure_comes_out(const WeightRingOptions& given, const RingModel& model, int failing,
+                              const Matcher& named) {
+  std::unique_ptr<WeightRing> ring;
+  const auto pass = [&] {
+    ring = std::make_unique<WeightRing>(given, model.uses);
+    ring->begin_step(std::array{StepNoise{1, 1, 1, 1e-3F}, StepNoise{1, 1, 2, 1e-3F}});
+    for (int i = 0; i < 5; ++i) {
+      for (const int direction : {0, 1}) {
+        ring->acquire(i, direction, Side::kPlus, StreamRef::host());
+        ring->release(i, direction, StreamRef::host());
+      }
+    }
+    ring->finish();
+  };
+  EXPECT_THAT(pass, named);
+  if (ring == nullptr) return;
+  EXPECT_THAT([&] { ring->acquire(failing, 0, Side::kMinus, StreamRef::host()); }, named);
+}
 
 }  // namespace sluiceway::test

@@ -282,21 +282,7 @@ TEST(DiskRingTest, AReadThatFailsComesOutNamedOfEveryCallAndTheRingCanGo) {
       const auto named =
           ThrowsMessage<Error>(AllOf(HasSubstr(how == 2 ? "" : "planted"), HasSubstr("lane disk"),
                                      HasSubstr(concat("w", failing))));
-      std::unique_ptr<WeightRing> ring;
-      const auto pass = [&] {
-        ring = std::make_unique<WeightRing>(given, model.uses);
-        ring->begin_step(std::array{StepNoise{1, 1, 1, 1e-3F}, StepNoise{1, 1, 2, 1e-3F}});
-        for (int i = 0; i < 5; ++i) {
-          for (const int direction : {0, 1}) {
-            ring->acquire(i, direction, Side::kPlus, kHost);
-            ring->release(i, direction, kHost);
-          }
-        }
-        ring->finish();
-      };
-      EXPECT_THAT(pass, named);
-      if (ring == nullptr) continue;
-      EXPECT_THAT([&] { ring->acquire(failing, 0, Side::kMinus, kHost); }, named);
+      expect_failure_comes_out(given, model, failing, named);
     }
   }
 }
