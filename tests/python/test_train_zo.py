@@ -190,6 +190,17 @@ def test_a_run_on_disk_counts_what_is_read_and_new_bases_apart(sluiceway, zo_con
     assert_short_error(done, 2, "has the weights of a run, expected none as this one begins")
 
 
+def test_a_store_is_made_of_mapped_files(tiny_model):
+    model = load_model(tiny_model, torch.float32, mapped=True)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split()[0].split("-") for line in lines if str(tiny_model) in line]
+    spans = [range(int(begin, 16), int(end, 16)) for begin, end in mapped]
+    assert all(any(p.data_ptr() in span for span in spans) for p in model.parameters())
+    whole = load_model(tiny_model, torch.float32)
+    assert all(map(torch.equal, model.parameters(), whole.parameters()))
+    assert not any(p.data_ptr() in span for span in spans for p in whole.parameters())
+
+
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
     run = tmp_path / "run"
@@ -262,9 +273,12 @@ def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(
     assert loss_lines(killed) == loss_lines(whole)
 
 
-def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(sluiceway, zo_config, tmp_path):
+@pytest.mark.parametrize("engine", [{}, {"tier": "disk", "consolidate": 2}], ids=["device", "disk"])
+def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(
+    sluiceway, zo_config, tmp_path, engine
+):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    config = zo_config(train={"steps": 100_000, "schedule": "constant"})
+    config = zo_config(engine=engine, train={"steps": 100_000, "schedule": "constant"})
     command = sluiceway.start("train", config, "--out", stopped)
     wait_for_step(stopped, 3)
     command.signal(signal.SIGINT)
