@@ -3,6 +3,7 @@
 #include "python/bindings/dtype_name.h"
 #include "python/bindings/engine_class.h"
 #include "python/bindings/gil.h"
+#include "python/bindings/store_calls.h"
 #include "python/bindings/tensor_view.h"
 #include "runtime/engine/offload/offload_engine.h"
 #include "runtime/engine/offload/offload_footprint.h"
@@ -47,12 +48,6 @@ void bind_core_options(py::module_& m) {
            "for the update.");
 }
 
-// "block" is a whole device, through whatever this system has.
-void set_io(StoreOptions& store, const std::string& io) {
-  store.whole_device = io == "block";
-  store.io = parse_io_choice(store.whole_device ? "auto" : io);
-}
-
 void bind_options(py::module_& m) {
   py::class_<OffloadOptions>(m, "OffloadEngineOptions",
                              "Where an offload engine keeps states, and how it throttles.")
@@ -68,8 +63,7 @@ void bind_options(py::module_& m) {
              options.gate.norm = parse_norm_choice(norm_mode);
              options.gate.max_norm = max_norm;
              options.gate.promised_backwards = promised_backwards;
-             options.store.drives = drives;
-             set_io(options.store, io);
+             options.store = store_options(drives, io);
              options.gradient = parse_dtype(gradients);
              options.cores = cores;
              options.chunk_elems = chunk_elems;

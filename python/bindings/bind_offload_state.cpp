@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "python/bindings/gil.h"
+#include "python/bindings/store_calls.h"
 #include "python/bindings/tensor_view.h"
 
 namespace sluiceway {
@@ -55,20 +56,6 @@ py::bytes run_state(OffloadEngine& engine) {
   return {reinterpret_cast<const char*>(state.data()), state.size()};
 }
 
-py::list drives(const OffloadEngine& engine) {
-  py::list all;
-  for (const auto& drive : engine.store().drives()) {
-    const RawIo::Properties& is = drive->properties();
-    Stats one;
-    one["path"] = is.path;
-    one["backend"] = std::string(is.backend);
-    one["direct"] = is.direct;
-    one["note"] = is.note;
-    all.append(one);
-  }
-  return all;
-}
-
 // Of the last commit and of the pinned one.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> generations(const OffloadEngine& engine) {
   const ChunkStore& store = engine.store();
@@ -85,7 +72,9 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
   engine.def_property_readonly("is_new", &OffloadEngine::is_new)
       .def_property_readonly("store_id",
                              [](const OffloadEngine& e) { return to_hex(e.store().id()); })
-      .def_property_readonly("drives", &drives, "path, backend, direct and note of each.")
+      .def_property_readonly(
+          "drives", [](const OffloadEngine& e) { return drives_of(e.store()); },
+          "path, backend, direct and note of each.")
       .def_property_readonly("generations", &generations,
                              "Generation and step of the last commit, and of a pinned one.")
       .def(

@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include <future>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -12,7 +11,7 @@
 #include "kernels/base/check.h"
 #include "python/bindings/buffer_bytes.h"
 #include "python/bindings/gil.h"
-#include "python/bindings/signal_check.h"
+#include "python/bindings/store_calls.h"
 #include "runtime/store/blocks.h"
 #include "runtime/store/store_files.h"
 
@@ -48,15 +47,6 @@ class OpenStore {
   pid_t opened_in_ = getpid();
   std::unique_ptr<ChunkStore> store_;
 };
-
-// Ctrl-C is heard at each call, and ends what reports here.
-ChunkStore::Progress told(const py::object& progress) {
-  return [progress, check = signal_check()](std::uint64_t done, std::uint64_t all) {
-    check();
-    const GilHeld locked;
-    if (!progress.is_none()) progress(done, all);
-  };
-}
 
 OpenStore create(const Paths& paths, const std::vector<RegionTuple>& regions,
                  const py::bytes& catalogue, std::vector<std::uint32_t> weights,
@@ -166,16 +156,6 @@ Version parse_version(const std::string& name) {
       concat("store: version is \"", name, "\", expected live, pinned or staged"));
 }
 
-// Submits a request and waits for its end, without the GIL.
-template <typename Submit>
-void wait_for(const Submit& submit) {
-  std::promise<void> ended;
-  submit([&ended](const std::exception_ptr& error) {
-    error ? ended.set_exception(error) : ended.set_value();
-  });
-  ended.get_future().get();
-}
-
 py::bytes read(OpenStore& opened, std::uint32_t region, std::uint64_t chunk,
                const std::string& version) {
   ChunkStore& store = opened.get();
@@ -185,7 +165,8 @@ py::bytes read(OpenStore& opened, std::uint32_t region, std::uint64_t chunk,
   Blocks blocks(bytes);
   {
     const GilReleased unlocked;
-    wait_for([&](ChunkStore::Done done) { store.read(id, which, blocks.all(), std::move(done)); });
+    wait_for_end(
+        [&](ChunkStore::Done done) { store.read(id, which, blocks.all(), std::move(done)); });
   }
   return {reinterpret_cast<const char*>(blocks.all().data()), bytes};
 }
@@ -195,7 +176,7 @@ void write(OpenStore& opened, std::uint32_t region, std::uint64_t chunk, const p
   const BufferBytes held(bytes);
   const GilReleased unlocked;
   Blocks blocks(held.get());
-  wait_for([&](ChunkStore::Done done) {
+  wait_for_end([&](ChunkStore::Done done) {
     store.write({region, chunk}, blocks.all().first(held.get().size()), std::move(done));
   });
 }

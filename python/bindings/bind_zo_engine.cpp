@@ -6,7 +6,9 @@
 #include "python/bindings/dtype_name.h"
 #include "python/bindings/engine_class.h"
 #include "python/bindings/gil.h"
+#include "python/bindings/held_arena.h"
 #include "python/bindings/noise_family.h"
+#include "python/bindings/store_calls.h"
 #include "python/bindings/tensor_view.h"
 #include "runtime/engine/zo/slot_plan.h"
 #include "runtime/engine/zo/zo_engine.h"
@@ -17,10 +19,11 @@ namespace {
 
 // The engine, and the storage of what it streams; nothing of Python.
 struct StreamedEngine {
-  explicit StreamedEngine(const ZoEngineOptions& options)
-      : device(options.ring.lanes.device), engine(options) {}
+  StreamedEngine(const ZoEngineOptions& options, HeldArenaPtr base)
+      : device(options.ring.lanes.device), arena(std::move(base)), engine(options) {}
 
   DeviceId device;
+  HeldArenaPtr arena;               // Null: the base is in host memory.
   std::vector<at::Tensor> weights;  // By use.
   std::vector<at::Tensor> coming;   // The same of a ring that is being made.
   ZoEngine engine;
@@ -48,8 +51,9 @@ at::Tensor page_locked_copy(const at::Tensor& tensor, const StreamRef& compute) 
   return copy;
 }
 
-// Name, weight, parameter group, number of the module, and whether it stays on the device.
-using Use = std::tuple<std::string, at::Tensor, int, int, bool>;
+// Name, weight, parameter group, number of the module, whether it stays on the device, and its
+// number in the arena, or -1: the tensor is the base, and not only like it.
+using Use = std::tuple<std::string, at::Tensor, int, int, bool, int>;
 
 Base base_of(const std::string& hash) {
   Base base;
@@ -63,8 +67,8 @@ ZoEngineOptions options_of(const StreamRef& compute, std::array<double, 3> link,
                            const LimitOfTier& limits, std::uint64_t resident_bytes,
                            std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
                            const std::string& family, std::uint64_t seed, std::uint32_t groups,
-                           std::uint32_t directions, const std::string& log,
-                           const py::bytes& base_hash, int device_cpu, int lane_cpu) {
+                           std::uint32_t directions, const std::string& log, int device_cpu,
+                           int lane_cpu) {
   ZoEngineOptions options(compute.device());
   set_lanes(options.ring.lanes, link, limits, resident_bytes, "edf");
   options.ring.depth = {depth, depth};
@@ -77,7 +81,6 @@ ZoEngineOptions options_of(const StreamRef& compute, std::array<double, 3> link,
   options.shape.noise.family = static_cast<std::uint32_t>(parse_family(family));
   options.shape.groups = groups;
   options.shape.directions = directions;
-  options.base = base_of(base_hash);
   options.eps = eps;
   return options;
 }
@@ -85,12 +88,16 @@ ZoEngineOptions options_of(const StreamRef& compute, std::array<double, 3> link,
 void stream(StreamedEngine& held, const std::vector<Use>& uses) {
   std::vector<at::Tensor> weights;
   std::vector<ZoWeight> streamed;
-  for (const auto& [name, weight, group, module, keep] : uses) {
-    check_host(weight, name.c_str());
-    SLUICEWAY_CHECK(weight.is_contiguous(), name, ": is not contiguous; call .contiguous()");
+  for (const auto& [name, weight, group, module, keep, source] : uses) {
     weights.push_back(weight.detach());
+    const void* host = nullptr;
+    if (source < 0) {
+      check_host(weight, name.c_str());
+      SLUICEWAY_CHECK(weight.is_contiguous(), name, ": is not contiguous; call .contiguous()");
+      host = weights.back().const_data_ptr();
+    }
     streamed.push_back({name, weight.numel(), dtype_of_tensor(weight, name.c_str()), group, module,
-                        weights.back().const_data_ptr(), keep});
+                        host, keep, source});
   }
   held.coming = std::move(weights);  // A ring of either may be there when this fails.
   {
@@ -153,7 +160,24 @@ std::pair<std::uint64_t, std::string> ring_plan(
   return {plan.bytes, to_string(plan)};
 }
 
-Stats take_stats(StreamedEngine& held) { return stats_of(held.engine.ring().take_use(), 0.0); }
+void consolidate(StreamedEngine& held, std::uint64_t step, const py::bytes& run_state,
+                 const py::object& progress) {
+  const std::string run = run_state;
+  const ZoArena::Progress report = told(progress);
+  const GilReleased unlocked;  // `report` is not copied without it.
+  ZoArena::Consolidation how;
+  how.step = step;
+  how.run_state = std::as_bytes(std::span(run));
+  how.progress = [&](std::uint64_t done, std::uint64_t all) { report(done, all); };
+  held.engine.consolidate(how);
+}
+
+Stats take_stats(StreamedEngine& held) {
+  WeightRing& ring = held.engine.ring();
+  Stats stats = stats_of(ring.take_use(), 0.0);
+  stats["disk_read_bytes"] = ring.take_disk_read();
+  return stats;
+}
 
 using Class = py::class_<StreamedEngine, Holder>;
 
@@ -200,6 +224,10 @@ void def_log(Class& engine) {
           py::arg("step"), py::arg("path"), unlocked, "A log of its own, of the line up to `step`.")
       .def(
           "sync", [](StreamedEngine& held) { held.engine.sync(); }, unlocked)
+      .def("consolidate", &consolidate, py::arg("step"), py::arg("run_state"),
+           py::arg("progress") = py::none(),
+           "Theta of a step becomes the base, and carries the bytes of a run; between passes. "
+           "progress: told bytes done and in all.")
       .def_property_readonly(
           "next_step", [](const StreamedEngine& held) { return held.engine.log().next_step(); })
       .def_property_readonly(
@@ -237,32 +265,39 @@ void bind_zo_engine(py::module_& m) {
         "Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need, "
         "and a line that says so.");
   Class engine(m, "ZoEngine",
-               "Streams perturbed weights from host memory, and logs what moves them.");
+               "Streams perturbed weights from host memory or an arena, and logs what moves them.");
   engine
       .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
                        const LimitOfTier& limits, std::uint64_t resident_bytes,
                        std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
                        const std::string& family, std::uint64_t seed, std::uint32_t groups,
-                       std::uint32_t directions, const std::string& log, const py::bytes& base_hash,
-                       int device_cpu, int lane_cpu) {
-             const ZoEngineOptions options = options_of(
+                       std::uint32_t directions, const std::string& log, int device_cpu,
+                       int lane_cpu, const py::bytes& base_hash, const HeldArenaPtr& arena) {
+             ZoEngineOptions options = options_of(
                  compute, link, limits, resident_bytes, resident_room, depth, perturb_lanes, eps,
-                 family, seed, groups, directions, log, base_hash, device_cpu, lane_cpu);
+                 family, seed, groups, directions, log, device_cpu, lane_cpu);
+             if (arena != nullptr) {
+               options.arena = arena->arena.get();
+             } else {
+               options.base = base_of(base_hash);
+             }
              const GilReleased free;
-             return Holder(new StreamedEngine(options));
+             return Holder(new StreamedEngine(options, arena));
            }),
            py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
            py::arg("resident_bytes"), py::arg("resident_room"), py::arg("depth"),
            py::arg("perturb_lanes"), py::arg("eps"), py::arg("family"), py::arg("seed"),
-           py::arg("groups"), py::arg("directions"), py::arg("log"), py::arg("base_hash"),
-           py::arg("device_cpu"), py::arg("lane_cpu"),
+           py::arg("groups"), py::arg("directions"), py::arg("log"), py::arg("device_cpu"),
+           py::arg("lane_cpu"), py::arg("base_hash") = py::bytes(), py::arg("arena") = py::none(),
            (std::string(kLanesDoc) +
             " resident_room: bytes of weights that may stay on the device; depth: modules on their "
-            "way; log: a file, made if it is not there; base_hash: 16 bytes.")
+            "way; log: a file, made if it is not there; base_hash: 16 bytes, of a base in host "
+            "memory; arena: the base.")
                .c_str())
       .def("stream", &stream, py::arg("uses"),
            "Each is name, host tensor, parameter group, number of the module, whether it stays on "
-           "the device; in the order of the forward. Names of one storage are one weight.")
+           "the device, number in the arena or -1; in the order of the forward. Names of one "
+           "storage are one weight. Of a weight of the arena the tensor says shape and type.")
       .def_property_readonly("streams",
                              [](const StreamedEngine& held) { return held.engine.streams(); });
   def_passes(engine);

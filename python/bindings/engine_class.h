@@ -48,15 +48,21 @@ inline constexpr const char* kLanesDoc =
     "link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, "
     "pinned, disk, None for no limit.";
 
+inline Budget::Limits limits_of(const LimitOfTier& given) {
+  Budget::Limits limits;
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    limits[tier] = given[tier].value_or(Budget::kUnlimited);
+  }
+  return limits;
+}
+
 // `link`, `limits`, `resident_bytes` and `schedule` are what kLanesDoc says, by these names.
 inline void set_lanes(EngineLanes::Options& lanes, const std::array<double, 3>& link,
                       const LimitOfTier& limits, std::uint64_t resident_bytes,
                       const std::string& schedule) {
   lanes.d2h = {link[0], link[2]};
   lanes.h2d = {link[1], link[2]};
-  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-    lanes.limits[tier] = limits[tier].value_or(Budget::kUnlimited);
-  }
+  lanes.limits = limits_of(limits);
   lanes.resident_bytes = resident_bytes;
   lanes.order = parse_order(schedule);
   lanes.check_interrupt = signal_check();

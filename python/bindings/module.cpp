@@ -22,5 +22,6 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_weight_plan(m);
   sluiceway::bind_subspace_engine(m);
   sluiceway::bind_offload_engine(m);
+  sluiceway::bind_zo_arena(m);  // Whose class the engine takes.
   sluiceway::bind_zo_engine(m);
 }

@@ -31,6 +31,7 @@ __all__ = [
     "OffloadAdamW",
     "OutOfMemory",
     "Refresh",
+    "StoreOptions",
     "SubspaceAdamW",
     "Timeout",
     "Unavailable",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from sluiceway.config.values import Budget, Link, Refresh
+    from sluiceway.config.values import Budget, Link, Refresh, StoreOptions
     from sluiceway.model.chunked_loss.of_model import ChunkedLoss
     from sluiceway.optim.fused.fusing import fuse_linears
     from sluiceway.optim.offload.optimizer import OffloadAdamW
@@ -58,6 +59,7 @@ _HOMES = {
     "Link": "sluiceway.config.values",
     "OffloadAdamW": "sluiceway.optim.offload.optimizer",
     "Refresh": "sluiceway.config.values",
+    "StoreOptions": "sluiceway.config.values",
     "SubspaceAdamW": "sluiceway.optim.subspace.optimizer",
     "ZoSgd": "sluiceway.optim.zo.optimizer",
     "for_trainer": "sluiceway.optim.subspace.for_trainer",

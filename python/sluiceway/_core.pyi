@@ -26,6 +26,7 @@ __all__: list[str] = [
     "TensorSpec",
     "Trace",
     "WeightSpec",
+    "ZoArena",
     "ZoEngine",
     "adam_step",
     "auto_codec",
@@ -634,9 +635,72 @@ class OffloadEngine:
     @property
     def store_id(self) -> str: ...
 
+class ZoArena:
+    """
+    The base of a zeroth-order run in a store: weights that a step only reads.
+    """
+    @staticmethod
+    def create(
+        weights: collections.abc.Sequence[tuple[str, torch.Tensor, typing.SupportsInt]],
+        tensor_of: collections.abc.Callable,
+        *,
+        drives: collections.abc.Sequence[str],
+        io: str,
+        chunk_bytes: typing.SupportsInt,
+        threads: typing.SupportsInt,
+        limits: typing.Annotated[
+            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
+        ],
+        progress: typing.Any = None,
+    ) -> ZoArena:
+        """
+        The same of what `tensor_of` returns for the number of a weight; each is asked for when the one before it was copied. progress: told bytes done and in all.
+        """
+    @staticmethod
+    def open(
+        weights: collections.abc.Sequence[tuple[str, torch.Tensor, typing.SupportsInt]],
+        *,
+        drives: collections.abc.Sequence[str],
+        io: str,
+        chunk_bytes: typing.SupportsInt,
+        threads: typing.SupportsInt,
+        limits: typing.Annotated[
+            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
+        ],
+    ) -> ZoArena | None:
+        """
+        Each weight is name, a tensor like it, parameter group. drives: files or devices, none for host memory. None: there is no base yet.
+        """
+    def read(self, weight: typing.SupportsInt) -> torch.Tensor:
+        """
+        The base of a weight as bytes.
+        """
+    @property
+    def base(self) -> tuple[str, int, int, str]:
+        """
+        Hash, generation, step, id of the log it is of.
+        """
+    @property
+    def drives(self) -> list:
+        """
+        path, backend, direct and note of each.
+        """
+    @property
+    def peak_bytes(self) -> dict[str, typing.Any]: ...
+    @property
+    def run_state(self) -> bytes:
+        """
+        What the base carries.
+        """
+    @property
+    def written_bytes(self) -> int:
+        """
+        By this process.
+        """
+
 class ZoEngine:
     """
-    Streams perturbed weights from host memory, and logs what moves them.
+    Streams perturbed weights from host memory or an arena, and logs what moves them.
     """
     def __init__(
         self,
@@ -656,12 +720,13 @@ class ZoEngine:
         groups: typing.SupportsInt,
         directions: typing.SupportsInt,
         log: str,
-        base_hash: bytes,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
+        base_hash: bytes = b"",
+        arena: ZoArena = None,
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; log: a file, made if it is not there; base_hash: 16 bytes.
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; log: a file, made if it is not there; base_hash: 16 bytes, of a base in host memory; arena: the base.
         """
     def acquire(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
@@ -684,6 +749,12 @@ class ZoEngine:
         """
         Log the step, one (lr, weight_decay) a group, and end the pass.
         """
+    def consolidate(
+        self, step: typing.SupportsInt, run_state: bytes, progress: typing.Any = None
+    ) -> None:
+        """
+        Theta of a step becomes the base, and carries the bytes of a run; between passes. progress: told bytes done and in all.
+        """
     def enable_trace(self, on: bool) -> None: ...
     def finish(self) -> None:
         """
@@ -704,11 +775,13 @@ class ZoEngine:
     def stream(
         self,
         uses: collections.abc.Sequence[
-            tuple[str, torch.Tensor, typing.SupportsInt, typing.SupportsInt, bool]
+            tuple[
+                str, torch.Tensor, typing.SupportsInt, typing.SupportsInt, bool, typing.SupportsInt
+            ]
         ],
     ) -> None:
         """
-        Each is name, host tensor, parameter group, number of the module, whether it stays on the device; in the order of the forward. Names of one storage are one weight.
+        Each is name, host tensor, parameter group, number of the module, whether it stays on the device, number in the arena or -1; in the order of the forward. Names of one storage are one weight. Of a weight of the arena the tensor says shape and type.
         """
     def sync(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...

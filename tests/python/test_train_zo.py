@@ -87,8 +87,10 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
         ("bf16", {"eps": 1e-2}, {"lr": 1e-3, "seed": 5}),
         ("fp32", {"tier": "host", "directions": 2}, {"weight_decay": 0.3}),
         ("bf16", {"tier": "host", "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
+        ("fp32", {"tier": "disk", "directions": 2, "consolidate": 3}, {}),
+        ("bf16", {"tier": "disk", "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
     ],
-    ids=["fp32", "directions", "bf16", "streamed", "streamed-bf16"],
+    ids=["fp32", "directions", "bf16", "streamed", "streamed-bf16", "disk", "disk-bf16"],
 )
 def test_a_run_is_zo_sgd_driven_by_hand_bit_for_bit(
     sluiceway, zo_config, uneven_text, tmp_path, dtype, engine, train
@@ -108,6 +110,8 @@ def test_a_run_is_zo_sgd_driven_by_hand_bit_for_bit(
     assert all(torch.equal(saved[name], weights[name]) for name in saved)
     before = load_file(Path(load_config(config).model.path) / "model.safetensors")
     assert saved.keys() == before.keys()
+    shape = json.loads((tmp_path / "out" / "checkpoint" / "config.json").read_text())
+    assert shape["architectures"] == ["LlamaForCausalLM"]
     assert any(not torch.equal(saved[name].float(), before[name].float()) for name in saved)
 
 
@@ -160,7 +164,44 @@ def test_a_streamed_run_counts_what_crosses_and_that_nothing_comes_back(
     assert link["d2h"] == 0
 
 
-@pytest.mark.parametrize("tier", ["device", "host"])
+def test_a_run_on_disk_counts_what_is_read_and_new_bases_apart(sluiceway, zo_config, tmp_path):
+    folder = tmp_path / "out"
+    config = zo_config(engine={"tier": "disk", "consolidate": 2}, train={"steps": 5})
+    outcome = sluiceway("train", config, "--out", folder)
+    assert outcome.code == 0, outcome.err
+    assert "weights stay on disk, and are streamed to the device once a step" in outcome.out
+    assert "written 0 B" in outcome.out
+    assert "new bases" in outcome.out
+    lines = [line["bytes"] for line in read_lines(folder)[1:]]
+    weights = (tmp_path / "out" / "checkpoint" / "model.safetensors").stat().st_size
+    assert {(b["d2h"], b["disk_written"]) for b in lines} == {(0, 0)}
+    assert sum(b["disk_read"] for b in lines) > 4 * weights
+    assert [b["consolidated"] > 0.9 * weights for b in lines] == [False, False, True, False, True]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["disk"]["written_bytes"] == 0
+    assert summary["disk"]["consolidated_bytes"] == sum(b["consolidated"] for b in lines)
+    assert sorted(path.name for path in (folder / "store").iterdir()) == ["drive0.sws"]
+    assert sluiceway("report", folder).code == 0
+    assert "written for new bases, all steps" in (folder / "report.html").read_text()
+    # Another run's store is not taken for the model's weights.
+    done = sluiceway(
+        "train", config, "--out", tmp_path / "b", "--set", f"store.path={folder}/store"
+    )
+    assert_short_error(done, 2, "has the weights of a run, expected none as this one begins")
+
+
+def test_a_store_is_made_of_mapped_files(tiny_model):
+    model = load_model(tiny_model, torch.float32, mapped=True)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split()[0].split("-") for line in lines if str(tiny_model) in line]
+    spans = [range(int(begin, 16), int(end, 16)) for begin, end in mapped]
+    assert all(any(p.data_ptr() in span for span in spans) for p in model.parameters())
+    whole = load_model(tiny_model, torch.float32)
+    assert all(map(torch.equal, model.parameters(), whole.parameters()))
+    assert not any(p.data_ptr() in span for span in spans for p in whole.parameters())
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
     run = tmp_path / "run"
     done = sluiceway("train", zo_config(engine={"tier": tier}, train={"steps": 3}), "--out", run)
@@ -190,8 +231,9 @@ def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
         ("bf16", {"noise": "lowrank", "rank": 2, "period": 4}, {"lr": 1e-3}),
         ("fp32", {"tier": "host"}, {"weight_decay": 0.5}),
         ("bf16", {"tier": "host"}, {"lr": 1e-3}),
+        ("bf16", {"tier": "disk", "consolidate": 2}, {"lr": 1e-3, "weight_decay": 0.5}),
     ],
-    ids=["fp32", "decay", "bf16", "low-rank", "streamed", "streamed-bf16"],
+    ids=["fp32", "decay", "bf16", "low-rank", "streamed", "streamed-bf16", "disk"],
 )
 def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
     sluiceway, zo_config, tmp_path, dtype, engine, train
@@ -213,11 +255,15 @@ def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
     assert first == second
 
 
-@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(
     sluiceway, zo_config, tmp_path, tier
 ):
-    config = zo_config(engine={"tier": tier}, train={"steps": 60, "save_every": 7})
+    engine = {"tier": tier} | ({"consolidate": 3} if tier == "disk" else {})
+    config = zo_config(
+        model={"dtype": "bf16" if tier == "disk" else "fp32"}, engine=engine,
+        train={"steps": 60, "save_every": 7, "lr": 1e-3, "weight_decay": 0.5},
+    )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert sluiceway("train", config, "--out", whole).code == 0
     record = kill_often(sluiceway.start, config, killed, 3, 0.3, random.Random(3))
@@ -227,9 +273,12 @@ def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(
     assert loss_lines(killed) == loss_lines(whole)
 
 
-def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(sluiceway, zo_config, tmp_path):
+@pytest.mark.parametrize("engine", [{}, {"tier": "disk", "consolidate": 2}], ids=["device", "disk"])
+def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(
+    sluiceway, zo_config, tmp_path, engine
+):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    config = zo_config(train={"steps": 100_000, "schedule": "constant"})
+    config = zo_config(engine=engine, train={"steps": 100_000, "schedule": "constant"})
     command = sluiceway.start("train", config, "--out", stopped)
     wait_for_step(stopped, 3)
     command.signal(signal.SIGINT)

@@ -36,14 +36,14 @@ def test_options_of_a_config_are_those_of_the_class():
     section = {name: field.default for name, field in ZoSection.model_fields.items()}
     assert section.pop("kind") == "zo"
     assert {name: shared.pop(name) for name in section} == section
-    assert set(shared) == {"device", "path", "link", "budget", "trace", "pin", "seed"}
+    assert set(shared) == {"device", "path", "store", "link", "budget", "trace", "pin", "seed"}
 
 
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
         ("engine: {kind: zo, esp: 1}", "run.yaml:3: unknown key engine.esp, did you mean"),
-        ("engine: {kind: zo, fused: true}", "unknown key engine.fused, known here: depth"),
+        ("engine: {kind: zo, fused: true}", "unknown key engine.fused, known here: consolidate"),
         ("engine: {kind: zo, eps: 0}", "run.yaml:3: engine.eps is 0, expected greater than 0"),
         ("engine: {kind: zo, directions: 0}", "engine.directions is 0, expected greater than or"),
         ("engine: {kind: zo, noise: guassian}", "engine.noise is 'guassian', expected 'auto'"),
@@ -70,16 +70,9 @@ def test_what_makes_no_sense_is_refused_with_its_line(load, lines, words):
     assert "\n" not in str(refused.value)
 
 
-def test_a_tier_of_a_later_version_names_those_there_are(load):
-    with pytest.raises(Unavailable, match=r"tier: disk is not in .* has device and host"):
-        load(SMALLEST, "engine.tier=disk")
-
-
 def test_directions_of_low_rank_are_not_streamed(load):
     with pytest.raises(Unavailable, match="noise: lowrank is not in this version for tier host"):
         load(SMALLEST, "engine.tier=host", "engine.noise=lowrank")
-    with pytest.raises(Unavailable, match=r"store.path: engine.kind zo keeps nothing on disk"):
-        load(SMALLEST, "store.path=x")
 
 
 # Products take nearly all of a step.
@@ -143,12 +136,24 @@ def test_a_streamed_run_takes_the_memory_that_was_planned(
 
 def test_what_plays_no_part_is_refused(load):
     for said, words in (
-        (["engine.resident=5"], "resident is 5, which is of host alone"),
+        (["engine.resident=5"], "resident is 5, which is of host and disk alone"),
+        (["engine.tier=host", "engine.consolidate=5"], "consolidate is 5, which is of disk alone"),
+        (["store.path=x"], "store.path is x, but engine.tier is device, which keeps nothing on"),
+        (["engine.tier=host", "store.path=x"], "store.path is x, but engine.tier is host, which"),
         (["engine.rank=5"], "rank is 5, which is of lowrank alone"),
         (["engine.tier=host", "train.steps=2000"], "train.steps is 2000 with engine.directions 1"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             load(SMALLEST, *said)
+
+
+def test_what_is_on_disk_is_in_the_folder_of_the_run_and_takes_any_number_of_steps(load, tmp_path):
+    config = load(SMALLEST, "engine.tier=disk", "engine.consolidate=7", "train.steps=2000")
+    assert config.engine.commits
+    assert config.engine.in_folder(config, tmp_path).store.path == str(tmp_path / "store")
+    config = load(SMALLEST, "engine.tier=disk", "store.path=/x")
+    assert config.engine.in_folder(config, tmp_path).store.path == "/x"
+    assert not load(SMALLEST, "engine.tier=host").engine.commits
 
 
 def test_a_plan_counts_two_forwards_for_every_direction_and_micro_batch(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sluiceway.config.fields import Section
-from sluiceway.errors import Unavailable
+from sluiceway.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     from sluiceway.config.schema import Config
@@ -27,7 +27,7 @@ class EngineSection(Section):
 
     @property
     def commits(self) -> bool:
-        """Whether each step is durable without a save, and a resume may go on from it."""
+        """Whether steps are durable without a save, and a resume may go on from the last one."""
         return False
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
@@ -57,3 +57,28 @@ class EngineSection(Section):
     def in_folder(self, config: Config, folder: Path) -> Config:
         """The same run where its own folder is known: what is kept there by default gets a path."""
         return config
+
+
+class TieredSection(EngineSection):
+    """Of an engine that keeps something in a store, where its `tier` is disk."""
+
+    @property
+    def _is_on_disk(self) -> bool:
+        return self.tier == "disk"
+
+    def check_available(self, config: Config) -> None:
+        """Refuse a path that nothing would be kept at."""
+        if not self._is_on_disk and config.store.path is not None:
+            raise InvalidArgument(
+                f"store.path is {config.store.path}, but engine.tier is {self.tier}, which keeps "
+                "nothing on disk, expected null; leave it out, or set engine.tier: disk"
+            )
+        if config.store.io == "block" and config.store.path is None:
+            raise InvalidArgument("store.io is block, expected store.path to name the device")
+
+    def in_folder(self, config: Config, folder: Path) -> Config:
+        """What is on disk is in the folder of the run, if nothing else is said."""
+        if not self._is_on_disk or config.store.path is not None:
+            return config
+        store = config.store.model_copy(update={"path": str(folder / STORE_FOLDER)})
+        return config.model_copy(update={"store": store})

@@ -76,9 +76,7 @@ class ResidentEngine(ABC):
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
         """Load the whole model onto its device, then build the optimizer."""
         self.placement = placement
-        weights = self.weights(self.weights_folder(folder))
-        model = weights.load(DTYPES[self.config.model.dtype], self.weights_device)
-        self.model = self.prepare(model)
+        self.model = self.prepare(self.load_model(self.weights_folder(folder)))
         self.optimizer = self.make_optimizer(self.model, trace)
         self.scaler = torch.amp.GradScaler(
             placement.device.type, enabled=placement.autocast == "fp16"
@@ -87,6 +85,11 @@ class ResidentEngine(ABC):
     def weights_folder(self, folder: Path) -> Path:
         """Where the weights are that a run begins with, or that goes on from a save."""
         return folder
+
+    def load_model(self, folder: Path) -> torch.nn.Module:
+        """The model of a folder, whole."""
+        dtype = DTYPES[self.config.model.dtype]
+        return self.weights(folder).load(dtype, self.weights_device)
 
     @property
     def weights_device(self) -> torch.device:
@@ -99,8 +102,12 @@ class ResidentEngine(ABC):
 
     def save(self, folder: Path) -> None:
         """Write the model as transformers does, and the state of the optimizer."""
-        self.model.save_pretrained(folder)
+        self.save_model(folder)
         write_state(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
+
+    def save_model(self, folder: Path) -> None:
+        """Its configs and weights."""
+        self.model.save_pretrained(folder)
 
     def synchronize(self) -> None:
         """As the optimizer does."""

@@ -12,9 +12,15 @@ import torch
 from sluiceway.config.engines.zo import ZoOptions, ZoSection
 from sluiceway.engines.plan import trained_elements
 from sluiceway.engines.protocol import Ranges, Update
-from sluiceway.engines.resident import ResidentEngine
+from sluiceway.engines.resident import OPTIMIZER_FILE, ResidentEngine
+from sluiceway.engines.state_file import read_state
 from sluiceway.engines.zo_plan import ZoPlan
+from sluiceway.errors import InvalidArgument
+from sluiceway.machine.placement import DTYPES
+from sluiceway.model.folder import load_model
 from sluiceway.model.loss import loss_of
+from sluiceway.model.weight_stream import save_streamed
+from sluiceway.optim.state import STATE_KEY
 from sluiceway.optim.zo.optimizer import ZoSgd
 from sluiceway.text.batches import Batch
 
@@ -23,6 +29,7 @@ class Zo(ResidentEngine):
     """The engine of `kind: zo`."""
 
     section = ZoSection
+    _goes_on = False  # From a save or a commit, or what a killed run has left.
 
     def plan(self, model: torch.nn.Module) -> ZoPlan:
         """What copies of perturbed weights and two forwards take."""
@@ -38,6 +45,8 @@ class Zo(ResidentEngine):
             arguments |= {"link": config.device.link, "budget": config.budget}
             if placement.device_cpu is not None:
                 arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
+        if self._on_disk:
+            arguments["store"] = config.store
         return ZoSgd(
             model,
             lr=config.train.lr,
@@ -51,6 +60,10 @@ class Zo(ResidentEngine):
     def _streams(self) -> bool:
         return self.config.engine.tier != "device"
 
+    @property
+    def _on_disk(self) -> bool:
+        return self.config.engine.tier == "disk"
+
     def weights_folder(self, folder: Path) -> Path:
         """Of weights that are streamed the base, which is the model that the run began with.
 
@@ -63,22 +76,62 @@ class Zo(ResidentEngine):
         """Host memory for what is streamed."""
         return torch.device("cpu") if self._streams else super().weights_device
 
+    def load_model(self, folder: Path) -> torch.nn.Module:
+        """Of tier disk in the files, which the store is made of weight by weight."""
+        if self._on_disk:
+            return load_model(folder, DTYPES[self.config.model.dtype], mapped=True)
+        return super().load_model(folder)
+
+    def save_model(self, folder: Path) -> None:
+        """Of tier disk weight by weight."""
+        if self._on_disk:
+            return save_streamed(self.model, folder, self.optimizer.theta)
+        return super().save_model(folder)
+
     def load(self, folder: Path) -> None:
         """As every engine; the decay is the config's, which a resume may change."""
         decays = [group["weight_decay"] for group in self.optimizer.param_groups]
         super().load(folder)
         for group, decay in zip(self.optimizer.param_groups, decays, strict=True):
             group["weight_decay"] = decay
+        if self._on_disk:
+            self._goes_on = True
+            self.note_run(b"")  # The save is what a base of its step is gone on from.
+
+    def note_run(self, run: bytes) -> None:
+        """Let a new base of the step that was made carry `run`."""
+        self.optimizer.set_run_state(run)
+
+    def committed_run(self, save: Path | None) -> bytes | None:
+        """What the base carries, if it is of a later step than the save."""
+        self._goes_on = True
+        if save is not None:
+            saved = read_state(save / OPTIMIZER_FILE)[STATE_KEY]["committed_steps"]
+            if self.optimizer.committed_steps <= saved:  # The log is as new as the optimizer.
+                return None
+        return self.optimizer.run_state() or None
+
+    def take_commit(self) -> None:
+        """The optimizer begins with the base."""
 
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
         """Both losses of every direction, and the step along it; dropout is off.
 
         A loss that is not finite leaves its direction out, and with it the step counts as skipped.
         """
+        self._check_new()
         self.model.eval()
         with ranges.range("forwards and update"):
             loss = self.optimizer.step(self._losses_of(batches))
         return Update(loss.item(), skipped=self.optimizer.overflowed)
+
+    def _check_new(self) -> None:
+        """Refuse the store of another run, whose weights are not the model's."""
+        if self._on_disk and not (self._goes_on or self.optimizer.has_new_store):
+            raise InvalidArgument(
+                f"store.path: {self.config.store.path} has the weights of a run, expected none as "
+                "this one begins; choose another path, or resume that run"
+            )
 
     def _losses_of(self, batches: Sequence[Batch]) -> list[Callable[[], torch.Tensor]]:
         """A closure a micro-batch, whose mean is that of the step's learned tokens."""
@@ -100,11 +153,17 @@ class Zo(ResidentEngine):
             f"trains {trained:,} of {everything:,} parameters from losses alone, "
             f"{2 * engine.directions} forwards a step: no backward, no gradient, no dropout",
             f"{directions} a step of {engine.drawn} noise, eps {engine.eps:g}{self._meeting()}",
-            "weights stay in host memory, and are streamed to the device once a step: nothing is "
-            "written back, a step is a record of a log"
-            if self._streams
-            else "weights stay on the device: nothing crosses a link, nothing is written back",
+            self._where(),
         ]
+
+    def _where(self) -> str:
+        if not self._streams:
+            return "weights stay on the device: nothing crosses a link, nothing is written back"
+        where = "on disk" if self._on_disk else "in host memory"
+        return (
+            f"weights stay {where}, and are streamed to the device once a step: nothing is written "
+            "back, a step is a record of a log"
+        )
 
     def _meeting(self) -> str:
         blocks = self.optimizer.blocks
@@ -122,3 +181,7 @@ class Zo(ResidentEngine):
         if blocks is not None:
             figures |= {"blocks": blocks.name, "block_count": len(blocks.blocks)}
         return {"zo": figures}
+
+    def close(self) -> None:
+        """As every engine; weights on disk stay there, as memory may not hold them."""
+        self.optimizer.close(theta=not self._on_disk)

@@ -98,8 +98,17 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
         ) from None
 
 
-def load_model(folder: str | os.PathLike, dtype: torch.dtype) -> torch.nn.Module:
-    """Load a causal language model, stored as `dtype`, on the host."""
+def load_model(
+    folder: str | os.PathLike, dtype: torch.dtype, mapped: bool = False
+) -> torch.nn.Module:
+    """Load a causal language model, stored as `dtype`, on the host.
+
+    Parameters
+    ----------
+    mapped : bool
+        Parameters whose type is that of the file are left in the mapped file: they take no memory
+        until they are read, and are to be copied before the file may change.
+    """
     from transformers import AutoModelForCausalLM
 
     check_model_folder(folder)
@@ -120,17 +129,17 @@ def load_model(folder: str | os.PathLike, dtype: torch.dtype) -> torch.nn.Module
             f"model.path: the weights in {folder} lack {len(missing)} tensors, first {missing[0]}; "
             f"expected all that {type(model).__name__} has"
         )
-    _own_memory(model)
+    _own_memory([*model.buffers()] if mapped else [*model.parameters(), *model.buffers()])
     return model
 
 
-def _own_memory(model: torch.nn.Module) -> None:
+def _own_memory(tensors: list[torch.Tensor]) -> None:
     """Copy weights out of the mapped file, one after the other.
 
     A run must not end, or change, because somebody replaces the file. And torch's own memory
     begins at a cache line, a mapped weight wherever the file's header ends.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in tensors:
         tensor.data = tensor.data.clone()
 
 

@@ -1,4 +1,4 @@
-"""safetensors files copied piece by piece, converted on the way if asked: never a tensor whole."""
+"""safetensors files copied piece by piece, or written tensor by tensor: never a model whole."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from torch import nn
 
 from sluiceway.errors import Corrupt, InvalidArgument
 from sluiceway.machine.placement import DTYPES
+from sluiceway.model.folder import WEIGHTS_FILE
 from sluiceway.model.safetensors_header import TensorEntry, read_header, write_header
 
 _PIECE = 8 << 20  # Bytes read at a time; a multiple of every element.
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _STORED = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+_CODES = {dtype: name for name, dtype in _FLOATS.items()}
 
 
 def copy_weights(
@@ -98,3 +101,33 @@ def _converted(piece: memoryview, tensor: TensorEntry, dtype: str) -> memoryview
             "of fp32"
         )
     return memoryview(after.view(torch.uint8).numpy())
+
+
+def save_streamed(
+    model: nn.Module, folder: Path, value_of: Callable[[nn.Parameter], torch.Tensor]
+) -> None:
+    """Write configs and weights as `save_pretrained` does, one tensor after the other.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Of transformers; its parameters say names, shapes and types alone.
+    folder : Path
+        Has no weights.
+    value_of : callable
+        What a parameter is, on the host.
+    """
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    # Large elements first, so that none of them lies askew.
+    parameters = sorted(model.named_parameters(), key=lambda named: -named[1].element_size())
+    entries = [
+        TensorEntry(name, _CODES[p.dtype], list(p.shape), 0, p.numel() * p.element_size())
+        for name, p in parameters
+    ]
+    with (folder / WEIGHTS_FILE).open("xb") as file:
+        write_header(file, entries, {"format": "pt"})
+        for _, p in parameters:
+            value = value_of(p).contiguous().view(-1)
+            file.write(memoryview(value.view(torch.uint8).numpy()))

@@ -151,7 +151,8 @@ def _bytes_of(link: str) -> Callable[[RunRecord], Any]:
     def cell(run: RunRecord) -> str | None:
         count = (run.figures.get("bytes_per_step") or {}).get(link)
         # Most runs have no disk: no row for nothing.
-        return units.size(count) if count or (count == 0 and not link.startswith("disk")) else None
+        shown = count or run.figures.get("disk") or not link.startswith("disk")
+        return units.size(count) if shown and count is not None else None
 
     return cell
 
@@ -218,6 +219,7 @@ _SUMMARY: tuple[Row, ...] = (
     ("waiting for data", _figure("data_share", units.share)),
     *((f"{link} per step, median", _bytes_of(link)) for link in LINKS),
     ("written to the disk, all steps", _disk("written_bytes", units.size)),
+    ("written for new bases, all steps", _disk("consolidated_bytes", units.size)),
     ("written to it in a day", _disk("written_tb_per_day", lambda tb: f"{tb:.3g} TB")),
     *((f"{tier}, peak", _of_budget(tier)) for tier in TIERS),
     ("skipped steps", _figure("skipped_steps", units.count)),

@@ -40,7 +40,8 @@ class Progress:
         self._recent: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
         self._eval_loss: float | None = None
         self._skipped = 0
-        self._written = 0  # Bytes on disk, of this sitting.
+        # Bytes on disk, of this sitting; those of new bases are no part of a step's.
+        self._disk_bytes = {"disk_read": 0, "disk_written": 0, "consolidated": 0}
         self._shown, self._shown_step = 0.0, -1
         self._fitting = False  # In the step at hand.
         self._shown_fit = 0.0
@@ -71,7 +72,8 @@ class Progress:
         if "seconds" in line:
             self._recent.append(self._without_fit(line))
             self._skipped += line.get("skipped", 0)
-            self._written += (line.get("bytes") or {}).get("disk_written", 0)
+            for link in self._disk_bytes:
+                self._disk_bytes[link] += (line.get("bytes") or {}).get(link, 0)
         elif self._live is None:
             print(f"{self._title}: held-out loss {self._eval_loss:.4f} before the first step",
                   file=self._out, flush=True)  # fmt: skip
@@ -163,16 +165,19 @@ class Progress:
 
     def _disk(self, seconds: float) -> dict[str, str]:
         """Rates of the disk, and all that was written, of a run that has one."""
-        if not self._written:
+        if not any(self._disk_bytes.values()):
             return {}
         rates = [
             sum((line.get("bytes") or {}).get(link, 0) for line in self._recent) / seconds / 1e9
             for link in ("disk_read", "disk_written")
         ]
-        return {
+        figures = {
             "disk r/w": f"{rates[0]:.2f}/{rates[1]:.2f} GB/s",
-            "written": format_bytes(self._written),
+            "written": format_bytes(self._disk_bytes["disk_written"]),
         }
+        if consolidated := self._disk_bytes["consolidated"]:
+            figures["new bases"] = format_bytes(consolidated)
+        return figures
 
     def _table(self) -> Any:
         from rich.text import Text

@@ -49,14 +49,16 @@ def step_figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _disk_figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
     """Of a run with a disk: what all of its steps read and wrote, and how fast that goes on."""
-    read, written = (
+    read, written, consolidated = (
         sum((line.get("bytes") or {}).get(link) or 0 for line in steps)
-        for link in ("disk_read", "disk_written")
+        for link in ("disk_read", "disk_written", "consolidated")
     )
-    if not written:
+    if not (read or written):
         return {}
-    daily = tb_per_day(written, sum(line["seconds"] for line in steps))
-    return {"disk": {"read_bytes": read, "written_bytes": written, "written_tb_per_day": daily}}
+    daily = tb_per_day(written + consolidated, sum(line["seconds"] for line in steps))
+    figures = {"read_bytes": read, "written_bytes": written, "written_tb_per_day": daily}
+    # Of new bases, between steps.
+    return {"disk": figures | ({"consolidated_bytes": consolidated} if consolidated else {})}
 
 
 class Diverged(Error):  # noqa: N818 - as those it stands beside.

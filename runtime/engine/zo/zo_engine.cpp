@@ -10,17 +10,22 @@ namespace sluiceway {
 namespace {
 
 ScalarLog open_log(const ZoEngineOptions& options) {
+  const ArenaBase base = options.arena ? options.arena->base() : ArenaBase{options.base, {}};
   if (std::filesystem::exists(options.log_path)) {
-    return ScalarLog::open(options.log_path, options.shape, {options.base, {}});
+    return ScalarLog::open(options.log_path, options.shape, base);
   }
-  return ScalarLog::create(options.log_path, options.shape, options.base);
+  return ScalarLog::create(options.log_path, options.shape, base.base);
 }
 
 }  // namespace
 
 ZoEngine::ZoEngine(const ZoEngineOptions& options)
-    : ring_options_(options.ring), eps_(options.eps), log_(open_log(options)) {
+    : ring_options_(options.ring),
+      eps_(options.eps),
+      arena_(options.arena),
+      log_(open_log(options)) {
   ring_options_.family = static_cast<NoiseFamily>(options.shape.noise.family);
+  if (arena_ != nullptr) ring_options_.source = arena_;
   replay_all();
 }
 
@@ -28,8 +33,29 @@ void ZoEngine::stream(std::vector<ZoWeight> uses) {
   SLUICEWAY_CHECK(passing_ == Passing::kNone,
                   "stream: a pass has begun, expected commit() or finish() before");
   ring_.reset();  // Its slots go before others come.
-  ring_.emplace(ring_options_, std::move(uses));
-  tell_ring();
+  uses_ = std::move(uses);
+  try {
+    make_ring();
+  } catch (...) {
+    uses_.clear();
+    throw;
+  }
+}
+
+void ZoEngine::make_ring() {
+  ring_.emplace(ring_options_, uses_);
+  try {
+    tell_ring();
+  } catch (...) {
+    ring_.reset();
+    passing_ = Passing::kNone;
+    throw;
+  }
+}
+
+// Where it is gone since a consolidation failed.
+void ZoEngine::need_ring() {
+  if (!ring_ && !uses_.empty()) make_ring();
 }
 
 WeightRing& ZoEngine::ring() {
@@ -52,6 +78,7 @@ void ZoEngine::check_room(const char* function) const {
 
 void ZoEngine::begin_step() {
   check_room("begin_step");
+  need_ring();
   std::vector<StepNoise> noises;
   for (std::uint32_t d = 0; d < shape().directions; ++d) noises.push_back(noise(d));
   if (ring_) ring_->begin_step(noises);
@@ -59,6 +86,7 @@ void ZoEngine::begin_step() {
 }
 
 void ZoEngine::begin_evaluation() {
+  need_ring();
   if (ring_) ring_->begin_evaluation();
   passing_ = Passing::kEvaluation;
 }
@@ -129,6 +157,18 @@ void ZoEngine::go_back(const std::function<void()>& change) {
   }
   replay_all();
   tell_ring();
+}
+
+void ZoEngine::consolidate(const ZoArena::Consolidation& how) {
+  SLUICEWAY_CHECK(arena_ != nullptr,
+                  "consolidate: the base lies in host memory, expected an arena that can hold "
+                  "another");
+  SLUICEWAY_CHECK(passing_ == Passing::kNone,
+                  "consolidate: a pass has begun, expected commit() or finish() before");
+  ring_.reset();
+  arena_->consolidate(log_, how);
+  replay_all();
+  need_ring();
 }
 
 std::vector<double> ZoEngine::gammas() const {

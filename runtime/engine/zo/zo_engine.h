@@ -1,16 +1,20 @@
-// Zeroth-order training of weights that lie in host memory: the ring that streams them, and the log
-// that says which theta they are.
+// Zeroth-order training of weights that lie in host memory or in an arena: the ring that streams
+// them, and the log that says which theta they are.
 //
 // stream() says which weights a forward uses, and in which order; a pass of the ring is then a step
 // or an evaluation. Halves of a step are measured on theta +- eps z of each direction; commit()
 // writes their g into the log, which makes the step, and tells the ring. A pass that finish() ends
 // has changed nothing: a step that is begun after it is the same one.
 //
+// With an arena the log is opened with the arena's base, and consolidate() makes a new one. The
+// ring has read ahead of the old one by then: it is dropped, and made again.
+//
 // Directions are drawn from the run's seed, the step and the direction's number, which is the
 // purpose of its noise.
 //
-// Thread safety: as the ring's. Errors: those of scalar_log.h and weight_ring.h. InvalidArgument: a
-// step that would be one more than replay can add in one go; nothing was written.
+// Thread safety: as the ring's. Errors: those of scalar_log.h, weight_ring.h and zo_arena.h.
+// InvalidArgument: a step that would be one more than replay can add in one go; nothing was
+// written.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +26,7 @@
 
 #include "runtime/engine/zo/scalar_log.h"
 #include "runtime/engine/zo/weight_ring.h"
+#include "runtime/engine/zo/zo_arena.h"
 
 namespace sluiceway {
 
@@ -31,7 +36,8 @@ struct ZoEngineOptions {
   WeightRingOptions ring;  // Its family is that of the log's shape.
   std::string log_path;    // Made if it is not there.
   LogShape shape;
-  Base base;
+  Base base;                 // Where there is no arena, which says what its base is.
+  ZoArena* arena = nullptr;  // The ring's source; outlives the engine.
   float eps = 1e-3F;
 };
 
@@ -39,8 +45,8 @@ class ZoEngine {
  public:
   explicit ZoEngine(const ZoEngineOptions& options);
 
-  // Between passes; again, if the forward has changed. Host memory of the weights outlives this.
-  // Without, passes are those of a forward that streams nothing.
+  // Between passes; again, if the forward has changed. A use has host memory, which outlives this,
+  // or its number in the arena. Without, passes are those of a forward that streams nothing.
   void stream(std::vector<ZoWeight> uses);
   bool streams() const noexcept { return ring_.has_value(); }
 
@@ -57,6 +63,8 @@ class ZoEngine {
   void restore(std::uint64_t entries);
   void branch(std::uint64_t step, const std::string& path) const { log_.branch(step, path); }
   void sync() { log_.sync(); }
+  // What the arena throws leaves base and steps as they were; the next pass makes the ring again.
+  void consolidate(const ZoArena::Consolidation& how);
   const ScalarLog& log() const noexcept { return log_; }
   const LogShape& shape() const noexcept { return log_.history().header().shape; }
   // What makes theta of the base; for one group, of those of its scales.
@@ -71,6 +79,8 @@ class ZoEngine {
  private:
   enum class Passing : std::uint8_t { kNone, kStep, kEvaluation };
 
+  void make_ring();
+  void need_ring();
   void go_back(const std::function<void()>& change);
   void check_room(const char* function) const;
   void replay_all();
@@ -78,8 +88,10 @@ class ZoEngine {
 
   WeightRingOptions ring_options_;
   float eps_;
+  ZoArena* arena_;
   ScalarLog log_;
   ZoUpdates updates_;
+  std::vector<ZoWeight> uses_;
   std::optional<WeightRing> ring_;
   Passing passing_ = Passing::kNone;
 };

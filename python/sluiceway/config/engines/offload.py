@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationInfo, field_validator
 
 from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
-from sluiceway.config.engine_section import STORE_FOLDER, EngineSection
+from sluiceway.config.engine_section import TieredSection
 from sluiceway.config.fields import Natural
 from sluiceway.config.options import Options, check_is_here, option
-from sluiceway.errors import InvalidArgument, Unavailable
-
-if TYPE_CHECKING:
-    from sluiceway.config.schema import Config
+from sluiceway.errors import Unavailable
 
 # What this version has of the values that are spelled right.
 _HERE = {
@@ -115,7 +111,7 @@ class OffloadOptions(CodecOptions, _StateOptions):
         return value
 
 
-class OffloadSection(OffloadOptions, EngineSection):
+class OffloadSection(OffloadOptions, TieredSection):
     """The same in a file."""
 
     kind: Literal["offload"] = "offload"
@@ -123,21 +119,4 @@ class OffloadSection(OffloadOptions, EngineSection):
     @property
     def commits(self) -> bool:
         """On disk."""
-        return self.tier == "disk"
-
-    def check_available(self, config: Config) -> None:
-        """Refuse a path that nothing would be kept at."""
-        if self.tier == "host" and config.store.path is not None:
-            raise InvalidArgument(
-                f"store.path is {config.store.path}, but engine.tier is host, which keeps nothing "
-                "on disk, expected null; leave it out, or set engine.tier: disk"
-            )
-        if config.store.io == "block" and config.store.path is None:
-            raise InvalidArgument("store.io is block, expected store.path to name the device")
-
-    def in_folder(self, config: Config, folder: Path) -> Config:
-        """States on disk are in the folder of the run, if nothing else is said."""
-        if self.tier == "host" or config.store.path is not None:
-            return config
-        store = config.store.model_copy(update={"path": str(folder / STORE_FOLDER)})
-        return config.model_copy(update={"store": store})
+        return self._is_on_disk

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import model_validator
 
-from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.engine_section import TieredSection
 from sluiceway.config.fields import Count, Positive, Size, SmallCount
-from sluiceway.config.options import Options, check_is_here, option
+from sluiceway.config.options import Options, option
 from sluiceway.errors import Unavailable
 
 if TYPE_CHECKING:
     from sluiceway.config.schema import Config
 
-# What this version has of the values that are spelled right.
-_HERE = {"tier": ("device", "host")}
 _LEAVE_OUT = "expected it to be left out"
-_MOST_UPDATES = 1024  # That a base takes: steps times directions. The compiled module refuses more.
+MOST_UPDATES = 1024  # That a base takes: steps times directions. The compiled module refuses more.
+_STREAMED = ("host", "disk")
 
 
 class ZoOptions(Options):
@@ -27,13 +26,22 @@ class ZoOptions(Options):
     tier: Literal["device", "host", "disk"] = option(
         "device",
         "Where the weights lie: device, and moved there by each step; host, in host memory, never "
-        "written to, and streamed through the device, each step a record of a log; disk, later.",
+        "written to, and streamed through the device, each step a record of a log; disk, the same "
+        "from a store, of which host memory holds what is on its way.",
         in_state=True,
     )
-    depth: SmallCount = option(2, "Layers of tier host that are on their way to the device.")
+    consolidate: Literal["auto"] | Count = option(
+        "auto",
+        "Steps after which tier disk writes a new base, so that fewer are replayed; auto: when no "
+        "more fit, 1,024 / directions. Where states are saved, at the next save after them.",
+    )
+    depth: SmallCount = option(
+        2, "Layers of tiers host and disk that are on their way to the device."
+    )
     perturb_lanes: SmallCount = option(1, "Streams or threads that perturb them.")
     resident: Size = option(
-        0, "Bytes of weights of tier host that stay on the device beside norms and biases."
+        0,
+        "Bytes of weights of tiers host and disk that stay on the device beside norms and biases.",
     )
     eps: Positive = option(1e-3, "How far from the weights both losses are measured.")
     directions: Count = option(
@@ -58,11 +66,6 @@ class ZoOptions(Options):
         """Of what numbers are drawn from."""
         return "gaussian" if self.noise == "lowrank" else self.drawn
 
-    @field_validator(*_HERE)
-    @classmethod
-    def _is_here(cls, value: str, field: ValidationInfo) -> str:
-        return check_is_here("zo", _HERE, field.field_name, value)
-
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.noise == "lowrank" and self.tier != "device":
@@ -71,32 +74,40 @@ class ZoOptions(Options):
                 "byte_quantile or gaussian, or tier device"
             )
         for value, needed, names in (
-            (self.tier, "host", ("depth", "perturb_lanes", "resident")),
-            (self.noise, "lowrank", ("rank", "period")),
+            (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
+            (self.tier, ("disk",), ("consolidate",)),
+            (self.noise, ("lowrank",), ("rank", "period")),
         ):
-            for name in names if value != needed else ():
+            for name in names if value not in needed else ():
                 found, default = getattr(self, name), type(self).model_fields[name].default
                 if found != default:
-                    raise ValueError(f"{name} is {found}, which is of {needed} alone, {_LEAVE_OUT}")
+                    whose = " and ".join(needed)
+                    raise ValueError(f"{name} is {found}, which is of {whose} alone, {_LEAVE_OUT}")
         return self
 
 
-class ZoSection(ZoOptions, EngineSection):
+class ZoSection(ZoOptions, TieredSection):
     """The same in a file."""
 
     kind: Literal["zo"] = "zo"
-    changeable: ClassVar[tuple[str, ...]] = ("eps",)
+    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate")
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
+
+    @property
+    def commits(self) -> bool:
+        """On disk: with each new base."""
+        return self._is_on_disk
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """What is of a backward, of AdamW, or of autocast."""
         train, model = config.train, config.model
-        if self.tier != "device" and train.steps * self.directions > _MOST_UPDATES:
+        most = MOST_UPDATES // self.directions
+        if self.tier == "host" and train.steps > most:
             yield (
                 "train.steps",
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
-                f"{self.tier}, expected at most {_MOST_UPDATES} steps times directions, which a "
-                "base takes in this version; take tier device",
+                f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, which a "
+                "base takes; take tier disk, which writes new ones, or device",
             )
         if train.max_norm is not None:
             yield (

@@ -16,9 +16,9 @@ from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.offload.cores import core_options, tensor_specs
-from sluiceway.optim.offload.folder import drives_for
 from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
 from sluiceway.store.drives import drive_warnings
+from sluiceway.store.folder import drives_for
 
 _CHUNK_STEP = 8192  # Bytes; whole blocks of 16-bit gradients.
 MASTER_BYTES = 4  # Of an element of the streams that `chunk` counts.

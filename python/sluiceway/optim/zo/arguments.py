@@ -7,7 +7,7 @@ import os
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.config.fields import Natural
 from sluiceway.config.options import option
-from sluiceway.config.values import Budget, Link
+from sluiceway.config.values import Budget, Link, StoreOptions
 
 
 class ZoArguments(ZoOptions):
@@ -16,17 +16,24 @@ class ZoArguments(ZoOptions):
     device: str = option("auto", '"auto", which is where the model is, "host" or "cuda:N".')
     path: str | os.PathLike | None = option(
         None,
-        "A folder with the log of tier host, made if it is not there; a log that is there goes on. "
-        "Where nothing is said it goes with the optimizer.",
+        "A folder with the log of tiers host and disk, made if it is not there; a log that is "
+        "there goes on. Where nothing is said it goes with the optimizer.",
     )
-    link: Link | None = option(None, "Throttle of the link between device and host, of tier host.")
+    store: StoreOptions | None = option(
+        None,
+        "Where tier disk keeps the weights: a store that is there goes on, and else one is made of "
+        "the model's.",
+    )
+    link: Link | None = option(
+        None, "Throttle of the link between device and host, of tiers host and disk."
+    )
     budget: Budget | None = option(
         None,
-        "Bytes per tier, for tier host; device, host and pinned are half of memory where nothing "
-        "is said.",
+        "Bytes per tier, for tiers host and disk; device, host and pinned are half of memory where "
+        "nothing is said.",
     )
     trace: str | os.PathLike | None = option(
-        None, "Path of a Chrome/Perfetto trace that `close()` writes, of tier host."
+        None, "Path of a Chrome/Perfetto trace that `close()` writes, of tiers host and disk."
     )
     pin: tuple[int, int] | None = option(None, "", alias="_pin")  # Cores of torch and of the lanes.
     seed: Natural = option(0, "Of the directions.", in_state=True)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.machine.device_ops import DeviceOps
@@ -122,11 +123,15 @@ class DeviceTier:
                 self._resident.round(weight, self._gamma(weight), self.committed_steps)
                 torch.autograd.graph.increment_version(weight.parameter)
 
+    def theta(self, p: nn.Parameter) -> torch.Tensor:
+        """The parameter itself is it."""
+        return p.detach().cpu()
+
     def stats(self) -> dict[str, Any]:
         """Nothing crosses a link."""
         return {}
 
-    def close(self) -> None:
+    def close(self, theta: bool = True) -> None:
         """Nothing to free: between steps the model is as any other."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -14,18 +13,16 @@ from torch import nn
 
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
-from sluiceway.machine.device_ops import DeviceOps, device_ops
 from sluiceway.model.blocks import BlockList
 from sluiceway.optim.documented import takes
 from sluiceway.optim.hyperparameters import check_number
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.device_tier import DeviceTier
 from sluiceway.optim.zo.halves.measurement import Measurement
 from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.halves.same_inputs import SameInputs
 from sluiceway.optim.zo.halves.units import measuring_halves
-from sluiceway.optim.zo.host.host_memory import streaming_device
 from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.logged_steps import LoggedSteps
 from sluiceway.optim.zo.rates import (
     checked_loss,
     group_update,
@@ -35,11 +32,11 @@ from sluiceway.optim.zo.rates import (
 from sluiceway.optim.zo.selection import trained_groups, trained_weights
 from sluiceway.optim.zo.state import check_state, restore_state, saved_frame
 from sluiceway.optim.zo.tier import Closure, Training
-from sluiceway.optim.zo.weights import TrainedWeight
+from sluiceway.optim.zo.tiers import device_of, make_tier
 
 
 @takes(ZoArguments)
-class ZoSgd(torch.optim.Optimizer):
+class ZoSgd(LoggedSteps, torch.optim.Optimizer):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
     For each direction z of a step: g = (L(theta + eps z) - L(theta - eps z)) / (2 eps), and
@@ -66,6 +63,14 @@ class ZoSgd(torch.optim.Optimizer):
     one, sees the base. `close()` leaves theta in the parameters, and who drops the optimizer
     unclosed is left with the base. A log in `path` goes on with a model of the same base, and
     `state_dict()` has it. At most 1,024 / directions steps fit on one base.
+
+    With tier="disk" it is the same with the base in `store`, which a step only reads: it is made of
+    the model's weights, whose memory is free then, or opened if it is there, whatever the model's
+    weights are. Without the log of its steps in `path` it goes on from the base. New bases are made
+    as `consolidate` says, and by `consolidate()`. Nothing leads back from one to steps before; so
+    it is at most of the last `state_dict()` that was made or loaded, if there is one.
+    `state_dict()` of the model, and `close()`, which leaves theta in the parameters, have all
+    weights in memory; `theta(p)` has one, and `close(theta=False)` leaves them in the store alone.
 
     Parameters
     ----------
@@ -106,32 +111,15 @@ class ZoSgd(torch.optim.Optimizer):
             for key, default in (("lr", lr), ("weight_decay", weight_decay)):
                 check_number(owner, key, group.get(key, default))
         weights = trained_weights(owner, model, groups)
-        self.device = self._device_of(weights)
+        self.device = device_of(owner, self.options, weights)
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "gamma": 1.0})
         self._of = Training(owner, model, weights, self.options, self.device, self.param_groups)
-        self._tier = self._make_tier()
+        self._tier = make_tier(self._of, self.state)
         self.overflowed = False
         self._g: list[float] = []
         self._versions = self._current_versions()
         self._warned: set[str] = set()
         self._warn_of_rounded_vectors()
-
-    def _device_of(self, weights: list[TrainedWeight]) -> DeviceOps:
-        asked = self.options.device
-        if self.options.tier == "host":
-            return streaming_device(self._owner, asked, weights)
-        return device_ops(self._owner, asked, [(w.name, w.parameter) for w in weights])
-
-    def _make_tier(self) -> DeviceTier | HostTier:
-        if self.options.tier == "host":
-            return HostTier(self._of)
-        for name in ("path", "link", "budget", "trace"):
-            if (given := getattr(self.options, name)) is not None:
-                raise InvalidArgument(
-                    f"{self._owner}: {name} is {given!r} and tier 'device', which streams and logs "
-                    f"nothing, expected no {name}, or tier='host'"
-                )
-        return DeviceTier(self._of, self.state)
 
     @property
     def committed_steps(self) -> int:
@@ -300,9 +288,10 @@ class ZoSgd(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from `state_dict()`.
 
-        With tier device the model's own weights are to be loaded before. With tier host the model
-        is to have the weights that its run began with, and theirs alone: the log makes theta of
-        them, and what `state_dict()` of the model holds is that theta.
+        With tier device the model's own weights are to be loaded before; those of tier disk are in
+        its store, whose base is to be of the state's run, and of no later step. With tier host the
+        model is to have the weights that its run began with, and theirs alone: the log makes theta
+        of them, and what `state_dict()` of the model holds is that theta.
 
         Raises
         ------
@@ -316,36 +305,6 @@ class ZoSgd(torch.optim.Optimizer):
         restore_state(self, state_dict)
         self._versions = self._current_versions()
 
-    # ---- The log of tier host ----
-
-    def rollback(self, step: int) -> None:
-        """Go on from the weights of an older step; the log keeps what came after it.
-
-        Raises
-        ------
-        InvalidArgument
-            There is no such step, or no log.
-        """
-        self._logged("rollback").rollback(step)
-
-    def branch(self, step: int, path: str | os.PathLike) -> None:
-        """Write a log of the steps up to `step` into a folder, for another optimizer's `path`.
-
-        Raises
-        ------
-        InvalidArgument
-            There is no such step, or no log.
-        """
-        self._logged("branch").log.branch(step, path)
-
-    def _logged(self, function: str) -> HostTier:
-        if isinstance(self._tier, HostTier):
-            return self._tier
-        raise InvalidArgument(
-            f"{self._owner}.{function}: tier is {self.options.tier!r}, which has no log, expected "
-            "tier='host'"
-        )
-
     # ---- What every optimizer of ours has ----
 
     def stats(self) -> dict[str, Any]:
@@ -358,9 +317,12 @@ class ZoSgd(torch.optim.Optimizer):
         if self.device.asynchronous:
             torch.cuda.synchronize()
 
-    def close(self) -> None:
-        """Leave the model as any other, with the weights that the steps have made; idempotent."""
-        self._tier.close()
+    def close(self, *, theta: bool = True) -> None:
+        """Leave the model as any other, with the weights that the steps have made; idempotent.
+
+        With `theta=False` parameters stay as they are between steps: of tier disk, empty.
+        """
+        self._tier.close(theta)
         self._versions = self._current_versions()
 
     def __enter__(self) -> Self:

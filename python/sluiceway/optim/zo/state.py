@@ -34,7 +34,7 @@ def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
         **_settings(optimizer),
     }
     if isinstance(optimizer._tier, HostTier):
-        frame["log"] = optimizer._tier.log.saved()
+        frame["log"] = optimizer._tier.saved()
     return {STATE_KEY: frame}
 
 
@@ -114,6 +114,8 @@ def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         }
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
+    if isinstance(optimizer._tier, HostTier):
+        optimizer._tier.set_gammas()  # Of tier disk they count from the base, which may be another.
     if isinstance(optimizer._tier, DeviceTier):
         optimizer._tier.committed_steps = frame["committed_steps"]
         optimizer._tier.round_masters()

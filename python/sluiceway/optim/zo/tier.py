@@ -62,8 +62,11 @@ class Tier(WeightSource, Protocol):
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
         """What the optimizer's state of a parameter holds, if it has any."""
 
+    def theta(self, p: nn.Parameter) -> torch.Tensor:
+        """The weights of a parameter of the model, in host memory."""
+
     def stats(self) -> dict[str, Any]:
         """Of the last step."""
 
-    def close(self) -> None:
-        """Leave the model as any other; idempotent."""
+    def close(self, theta: bool = True) -> None:
+        """Leave the model as any other, or without theta; idempotent."""

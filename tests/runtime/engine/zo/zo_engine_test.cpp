@@ -1,15 +1,18 @@
-// ZoEngine: what the log says is what the ring gives, through commits, rollbacks, failures and new
-// processes.
+// ZoEngine: what the log says is what the ring gives, through commits, rollbacks, failures, new
+// bases and new processes.
 #include "runtime/engine/zo/zo_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 
 #include "kernels/base/error.h"
+#include "tests/support/arena_run.h"
 #include "tests/support/io_back_ends.h"
 #include "tests/support/ring_model.h"
 
@@ -81,9 +84,17 @@ class ZoEngineTest : public testing::Test {
       rates.push_back({1e-2 * (group + 1), 0.1 * group});
     }
     engine.commit(g, rates, false);
+    made.resize(step);
+    made.push_back({g, rates});
+    note(step++);
+  }
+
+  // What a step that was made adds to the updates.
+  void note(std::uint64_t at) {
+    const auto& [g, rates] = made.at(at);
     for (std::uint32_t d = 0; d < kDirections; ++d) {
       ZoUpdates::Record& record = updates.records.emplace_back();
-      record.noise = noise(d);
+      record.noise = {77, at, d, kEps};
       for (std::uint32_t group = 0; group < kGroups; ++group) {
         const StepRate& rate = rates[group];
         if (d == 0) gammas[group] *= 1 - rate.lr * rate.weight_decay;
@@ -92,13 +103,17 @@ class ZoEngineTest : public testing::Test {
       }
     }
     updates.gamma.assign(gammas.begin(), gammas.end());
-    ++step;
   }
 
   RingModel model{20261123};
   ScratchPath path, other;
   ZoUpdates updates;
   std::vector<double> gammas;
+  struct Made {
+    std::vector<float> g;
+    std::vector<StepRate> rates;
+  };
+  std::vector<Made> made;  // By step.
   std::uint64_t step = 0;
 };
 
@@ -192,6 +207,158 @@ TEST_F(ZoEngineTest, CallsOutOfTheirPlaceChangeNothing) {
   engine.finish();
   engine.stream(model.uses);
   take_step(engine);
+}
+
+// ---- Over an arena ------------------------------------------------------------------------------
+
+// The model's own weights are the oracle's base.
+class ZoEngineOnArenaTest : public ZoEngineTest {
+ protected:
+  void make_arena() {
+    std::vector<const void*> known;
+    for (ZoWeight use : model.uses) {
+      const auto at = static_cast<std::size_t>(std::ranges::find(known, use.host) - known.begin());
+      if (at == known.size()) {
+        known.push_back(use.host);
+        weights.push_back({use.name, use.elements, use.dtype, use.group});
+        const std::span own(static_cast<const std::byte*>(use.host), use.bytes());
+        bytes.emplace_back(own.begin(), own.end());
+      }
+      use.host = nullptr;
+      use.source = static_cast<int>(at);
+      uses.push_back(use);
+    }
+    ArenaOptions of_arena;
+    of_arena.chunk_bytes = kArenaChunk;
+    arena = ZoArena::create(budget, of_arena, weights, fill_from(bytes));
+  }
+
+  std::unique_ptr<ZoEngine> open() {
+    ZoEngineOptions all = options();
+    all.arena = arena.get();
+    auto engine = std::make_unique<ZoEngine>(all);
+    engine->stream(uses);
+    return engine;
+  }
+
+  // What the arena has is the oracle's base from now on, with the updates that came after it.
+  void take_base() {
+    bytes = read_all(*arena);
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      model.uses[i].host = bytes.at(static_cast<std::size_t>(uses[i].source)).data();
+    }
+    updates = {};
+    std::ranges::fill(gammas, 1);
+    for (std::uint64_t s = arena->base().base.step; s < step; ++s) note(s);
+  }
+
+  void expect_steps(ZoEngine& engine, int count) {
+    for (int i = 0; i < count; ++i) take_step(engine);
+    engine.begin_evaluation();
+    expect_pass(engine, false);
+    engine.finish();
+    EXPECT_EQ(engine.gammas(), gammas);
+  }
+
+  Budget budget = Budget::unlimited();
+  std::vector<ArenaWeight> weights;
+  WeightBytes bytes;
+  std::vector<ZoWeight> uses;
+  std::unique_ptr<ZoArena> arena;
+};
+
+TEST_F(ZoEngineOnArenaTest, StepsAreThoseOverHostMemoryWithNewBasesOfF32BetweenThem) {
+  model = RingModel(5);
+  for (const int elements : {1031, 1, 4099, 67}) model.add(elements);
+  model.tie(0);
+  make_arena();
+  const auto engine = open();
+  for (int i = 0; i < 3; ++i) {
+    expect_steps(*engine, 2);
+    engine->consolidate({});  // Nothing decays in the first group: the sums go on.
+    EXPECT_EQ(engine->updates().records.size(), 0U);
+    std::ranges::fill(gammas, 1);
+  }
+  expect_steps(*engine, 2);
+}
+
+TEST_F(ZoEngineOnArenaTest, ANewBaseHoldsWhatAnEvaluationSawAndIsGoneOnFrom) {
+  make_arena();
+  auto engine = open();
+  for (int round = 0; round < 3; ++round) {
+    expect_steps(*engine, 3);
+    std::vector<std::vector<std::byte>> seen;
+    for (int use = 0; use < std::ssize(uses); ++use) {
+      seen.push_back(
+          model.expected(use, Side::kPlus, std::nullopt, updates, NoiseFamily::kGaussian));
+    }
+    engine->consolidate({});
+    take_base();
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      if (uses[i].dtype != DType::kF32) continue;  // Others are rounded at random.
+      EXPECT_EQ(bytes.at(static_cast<std::size_t>(uses[i].source)), seen[i]) << uses[i].name;
+    }
+    expect_steps(*engine, 1);
+    if (round == 1) engine.reset(), engine = open();
+  }
+  EXPECT_THAT([&] { engine->rollback(7); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected one from 11, where the base in")));
+  expect_steps(*engine, 1);
+}
+
+TEST_F(ZoEngineOnArenaTest, UpdatesAfterTheStepOfANewBaseStayPending) {
+  make_arena();
+  const auto engine = open();
+  expect_steps(*engine, 5);
+  engine->consolidate({.step = 3});
+  EXPECT_EQ(engine->updates().records.size(), 2 * kDirections);
+  take_base();
+  expect_steps(*engine, 2);
+  engine->rollback(4);
+  step = 4;
+  take_base();
+  expect_steps(*engine, 2);
+}
+
+TEST_F(ZoEngineOnArenaTest, AFailedConsolidationChangesNothing) {
+  make_arena();
+  const auto engine = open();
+  expect_steps(*engine, 2);
+  ZoArena::Consolidation failing;
+  failing.progress = [](std::uint64_t done, std::uint64_t) {
+    if (done > 0) throw IoError("no", 5, "drive", 0);
+  };
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(engine->consolidate(failing), IoError);
+    EXPECT_EQ(engine->log().base().step, 0U);
+    expect_steps(*engine, 1);
+  }
+  engine->begin_step();
+  EXPECT_THAT([&] { engine->consolidate({}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("a pass has begun")));
+  engine->finish();
+  expect_steps(*engine, 1);
+  ZoEngineOptions on_host = options();
+  on_host.log_path = other.str();
+  EXPECT_THAT([&] { ZoEngine(on_host).consolidate({}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("the base lies in host memory")));
+}
+
+TEST_F(ZoEngineOnArenaTest, ANewBaseMakesRoomForMoreThanOneReplayTakes) {
+  model = RingModel(3);
+  model.add(67);
+  make_arena();
+  const auto engine = open();
+  const std::vector<StepRate> rates(kGroups);
+  const auto step_without_reads = [&] {
+    engine->begin_step();
+    engine->commit(std::vector<float>(kDirections, 1.0F), rates, false);
+  };
+  for (int i = 0; i < 512; ++i) step_without_reads();
+  EXPECT_THROW(engine->begin_step(), InvalidArgument);
+  engine->consolidate({.step = 511});
+  step_without_reads();
+  EXPECT_EQ(engine->updates().records.size(), 2 * kDirections);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Weights in host memory, never written to, and what the log makes of them.
+"""A base that no step writes to, and what the log makes of it.
 
 theta = float(Gamma) (base + sum of c z)
 """
@@ -6,7 +6,6 @@ theta = float(Gamma) (base + sum of c z)
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import weakref
 from typing import Any
 
@@ -15,23 +14,24 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
+from sluiceway.optim.zo.host.base import Base, absent
 from sluiceway.optim.zo.host.logged_engine import LoggedEngine
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
 
 class BaseWeights:
-    """The own data of parameters, which `state_dict()` of the model does not show.
+    """Theta of parameters, which `state_dict()` of the model shows.
 
     Parameters
     ----------
     training : Training
     engine : LoggedEngine
+    base : Base
     """
 
-    def __init__(self, training: Training, engine: LoggedEngine) -> None:
-        self._of, self._engine = training, engine
-        self._base = {id(w.parameter): w.parameter.data for w in training.weights}
+    def __init__(self, training: Training, engine: LoggedEngine, base: Base) -> None:
+        self._of, self._engine, self._base = training, engine, base
         self._weight_of = {id(w.parameter): w for w in training.weights}
         self._on_device: dict[int, torch.Tensor] = {}  # Of what is perturbed in each step.
         self._tied: tuple[Any, dict[int, torch.Tensor]] = (lambda: None, {})
@@ -43,11 +43,11 @@ class BaseWeights:
 
     def has(self, p: nn.Parameter | None) -> bool:
         """Whether it is one of ours."""
-        return id(p) in self._base
+        return id(p) in self._weight_of
 
-    def of(self, p: nn.Parameter) -> torch.Tensor:
-        """The base."""
-        return self._base[id(p)]
+    def forget(self) -> None:
+        """There is a new base."""
+        self._on_device = {}
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """A copy on the device."""
@@ -55,7 +55,7 @@ class BaseWeights:
 
     def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
         """A copy in host memory."""
-        return self._made(p, self.of(p))
+        return self._made(p, self._base.of(p))
 
     def theta_in(self, state: dict[str, Any], p: nn.Parameter) -> torch.Tensor:
         """As `theta_on_host`; one tensor for all names of a parameter in one `state_dict()`."""
@@ -69,11 +69,6 @@ class BaseWeights:
         if id(p) not in made:
             made[id(p)] = self.theta_on_host(p)
         return made[id(p)]
-
-    @property
-    def nbytes(self) -> int:
-        """Of all bases."""
-        return sum(base.nbytes for base in self._base.values())
 
     def neighbours(
         self, weight: TrainedWeight, direction: int
@@ -93,25 +88,25 @@ class BaseWeights:
         return plus, minus
 
     def poison(self) -> dict[int, torch.Tensor]:
-        """NaN for who reads a weight that is not there: no base is taken for theta."""
-        device = torch.device("cpu" if self._of.device.name == "host" else self._of.device.name)
-        return {
-            key: torch.full((1,), torch.nan, dtype=base.dtype, device=device).expand(base.shape)
-            for key, base in self._base.items()
-        }
+        """What parameters are while no module reads them: no base is taken for theta."""
+        device = "cpu" if self._of.device.name == "host" else self._of.device.name
+        return {key: absent(w.parameter, device) for key, w in self._weight_of.items()}
 
-    def give_theta(self) -> None:
-        """Let the parameters themselves be theta, and `state_dict()` be theirs."""
+    def close(self) -> None:
+        """Let `state_dict()` be that of the parameters themselves."""
         for handle in self._hooks:
             handle.remove()
+
+    def give_theta(self) -> None:
+        """Let the parameters themselves be theta."""
         with torch.no_grad():
             for weight in self._of.weights:
-                weight.parameter.copy_(self.theta_on_host(weight.parameter))
+                self._base.give(weight.parameter, self.theta_on_host(weight.parameter))
 
     def _brought(self, p: nn.Parameter) -> torch.Tensor:
         if not self._of.device.asynchronous:
-            return self.of(p)
-        return self.of(p).to(self._of.device.name, non_blocking=True)
+            return self._base.of(p)
+        return self._base.of(p).to(self._of.device.name, non_blocking=True)
 
     def _made(self, p: nn.Parameter, base: torch.Tensor) -> torch.Tensor:
         pending, gamma = self._pending(self._weight_of[id(p)])
@@ -139,13 +134,3 @@ class _StateHook(NothingWhenCopied):
         for name, p in called._parameters.items():
             if weights.has(p) and prefix + name in state:
                 state[prefix + name] = weights.theta_in(state, p)
-
-
-def hash_of(weights: list[TrainedWeight]) -> bytes:
-    """What tells a base from any other; 16 bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for weight in weights:
-        p = weight.parameter.detach().cpu()
-        digest.update(f"{weight.name} {p.dtype} {tuple(p.shape)} ".encode())
-        digest.update(_core.bits_checksum(p).to_bytes(8, "little"))
-    return digest.digest()

@@ -1,4 +1,4 @@
-"""Where weights of tier host are, and what they are streamed to."""
+"""What weights outside of the device are streamed to, and what goes there for good."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def streaming_device(owner: str, asked: str, weights: list[TrainedWeight]) -> De
     return ops_on(torch.device("cuda", ordinal))
 
 
-def move_to_host(training: Training) -> None:
-    """Page-locked for a CUDA device, one parameter after the other; buffers go to the device.
+def move_buffers(training: Training) -> None:
+    """To a CUDA device, as weights come there.
 
     Raises
     ------
@@ -55,6 +55,3 @@ def move_to_host(training: Training) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.to(device)
-    for weight in training.weights:
-        p = weight.parameter
-        p.data = _core.page_locked_copy(p.detach(), training.device.compute())

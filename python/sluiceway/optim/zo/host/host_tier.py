@@ -1,7 +1,7 @@
-"""Weights in host memory, and steps that are records of a log.
+"""Weights outside of the device, and steps that are records of a log.
 
-A parameter's own data is the base. Inside of a step layers find slots of the engine's ring in their
-parameters, and outside of one, theta, made when it is read.
+A parameter's own data is the base, or nothing where that is on disk. Inside of a step layers find
+slots of the engine's ring in their parameters, and outside of one, theta, made when it is read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import nn
 from sluiceway.optim.open_model.ownership import hold
 from sluiceway.optim.zo.halves.measurement import Measured, Measurement
 from sluiceway.optim.zo.halves.units import Copies, Unit, plain_halves
-from sluiceway.optim.zo.host.base_weights import BaseWeights, hash_of
+from sluiceway.optim.zo.host.base import Base
+from sluiceway.optim.zo.host.base_weights import BaseWeights
 from sluiceway.optim.zo.host.forward_order import ForwardOrder, watch_forward
-from sluiceway.optim.zo.host.host_memory import move_to_host
+from sluiceway.optim.zo.host.host_base import HostBase
 from sluiceway.optim.zo.host.logged_engine import LoggedEngine, bytes_beside
 from sluiceway.optim.zo.host.reader import Reader
 from sluiceway.optim.zo.rates import GroupUpdate
@@ -28,6 +29,7 @@ from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
 Use = tuple[int, nn.Parameter]
+_TIERS = ("device", "host", "pinned")
 
 
 class HostTier:
@@ -36,7 +38,9 @@ class HostTier:
     Parameters
     ----------
     training : Training
-        Its parameters are moved to host memory, page-locked for a CUDA device.
+        Its parameters are moved to the base.
+    base : Base, optional
+        In host memory where nothing is said.
 
     Raises
     ------
@@ -46,18 +50,19 @@ class HostTier:
 
     blocks = None
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, base: Base | None = None) -> None:
         self._of = training
-        self.log = LoggedEngine(training, hash_of(training.weights))
-        move_to_host(training)
-        self._base = BaseWeights(training, self.log)
+        self._lies = base or HostBase(training)
+        self.log = LoggedEngine(training, self._lies)
+        self._lies.take()
+        self._base = BaseWeights(training, self.log, self._lies)
         self._order: ForwardOrder | None = None
         self._holding: dict[tuple[int, int], list[Use]] = {}
         self._evaluating = False
         parameters = [w.parameter for w in training.weights]
         self._reader = Reader(training.model, parameters, self._base.theta)
         self._raw: dict[str, Any] = {}
-        self._set_gammas()
+        self.set_gammas()
         hold(self)
 
     @property
@@ -89,10 +94,7 @@ class HostTier:
         uses, self._uses_of_call, self._calls_of_unit = [], [], {}
         for call, unit in enumerate(order.calls):
             first, weights = len(uses), order.weights[unit]
-            uses += [
-                (w.name, self._base.of(w.parameter), w.group, call, w.parameter.dim() < 2)
-                for w in weights
-            ]
+            uses += [self._use_of(w, call) for w in weights]
             self._uses_of_call.append([(first + i, w.parameter) for i, w in enumerate(weights)])
             self._calls_of_unit.setdefault(unit, []).append(call)
         if uses:
@@ -100,6 +102,11 @@ class HostTier:
             engine.enable_trace(self._of.options.trace is not None)
         self.measured = self._measured(order)
         self._order = order
+
+    def _use_of(self, weight: TrainedWeight, call: int) -> tuple[Any, ...]:
+        p, number = weight.parameter, self._lies.number(weight.parameter)
+        like = self._lies.of(p) if number < 0 else p.data
+        return weight.name, like, weight.group, call, p.dim() < 2, number
 
     def _measured(self, order: ForwardOrder) -> Measured:
         names = {module: name for name, module in self._of.model.named_modules()}
@@ -188,9 +195,10 @@ class HostTier:
         for unit, direction in list(self._holding):
             self.release(unit, direction)
         self.log.get().finish()
-        self._set_gammas()
+        self.set_gammas()
 
-    def _set_gammas(self) -> None:
+    def set_gammas(self) -> None:
+        """Let the groups have what the log says."""
         for group, gamma in zip(self._of.param_groups, self.log.get().gammas, strict=True):
             group["gamma"] = gamma
 
@@ -199,27 +207,34 @@ class HostTier:
     def rollback(self, step: int) -> None:
         """Go on from an older theta."""
         self.log.get().rollback(step)
-        self._set_gammas()
+        self.set_gammas()
+
+    def saved(self) -> dict[str, Any]:
+        """What a state holds."""
+        return self.log.saved()
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Go on from a state that the log has checked."""
+        """Go on from a state that the log has checked; `set_gammas` follows."""
         self.log.load(saved, lambda: self._stream(self._order) if self._order else None)
-        self._set_gammas()
 
     # ---- Numbers, and the end ----
+
+    def theta(self, p: nn.Parameter) -> torch.Tensor:
+        """In host memory."""
+        return self._base.theta_on_host(p) if self._base.has(p) else p.detach().cpu()
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
         """All of it is in the log."""
         return {}
 
     def stats(self) -> dict[str, Any]:
-        """Bytes that crossed in the last pass, and how long the device waited for them."""
+        """Bytes that crossed and were read in the last pass, and how long the device waited."""
         raw = self._raw
         if not raw:
             return {}
         crossed = {"d2h": raw["d2h_bytes"], "h2d": raw["h2d_bytes"]}
         return {
-            "bytes": {**crossed, "disk_read": 0, "disk_written": 0},
+            "bytes": {**crossed, "disk_read": raw["disk_read_bytes"], "disk_written": 0},
             "stall_seconds": raw["stall_seconds"],
             "peak_bytes": self._peaks(raw["peak_bytes"]),
         }
@@ -230,23 +245,26 @@ class HostTier:
         The engine has reserved what is beside the weights, which torch counts; on the host device
         torch counts the base, too.
         """
-        device, base = self._of.device, self._base.nbytes
-        peaks = {tier: of_engine[tier] for tier in ("device", "host", "pinned")}
-        peaks["pinned" if device.asynchronous else "host"] += base
-        torch_has = device.peak_bytes() - (0 if device.asynchronous else base)
+        device, base = self._of.device, self._lies.memory()
+        peaks = {tier: of_engine[tier] + base.get(tier, 0) for tier in _TIERS}
+        counted = 0 if device.asynchronous else self._lies.tensor_bytes
+        torch_has = device.peak_bytes() - counted
         peaks["device"] += max(0, torch_has - bytes_beside(self._of))
         return peaks
 
-    def close(self) -> None:
+    def close(self, theta: bool = True) -> None:
         """Leave theta in the parameters, and write the trace."""
         if not self.log.is_open:
             return
         engine, trace = self.log.get(), self._of.options.trace
         self._reader.close()
-        self._base.give_theta()
+        self._base.close()
+        if theta:
+            self._base.give_theta()
         try:
             if trace is not None and engine.streams:
                 engine.write_trace(os.fspath(trace))
         finally:
             del engine
             self.log.close()
+            self._lies.close()

@@ -11,6 +11,7 @@ from sluiceway import _core
 from sluiceway.base.atomic import replace_file
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.tier_limits import tier_limits
+from sluiceway.optim.zo.host.base import Base
 from sluiceway.optim.zo.host.log_folder import LOG, LogFolder
 from sluiceway.optim.zo.tier import Training
 
@@ -21,8 +22,8 @@ class LoggedEngine:
     Parameters
     ----------
     training : Training
-    base_hash : bytes
-        Of the weights that the log begins with.
+    base : Base
+        What the log is of.
 
     Raises
     ------
@@ -30,9 +31,9 @@ class LoggedEngine:
         The log is of another base or of other options, or is none.
     """
 
-    def __init__(self, training: Training, base_hash: bytes) -> None:
-        self._of, self._base_hash = training, base_hash
-        self._folder = LogFolder(training.options.path)
+    def __init__(self, training: Training, base: Base) -> None:
+        self._of, self._base = training, base
+        self._folder = LogFolder(base.log_folder)
         self._engine: _core.ZoEngine | None = self._open()
 
     def _open(self) -> _core.ZoEngine:
@@ -52,9 +53,9 @@ class LoggedEngine:
             groups=len(training.param_groups),
             directions=options.directions,
             log=os.fspath(self._folder.log),
-            base_hash=self._base_hash,
             device_cpu=pin[0],
             lane_cpu=pin[1],
+            **self._base.engine_arguments(),
         )
 
     @property
@@ -92,7 +93,8 @@ class LoggedEngine:
         engine = self.get()
         engine.sync()
         return {
-            "base": self._base_hash.hex(),
+            **self._base.identity(),
+            "step": engine.next_step,
             "log_id": engine.log_id,
             "log": self._folder.log.read_bytes(),
             "entries": engine.entries,
@@ -107,12 +109,7 @@ class LoggedEngine:
             Both are named.
         """
         engine = self.get()
-        if saved["base"] != self._base_hash.hex():
-            raise InvalidArgument(
-                f"load_state_dict: is of the base {saved['base']}, expected "
-                f"{self._base_hash.hex()}, that of the model; load the weights that its run began "
-                "with"
-            )
+        self._base.check_saved(saved)
         same = saved["log_id"] == engine.log_id
         if same and not self._is_of_one_history(saved["log"]):
             raise InvalidArgument(
