@@ -659,9 +659,12 @@ class ZoEngine:
         base_hash: bytes,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
+        rank: typing.SupportsInt,
+        period: typing.SupportsInt,
+        trained: collections.abc.Sequence[tuple[str, torch.Tensor, typing.SupportsInt]],
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; log: a file, made if it is not there; base_hash: 16 bytes.
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; log: a file, made if it is not there; base_hash: 16 bytes; rank: of noise, 0 for elementwise; period: steps for which V is kept; trained: name, tensor and parameter group of each weight, of noise of a rank.
         """
     def acquire(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
@@ -688,6 +691,24 @@ class ZoEngine:
     def finish(self) -> None:
         """
         End the pass, if there is one; a step that was not logged is as if it had not begun.
+        """
+    def low_rank_neighbours(
+        self,
+        weight: str,
+        direction: typing.SupportsInt,
+        base: torch.Tensor,
+        plus: torch.Tensor,
+        minus: torch.Tensor,
+        compute: Stream,
+    ) -> None:
+        """
+        theta + eps z and theta - eps z of the step that has begun.
+        """
+    def low_rank_theta(
+        self, weight: str, base: torch.Tensor, out: torch.Tensor, compute: Stream
+    ) -> None:
+        """
+        Theta of a weight whose noise is of low rank, by its name.
         """
     def pending(self, group: typing.SupportsInt) -> tuple[list[tuple[int, int, int, float]], float]:
         """

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # What this version has of the values that are spelled right.
 _HERE = {"tier": ("device", "host")}
 _LEAVE_OUT = "expected it to be left out"
-_MOST_UPDATES = 1024  # That a base takes: steps times directions. The compiled module refuses more.
+# Steps times directions that can be drawn again for a base. The compiled module refuses more.
+_MOST_UPDATES = 1024
 
 
 class ZoOptions(Options):
@@ -65,10 +66,10 @@ class ZoOptions(Options):
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.noise == "lowrank" and self.tier != "device":
+        if self.noise == "lowrank" and self.tier == "disk":
             raise Unavailable(
-                f"noise: lowrank is not in this version for tier {self.tier}, expected rademacher, "
-                "byte_quantile or gaussian, or tier device"
+                "noise: lowrank is not in this version for tier disk, expected rademacher, "
+                "byte_quantile or gaussian, or tier device or host"
             )
         for value, needed, names in (
             (self.tier, "host", ("depth", "perturb_lanes", "resident")),
@@ -91,12 +92,13 @@ class ZoSection(ZoOptions, EngineSection):
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """What is of a backward, of AdamW, or of autocast."""
         train, model = config.train, config.model
-        if self.tier != "device" and train.steps * self.directions > _MOST_UPDATES:
+        replays = self.tier != "device" and self.noise != "lowrank"
+        if replays and train.steps * self.directions > _MOST_UPDATES:
             yield (
                 "train.steps",
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
                 f"{self.tier}, expected at most {_MOST_UPDATES} steps times directions, which a "
-                "base takes in this version; take tier device",
+                "base takes in this version; take tier device, or noise lowrank",
             )
         if train.max_norm is not None:
             yield (

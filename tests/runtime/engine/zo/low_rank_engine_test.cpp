@@ -41,7 +41,7 @@ class Followed {
     run.add(5, 35, DType::kF32, 0);
     run.add(0, 7, DType::kF32, 1);
     if (small) return;
-    run.add(13, 13 * 67, DType::kBF16, 1);
+    run.add(13, 13 * 37, DType::kBF16, 1);
     run.add(0, 11, DType::kBF16, 0);
     run.add(1, 3, DType::kF32, 0);
     run.add(19, 19, DType::kF32, 1);
@@ -139,8 +139,8 @@ TEST_P(LowRankEngineTest, PassesAreWhatTheLogSaysOverPeriodsAndInTheNextProcess)
     std::uint32_t directions, rank, period;
     std::uint64_t resident_room;
   };
-  for (const Case& c : {Case{2, 1, 1, 3, 3, 0}, Case{8, 4, 3, 1, 2, 500}, Case{1, 4, 2, 2, 1, 0},
-                        Case{2, 1, 1, 17, 100, 0}}) {
+  for (const Case& c :
+       {Case{2, 1, 1, 3, 3, 0}, Case{8, 4, 3, 1, 2, 500}, Case{1, 4, 2, 17, 1, 0}}) {
     SCOPED_TRACE(testing::Message() << "depth " << c.depth << ", rank " << c.rank);
     Followed all(GetParam(), log_shape(c.rank, c.period, c.directions));
     ZoEngineOptions options = all.options();
@@ -150,10 +150,8 @@ TEST_P(LowRankEngineTest, PassesAreWhatTheLogSaysOverPeriodsAndInTheNextProcess)
     for (int opened = 0; opened < 2; ++opened) {
       ZoEngine engine(options);
       engine.stream(all.run.uses);
-      for (int i = 0; i < 4; ++i) {
-        all.take_step(engine);
-        if (i % 2 == 0) all.expect_evaluation(engine);
-      }
+      for (int i = 0; i < 3; ++i) all.take_step(engine);
+      all.expect_evaluation(engine);
     }
   }
 }

@@ -55,6 +55,7 @@ class LoggedEngine:
             base_hash=self._base_hash,
             device_cpu=pin[0],
             lane_cpu=pin[1],
+            **_low_rank(training),
         )
 
     @property
@@ -154,6 +155,14 @@ class LoggedEngine:
             opened()
             raise
         opened()
+
+
+def _low_rank(training: Training) -> dict[str, Any]:
+    options = training.options
+    if options.noise != "lowrank":
+        return {"rank": 0, "period": 0, "trained": []}
+    trained = [(w.name, w.parameter.detach(), w.group) for w in training.weights]
+    return {"rank": options.rank, "period": options.period, "trained": trained}
 
 
 def bytes_beside(training: Training) -> int:
