@@ -104,8 +104,8 @@ class Followed {
   }
 
   void commit(ZoEngine& engine) {
-    const std::vector<float> g = run.rng().vector(run.shape.directions);
-    const std::vector<StepRate> rates = {{1e-1, 0.1}, {3e-2 / (1 + run.state.step), 0}};
+    g = run.rng().vector(run.shape.directions);
+    rates = {{1e-1, 0.1}, {3e-2 / (1 + run.state.step), 0}};
     engine.commit(g, rates, false);
     run.take_step(g, rates);
   }
@@ -116,6 +116,8 @@ class Followed {
   }
 
   LowRankRun run;
+  std::vector<float> g;  // Of the last commit, and its rates.
+  std::vector<StepRate> rates;
   StreamRef compute = StreamRef::host();
   ScratchPath path, other;
 
@@ -240,39 +242,90 @@ TEST(LowRankStepsTest, AreMoreThanReplayTakes) {
   all.take_step(engine);
 }
 
+// Use 1 is perturbed late, in a lane of its own, while the gate is shut.
+struct LateUse {
+  std::atomic<bool> open = true;
+  std::atomic<int> waiting = 0;
+
+  void hold_in(ZoEngineOptions& options) {
+    options.ring.perturb_lanes = 2;
+    options.ring.before_hop = [this](LaneId lane, int use) {
+      if (lane != zo_lanes::kPerturb || use != 1 || open) return;
+      ++waiting;
+      open.wait(false);
+    };
+  }
+  // A step in which nobody asks for it.
+  void begin_step(ZoEngine& engine, Followed& all) {
+    open = false, waiting = 0;
+    engine.begin_step();
+    all.expect_use(engine, 0, 0, true);
+    while (waiting == 0) std::this_thread::yield();
+  }
+  void come() {
+    open = true;
+    open.notify_all();
+  }
+};
+
 // L1: what a lane still makes of a pass is made of the factors of that pass.
 TEST(LowRankStepsTest, ChangeNothingBeforeTheLastTurnOfAPassIsThrough) {
   Followed all(DeviceId::host(), log_shape(2, 2, 1));
-  std::atomic<bool> open = true, committed = false;
-  std::atomic<int> waiting = 0;
   ZoEngineOptions options = all.options();
-  options.ring.perturb_lanes = 2;  // Or who waits is before whom the test asks for.
-  options.ring.before_hop = [&](LaneId lane, int use) {
-    if (lane != zo_lanes::kPerturb || use != 1 || open) return;
-    ++waiting;
-    open.wait(false);
-  };
+  LateUse late;
+  late.hold_in(options);
   ZoEngine engine(options);
   engine.stream(all.run.uses);
   all.take_step(engine);
   for (int i = 0; i < 3; ++i) {
-    open = false, committed = false, waiting = 0;
-    engine.begin_step();
-    all.expect_use(engine, 0, 0, true);  // And nobody asks for the next one.
-    while (waiting == 0) std::this_thread::yield();
+    std::atomic<bool> begun = false;
+    late.begin_step(engine, all);
     std::thread next([&] {
       all.commit(engine);
       engine.begin_evaluation();
-      committed = true;
+      begun = true;
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    EXPECT_FALSE(committed);
-    open = true;
-    open.notify_all();
+    EXPECT_FALSE(begun);
+    late.come();
     next.join();
     all.expect_pass(engine, false);
     engine.finish();
   }
+}
+
+TEST(LowRankStepsTest, AreMadeThoughTheirCommitWasInterrupted) {
+  Followed all(DeviceId::host(), log_shape(2, 2, 1));
+  ZoEngineOptions options = all.options();
+  LateUse late;
+  late.hold_in(options);
+  std::atomic<bool> interrupt = false;
+  options.ring.lanes.check_interrupt = [&] {
+    if (interrupt.exchange(false)) throw Timeout("interrupt");
+  };
+  ZoEngine engine(options);
+  engine.stream(all.run.uses);
+  for (int i = 0; i < 2; ++i) {
+    late.begin_step(engine, all);
+    interrupt = true;
+    EXPECT_THROW(all.commit(engine), Timeout);
+    all.run.take_step(all.g, all.rates);
+    EXPECT_EQ(engine.log().next_step(), all.run.state.step);
+    late.come();
+    all.expect_outside(engine, 0, nullptr);
+    all.take_step(engine);
+  }
+}
+
+TEST(LowRankStepsTest, AreDrawnByLanesThatShareNothing) {
+  Followed all(DeviceId::host(), log_shape(8, 2, 4), true);
+  for (int i = 0; i < 2; ++i) all.run.add(1031, 1031 * 2, DType::kF32, 0);
+  ZoEngineOptions options = all.options();
+  options.ring.perturb_lanes = 4;
+  options.ring.depth = {8, 8, 8};
+  ZoEngine engine(options);
+  engine.stream(all.run.uses);
+  for (int i = 0; i < 3; ++i) all.take_step(engine);
 }
 
 TEST(LowRankStepsTest, AreOfWeightsThatAreTrained) {
