@@ -1,6 +1,8 @@
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <cstring>
+#include <optional>
 #include <tuple>
 
 #include "python/bindings/dtype_name.h"
@@ -17,13 +19,37 @@
 namespace sluiceway {
 namespace {
 
+// Name, weight and parameter group.
+using Trained = std::tuple<std::string, at::Tensor, int>;
+
+// The base of vectors is read from host memory, which `vectors` keeps.
+ZoEngineOptions with_trained(ZoEngineOptions options, const std::vector<Trained>& trained,
+                             std::vector<at::Tensor>& vectors) {
+  for (const auto& [name, weight, group] : trained) {
+    ZoWeight& made = options.trained.emplace_back();
+    made.name = name;
+    made.elements = weight.numel();
+    made.dtype = dtype_of_tensor(weight, name.c_str());
+    made.group = group;
+    if (weight.dim() >= 2) made.rows = weight.size(0);
+    if (made.rows > 0) continue;
+    vectors.push_back(weight.detach().cpu().contiguous());
+    made.host = vectors.back().const_data_ptr();
+  }
+  return options;
+}
+
 // The engine, and the storage of what it streams; nothing of Python.
 struct StreamedEngine {
-  StreamedEngine(const ZoEngineOptions& options, HeldArenaPtr base)
-      : device(options.ring.lanes.device), arena(std::move(base)), engine(options) {}
+  StreamedEngine(const ZoEngineOptions& options, HeldArenaPtr base,
+                 const std::vector<Trained>& trained)
+      : device(options.ring.lanes.device),
+        arena(std::move(base)),
+        engine(with_trained(options, trained, vectors)) {}
 
   DeviceId device;
-  HeldArenaPtr arena;               // Null: the base is in host memory.
+  HeldArenaPtr arena;  // Null: the base is in host memory.
+  std::vector<at::Tensor> vectors;
   std::vector<at::Tensor> weights;  // By use.
   std::vector<at::Tensor> coming;   // The same of a ring that is being made.
   ZoEngine engine;
@@ -172,6 +198,29 @@ void consolidate(StreamedEngine& held, std::uint64_t step, const py::bytes& run_
   held.engine.consolidate(how);
 }
 
+// Theta of a weight, or its neighbours along a direction.
+void make_low_rank(StreamedEngine& held, const std::string& weight, const at::Tensor& base,
+                   const at::Tensor& plus, const at::Tensor* minus, const StepNoise* noise,
+                   const StreamRef& compute) {
+  const auto bytes_of = [&](const at::Tensor& tensor) {
+    check_on(compute, tensor, weight.c_str());
+    SLUICEWAY_CHECK(tensor.is_contiguous() && tensor.scalar_type() == base.scalar_type() &&
+                        tensor.nbytes() == base.nbytes(),
+                    weight, ": is ", tensor.scalar_type(), " of ", tensor.nbytes(),
+                    " bytes, expected contiguous ", base.scalar_type(), " of ", base.nbytes());
+    return static_cast<std::byte*>(tensor.data_ptr());
+  };
+  const LowRankUpdates::Elements elements{{bytes_of(base), base.nbytes()},
+                                          bytes_of(plus),
+                                          minus == nullptr ? nullptr : bytes_of(*minus)};
+  const std::uint64_t tensor = stable_hash(weight);
+  const GilReleased unlocked;
+  const LowRankUpdates& low_rank = held.engine.low_rank(compute);
+  const auto count = static_cast<std::int64_t>(low_rank.drawn_elems(tensor));
+  const at::Tensor drawn = at::empty({count}, base.options().dtype(at::kFloat));
+  low_rank.make(tensor, elements, held.engine.updates(), noise, f32_span(drawn, "U"), compute);
+}
+
 Stats take_stats(StreamedEngine& held) {
   WeightRing& ring = held.engine.ring();
   Stats stats = stats_of(ring.take_use(), 0.0);
@@ -241,6 +290,29 @@ void def_log(Class& engine) {
            "(seed, step, purpose, scale) of each update of the base, and Gamma.");
 }
 
+void def_low_rank(Class& engine) {
+  engine
+      .def(
+          "low_rank_theta",
+          [](StreamedEngine& held, const std::string& weight, const at::Tensor& base,
+             const at::Tensor& out, const StreamRef& compute) {
+            make_low_rank(held, weight, base, out, nullptr, nullptr, compute);
+          },
+          py::arg("weight"), py::arg("base"), py::arg("out"), py::arg("compute"),
+          "Theta of a weight whose noise is of low rank, by its name.")
+      .def(
+          "low_rank_neighbours",
+          [](StreamedEngine& held, const std::string& weight, std::uint32_t direction,
+             const at::Tensor& base, const at::Tensor& plus, const at::Tensor& minus,
+             const StreamRef& compute) {
+            const StepNoise noise = held.engine.noise(direction);
+            make_low_rank(held, weight, base, plus, &minus, &noise, compute);
+          },
+          py::arg("weight"), py::arg("direction"), py::arg("base"), py::arg("plus"),
+          py::arg("minus"), py::arg("compute"),
+          "theta + eps z and theta - eps z of the step that has begun.");
+}
+
 void def_numbers(Class& engine) {
   engine.def("take_stats", &take_stats)
       .def(
@@ -272,27 +344,33 @@ void bind_zo_engine(py::module_& m) {
                        std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
                        const std::string& family, std::uint64_t seed, std::uint32_t groups,
                        std::uint32_t directions, const std::string& log, int device_cpu,
-                       int lane_cpu, const py::bytes& base_hash, const HeldArenaPtr& arena) {
+                       int lane_cpu, std::uint32_t rank, std::uint32_t period,
+                       const std::vector<Trained>& trained, const py::bytes& base_hash,
+                       const HeldArenaPtr& arena) {
              ZoEngineOptions options = options_of(
                  compute, link, limits, resident_bytes, resident_room, depth, perturb_lanes, eps,
                  family, seed, groups, directions, log, device_cpu, lane_cpu);
+             options.shape.noise.rank = rank;
+             options.shape.noise.period_steps = period;
              if (arena != nullptr) {
                options.arena = arena->arena.get();
              } else {
                options.base = base_of(base_hash);
              }
              const GilReleased free;
-             return Holder(new StreamedEngine(options, arena));
+             return Holder(new StreamedEngine(options, arena, trained));
            }),
            py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
            py::arg("resident_bytes"), py::arg("resident_room"), py::arg("depth"),
            py::arg("perturb_lanes"), py::arg("eps"), py::arg("family"), py::arg("seed"),
            py::arg("groups"), py::arg("directions"), py::arg("log"), py::arg("device_cpu"),
-           py::arg("lane_cpu"), py::arg("base_hash") = py::bytes(), py::arg("arena") = py::none(),
+           py::arg("lane_cpu"), py::arg("rank"), py::arg("period"), py::arg("trained"),
+           py::arg("base_hash") = py::bytes(), py::arg("arena") = py::none(),
            (std::string(kLanesDoc) +
             " resident_room: bytes of weights that may stay on the device; depth: modules on their "
-            "way; log: a file, made if it is not there; base_hash: 16 bytes, of a base in host "
-            "memory; arena: the base.")
+            "way; log: a file, made if it is not there; rank: of noise, 0 for elementwise; period: "
+            "steps for which V is kept; trained: name, tensor and parameter group of each weight, "
+            "of noise of a rank; base_hash: 16 bytes, of a base in host memory; arena: the base.")
                .c_str())
       .def("stream", &stream, py::arg("uses"),
            "Each is name, host tensor, parameter group, number of the module, whether it stays on "
@@ -302,6 +380,7 @@ void bind_zo_engine(py::module_& m) {
                              [](const StreamedEngine& held) { return held.engine.streams(); });
   def_passes(engine);
   def_log(engine);
+  def_low_rank(engine);
   def_numbers(engine);
 }
 

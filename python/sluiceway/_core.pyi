@@ -760,6 +760,24 @@ class ZoEngine:
         """
         End the pass, if there is one; a step that was not logged is as if it had not begun.
         """
+    def low_rank_neighbours(
+        self,
+        weight: str,
+        direction: typing.SupportsInt,
+        base: torch.Tensor,
+        plus: torch.Tensor,
+        minus: torch.Tensor,
+        compute: Stream,
+    ) -> None:
+        """
+        theta + eps z and theta - eps z of the step that has begun.
+        """
+    def low_rank_theta(
+        self, weight: str, base: torch.Tensor, out: torch.Tensor, compute: Stream
+    ) -> None:
+        """
+        Theta of a weight whose noise is of low rank, by its name.
+        """
     def pending(self, group: typing.SupportsInt) -> tuple[list[tuple[int, int, int, float]], float]:
         """
         (seed, step, purpose, scale) of each update of the base, and Gamma.

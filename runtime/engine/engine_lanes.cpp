@@ -38,7 +38,7 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
     : device_(options.device),
       plan_(plan),
       key_count_(key_count),
-      budget_(options.limits),
+      budget_(options.budget ? *options.budget : Budget(options.limits)),
       resident_(budget_.reserve(Tier::kDevice, options.resident_bytes, "the model")),
       device_row_(trace_.add_row("device")),
       d2h_(options.device, LinkDirection::kDeviceToHost, options.d2h),

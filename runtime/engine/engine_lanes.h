@@ -54,7 +54,8 @@ class EngineLanes {
     DeviceId device;
     LinkCopy::Config d2h, h2d;
     Budget::Limits limits{};
-    std::uint64_t resident_bytes = 0;  // Of the model, on the device before the engine comes.
+    std::optional<Budget> budget = {};  // Others have bytes of it, too; else one of these limits.
+    std::uint64_t resident_bytes = 0;   // Of the model, on the device before the engine comes.
     Order order = Order::kEdf;
     std::function<void()> check_interrupt = {};  // Executor::Config's.
   };

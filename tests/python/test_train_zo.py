@@ -229,11 +229,11 @@ def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
         ("fp32", {}, {"weight_decay": 0.5}),
         ("bf16", {}, {"lr": 1e-3}),
         ("bf16", {"noise": "lowrank", "rank": 2, "period": 4}, {"lr": 1e-3}),
-        ("fp32", {"tier": "host"}, {"weight_decay": 0.5}),
+        ("fp32", {"tier": "host", "noise": "lowrank", "period": 4}, {"weight_decay": 0.5}),
         ("bf16", {"tier": "host"}, {"lr": 1e-3}),
         ("bf16", {"tier": "disk", "consolidate": 2}, {"lr": 1e-3, "weight_decay": 0.5}),
     ],
-    ids=["fp32", "decay", "bf16", "low-rank", "streamed", "streamed-bf16", "disk"],
+    ids=["fp32", "decay", "bf16", "low-rank", "streamed-low-rank", "streamed-bf16", "disk"],
 )
 def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
     sluiceway, zo_config, tmp_path, dtype, engine, train

@@ -70,9 +70,16 @@ def test_what_makes_no_sense_is_refused_with_its_line(load, lines, words):
     assert "\n" not in str(refused.value)
 
 
-def test_directions_of_low_rank_are_not_streamed(load):
-    with pytest.raises(Unavailable, match="noise: lowrank is not in this version for tier host"):
-        load(SMALLEST, "engine.tier=host", "engine.noise=lowrank")
+def test_directions_of_low_rank_are_not_read_from_disk(load):
+    with pytest.raises(Unavailable, match="noise: lowrank is not in this version for tier disk"):
+        load(SMALLEST, "engine.tier=disk", "engine.noise=lowrank")
+
+
+def test_a_stream_of_low_rank_has_no_limit_of_steps_and_no_store(load):
+    streamed = ("engine.tier=host", "engine.noise=lowrank", "train.steps=2000")
+    assert load(SMALLEST, *streamed).engine.family == "gaussian"
+    with pytest.raises(InvalidArgument, match=r"store.path is x, but engine.tier is host"):
+        load(SMALLEST, "engine.tier=host", "store.path=x")
 
 
 # Products take nearly all of a step.
@@ -113,8 +120,12 @@ def test_a_run_takes_the_memory_that_was_planned(
 
 @pytest.mark.parametrize(
     ("engine", "train"),
-    [({}, {}), ({"directions": 2}, {"accumulate": 2}), ({"resident": "1MiB", "depth": 4}, {})],
-    ids=["plain", "halves", "deep"],
+    [
+        ({}, {}),
+        ({"directions": 2}, {"accumulate": 2}),
+        ({"resident": "1MiB", "depth": 4, "noise": "lowrank", "rank": 32, "period": 1}, {}),
+    ],
+    ids=["plain", "halves", "deep-low-rank"],
 )
 def test_a_streamed_run_takes_the_memory_that_was_planned(
     sluiceway, small_model, write_config, tmp_path, engine, train

@@ -15,7 +15,7 @@ from small_llama import small_llama, tokens
 from torch import nn
 from torch.nn import functional
 from zo_models import decoder, zo_ids, zo_loss
-from zo_oracle import Oracle
+from zo_oracle import LowRankOracle, Oracle, gaussian
 
 
 def groups_of(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -159,16 +159,20 @@ def anythings_loss(model: nn.Module, step: int) -> torch.Tensor:
     return functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()) + penalty
 
 
-@pytest.mark.parametrize("directions", [1, 2])
-def test_any_model_is_measured_with_its_own_half(directions: int) -> None:
+@pytest.mark.parametrize(
+    ("directions", "noise"),
+    [(1, {}), (2, {}), (2, {"noise": "lowrank", "rank": 2, "period": 3})],
+)
+def test_any_model_is_measured_with_its_own_half(directions: int, noise: dict) -> None:
     ours, theirs = anything(), anything()
-    opt = host(ours, lr=0.05, directions=directions, weight_decay=0.1)
+    opt = host(ours, lr=0.05, directions=directions, weight_decay=0.1, **noise)
     trained = [p for p in theirs.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    oracle = Oracle(theirs, groups, 1e-3, 0, directions, _core.stable_hash)
+    of = theirs, groups, 1e-3, 0, directions, _core.stable_hash
+    oracle = LowRankOracle(*of, gaussian, rank=2, period=3) if noise else Oracle(*of)
     for step in range(4):
 
         def loss(model: nn.Module, step: int = step) -> torch.Tensor:
@@ -274,14 +278,19 @@ def train(opt: sluiceway.ZoSgd, model: nn.Module, steps: range) -> list[float]:
 OPTIONS = {"lr": 0.02, "weight_decay": 0.5, "directions": 2, "seed": 5}
 
 
-def test_a_log_goes_on_where_it_was_closed(tmp_path: Path) -> None:
+@pytest.fixture(params=[{}, {"noise": "lowrank", "period": 2}], ids=["elementwise", "low-rank"])
+def options(request: pytest.FixtureRequest) -> dict:
+    return OPTIONS | request.param
+
+
+def test_a_log_goes_on_where_it_was_closed(options: dict, tmp_path: Path) -> None:
     whole = decoder()
-    in_one_go = host(whole, **OPTIONS)
+    in_one_go = host(whole, **options)
     expected = train(in_one_go, whole, range(8))
     found = []
     for steps in (range(3), range(3, 5), range(5, 8)):
         model = decoder()
-        opt = host(model, path=tmp_path, **OPTIONS)
+        opt = host(model, path=tmp_path, **options)
         assert opt.committed_steps == steps.start
         assert opt.param_groups[0]["gamma"] == pytest.approx(0.99**steps.start)
         found += train(opt, model, steps)
@@ -292,13 +301,13 @@ def test_a_log_goes_on_where_it_was_closed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["scalars.log"]
 
 
-def test_theta_of_a_log_is_there_before_any_step(tmp_path: Path) -> None:
+def test_theta_of_a_log_is_there_before_any_step(options: dict, tmp_path: Path) -> None:
     first = decoder()
-    opt = host(first, path=tmp_path, **OPTIONS)
+    opt = host(first, path=tmp_path, **options)
     train(opt, first, range(3))
     opt.close()
     model = decoder()
-    opt = host(model, path=tmp_path, **OPTIONS)
+    opt = host(model, path=tmp_path, **options)
     assert same(model.state_dict(), first)
     with torch.no_grad():
         assert torch.equal(model(zo_ids(0)), first(zo_ids(0)))
@@ -306,11 +315,13 @@ def test_theta_of_a_log_is_there_before_any_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_state_has_all_that_a_new_optimizer_needs(given: bool, tmp_path: Path) -> None:
+def test_a_state_has_all_that_a_new_optimizer_needs(
+    given: bool, options: dict, tmp_path: Path
+) -> None:
     whole = decoder()
-    expected = train(host(whole, **OPTIONS), whole, range(6))
+    expected = train(host(whole, **options), whole, range(6))
     model = decoder()
-    opt = host(model, path=tmp_path if given else None, **OPTIONS)
+    opt = host(model, path=tmp_path if given else None, **options)
     found = train(opt, model, range(3))
     state = copy.deepcopy(opt.state_dict())
     train(opt, model, range(10, 12))
@@ -318,21 +329,21 @@ def test_a_state_has_all_that_a_new_optimizer_needs(given: bool, tmp_path: Path)
     assert opt.committed_steps == 3
     assert found + train(opt, model, range(3, 6)) == expected
     again = decoder()
-    other = host(again, **{**OPTIONS, "lr": 9.0})
+    other = host(again, **{**options, "lr": 9.0})
     other.load_state_dict(state)
     assert found + train(other, again, range(3, 6)) == expected
     assert same(again.state_dict(), model)
 
 
-def test_rollback_and_branch(tmp_path: Path) -> None:
+def test_rollback_and_branch(options: dict, tmp_path: Path) -> None:
     model = decoder()
-    opt = host(model, path=tmp_path / "one", **OPTIONS)
+    opt = host(model, path=tmp_path / "one", **options)
     losses = train(opt, model, range(5))
     opt.branch(2, tmp_path / "two")
     opt.rollback(2)
     assert train(opt, model, range(2, 5)) == losses[2:]
     twin = decoder()
-    branch = host(twin, path=tmp_path / "two", **OPTIONS)
+    branch = host(twin, path=tmp_path / "two", **options)
     assert branch.committed_steps == 2
     assert train(branch, twin, range(2, 5)) == losses[2:]
     assert same(twin.state_dict(), model)

@@ -40,8 +40,11 @@ class ZoPlan(DevicePlan):
         ]
         self._weight_bytes = sum(p.nbytes for p in trained)
         self._image_bytes = sum(p.nbytes for p in images)
-        factors = engine.rank * sum(len(p) + p[0].numel() for p in factored)  # M and V.
-        self._state_bytes = _MASTER_BYTES * (factors + sum(p.numel() for p in images))
+        self._vectors = sum(p.numel() for p in trained if p.dim() < 2)
+        self._rows = max((len(p) for p in factored), default=0)
+        self._factors = [engine.rank * (len(p) + p[0].numel()) for p in factored]  # M and V.
+        kept = sum(self._factors) + sum(p.numel() for p in images)
+        self._state_bytes = _MASTER_BYTES * kept
         where = "in host memory" if self._streams else "on the device"
         self.figures["why"] = (
             f"{2 * engine.directions} forwards a step, {engine.drawn} noise, weights {where}"
@@ -67,11 +70,24 @@ class ZoPlan(DevicePlan):
         engine = self._config.engine
         ring, self.figures["ring"] = _core.zo_ring_plan(self._uses.slots(), engine.depth)
         stays = self._uses.resident_bytes + min(engine.resident, self._uses.streamed_bytes)
-        device = rehearsal.peak_bytes - self._weight_bytes + ring + stays
+        device = rehearsal.peak_bytes - self._weight_bytes + ring + stays + self._summed_bytes()
         on_card = self._config.device.name.startswith("cuda")
         base = self._weight_bytes
         host, pinned = (0, base) if on_card else (base, 0)
         return {"device": device, "host": host, "pinned": pinned}
+
+    def _summed_bytes(self) -> int:
+        """Of low-rank noise that is streamed: factors of every period, and sums of vectors.
+
+        Room for one period more is made in a copy of one matrix's factors after the other.
+        """
+        engine = self._config.engine
+        if not self._factors:
+            return 0
+        periods = -(-self._config.train.steps // engine.period)
+        kept = periods * sum(self._factors) + self._vectors
+        copied = (periods - 1) * max(self._factors)
+        return _MASTER_BYTES * (kept + copied + engine.perturb_lanes * engine.rank * self._rows)
 
     def links(self) -> dict[str, int]:
         """Every streamed weight once, whatever the directions and micro-batches."""

@@ -6,14 +6,6 @@
 #include "runtime/engine/zo/zo_lanes.h"
 
 namespace sluiceway {
-namespace {
-
-float of_group(const std::vector<float>& values, int group, float otherwise) {
-  const auto i = static_cast<std::size_t>(group);
-  return i < values.size() ? values[i] : otherwise;
-}
-
-}  // namespace
 
 void then(const Event& event, std::function<void()> action) {
   if (event.state() == nullptr) return action();
@@ -24,7 +16,13 @@ int RingPass::directions() const noexcept { return std::max(1, static_cast<int>(
 
 RingHops::RingHops(Config config, EngineLanes& lanes, std::span<const ZoWeight> uses,
                    std::span<const int> first_use)
-    : config_(std::move(config)), lanes_(lanes), uses_(uses), first_use_(first_use) {}
+    : config_(std::move(config)), lanes_(lanes), uses_(uses), first_use_(first_use) {
+  for (int lane = 0; config_.low_rank != nullptr && lane < config_.perturb_lanes; ++lane) {
+    drawn_.emplace_back(lanes.budget(), Tier::kDevice, lanes.device(),
+                        config_.low_rank->most_drawn_elems() * sizeof(float),
+                        "left factors of a direction", Fill::kNone);
+  }
+}
 
 void RingHops::before(LaneId lane, int use) const {
   if (config_.before_hop) config_.before_hop(lane, use);
@@ -77,33 +75,46 @@ Hop RingHops::perturb(int use, int direction, LaneId lane, const std::byte* from
                       std::byte* minus, std::shared_ptr<const RingPass> pass, AtEndPtr end) {
   Hop hop;
   hop.lane = lane;
-  hop.run = [this, use, direction, from, plus, minus, pass = std::move(pass),
+  hop.run = [this, use, direction, lane, from, plus, minus, pass = std::move(pass),
              end = std::move(end)](StreamRef stream) {
     before(zo_lanes::kPerturb, use);
     const ZoWeight& w = weight(use);
     const std::uint64_t tensor =
         stable_hash(weight(first_use_[static_cast<std::size_t>(use)]).name);
-    const auto key = [&](const StepNoise& noise) {
-      return NoiseKey{noise.seed, noise.step, tensor, noise.purpose};
-    };
-    std::vector<PendingUpdate> pending;
-    for (const ZoUpdates::Record& record : pass->updates->records) {
-      pending.push_back({key(record.noise), of_group(record.scale, w.group, 0)});
+    const LowRankUpdates::Elements elements{
+        {from, static_cast<std::size_t>(w.bytes())}, plus, minus};
+    const StepNoise* const noise =
+        pass->noises.empty() ? nullptr : &pass->noises[static_cast<std::size_t>(direction)];
+    if (config_.low_rank == nullptr) {
+      return perturb_elements(w, tensor, elements, *pass, noise, stream);
     }
-    Theta theta;
-    theta.family = config_.family;
-    theta.gamma = of_group(pass->updates->gamma, w.group, 1);
-    theta.pending = pending;
-    const auto bytes = static_cast<std::size_t>(w.bytes());
-    if (pass->noises.empty()) {
-      return materialise({from, bytes}, w.dtype, {plus, bytes}, w.dtype, theta, Rounding::kNearest,
-                         {}, stream);
-    }
-    const StepNoise& noise = pass->noises[static_cast<std::size_t>(direction)];
-    sluiceway::perturb({from, bytes}, w.dtype, {plus, bytes}, {minus, bytes}, w.dtype, theta,
-                       key(noise), noise.eps, stream);
+    const Buffer& drawn = drawn_[static_cast<std::size_t>(lane - zo_lanes::kPerturb)];
+    config_.low_rank->make(tensor, elements, *pass->updates, noise, drawn.as<float>(), stream);
   };
   return hop;
+}
+
+void RingHops::perturb_elements(const ZoWeight& weight, std::uint64_t tensor,
+                                const LowRankUpdates::Elements& elements, const RingPass& pass,
+                                const StepNoise* noise, StreamRef stream) const {
+  const auto key = [&](const StepNoise& of) {
+    return NoiseKey{of.seed, of.step, tensor, of.purpose};
+  };
+  std::vector<PendingUpdate> pending;
+  for (const ZoUpdates::Record& record : pass.updates->records) {
+    pending.push_back({key(record.noise), of_group(record.scale, weight.group, 0)});
+  }
+  Theta theta;
+  theta.family = config_.family;
+  theta.gamma = of_group(pass.updates->gamma, weight.group, 1);
+  theta.pending = pending;
+  const std::size_t bytes = elements.base.size();
+  if (noise == nullptr) {
+    return materialise(elements.base, weight.dtype, {elements.plus, bytes}, weight.dtype, theta,
+                       Rounding::kNearest, {}, stream);
+  }
+  sluiceway::perturb(elements.base, weight.dtype, {elements.plus, bytes}, {elements.minus, bytes},
+                     weight.dtype, theta, key(*noise), noise->eps, stream);
 }
 
 }  // namespace sluiceway

@@ -18,8 +18,10 @@
 #include "kernels/noise.h"
 #include "runtime/device/event_state.h"
 #include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/zo/low_rank_updates.h"
 #include "runtime/engine/zo/weight_source.h"
 #include "runtime/engine/zo/zo_weight.h"
+#include "runtime/memory/buffer.h"
 
 namespace sluiceway {
 
@@ -52,6 +54,8 @@ class RingHops {
   struct Config {
     WeightSource* source = nullptr;
     NoiseFamily family = NoiseFamily::kRademacher;
+    const LowRankUpdates* low_rank = nullptr;  // Null: noise is elementwise.
+    int perturb_lanes = 1;
     std::function<void(LaneId lane, int use)> before_hop = {};
   };
   RingHops(Config config, EngineLanes& lanes, std::span<const ZoWeight> uses,
@@ -73,11 +77,15 @@ class RingHops {
  private:
   const ZoWeight& weight(int use) const { return uses_[static_cast<std::size_t>(use)]; }
   void before(LaneId lane, int use) const;
+  void perturb_elements(const ZoWeight& weight, std::uint64_t tensor,
+                        const LowRankUpdates::Elements& elements, const RingPass& pass,
+                        const StepNoise* noise, StreamRef stream) const;
 
   Config config_;
   EngineLanes& lanes_;
   std::span<const ZoWeight> uses_;
   std::span<const int> first_use_;
+  std::vector<Buffer> drawn_;  // By lane: U of the direction that the lane is at.
   std::atomic<std::uint64_t> disk_read_ = 0;
 };
 

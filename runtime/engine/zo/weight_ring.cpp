@@ -25,7 +25,8 @@ zo_lanes::Depths depths_of(const SlotPlan& plan, int reads, int perturb_lanes) {
 
 std::uint64_t device_room(const EngineLanes::Options& lanes) {
   const std::uint64_t limit = lanes.limits[static_cast<std::size_t>(Tier::kDevice)];
-  return limit - std::min(limit, lanes.resident_bytes);
+  const std::uint64_t others = lanes.budget ? lanes.budget->used(Tier::kDevice) : 0;
+  return limit - std::min(limit, lanes.resident_bytes + others);
 }
 
 }  // namespace
@@ -42,7 +43,8 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> u
              zo_lanes::specs(depths_of(plan_, options.reads, perturb_lanes_), options.device_cpu,
                              options.lane_cpu),
              zo_lanes::kPlan, kKeysOfUse * use_count()),
-      hops_({options.source, options.family, options.before_hop}, lanes_, uses_, first_use_),
+      hops_({options.source, options.family, options.low_rank, perturb_lanes_, options.before_hop},
+            lanes_, uses_, first_use_),
       slots_(lanes_.budget(), Tier::kDevice, lanes_.device(), plan_.bytes,
              concat("the ring of ", plan_.classes.size(), " classes of slots"), Fill::kNone),
       residents_(lanes_, hops_, uses_, first_use_, stays_),

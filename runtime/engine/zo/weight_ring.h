@@ -75,6 +75,8 @@ struct WeightRingOptions {
   RingDepth depth;
   std::uint64_t resident_room = 0;  // Bytes of weights that may stay, beside those that must.
   NoiseFamily family = NoiseFamily::kRademacher;
+  // Where noise is of low rank. Outlives the ring, and is written between passes alone.
+  const LowRankUpdates* low_rank = nullptr;
   WeightSource* source = nullptr;  // Of weights that are not in host memory.
   int reads = 4;                   // Of the source, at a time.
   int perturb_lanes = 1;

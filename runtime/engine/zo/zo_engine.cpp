@@ -17,16 +17,33 @@ ScalarLog open_log(const ZoEngineOptions& options) {
   return ScalarLog::create(options.log_path, options.shape, base.base);
 }
 
+StreamRef default_stream(DeviceId device) {
+  return device.is_host() ? StreamRef::host() : StreamRef::cuda(device.ordinal(), nullptr);
+}
+
 }  // namespace
 
 ZoEngine::ZoEngine(const ZoEngineOptions& options)
     : ring_options_(options.ring),
       eps_(options.eps),
       arena_(options.arena),
-      log_(open_log(options)) {
+      log_(open_log(options)),
+      compute_(default_stream(options.ring.lanes.device)) {
   ring_options_.family = static_cast<NoiseFamily>(options.shape.noise.family);
   if (arena_ != nullptr) ring_options_.source = arena_;
+  if (options.shape.noise.rank > 0) {
+    if (arena_ != nullptr) {
+      throw Unavailable("zo engine: noise is of low rank and the base in an arena, expected one of "
+                        "the two in this version");
+    }
+    EngineLanes::Options& lanes = ring_options_.lanes;
+    lanes.budget = Budget(lanes.limits);
+    low_rank_ = std::make_unique<LowRankUpdates>(options.shape, log_.base().step, options.trained,
+                                                 *lanes.budget, lanes.device);
+    ring_options_.low_rank = low_rank_.get();
+  }
   replay_all();
+  catch_up();
 }
 
 void ZoEngine::stream(std::vector<ZoWeight> uses) {
@@ -68,6 +85,20 @@ StepNoise ZoEngine::noise(std::uint32_t direction) const {
   return {shape().run_seed, log_.next_step(), direction, eps_};
 }
 
+const LowRankUpdates& ZoEngine::low_rank(StreamRef compute) {
+  SLUICEWAY_CHECK(low_rank_ != nullptr,
+                  "zo engine: noise is elementwise, expected noise of low rank");
+  catch_up();
+  compute_ = compute;
+  return *low_rank_;
+}
+
+void ZoEngine::catch_up() {
+  if (!low_rank_ || low_rank_->is_at(log_)) return;
+  finish();  // The ring may have been interrupted behind the commit.
+  low_rank_->follow(log_, compute_);
+}
+
 void ZoEngine::check_room(const char* function) const {
   const std::size_t records = updates_.records.size();
   SLUICEWAY_CHECK(records + shape().directions <= kMaxPending, function, ": ", records,
@@ -77,8 +108,10 @@ void ZoEngine::check_room(const char* function) const {
 }
 
 void ZoEngine::begin_step() {
+  catch_up();
   check_room("begin_step");
   need_ring();
+  if (low_rank_ && passing_ == Passing::kNone) low_rank_->prepare(log_.next_step(), compute_);
   std::vector<StepNoise> noises;
   for (std::uint32_t d = 0; d < shape().directions; ++d) noises.push_back(noise(d));
   if (ring_) ring_->begin_step(noises);
@@ -87,11 +120,13 @@ void ZoEngine::begin_step() {
 
 void ZoEngine::begin_evaluation() {
   need_ring();
+  catch_up();
   if (ring_) ring_->begin_evaluation();
   passing_ = Passing::kEvaluation;
 }
 
 const void* ZoEngine::acquire(int use, int direction, Side side, StreamRef compute) {
+  compute_ = compute;
   return ring().acquire(use, direction, side, compute);
 }
 
@@ -106,7 +141,8 @@ void ZoEngine::commit(std::span<const float> g, std::span<const StepRate> rates,
   check_room("commit");
   const std::uint64_t step = log_.next_step();
   std::vector<ZoUpdates::Record> records;
-  for (std::uint32_t d = 0; d < shape().directions; ++d) records.push_back({noise(d), {}});
+  const std::uint32_t replayed = low_rank_ ? 0 : shape().directions;
+  for (std::uint32_t d = 0; d < replayed; ++d) records.push_back({noise(d), {}});
   updates_.records.reserve(updates_.records.size() + records.size());
   try {
     log_.append({.step = step, .g = g, .rates = rates, .seeds = {}, .non_finite = non_finite});
@@ -117,8 +153,8 @@ void ZoEngine::commit(std::span<const float> g, std::span<const StepRate> rates,
   for (std::uint32_t group = 0; group < shape().groups; ++group) {
     const Replay last = log_.pending(group, step, step + 1);
     updates_.gamma.at(group) = last.gamma;
-    for (const ReplayedUpdate& update : last.updates) {
-      records.at(update.direction).scale.push_back(update.scale);
+    for (std::uint32_t d = 0; d < replayed; ++d) {
+      records.at(d).scale.push_back(last.updates.at(d).scale);
     }
   }
   for (ZoUpdates::Record& record : records) updates_.records.push_back(std::move(record));
@@ -176,7 +212,8 @@ std::vector<double> ZoEngine::gammas() const {
 }
 
 void ZoEngine::replay_all() {
-  const std::uint64_t from = log_.base().step, to = log_.next_step();
+  const std::uint64_t to = log_.next_step(), from = low_rank_ ? to : log_.base().step;
+  if (low_rank_) low_rank_->forget();
   ZoUpdates all;
   for (std::uint64_t step = from; step < to; ++step) {
     for (std::uint32_t d = 0; d < shape().directions; ++d) {

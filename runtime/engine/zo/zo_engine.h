@@ -12,18 +12,25 @@
 // Directions are drawn from the run's seed, the step and the direction's number, which is the
 // purpose of its noise.
 //
-// Thread safety: as the ring's. Errors: those of scalar_log.h, weight_ring.h and zo_arena.h.
+// Where noise is of low rank, what the log says is kept as factors (low_rank_updates.h). They are
+// brought up to date when they are next needed: by begin_step(), begin_evaluation() or low_rank(),
+// which then wait for the stream that computes. begin_step() makes room for the step.
+//
+// Thread safety: as the ring's. Errors: those of scalar_log.h, weight_ring.h, zo_arena.h and
+// low_rank_updates.h. Unavailable: noise of low rank with an arena.
 // InvalidArgument: a step that would be one more than replay can add in one go; nothing was
 // written.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "runtime/engine/zo/low_rank_updates.h"
 #include "runtime/engine/zo/scalar_log.h"
 #include "runtime/engine/zo/weight_ring.h"
 #include "runtime/engine/zo/zo_arena.h"
@@ -39,6 +46,7 @@ struct ZoEngineOptions {
   Base base;                 // Where there is no arena, which says what its base is.
   ZoArena* arena = nullptr;  // The ring's source; outlives the engine.
   float eps = 1e-3F;
+  std::vector<ZoWeight> trained;  // All, once, where noise is of low rank; vectors stay in memory.
 };
 
 class ZoEngine {
@@ -72,6 +80,8 @@ class ZoEngine {
   std::vector<double> gammas() const;
   // The noise of a direction in the next step.
   StepNoise noise(std::uint32_t direction) const;
+  // With it theta and its neighbours are made outside of the ring, on `compute`.
+  const LowRankUpdates& low_rank(StreamRef compute);
 
   // ---- Numbers ----
   WeightRing& ring();
@@ -83,6 +93,7 @@ class ZoEngine {
   void need_ring();
   void go_back(const std::function<void()>& change);
   void check_room(const char* function) const;
+  void catch_up();  // Lets factors say what the log does.
   void replay_all();
   void tell_ring();
 
@@ -92,6 +103,8 @@ class ZoEngine {
   ScalarLog log_;
   ZoUpdates updates_;
   std::vector<ZoWeight> uses_;
+  std::unique_ptr<LowRankUpdates> low_rank_;  // Null: noise is elementwise.
+  StreamRef compute_;                         // That was given last.
   std::optional<WeightRing> ring_;
   Passing passing_ = Passing::kNone;
 };

@@ -20,6 +20,7 @@ struct ZoWeight {
   const void* host = nullptr;  // Immutable while the engine lives; page-locked, to be fast.
   bool keep = false;           // On the device whatever the room: norms, biases.
   int source = -1;             // Its index in the ring's WeightSource, where `host` is null.
+  std::int64_t rows = 0;       // Of a matrix, for noise of low rank; 0: a vector.
 
   std::uint64_t bytes() const noexcept {
     return static_cast<std::uint64_t>(elements) * size_bytes(dtype);
@@ -42,8 +43,13 @@ struct ZoUpdates {
     StepNoise noise;           // Its eps plays no part.
     std::vector<float> scale;  // By group; a group beyond the end has 0.
   };
-  std::vector<float> gamma;  // By group; a group beyond the end has 1.
-  std::vector<Record> records;
+  std::vector<float> gamma;     // By group; a group beyond the end has 1.
+  std::vector<Record> records;  // None where the noise is of low rank (low_rank_updates.h).
 };
+
+inline float of_group(const std::vector<float>& values, int group, float otherwise) {
+  const auto i = static_cast<std::size_t>(group);
+  return i < values.size() ? values[i] : otherwise;
+}
 
 }  // namespace sluiceway

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sluiceway.config.schema import Config
 
 _LEAVE_OUT = "expected it to be left out"
-MOST_UPDATES = 1024  # That a base takes: steps times directions. The compiled module refuses more.
+# Steps times directions that can be drawn again for a base. The compiled module refuses more.
+MOST_UPDATES = 1024
 _STREAMED = ("host", "disk")
 
 
@@ -68,10 +69,10 @@ class ZoOptions(Options):
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.noise == "lowrank" and self.tier != "device":
+        if self.noise == "lowrank" and self.tier == "disk":
             raise Unavailable(
-                f"noise: lowrank is not in this version for tier {self.tier}, expected rademacher, "
-                "byte_quantile or gaussian, or tier device"
+                "noise: lowrank is not in this version for tier disk, expected rademacher, "
+                "byte_quantile or gaussian, or tier device or host"
             )
         for value, needed, names in (
             (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
@@ -101,13 +102,13 @@ class ZoSection(ZoOptions, TieredSection):
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """What is of a backward, of AdamW, or of autocast."""
         train, model = config.train, config.model
-        most = MOST_UPDATES // self.directions
-        if self.tier == "host" and train.steps > most:
+        replays = self.tier == "host" and self.noise != "lowrank"
+        if replays and train.steps * self.directions > MOST_UPDATES:
             yield (
                 "train.steps",
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
                 f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, which a "
-                "base takes; take tier disk, which writes new ones, or device",
+                "base takes; take tier disk, which writes new ones, or device, or noise lowrank",
             )
         if train.max_norm is not None:
             yield (

@@ -48,8 +48,9 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
     in the closure, a penalty for one, belongs outside of the blocks. What no block reads, or
     several do, is perturbed for the whole step, in two copies a direction.
 
-    Where noise is lowrank, z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]; it
-    has a float32 master, and U summed up for a period beside it.
+    Where noise is lowrank, z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]. With
+    tier="device" it has a float32 master, and U summed up for a period beside it; with tier="host"
+    the sum and V of every period, on the device: 4 rank (m + n) bytes a matrix and period.
 
     With tier="host" weights are in host memory, page-locked for a CUDA device, and nothing writes
     to them: they are the base, and a log of some tens of bytes a step says what theta is. No list
@@ -62,7 +63,8 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
     `state_dict()` of the model holds it; what else looks at a parameter, a copy of the model for
     one, sees the base. `close()` leaves theta in the parameters, and who drops the optimizer
     unclosed is left with the base. A log in `path` goes on with a model of the same base, and
-    `state_dict()` has it. At most 1,024 / directions steps fit on one base.
+    `state_dict()` has it. At most 1,024 / directions steps fit on one base, but with noise
+    lowrank, where only the bytes of all periods are a limit.
 
     With tier="disk" it is the same with the base in `store`, which a step only reads: it is made of
     the model's weights, whose memory is free then, or opened if it is there, whatever the model's

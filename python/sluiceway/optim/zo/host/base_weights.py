@@ -1,6 +1,8 @@
 """A base that no step writes to, and what the log makes of it.
 
 theta = float(Gamma) (base + sum of c z)
+
+Where noise is of low rank the engine has summed that up, in factors on the device, and makes theta.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ class BaseWeights:
 
     def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
         """A copy in host memory."""
+        if self._is_low_rank:
+            return self.theta(p).cpu()
         return self._made(p, self._base.of(p))
 
     def theta_in(self, state: dict[str, Any], p: nn.Parameter) -> torch.Tensor:
@@ -79,6 +83,11 @@ class BaseWeights:
         if base is None:
             base = self._on_device[id(p)] = self._brought(p)
         plus, minus = torch.empty_like(base), torch.empty_like(base)
+        if self._is_low_rank:
+            self._engine.get().low_rank_neighbours(
+                weight.name, direction, base, plus, minus, self._of.device.compute()
+            )
+            return plus, minus
         pending, gamma = self._pending(weight)
         _core.perturb(
             base, plus, minus, pending, gamma, options.eps, options.family, options.seed,
@@ -109,11 +118,18 @@ class BaseWeights:
         return self._base.of(p).to(self._of.device.name, non_blocking=True)
 
     def _made(self, p: nn.Parameter, base: torch.Tensor) -> torch.Tensor:
-        pending, gamma = self._pending(self._weight_of[id(p)])
-        out = torch.empty_like(base)
+        weight, out = self._weight_of[id(p)], torch.empty_like(base)
         compute = self._of.device.compute() if base.is_cuda else _core.Stream.host()
+        if self._is_low_rank:
+            self._engine.get().low_rank_theta(weight.name, base, out, compute)
+            return out
+        pending, gamma = self._pending(weight)
         _core.materialise(base, out, pending, gamma, self._of.options.family, compute=compute)
         return out
+
+    @property
+    def _is_low_rank(self) -> bool:
+        return self._of.options.noise == "lowrank"
 
     def _pending(self, weight: TrainedWeight) -> tuple[list[tuple], float]:
         updates, gamma = self._engine.get().pending(weight.group)

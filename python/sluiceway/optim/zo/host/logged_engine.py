@@ -56,6 +56,7 @@ class LoggedEngine:
             device_cpu=pin[0],
             lane_cpu=pin[1],
             **self._base.engine_arguments(),
+            **_low_rank(training),
         )
 
     @property
@@ -151,6 +152,14 @@ class LoggedEngine:
             opened()
             raise
         opened()
+
+
+def _low_rank(training: Training) -> dict[str, Any]:
+    options = training.options
+    if options.noise != "lowrank":
+        return {"rank": 0, "period": 0, "trained": []}
+    trained = [(w.name, w.parameter.detach(), w.group) for w in training.weights]
+    return {"rank": options.rank, "period": options.period, "trained": trained}
 
 
 def bytes_beside(training: Training) -> int:

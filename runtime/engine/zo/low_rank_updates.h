@@ -1,0 +1,106 @@
+// What a log whose noise is of low rank adds to its base: factors of matrices, sums of vectors.
+//
+//   matrix, m x n   z = U V^T [LOZO], U of (step, direction), V of the period that the step is in
+//                   M <- M + c U^T              from 0 in each period, step by step, direction by
+//                                               direction
+//                   A = base + L^T R            L: M of every period since the base, one below the
+//                                               other; R: V^T of them (kernels/low_rank.h)
+//   vector          A <- A + c z                from the base, in the same order
+//   theta           float(Gamma) A
+//
+// docs/zo_log.md has the keys of U, V and z. All is f32 and on the device. Nothing is replayed, so
+// steps on a base have no limit but bytes: 4 rank (m + n) of a matrix for each period.
+//
+// Invariant, which the tests name:
+//   L1  Factors and sums are written between passes alone: behind all that a pass before reads, and
+//       before anything of the next one is perturbed.
+//
+// Thread safety: const calls from any thread, none beside one that is not.
+// Lifetime:      host memory of vectors outlives this. What a const call enqueues is through before
+//                a call that is not const, which waits for `compute`.
+// Errors:        OutOfMemory, with both byte counts: a period's factors do not fit; what is there
+//                is as it was. InvalidArgument: a weight or a step that this has nothing of.
+// Cost:          a step draws rank x m numbers a matrix. The first call after forget() makes all
+//                steps again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/low_rank.h"
+#include "kernels/noise.h"
+#include "runtime/engine/zo/scalar_log.h"
+#include "runtime/engine/zo/zo_weight.h"
+#include "runtime/memory/buffer.h"
+
+namespace sluiceway {
+
+// Above the number of any direction, and of whatever else has a purpose.
+inline constexpr std::uint32_t kRightFactorPurpose = ~0U;
+
+class LowRankUpdates {
+ public:
+  // What a weight becomes; without `minus`, theta alone, in `plus`.
+  struct Elements {
+    std::span<const std::byte> base;
+    std::byte *plus = nullptr, *minus = nullptr;
+  };
+
+  // All weights that are trained. Vectors are in host memory; of matrices that is not looked at.
+  LowRankUpdates(const LogShape& shape, std::uint64_t base_step, std::span<const ZoWeight> weights,
+                 Budget budget, DeviceId device);
+
+  // ---- Between passes; `compute` has all that was given to make() outside of lanes ----
+  bool is_at(const ScalarLog& log) const { return made_ == log.next_step(); }
+  void follow(const ScalarLog& log, StreamRef compute);  // Takes up the steps since the last time.
+  void forget() noexcept { made_.reset(); }              // They may be of another line.
+  void prepare(std::uint64_t step, StreamRef compute);   // Room for it, and V of its period.
+
+  // ---- Within passes ----
+  std::size_t drawn_elems(std::uint64_t tensor) const;  // Of U of a direction; 0: a vector.
+  std::size_t most_drawn_elems() const noexcept;
+  // Theta, or its neighbours along a direction of a step that was prepared. All is device memory;
+  // `drawn` takes U, and is free when the work on `stream` is through.
+  void make(std::uint64_t tensor, const Elements& elements, const ZoUpdates& updates,
+            const StepNoise* noise, std::span<float> drawn, StreamRef stream) const;
+
+ private:
+  struct Weight {
+    bool is_matrix() const noexcept { return shape.rows > 0; }
+    std::int64_t cols() const noexcept { return shape.elements / shape.rows; }
+
+    ZoWeight shape;
+    std::uint64_t periods = 0;  // That there is room for, each with its V.
+    Buffer factors;             // L for all of these, then R; or A of a vector.
+  };
+
+  std::uint64_t period_of(std::uint64_t step) const noexcept;  // From that of the base on.
+  MatrixView<float> left(const Weight& weight, std::uint64_t period, std::uint64_t count) const;
+  MatrixView<float> right(const Weight& weight, std::uint64_t period, std::uint64_t count) const;
+  const Weight& at(std::uint64_t tensor) const;
+  void make_matrix(const Weight& weight, std::uint64_t tensor, const Elements& elements,
+                   float gamma, const StepNoise* noise, std::span<float> drawn,
+                   StreamRef stream) const;
+
+  void begin_anew(StreamRef compute);
+  void take_base(Weight& vector, StreamRef compute);
+  void make_room(std::uint64_t periods, StreamRef compute);
+  void grow(Weight& matrix, std::uint64_t tensor, std::uint64_t periods, StreamRef compute);
+  void add(Weight& weight, std::uint64_t tensor, const Replay& replay, StreamRef compute);
+
+  LogShape shape_;
+  NoiseFamily family_;
+  std::uint64_t base_step_;
+  Budget budget_;
+  DeviceId device_;
+  std::map<std::uint64_t, Weight> weights_;  // By stable_hash() of the name.
+  std::uint64_t periods_ = 0;                // That have updates.
+  std::optional<std::uint64_t> made_;        // Steps before it are taken up.
+};
+
+}  // namespace sluiceway

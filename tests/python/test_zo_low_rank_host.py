@@ -1,0 +1,116 @@
+"""ZoSgd along directions of low rank, of weights in host memory: the bits of the other tier."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import sluiceway
+import torch
+from sluiceway import _core
+from torch import nn
+from zo_models import decoder, zo_ids, zo_loss
+from zo_oracle import (
+    LowRankOracle,
+    computing_in_float32,
+    follow,
+    follow_images,
+    gaussian,
+    groups_of,
+)
+
+NAMES = _core.stable_hash
+
+
+def host(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
+    return sluiceway.ZoSgd(model, tier="host", noise="lowrank", **options)
+
+
+def in_16_bits(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    for p in model.layers.parameters():
+        p.data = p.data.to(dtype) if p.dim() >= 2 else p.data
+    return computing_in_float32(model)
+
+
+@pytest.mark.parametrize(
+    ("directions", "weight_decay", "seed", "rank", "period"),
+    [(1, 0.0, 0, 4, 9), (3, 0.5, 2**40 + 1, 3, 7)],
+)
+def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, rank, period) -> None:
+    ours, theirs = decoder(), decoder()
+    opt = host(
+        ours, lr=0.02, weight_decay=weight_decay, directions=directions, seed=seed, rank=rank,
+        period=period,
+    )  # fmt: skip
+    oracle = LowRankOracle(
+        theirs, groups_of(theirs, weight_decay), 1e-3, seed, directions, NAMES, gaussian,
+        rank=rank, period=period,
+    )  # fmt: skip
+    base = [p.detach().clone() for p in ours.parameters()]
+    follow(opt, ours, oracle, 40)
+    assert all(map(torch.equal, ours.parameters(), base))  # Nothing was written to.
+    opt.close()
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
+
+
+def test_weights_of_16_bits_stay_the_base() -> None:
+    ours, theirs = (in_16_bits(decoder(), torch.bfloat16) for _ in range(2))
+    opt = host(ours, lr=0.01, weight_decay=0.1, seed=1, rank=2, period=15)
+    groups = groups_of(theirs, 0.1)
+    oracle = LowRankOracle(theirs, groups, 1e-3, 1, 1, NAMES, gaussian, rank=2, period=15)
+    follow_images(opt, ours, oracle)
+
+
+@pytest.mark.parametrize(("depth", "lanes"), [(2, 1), (8, 4)])
+@pytest.mark.parametrize("directions", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiers_give_the_same_bits(depth, lanes, directions, dtype) -> None:
+    options = {"lr": 0.05, "weight_decay": 0.3, "directions": directions, "rank": 3, "period": 4}
+    models = [in_16_bits(decoder(), dtype) for _ in range(2)]
+    opts = [
+        host(models[0], depth=depth, perturb_lanes=lanes, resident=300, **options),
+        sluiceway.ZoSgd(models[1], noise="lowrank", **options),
+    ]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(opt, 13) for opt in opts]
+    for step in range(13):
+        batches = [zo_ids(2 * step), zo_ids(2 * step + 1)]
+        closures = [[lambda i=ids, m=model: zo_loss(m, i) for ids in batches] for model in models]
+        for method in ("step", "evaluate"):
+            losses = [getattr(opt, method)(each) for opt, each in zip(opts, closures, strict=True)]
+            assert losses[0] == losses[1]
+        states = [model.state_dict() for model in models]
+        assert all(torch.equal(theta, states[1][name]) for name, theta in states[0].items())
+        for schedule in schedules:
+            schedule.step()
+
+
+def test_no_number_of_updates_is_too_many_and_all_are_made_again_from_the_log() -> None:
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
+    begun = copy.deepcopy(model)
+    opt = host(model, lr=1e-3, directions=350, period=2)
+    for _ in range(3):
+        opt.step(lambda: model(x).sum())
+    again = host(begun, lr=1e-3, directions=350, period=2)
+    again.load_state_dict(opt.state_dict())
+    theta = model.state_dict()
+    assert all(torch.equal(other, theta[name]) for name, other in begun.state_dict().items())
+    assert again.committed_steps == 3
+
+
+def test_a_period_without_room_is_refused_and_the_weights_are_still_there() -> None:
+    model = decoder()
+    opt = host(model, lr=0.02, period=1, budget=sluiceway.Budget(device=60_000))
+
+    def train() -> None:
+        for step in range(100):
+            opt.step(lambda: zo_loss(model, zo_ids(step)))  # noqa: B023
+
+    with pytest.raises(sluiceway.OutOfMemory, match=r"periods of low-rank noise of .* bytes"):
+        train()
+    made, theta = opt.committed_steps, copy.deepcopy(model.state_dict())
+    assert 2 < made < 100
+    opt.rollback(made - 1)
+    opt.step(lambda: zo_loss(model, zo_ids(made - 1)))
+    assert all(torch.equal(p, theta[name]) for name, p in model.state_dict().items())
+    opt.close()
+    assert all(torch.equal(p, theta[name]) for name, p in model.named_parameters())

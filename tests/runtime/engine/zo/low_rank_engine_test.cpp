@@ -1,0 +1,364 @@
+// ZoEngine with noise of low rank, on the host and on CUDA device 0: what a forward reads is what
+// the log says, by the oracle, over periods, lines of the log, and processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "kernels/base/error.h"
+#include "runtime/engine/zo/zo_engine.h"
+#include "runtime/engine/zo/zo_lanes.h"
+#include "tests/support/backend.h"
+#include "tests/support/io_back_ends.h"
+#include "tests/support/low_rank_run.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+constexpr float kEps = 1e-2F;
+constexpr std::uint32_t kGroups = 2;
+
+LogShape log_shape(std::uint32_t rank, std::uint32_t period, std::uint32_t directions) {
+  const auto family = static_cast<std::uint32_t>(NoiseFamily::kGaussian);
+  return {
+      .run_seed = 77, .noise = {family, rank, period}, .groups = kGroups, .directions = directions};
+}
+
+// An engine's run beside the oracle's.
+class Followed {
+ public:
+  Followed(DeviceId device, const LogShape& shape, bool small = false)
+      : run(20261123, shape), device_(device), stream_(Stream::owned(device, {"compute"})) {
+    stream_.enqueue([this](StreamRef ref) { compute = ref; });
+    stream_.synchronize();
+    run.add(5, 35, DType::kF32, 0);
+    run.add(0, 7, DType::kF32, 1);
+    if (small) return;
+    run.add(13, 13 * 37, DType::kBF16, 1);
+    run.add(0, 11, DType::kBF16, 0);
+    run.add(1, 3, DType::kF32, 0);
+    run.add(19, 19, DType::kF32, 1);
+    run.tie(0);
+  }
+
+  ZoEngineOptions options() const {
+    ZoEngineOptions all(device_);
+    all.ring.lanes.limits.fill(Budget::kUnlimited);
+    all.log_path = path.str();
+    all.shape = run.shape;
+    all.eps = kEps;
+    all.trained = run.trained();
+    return all;
+  }
+
+  void expect_use(ZoEngine& engine, std::size_t use, std::uint32_t direction, bool is_step) {
+    std::optional<StepNoise> with;
+    if (is_step) with = run.noise(direction, kEps);
+    const int index = static_cast<int>(use), d = static_cast<int>(direction);
+    for (const Side side : {Side::kPlus, Side::kMinus}) {
+      const void* const found = engine.acquire(index, d, side, compute);
+      EXPECT_EQ(bytes_at(found, run.uses[use].bytes()), run.expected(use, side, with))
+          << "use " << use << " in step " << run.state.step << ", direction " << direction;
+    }
+    engine.release(index, d, compute);
+  }
+  void expect_pass(ZoEngine& engine, bool is_step) {
+    for (std::size_t use = 0; use < run.uses.size(); ++use) {
+      for (std::uint32_t d = 0; d < (is_step ? run.shape.directions : 1); ++d) {
+        expect_use(engine, use, d, is_step);
+      }
+    }
+  }
+  void expect_evaluation(ZoEngine& engine) {
+    engine.begin_evaluation();
+    expect_pass(engine, false);
+    engine.finish();
+  }
+  // As who reads a weight beside the ring.
+  void expect_outside(ZoEngine& engine, std::size_t use, const StepNoise* noise) {
+    const ZoWeight& weight = run.uses[use];
+    Budget budget = Budget::unlimited();
+    const auto buffer = [&] {
+      return Buffer(budget, Tier::kDevice, device_, weight.bytes(), "a copy");
+    };
+    const Buffer base = buffer(), plus = buffer(), minus = buffer();
+    copy_device_bytes(device_, base.data(), weight.host, base.size());
+    const LowRankUpdates& low_rank = engine.low_rank(compute);
+    const std::uint64_t tensor = stable_hash(weight.name);
+    const Buffer drawn(budget, Tier::kDevice, device_, low_rank.drawn_elems(tensor) * sizeof(float),
+                       "factors");
+    low_rank.make(tensor, {{base.data(), base.size()}, plus.data(), minus.data()}, engine.updates(),
+                  noise, drawn.as<float>(), compute);
+    std::optional<StepNoise> with;
+    if (noise != nullptr) with = *noise;
+    EXPECT_EQ(bytes_at(plus.data(), plus.size()), run.expected(use, Side::kPlus, with));
+    if (noise == nullptr) return;
+    EXPECT_EQ(bytes_at(minus.data(), minus.size()), run.expected(use, Side::kMinus, with));
+  }
+
+  void commit(ZoEngine& engine) {
+    g = run.rng().vector(run.shape.directions);
+    rates = {{1e-1, 0.1}, {3e-2 / (1 + run.state.step), 0}};
+    engine.commit(g, rates, false);
+    run.take_step(g, rates);
+  }
+  void take_step(ZoEngine& engine) {
+    engine.begin_step();
+    expect_pass(engine, true);
+    commit(engine);
+  }
+
+  LowRankRun run;
+  std::vector<float> g;  // Of the last commit, and its rates.
+  std::vector<StepRate> rates;
+  StreamRef compute = StreamRef::host();
+  ScratchPath path, other;
+
+ private:
+  std::vector<std::byte> bytes_at(const void* data, std::size_t count) const {
+    std::vector<std::byte> bytes(count);
+    wait_for(compute);
+    copy_device_bytes(device_, bytes.data(), data, count);
+    return bytes;
+  }
+
+  DeviceId device_;
+  Stream stream_;
+};
+
+class LowRankEngineTest : public testing::TestWithParam<DeviceId> {};
+
+TEST_P(LowRankEngineTest, PassesAreWhatTheLogSaysOverPeriodsAndInTheNextProcess) {
+  struct Case {
+    int depth, lanes;
+    std::uint32_t directions, rank, period;
+    std::uint64_t resident_room;
+  };
+  for (const Case& c :
+       {Case{2, 1, 1, 3, 3, 0}, Case{8, 4, 3, 1, 2, 500}, Case{1, 4, 2, 17, 1, 0}}) {
+    SCOPED_TRACE(testing::Message() << "depth " << c.depth << ", rank " << c.rank);
+    Followed all(GetParam(), log_shape(c.rank, c.period, c.directions));
+    ZoEngineOptions options = all.options();
+    options.ring.depth = {c.depth, c.depth, c.depth};
+    options.ring.perturb_lanes = c.lanes;
+    options.ring.resident_room = c.resident_room;
+    for (int opened = 0; opened < 2; ++opened) {
+      ZoEngine engine(options);
+      engine.stream(all.run.uses);
+      for (int i = 0; i < 3; ++i) all.take_step(engine);
+      all.expect_evaluation(engine);
+    }
+  }
+}
+
+TEST_P(LowRankEngineTest, WhatIsMadeBesideTheRingIsTheSame) {
+  Followed all(GetParam(), log_shape(2, 2, 2));
+  for (int opened = 0; opened < 2; ++opened) {
+    ZoEngine engine(all.options());
+    for (std::size_t use = 0; use < 4; ++use) all.expect_outside(engine, use, nullptr);
+    for (int i = 0; i < 3; ++i) {
+      engine.begin_step();
+      for (std::size_t use = 0; use < 4; ++use) {
+        const StepNoise noise = engine.noise(1);
+        all.expect_outside(engine, use, &noise);
+        all.expect_outside(engine, use, nullptr);
+      }
+      all.commit(engine);
+    }
+  }
+}
+
+TEST_P(LowRankEngineTest, LinesOfTheLogHaveFactorsOfTheirOwn) {
+  Followed all(GetParam(), log_shape(2, 3, 1));
+  ZoEngine engine(all.options());
+  engine.stream(all.run.uses);
+  for (int i = 0; i < 3; ++i) all.take_step(engine);
+  const LowRankRun::State at_the_end_of_a_period = all.run.state;
+  for (int i = 0; i < 2; ++i) all.take_step(engine);
+  const LowRankRun::State later = all.run.state;
+  const std::uint64_t entries = engine.log().history().entries();
+  engine.rollback(3);
+  all.run.state = at_the_end_of_a_period;
+  all.expect_evaluation(engine);
+  all.take_step(engine);
+  engine.branch(3, all.other.str());
+  engine.restore(entries);
+  all.run.state = later;
+  all.expect_evaluation(engine);
+  all.take_step(engine);
+  ZoEngineOptions of_branch = all.options();
+  of_branch.log_path = all.other.str();
+  ZoEngine branch(of_branch);
+  branch.stream(all.run.uses);
+  all.run.state = at_the_end_of_a_period;
+  for (int i = 0; i < 2; ++i) all.take_step(branch);
+}
+
+TEST_P(LowRankEngineTest, APeriodThatDoesNotFitIsRefusedBeforeItsStep) {
+  Followed all(GetParam(), log_shape(4, 2, 1), true);
+  ZoEngineOptions options = all.options();
+  // Two periods of 4 (5 + 7) floats, the sum and base of a vector; not a third one.
+  std::uint64_t& limit = options.ring.lanes.limits[static_cast<std::size_t>(Tier::kDevice)];
+  limit = 3 * 4 * 12 * sizeof(float) + 2 * 7 * sizeof(float);
+  {
+    ZoEngine engine(options);
+    for (int i = 0; i < 4; ++i) engine.begin_step(), all.commit(engine);
+    EXPECT_THAT(
+        [&] { engine.begin_step(); },
+        ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("room for 3 periods of low-rank noise of w1"),
+                                         HasSubstr("needs 576 bytes"), HasSubstr("of 632 bytes"))));
+    EXPECT_EQ(engine.log().next_step(), 4U);
+    for (std::size_t use = 0; use < 2; ++use) all.expect_outside(engine, use, nullptr);
+  }
+  limit = Budget::kUnlimited;
+  ZoEngine engine(options);
+  engine.stream(all.run.uses);
+  all.take_step(engine);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, LowRankEngineTest, testing::ValuesIn(built_devices()),
+                         device_name);
+
+// ---- On the host alone --------------------------------------------------------------------------
+
+TEST(LowRankStepsTest, AreMoreThanReplayTakes) {
+  Followed all(DeviceId::host(), log_shape(2, 100, 1), true);
+  {
+    ZoEngine engine(all.options());
+    engine.stream(all.run.uses);
+    for (int i = 0; i < 1030; ++i) engine.begin_step(), all.commit(engine);
+    all.take_step(engine);
+    all.expect_evaluation(engine);
+  }
+  ZoEngine engine(all.options());
+  engine.stream(all.run.uses);
+  all.take_step(engine);
+}
+
+// Use 1 is perturbed late, in a lane of its own, while the gate is shut.
+struct LateUse {
+  std::atomic<bool> open = true;
+  std::atomic<int> waiting = 0;
+
+  void hold_in(ZoEngineOptions& options) {
+    options.ring.perturb_lanes = 2;
+    options.ring.before_hop = [this](LaneId lane, int use) {
+      if (lane != zo_lanes::kPerturb || use != 1 || open) return;
+      ++waiting;
+      open.wait(false);
+    };
+  }
+  // A step in which nobody asks for it.
+  void begin_step(ZoEngine& engine, Followed& all) {
+    open = false, waiting = 0;
+    engine.begin_step();
+    all.expect_use(engine, 0, 0, true);
+    while (waiting == 0) std::this_thread::yield();
+  }
+  void come() {
+    open = true;
+    open.notify_all();
+  }
+};
+
+// L1: what a lane still makes of a pass is made of the factors of that pass.
+TEST(LowRankStepsTest, ChangeNothingBeforeTheLastTurnOfAPassIsThrough) {
+  Followed all(DeviceId::host(), log_shape(2, 2, 1));
+  ZoEngineOptions options = all.options();
+  LateUse late;
+  late.hold_in(options);
+  ZoEngine engine(options);
+  engine.stream(all.run.uses);
+  all.take_step(engine);
+  for (int i = 0; i < 3; ++i) {
+    std::atomic<bool> begun = false;
+    late.begin_step(engine, all);
+    std::thread next([&] {
+      all.commit(engine);
+      engine.begin_evaluation();
+      begun = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_FALSE(begun);
+    late.come();
+    next.join();
+    all.expect_pass(engine, false);
+    engine.finish();
+  }
+}
+
+TEST(LowRankStepsTest, AreMadeThoughTheirCommitWasInterrupted) {
+  Followed all(DeviceId::host(), log_shape(2, 2, 1));
+  ZoEngineOptions options = all.options();
+  LateUse late;
+  late.hold_in(options);
+  std::atomic<bool> interrupt = false;
+  options.ring.lanes.check_interrupt = [&] {
+    if (interrupt.exchange(false)) throw Timeout("interrupt");
+  };
+  ZoEngine engine(options);
+  engine.stream(all.run.uses);
+  for (int i = 0; i < 2; ++i) {
+    late.begin_step(engine, all);
+    interrupt = true;
+    EXPECT_THROW(all.commit(engine), Timeout);
+    all.run.take_step(all.g, all.rates);
+    EXPECT_EQ(engine.log().next_step(), all.run.state.step);
+    late.come();
+    all.expect_outside(engine, 0, nullptr);
+    all.take_step(engine);
+  }
+}
+
+TEST(LowRankStepsTest, AreDrawnByLanesThatShareNothing) {
+  Followed all(DeviceId::host(), log_shape(8, 2, 4), true);
+  for (int i = 0; i < 2; ++i) all.run.add(1031, 1031 * 2, DType::kF32, 0);
+  ZoEngineOptions options = all.options();
+  options.ring.perturb_lanes = 4;
+  options.ring.depth = {8, 8, 8};
+  ZoEngine engine(options);
+  engine.stream(all.run.uses);
+  for (int i = 0; i < 3; ++i) all.take_step(engine);
+}
+
+TEST(LowRankStepsTest, AreOfWeightsThatAreTrained) {
+  Followed all(DeviceId::host(), log_shape(2, 2, 1), true);
+  ZoEngineOptions options = all.options();
+  options.trained.pop_back();
+  {
+    ZoEngine engine(options);
+    EXPECT_THAT(
+        [&] {
+          engine.stream(all.run.uses);
+          all.expect_evaluation(engine);
+        },
+        ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("none of the 1"), HasSubstr("w2"))));
+  }
+  options = all.options();
+  const auto refused = [&](const char* words) {
+    EXPECT_THAT([&] { ZoEngine engine(options); },
+                ThrowsMessage<InvalidArgument>(HasSubstr(words)));
+    options = all.options();
+    std::filesystem::remove(options.log_path);
+  };
+  options.trained[0].group = 2;
+  refused("w1 is of group 2, expected one of the log's 2");
+  options.trained[0].rows = 4;
+  refused("w1 has 35 elements in 4 rows");
+  options.trained[1].host = nullptr;
+  refused("w2 is no matrix and not in host memory");
+  options.trained[1] = options.trained[0];
+  refused("w1 comes twice");
+  options.shape.noise.period_steps = 0;
+  refused("a period of 0 steps");
+}
+
+}  // namespace
+}  // namespace sluiceway::test
