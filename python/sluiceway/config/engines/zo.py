@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from sluiceway.config.schema import Config
 
 # What this version has of the values that are spelled right.
-_HERE = {"tier": ("device", "host")}
+_HERE = {"tier": ("device", "host", "disk")}
 _LEAVE_OUT = "expected it to be left out"
-_MOST_UPDATES = 1024  # That a base takes: steps times directions. The compiled module refuses more.
+MOST_UPDATES = 1024  # That a base takes: steps times directions. The compiled module refuses more.
 
 
 class ZoOptions(Options):
@@ -34,6 +34,9 @@ class ZoOptions(Options):
     perturb_lanes: SmallCount = option(1, "Streams or threads that perturb them.")
     resident: Size = option(
         0, "Bytes of weights of tier host that stay on the device beside norms and biases."
+    )
+    consolidate: Literal["auto"] | Count = option(
+        "auto", "Steps between new bases of tier disk; auto: what costs least.", in_state=True
     )
     eps: Positive = option(1e-3, "How far from the weights both losses are measured.")
     directions: Count = option(
@@ -71,7 +74,7 @@ class ZoOptions(Options):
                 "byte_quantile or gaussian, or tier device"
             )
         for value, needed, names in (
-            (self.tier, "host", ("depth", "perturb_lanes", "resident")),
+            (self.tier.replace("disk", "host"), "host", ("depth", "perturb_lanes", "resident")),
             (self.noise, "lowrank", ("rank", "period")),
         ):
             for name in names if value != needed else ():
@@ -88,14 +91,19 @@ class ZoSection(ZoOptions, EngineSection):
     changeable: ClassVar[tuple[str, ...]] = ("eps",)
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
 
+    def check_available(self, config: Config) -> None:
+        """Refuse a path that nothing would be kept at."""
+        if self.tier != "disk":
+            super().check_available(config)
+
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """What is of a backward, of AdamW, or of autocast."""
         train, model = config.train, config.model
-        if self.tier != "device" and train.steps * self.directions > _MOST_UPDATES:
+        if self.tier != "device" and train.steps * self.directions > MOST_UPDATES:
             yield (
                 "train.steps",
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
-                f"{self.tier}, expected at most {_MOST_UPDATES} steps times directions, which a "
+                f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, which a "
                 "base takes in this version; take tier device",
             )
         if train.max_norm is not None:
