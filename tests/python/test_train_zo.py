@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -16,11 +17,15 @@ from conftest import assert_short_error, read_lines, wait_for_step
 from kills import kill_often, loss_lines, weights_hash
 from safetensors.torch import load_file, save_file
 from sluiceway.config.file import load_config
+from sluiceway.engines import engine_of
+from sluiceway.engines.protocol import Evaluates
 from sluiceway.machine.placement import DTYPES, denormals
 from sluiceway.model.folder import load_model
+from sluiceway.run.held_out import mean_loss
 from sluiceway.run.rates import learning_rate
 from sluiceway.run.session import read_inputs
-from sluiceway.text.batches import Batches
+from sluiceway.run.timeline import Timeline
+from sluiceway.text.batches import Batches, in_order
 
 NOTHING = {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0}
 
@@ -160,6 +165,44 @@ def test_a_streamed_run_counts_what_crosses_and_that_nothing_comes_back(
     assert link["d2h"] == 0
 
 
+@pytest.mark.parametrize(
+    ("engine", "at_once"), [({}, 4), ({"eval_batches": 3}, 3)], ids=["as-a-step", "said"]
+)
+def test_an_evaluation_brings_weights_once_for_several_batches(
+    zo_config, uneven_text, engine, at_once
+):
+    config = load_config(
+        zo_config(
+            data={"train": [uneven_text], "eval": [uneven_text], "packing": False},
+            engine={"tier": "host", **engine},
+        )
+    )
+    inputs = read_inputs(config, Path(config.model.path))
+    h2d = []
+
+    class Counted:
+        evaluated_at_once = at_once
+
+        def losses(self, batches):
+            found = zo.losses(batches)
+            h2d.append(zo.optimizer.stats()["bytes"]["h2d"])
+            return found
+
+    with contextlib.closing(engine_of(config)) as zo:
+        zo.open(Path(config.model.path), inputs.placement, None)
+        assert isinstance(zo, Evaluates)
+        assert zo.evaluated_at_once == at_once
+        zo.update(list(in_order(inputs.train, 2, 4)), Timeline(None))
+        held_out = zo.model, inputs.placement, inputs.held_out, 2, 20
+        alone, together = mean_loss(*held_out), mean_loss(*held_out, by=Counted())
+        link = zo.model.lm_head.weight.nbytes  # Tied: it is the embedding, too.
+        link += sum(p.nbytes for p in zo.model.parameters() if p.dim() >= 2)
+    assert together == alone
+    passes = -(-10 // at_once)
+    assert len(h2d) == passes
+    assert passes <= sum(h2d) / link < passes + 1  # And the beginning of what comes next.
+
+
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
     run = tmp_path / "run"
@@ -213,11 +256,8 @@ def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
     assert first == second
 
 
-@pytest.mark.parametrize("tier", ["device", "host"])
-def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(
-    sluiceway, zo_config, tmp_path, tier
-):
-    config = zo_config(engine={"tier": tier}, train={"steps": 60, "save_every": 7})
+def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(sluiceway, zo_config, tmp_path):
+    config = zo_config(train={"steps": 60, "save_every": 7})
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert sluiceway("train", config, "--out", whole).code == 0
     record = kill_often(sluiceway.start, config, killed, 3, 0.3, random.Random(3))

@@ -35,6 +35,7 @@ def test_options_of_a_config_are_those_of_the_class():
     shared = {name: field.default for name, field in ZoArguments.model_fields.items()}
     section = {name: field.default for name, field in ZoSection.model_fields.items()}
     assert section.pop("kind") == "zo"
+    assert section.pop("eval_batches") is None
     assert {name: shared.pop(name) for name in section} == section
     assert set(shared) == {"device", "path", "link", "budget", "trace", "pin", "seed"}
 
@@ -145,6 +146,7 @@ def test_what_plays_no_part_is_refused(load):
     for said, words in (
         (["engine.resident=5"], "resident is 5, which is of host alone"),
         (["engine.rank=5"], "rank is 5, which is of lowrank alone"),
+        (["engine.eval_batches=5"], "engine.eval_batches is 5, and engine.tier is device"),
         (["engine.tier=host", "train.steps=2000"], "train.steps is 2000 with engine.directions 1"),
     ):
         with pytest.raises(InvalidArgument, match=words):

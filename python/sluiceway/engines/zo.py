@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -79,6 +80,23 @@ class Zo(ResidentEngine):
         with ranges.range("forwards and update"):
             loss = self.optimizer.step(self._losses_of(batches))
         return Update(loss.item(), skipped=self.optimizer.overflowed)
+
+    @property
+    def evaluated_at_once(self) -> int:
+        """Batches that one pass of streamed weights serves."""
+        return self.config.engine.evaluated_at_once(self.config)
+
+    def losses(self, batches: Sequence[Batch]) -> list[float]:
+        """Each batch a closure, all of them on weights that are brought once."""
+        found = [math.nan] * len(batches)
+
+        def closure(number: int) -> torch.Tensor:
+            loss = loss_of(self.model, self.placement, batches[number])
+            found[number] = loss.item()
+            return loss
+
+        self.optimizer.evaluate([partial(closure, n) for n in range(len(batches))])
+        return found
 
     def _losses_of(self, batches: Sequence[Batch]) -> list[Callable[[], torch.Tensor]]:
         """A closure a micro-batch, whose mean is that of the step's learned tokens."""

@@ -88,8 +88,23 @@ class ZoSection(ZoOptions, EngineSection):
     """The same in a file."""
 
     kind: Literal["zo"] = "zo"
-    changeable: ClassVar[tuple[str, ...]] = ("eps",)
+    eval_batches: Count | None = option(
+        None,
+        "Batches of an evaluation that one upload of streamed weights serves. None: as many as a "
+        "step has losses, which wait for weights with as much memory.",
+    )
+    changeable: ClassVar[tuple[str, ...]] = ("eps", "eval_batches")
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
+
+    def halves(self, config: Config) -> int:
+        """Losses that a step measures, all of which wait for the same weights."""
+        return 2 * self.directions * config.train.accumulate
+
+    def evaluated_at_once(self, config: Config) -> int:
+        """Batches of an evaluation that one pass serves."""
+        if self.tier == "device":
+            return 1
+        return self.eval_batches or self.halves(config)
 
     def check_available(self, config: Config) -> None:
         """Refuse a path that nothing would be kept at."""
@@ -105,6 +120,12 @@ class ZoSection(ZoOptions, EngineSection):
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
                 f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, which a "
                 "base takes in this version; take tier device",
+            )
+        if self.tier == "device" and self.eval_batches is not None:
+            yield (
+                "engine.eval_batches",
+                f"is {self.eval_batches}, and engine.tier is device, which streams nothing, "
+                "expected null",
             )
         if train.max_norm is not None:
             yield (
