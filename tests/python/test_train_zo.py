@@ -54,6 +54,10 @@ def zo_config(tiny_model, write_config):
     return write
 
 
+def plain_loss(model, **inputs):
+    return model(**inputs).loss
+
+
 def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch.Tensor]]:
     """Losses, g and weights of ZoSgd in a loop of its own."""
     config = load_config(path)
@@ -62,6 +66,7 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
     model = load_model(Path(config.model.path), DTYPES[config.model.dtype]).eval()
     torch.set_num_threads(1)
     batches, losses, g = Batches(inputs.train, train.micro_batch, train.seed), [], []
+    loss_of = sw.ChunkedLoss(model) if config.model.dtype == "bf16" else partial(plain_loss, model)
     opt = sw.ZoSgd(
         model, weight_decay=train.weight_decay, eps=engine.eps, directions=engine.directions,
         noise=engine.noise, seed=train.seed,
@@ -74,7 +79,7 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
             total = first.learned + second.learned
 
             def closure(batch, total=total):
-                return model(**batch.inputs, use_cache=False).loss * (batch.learned * 2 / total)
+                return loss_of(**batch.inputs, use_cache=False) * (batch.learned * 2 / total)
 
             for group in opt.param_groups:
                 group["lr"] = learning_rate(train, step)

@@ -15,7 +15,9 @@ from sluiceway.engines.plan import trained_elements
 from sluiceway.engines.protocol import Ranges, Update
 from sluiceway.engines.resident import ResidentEngine
 from sluiceway.engines.zo_plan import ZoPlan
-from sluiceway.model.loss import loss_of
+from sluiceway.machine.placement import DTYPES, Placement
+from sluiceway.model.chunked_loss.of_model import ChunkedLoss
+from sluiceway.model.loss import inputs_on, loss_of
 from sluiceway.optim.zo.optimizer import ZoSgd
 from sluiceway.text.batches import Batch
 
@@ -28,6 +30,12 @@ class Zo(ResidentEngine):
     def plan(self, model: torch.nn.Module) -> ZoPlan:
         """What copies of perturbed weights and two forwards take."""
         return ZoPlan(self.config, model)
+
+    def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
+        """As every engine; a loss of 16-bit logits would be rounded by more than g is."""
+        super().open(folder, placement, trace)
+        is_wide = DTYPES[self.config.model.dtype] is torch.float32
+        self._chunked = None if is_wide else ChunkedLoss(self.model)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> ZoSgd:
         """Over every parameter, of the tier that the config says."""
@@ -91,7 +99,7 @@ class Zo(ResidentEngine):
         found = [math.nan] * len(batches)
 
         def closure(number: int) -> torch.Tensor:
-            loss = loss_of(self.model, self.placement, batches[number])
+            loss = self._loss_of(batches[number])
             found[number] = loss.item()
             return loss
 
@@ -103,10 +111,14 @@ class Zo(ResidentEngine):
         learned = sum(batch.learned for batch in batches)
 
         def closure(batch: Batch) -> torch.Tensor:
-            loss = loss_of(self.model, self.placement, batch).float()
-            return loss * (batch.learned * len(batches) / learned)
+            return self._loss_of(batch) * (batch.learned * len(batches) / learned)
 
         return [partial(closure, batch) for batch in batches]
+
+    def _loss_of(self, batch: Batch) -> torch.Tensor:
+        if self._chunked is None:
+            return loss_of(self.model, self.placement, batch)
+        return self._chunked(**inputs_on(self.placement, batch), use_cache=False)
 
     def description(self) -> list[str]:
         """What is trained, how it is measured, and what that leaves on the device."""
