@@ -29,5 +29,6 @@ void bind_trace(py::module_& m);
 void bind_warning(py::module_& m);
 void bind_weight_plan(py::module_& m);
 void bind_zo_engine(py::module_& m);
+void bind_zo_plan(py::module_& m);
 
 }  // namespace sluiceway

@@ -23,4 +23,5 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_subspace_engine(m);
   sluiceway::bind_offload_engine(m);
   sluiceway::bind_zo_engine(m);
+  sluiceway::bind_zo_plan(m);
 }
