@@ -12,7 +12,6 @@
 #include "python/bindings/noise_family.h"
 #include "python/bindings/store_calls.h"
 #include "python/bindings/tensor_view.h"
-#include "runtime/engine/zo/slot_plan.h"
 #include "runtime/engine/zo/zo_engine.h"
 #include "runtime/memory/buffer.h"
 
@@ -172,20 +171,6 @@ GroupUpdates pending(const StreamedEngine& held, std::size_t group) {
   return found;
 }
 
-// Each is bytes, number of the module, and whether it is streamed.
-std::pair<std::uint64_t, std::string> ring_plan(
-    const std::vector<std::tuple<std::uint64_t, int, bool>>& uses, int depth) {
-  std::vector<SlotUse> slots;
-  for (const auto& [bytes, module, streamed] : uses) {
-    SlotUse& use = slots.emplace_back();
-    use.bytes = bytes;
-    use.module = module;
-    use.streamed = streamed;
-  }
-  const SlotPlan plan = plan_slots(slots, {depth, depth});
-  return {plan.bytes, to_string(plan)};
-}
-
 void consolidate(StreamedEngine& held, std::uint64_t step, const py::bytes& run_state,
                  const py::object& progress) {
   const std::string run = run_state;
@@ -333,9 +318,6 @@ void bind_zo_engine(py::module_& m) {
   const auto unlocked = py::call_guard<GilReleased>();
   m.def("page_locked_copy", &page_locked_copy, py::arg("tensor"), py::arg("compute"), unlocked,
         "Of a tensor, in host memory of exactly its size, page-locked for the stream's device.");
-  m.def("zo_ring_plan", &ring_plan, py::arg("uses"), py::arg("depth"),
-        "Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need, "
-        "and a line that says so.");
   Class engine(m, "ZoEngine",
                "Streams perturbed weights from host memory or an arena, and logs what moves them.");
   engine

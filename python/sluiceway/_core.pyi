@@ -58,6 +58,7 @@ __all__: list[str] = [
     "stable_hash",
     "warn",
     "weight_plan",
+    "zo_arena_plan",
     "zo_ring_plan",
 ]
 
@@ -1127,10 +1128,19 @@ def weight_plan(
     Bytes per tier and per step of one m x n weight, without allocating anything; on_host: on the host device, not a CUDA device. More keywords as of WeightSpec.
     """
 
+def zo_arena_plan(
+    weights: collections.abc.Sequence[tuple[str, typing.SupportsInt, str]],
+    chunk_bytes: typing.SupportsInt,
+) -> dict[str, int]:
+    """
+    Bytes of a base of (name, elements, dtype), of its store with room for the next one, of the store's tables, of the buffers in which a new base is made, and of the largest weight.
+    """
+
 def zo_ring_plan(
     uses: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt, bool]],
     depth: typing.SupportsInt,
-) -> tuple[int, str]:
+    reads: bool,
+) -> tuple[dict[str, int], str]:
     """
-    Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need, and a line that says so.
+    Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need: on the device, of staging, and read in a pass, where weights are read from a store; and a line that says so.
     """

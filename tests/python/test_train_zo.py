@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -16,11 +17,15 @@ from conftest import assert_short_error, read_lines, wait_for_step
 from kills import kill_often, loss_lines, weights_hash
 from safetensors.torch import load_file, save_file
 from sluiceway.config.file import load_config
+from sluiceway.engines import engine_of
+from sluiceway.engines.protocol import Evaluates
 from sluiceway.machine.placement import DTYPES, denormals
 from sluiceway.model.folder import load_model
+from sluiceway.run.held_out import mean_loss
 from sluiceway.run.rates import learning_rate
 from sluiceway.run.session import read_inputs
-from sluiceway.text.batches import Batches
+from sluiceway.run.timeline import Timeline
+from sluiceway.text.batches import Batches, in_order
 
 NOTHING = {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0}
 
@@ -49,6 +54,10 @@ def zo_config(tiny_model, write_config):
     return write
 
 
+def plain_loss(model, **inputs):
+    return model(**inputs).loss
+
+
 def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch.Tensor]]:
     """Losses, g and weights of ZoSgd in a loop of its own."""
     config = load_config(path)
@@ -57,6 +66,7 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
     model = load_model(Path(config.model.path), DTYPES[config.model.dtype]).eval()
     torch.set_num_threads(1)
     batches, losses, g = Batches(inputs.train, train.micro_batch, train.seed), [], []
+    loss_of = sw.ChunkedLoss(model) if config.model.dtype == "bf16" else partial(plain_loss, model)
     opt = sw.ZoSgd(
         model, weight_decay=train.weight_decay, eps=engine.eps, directions=engine.directions,
         noise=engine.noise, seed=train.seed,
@@ -69,7 +79,7 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
             total = first.learned + second.learned
 
             def closure(batch, total=total):
-                return model(**batch.inputs, use_cache=False).loss * (batch.learned * 2 / total)
+                return loss_of(**batch.inputs, use_cache=False) * (batch.learned * 2 / total)
 
             for group in opt.param_groups:
                 group["lr"] = learning_rate(train, step)
@@ -199,6 +209,44 @@ def test_a_store_is_made_of_mapped_files(tiny_model):
     whole = load_model(tiny_model, torch.float32)
     assert all(map(torch.equal, model.parameters(), whole.parameters()))
     assert not any(p.data_ptr() in span for span in spans for p in whole.parameters())
+
+
+@pytest.mark.parametrize(
+    ("engine", "at_once"), [({}, 4), ({"eval_batches": 3}, 3)], ids=["as-a-step", "said"]
+)
+def test_an_evaluation_brings_weights_once_for_several_batches(
+    zo_config, uneven_text, engine, at_once
+):
+    config = load_config(
+        zo_config(
+            data={"train": [uneven_text], "eval": [uneven_text], "packing": False},
+            engine={"tier": "host", **engine},
+        )
+    )
+    inputs = read_inputs(config, Path(config.model.path))
+    h2d = []
+
+    class Counted:
+        evaluated_at_once = at_once
+
+        def losses(self, batches):
+            found = zo.losses(batches)
+            h2d.append(zo.optimizer.stats()["bytes"]["h2d"])
+            return found
+
+    with contextlib.closing(engine_of(config)) as zo:
+        zo.open(Path(config.model.path), inputs.placement, None)
+        assert isinstance(zo, Evaluates)
+        assert zo.evaluated_at_once == at_once
+        zo.update(list(in_order(inputs.train, 2, 4)), Timeline(None))
+        held_out = zo.model, inputs.placement, inputs.held_out, 2, 20
+        alone, together = mean_loss(*held_out), mean_loss(*held_out, by=Counted())
+        link = zo.model.lm_head.weight.nbytes  # Tied: it is the embedding, too.
+        link += sum(p.nbytes for p in zo.model.parameters() if p.dim() >= 2)
+    assert together == alone
+    passes = -(-10 // at_once)
+    assert len(h2d) == passes
+    assert passes <= sum(h2d) / link < passes + 1  # And the beginning of what comes next.
 
 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])

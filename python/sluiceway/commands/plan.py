@@ -34,8 +34,6 @@ from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.speeds import measure_speeds
 from sluiceway.optim.fused.fusing import fused_lines
 
-_ON_DEVICE = "try model.checkpointing: true or a smaller train.micro_batch"
-
 
 def make_plan(config: Config) -> dict[str, Any]:
     """Predict bytes per tier, bytes per link and seconds per step.
@@ -72,7 +70,7 @@ def make_plan(config: Config) -> dict[str, Any]:
     tiers = plan.tiers(rehearsal)
     tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
     with denormals(config, placement):
-        speeds = measure_speeds(config, placement, build)
+        speeds = measure_speeds(config, placement, build, disk="disk_read" in plan.links())
     trained = trained_elements(model)
     here = is_here(placement.name)
     card = card_memory(placement.device) if here and placement.name != "host" else {}
@@ -90,25 +88,33 @@ def make_plan(config: Config) -> dict[str, Any]:
         "budget_bytes": {tier: _limit(config, tier) for tier in tiers},
         "bytes_per_step": links,
         "seconds_per_step": seconds,
-        **({"disk": _disk(links, trained, seconds, speeds)} if "disk_written" in links else {}),
+        **({"disk": _disk(plan, links, trained, seconds, speeds)} if "disk_read" in links else {}),
         "native_device_bytes": _native_bytes(config, plain, trained),
         "tokens_per_step": config.tokens_per_step,
         "assumed": speeds,
         "over_budget": _over_budget(config, tiers, plan)
-        or _over_card(placement.name, card, tiers["device"]),
+        or _over_card(placement.name, card, tiers["device"], plan),
     }
 
 
 def _disk(
-    links: dict[str, int], trained: int, seconds: float, speeds: dict[str, Any]
+    plan: EnginePlan, links: dict[str, int], trained: int, seconds: float, speeds: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the traffic of the disk asks for; None where the disk's rate is not known."""
+    """What the traffic of the disk asks for; None where the disk's rate is not known.
+
+    What is written counts with a step's share of what comes now and then.
+    """
     each = (links["disk_read"] + links["disk_written"]) / trained
-    gbps, written = speeds["disk_gbps"], links["disk_written"]
+    gbps = speeds["disk_gbps"]
+    written = links["disk_written"] + plan.figures.get("consolidation", {}).get(
+        "written_per_step", 0
+    )
     daily = tb_per_day(written, seconds) if gbps else None
     return {
         "bytes_per_parameter": each,
-        "hiding_tokens": hiding_tokens(each, speeds["tflops"], gbps) if gbps else None,
+        "hiding_tokens": hiding_tokens(each, speeds["tflops"], gbps, plan.token_flop)
+        if gbps
+        else None,
         "written_tb_per_day": daily,
         f"days_to_{RATED_TB}_tb": RATED_TB / daily if daily else None,
     }
@@ -140,19 +146,19 @@ def _over_budget(config: Config, tiers: dict[str, int], plan: EnginePlan) -> str
             return (
                 f"budget.{tier}: the run needs {count} bytes ({format_bytes(count)}), "
                 f"the budget is {limit} bytes ({format_bytes(limit)}); "
-                + (_ON_DEVICE if tier == "device" else plan.advice)
+                + (plan.on_device if tier == "device" else plan.advice)
             )
     return None
 
 
-def _over_card(name: str, card: dict[str, int], needed: int) -> str | None:
+def _over_card(name: str, card: dict[str, int], needed: int, plan: EnginePlan) -> str | None:
     """The card of this machine, whatever budget.device says; without the driver's own share."""
     if needed <= card.get("memory_bytes", needed):
         return None
     total = card["memory_bytes"]
     return (
         f"{name}: the run needs {needed} bytes ({format_bytes(needed)}), "
-        f"the card has {total} bytes ({format_bytes(total)}); {_ON_DEVICE}"
+        f"the card has {total} bytes ({format_bytes(total)}); {plan.on_device}"
     )
 
 
@@ -197,6 +203,8 @@ def describe_plan(plan: dict[str, Any]) -> str:
         f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
         f"of host memory ({speeds['host_gbps_from']})"
         + _describe_disk(plan)
+        + _describe_consolidation(plan)
+        + _describe_slots(plan)
         + _describe_card(plan)
         + _elsewhere(plan)
     )
@@ -227,6 +235,35 @@ def _elsewhere(plan: dict[str, Any]) -> str:
     return (
         f"\n{plan['device']['name']} was not seen on this machine: planned for another one, whose "
         "rates are the config's; what it does not give was measured on this processor"
+    )
+
+
+def _describe_slots(plan: dict[str, Any]) -> str:
+    """Two more lines where weights are streamed: what the device holds."""
+    if "ring" not in plan:
+        return ""
+    parts = {name: format_bytes(part) for name, part in plan["device_parts"].items() if part}
+    said = {
+        "slots": "of slots",
+        "resident": "of norms, biases and what else stays",
+        "forwards": "of what forwards hold",
+        "factors": "of factors and sums of updates",
+    }
+    listed = ", ".join(f"{size} {said[name]}" for name, size in parts.items())
+    return f"\ndevice: {listed}\n{plan['ring']}"
+
+
+def _describe_consolidation(plan: dict[str, Any]) -> str:
+    """One more line where a base is written anew now and then."""
+    if "consolidation" not in plan:
+        return ""
+    new = plan["consolidation"]
+    return (
+        f"\nconsolidation: a new base every {new['every']:,} steps, in {new['seconds']:.3g} s, "
+        f"{format_bytes(new['bytes_read'])} read and as much written; a step's share is "
+        f"{new['seconds_per_step']:.3g} s, which its seconds have, and "
+        f"{format_bytes(round(new['written_per_step']))} written, which its bytes have not; a step "
+        f"takes least with one every {new['cheapest']:,} steps"
     )
 
 

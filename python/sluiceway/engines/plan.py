@@ -26,14 +26,18 @@ class EnginePlan(Protocol):
     figures : dict
         `codec`, `compressed_weights`, and where there is a choice `why`: keys of the plan that are
         the engine's to say.
-    advice : str
-        What makes the tiers smaller that are not the device.
+    advice, on_device : str
+        What makes the tiers smaller that are not the device, and what the device.
+    token_flop : int
+        Floating-point operations of a step, per parameter and token.
     """
 
     freed: frozenset[str]
     backward: bool
     figures: dict[str, Any]
     advice: str
+    on_device: str
+    token_flop: int
 
     def as_trained(self, model: nn.Module) -> nn.Module:
         """The model of a rehearsal, with what a run of this engine changes in its layers."""
@@ -64,6 +68,8 @@ class DevicePlan:
     freed: frozenset[str] = frozenset()
     backward = True
     advice = "try a smaller model"
+    on_device = "try model.checkpointing: true or a smaller train.micro_batch"
+    token_flop = 8  # A forward, a backward, and the forward once more.
 
     def __init__(
         self, config: Config, elements: int, moments: int = 2, moment_bytes: int | None = None

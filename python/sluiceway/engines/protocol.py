@@ -74,6 +74,21 @@ class Commits(Protocol):
         """Go on from the last commit, in place of `load`."""
 
 
+@runtime_checkable
+class Evaluates(Protocol):
+    """What an engine may have besides: evaluation that brings weights once for several batches.
+
+    Without it a run makes a plain forward of `model` for each.
+    """
+
+    @property
+    def evaluated_at_once(self) -> int:
+        """Most batches that `losses` is to be given."""
+
+    def losses(self, batches: Sequence[Batch]) -> list[float]:
+        """Mean loss of each batch's learned tokens, in nats; the model is in evaluation mode."""
+
+
 @dataclass(frozen=True)
 class Update:
     """What one step came to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from sluiceway.engines.resident import OPTIMIZER_FILE, ResidentEngine
 from sluiceway.engines.state_file import read_state
 from sluiceway.engines.zo_plan import ZoPlan
 from sluiceway.errors import InvalidArgument
-from sluiceway.machine.placement import DTYPES
+from sluiceway.machine.placement import DTYPES, Placement
+from sluiceway.model.chunked_loss.of_model import ChunkedLoss
 from sluiceway.model.folder import load_model
-from sluiceway.model.loss import loss_of
+from sluiceway.model.loss import inputs_on, loss_of
 from sluiceway.model.weight_stream import save_streamed
 from sluiceway.optim.state import STATE_KEY
 from sluiceway.optim.zo.optimizer import ZoSgd
@@ -34,6 +36,12 @@ class Zo(ResidentEngine):
     def plan(self, model: torch.nn.Module) -> ZoPlan:
         """What copies of perturbed weights and two forwards take."""
         return ZoPlan(self.config, model)
+
+    def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
+        """As every engine; a loss of 16-bit logits would be rounded by more than g is."""
+        super().open(folder, placement, trace)
+        is_wide = DTYPES[self.config.model.dtype] is torch.float32
+        self._chunked = None if is_wide else ChunkedLoss(self.model)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> ZoSgd:
         """Over every parameter, of the tier that the config says."""
@@ -133,15 +141,36 @@ class Zo(ResidentEngine):
                 "this one begins; choose another path, or resume that run"
             )
 
+    @property
+    def evaluated_at_once(self) -> int:
+        """Batches that one pass of streamed weights serves."""
+        return self.config.engine.evaluated_at_once(self.config)
+
+    def losses(self, batches: Sequence[Batch]) -> list[float]:
+        """Each batch a closure, all of them on weights that are brought once."""
+        found = [math.nan] * len(batches)
+
+        def closure(number: int) -> torch.Tensor:
+            loss = self._loss_of(batches[number])
+            found[number] = loss.item()
+            return loss
+
+        self.optimizer.evaluate([partial(closure, n) for n in range(len(batches))])
+        return found
+
     def _losses_of(self, batches: Sequence[Batch]) -> list[Callable[[], torch.Tensor]]:
         """A closure a micro-batch, whose mean is that of the step's learned tokens."""
         learned = sum(batch.learned for batch in batches)
 
         def closure(batch: Batch) -> torch.Tensor:
-            loss = loss_of(self.model, self.placement, batch).float()
-            return loss * (batch.learned * len(batches) / learned)
+            return self._loss_of(batch) * (batch.learned * len(batches) / learned)
 
         return [partial(closure, batch) for batch in batches]
+
+    def _loss_of(self, batch: Batch) -> torch.Tensor:
+        if self._chunked is None:
+            return loss_of(self.model, self.placement, batch)
+        return self._chunked(**inputs_on(self.placement, batch), use_cache=False)
 
     def description(self) -> list[str]:
         """What is trained, how it is measured, and what that leaves on the device."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 # An assumption: what many drives of 1 TB for laptops are rated for, in TB written.
 RATED_TB = 600
 _DAY_SECONDS = 86400
-# Floating-point operations per parameter and token: forward, backward, and forward once more.
-_TOKEN_FLOP = 8
 
 
-def hiding_tokens(bytes_per_parameter: float, tflops: float, disk_gbps: float) -> float:
-    """T* = b F / (8 B): from as many tokens a step on, computing takes longer than the disk.
+def hiding_tokens(
+    bytes_per_parameter: float, tflops: float, disk_gbps: float, token_flop: int
+) -> float:
+    """T* = b F / (c B): from as many tokens a step on, computing takes longer than the disk.
 
     Parameters
     ----------
     bytes_per_parameter : float
         b, read and written in a step.
+    token_flop : int
+        c, floating-point operations per parameter and token.
     """
-    return bytes_per_parameter * tflops * 1e12 / (_TOKEN_FLOP * disk_gbps * 1e9)
+    return bytes_per_parameter * tflops * 1e12 / (token_flop * disk_gbps * 1e9)
 
 
 def tb_per_day(count: float, seconds: float) -> float:

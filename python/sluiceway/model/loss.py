@@ -10,9 +10,13 @@ from sluiceway.text.batches import Batch
 
 def loss_of(model: torch.nn.Module, placement: Placement, batch: Batch) -> torch.Tensor:
     """Mean loss of a batch's learned tokens, in nats, with its graph."""
-    inputs = {
+    with placement.cast():
+        return model(**inputs_on(placement, batch), use_cache=False).loss
+
+
+def inputs_on(placement: Placement, batch: Batch) -> dict[str, torch.Tensor]:
+    """What a model is called with, on its device."""
+    return {
         name: tensor.to(placement.device, non_blocking=True)
         for name, tensor in batch.inputs.items()
     }
-    with placement.cast():
-        return model(**inputs, use_cache=False).loss

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -41,6 +41,7 @@ class _Account(TorchDispatchMode):
         super().__init__()
         self.now = 0
         self.peak = 0
+        self.recent_peak = 0
         self.flops = 0
         self._seen: set[int] = set()
 
@@ -52,6 +53,7 @@ class _Account(TorchDispatchMode):
         self._seen.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)
+        self.recent_peak = max(self.recent_peak, self.now)
         weakref.finalize(storage, self._remove, key, size)
 
     def _remove(self, key: int, size: int) -> None:
@@ -91,6 +93,7 @@ def rehearse(
     cast = torch.autocast("cpu", dtype=autocast) if autocast else contextlib.nullcontext()
     with FakeTensorMode():
         model = build().train(backward)
+        _keep_all_layers(model)
         for name, parameter in model.named_parameters():
             if name in freed and parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_free)
@@ -105,6 +108,23 @@ def rehearse(
             if backward:
                 loss.backward()
         return Rehearsal(weights, kept, account.peak, forward, account.flops - forward)
+
+
+def living_bytes() -> tuple[int, int]:
+    """What lives now in the rehearsal that is going on, and the most since this was asked before.
+
+    For hooks of a model that is rehearsed.
+    """
+    account = _get_current_dispatch_mode()
+    most, account.recent_peak = account.recent_peak, account.now
+    return account.now, most
+
+
+def _keep_all_layers(model: torch.nn.Module) -> None:
+    """A decoder that may leave out layers in training draws a number and looks at it."""
+    for module in model.modules():
+        if hasattr(module, "layerdrop"):
+            module.training = False  # Its own flag: dropout inside of layers stays.
 
 
 def _free(parameter: torch.nn.Parameter) -> None:

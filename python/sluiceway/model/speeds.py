@@ -29,7 +29,10 @@ _HOST = torch.device("cpu")
 
 
 def measure_speeds(
-    config: Config, placement: Placement, build: Callable[[int | None], nn.Module]
+    config: Config,
+    placement: Placement,
+    build: Callable[[int | None], nn.Module],
+    disk: bool = False,
 ) -> dict[str, Any]:
     """Rates of compute, device memory and host memory, and where they are from.
 
@@ -37,13 +40,15 @@ def measure_speeds(
     ----------
     build : callable
         Makes the model of the run with so many layers, None for all of them.
+    disk : bool
+        Whether a step reads or writes one.
 
     Returns
     -------
     dict
         `tflops`, `memory_gbps`, `host_gbps`, `d2h_gbps`, `h2d_gbps` in 1e12 operations and 1e9
-        bytes a second; where the engine keeps something on disk `disk_gbps`, None if it cannot be
-        measured. The link is that of the machine, without the config's throttle.
+        bytes a second; of a disk `disk_gbps`, None if it cannot be measured. The link is that of
+        the machine, without the config's throttle.
     """
     device = config.device
     host = device.host_gbps or _measured_gbps(_HOST)
@@ -54,7 +59,7 @@ def measure_speeds(
         "host_gbps": host,
         "host_gbps_from": "config" if device.host_gbps else "copies measured here",
         **(_link_speed(card) if card else {"d2h_gbps": host, "h2d_gbps": host}),
-        **(disk_speed(config) if config.engine.commits else {}),
+        **(disk_speed(config) if disk else {}),
     }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 import torch
 
+from sluiceway.engines.protocol import Evaluates
 from sluiceway.machine.placement import Placement
 from sluiceway.model.loss import loss_of
 from sluiceway.text.batches import Sequences, in_order
@@ -18,6 +20,7 @@ def mean_loss(
     micro_batch: int,
     most: int | None = None,
     advance: Callable[[int], None] = lambda count: None,
+    by: Evaluates | None = None,
 ) -> tuple[float, int]:
     """Mean loss over the learned tokens of a set; the model's mode is as it was.
 
@@ -28,7 +31,9 @@ def mean_loss(
     most : int or None
         Only the first so many sequences; None: all.
     advance : callable
-        Told after each forward how many sequences it held.
+        Told of each batch how many sequences it held, when its loss is there.
+    by : Evaluates, optional
+        Who computes losses; None: each is that of a plain forward.
 
     Returns
     -------
@@ -38,9 +43,12 @@ def mean_loss(
     total, learned, trains = 0.0, 0, model.training
     model.eval()
     with torch.no_grad():
-        for batch in in_order(sequences, micro_batch, most):
-            total += loss_of(model, placement, batch).item() * batch.learned
-            learned += batch.learned
-            advance(len(batch.inputs["input_ids"]))
+        batches = in_order(sequences, micro_batch, most)
+        while group := list(islice(batches, by.evaluated_at_once if by else 1)):
+            losses = by.losses(group) if by else [loss_of(model, placement, *group).item()]
+            for batch, loss in zip(group, losses, strict=True):
+                total += loss * batch.learned
+                learned += batch.learned
+                advance(len(batch.inputs["input_ids"]))
     model.train(trains)
     return total / learned, learned

@@ -13,7 +13,7 @@ import torch
 
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.schema import Config
-from sluiceway.engines.protocol import Engine, Update
+from sluiceway.engines.protocol import Engine, Evaluates, Update
 from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
 from sluiceway.machine.placement import Placement
 from sluiceway.run.checkpoint import Position
@@ -162,8 +162,9 @@ class Loop:
         shop.engine.synchronize()
         with shop.timeline.range("evaluation"):
             loss, _ = mean_loss(
-                shop.model, shop.placement, shop.held_out, train.micro_batch, train.eval_sequences
-            )
+                shop.model, shop.placement, shop.held_out, train.micro_batch, train.eval_sequences,
+                by=shop.engine if isinstance(shop.engine, Evaluates) else None,
+            )  # fmt: skip
         return loss
 
     def _line(

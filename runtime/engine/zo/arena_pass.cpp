@@ -52,11 +52,9 @@ class Pass {
       : store_(store),
         plan_(plan),
         pass_(pass),
-        slots_(std::min(kPassBuffers, plan.pieces().size())),
+        slots_(pass_buffers(plan)),
         requests_(std::make_shared<Requests>(slots_)),
-        // A block more, since the buffer begins on a cache line alone.
-        memory_(budget, Tier::kHost, DeviceId::host(),
-                slots_ * plan.largest_chunk_bytes() + kBlockBytes, "chunks of the arena") {
+        memory_(budget, Tier::kHost, DeviceId::host(), pass_bytes(plan), "chunks of the arena") {
     void* start = memory_.data();
     std::size_t room = memory_.size();
     aligned_ = static_cast<std::byte*>(std::align(kBlockBytes, 1, start, room));
@@ -137,6 +135,15 @@ class Pass {
 };
 
 }  // namespace
+
+std::size_t pass_buffers(const ArenaPlan& plan) noexcept {
+  return std::min(kPassBuffers, plan.pieces().size());
+}
+
+// A block more, since the buffer begins on a cache line alone.
+std::uint64_t pass_bytes(const ArenaPlan& plan) noexcept {
+  return pass_buffers(plan) * plan.largest_chunk_bytes() + kBlockBytes;
+}
 
 void run_pass(ChunkStore& store, const ArenaPlan& plan, Budget& budget, const ArenaPass& pass) {
   Pass(store, plan, budget, pass).run();

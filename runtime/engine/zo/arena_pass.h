@@ -36,6 +36,10 @@ struct ArenaPass {
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = {};
 };
 
+// Buffers for this plan, at most kPassBuffers, and the bytes that they take.
+std::size_t pass_buffers(const ArenaPlan& plan) noexcept;
+std::uint64_t pass_bytes(const ArenaPlan& plan) noexcept;
+
 // The buffers are reserved in `budget`, tier kHost.
 void run_pass(ChunkStore& store, const ArenaPlan& plan, Budget& budget, const ArenaPass& pass);
 

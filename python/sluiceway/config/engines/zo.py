@@ -91,13 +91,28 @@ class ZoSection(ZoOptions, TieredSection):
     """The same in a file."""
 
     kind: Literal["zo"] = "zo"
-    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate")
+    eval_batches: Count | None = option(
+        None,
+        "Batches of an evaluation that one upload of streamed weights serves. None: as many as a "
+        "step has losses, which wait for weights with as much memory.",
+    )
+    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "eval_batches")
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
 
     @property
     def commits(self) -> bool:
         """On disk: with each new base."""
         return self._is_on_disk
+
+    def halves(self, config: Config) -> int:
+        """Losses that a step measures, all of which wait for the same weights."""
+        return 2 * self.directions * config.train.accumulate
+
+    def evaluated_at_once(self, config: Config) -> int:
+        """Batches of an evaluation that one pass serves."""
+        if self.tier == "device":
+            return 1
+        return self.eval_batches or self.halves(config)
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """What is of a backward, of AdamW, or of autocast."""
@@ -109,6 +124,12 @@ class ZoSection(ZoOptions, TieredSection):
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
                 f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, which a "
                 "base takes; take tier disk, which writes new ones, or device, or noise lowrank",
+            )
+        if self.tier == "device" and self.eval_batches is not None:
+            yield (
+                "engine.eval_batches",
+                f"is {self.eval_batches}, and engine.tier is device, which streams nothing, "
+                "expected null",
             )
         if train.max_norm is not None:
             yield (

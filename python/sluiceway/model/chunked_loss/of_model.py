@@ -51,8 +51,8 @@ class ChunkedLoss:
         self._model = model
         self._sizes = {} if slice_elems is None else {"slice_elems": slice_elems}
         self._seen = self._warned = False  # What the model does with logits; its refusal.
-        self.refusal = _refusal(model)
-        self._cap = None if self.refusal else _cap(model)
+        self.refusal = refusal_of(model)
+        self._cap = None if self.refusal else cap_of(model)
 
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> torch.Tensor:
@@ -175,7 +175,7 @@ class _Marked(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def _refusal(model: nn.Module) -> str | None:
+def refusal_of(model: nn.Module) -> str | None:
     """What can be told without a call."""
     forward = inspect.unwrap(type(model).forward)
     if "loss_function" not in getattr(getattr(forward, "__code__", None), "co_names", ()):
@@ -190,7 +190,7 @@ def _refusal(model: nn.Module) -> str | None:
     return None
 
 
-def _cap(model: nn.Module) -> float | None:
+def cap_of(model: nn.Module) -> float | None:
     config = model.config.get_text_config()
     return getattr(config, "final_logit_softcapping", None)
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from sluiceway.model.blocks import find_blocks, weights_by_block
+from sluiceway.model.rehearsal import living_bytes
 
 
 class PerturbedCopies:
@@ -64,58 +65,49 @@ class PerturbedCopies:
 class StreamedUses:
     """Hooks that see in which order modules with trained weights of their own run.
 
-    They hold what the other halves hold, which wait before such a module: of each module that they
-    are in, what it was given, and what its parts have returned, but for members of a list, of which
-    each takes over from the one before.
+    Halves meet there. One of them runs from such a module to the next, while each of the others
+    waits before the first or the second of them, with all that it needs later on.
+
+    Parameters
+    ----------
+    halves : int
+        Most forwards that wait for the same weights, of a step or of an evaluation.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        The most that all of them hold, with the weights of the model.
     """
 
-    def __init__(self, model: nn.Module, directions: int, batches: int) -> None:
-        self._others = 2 * directions * batches - 1
-        self._given: dict[int, list[torch.Tensor]] = {}  # By storage.
-        self._inside: list[list[int]] = []
+    def __init__(self, model: nn.Module, halves: int) -> None:
+        self._others = halves - 1
         self._uses: list[tuple[int, int, bool]] = []
         self._calls = 0
         self._sizes: dict[int, tuple[int, bool]] = {}  # Bytes of a weight, and whether it moves.
+        self._at_rest = self._held = self.peak_bytes = 0
         model.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
-        lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-        passing = {id(member) for members in lists for member in members}
+        model.register_forward_hook(lambda *_: self._meet(0))  # Whoever is through has a loss.
         for module in model.modules():
-            module.register_forward_pre_hook(
-                lambda _, args, kwargs: self._enter((args, kwargs)), prepend=True, with_kwargs=True
-            )
-            kept = id(module) not in passing
-            module.register_forward_hook(lambda _, __, out, kept=kept: self._leave(out, kept))
             trained = [p for p in module._parameters.values() if p is not None and p.requires_grad]
             if trained:
                 module.register_forward_pre_hook(lambda *_, of=trained: self._call(of))
 
     def _begin(self) -> None:
-        self._uses, self._calls = [], 0
-
-    def _enter(self, given: Any) -> None:
-        self._inside.append([])
-        self._hold(given)
-
-    def _leave(self, returned: Any, kept: bool) -> None:
-        for key in self._inside.pop():
-            del self._given[key]
-        if kept and self._inside:
-            self._hold(returned)
-
-    def _hold(self, values: Any) -> None:
-        for leaf in tree_leaves(values):
-            if not isinstance(leaf, torch.Tensor):
-                continue
-            key = leaf.untyped_storage()._cdata
-            if key not in self._given:
-                self._given[key] = [torch.empty_like(leaf) for _ in range(self._others)]
-                self._inside[-1].append(key)
+        self._uses, self._calls, self._held = [], 0, 0
+        self._at_rest, _ = living_bytes()
 
     def _call(self, weights: list[nn.Parameter]) -> None:
+        self._meet()
         for p in weights:
             self._sizes[id(p)] = size = p.nbytes, p.dim() >= 2
             self._uses.append((size[0], self._calls, size[1]))
         self._calls += 1
+
+    def _meet(self, held: int | None = None) -> None:
+        now, most = living_bytes()
+        held = now - self._at_rest if held is None else held
+        self.peak_bytes = max(self.peak_bytes, most + self._others * max(held, self._held))
+        self._held = held
 
     def slots(self) -> list[tuple[int, int, bool]]:
         """Bytes, number of the module and whether it is streamed, of each use."""

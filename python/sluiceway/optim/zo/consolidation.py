@@ -1,0 +1,37 @@
+"""How many steps a base of streamed weights is kept, by what that costs.
+
+Each pending step is drawn again in every later one; a new base ends that, and is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class ConsolidationCosts:
+    """Seconds on one machine."""
+
+    bringing: float  # All weights of a step.
+    working: float  # Losses and perturbed copies of a step behind which nothing is pending,
+    replaying: float  # and what each pending step adds to that.
+    rewriting: float = 0.0  # A new base: the old one read, the new one written,
+    replaying_base: float = 0.0  # beside what each pending step takes.
+
+    def of_base(self, every: int) -> float:
+        """A new base of so many steps."""
+        return max(self.rewriting, every * self.replaying_base)
+
+    def means(self, most: int) -> list[float]:
+        """A step, with its share of the new base, where that comes every 1, 2 .. `most` steps."""
+        steps = (max(self.bringing, self.working + k * self.replaying) for k in range(most))
+        return [
+            (all_steps + self.of_base(every)) / every
+            for every, all_steps in enumerate(accumulate(steps), start=1)
+        ]
+
+    def cheapest(self, most: int, unit: int = 1) -> int:
+        """Steps between new bases for which a step takes least: at most so many, whole units."""
+        means = self.means(max(unit, most))
+        return min(range(unit, max(unit, most) + 1, unit), key=lambda every: means[every - 1])

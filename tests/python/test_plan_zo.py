@@ -1,0 +1,122 @@
+"""Plans of runs whose weights are streamed: what a card, memory, a link and a drive have to do."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import sluiceway as sw
+import torch
+from conftest import REPOSITORY
+from sluiceway.commands.plan import describe_plan, make_plan
+from sluiceway.config.file import load_config
+from sluiceway.optim.zo.consolidation import ConsolidationCosts
+from transformers import OPTConfig, OPTForCausalLM
+
+EMBEDDING, DRIVE = 50272 * 12288 * 2, 6e9  # Bytes, and bytes a second.
+RATES = [
+    "device.tflops=0.001",
+    "device.memory_gbps=50",
+    "device.host_gbps=50",
+    "device.disk_gbps=1",
+]
+
+
+def test_opt_175b_is_planned_for_a_card_of_8_gb(sluiceway):
+    config = REPOSITORY / "configs" / "opt_175b_zo.yaml"
+    done = sluiceway("train", config, "--dry-run", "--json", cwd=REPOSITORY)
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    trained, peak, links = (
+        plan["parameters"]["trained"], plan["peak_bytes"], plan["bytes_per_step"]
+    )  # fmt: skip
+    assert trained == pytest.approx(175e9, rel=0.01)
+    assert plan["over_budget"] is None
+    assert 3 * EMBEDDING < peak["device"] < 8e9
+    assert peak["host"] + peak["pinned"] < 8 * 2**30
+    # The base and the next one; the embedding is read once more for the head.
+    assert peak["disk"] == pytest.approx(4 * trained, rel=0.01)
+    assert links["h2d"] == pytest.approx(2 * trained + EMBEDDING, rel=1e-3)
+    assert links["disk_read"] == pytest.approx(links["h2d"], rel=1e-3)
+    assert (links["d2h"], links["disk_written"]) == (0, 0)
+    new = plan["consolidation"]
+    assert new["bytes_written"] == new["bytes_read"] == pytest.approx(2 * trained, rel=1e-3)
+    assert new["seconds"] >= (new["bytes_read"] + new["bytes_written"]) / DRIVE
+    assert new["seconds_per_step"] == pytest.approx(new["seconds"] / new["every"])
+    assert plan["disk"]["written_tb_per_day"] == pytest.approx(
+        new["bytes_written"] / new["every"] / plan["seconds_per_step"] * 86400 / 1e12
+    )
+    assert plan["seconds_per_step"] > links["disk_read"] / DRIVE + new["seconds_per_step"]
+    # Two forwards of 2 operations a parameter and token, 2 bytes of each from the drive.
+    hiding = links["disk_read"] / trained * plan["assumed"]["tflops"] * 1e12 / (4 * DRIVE)
+    assert plan["disk"]["hiding_tokens"] == pytest.approx(hiding)
+
+
+def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
+    small_model, write_config
+):
+    def planned(*settings, **engine):
+        sections = {"engine": {"kind": "zo", "tier": "disk", **engine}, "data": {"eval": []}}
+        config = write_config(small_model, **sections)
+        return make_plan(load_config(config, [*RATES, *settings]))
+
+    found, host = planned(), planned(tier="host")
+    assert found["peak_bytes"]["device"] == host["peak_bytes"]["device"]
+    assert found["bytes_per_step"]["h2d"] == host["bytes_per_step"]["h2d"]
+    assert found["consolidation"]["every"] == 1024
+    assert planned(consolidate=50)["consolidation"]["every"] == 50
+    # A new base is of a save.
+    assert planned("train.save_every=7", "train.steps=90", consolidate=50)[
+        "consolidation"]["every"] == 56  # fmt: skip
+    least = found["consolidation"]["cheapest"]
+    best = planned(consolidate=least)
+    assert best["consolidation"]["every"] == least < 1024
+    for other in (least + 1, max(1, least - 1)):
+        assert planned(consolidate=other)["seconds_per_step"] >= best["seconds_per_step"]
+    # A slower drive makes a new base dearer, and each step, beside which more may be replayed.
+    slow = planned("device.disk_gbps=0.1")
+    assert slow["consolidation"]["cheapest"] > least
+    text = describe_plan(found)
+    assert "a new base every 1,024 steps" in text
+    assert f"takes least with one every {least} steps" in text
+
+
+def test_a_laptop_has_a_config_of_30b():
+    config = load_config(REPOSITORY / "configs" / "laptop_30b_zo.yaml")
+    assert (config.engine.kind, config.engine.tier) == ("zo", "disk")
+
+
+def test_the_period_of_bases_that_costs_least_is_found():
+    draw = random.Random(11)
+    for _ in range(20):
+        costs = ConsolidationCosts(*(draw.uniform(0, 10) for _ in range(2)), draw.uniform(0, 0.1),
+                                   draw.uniform(0, 900), draw.uniform(0, 2))  # fmt: skip
+        every = draw.randrange(1, 200)
+        steps = [max(costs.bringing, costs.working + k * costs.replaying) for k in range(every)]
+        base = max(costs.rewriting, every * costs.replaying_base)
+        means = costs.means(200)
+        assert means[every - 1] == pytest.approx((sum(steps) + base) / every)
+        assert means[costs.cheapest(200) - 1] == min(means)
+        assert means[costs.cheapest(200, 9) - 1] == min(means[8::9])
+    # Where nothing hides the replay: r C / 2 + B / C is least at sqrt(2 B / r).
+    assert ConsolidationCosts(0, 1, 0.02, 100).cheapest(1000) == 100
+
+
+def test_an_opt_streamed_one_layer_at_a_time_is_that_of_the_device():
+    def losses(**options):
+        torch.manual_seed(4)
+        model = OPTForCausalLM(
+            OPTConfig(vocab_size=61, hidden_size=32, ffn_dim=96, num_hidden_layers=2,
+                      num_attention_heads=2, max_position_embeddings=32)
+        ).to(torch.bfloat16).eval()  # fmt: skip
+        ids = torch.randint(2, 61, (2, 19), generator=torch.Generator().manual_seed(1))
+        loss = sw.ChunkedLoss(model)
+        with sw.ZoSgd(model, lr=1e-2, eps=1e-2, **options) as opt:
+            found = [opt.step(lambda: loss(input_ids=ids, labels=ids)).item() for _ in range(3)]
+        assert loss.refusal is None
+        return found
+
+    streamed = losses(tier="host", depth=1)
+    assert streamed == losses()
+    assert len({*streamed}) == 3
