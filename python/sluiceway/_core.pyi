@@ -723,11 +723,14 @@ class ZoEngine:
         log: str,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
+        rank: typing.SupportsInt,
+        period: typing.SupportsInt,
+        trained: collections.abc.Sequence[tuple[str, torch.Tensor, typing.SupportsInt]],
         base_hash: bytes = b"",
         arena: ZoArena = None,
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; log: a file, made if it is not there; base_hash: 16 bytes, of a base in host memory; arena: the base.
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; log: a file, made if it is not there; rank: of noise, 0 for elementwise; period: steps for which V is kept; trained: name, tensor and parameter group of each weight, of noise of a rank; base_hash: 16 bytes, of a base in host memory; arena: the base.
         """
     def acquire(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
