@@ -246,6 +246,8 @@ def test_a_base_without_its_log_is_gone_on_from(tmp_path: Path) -> None:
         assert opt.committed_steps == 3
         if saved is not None:
             opt.load_state_dict(saved)
+            assert state["param_groups"][0]["gamma"] < 1
+        assert opt.param_groups[0]["gamma"] == 1  # Of this base.
         assert train(opt, again, range(3, 5)) == expected
         opt.close(theta=False)
 

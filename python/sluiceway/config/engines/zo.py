@@ -34,7 +34,7 @@ class ZoOptions(Options):
     consolidate: Literal["auto"] | Count = option(
         "auto",
         "Steps after which tier disk writes a new base, so that fewer are replayed; auto: when no "
-        "more fit, 1,024 / directions. Where states are saved, at the next save after them.",
+        "more fit, 1,024 / directions. In a loop of one's own that saves states, at the next save.",
     )
     depth: SmallCount = option(
         2, "Layers of tiers host and disk that are on their way to the device."

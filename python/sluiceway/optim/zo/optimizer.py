@@ -87,8 +87,8 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
 
     Raises
     ------
-    InvalidArgument, Unavailable
-        Nothing was changed.
+    InvalidArgument, Unavailable, OutOfMemory, IoError, Corrupt
+        The model is as it was.
     """
 
     def __init__(
