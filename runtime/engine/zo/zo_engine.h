@@ -83,6 +83,7 @@ class ZoEngine {
 
   void go_back(const std::function<void()>& change);
   void check_room(const char* function) const;
+  void keep_factors(std::span<const ZoWeight> trained);
   void catch_up();  // Lets factors say what the log does.
   void replay_all();
   void tell_ring();
@@ -92,7 +93,7 @@ class ZoEngine {
   ScalarLog log_;
   ZoUpdates updates_;
   std::unique_ptr<LowRankUpdates> low_rank_;  // Null: noise is elementwise.
-  StreamRef compute_;                         // That was given last.
+  StreamRef compute_ = StreamRef::host();     // That was given last.
   std::optional<WeightRing> ring_;
   Passing passing_ = Passing::kNone;
 };

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 # What this version has of the values that are spelled right.
 _HERE = {"tier": ("device", "host")}
 _LEAVE_OUT = "expected it to be left out"
-# Steps times directions that can be drawn again for a base. The compiled module refuses more.
-_MOST_UPDATES = 1024
+_MOST_UPDATES = 1024  # That a base takes: steps times directions. The compiled module refuses more.
 
 
 class ZoOptions(Options):
