@@ -1,14 +1,13 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <cstring>
-#include <optional>
 #include <tuple>
 
 #include "python/bindings/dtype_name.h"
 #include "python/bindings/engine_class.h"
 #include "python/bindings/gil.h"
 #include "python/bindings/held_arena.h"
+#include "python/bindings/low_rank_weights.h"
 #include "python/bindings/noise_family.h"
 #include "python/bindings/store_calls.h"
 #include "python/bindings/tensor_view.h"
@@ -17,26 +16,6 @@
 
 namespace sluiceway {
 namespace {
-
-// Name, weight and parameter group.
-using Trained = std::tuple<std::string, at::Tensor, int>;
-
-// The base of vectors is read from host memory, which `vectors` keeps.
-ZoEngineOptions with_trained(ZoEngineOptions options, const std::vector<Trained>& trained,
-                             std::vector<at::Tensor>& vectors) {
-  for (const auto& [name, weight, group] : trained) {
-    ZoWeight& made = options.trained.emplace_back();
-    made.name = name;
-    made.elements = weight.numel();
-    made.dtype = dtype_of_tensor(weight, name.c_str());
-    made.group = group;
-    if (weight.dim() >= 2) made.rows = weight.size(0);
-    if (made.rows > 0) continue;
-    vectors.push_back(weight.detach().cpu().contiguous());
-    made.host = vectors.back().const_data_ptr();
-  }
-  return options;
-}
 
 // The engine, and the storage of what it streams; nothing of Python.
 struct StreamedEngine {
@@ -183,29 +162,6 @@ void consolidate(StreamedEngine& held, std::uint64_t step, const py::bytes& run_
   held.engine.consolidate(how);
 }
 
-// Theta of a weight, or its neighbours along a direction.
-void make_low_rank(StreamedEngine& held, const std::string& weight, const at::Tensor& base,
-                   const at::Tensor& plus, const at::Tensor* minus, const StepNoise* noise,
-                   const StreamRef& compute) {
-  const auto bytes_of = [&](const at::Tensor& tensor) {
-    check_on(compute, tensor, weight.c_str());
-    SLUICEWAY_CHECK(tensor.is_contiguous() && tensor.scalar_type() == base.scalar_type() &&
-                        tensor.nbytes() == base.nbytes(),
-                    weight, ": is ", tensor.scalar_type(), " of ", tensor.nbytes(),
-                    " bytes, expected contiguous ", base.scalar_type(), " of ", base.nbytes());
-    return static_cast<std::byte*>(tensor.data_ptr());
-  };
-  const LowRankUpdates::Elements elements{{bytes_of(base), base.nbytes()},
-                                          bytes_of(plus),
-                                          minus == nullptr ? nullptr : bytes_of(*minus)};
-  const std::uint64_t tensor = stable_hash(weight);
-  const GilReleased unlocked;
-  const LowRankUpdates& low_rank = held.engine.low_rank(compute);
-  const auto count = static_cast<std::int64_t>(low_rank.drawn_elems(tensor));
-  const at::Tensor drawn = at::empty({count}, base.options().dtype(at::kFloat));
-  low_rank.make(tensor, elements, held.engine.updates(), noise, f32_span(drawn, "U"), compute);
-}
-
 Stats take_stats(StreamedEngine& held) {
   WeightRing& ring = held.engine.ring();
   Stats stats = stats_of(ring.take_use(), 0.0);
@@ -281,7 +237,7 @@ void def_low_rank(Class& engine) {
           "low_rank_theta",
           [](StreamedEngine& held, const std::string& weight, const at::Tensor& base,
              const at::Tensor& out, const StreamRef& compute) {
-            make_low_rank(held, weight, base, out, nullptr, nullptr, compute);
+            make_low_rank(held.engine, weight, base, out, nullptr, nullptr, compute);
           },
           py::arg("weight"), py::arg("base"), py::arg("out"), py::arg("compute"),
           "Theta of a weight whose noise is of low rank, by its name.")
@@ -291,7 +247,7 @@ void def_low_rank(Class& engine) {
              const at::Tensor& base, const at::Tensor& plus, const at::Tensor& minus,
              const StreamRef& compute) {
             const StepNoise noise = held.engine.noise(direction);
-            make_low_rank(held, weight, base, plus, &minus, &noise, compute);
+            make_low_rank(held.engine, weight, base, plus, &minus, &noise, compute);
           },
           py::arg("weight"), py::arg("direction"), py::arg("base"), py::arg("plus"),
           py::arg("minus"), py::arg("compute"),

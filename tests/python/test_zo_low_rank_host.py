@@ -47,7 +47,7 @@ def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, rank
         rank=rank, period=period,
     )  # fmt: skip
     base = [p.detach().clone() for p in ours.parameters()]
-    follow(opt, ours, oracle, 40)
+    follow(opt, ours, oracle, 25)
     assert all(map(torch.equal, ours.parameters(), base))  # Nothing was written to.
     opt.close()
     assert all(map(torch.equal, ours.parameters(), theirs.parameters()))

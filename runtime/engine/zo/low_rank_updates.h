@@ -45,7 +45,7 @@ inline constexpr std::uint32_t kRightFactorPurpose = ~0U;
 
 class LowRankUpdates {
  public:
-  // What a weight becomes; without `minus`, theta alone, in `plus`.
+  // A weight, and where its neighbours go, or theta, to `plus`.
   struct Elements {
     std::span<const std::byte> base;
     std::byte *plus = nullptr, *minus = nullptr;

@@ -17,18 +17,13 @@ ScalarLog open_log(const ZoEngineOptions& options) {
   return ScalarLog::create(options.log_path, options.shape, base.base);
 }
 
-StreamRef default_stream(DeviceId device) {
-  return device.is_host() ? StreamRef::host() : StreamRef::cuda(device.ordinal(), nullptr);
-}
-
 }  // namespace
 
 ZoEngine::ZoEngine(const ZoEngineOptions& options)
     : ring_options_(options.ring),
       eps_(options.eps),
       arena_(options.arena),
-      log_(open_log(options)),
-      compute_(default_stream(options.ring.lanes.device)) {
+      log_(open_log(options)) {
   ring_options_.family = static_cast<NoiseFamily>(options.shape.noise.family);
   if (arena_ != nullptr) ring_options_.source = arena_;
   if (options.shape.noise.rank > 0) {
@@ -36,11 +31,7 @@ ZoEngine::ZoEngine(const ZoEngineOptions& options)
       throw Unavailable("zo engine: noise is of low rank and the base in an arena, expected one of "
                         "the two in this version");
     }
-    EngineLanes::Options& lanes = ring_options_.lanes;
-    lanes.budget = Budget(lanes.limits);
-    low_rank_ = std::make_unique<LowRankUpdates>(options.shape, log_.base().step, options.trained,
-                                                 *lanes.budget, lanes.device);
-    ring_options_.low_rank = low_rank_.get();
+    keep_factors(options.trained);
   }
   replay_all();
   catch_up();
@@ -83,6 +74,15 @@ WeightRing& ZoEngine::ring() {
 
 StepNoise ZoEngine::noise(std::uint32_t direction) const {
   return {shape().run_seed, log_.next_step(), direction, eps_};
+}
+
+void ZoEngine::keep_factors(std::span<const ZoWeight> trained) {
+  EngineLanes::Options& lanes = ring_options_.lanes;
+  lanes.budget = Budget(lanes.limits);
+  if (!lanes.device.is_host()) compute_ = StreamRef::cuda(lanes.device.ordinal(), nullptr);
+  low_rank_ = std::make_unique<LowRankUpdates>(shape(), log_.base().step, trained, *lanes.budget,
+                                               lanes.device);
+  ring_options_.low_rank = low_rank_.get();
 }
 
 const LowRankUpdates& ZoEngine::low_rank(StreamRef compute) {

@@ -93,6 +93,7 @@ class ZoEngine {
   void need_ring();
   void go_back(const std::function<void()>& change);
   void check_room(const char* function) const;
+  void keep_factors(std::span<const ZoWeight> trained);
   void catch_up();  // Lets factors say what the log does.
   void replay_all();
   void tell_ring();
@@ -104,7 +105,7 @@ class ZoEngine {
   ZoUpdates updates_;
   std::vector<ZoWeight> uses_;
   std::unique_ptr<LowRankUpdates> low_rank_;  // Null: noise is elementwise.
-  StreamRef compute_;                         // That was given last.
+  StreamRef compute_ = StreamRef::host();     // That was given last.
   std::optional<WeightRing> ring_;
   Passing passing_ = Passing::kNone;
 };

@@ -318,14 +318,14 @@ TEST(LowRankStepsTest, AreMadeThoughTheirCommitWasInterrupted) {
 }
 
 TEST(LowRankStepsTest, AreDrawnByLanesThatShareNothing) {
-  Followed all(DeviceId::host(), log_shape(8, 2, 4), true);
-  for (int i = 0; i < 2; ++i) all.run.add(1031, 1031 * 2, DType::kF32, 0);
+  Followed all(DeviceId::host(), log_shape(16, 2, 1), true);
+  for (int i = 0; i < 4; ++i) all.run.add(4001, 4001, DType::kF32, 0);
   ZoEngineOptions options = all.options();
   options.ring.perturb_lanes = 4;
   options.ring.depth = {8, 8, 8};
   ZoEngine engine(options);
   engine.stream(all.run.uses);
-  for (int i = 0; i < 3; ++i) all.take_step(engine);
+  for (int i = 0; i < 2; ++i) all.take_step(engine);
 }
 
 TEST(LowRankStepsTest, AreOfWeightsThatAreTrained) {
