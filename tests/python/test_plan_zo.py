@@ -66,9 +66,6 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     assert found["bytes_per_step"]["h2d"] == host["bytes_per_step"]["h2d"]
     assert found["consolidation"]["every"] == 1024
     assert planned(consolidate=50)["consolidation"]["every"] == 50
-    # A new base is of a save.
-    assert planned("train.save_every=7", "train.steps=90", consolidate=50)[
-        "consolidation"]["every"] == 56  # fmt: skip
     least = found["consolidation"]["cheapest"]
     best = planned(consolidate=least)
     assert best["consolidation"]["every"] == least < 1024
@@ -98,7 +95,6 @@ def test_the_period_of_bases_that_costs_least_is_found():
         means = costs.means(200)
         assert means[every - 1] == pytest.approx((sum(steps) + base) / every)
         assert means[costs.cheapest(200) - 1] == min(means)
-        assert means[costs.cheapest(200, 9) - 1] == min(means[8::9])
     # Where nothing hides the replay: r C / 2 + B / C is least at sqrt(2 B / r).
     assert ConsolidationCosts(0, 1, 0.02, 100).cheapest(1000) == 100
 

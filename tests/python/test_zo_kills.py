@@ -41,6 +41,7 @@ def logged(request, tiny_model, prose, tmp_path):
     return config, resumable
 
 
+@pytest.mark.timeout(300 + 10 * KILLS)
 def test_runs_that_are_killed_end_in_the_bits_of_one_that_is_not(sluiceway, logged, tmp_path):
     config, resumable = logged
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -162,14 +162,11 @@ class ZoPlan(DevicePlan):
         costs = self._costs(halves + moved / (1e9 * speeds["memory_gbps"]), speeds)
         if not self._on_disk:
             return costs.means(train.steps)[-1]
-        # A new base is of the last save, where there are some on the way.
-        unit = train.save_every if 0 < train.save_every < train.steps else 1
         most = max(1, MOST_UPDATES // engine.directions)
-        asked = most if engine.consolidate == "auto" else engine.consolidate
-        every = min(most, -(-asked // unit) * unit)
+        every = most if engine.consolidate == "auto" else min(most, engine.consolidate)
         self.figures["consolidation"] = {
             "every": every,
-            "cheapest": costs.cheapest(most, unit),
+            "cheapest": costs.cheapest(most),
             "seconds": costs.of_base(every),
             "bytes_read": self._arena["base"],
             "bytes_written": self._arena["base"],

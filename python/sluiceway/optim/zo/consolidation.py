@@ -31,7 +31,7 @@ class ConsolidationCosts:
             for every, all_steps in enumerate(accumulate(steps), start=1)
         ]
 
-    def cheapest(self, most: int, unit: int = 1) -> int:
-        """Steps between new bases for which a step takes least: at most so many, whole units."""
-        means = self.means(max(unit, most))
-        return min(range(unit, max(unit, most) + 1, unit), key=lambda every: means[every - 1])
+    def cheapest(self, most: int) -> int:
+        """Steps between new bases for which a step takes least."""
+        means = self.means(most)
+        return 1 + means.index(min(means))
