@@ -245,7 +245,8 @@ def test_an_evaluation_brings_weights_once_for_several_batches(
     assert together == alone
     passes = -(-10 // at_once)
     assert len(h2d) == passes
-    assert passes <= sum(h2d) / link < passes + 1  # And the beginning of what comes next.
+    # Without what came during the step before, with the beginning of what comes next.
+    assert passes - 1 < sum(h2d) / link < passes + 1
 
 
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])

@@ -28,8 +28,9 @@ ZoEngine::ZoEngine(const ZoEngineOptions& options)
   if (arena_ != nullptr) ring_options_.source = arena_;
   if (options.shape.noise.rank > 0) {
     if (arena_ != nullptr) {
-      throw Unavailable("zo engine: noise is of low rank and the base in an arena, expected one of "
-                        "the two in this version");
+      throw Unavailable(
+          "zo engine: noise is of low rank and the base in an arena, expected one of "
+          "the two in this version");
     }
     keep_factors(options.trained);
   }
