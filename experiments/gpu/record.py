@@ -28,7 +28,6 @@ sys.path.extend(
     str(Path(__file__).resolve().parents[2] / name) for name in ("python", "experiments/quickstart")
 )
 
-from part_tables import table
 from pieces import outcome
 from run_folder import REPOSITORY, UNKNOWN, commit_here
 from sluiceway.base.atomic import replace_file
@@ -49,8 +48,8 @@ def answer(*command: str) -> str:
 
 def commit() -> str:
     """The commit that is checked out, marked where the tree differs from it."""
-    named = answer("git", "describe", "--always", "--dirty", "--abbrev=40")
-    return os.environ.get("SLUICEWAY_COMMIT") or named or commit_here()
+    describe = "git", "describe", "--always", "--dirty", "--abbrev=40"
+    return os.environ.get("SLUICEWAY_COMMIT") or answer(*describe) or commit_here()
 
 
 def card() -> dict[str, str]:
@@ -139,6 +138,8 @@ def write(part: str, out: Path, work: Path, status: int, seconds: int) -> None:
 
 def write_table(out: Path) -> None:
     """Print all parts as Markdown, and write OUT/table.txt."""
+    from part_tables import table  # Half of what this script takes, and it is started a lot.
+
     text = table([{"part": part, **record} for part in PARTS if (record := read(part, out))])
     (out / "table.txt").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -201,6 +202,23 @@ def sluiceway(tmp_path_factory):
     launcher = Launcher(tmp_path_factory.mktemp("commands"))
     yield launcher
     launcher.stop()
+
+
+@pytest.fixture
+def forked_by_scripts(sluiceway, monkeypatch):
+    """Commands that scripts of experiments/ start by `run_folder` are forked as those above."""
+    import run_folder
+
+    def run(command: list[str], *, cwd: Path, check: bool, **options: object):
+        if command[1:3] != ["-m", "sluiceway"]:
+            return subprocess.run(command, cwd=cwd, check=check, **options)
+        done = sluiceway(*command[3:], cwd=cwd)
+        ended = subprocess.CompletedProcess(command, done.code, done.out, done.err)
+        if check:
+            ended.check_returncode()
+        return ended
+
+    monkeypatch.setattr(run_folder, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.fixture(scope="session")

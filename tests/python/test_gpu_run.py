@@ -290,15 +290,16 @@ def test_another_commits_results_are_refused(sandbox):
     assert sandbox.asked == []
 
 
-@pytest.mark.parametrize("name", ["gpu_training", "gpu_around_training"])
-def test_tests_for_a_card_fail_without_one(name):
+def test_tests_for_a_card_fail_without_one():
+    files = [f"tests/python/{name}.py" for name in ("gpu_training", "gpu_around_training")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o",
-               "python_files=gpu_*.py", f"tests/python/{name}.py"]  # fmt: skip
+               "python_files=gpu_*.py", *files]  # fmt: skip
     done = subprocess.run(
         command, cwd=REPOSITORY, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "no CUDA device: torch sees 0" in done.stdout
+    assert all(f"ERROR {file}" in done.stdout for file in files)
     assert " passed" not in done.stdout.splitlines()[-1]
     assert "skipped" not in done.stdout.splitlines()[-1]

@@ -1,13 +1,22 @@
-"""What plan says of a disk: bytes, tokens that hide them, what is written in a day."""
+"""What plan says of a disk: bytes, tokens that hide them, what is written in a day.
+
+`make soak` plans the papers' models with all of their layers: SLUICEWAY_WHOLE_MODELS.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
+import torch
 from conftest import REPOSITORY
+from sluiceway.config.file import load_config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 CONFIGS = REPOSITORY / "configs"
+WHOLE = bool(os.environ.get("SLUICEWAY_WHOLE_MODELS"))
 # Host memory in GiB that the papers report, where they do, and parameters.
 PAPERS = {
     "memascend_llama_8b": (47, 8.03e9),
@@ -47,13 +56,31 @@ def test_tokens_that_hide_the_disk_follow_their_formula_and_a_slow_disk_is_waite
     assert fast["seconds_per_step"] > 2 * traffic / 100  # The device is what takes longest.
 
 
-def test_all_settings_of_the_papers_are_planned_with_a_ring_that_does_not_grow(plan):
+def parameters_of(shape: Path) -> int:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(shape))
+    return sum(p.numel() for p in model.parameters())
+
+
+def of_two_layers(shape: Path, folder: Path) -> Path:
+    """The same shape with as many layers as show what a layer adds."""
+    folder.mkdir()
+    config = json.loads((shape / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    return folder
+
+
+def test_all_settings_of_the_papers_are_planned_with_a_ring_that_does_not_grow(plan, tmp_path):
     assert {path.stem for path in (CONFIGS / "papers").iterdir()} == set(PAPERS)
     rings = {}
     for name, (host_gib, parameters) in PAPERS.items():
-        found = plan(CONFIGS / "papers" / f"{name}.yaml")
+        config = CONFIGS / "papers" / f"{name}.yaml"
+        shape = REPOSITORY / load_config(config).model.path
+        assert parameters_of(shape) == pytest.approx(parameters, rel=0.01)
+        planned = shape if WHOLE else of_two_layers(shape, tmp_path / name)
+        found = plan(config, "--set", f"model.path={planned}")
         trained, peak = found["parameters"]["trained"], found["peak_bytes"]
-        assert trained == pytest.approx(parameters, rel=0.01)
+        assert trained == parameters_of(planned)
         assert found["over_budget"] is None
         assert peak["host"] + peak["pinned"] < host_gib * 2**30 / 50
         assert 26 * trained < peak["disk"] < 26.5 * trained

@@ -23,9 +23,9 @@ FUSED = {"fused": True, "share_inputs": True, "ratio": 0.5}
 TURNS = {"residual": "factored", "residual_every": 2}
 
 
-@pytest.fixture
-def wide_model(tmp_path):
-    return build_llama(tmp_path / "wide", hidden=768, layers=3)
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory):
+    return build_llama(tmp_path_factory.mktemp("models") / "wide", hidden=768, layers=3)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_run_takes_the_memory_that_was_planned(
     sluiceway, config_of, tmp_path, quickstart, changes
 ):
     config = config_of(quickstart, **changes)
-    plan = json.loads(sluiceway("plan", config, "--json").out)["peak_bytes"]
+    plan = json.loads(sluiceway("plan", config, "--json", *RATES).out)["peak_bytes"]
     outcome = sluiceway("train", config, "--out", tmp_path / "out", "--json")
     assert outcome.code == 0, outcome.err
     peak = json.loads(outcome.out)["peak_bytes"]
@@ -101,32 +101,34 @@ def test_fusing_takes_the_kept_activations_and_products_out_of_a_plan(sluiceway,
 
 def test_plan_says_what_is_fused_as_the_run_does(sluiceway, config_of, tmp_path):
     config = config_of(True, engine={**FUSED, **TURNS, "embeddings": "identity"})
-    plan = json.loads(sluiceway("plan", config, "--json").out)
+    plan = json.loads(sluiceway("plan", config, "--json", *RATES).out)
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert plan["fused"] == summary["fused"]
     assert plan["fused"]["weights"] == 28
-    assert "28 of 29 weights fused" in sluiceway("plan", config).out
+    assert "28 of 29 weights fused" in sluiceway("plan", config, *RATES).out
 
 
 def test_a_host_budget_of_what_was_planned_is_enough_and_a_byte_less_is_refused(
     sluiceway, config_of, tmp_path
 ):
     config = config_of(True)
-    needed = json.loads(sluiceway("plan", config, "--json").out)["peak_bytes"]["host"]
+    needed = json.loads(sluiceway("plan", config, "--json", *RATES).out)["peak_bytes"]["host"]
     enough = ("--set", f"budget.host={needed}")
-    assert sluiceway("plan", config, *enough).code == 0
+    assert sluiceway("plan", config, *enough, *RATES).code == 0
     outcome = sluiceway("train", config, "--out", tmp_path / "out", *enough)
     assert outcome.code == 0, outcome.err
     assert_short_error(
-        sluiceway("plan", config, "--set", f"budget.host={needed - 1}"), 3, "budget.host"
+        sluiceway("plan", config, "--set", f"budget.host={needed - 1}", *RATES), 3, "budget.host"
     )
 
 
 def test_plan_prints_the_process_and_names_no_budget_for_it(sluiceway, config_of):
     (row,) = [
-        line for line in sluiceway("plan", config_of(True)).out.splitlines() if "process" in line
+        line
+        for line in sluiceway("plan", config_of(True), *RATES).out.splitlines()
+        if "process" in line
     ]
     assert row.split()[:2] == ["process", "memory"]
     assert row.split()[-1] in ("MiB", "-")

@@ -243,6 +243,7 @@ def test_demo_takes_the_derived_link_rate_unless_one_is_fixed(monkeypatch, fixed
     )
 
 
+@pytest.mark.usefixtures("forked_by_scripts")
 def test_demo_runs_at_the_fixed_rate_and_its_table_says_what_it_stands_for(
     write_config, small_model, tmp_path, monkeypatch, capsys
 ):

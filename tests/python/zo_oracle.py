@@ -3,8 +3,8 @@
     g = (L(theta + eps z) - L(theta - eps z)) / (2 eps)
     Gamma' = Gamma (1 - lr wd),   A' = fma(c, z, A) with c = -lr g / (q Gamma'),   theta = Gamma A
 
-Noise is philox4x32-10 and the Rademacher rule of kernels/noise.h in Python's own integers. Weights
-are perturbed as a whole, in a copy of the model.
+Noise is philox4x32-10 and the Rademacher rule of kernels/noise.h in numpy's integers. Weights are
+perturbed as a whole, in a copy of the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MASK = 0xFFFFFFFF
 
 
 def philox(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
-    """Ten rounds [Salmon 2011]."""
+    """Ten rounds [Salmon 2011]; of arrays each element by itself."""
     c, k = counter, key
     for _ in range(10):
         p0, p1 = M0 * c[0], M1 * c[2]
@@ -37,17 +37,12 @@ def rademacher(count: int, seed: int, step: int, tensor: int, purpose: int) -> n
     """z of the first `count` elements."""
     halves = (seed & MASK, seed >> 32)
     key = philox((step & MASK, step >> 32, purpose, 0), halves)[:2]
-    words: dict[int, tuple[int, ...]] = {}
-    z = np.empty(count, np.float32)
-    for i in range(count):
-        word = 64 * (i // 2048) + 16 * (i % 2048 // 512) + i % 16
-        block = 16 * (word // 64) + word % 16
-        if block not in words:
-            counter = (block & MASK, block >> 32, tensor & MASK, tensor >> 32)
-            words[block] = philox(counter, key)
-        bits = words[block][word % 64 // 16]
-        z[i] = -1.0 if bits >> (31 - i // 16 % 32) & 1 else 1.0
-    return z
+    i = np.arange(count, dtype=np.uint64)
+    word = 64 * (i // 2048) + 16 * (i % 2048 // 512) + i % 16
+    block = 16 * (word // 64) + word % 16
+    drawn = philox((block & MASK, block >> 32, tensor & MASK, tensor >> 32), key)
+    bits = np.choose((word % 64 // 16).astype(int), drawn)
+    return np.where(bits >> (31 - i // 16 % 32) & 1, np.float32(-1), np.float32(1))
 
 
 def fma(a: np.float32 | np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -119,6 +114,7 @@ class Oracle:
         self.tensors = {n: (p, names(n)) for n, p in model.named_parameters() if p.requires_grad}
         self.a = {n: p.detach().float().numpy().copy() for n, (p, _) in self.tensors.items()}
         self.gamma = [1.0] * len(groups)
+        self.moved = copy.deepcopy(model)  # All of it is overwritten whenever it is measured.
 
     def _group(self, p: nn.Parameter) -> int:
         return next(
@@ -138,19 +134,19 @@ class Oracle:
         return gamma * self.a[name]
 
     @torch.no_grad()
-    def _loss(self, loss_of: Callable, noise: dict, sign: int) -> np.float32:
-        moved = copy.deepcopy(self.model)
-        for name, p in moved.named_parameters():
+    def _loss(self, loss_of: Callable, theta: dict, noise: dict, sign: int) -> np.float32:
+        for name, p in self.moved.named_parameters():
             if name in noise:
-                p.copy_(torch.from_numpy(fma(sign * self.eps, noise[name], self._theta(name))))
-        return np.float32(loss_of(moved).item())
+                p.copy_(torch.from_numpy(fma(sign * self.eps, noise[name], theta[name])))
+        return np.float32(loss_of(self.moved).item())
 
     def step(self, loss_of: Callable[[nn.Module], torch.Tensor], lr: list[float]) -> float:
         """One step; returns the mean of all losses."""
         losses, gradients, noises = [], [], []
+        theta = {name: self._theta(name) for name in self.tensors}
         for direction in range(self.directions):
             noise = {name: self._z(name, direction) for name in self.tensors}
-            plus, minus = (self._loss(loss_of, noise, sign) for sign in (1, -1))
+            plus, minus = (self._loss(loss_of, theta, noise, sign) for sign in (1, -1))
             g = (plus - minus) / (self.eps + self.eps)
             finite = np.isfinite(plus) and np.isfinite(minus) and np.isfinite(g)
             gradients.append(float(g) if finite else 0.0)
@@ -186,6 +182,7 @@ class LowRankOracle(Oracle):
         super().__init__(*others)
         self.rank, self.period = rank, period
         self.products: dict[str, list[list[np.ndarray]]] = {name: [] for name in self.a}
+        self.sums = {(name, 0): a for name, a in self.a.items()}
 
     def _factor(self, name: str, side: int, step: int, purpose: int) -> np.ndarray:
         size = self.a[name].shape[0] if side == 0 else self.a[name][0].size
@@ -218,12 +215,19 @@ class LowRankOracle(Oracle):
             c, self._factor(name, 0, self.step_number, direction), products[-1][0]
         )
 
+    def _sum(self, name: str, periods: int) -> np.ndarray:
+        """Without Gamma, after so many periods that are over: each of them is added once."""
+        if (name, periods) not in self.sums:
+            before = self._sum(name, periods - 1)
+            self.sums[name, periods] = self._plus(before, *self.products[name][periods - 1])
+        return self.sums[name, periods]
+
     def _theta(self, name: str) -> np.ndarray:
-        begun, group = self.a[name], self._group(self.tensors[name][0])
-        if begun.ndim < 2:
+        group, products = self._group(self.tensors[name][0]), self.products[name]
+        if self.a[name].ndim < 2:
             return super()._theta(name)
-        a = begun
-        for u, v in self.products[name]:
+        a = self._sum(name, max(len(products) - 1, 0))
+        for u, v in products[-1:]:
             a = self._plus(a, u, v)
         return np.float32(self.gamma[group]) * a
 
