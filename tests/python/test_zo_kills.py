@@ -20,7 +20,13 @@ MOST_OF_A_RUN = 8  # A base takes 1,024 updates, so that kills are dealt to seve
 SAVES = ("checkpoint", "checkpoint.old")
 
 
-@pytest.fixture(params=[({"tier": "host", "directions": 2}, SAVES)], ids=["host"])
+@pytest.fixture(
+    params=[
+        ({"tier": "host", "directions": 2}, SAVES),
+        ({"tier": "disk", "directions": 2, "consolidate": 3}, ("config.yaml",)),
+    ],
+    ids=["host", "disk"],
+)
 def logged(request, tiny_model, prose, tmp_path):
     """Path of a config, and what a folder has that can be resumed."""
     engine, resumable = request.param
