@@ -8,7 +8,7 @@ import random
 import pytest
 import sluiceway as sw
 import torch
-from conftest import REPOSITORY
+from conftest import REPOSITORY, read_lines
 from sluiceway.commands.plan import describe_plan, make_plan
 from sluiceway.config.file import load_config
 from sluiceway.optim.zo.consolidation import ConsolidationCosts
@@ -77,6 +77,26 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     text = describe_plan(found)
     assert "a new base every 1,024 steps" in text
     assert f"takes least with one every {least} steps" in text
+
+
+def test_a_run_from_disk_takes_what_was_planned(sluiceway, small_model, write_config, tmp_path):
+    config = write_config(
+        small_model, engine={"kind": "zo", "tier": "disk", "consolidate": 2}, data={"eval": []},
+        train={"steps": 4, "lr": 1e-5}, store={"chunk": "64KiB"},
+    )  # fmt: skip
+    plan = make_plan(load_config(config, RATES))
+    done = sluiceway("train", config, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    lines = read_lines(tmp_path / "out")
+    tiers, new = plan["peak_bytes"], plan["consolidation"]
+    assert (tmp_path / "out" / "store" / "drive0.sws").stat().st_size == tiers["disk"]
+    assert {line["peak_bytes"]["pinned"] for line in lines} == {tiers["pinned"]}
+    assert lines[-1]["peak_bytes"]["host"] <= tiers["host"]
+    links, (_, second, third, _) = plan["bytes_per_step"], [line["bytes"] for line in lines]
+    for name, count in links.items():  # What comes ahead of the next step counts as it arrives.
+        assert second[name] == pytest.approx(count, rel=0.3), name
+    assert new["every"] == 2
+    assert third["consolidated"] == pytest.approx(new["bytes_written"], rel=0.02)
 
 
 def test_a_laptop_has_a_config_of_30b():
