@@ -28,7 +28,7 @@ inline ZoEngineOptions with_trained(ZoEngineOptions options, const std::vector<T
     made.group = group;
     if (weight.dim() >= 2) made.rows = weight.size(0);
     if (made.rows > 0) continue;
-    vectors.push_back(weight.detach().cpu().contiguous());
+    vectors.push_back(weight.detach().cpu().contiguous().clone());
     made.host = vectors.back().const_data_ptr();
   }
   return options;

@@ -54,7 +54,7 @@ class EngineLanes {
     DeviceId device;
     LinkCopy::Config d2h, h2d;
     Budget::Limits limits{};
-    std::optional<Budget> budget = {};  // Others have bytes of it, too; else one of these limits.
+    std::optional<Budget> budget = {};  // Shared with who else reserves in it; else their own.
     std::uint64_t resident_bytes = 0;   // Of the model, on the device before the engine comes.
     Order order = Order::kEdf;
     std::function<void()> check_interrupt = {};  // Executor::Config's.

@@ -75,7 +75,7 @@ class LowRankUpdates {
     std::int64_t cols() const noexcept { return shape.elements / shape.rows; }
 
     ZoWeight shape;
-    std::uint64_t periods = 0;  // That there is room for, each with its V.
+    std::uint64_t periods = 0;  // That `factors` has room for, V drawn.
     Buffer factors;             // L for all of these, then R; or A of a vector.
   };
 

@@ -23,9 +23,14 @@ zo_lanes::Depths depths_of(const SlotPlan& plan, int reads, int perturb_lanes) {
   return depths;
 }
 
-std::uint64_t device_room(const EngineLanes::Options& lanes) {
+std::uint64_t device_room(const WeightRingOptions& options, int perturb_lanes) {
+  const EngineLanes::Options& lanes = options.lanes;
   const std::uint64_t limit = lanes.limits[static_cast<std::size_t>(Tier::kDevice)];
-  const std::uint64_t others = lanes.budget ? lanes.budget->used(Tier::kDevice) : 0;
+  std::uint64_t others = lanes.budget ? lanes.budget->used(Tier::kDevice) : 0;
+  if (options.low_rank != nullptr) {
+    others += static_cast<std::uint64_t>(perturb_lanes) * options.low_rank->most_drawn_elems() *
+              sizeof(float);
+  }
   return limit - std::min(limit, lanes.resident_bytes + others);
 }
 
@@ -36,7 +41,7 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> u
       perturb_lanes_(std::max(1, options.perturb_lanes)),
       first_use_(first_uses(uses_)),
       stays_(staying(uses_, first_use_, options.depth, options.resident_room,
-                     device_room(options.lanes))),
+                     device_room(options, perturb_lanes_))),
       order_(uses_),
       plan_(plan_slots(uses_, stays_, read_sizes(uses_, options.source), options.depth)),
       lanes_(options.lanes,

@@ -10,6 +10,11 @@ namespace sluiceway {
 namespace {
 
 ScalarLog open_log(const ZoEngineOptions& options) {
+  if (options.shape.noise.rank > 0 && options.arena != nullptr) {
+    throw Unavailable(
+        "zo engine: noise is of low rank and the base in an arena, expected one of the two in this "
+        "version");
+  }
   const ArenaBase base = options.arena ? options.arena->base() : ArenaBase{options.base, {}};
   if (std::filesystem::exists(options.log_path)) {
     return ScalarLog::open(options.log_path, options.shape, base);
@@ -26,14 +31,7 @@ ZoEngine::ZoEngine(const ZoEngineOptions& options)
       log_(open_log(options)) {
   ring_options_.family = static_cast<NoiseFamily>(options.shape.noise.family);
   if (arena_ != nullptr) ring_options_.source = arena_;
-  if (options.shape.noise.rank > 0) {
-    if (arena_ != nullptr) {
-      throw Unavailable(
-          "zo engine: noise is of low rank and the base in an arena, expected one of "
-          "the two in this version");
-    }
-    keep_factors(options.trained);
-  }
+  if (options.shape.noise.rank > 0) keep_factors(options.trained);
   replay_all();
   catch_up();
 }

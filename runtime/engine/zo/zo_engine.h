@@ -17,9 +17,8 @@
 // which then wait for the stream that computes. begin_step() makes room for the step.
 //
 // Thread safety: as the ring's. Errors: those of scalar_log.h, weight_ring.h, zo_arena.h and
-// low_rank_updates.h. Unavailable: noise of low rank with an arena.
-// InvalidArgument: a step that would be one more than replay can add in one go; nothing was
-// written.
+// low_rank_updates.h. Unavailable: noise of low rank with an arena. InvalidArgument: a step that
+// would be one more than replay can add in one go; nothing was written.
 #pragma once
 
 #include <cstdint>
@@ -94,7 +93,7 @@ class ZoEngine {
   void go_back(const std::function<void()>& change);
   void check_room(const char* function) const;
   void keep_factors(std::span<const ZoWeight> trained);
-  void catch_up();  // Lets factors say what the log does.
+  void catch_up();  // Factors take up what the log has; ends a pass interrupted after commit().
   void replay_all();
   void tell_ring();
 
