@@ -24,7 +24,10 @@ from conftest import assert_short_error, read_lines
         (["plan", "run.yaml", "--set", "engine.ratio=-0.5"], ["engine.ratio is -0.5, expected gr"]),
         (["plan", "run.yaml", "--set", "engine.ratio=.nan"], ["engine.ratio is nan, expected"]),
         (["train", "size.yaml"], ["size.yaml:3: budget.device size: '4 GoB', expected bytes"]),
-        (["train", "run.yaml", "--set", "engine={kind: zo, tier: disk}"], ["zo, it has device"]),
+        (
+            ["plan", "run.yaml", "--set", "engine={kind: zo, tier: disk, noise: lowrank}"],
+            ["is not in"],
+        ),
         (["train", "run.yaml", "--set", "store.path=x"], ["engine.kind subspace keeps", "null"]),
         (["resume", "none"], ["none: is not a folder, expected the folder of a run"]),
         (["export", "none", "--to", "x"], ["none: is not a folder"]),

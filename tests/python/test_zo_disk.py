@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import sluiceway
 import torch
+from safetensors.torch import load_file
+from sluiceway.model.weight_stream import save_streamed
 from sluiceway.optim.zo.disk import disk_tier
+from small_llama import small_llama
 from test_zo_host import OPTIONS, anything, anythings_loss, host, same, train
 from torch import nn
 from zo_models import decoder, zo_ids, zo_loss
@@ -323,3 +326,30 @@ def test_options_that_play_no_part_are_refused(options: dict, words: str) -> Non
         sluiceway.ZoSgd(model, **options)
     with pytest.raises(sluiceway.InvalidArgument, match="whose weights are in no store, expected"):
         host(model).consolidate()
+
+
+def test_a_save_has_the_buffers_that_a_save_in_memory_has(tmp_path: Path) -> None:
+    model = small_llama()
+    model.model.register_buffer("kept", torch.arange(5))
+    model.model.register_buffer("scalar", torch.tensor(True))
+    model.model.register_buffer("made_anew", torch.zeros(3), persistent=False)
+    for name in ("whole", "streamed"):
+        (tmp_path / name).mkdir()
+    model.save_pretrained(tmp_path / "whole")
+    save_streamed(model, tmp_path / "streamed", nn.Parameter.detach)
+    whole, streamed = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("whole", "streamed")
+    )
+    assert whole.keys() == streamed.keys()
+    assert all(torch.equal(tensor, streamed[name]) for name, tensor in whole.items())
+
+
+def test_a_closed_optimizer_says_so(tmp_path: Path) -> None:
+    model = decoder()
+    with disk(model, tmp_path) as opt:
+        opt.step(lambda: zo_loss(model, zo_ids(0)))
+    weight = next(model.parameters())
+    assert opt.stats()["peak_bytes"]["pinned"] > 0
+    for use in (lambda: opt.theta(weight), opt.run_state, opt.consolidate):
+        with pytest.raises(sluiceway.InvalidArgument, match="it is closed, expected an open"):
+            use()

@@ -148,6 +148,7 @@ class Zo(ResidentEngine):
 
     def losses(self, batches: Sequence[Batch]) -> list[float]:
         """Each batch a closure, all of them on weights that are brought once."""
+        self._check_new()
         found = [math.nan] * len(batches)
 
         def closure(number: int) -> torch.Tensor:

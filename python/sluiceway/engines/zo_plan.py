@@ -161,9 +161,11 @@ class ZoPlan(DevicePlan):
         moved = engine.directions * _COPIES_MOVED * self._weight_bytes
         costs = self._costs(halves + moved / (1e9 * speeds["memory_gbps"]), speeds)
         if not self._on_disk:
-            return costs.means(train.steps)[-1]
+            return costs.without_base(train.steps)
         most = max(1, MOST_UPDATES // engine.directions)
         every = most if engine.consolidate == "auto" else min(most, engine.consolidate)
+        if train.steps <= every:  # The run ends before its first new base.
+            return costs.without_base(train.steps)
         self.figures["consolidation"] = {
             "every": every,
             "cheapest": costs.cheapest(most),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +19,10 @@ from sluiceway.model.safetensors_header import TensorEntry, read_header, write_h
 _PIECE = 8 << 20  # Bytes read at a time; a multiple of every element.
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _STORED = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-_CODES = {dtype: name for name, dtype in _FLOATS.items()}
+_CODES = {dtype: name for name, dtype in _FLOATS.items()} | {
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 def copy_weights(
@@ -121,13 +124,21 @@ def save_streamed(
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     # Large elements first, so that none of them lies askew.
-    parameters = sorted(model.named_parameters(), key=lambda named: -named[1].element_size())
+    tensors = [*model.named_parameters(), *_saved_buffers(model)]
+    tensors.sort(key=lambda named: -named[1].element_size())
     entries = [
-        TensorEntry(name, _CODES[p.dtype], list(p.shape), 0, p.numel() * p.element_size())
-        for name, p in parameters
+        TensorEntry(name, _CODES[t.dtype], list(t.shape), 0, t.numel() * t.element_size())
+        for name, t in tensors
     ]
     with (folder / WEIGHTS_FILE).open("xb") as file:
         write_header(file, entries, {"format": "pt"})
-        for _, p in parameters:
-            value = value_of(p).contiguous().view(-1)
-            file.write(memoryview(value.view(torch.uint8).numpy()))
+        for _, t in tensors:
+            value = value_of(t) if isinstance(t, nn.Parameter) else t.detach().cpu()
+            file.write(memoryview(value.contiguous().view(-1).view(torch.uint8).numpy()))
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer

@@ -125,6 +125,12 @@ class ZoSection(ZoOptions, TieredSection):
                 f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, which a "
                 "base takes; take tier disk, which writes new ones, or device, or noise lowrank",
             )
+        if self.tier == "disk" and self.directions > MOST_UPDATES:
+            yield (
+                "engine.directions",
+                f"is {self.directions} and engine.tier is disk, expected at most {MOST_UPDATES}, "
+                "which a base takes",
+            )
         if self.tier == "device" and self.eval_batches is not None:
             yield (
                 "engine.eval_batches",

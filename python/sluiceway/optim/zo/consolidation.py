@@ -23,9 +23,16 @@ class ConsolidationCosts:
         """A new base of so many steps."""
         return max(self.rewriting, every * self.replaying_base)
 
+    def without_base(self, steps: int) -> float:
+        """A step of the first `steps`, behind which all before are pending."""
+        return sum(self._step(pending) for pending in range(steps)) / steps
+
+    def _step(self, pending: int) -> float:
+        return max(self.bringing, self.working + pending * self.replaying)
+
     def means(self, most: int) -> list[float]:
         """A step, with its share of the new base, where that comes every 1, 2 .. `most` steps."""
-        steps = (max(self.bringing, self.working + k * self.replaying) for k in range(most))
+        steps = map(self._step, range(most))
         return [
             (all_steps + self.of_base(every)) / every
             for every, all_steps in enumerate(accumulate(steps), start=1)

@@ -41,7 +41,8 @@ class DiskBase:
         self._number = {id(w.parameter): i for i, w in enumerate(training.weights)}
         self.is_new = False
         with drives_for(training.owner, "disk", store.path, store.io) as drives:
-            self._arena: _core.ZoArena | None = self._opened(drives, store)
+            self._held: _core.ZoArena | None = self._opened(drives, store)
+        self._peaks: dict[str, int] = {}  # Of a store that is closed.
         for line in drive_warnings({"drives": self._arena.drives}):
             warnings.warn(f"{training.owner}: {line}", RuntimeWarning, stacklevel=6)
 
@@ -65,7 +66,9 @@ class DiskBase:
         weights = [(w.name, w.parameter.detach(), w.group) for w in self._of.weights]
         found = _core.ZoArena.open(weights, **options)
         self.is_new = found is None
-        return found or _core.ZoArena.create(weights, lambda i: weights[i][1].cpu(), **options)
+        return found or _core.ZoArena.create(
+            weights, lambda i: weights[i][1].cpu().contiguous(), **options
+        )
 
     # ---- Base ----
 
@@ -99,7 +102,9 @@ class DiskBase:
 
     def memory(self) -> dict[str, int]:
         """Of the store: its tables, and the buffers in which bases were made."""
-        return {tier: self._arena.peak_bytes[tier] for tier in ("host", "pinned")}
+        if self._held is None:
+            return self._peaks
+        return {tier: self._held.peak_bytes[tier] for tier in ("host", "pinned")}
 
     def identity(self) -> dict[str, Any]:
         """Hash and generation of the base in use."""
@@ -128,7 +133,14 @@ class DiskBase:
 
     def close(self) -> None:
         """Let go of the store."""
-        self._arena = None
+        self._peaks = self.memory()
+        self._held = None
+
+    @property
+    def _arena(self) -> _core.ZoArena:
+        if self._held is None:
+            raise InvalidArgument(f"{self._of.owner}: it is closed, expected an open optimizer")
+        return self._held
 
     # ---- New bases ----
 

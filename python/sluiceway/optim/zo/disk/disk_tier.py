@@ -52,6 +52,8 @@ class DiskTier(HostTier):
         self._settle()
         self._make_room()
         super().begin(closures)
+        if self.log.get().streams:  # Through another ring, since a new base or one that failed.
+            self.log.get().enable_trace(self._of.options.trace is not None)
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Log the step."""
@@ -105,8 +107,6 @@ class DiskTier(HostTier):
             finally:
                 self._written += self._store.written_bytes - before
                 self._base.forget()
-            if engine.streams:
-                engine.enable_trace(self._of.options.trace is not None)
             self.set_gammas()
         return self._store.step
 
@@ -132,11 +132,12 @@ class DiskTier(HostTier):
     def load(self, saved: dict[str, Any]) -> None:
         """Likewise of a state that is gone on from."""
         super().load(saved)
-        self._saved_step = self.committed_steps
+        self._saved_step, self._run = self.committed_steps, None
 
     def rollback(self, step: int) -> None:
         """Go on from an older theta; a state that was saved later is of this line up to here."""
         super().rollback(step)
+        self._run = None
         if self._saved_step is not None:
             self._saved_step = min(self._saved_step, step)
 

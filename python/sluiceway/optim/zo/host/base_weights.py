@@ -37,6 +37,7 @@ class BaseWeights:
         self._weight_of = {id(w.parameter): w for w in training.weights}
         self._on_device: dict[int, torch.Tensor] = {}  # Of what is perturbed in each step.
         self._tied: tuple[Any, dict[int, torch.Tensor]] = (lambda: None, {})
+        self._given: set[int] = set()  # What is theta already, where giving was interrupted.
         self._hooks = [
             module.register_state_dict_post_hook(_StateHook(self, module))
             for module in training.model.modules()
@@ -110,7 +111,11 @@ class BaseWeights:
         """Let the parameters themselves be theta."""
         with torch.no_grad():
             for weight in self._of.weights:
-                self._base.give(weight.parameter, self.theta_on_host(weight.parameter))
+                p = weight.parameter
+                if id(p) not in self._given:
+                    theta = self.theta_on_host(p)
+                    self._given.add(id(p))
+                    self._base.give(p, theta)
 
     def _brought(self, p: nn.Parameter) -> torch.Tensor:
         if not self._of.device.asynchronous:
