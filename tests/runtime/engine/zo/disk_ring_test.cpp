@@ -27,8 +27,6 @@ using testing::HasSubstr;
 using testing::Le;
 using testing::ThrowsMessage;
 
-constexpr StreamRef kHost = StreamRef::host();
-
 void all_to_source(RingModel& model) {
   for (int i = 0; i < std::ssize(model.uses); ++i) model.move_to_source(i);
 }
