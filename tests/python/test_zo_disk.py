@@ -9,8 +9,8 @@ import pytest
 import sluiceway
 import torch
 from safetensors.torch import load_file
+from sluiceway.config.engines import zo
 from sluiceway.model.weight_stream import save_streamed
-from sluiceway.optim.zo.disk import disk_tier
 from small_llama import small_llama
 from test_zo_host import OPTIONS, anything, anythings_loss, host, same, train
 from torch import nn
@@ -124,7 +124,7 @@ def test_new_bases_of_float32_change_no_bit_and_are_counted_apart(tmp_path: Path
 @pytest.fixture
 def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are full after four updates."""
-    monkeypatch.setattr(disk_tier, "MOST_UPDATES", 4)
+    monkeypatch.setattr(zo, "MOST_UPDATES", 4)
 
 
 @pytest.mark.usefixtures("small_bases")

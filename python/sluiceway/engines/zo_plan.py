@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.config.engines.zo import MOST_UPDATES
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds, trained_elements
 from sluiceway.machine.placement import DTYPES, choose_placement
@@ -162,13 +161,12 @@ class ZoPlan(DevicePlan):
         costs = self._costs(halves + moved / (1e9 * speeds["memory_gbps"]), speeds)
         if not self._on_disk:
             return costs.without_base(train.steps)
-        most = max(1, MOST_UPDATES // engine.directions)
-        every = most if engine.consolidate == "auto" else min(most, engine.consolidate)
+        every = engine.base_steps
         if train.steps <= every:  # The run ends before its first new base.
             return costs.without_base(train.steps)
         self.figures["consolidation"] = {
             "every": every,
-            "cheapest": costs.cheapest(most),
+            "cheapest": costs.cheapest(engine.most_steps),
             "seconds": costs.of_base(every),
             "bytes_read": self._arena["base"],
             "bytes_written": self._arena["base"],

@@ -67,6 +67,17 @@ class ZoOptions(Options):
         """Of what numbers are drawn from."""
         return "gaussian" if self.noise == "lowrank" else self.drawn
 
+    @property
+    def most_steps(self) -> int:
+        """Those whose updates a base takes."""
+        return MOST_UPDATES // self.directions
+
+    @property
+    def base_steps(self) -> int:
+        """Steps after which tier disk writes a new base, where no saved state says when."""
+        asked = self.consolidate
+        return self.most_steps if asked == "auto" else min(asked, self.most_steps)
+
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.noise == "lowrank" and self.tier == "disk":

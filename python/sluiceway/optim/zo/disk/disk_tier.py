@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sluiceway.config.engines.zo import MOST_UPDATES
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.zo.disk.disk_base import DiskBase
 from sluiceway.optim.zo.host.host_tier import HostTier
@@ -64,8 +63,8 @@ class DiskTier(HostTier):
 
     def _make_room(self) -> None:
         options, now = self._of.options, self.committed_steps
-        most, pending = MOST_UPDATES // options.directions, now - self._store.step
-        due = most if options.consolidate == "auto" else min(options.consolidate, most)
+        most, pending = options.most_steps, now - self._store.step
+        due = options.base_steps
         if self._saved_step is not None and not self._has_run():
             due = min(due, most // 2) if self._saved_step == now else most
         if pending < max(due, 1):
