@@ -159,10 +159,8 @@ class ZoPlan(DevicePlan):
             return halves + moved / (1e9 * speeds["memory_gbps"])
         moved = engine.directions * _COPIES_MOVED * self._weight_bytes
         costs = self._costs(halves + moved / (1e9 * speeds["memory_gbps"]), speeds)
-        if not self._on_disk:
-            return costs.without_base(train.steps)
         every = engine.base_steps
-        if train.steps <= every:  # The run ends before its first new base.
+        if not self._on_disk or train.steps <= every:  # The run ends before its first new base.
             return costs.without_base(train.steps)
         self.figures["consolidation"] = {
             "every": every,

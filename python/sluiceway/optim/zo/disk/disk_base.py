@@ -13,7 +13,6 @@ from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.tier_limits import tier_limits
 from sluiceway.optim.zo.host.base import absent
-from sluiceway.optim.zo.host.host_memory import move_buffers
 from sluiceway.optim.zo.tier import Training
 from sluiceway.store.drives import drive_warnings
 from sluiceway.store.folder import drives_for
@@ -77,14 +76,10 @@ class DiskBase:
         return {"arena": self._arena}
 
     def take(self) -> None:
-        """Free the parameters' memory. Not before: a store that cannot be made has changed nothing.
+        """Free the parameters' memory.
 
-        Raises
-        ------
-        InvalidArgument
-            A frozen parameter is not on the device; nothing was freed.
+        Not before: a store that cannot be made has changed nothing.
         """
-        move_buffers(self._of)
         for weight in self._of.weights:
             weight.parameter.data = absent(weight.parameter)
 

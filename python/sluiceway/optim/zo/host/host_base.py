@@ -10,7 +10,6 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.zo.host.host_memory import move_buffers
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
@@ -33,14 +32,7 @@ class HostBase:
         return {"base_hash": self._hash}
 
     def take(self) -> None:
-        """Move one parameter after the other.
-
-        Raises
-        ------
-        InvalidArgument
-            A frozen parameter is not on the device; nothing was moved.
-        """
-        move_buffers(self._of)
+        """Move one parameter after the other."""
         for weight in self._of.weights:
             p = weight.parameter
             if self._of.device.asynchronous:

@@ -22,6 +22,7 @@ from sluiceway.optim.zo.host.base import Base
 from sluiceway.optim.zo.host.base_weights import BaseWeights
 from sluiceway.optim.zo.host.forward_order import ForwardOrder, watch_forward
 from sluiceway.optim.zo.host.host_base import HostBase
+from sluiceway.optim.zo.host.host_memory import move_buffers
 from sluiceway.optim.zo.host.logged_engine import LoggedEngine, bytes_beside
 from sluiceway.optim.zo.host.reader import Reader
 from sluiceway.optim.zo.rates import GroupUpdate
@@ -54,6 +55,7 @@ class HostTier:
         self._of = training
         self._lies = base or HostBase(training)
         self.log = LoggedEngine(training, self._lies)
+        move_buffers(training)
         self._lies.take()
         self._base = BaseWeights(training, self.log, self._lies)
         self._order: ForwardOrder | None = None
