@@ -6,10 +6,10 @@
 //   minus = round(fma(-eps, z, theta))
 //   out   = round(theta)                               materialise()
 //
-//   name         shape   dtype               access
-//   w            n       f32 | f16 | bf16    read
-//   plus, minus  n       f32 | f16 | bf16    write; one type for both
-//   out          n       f32 | f16 | bf16    write
+//   name         shape   dtype                                      access
+//   w            n       f32 | f16 | bf16 | an image (fp8_image.h)  read
+//   plus, minus  n       f32 | f16 | bf16                           write; one type for both
+//   out          n       f32 | f16 | bf16                           write
 //
 // Element k of these arrays is element theta.first + k of the tensor that the keys name (noise.h).
 //
@@ -35,6 +35,7 @@
 #include "kernels/decompress.h"
 #include "kernels/noise.h"
 #include "kernels/philox.h"
+#include "kernels/weight_form.h"
 
 namespace sluiceway {
 
@@ -61,10 +62,10 @@ namespace sluiceway::cpu {
 
 // Run on the calling thread. A caller goes parallel over ranges, adding their start to theta.first;
 // ranges that start at a multiple of noise_unit() draw no bit twice.
-void perturb(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> plus,
+void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
              std::span<std::byte> minus, DType out_dtype, const Theta& theta, const NoiseKey& key,
              float eps);
-void materialise(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> out,
+void materialise(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> out,
                  DType out_dtype, const Theta& theta, Rounding rounding = Rounding::kNearest,
                  const NoiseKey& rounding_key = {});
 
@@ -74,10 +75,10 @@ namespace sluiceway::cuda {
 
 // Enqueue on `stream`; arrays are device memory and stay valid until then. Unavailable where this
 // build has no such half, CudaError if the launch is refused.
-void perturb(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> plus,
+void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
              std::span<std::byte> minus, DType out_dtype, const Theta& theta, const NoiseKey& key,
              float eps, StreamRef stream);
-void materialise(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> out,
+void materialise(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> out,
                  DType out_dtype, const Theta& theta, Rounding rounding,
                  const NoiseKey& rounding_key, StreamRef stream);
 
@@ -86,21 +87,21 @@ void materialise(std::span<const std::byte> w, DType w_dtype, std::span<std::byt
 namespace sluiceway {
 
 // On the device of `stream`: the only place that chooses between the halves.
-inline void perturb(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> plus,
+inline void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
                     std::span<std::byte> minus, DType out_dtype, const Theta& theta,
                     const NoiseKey& key, float eps, StreamRef stream) {
   if (stream.is_host()) {
-    return cpu::perturb(w, w_dtype, plus, minus, out_dtype, theta, key, eps);
+    return cpu::perturb(w, w_form, plus, minus, out_dtype, theta, key, eps);
   }
-  cuda::perturb(w, w_dtype, plus, minus, out_dtype, theta, key, eps, stream);
+  cuda::perturb(w, w_form, plus, minus, out_dtype, theta, key, eps, stream);
 }
-inline void materialise(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> out,
+inline void materialise(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> out,
                         DType out_dtype, const Theta& theta, Rounding rounding,
                         const NoiseKey& rounding_key, StreamRef stream) {
   if (stream.is_host()) {
-    return cpu::materialise(w, w_dtype, out, out_dtype, theta, rounding, rounding_key);
+    return cpu::materialise(w, w_form, out, out_dtype, theta, rounding, rounding_key);
   }
-  cuda::materialise(w, w_dtype, out, out_dtype, theta, rounding, rounding_key, stream);
+  cuda::materialise(w, w_form, out, out_dtype, theta, rounding, rounding_key, stream);
 }
 
 }  // namespace sluiceway

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/fp8_image-inl.h"
 #include "kernels/noise-inl.h"
 #include "kernels/perturb.h"
 #include "kernels/perturb_checks.h"
@@ -63,25 +64,32 @@ void write_both(const NoiseStream& noise, std::uint64_t tile, const float* HWY_R
   });
 }
 
+// Elements at and on of `w`.
+void load_weight(const std::byte* w, WeightForm form, std::size_t at, float* a, std::size_t count) {
+  if (form.is_fp8_image()) return load_fp8_image(w, at, a, count);
+  load_any(w, form.dtype(), at, a, count);
+}
+
 // ---- Whole arrays ------------------------------------------------------------------------------
 
 template <NoiseFamily kFamily, typename Out>
-void perturb_to(std::span<const std::byte> w, DType w_dtype, Out* plus, Out* minus,
+void perturb_to(std::span<const std::byte> w, WeightForm w_form, Out* plus, Out* minus,
                 const Theta& theta, const NoiseKey& key, float eps) {
   constexpr std::size_t kUnit = noise_unit(kFamily);
   const NoiseStream noise(key);
   const PendingStreams pending(theta.pending);
+  const std::size_t elems = w_form.elems(w.size()).value();
   std::size_t at = 0;
   const auto take = [&](std::uint64_t tile, std::size_t low, std::size_t high) HWY_ATTR {
     const std::size_t count = high - low;
     const std::size_t begin = low / kUnit * kUnit, end = hwy::RoundUpTo(high, kUnit);
     alignas(64) float loaded[kNoiseTile];
     const float* a = loaded;
-    if (count == kNoiseTile && w_dtype == DType::kF32 && pending.empty()) {
+    if (count == kNoiseTile && w_form == WeightForm(DType::kF32) && pending.empty()) {
       a = reinterpret_cast<const float*>(w.data()) + at;  // As it lies there.
     } else {
       if (count != end - begin) std::memset(loaded + begin, 0, (end - begin) * sizeof(float));
-      load_any(w.data(), w_dtype, at, loaded + low, count);
+      load_weight(w.data(), w_form, at, loaded + low, count);
       pending.apply<kFamily>(tile, loaded, begin, end);
     }
     if (count == kNoiseTile) {
@@ -95,15 +103,16 @@ void perturb_to(std::span<const std::byte> w, DType w_dtype, Out* plus, Out* min
     }
     at += count;
   };
-  for_each_tile(theta.first, w.size() / size_bytes(w_dtype), take);
+  for_each_tile(theta.first, elems, take);
 }
 
 template <NoiseFamily kFamily>
-void materialise_as(std::span<const std::byte> w, DType w_dtype, std::byte* out, DType out_dtype,
-                    const Theta& theta, const NoiseKey* rounding_key) {
+void materialise_as(std::span<const std::byte> w, WeightForm w_form, std::byte* out,
+                    DType out_dtype, const Theta& theta, const NoiseKey* rounding_key) {
   constexpr std::size_t kUnit = noise_unit(kFamily);
   const PendingStreams pending(theta.pending);
   const NoiseStream rounding(rounding_key == nullptr ? NoiseKey{} : *rounding_key);
+  const std::size_t elems = w_form.elems(w.size()).value();
   std::size_t at = 0;
   const auto take = [&](std::uint64_t tile, std::size_t low, std::size_t high) HWY_ATTR {
     const std::size_t count = high - low;
@@ -111,21 +120,21 @@ void materialise_as(std::span<const std::byte> w, DType w_dtype, std::byte* out,
     alignas(64) float a[kNoiseTile];
     alignas(64) std::uint16_t bits[kNoiseTile];
     if (count != end - begin) std::memset(a + begin, 0, (end - begin) * sizeof(float));
-    load_any(w.data(), w_dtype, at, a + low, count);
+    load_weight(w.data(), w_form, at, a + low, count);
     pending.apply<kFamily>(tile, a, begin, end);
     if (rounding_key != nullptr) rounding.fill(tile + low, bits, count);
     const std::uint16_t* const noise = rounding_key == nullptr ? nullptr : bits;
     write_any(a + low, theta.gamma, noise, out, out_dtype, at, count);
     at += count;
   };
-  for_each_tile(theta.first, w.size() / size_bytes(w_dtype), take);
+  for_each_tile(theta.first, elems, take);
 }
 
 template <NoiseFamily kFamily>
-void perturb_as(std::span<const std::byte> w, DType w_dtype, std::byte* plus, std::byte* minus,
+void perturb_as(std::span<const std::byte> w, WeightForm w_form, std::byte* plus, std::byte* minus,
                 DType out_dtype, const Theta& theta, const NoiseKey& key, float eps) {
   const auto to = [&]<typename Out>(Out) {
-    perturb_to<kFamily>(w, w_dtype, reinterpret_cast<Out*>(plus), reinterpret_cast<Out*>(minus),
+    perturb_to<kFamily>(w, w_form, reinterpret_cast<Out*>(plus), reinterpret_cast<Out*>(minus),
                         theta, key, eps);
   };
   if (out_dtype == DType::kF32) return to(float{});
@@ -133,33 +142,31 @@ void perturb_as(std::span<const std::byte> w, DType w_dtype, std::byte* plus, st
   to(bf16{});
 }
 
-void perturb_any(std::span<const std::byte> w, DType w_dtype, std::byte* plus, std::byte* minus,
+void perturb_any(std::span<const std::byte> w, WeightForm w_form, std::byte* plus, std::byte* minus,
                  DType out_dtype, const Theta& theta, const NoiseKey& key, float eps) {
   switch (theta.family) {
     case NoiseFamily::kRademacher:
-      return perturb_as<NoiseFamily::kRademacher>(w, w_dtype, plus, minus, out_dtype, theta, key,
+      return perturb_as<NoiseFamily::kRademacher>(w, w_form, plus, minus, out_dtype, theta, key,
                                                   eps);
     case NoiseFamily::kByteQuantile:
-      return perturb_as<NoiseFamily::kByteQuantile>(w, w_dtype, plus, minus, out_dtype, theta, key,
+      return perturb_as<NoiseFamily::kByteQuantile>(w, w_form, plus, minus, out_dtype, theta, key,
                                                     eps);
     case NoiseFamily::kGaussian:
-      return perturb_as<NoiseFamily::kGaussian>(w, w_dtype, plus, minus, out_dtype, theta, key,
-                                                eps);
+      return perturb_as<NoiseFamily::kGaussian>(w, w_form, plus, minus, out_dtype, theta, key, eps);
   }
 }
 
-void materialise_any(std::span<const std::byte> w, DType w_dtype, std::byte* out, DType out_dtype,
-                     const Theta& theta, const NoiseKey* rounding_key) {
+void materialise_any(std::span<const std::byte> w, WeightForm w_form, std::byte* out,
+                     DType out_dtype, const Theta& theta, const NoiseKey* rounding_key) {
   switch (theta.family) {
     case NoiseFamily::kRademacher:
-      return materialise_as<NoiseFamily::kRademacher>(w, w_dtype, out, out_dtype, theta,
+      return materialise_as<NoiseFamily::kRademacher>(w, w_form, out, out_dtype, theta,
                                                       rounding_key);
     case NoiseFamily::kByteQuantile:
-      return materialise_as<NoiseFamily::kByteQuantile>(w, w_dtype, out, out_dtype, theta,
+      return materialise_as<NoiseFamily::kByteQuantile>(w, w_form, out, out_dtype, theta,
                                                         rounding_key);
     case NoiseFamily::kGaussian:
-      return materialise_as<NoiseFamily::kGaussian>(w, w_dtype, out, out_dtype, theta,
-                                                    rounding_key);
+      return materialise_as<NoiseFamily::kGaussian>(w, w_form, out, out_dtype, theta, rounding_key);
   }
 }
 
@@ -176,24 +183,24 @@ HWY_EXPORT(materialise_any);
 
 namespace cpu {
 
-void perturb(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> plus,
+void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
              std::span<std::byte> minus, DType out_dtype, const Theta& theta, const NoiseKey& key,
              float eps) {
-  const std::size_t elems = check_perturbed("perturb", w, w_dtype, theta);
+  const std::size_t elems = check_perturbed("perturb", w, w_form, theta);
   check_written("perturb", "plus", plus, out_dtype, elems);
   check_written("perturb", "minus", minus, out_dtype, elems);
   HWY_DYNAMIC_DISPATCH(perturb_any)
-  (w, w_dtype, plus.data(), minus.data(), out_dtype, theta, key, eps);
+  (w, w_form, plus.data(), minus.data(), out_dtype, theta, key, eps);
 }
 
-void materialise(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> out,
+void materialise(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> out,
                  DType out_dtype, const Theta& theta, Rounding rounding,
                  const NoiseKey& rounding_key) {
-  const std::size_t elems = check_perturbed("materialise", w, w_dtype, theta);
+  const std::size_t elems = check_perturbed("materialise", w, w_form, theta);
   check_written("materialise", "out", out, out_dtype, elems);
   check_rounding_of("materialise", out_dtype, rounding);
   HWY_DYNAMIC_DISPATCH(materialise_any)
-  (w, w_dtype, out.data(), out_dtype, theta,
+  (w, w_form, out.data(), out_dtype, theta,
    rounding == Rounding::kStochastic ? &rounding_key : nullptr);
 }
 

@@ -1,3 +1,4 @@
+#include "kernels/cuda/fp8_image.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/noise_tile.cuh"
 #include "kernels/cuda/theta.cuh"
@@ -6,6 +7,16 @@
 
 namespace sluiceway::cuda {
 namespace {
+
+// An Input, or an image, whose type is then of no account.
+struct WeightInput : Input {
+  bool is_fp8_image;
+
+  __device__ void load(const TilePart& part, float (&x)[kOctet]) const {
+    if (is_fp8_image) return Fp8Elements{static_cast<const std::uint8_t*>(data)}.load(part, x);
+    Input::load(part, x);
+  }
+};
 
 struct Draw {
   NoiseSource source;
@@ -22,7 +33,7 @@ struct Draws {
 // One tile a block, eight elements a thread, which stay in registers from the load to the store.
 // Roof: the bytes of w and of what is written; from some tens of pending updates on, arithmetic.
 template <class Noise, class Sink, unsigned kCapacity>
-__global__ void update_tiles(Input w, std::int64_t elems, std::uint64_t first, float gamma,
+__global__ void update_tiles(WeightInput w, std::int64_t elems, std::uint64_t first, float gamma,
                              Sink sink, NoiseTables tables, Draws<kCapacity> draws) {
   __shared__ std::uint32_t drawn[Noise::kKeys * Noise::kWords];
   __shared__ float quantiles[128];
@@ -63,7 +74,7 @@ __global__ void update_tiles(Input w, std::int64_t elems, std::uint64_t first, f
 }
 
 template <unsigned kCapacity, class Sink>
-void launch_updates(const char* name, const Input& w, std::size_t elems, const Theta& theta,
+void launch_updates(const char* name, const WeightInput& w, std::size_t elems, const Theta& theta,
                     const Draw* direction, const Sink& sink, StreamRef stream) {
   Draws<kCapacity> draws;
   for (const PendingUpdate& update : theta.pending) {
@@ -80,7 +91,7 @@ void launch_updates(const char* name, const Input& w, std::size_t elems, const T
 
 // Few updates travel in few bytes: parameters are copied for each launch.
 template <class Sink>
-void update(const char* name, const Input& w, std::size_t elems, const Theta& theta,
+void update(const char* name, const WeightInput& w, std::size_t elems, const Theta& theta,
             const Draw* direction, const Sink& sink, StreamRef stream) {
   constexpr unsigned kFew = 32;
   if (theta.pending.size() < kFew) {
@@ -89,26 +100,30 @@ void update(const char* name, const Input& w, std::size_t elems, const Theta& th
   launch_updates<kMaxPending + 1>(name, w, elems, theta, direction, sink, stream);
 }
 
+WeightInput input_of(std::span<const std::byte> w, WeightForm form) {
+  return {{w.data(), form.dtype()}, form.is_fp8_image()};
+}
+
 }  // namespace
 
-void perturb(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> plus,
+void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
              std::span<std::byte> minus, DType out_dtype, const Theta& theta, const NoiseKey& key,
              float eps, StreamRef stream) {
-  const std::size_t elems = check_perturbed("perturb", w, w_dtype, theta);
+  const std::size_t elems = check_perturbed("perturb", w, w_form, theta);
   check_written("perturb", "plus", plus, out_dtype, elems);
   check_written("perturb", "minus", minus, out_dtype, elems);
   const Draw direction{NoiseSource::of(key), eps};
-  update("perturb", {w.data(), w_dtype}, elems, theta, &direction,
+  update("perturb", input_of(w, w_form), elems, theta, &direction,
          BothSides{plus.data(), minus.data(), out_dtype}, stream);
 }
 
-void materialise(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> out,
+void materialise(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> out,
                  DType out_dtype, const Theta& theta, Rounding rounding,
                  const NoiseKey& rounding_key, StreamRef stream) {
-  const std::size_t elems = check_perturbed("materialise", w, w_dtype, theta);
+  const std::size_t elems = check_perturbed("materialise", w, w_form, theta);
   check_written("materialise", "out", out, out_dtype, elems);
   check_rounding_of("materialise", out_dtype, rounding);
-  update("materialise", {w.data(), w_dtype}, elems, theta, nullptr,
+  update("materialise", input_of(w, w_form), elems, theta, nullptr,
          ThetaAlone{out.data(), out_dtype, rounding == Rounding::kStochastic,
                     NoiseSource::of(rounding_key)},
          stream);

@@ -4,12 +4,12 @@
 
 namespace sluiceway::cuda {
 
-void perturb(std::span<const std::byte>, DType, std::span<std::byte>, std::span<std::byte>, DType,
-             const Theta&, const NoiseKey&, float, StreamRef) {
+void perturb(std::span<const std::byte>, WeightForm, std::span<std::byte>, std::span<std::byte>,
+             DType, const Theta&, const NoiseKey&, float, StreamRef) {
   throw_no_half("perturb");
 }
 
-void materialise(std::span<const std::byte>, DType, std::span<std::byte>, DType, const Theta&,
+void materialise(std::span<const std::byte>, WeightForm, std::span<std::byte>, DType, const Theta&,
                  Rounding, const NoiseKey&, StreamRef) {
   throw_no_half("materialise");
 }
