@@ -1,5 +1,6 @@
 #include <ATen/ops/from_blob.h>
 
+#include <chrono>
 #include <cstring>
 #include <tuple>
 
@@ -10,7 +11,10 @@
 #include "python/bindings/low_rank_weights.h"
 #include "python/bindings/noise_family.h"
 #include "python/bindings/store_calls.h"
+#include "python/bindings/streamed_passes.h"
 #include "python/bindings/tensor_view.h"
+#include "runtime/engine/zo/log_file.h"
+#include "runtime/engine/zo/log_format.h"
 #include "runtime/engine/zo/zo_engine.h"
 #include "runtime/memory/buffer.h"
 
@@ -33,15 +37,7 @@ struct StreamedEngine {
   ZoEngine engine;
 };
 
-struct StreamedEngineDeleter {
-  pid_t opened_in = getpid();
-  void operator()(StreamedEngine* held) const {
-    if (getpid() != opened_in) return;  // A forked child has none of its threads.
-    const GilReleased unlocked;
-    delete held;
-  }
-};
-using Holder = std::unique_ptr<StreamedEngine, StreamedEngineDeleter>;
+using Holder = PassHolder<StreamedEngine>;
 
 // Page-locked for the device of `compute`, of exactly its size.
 at::Tensor page_locked_copy(const at::Tensor& tensor, const StreamRef& compute) {
@@ -67,6 +63,11 @@ Base base_of(const std::string& hash) {
   return base;
 }
 
+std::uint32_t log_directions(const std::string& path) {
+  const LogFile file(path, Access::kRead, std::chrono::milliseconds(0));
+  return decode_log_header(file.read(0, kLogHeaderBytes)).shape.directions;
+}
+
 ZoEngineOptions options_of(const StreamRef& compute, std::array<double, 3> link,
                            const LimitOfTier& limits, std::uint64_t resident_bytes,
                            std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
@@ -75,11 +76,8 @@ ZoEngineOptions options_of(const StreamRef& compute, std::array<double, 3> link,
                            int lane_cpu) {
   ZoEngineOptions options(compute.device());
   set_lanes(options.ring.lanes, link, limits, resident_bytes, "edf");
-  options.ring.depth = {depth, depth};
-  options.ring.resident_room = resident_room;
-  options.ring.perturb_lanes = perturb_lanes;
-  options.ring.device_cpu = device_cpu;
-  options.ring.lane_cpu = lane_cpu;
+  set_ring(options.ring, resident_room, ring_depth(depth, false), perturb_lanes, device_cpu,
+           lane_cpu);
   options.log_path = log;
   options.shape.run_seed = seed;
   options.shape.noise.family = static_cast<std::uint32_t>(parse_family(family));
@@ -111,27 +109,10 @@ void stream(StreamedEngine& held, const std::vector<Use>& uses) {
   held.weights = std::move(held.coming);
 }
 
-at::Tensor acquire(StreamedEngine& held, int use, int direction, bool minus,
-                   const StreamRef& compute) {
-  const void* elements = nullptr;
-  {
-    const GilReleased unlocked;
-    elements = held.engine.acquire(use, direction, minus ? Side::kMinus : Side::kPlus, compute);
-  }
-  const at::Tensor& weight = held.weights.at(static_cast<std::size_t>(use));
-  const at::Device device =
-      held.device.is_host()
-          ? at::Device(at::kCPU)
-          : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(held.device.ordinal()));
-  return at::from_blob(const_cast<void*>(elements), weight.sizes(),
-                       at::TensorOptions().dtype(weight.dtype()).device(device));
-}
-
 // Each rate is (lr, weight_decay).
 void commit(StreamedEngine& held, const std::vector<float>& g,
             const std::vector<std::pair<double, double>>& rates, bool non_finite) {
-  std::vector<StepRate> each;
-  for (const auto& [lr, decay] : rates) each.push_back({lr, decay});
+  const std::vector<StepRate> each = step_rates(rates);
   const GilReleased unlocked;
   held.engine.commit(g, each, non_finite);
 }
@@ -162,39 +143,7 @@ void consolidate(StreamedEngine& held, std::uint64_t step, const py::bytes& run_
   held.engine.consolidate(how);
 }
 
-Stats take_stats(StreamedEngine& held) {
-  WeightRing& ring = held.engine.ring();
-  Stats stats = stats_of(ring.take_use(), 0.0);
-  stats["disk_read_bytes"] = ring.take_disk_read();
-  return stats;
-}
-
 using Class = py::class_<StreamedEngine, Holder>;
-
-void def_passes(Class& engine) {
-  const auto unlocked = py::call_guard<GilReleased>();
-  engine
-      .def(
-          "begin_step", [](StreamedEngine& held) { held.engine.begin_step(); }, unlocked)
-      .def(
-          "begin_evaluation", [](StreamedEngine& held) { held.engine.begin_evaluation(); },
-          unlocked)
-      .def("acquire", &acquire, py::arg("use"), py::arg("direction"), py::arg("minus"),
-           py::arg("compute"),
-           "The slot itself, as a tensor: its elements last until release(). Of an evaluation both "
-           "sides are theta.")
-      .def(
-          "release",
-          [](StreamedEngine& held, int use, int direction, const StreamRef& compute) {
-            held.engine.release(use, direction, compute);
-          },
-          py::arg("use"), py::arg("direction"), py::arg("compute"), unlocked)
-      .def("commit", &commit, py::arg("g"), py::arg("rates"), py::arg("non_finite"),
-           "Log the step, one (lr, weight_decay) a group, and end the pass.")
-      .def(
-          "finish", [](StreamedEngine& held) { held.engine.finish(); }, unlocked,
-          "End the pass, if there is one; a step that was not logged is as if it had not begun.");
-}
 
 void def_log(Class& engine) {
   const auto unlocked = py::call_guard<GilReleased>();
@@ -254,26 +203,14 @@ void def_low_rank(Class& engine) {
           "theta + eps z and theta - eps z of the step that has begun.");
 }
 
-void def_numbers(Class& engine) {
-  engine.def("take_stats", &take_stats)
-      .def(
-          "enable_trace",
-          [](StreamedEngine& held, bool on) { held.engine.ring().trace().enable(on); },
-          py::arg("on"))
-      .def(
-          "write_trace",
-          [](StreamedEngine& held, const std::string& path) {
-            held.engine.ring().trace().write_json(path);
-          },
-          py::arg("path"));
-}
-
 }  // namespace
 
 void bind_zo_engine(py::module_& m) {
   const auto unlocked = py::call_guard<GilReleased>();
   m.def("page_locked_copy", &page_locked_copy, py::arg("tensor"), py::arg("compute"), unlocked,
         "Of a tensor, in host memory of exactly its size, page-locked for the stream's device.");
+  m.def("zo_log_directions", &log_directions, py::arg("path"), unlocked,
+        "Directions of each step of a log that is there.");
   Class engine(m, "ZoEngine",
                "Streams perturbed weights from host memory or an arena, and logs what moves them.");
   engine
@@ -313,13 +250,12 @@ void bind_zo_engine(py::module_& m) {
       .def("stream", &stream, py::arg("uses"),
            "Each is name, host tensor, parameter group, number of the module, whether it stays on "
            "the device, number in the arena or -1; in the order of the forward. Names of one "
-           "storage are one weight. Of a weight of the arena the tensor says shape and type.")
-      .def_property_readonly("streams",
-                             [](const StreamedEngine& held) { return held.engine.streams(); });
+           "storage are one weight. Of a weight of the arena the tensor says shape and type.");
   def_passes(engine);
+  engine.def("commit", &commit, py::arg("g"), py::arg("rates"), py::arg("non_finite"),
+             "Log the step, one (lr, weight_decay) a group, and end the pass.");
   def_log(engine);
   def_low_rank(engine);
-  def_numbers(engine);
 }
 
 }  // namespace sluiceway

@@ -9,8 +9,8 @@
 
 #include "python/bindings/bindings.h"
 #include "python/bindings/dtype_name.h"
-#include "runtime/device/device_memory.h"
 #include "runtime/engine/zo/arena_footprint.h"
+#include "runtime/engine/zo/arena_plan.h"
 #include "runtime/engine/zo/slot_plan.h"
 
 namespace sluiceway {
@@ -18,24 +18,30 @@ namespace {
 
 using Sizes = py::typing::Dict<py::str, py::int_>;
 
-// Each is bytes, number of the module, and whether it is streamed.
+// Each is bytes of a copy, number of the module, and whether it is streamed.
 std::pair<Sizes, std::string> ring_plan(
-    const std::vector<std::tuple<std::uint64_t, int, bool>>& uses, int depth, bool reads) {
+    const std::vector<std::tuple<std::uint64_t, int, bool>>& uses, int depth, bool reads,
+    const std::string& dtype, const std::string& held, const std::string& wire, bool goes_back) {
+  const std::uint64_t width = size_bytes(parse_dtype(dtype));
+  const WeightForm stays = parse_form(held), moves = wire.empty() ? stays : parse_form(wire);
   std::vector<SlotUse> slots;
-  std::uint64_t read = 0;
+  std::uint64_t arrived = 0, read = 0;
   for (const auto& [bytes, module, streamed] : uses) {
     SlotUse& use = slots.emplace_back();
-    use.bytes = bytes;
+    use.bytes = (streamed ? moves : stays).bytes(bytes / width);
+    use.copy_bytes = bytes;
     use.module = module;
     use.streamed = streamed;
+    if (streamed) arrived += use.bytes;
     if (!reads || !streamed) continue;
-    use.read_bytes = round_up(bytes, kBlockBytes);
+    use.read_bytes = whole_blocks(use.bytes);
     read += use.read_bytes;
   }
-  const SlotPlan plan = plan_slots(slots, {depth, depth});
+  const SlotPlan plan = plan_slots(slots, ring_depth(depth, goes_back));
   Sizes sizes;
   sizes["device"] = plan.bytes;
   sizes["staging"] = plan.staging_bytes;
+  sizes["arriving"] = arrived;
   sizes["read"] = read;
   return {sizes, to_string(plan)};
 }
@@ -61,9 +67,12 @@ Sizes arena_plan(const std::vector<std::tuple<std::string, std::int64_t, std::st
 
 void bind_zo_plan(py::module_& m) {
   m.def("zo_ring_plan", &ring_plan, py::arg("uses"), py::arg("depth"), py::arg("reads"),
+        py::arg("dtype"), py::arg("held"), py::arg("wire") = "", py::arg("goes_back") = false,
         "Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need: "
-        "on the device, of staging, and read in a pass, where weights are read from a store; and a "
-        "line that says so.");
+        "on the device, of staging, arriving in a pass, and read in it, where weights are read; "
+        "and a line that says so. dtype: of a copy; held: type of the weights themselves; wire: "
+        "that in which they cross, or fp8, for images of them, empty: as they are; goes_back: they "
+        "go back to host memory.");
   m.def("zo_arena_plan", &arena_plan, py::arg("weights"), py::arg("chunk_bytes"),
         "Bytes of a base of (name, elements, dtype), of its store with room for the next one, of "
         "the store's tables, of the buffers in which a new base is made, and of the largest "

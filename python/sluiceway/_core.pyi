@@ -28,6 +28,8 @@ __all__: list[str] = [
     "WeightSpec",
     "ZoArena",
     "ZoEngine",
+    "ZoParityEngine",
+    "ZoSnapshot",
     "adam_step",
     "auto_codec",
     "bits_checksum",
@@ -59,6 +61,7 @@ __all__: list[str] = [
     "warn",
     "weight_plan",
     "zo_arena_plan",
+    "zo_log_directions",
     "zo_ring_plan",
 ]
 
@@ -762,7 +765,7 @@ class ZoEngine:
     def enable_trace(self, on: bool) -> None: ...
     def finish(self) -> None:
         """
-        End the pass, if there is one; a step that was not logged is as if it had not begun.
+        End the pass, if there is one; a step that was not committed is as if it had not begun.
         """
     def low_rank_neighbours(
         self,
@@ -807,13 +810,135 @@ class ZoEngine:
         """
     def sync(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
-    def write_trace(self, path: str) -> None: ...
+    def write_trace(self, path: str) -> None:
+        """
+        Of all rings, those before a new base too.
+        """
     @property
     def entries(self) -> int: ...
     @property
     def gammas(self) -> list[float]: ...
     @property
     def log_id(self) -> str: ...
+    @property
+    def next_step(self) -> int: ...
+    @property
+    def streams(self) -> bool: ...
+
+class ZoSnapshot:
+    """
+    Masters at one step, for another thread to read while steps go on. A weight is its number among those that are held.
+    """
+    def close(self) -> None:
+        """
+        Nothing is read any more.
+        """
+    def let_go(self, weight: typing.SupportsInt) -> None:
+        """
+        It was read. An error says that others may have written to it meanwhile.
+        """
+    def wait(self, weight: typing.SupportsInt) -> None:
+        """
+        Until its master is of the step; it stays so until let_go().
+        """
+    @property
+    def step(self) -> int: ...
+
+class ZoParityEngine:
+    """
+    Streams perturbed weights from host memory, and writes each step into them.
+    """
+    def __init__(
+        self,
+        *,
+        compute: Stream,
+        link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
+        limits: typing.Annotated[
+            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
+        ],
+        resident_bytes: typing.SupportsInt,
+        resident_room: typing.SupportsInt,
+        depth: typing.SupportsInt,
+        perturb_lanes: typing.SupportsInt,
+        eps: typing.SupportsFloat,
+        family: str,
+        seed: typing.SupportsInt,
+        groups: typing.SupportsInt,
+        directions: typing.SupportsInt,
+        device_cpu: typing.SupportsInt,
+        lane_cpu: typing.SupportsInt,
+        threads: typing.SupportsInt,
+        wire: str = "",
+    ) -> None:
+        """
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; threads: of what is caught up in host memory; wire: type in which float32 masters cross the link, or fp8, for images of them; empty: as they are.
+        """
+    def acquire(
+        self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
+    ) -> torch.Tensor:
+        """
+        The slot itself, as a tensor: its elements last until release(). Of an evaluation both sides are theta.
+        """
+    def begin_evaluation(self) -> None: ...
+    def begin_snapshot(self) -> ZoSnapshot:
+        """
+        Of next_step, which passes bring in as they come; one at a time.
+        """
+    def begin_step(self) -> None: ...
+    def commit(
+        self,
+        g: collections.abc.Sequence[typing.SupportsFloat],
+        rates: collections.abc.Sequence[tuple[typing.SupportsFloat, typing.SupportsFloat]],
+    ) -> None:
+        """
+        Make the step, one (lr, weight_decay) a group, and end the pass.
+        """
+    def drop_snapshot(self) -> None:
+        """
+        Nobody reads the last one any more.
+        """
+    def enable_trace(self, on: bool) -> None: ...
+    def finish(self) -> None:
+        """
+        End the pass, if there is one; a step that was not committed is as if it had not begun.
+        """
+    def finish_snapshot(self, seconds: typing.SupportsFloat | None = None) -> bool:
+        """
+        Wait until it was read, or for so long; whether it was. That needs no further pass.
+        """
+    def flush(self) -> None:
+        """
+        Masters are of next_step, and nothing moves, until the next pass begins.
+        """
+    def hold(
+        self,
+        weights: collections.abc.Sequence[
+            tuple[str, torch.Tensor, typing.SupportsInt, torch.Tensor]
+        ],
+    ) -> None:
+        """
+        All that is trained, once: name, master in host memory, parameter group, and a tensor of the shape and type that a forward reads.
+        """
+    def release(
+        self, use: typing.SupportsInt, direction: typing.SupportsInt, compute: Stream
+    ) -> None: ...
+    def restart(self, step: typing.SupportsInt) -> None:
+        """
+        Masters are of this step, whatever was made before.
+        """
+    def stream(
+        self, uses: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt, bool]]
+    ) -> None:
+        """
+        Each is the number of a weight that is held, number of the module, and whether it stays on the device; in the order of the forward.
+        """
+    def take_stats(self) -> dict[str, typing.Any]: ...
+    def write_trace(self, path: str) -> None:
+        """
+        Of all rings, those before a new base too.
+        """
+    @property
+    def is_passing(self) -> bool: ...
     @property
     def next_step(self) -> int: ...
     @property
@@ -1139,11 +1264,20 @@ def zo_arena_plan(
     Bytes of a base of (name, elements, dtype), of its store with room for the next one, of the store's tables, of the buffers in which a new base is made, and of the largest weight.
     """
 
+def zo_log_directions(path: str) -> int:
+    """
+    Directions of each step of a log that is there.
+    """
+
 def zo_ring_plan(
     uses: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt, bool]],
     depth: typing.SupportsInt,
     reads: bool,
+    dtype: str,
+    held: str,
+    wire: str = "",
+    goes_back: bool = False,
 ) -> tuple[dict[str, int], str]:
     """
-    Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need: on the device, of staging, and read in a pass, where weights are read from a store; and a line that says so.
+    Bytes of the ring that (bytes, number of the module, streamed) of a forward's uses need: on the device, of staging, arriving in a pass, and read in it, where weights are read; and a line that says so. dtype: of a copy; held: type of the weights themselves; wire: that in which they cross, or fp8, for images of them, empty: as they are; goes_back: they go back to host memory.
     """

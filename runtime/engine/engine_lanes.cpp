@@ -40,7 +40,8 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
       key_count_(key_count),
       budget_(options.budget ? *options.budget : Budget(options.limits)),
       resident_(budget_.reserve(Tier::kDevice, options.resident_bytes, "the model")),
-      device_row_(trace_.add_row("device")),
+      trace_(options.trace ? options.trace : std::make_shared<Trace>()),
+      device_row_(trace_->add_row("device")),
       d2h_(options.device, LinkDirection::kDeviceToHost, options.d2h),
       h2d_(options.device, LinkDirection::kHostToDevice, options.h2d) {
   if (!device_.is_host()) stall_clock_.emplace([this] { return make_time_mark(device_); });
@@ -48,15 +49,14 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
   config.plan = plan;
   config.key_count = key_count;
   config.order = options.order;
-  config.trace = &trace_;
+  config.trace = trace_.get();
   config.check_interrupt = options.check_interrupt;
   streams_.reserve(lanes.size());  // The executor holds their addresses.
   for (const LaneSpec& lane : lanes) {
     const auto id = static_cast<LaneId>(streams_.size());
-    // What the next forward waits for goes before the rest of the device's work.
-    const bool last = streams_.size() + 1 == lanes.size();
-    const Stream::Options thread{"sw-" + lane.name, lane.cpu,
-                                 last ? Stream::Priority::kHigh : Stream::Priority::kDefault};
+    const Stream::Options thread{
+        "sw-" + lane.name, lane.cpu,
+        lane.is_urgent ? Stream::Priority::kHigh : Stream::Priority::kDefault};
     streams_.push_back(lane.runs == LaneSpec::Runs::kOnDevice
                            ? Stream::owned(options.device, thread)
                            : Stream::host(thread));
@@ -64,7 +64,7 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
       streams_.back() =
           Stream::over(std::make_unique<TimedStream>(std::move(streams_.back()), *stall_clock_));
     }
-    config.lanes.push_back({lane.name, &streams_.back(), lane.depth, trace_.add_row(lane.name)});
+    config.lanes.push_back({lane.name, &streams_.back(), lane.depth, trace_->add_row(lane.name)});
   }
   executor_ = std::make_unique<Executor>(std::move(config));
 }
@@ -89,7 +89,7 @@ void EngineLanes::wait(int key) {
   if (!stall_clock_) {
     const double begin_us = now_us();
     const double stall = executor_->wait(key);
-    if (stall > 0 && trace_.enabled()) trace_.add_range(device_row_, "stall", begin_us, now_us());
+    if (stall > 0 && trace_->enabled()) trace_->add_range(device_row_, "stall", begin_us, now_us());
     stall_seconds_ += stall;
   } else if (compute_ref_ && !executor_->completion(key).happened()) {
     stall_clock_->time_wait(*compute_ref_, [&] { executor_->wait(key); });

@@ -31,8 +31,9 @@ struct LaneSpec {
   enum class Runs : std::uint8_t { kOnDevice, kOnHost };
   std::string name;
   Runs runs = Runs::kOnHost;
-  int depth = 1;  // Hops in flight.
-  int cpu = -1;   // Processor for its thread; -1 leaves it free.
+  int depth = 1;           // Hops in flight.
+  int cpu = -1;            // Processor for its thread; -1 leaves it free.
+  bool is_urgent = false;  // The next forward waits for it: before other work of the device.
 };
 
 // Counts since the last take_use(), but for peaks, which are since the start.
@@ -55,6 +56,7 @@ class EngineLanes {
     LinkCopy::Config d2h, h2d;
     Budget::Limits limits{};
     std::optional<Budget> budget = {};  // Shared with who else reserves in it; else their own.
+    std::shared_ptr<Trace> trace = {};  // Shared with lanes before or after them; else their own.
     std::uint64_t resident_bytes = 0;   // Of the model, on the device before the engine comes.
     Order order = Order::kEdf;
     std::function<void()> check_interrupt = {};  // Executor::Config's.
@@ -69,7 +71,7 @@ class EngineLanes {
   DeviceId device() const noexcept { return device_; }
   const LanePlan& plan() const noexcept { return plan_; }
   Budget& budget() noexcept { return budget_; }
-  Trace& trace() noexcept { return trace_; }
+  Trace& trace() noexcept { return *trace_; }
   Trace::Row device_row() const noexcept { return device_row_; }
   LinkCopy& d2h() noexcept { return d2h_; }
   LinkCopy& h2d() noexcept { return h2d_; }
@@ -102,7 +104,7 @@ class EngineLanes {
   int key_count_;
   Budget budget_;
   Budget::Reservation resident_;
-  Trace trace_;
+  std::shared_ptr<Trace> trace_;
   Trace::Row device_row_;
   LinkCopy d2h_, h2d_;
   std::optional<StallClock> stall_clock_;  // Of a CUDA device; tasks of its lane refer to it.

@@ -154,6 +154,11 @@ bool Executor::busy(int key) const {
   return asked_for.payloads > 0;
 }
 
+bool Executor::has_failed() const noexcept {
+  const State::Lock lock(state_->mutex);
+  return state_->error != nullptr;
+}
+
 void Executor::set_transition(std::uint64_t deadline) {
   State& s = *state_;
   State::Lock lock(s.mutex);

@@ -96,6 +96,7 @@ class Executor {
 
   void drain();              // wait() for all keys; payloads that are held must be released first.
   bool busy(int key) const;  // Whether the key has a payload in the lanes, held or not.
+  bool has_failed() const noexcept;  // Whether other calls throw; known before what failed goes.
   void set_transition(std::uint64_t deadline);
 
   // From now on whoever waits gives a lane up that has been busy for `patience` without finishing a

@@ -18,7 +18,7 @@ constexpr LanePlan kPlan{.device_lane = 2};
 
 std::vector<LaneSpec> specs() {
   using enum LaneSpec::Runs;
-  return {{"d2h", kOnDevice}, {"h2d", kOnDevice}, {"apply", kOnDevice}};
+  return {{"d2h", kOnDevice}, {"h2d", kOnDevice}, {"apply", kOnDevice, 1, -1, true}};
 }
 
 EngineLanes::Options options_with(double gbps) {
@@ -30,7 +30,7 @@ EngineLanes::Options options_with(double gbps) {
 
 class SimtLanesTest : public SimtTest {};
 
-TEST_F(SimtLanesTest, LaneThatTheNextForwardWaitsForGoesBeforeTheLinks) {
+TEST_F(SimtLanesTest, UrgentLaneGoesBeforeTheLinks) {
   EngineLanes lanes(options_with(0), specs(), kPlan, 1);
   std::vector<int> priorities(3, 1);
   Payload payload{.name = "priorities"};

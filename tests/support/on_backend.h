@@ -201,16 +201,16 @@ inline void draw_noise(std::span<float> out, const NoiseKey& key, std::uint64_t 
                        NoiseFamily family) {
   call([](auto... a) { sluiceway::draw_noise(a...); }, out, key, first, family);
 }
-inline void perturb(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> plus,
+inline void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
                     std::span<std::byte> minus, DType out_dtype, const Theta& theta,
                     const NoiseKey& key, float eps) {
-  call([](auto... a) { sluiceway::perturb(a...); }, w, w_dtype, plus, minus, out_dtype, theta, key,
+  call([](auto... a) { sluiceway::perturb(a...); }, w, w_form, plus, minus, out_dtype, theta, key,
        eps);
 }
-inline void materialise(std::span<const std::byte> w, DType w_dtype, std::span<std::byte> out,
+inline void materialise(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> out,
                         DType out_dtype, const Theta& theta, Rounding rounding = Rounding::kNearest,
                         const NoiseKey& rounding_key = {}) {
-  call([](auto... a) { sluiceway::materialise(a...); }, w, w_dtype, out, out_dtype, theta, rounding,
+  call([](auto... a) { sluiceway::materialise(a...); }, w, w_form, out, out_dtype, theta, rounding,
        rounding_key);
 }
 

@@ -28,7 +28,10 @@ inline WeightRingOptions ring_options(int depth = 2) {
 class RingForward {
  public:
   RingForward(const WeightRingOptions& given, RingModel& model)
-      : model_(model), family_(given.family), ring(given, model.uses) {}
+      : RingForward(given, model, model.uses) {}
+  // Over the same weights in other memory.
+  RingForward(const WeightRingOptions& given, RingModel& model, const std::vector<ZoWeight>& uses)
+      : model_(model), family_(given.family), ring(given, uses) {}
 
   void begin(int directions = 1) {
     noises_.clear();
@@ -42,6 +45,7 @@ class RingForward {
     noises_.clear();
     ring.begin_evaluation();
   }
+  const std::vector<StepNoise>& noises() const { return noises_; }
   int directions() const { return std::max(1, static_cast<int>(noises_.size())); }
   void acquire(int use, int direction = 0) {
     const auto from = [&](Side side) {

@@ -16,7 +16,7 @@ inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu) {
   return {{"d2h", kOnDevice, 1, lane_cpu},
           {"host", kOnHost, 1, lane_cpu},
           {"h2d", kOnDevice, 1, lane_cpu},
-          {"apply", kOnDevice, 1, device_cpu}};
+          {"apply", kOnDevice, 1, device_cpu, true}};
 }
 
 }  // namespace sluiceway::subspace_lanes

@@ -46,6 +46,8 @@ std::uint64_t chunk_bytes_of(const ArenaWeight& weight, std::uint64_t most) {
 
 }  // namespace
 
+std::uint64_t whole_blocks(std::uint64_t bytes) noexcept { return round_up(bytes, kBlockBytes); }
+
 ArenaPlan::ArenaPlan(std::vector<ArenaWeight> weights, std::uint64_t chunk_bytes)
     : weights_(std::move(weights)), chunk_bytes_(chunk_bytes) {
   check_weights(weights_, chunk_bytes_);
@@ -62,7 +64,7 @@ ArenaPlan::ArenaPlan(std::vector<ArenaWeight> weights, std::uint64_t chunk_bytes
     const std::uint64_t all = weights_[w].bytes();
     for (std::uint64_t first = 0; first < all; first += spec.chunk_bytes) {
       const std::uint64_t bytes = std::min(spec.chunk_bytes, all - first);
-      pieces_.push_back({w, {region, spec.chunks++}, first, bytes, round_up(bytes, kBlockBytes)});
+      pieces_.push_back({w, {region, spec.chunks++}, first, bytes, whole_blocks(bytes)});
     }
   }
   first_piece_.push_back(pieces_.size());

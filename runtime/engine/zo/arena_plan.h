@@ -45,6 +45,9 @@ struct ArenaPiece {
   std::uint64_t stored_bytes = 0;  // Whole blocks.
 };
 
+// What a weight of so many bytes takes of a store, and a read of it brings.
+std::uint64_t whole_blocks(std::uint64_t bytes) noexcept;
+
 class ArenaPlan {
  public:
   ArenaPlan(std::vector<ArenaWeight> weights, std::uint64_t chunk_bytes);

@@ -79,10 +79,10 @@ void LogTheta::apply(const ArenaWeight& weight, std::uint64_t first, std::span<s
   for (const ReplayedUpdate& update : replay.updates) {
     pending.push_back({{run_seed_, update.step, tensor, update.direction}, update.scale});
   }
-  const bool stochastic = rounding == ThetaRounding::kNewBase && weight.dtype == DType::kBF16;
+  const BaseRounding of_base(weight.dtype, run_seed_, step_, tensor);
+  const bool is_base = rounding == ThetaRounding::kNewBase;
   materialise_all(elements, weight.dtype, {family_, first, replay.gamma, pending},
-                  stochastic ? Rounding::kStochastic : Rounding::kNearest,
-                  {run_seed_, step_, tensor, kBaseRoundingPurpose});
+                  is_base ? of_base.rounding : Rounding::kNearest, of_base.key);
 }
 
 }  // namespace sluiceway

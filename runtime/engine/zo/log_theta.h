@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kernels/noise.h"
+#include "kernels/perturb.h"
 #include "runtime/engine/zo/arena_plan.h"
 #include "runtime/engine/zo/scalar_log.h"
 
@@ -29,10 +30,22 @@ namespace sluiceway {
 // Above the number of any direction.
 inline constexpr std::uint32_t kBaseRoundingPurpose = 1U << 31;
 
+// How a weight of a new base is rounded, of a log's or of masters: at random where that is
+// possible.
+struct BaseRounding {
+  BaseRounding(DType dtype, std::uint64_t run_seed, std::uint64_t step,
+               std::uint64_t tensor) noexcept
+      : rounding(dtype == DType::kBF16 ? Rounding::kStochastic : Rounding::kNearest),
+        key{run_seed, step, tensor, kBaseRoundingPurpose} {}
+
+  Rounding rounding;
+  NoiseKey key;  // Of the step that the weight comes to be of.
+};
+
 // How theta becomes the dtype of its weight.
 enum class ThetaRounding : std::uint8_t {
   kNearest,  // As an evaluation rounds: what is exported.
-  kNewBase,  // Stochastically where that is possible (bf16), else to nearest.
+  kNewBase,  // As BaseRounding.
 };
 
 class LogTheta {

@@ -19,6 +19,10 @@ AnyMatrix matrix_at(std::byte* data, const ZoWeight& shape) {
   return {data, shape.rows, cols, cols, shape.dtype};
 }
 
+void wait_for_all(std::span<const StreamRef> computes) {
+  for (const StreamRef& compute : computes) wait_for(compute);
+}
+
 void check_weight(const ZoWeight& weight, const LogShape& shape) {
   SLUICEWAY_CHECK(weight.group >= 0 && weight.group < static_cast<int>(shape.groups),
                   "low-rank noise: ", weight.name, " is of group ", weight.group,
@@ -33,16 +37,16 @@ void check_weight(const ZoWeight& weight, const LogShape& shape) {
 
 }  // namespace
 
-LowRankUpdates::LowRankUpdates(const LogShape& shape, std::uint64_t base_step,
-                               std::span<const ZoWeight> weights, Budget budget, DeviceId device)
+LowRankUpdates::LowRankUpdates(const LogShape& shape, std::span<const ZoWeight> weights,
+                               Budget budget, DeviceId device)
     : shape_(shape),
       family_(static_cast<NoiseFamily>(shape.noise.family)),
-      base_step_(base_step),
       budget_(std::move(budget)),
       device_(device) {
   SLUICEWAY_CHECK(shape.noise.rank > 0 && shape.noise.period_steps > 0, "low-rank noise: has rank ",
                   shape.noise.rank, " and a period of ", shape.noise.period_steps,
                   " steps, expected at least 1 of each");
+  std::size_t largest = 0;
   for (const ZoWeight& weight : weights) {
     check_weight(weight, shape);
     Weight made{weight, 0, {}};
@@ -50,10 +54,15 @@ LowRankUpdates::LowRankUpdates(const LogShape& shape, std::uint64_t base_step,
       made.factors = Buffer(budget_, Tier::kDevice, device_,
                             static_cast<std::size_t>(weight.elements) * sizeof(float),
                             "the sum of updates of " + weight.name, Fill::kNone);
+      largest = std::max(largest, weight.bytes());
     }
     const bool is_new = weights_.emplace(stable_hash(weight.name), std::move(made)).second;
     SLUICEWAY_CHECK(is_new, "low-rank noise: ", weight.name, " comes twice, expected each once");
   }
+  drawn_ = Buffer(budget_, Tier::kDevice, device_, most_drawn_elems() * sizeof(float),
+                  "factors of a direction", Fill::kNone);
+  // take_base() needs as much for a moment, and is to fail here or not at all.
+  const Buffer base(budget_, Tier::kDevice, device_, largest, "the base of vectors", Fill::kNone);
 }
 
 // ---- Views --------------------------------------------------------------------------------------
@@ -118,6 +127,14 @@ void LowRankUpdates::make(std::uint64_t tensor, const Elements& elements, const 
           {noise->seed, noise->step, tensor, noise->purpose}, noise->eps, stream);
 }
 
+void LowRankUpdates::make_alone(std::uint64_t tensor, const Elements& elements,
+                                const ZoUpdates& updates, const StepNoise* noise,
+                                StreamRef stream) {
+  if (drawn_on_ && *drawn_on_ != stream) wait_for(*drawn_on_);  // U of the last call is read there.
+  drawn_on_ = stream;
+  make(tensor, elements, updates, noise, drawn_.as<float>(), stream);
+}
+
 void LowRankUpdates::make_matrix(const Weight& weight, std::uint64_t tensor,
                                  const Elements& elements, float gamma, const StepNoise* noise,
                                  std::span<float> drawn, StreamRef stream) const {
@@ -141,21 +158,32 @@ void LowRankUpdates::make_matrix(const Weight& weight, std::uint64_t tensor,
 
 // ---- Between passes -----------------------------------------------------------------------------
 
-void LowRankUpdates::prepare(std::uint64_t step, StreamRef compute) {
-  make_room(period_of(step) + 1, compute);
+void LowRankUpdates::prepare(std::uint64_t step, std::span<const StreamRef> computes) {
+  make_room(period_of(step) + 1, computes);
 }
 
-void LowRankUpdates::follow(const ScalarLog& log, StreamRef compute) {
+void LowRankUpdates::let_go() noexcept {
+  forget();
+  for (auto& [tensor, weight] : weights_) {
+    if (!weight.is_matrix()) continue;
+    weight.factors = Buffer();
+    weight.periods = 0;
+  }
+}
+
+void LowRankUpdates::follow(const ScalarLog& log, std::span<const StreamRef> computes) {
   if (is_at(log)) return;
+  const StreamRef compute = computes.back();
+  const bool begins = !made_;
+  if (begins) base_step_ = log.base().step;
   const std::uint64_t from = made_.value_or(base_step_), to = log.next_step();
   std::vector<Replay> replays;
   for (std::uint32_t group = 0; group < shape_.groups; ++group) {
     replays.push_back(log.pending(group, from, to));
   }
-  const bool begins = !made_;
   const std::uint64_t periods = to == base_step_ ? 0 : period_of(to - 1) + 1;
-  make_room(periods, compute);
-  wait_for(compute);
+  make_room(periods, computes);
+  wait_for_all(computes);
   made_.reset();  // Until every weight has them.
   if (begins) begin_anew(compute);
   for (auto& [tensor, weight] : weights_) {
@@ -208,16 +236,16 @@ void LowRankUpdates::add(Weight& weight, std::uint64_t tensor, const Replay& rep
   }
 }
 
-void LowRankUpdates::make_room(std::uint64_t periods, StreamRef compute) {
+void LowRankUpdates::make_room(std::uint64_t periods, std::span<const StreamRef> computes) {
   const auto lacks_room = [&](const auto& entry) {
     return entry.second.is_matrix() && entry.second.periods < periods;
   };
   if (std::ranges::none_of(weights_, lacks_room)) return;
-  wait_for(compute);
+  wait_for_all(computes);
   for (auto& entry : weights_) {
-    if (lacks_room(entry)) grow(entry.second, entry.first, periods, compute);
+    if (lacks_room(entry)) grow(entry.second, entry.first, periods, computes.back());
   }
-  wait_for(compute);
+  wait_for(computes.back());
 }
 
 void LowRankUpdates::grow(Weight& matrix, std::uint64_t tensor, std::uint64_t periods,

@@ -16,8 +16,9 @@
 //       before anything of the next one is perturbed.
 //
 // Thread safety: const calls from any thread, none beside one that is not.
-// Lifetime:      host memory of vectors outlives this. What a const call enqueues is through before
-//                a call that is not const, which waits for `compute`.
+// Lifetime:      host memory of vectors outlives this. Calls between passes wait for the streams
+//                `computes`, which were given what reads factors since the last such call, and
+//                enqueue on the last of them; lanes are through with what these wait for.
 // Errors:        OutOfMemory, with both byte counts: a period's factors do not fit; what is there
 //                is as it was. InvalidArgument: a weight or a step that this has nothing of.
 // Cost:          a step draws rank x m numbers a matrix. The first call after forget() makes all
@@ -52,14 +53,17 @@ class LowRankUpdates {
   };
 
   // All weights that are trained. Vectors are in host memory; of matrices that is not looked at.
-  LowRankUpdates(const LogShape& shape, std::uint64_t base_step, std::span<const ZoWeight> weights,
-                 Budget budget, DeviceId device);
+  LowRankUpdates(const LogShape& shape, std::span<const ZoWeight> weights, Budget budget,
+                 DeviceId device);
 
-  // ---- Between passes; `compute` has all that was given to make() outside of lanes ----
+  // ---- Between passes ----
   bool is_at(const ScalarLog& log) const { return made_ == log.next_step(); }
-  void follow(const ScalarLog& log, StreamRef compute);  // Takes up the steps since the last time.
-  void forget() noexcept { made_.reset(); }              // They may be of another line.
-  void prepare(std::uint64_t step, StreamRef compute);   // Room for it, and V of its period.
+  // Takes up the steps since the last time.
+  void follow(const ScalarLog& log, std::span<const StreamRef> computes);
+  void forget() noexcept { made_.reset(); }  // They may be of another line.
+  // Room for a step, and V of its period.
+  void prepare(std::uint64_t step, std::span<const StreamRef> computes);
+  void let_go() noexcept;  // Of all factors, after a prepare() that failed; follow() makes them.
 
   // ---- Within passes ----
   std::size_t drawn_elems(std::uint64_t tensor) const;  // Of U of a direction; 0: a vector.
@@ -68,6 +72,9 @@ class LowRankUpdates {
   // `drawn` takes U, and is free when the work on `stream` is through.
   void make(std::uint64_t tensor, const Elements& elements, const ZoUpdates& updates,
             const StepNoise* noise, std::span<float> drawn, StreamRef stream) const;
+  // The same outside of lanes, by one thread at a time: U is in memory of this.
+  void make_alone(std::uint64_t tensor, const Elements& elements, const ZoUpdates& updates,
+                  const StepNoise* noise, StreamRef stream);
 
  private:
   struct Weight {
@@ -89,18 +96,20 @@ class LowRankUpdates {
 
   void begin_anew(StreamRef compute);
   void take_base(Weight& vector, StreamRef compute);
-  void make_room(std::uint64_t periods, StreamRef compute);
+  void make_room(std::uint64_t periods, std::span<const StreamRef> computes);
   void grow(Weight& matrix, std::uint64_t tensor, std::uint64_t periods, StreamRef compute);
   void add(Weight& weight, std::uint64_t tensor, const Replay& replay, StreamRef compute);
 
   LogShape shape_;
   NoiseFamily family_;
-  std::uint64_t base_step_;
+  std::uint64_t base_step_ = 0;
   Budget budget_;
   DeviceId device_;
   std::map<std::uint64_t, Weight> weights_;  // By stable_hash() of the name.
   std::uint64_t periods_ = 0;                // That have updates.
   std::optional<std::uint64_t> made_;        // Steps before it are taken up.
+  Buffer drawn_;                             // Of make_alone(),
+  std::optional<StreamRef> drawn_on_;        // which was given this stream last.
 };
 
 }  // namespace sluiceway

@@ -10,9 +10,9 @@
 namespace sluiceway {
 
 RangeTeam::RangeTeam(int threads) {
-  SLUICEWAY_CHECK(threads >= 1, "arena: ", threads, " threads, expected 1 or more");
+  SLUICEWAY_CHECK(threads >= 1, "range team: ", threads, " threads, expected 1 or more");
   for (int i = 1; i < threads; ++i) {
-    workers_.push_back(std::make_unique<Worker>(Worker::Options{"zo arena", -1}));
+    workers_.push_back(std::make_unique<Worker>(Worker::Options{"zo range", -1}));
   }
 }
 

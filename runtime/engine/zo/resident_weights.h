@@ -20,11 +20,11 @@ class ResidentWeights {
   ResidentWeights(EngineLanes& lanes, RingHops& hops, std::span<const ZoWeight> uses,
                   std::span<const int> first_use, const std::vector<bool>& stays);
 
-  const std::byte* of(int use) const { return places_.at(static_cast<std::size_t>(use)); }
+  std::byte* of(int use) const { return places_.at(static_cast<std::size_t>(use)); }
 
  private:
   std::vector<Buffer> buffers_;
-  std::vector<const std::byte*> places_;  // By use; null: it does not stay.
+  std::vector<std::byte*> places_;  // By use; null: it does not stay.
 };
 
 }  // namespace sluiceway

@@ -22,6 +22,11 @@ struct WeightRing::Entry {
   Event was_read = read->event();
   Event has_arrived = arrived->event();
   Event is_through = through->event();  // It has arrived, and every turn is perturbed.
+  // Where steps are written into weights: the step that arrives; whether what it lacks of the
+  // pass's was submitted; and when it is there.
+  std::uint64_t step = 0;
+  bool is_brought_up = false;
+  Event is_up = arrived->event();
 };
 
 }  // namespace sluiceway

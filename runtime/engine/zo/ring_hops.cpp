@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/perturb.h"
+#include "runtime/engine/last_of.h"
 #include "runtime/engine/zo/zo_lanes.h"
 
 namespace sluiceway {
@@ -42,19 +43,19 @@ Hop RingHops::read(int use, std::byte* staging, AtEndPtr end) {
     before(zo_lanes::kDisk, use);
     config_.source->read(static_cast<std::size_t>(weight(use).source), {staging, bytes},
                          [this, bytes, done](std::exception_ptr error) {
-                           if (!error) disk_read_ += bytes;
+                           if (!error && config_.source->is_disk()) disk_read_ += bytes;
                            done(std::move(error));
                          });
   };
   return hop;
 }
 
-Hop RingHops::await(LaneId lane, Event first, Event second) {
+Hop RingHops::await(LaneId lane, std::vector<Event> events) {
   Hop hop;
   hop.lane = lane;
-  hop.start = [first = std::move(first), second = std::move(second)](StreamRef,
-                                                                     const HopDone& done) {
-    then(first, [second, done] { then(second, [done] { done(); }); });
+  hop.start = [events = std::move(events)](StreamRef, const HopDone& done) {
+    const auto all = std::make_shared<LastOf>(static_cast<int>(events.size()), done);
+    for (const Event& event : events) then(event, [all] { all->end(nullptr); });
   };
   return hop;
 }
@@ -94,27 +95,51 @@ Hop RingHops::perturb(int use, int direction, LaneId lane, const std::byte* from
   return hop;
 }
 
+Hop RingHops::bring_up(int use, LaneId lane, std::byte* place, std::uint64_t from,
+                       std::shared_ptr<const WrittenSteps> steps, std::vector<AtEndPtr> ends,
+                       LandingPtr landing) {
+  Hop hop;
+  hop.lane = lane;
+  hop.run = [this, use, place, from, steps = std::move(steps), ends = std::move(ends),
+             landing = std::move(landing)](StreamRef stream) {
+    before(zo_lanes::kPerturb, use);
+    const ZoWeight& w = weight(first_use_[static_cast<std::size_t>(use)]);
+    write_steps(*steps, w, 0, {place, static_cast<std::size_t>(w.bytes())}, from, stream);
+    if (landing != nullptr) landing->is_up();
+  };
+  return hop;
+}
+
+Hop RingHops::copy_back(int use, const std::byte* from, LandingPtr landing) {
+  Hop hop;
+  hop.lane = zo_lanes::down(config_.perturb_lanes);
+  hop.bytes = weight(use).bytes();
+  hop.run = [this, use, from, lane = hop.lane, bytes = hop.bytes,
+             landing = std::move(landing)](StreamRef stream) {
+    before(lane, use);
+    lanes_.d2h().copy(landing->place(), from, bytes, stream);
+    landing->has_crossed();
+  };
+  return hop;
+}
+
 void RingHops::perturb_elements(const ZoWeight& weight, std::uint64_t tensor,
                                 const LowRankUpdates::Elements& elements, const RingPass& pass,
                                 const StepNoise* noise, StreamRef stream) const {
-  const auto key = [&](const StepNoise& of) {
-    return NoiseKey{of.seed, of.step, tensor, of.purpose};
-  };
-  std::vector<PendingUpdate> pending;
-  for (const ZoUpdates::Record& record : pass.updates->records) {
-    pending.push_back({key(record.noise), of_group(record.scale, weight.group, 0)});
-  }
+  const std::vector<PendingUpdate> pending = pending_of(*pass.updates, tensor, weight.group);
   Theta theta;
   theta.family = config_.family;
   theta.gamma = of_group(pass.updates->gamma, weight.group, 1);
   theta.pending = pending;
-  const std::size_t bytes = elements.base.size();
+  const std::size_t bytes = weight.copy_bytes();
+  const DType dtype = weight.copy_dtype();
   if (noise == nullptr) {
-    return materialise(elements.base, weight.dtype, {elements.plus, bytes}, weight.dtype, theta,
+    return materialise(elements.base, weight.form(), {elements.plus, bytes}, dtype, theta,
                        Rounding::kNearest, {}, stream);
   }
-  sluiceway::perturb(elements.base, weight.dtype, {elements.plus, bytes}, {elements.minus, bytes},
-                     weight.dtype, theta, key(*noise), noise->eps, stream);
+  sluiceway::perturb(elements.base, weight.form(), {elements.plus, bytes}, {elements.minus, bytes},
+                     dtype, theta, {noise->seed, noise->step, tensor, noise->purpose}, noise->eps,
+                     stream);
 }
 
 }  // namespace sluiceway

@@ -1,4 +1,5 @@
-// What a ring's lanes do to a weight: read it, copy it to the device, perturb it.
+// What a ring's lanes do to a weight: read it, copy it to the device, write steps into it, perturb
+// it, and bring it back.
 //
 // Hops own what is to happen at their end (AtEnd): it happens when the last of its owners is gone,
 // a hop that has finished, or one of a payload that was dropped after a failure.
@@ -18,8 +19,10 @@
 #include "kernels/noise.h"
 #include "runtime/device/event_state.h"
 #include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/zo/host_masters.h"
 #include "runtime/engine/zo/low_rank_updates.h"
 #include "runtime/engine/zo/weight_source.h"
+#include "runtime/engine/zo/written_steps.h"
 #include "runtime/engine/zo/zo_weight.h"
 #include "runtime/memory/buffer.h"
 
@@ -39,6 +42,37 @@ class AtEnd {
 };
 using AtEndPtr = std::shared_ptr<const AtEnd>;
 
+// A copy of a step that goes back to its master. When the hops that have it are through, it has
+// landed if both have run and no lane has failed, else it is dropped; then its `ends` happen.
+class Landing {
+ public:
+  struct Place {
+    HostMasters& masters;
+    std::size_t master;
+    std::uint64_t step;
+  };
+  Landing(const Executor& executor, Place place, std::vector<AtEndPtr> ends)
+      : executor_(executor), place_(place), ends_(std::move(ends)) {}
+  Landing(const Landing&) = delete;
+  Landing& operator=(const Landing&) = delete;
+  ~Landing() {
+    const bool arrived = is_up_ && has_crossed_ && !executor_.has_failed();
+    arrived ? place_.masters.land(place_.master, place_.step)
+            : place_.masters.drop(place_.master, place_.step);
+  }
+
+  std::byte* place() const { return place_.masters.data(place_.master); }
+  void is_up() noexcept { is_up_ = true; }  // The copy is of the step: enqueued, on a device.
+  void has_crossed() noexcept { has_crossed_ = true; }  // Likewise.
+
+ private:
+  const Executor& executor_;
+  Place place_;
+  std::vector<AtEndPtr> ends_;
+  std::atomic<bool> is_up_ = false, has_crossed_ = false;
+};
+using LandingPtr = std::shared_ptr<Landing>;
+
 // On the thread that sees it, or at once.
 void then(const Event& event, std::function<void()> action);
 
@@ -47,6 +81,7 @@ struct RingPass {
 
   std::vector<StepNoise> noises;  // By direction; none: an evaluation.
   std::shared_ptr<const ZoUpdates> updates;
+  std::shared_ptr<const WrittenSteps> steps;  // Null: none are written into weights.
 };
 
 class RingHops {
@@ -65,12 +100,17 @@ class RingHops {
   std::uint64_t read_bytes(int use) const;
   Hop read(int use, std::byte* staging, AtEndPtr end);
   // Waits in the lane, on no thread.
-  static Hop await(LaneId lane, Event first, Event second);
+  static Hop await(LaneId lane, std::vector<Event> events);
   // From host memory, or from where it was read to.
   Hop copy(int use, const std::byte* staging, std::byte* to, std::vector<AtEndPtr> ends);
   // Written before it runs: the pass.
   Hop perturb(int use, int direction, LaneId lane, const std::byte* from, std::byte* plus,
               std::byte* minus, std::shared_ptr<const RingPass> pass, AtEndPtr end);
+  // Where it lies on the device: of step `from` before, of steps->next() afterwards.
+  Hop bring_up(int use, LaneId lane, std::byte* place, std::uint64_t from,
+               std::shared_ptr<const WrittenSteps> steps, std::vector<AtEndPtr> ends,
+               LandingPtr landing = nullptr);
+  Hop copy_back(int use, const std::byte* from, LandingPtr landing);
 
   std::uint64_t take_disk_read() noexcept { return disk_read_.exchange(0); }
 

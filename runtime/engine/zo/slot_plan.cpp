@@ -10,24 +10,48 @@
 namespace sluiceway {
 namespace {
 
-// Most of those uses in any `depth` consecutive modules, round the end of the forward.
-int most_at_once(std::span<const SlotUse> uses, int depth, const auto& is_one) {
-  std::vector<int> by_module;  // Of modules that have a use at all.
+// The sum over the uses of each module that has one at all.
+std::vector<std::uint64_t> by_module(std::span<const SlotUse> uses, const auto& count) {
+  std::vector<std::uint64_t> sums;
   int last = 0;
   for (const SlotUse& use : uses) {
-    if (by_module.empty() || use.module != last) by_module.push_back(0);
+    if (sums.empty() || use.module != last) sums.push_back(0);
     last = use.module;
-    if (is_one(use)) ++by_module.back();
+    sums.back() += count(use);
   }
-  const std::size_t modules = by_module.size();
-  const std::size_t window = std::min(static_cast<std::size_t>(depth), modules);
-  int most = 0;
-  for (std::size_t first = 0; first < modules; ++first) {
-    int inside = 0;
-    for (std::size_t i = 0; i < window; ++i) inside += by_module[(first + i) % modules];
+  return sums;
+}
+
+// How many modules, from each on and round the end of the forward, have arrival slots at once.
+std::vector<int> arriving(std::span<const SlotUse> uses, const RingDepth& depth) {
+  const std::vector<std::uint64_t> bytes =
+      by_module(uses, [](const SlotUse& use) { return use.streamed ? use.bytes : 0; });
+  std::vector<int> spans;
+  for (std::size_t first = 0; first < bytes.size(); ++first) {
+    std::size_t meanwhile = 0;  // Modules that cross while this one goes back.
+    for (std::uint64_t left = bytes[first]; left > 0 && meanwhile < bytes.size();) {
+      left -= std::min(left, bytes[(first + ++meanwhile) % bytes.size()]);
+    }
+    const int behind = std::max(depth.arrivals, static_cast<int>(meanwhile));
+    spans.push_back(depth.goes_back ? 1 + behind : depth.arrivals);
+  }
+  return spans;
+}
+
+// Most of those uses in any so many consecutive modules; the last of `spans` is that of all others.
+int most_at_once(std::span<const SlotUse> uses, const std::vector<int>& spans, const auto& is_one) {
+  const std::vector<std::uint64_t> ones =
+      by_module(uses, [&](const SlotUse& use) { return is_one(use) ? 1U : 0U; });
+  std::uint64_t most = 0;
+  for (std::size_t first = 0; first < ones.size(); ++first) {
+    const auto span = static_cast<std::size_t>(spans[std::min(first, spans.size() - 1)]);
+    std::uint64_t inside = 0;
+    for (std::size_t i = 0; i < std::min(span, ones.size()); ++i) {
+      inside += ones[(first + i) % ones.size()];
+    }
     most = std::max(most, inside);
   }
-  return most;
+  return static_cast<int>(most);
 }
 
 SlotClass make_class(std::span<const SlotUse> uses, RingDepth depth, std::uint64_t above,
@@ -37,13 +61,16 @@ SlotClass make_class(std::span<const SlotUse> uses, RingDepth depth, std::uint64
   const auto is_read = [&](const SlotUse& u) { return arrives(u) && u.read_bytes > 0; };
   SlotClass made;
   made.slot_bytes = round_up(up_to, SlotPlan::kSlotAlignment);
-  made.arrivals = most_at_once(uses, depth.arrivals, arrives);
-  made.pairs = most_at_once(uses, depth.pairs, of_class);
-  made.staging = most_at_once(uses, depth.staging, is_read);
-  std::uint64_t most = 0;
+  made.arrivals = most_at_once(uses, arriving(uses, depth), arrives);
+  made.pairs = most_at_once(uses, {depth.pairs}, of_class);
+  made.staging = most_at_once(uses, {depth.staging}, is_read);
+  std::uint64_t most = 0, most_copied = 0;
   for (const SlotUse& use : uses) {
     if (is_read(use)) most = std::max(most, use.read_bytes);
+    if (!of_class(use)) continue;
+    most_copied = std::max(most_copied, use.copy_bytes > 0 ? use.copy_bytes : use.bytes);
   }
+  made.copy_slot_bytes = round_up(most_copied, SlotPlan::kSlotAlignment);
   made.staging_slot_bytes = round_up(most, SlotPlan::kStagingAlignment);
   return made;
 }

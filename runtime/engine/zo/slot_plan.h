@@ -9,6 +9,10 @@
 // consecutive modules, the first following the last. Of all classes that are ranges of sizes, those
 // are taken that need the fewest bytes on the device.
 //
+// Where weights go back, an arrival slot is free one way later than where they are only read. Lest
+// the link wait, arrivals are then those of one module, and of as many after it as are `arrivals`,
+// or, if that is more, as cross while the first goes back: small ones behind a large one.
+//
 // Thread safety: pure functions.
 // Errors:        InvalidArgument: depths below 1, a use without bytes, modules that descend.
 #pragma once
@@ -25,23 +29,32 @@ struct RingDepth {  // In modules.
   int arrivals = 2;
   int pairs = 2;
   int staging = 4;
+  bool goes_back = false;  // What has arrived.
 };
+
+// Of a forward that is so many modules ahead.
+constexpr RingDepth ring_depth(int modules, bool goes_back) noexcept {
+  return {.arrivals = modules, .pairs = modules, .goes_back = goes_back};
+}
 
 struct SlotUse {  // One use of a weight in a forward, in the order of the forward.
   std::uint64_t bytes = 0;
   int module = 0;
   bool streamed = true;          // A resident one needs no arrival slot, and no staging slot.
   std::uint64_t read_bytes = 0;  // Of what is read to have it; 0: it is in host memory.
+  std::uint64_t copy_bytes = 0;  // Of one of its two copies; 0: as many as it has itself.
 };
 
 struct SlotClass {
-  std::uint64_t slot_bytes = 0;  // A multiple of kSlotAlignment.
+  std::uint64_t slot_bytes = 0;       // Of an arrival; a multiple of kSlotAlignment.
+  std::uint64_t copy_slot_bytes = 0;  // Of each of a pair; likewise.
   int arrivals = 0;
   int pairs = 0;
   int staging = 0;
   std::uint64_t staging_slot_bytes = 0;  // A multiple of kStagingAlignment.
   std::uint64_t bytes() const noexcept {
-    return slot_bytes * static_cast<std::uint64_t>(arrivals + 2 * pairs);
+    return slot_bytes * static_cast<std::uint64_t>(arrivals) +
+           copy_slot_bytes * static_cast<std::uint64_t>(2 * pairs);
   }
   std::uint64_t staging_bytes() const noexcept {
     return staging_slot_bytes * static_cast<std::uint64_t>(staging);

@@ -26,12 +26,13 @@ std::vector<int> first_uses(std::span<const ZoWeight> uses) {
     const int same = storage != nullptr ? in_memory.emplace(storage, index).first->second
                                         : in_source.emplace(use.source, index).first->second;
     const ZoWeight& other = uses[static_cast<std::size_t>(same)];
-    SLUICEWAY_CHECK(
-        other.elements == use.elements && other.dtype == use.dtype && other.group == use.group,
-        "zo: weights ", other.name, " and ", use.name, " share their storage but are of ",
-        other.elements, " ", to_string(other.dtype), " and ", use.elements, " ",
-        to_string(use.dtype), " elements in groups ", other.group, " and ", use.group,
-        ", expected one weight");
+    SLUICEWAY_CHECK(other.elements == use.elements && other.form() == use.form() &&
+                        other.group == use.group && other.copy_dtype() == use.copy_dtype(),
+                    "zo: weights ", other.name, " and ", use.name,
+                    " share their storage but are of ", other.elements, " ",
+                    to_string(other.form()), " and ", use.elements, " ", to_string(use.form()),
+                    " elements in groups ", other.group, " and ", use.group,
+                    ", expected one weight");
     first.push_back(same);
   }
   const std::byte* end = nullptr;
@@ -92,8 +93,8 @@ SlotPlan plan_slots(std::span<const ZoWeight> uses, const std::vector<bool>& sta
                     std::span<const std::uint64_t> read_bytes, RingDepth depth) {
   std::vector<SlotUse> slots;
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    slots.push_back(
-        {uses[i].bytes(), uses[i].module, !stays[i], i < read_bytes.size() ? read_bytes[i] : 0});
+    slots.push_back({uses[i].bytes(), uses[i].module, !stays[i],
+                     i < read_bytes.size() ? read_bytes[i] : 0, uses[i].copy_bytes()});
   }
   return plan_slots(slots, depth);
 }

@@ -13,12 +13,17 @@
 namespace sluiceway {
 namespace {
 
-zo_lanes::Depths depths_of(const SlotPlan& plan, int reads, int perturb_lanes) {
+// Where steps are written into weights a hop may wait for one of a later deadline: that waits in
+// the same lane, on no thread, so there all that can be submitted may wait at once.
+zo_lanes::Depths depths_of(const SlotPlan& plan, int reads, int perturb_lanes, int written_keys) {
   zo_lanes::Depths depths{.reads = reads, .perturb_lanes = perturb_lanes};
+  depths.goes_down = written_keys > 0;
+  depths.staged += written_keys;
+  depths.ready += written_keys;
   for (const SlotClass& c : plan.classes) {
     depths.free += c.staging;
     depths.staged += c.arrivals + c.staging;
-    depths.ready += c.pairs;
+    depths.ready += c.pairs + c.arrivals;
   }
   return depths;
 }
@@ -38,6 +43,8 @@ std::uint64_t device_room(const WeightRingOptions& options, int perturb_lanes) {
 
 WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> uses)
     : uses_(std::move(uses)),
+      masters_(options.masters),
+      reads_change_(options.reads_change),
       perturb_lanes_(std::max(1, options.perturb_lanes)),
       first_use_(first_uses(uses_)),
       stays_(staying(uses_, first_use_, options.depth, options.resident_room,
@@ -45,8 +52,9 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> u
       order_(uses_),
       plan_(plan_slots(uses_, stays_, read_sizes(uses_, options.source), options.depth)),
       lanes_(options.lanes,
-             zo_lanes::specs(depths_of(plan_, options.reads, perturb_lanes_), options.device_cpu,
-                             options.lane_cpu),
+             zo_lanes::specs(depths_of(plan_, options.reads, perturb_lanes_,
+                                       masters_ != nullptr ? kKeysOfUse * use_count() : 0),
+                             options.device_cpu, options.lane_cpu),
              zo_lanes::kPlan, kKeysOfUse * use_count()),
       hops_({options.source, options.family, options.low_rank, perturb_lanes_, options.before_hop},
             lanes_, uses_, first_use_),
@@ -59,6 +67,7 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> u
       rings_(plan_.classes.size()),
       updates_(std::make_shared<ZoUpdates>()),
       next_(std::make_shared<RingPass>()) {
+  know_masters();
   cut_slots();
   try {
     fill();
@@ -83,11 +92,11 @@ void WeightRing::cut_slots() {
   for (std::size_t i = 0; i < rings_.size(); ++i) {
     const SlotClass& c = plan_.classes[i];
     Ring& ring = rings_[i];
-    const auto take = [&] { return std::exchange(slot, slot + c.slot_bytes); };
-    for (int k = 0; k < c.arrivals; ++k) ring.arrivals.push_back({take(), {}});
+    const auto take = [&](std::uint64_t bytes) { return std::exchange(slot, slot + bytes); };
+    for (int k = 0; k < c.arrivals; ++k) ring.arrivals.push_back({take(c.slot_bytes), {}});
     for (int k = 0; k < c.pairs; ++k) {
-      std::byte* const plus = take();
-      ring.pairs.push_back({plus, take(), {}});
+      std::byte* const plus = take(c.copy_slot_bytes);
+      ring.pairs.push_back({plus, take(c.copy_slot_bytes), {}});
     }
     for (int k = 0; k < c.staging; ++k) {
       ring.staging.push_back({std::exchange(staged, staged + c.staging_slot_bytes), {}});
@@ -114,6 +123,7 @@ void WeightRing::begin(std::span<const StepNoise> noises) {
   ++begun_;
   next_->noises.assign(noises.begin(), noises.end());
   next_->updates = updates_;
+  if (masters_ != nullptr) next_->steps = masters_->steps();
   pass_ = std::exchange(next_, std::make_shared<RingPass>());
   for (Ring& ring : rings_) ring.next_pass = false;
   fill();
@@ -133,11 +143,15 @@ void WeightRing::finish() {
   fill();
 }
 
-void WeightRing::end(const char* function) {
+void WeightRing::check_ends(const char* function) const {
   SLUICEWAY_CHECK(pass_ != nullptr, function, ": no pass has begun, expected begin_step() or ",
                   "begin_evaluation() before");
   SLUICEWAY_CHECK(held_.empty(), function, ": ", uses_[at(held_.begin()->second.use)].name,
                   " is acquired, expected release() before the pass ends");
+}
+
+void WeightRing::end(const char* function) {
+  check_ends(function);
   while (!ahead_.empty()) drop_turn();  // What this forward did not use.
   for (Ring& ring : rings_) {
     while (!ring.entries.empty() && ring.entries.front()->pass == pass_) {

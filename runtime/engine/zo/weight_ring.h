@@ -5,6 +5,11 @@
 //   perturb  arrival slot  -> pair of slots   theta +- eps z, when a pair of the class is free
 //   compute  acquire() .. release()           reads the pair
 //
+// Where there are masters, steps are written into the weights instead of being replayed:
+//
+//   perturb  arrival slot, or resident  <- write_steps()   before its first turn of a pass
+//   down     arrival slot  -> host memory     of streamed ones, while the forwards run
+//
 // One pass: begin_step(), then acquire(), acquire(), release() for each turn, then commit(). A turn
 // is a use in one direction; a step has as many directions as noises, an evaluation has direction
 // 0. Turns go module by module, direction by direction within a module, and use by use within that:
@@ -13,7 +18,7 @@
 // The first weights of the next pass cross the link before commit(); they are perturbed from
 // begin_step() on, which knows the noises, or become plain copies if it is an evaluation that
 // begins. Resident weights are perturbed from their place on the device into the same pairs.
-// Nothing crosses from device to host.
+// Without masters nothing crosses from device to host.
 //
 // Another order than that of the turns is served, slower: a turn that is skipped gives its slots
 // back, and acquire() of one that has gone by reloads it and goes on from there. Bits do not depend
@@ -26,9 +31,18 @@
 //   R1  An arrival slot is written when the use before it in that slot has been perturbed in every
 //       direction.
 //   R2  A pair is written behind the event that release() recorded.
-//   R3  What waits in a lane waits for turns that the forward needs earlier: no deadlock.
+//   R3  What waits in a lane waits for what was submitted earlier, and on no thread where that may
+//       come later in the same lane: no deadlock.
 //   R4  A turn is perturbed with the noise and the updates of its own pass.
 //   R5  A staging slot is read into when what was in it has crossed the link.
+//   R6  A weight in host memory is written to when every copy of it that was submitted before has
+//       arrived, and copied from when what was submitted before is written.
+//   R7  Steps that a copy lacks are written into it, whatever others of its storage have: the same
+//       bits; the first of them goes back. So a tied weight, or one that crossed before its step
+//       was known, is given no step twice.
+//   R8  Where a snapshot is read what goes back waits for its reader, in its slot, and the forward
+//       does not (master_snapshot.h); but for a further use of a tied weight, which crosses when
+//       the first has gone back.
 //
 // On a CUDA device the caller is a pass ahead at most: begin_step() and begin_evaluation() wait
 // until the device is through with the last pass but one; and any call may wait when the lanes have
@@ -41,7 +55,7 @@
 //                out of its place, nothing changed. What a lane throws comes out of the next call,
 //                with lane and weight named, and of each one after it.
 // Cost:          a pass reads each streamed use once and moves it once over the link, however many
-//                directions.
+//                directions; with masters each streamed weight once back, if a step was made since.
 #pragma once
 
 #include <array>
@@ -56,6 +70,7 @@
 
 #include "kernels/noise.h"
 #include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/zo/host_masters.h"
 #include "runtime/engine/zo/resident_weights.h"
 #include "runtime/engine/zo/ring_hops.h"
 #include "runtime/engine/zo/slot_plan.h"
@@ -78,7 +93,10 @@ struct WeightRingOptions {
   // Where noise is of low rank. Outlives the ring, and is written between passes alone.
   const LowRankUpdates* low_rank = nullptr;
   WeightSource* source = nullptr;  // Of weights that are not in host memory.
-  int reads = 4;                   // Of the source, at a time.
+  bool reads_change = false;       // With each step: nothing is read ahead of it.
+  // That steps are written into, of weights in host memory; null: weights are only read.
+  HostMasters* masters = nullptr;
+  int reads = 4;  // Of the source, at a time.
   int perturb_lanes = 1;
   int device_cpu = -1;
   int lane_cpu = -1;
@@ -105,6 +123,16 @@ class WeightRing {
   void release(int use, int direction, StreamRef compute);
   void commit(ZoUpdates updates);  // Ends the pass: those after it are at these updates,
   void finish();                   // or at the same as this one.
+  void check_ends(const char* function) const;  // What both refuse, under the caller's name.
+  // Between passes: every weight is of the last step in host memory, and nothing moves there.
+  void flush();
+
+  // ---- A snapshot of the masters ----
+  void copy_residents_back();  // Between passes: as flush(), of those alone; they are on their way.
+  // Streamed weights that nothing has brought up to the last step are, in host memory. Within a
+  // pass where nothing is acquired, too.
+  void catch_up();
+  void check_lanes() const { has_key(); }  // Throws what a lane has thrown.
 
   // ---- Numbers ----
   EngineUse take_use() { return lanes_.take_use(); }
@@ -140,9 +168,9 @@ class WeightRing {
     std::deque<Slot> staging, arrivals;
     std::deque<Pair> pairs;
   };
-  // A read, an arrival and a few directions each, of the pass that the device is at, the one that
-  // the caller is at, and the one ahead of that.
-  static constexpr int kKeysOfUse = 12;
+  // A read, an arrival, a step and a few directions each, of the pass that the device is at, the
+  // one that the caller is at, and the one ahead of that.
+  static constexpr int kKeysOfUse = 15;
 
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   int use_count() const noexcept { return static_cast<int>(uses_.size()); }
@@ -162,15 +190,35 @@ class WeightRing {
   void submit_perturb(const EntryPtr& entry, const Turn& turn);
   void seek(std::uint64_t position);
   void drop_turn();  // The front of ahead_. Waits for what runs of it.
-  static void retire(Ring& ring,
-                     const EntryPtr& entry);  // Its last turn has a pair, or needs none.
-  bool has_key() const;                       // One that nothing in the lanes has.
+  void retire(Ring& ring, const EntryPtr& entry);  // Its last turn has a pair, or needs none.
+  bool has_key() const;                            // One that nothing in the lanes has.
   int take_key();
   Payload payload_of(int use, bool next_pass, std::uint64_t place);  // Without hops.
   std::uint64_t position(int use, int direction) const;              // In the current pass.
+
+  // ---- Steps that are written into weights ----
+  struct Written {  // By the first use of a storage.
+    std::size_t master = 0;
+    std::uint64_t step = 0;  // Of host memory, or of its resident place, once that is written.
+    Event is_written;
+    std::vector<Event> readers;  // Whatever reads what will be written over.
+  };
+  void know_masters();
+  bool is_written(int use) const noexcept {
+    return masters_ != nullptr && uses_[at(use)].source < 0;
+  }
+  Written& written(int use) { return written_.at(first_use_[at(use)]); }
+  static void read_by(Written& storage, Event reader);
+  bool bring_up(const EntryPtr& entry);  // False: there is no key.
+  void bring_up_resident(int use, const std::shared_ptr<const WrittenSteps>& steps, int key);
+  void bring_up_arrival(const EntryPtr& entry, int key);
+  LaneId perturb_lane(std::uint64_t number) const;
+
   int first_direction(int use, std::uint64_t from) const;
 
   std::vector<ZoWeight> uses_;
+  HostMasters* masters_;
+  bool reads_change_;
   int perturb_lanes_;
   std::vector<int> first_use_;  // By use: the first one of the same storage.
   std::vector<bool> stays_;     // By use: it is resident.
@@ -183,6 +231,7 @@ class WeightRing {
   Buffer staging_;
   std::vector<Ring> rings_;
 
+  std::map<int, Written> written_;  // Empty without masters.
   std::shared_ptr<const ZoUpdates> updates_;
   std::shared_ptr<RingPass> pass_;  // The current one; null between two.
   std::shared_ptr<RingPass> next_;  // The one after it.

@@ -40,6 +40,7 @@ bool WeightRing::fetch_next(Ring& ring) {
   const bool streamed = !stays_[at(use)];
   const bool is_read = streamed && uses_[at(use)].source >= 0;
   if (is_read && (ring.staging.empty() || !has_key())) return false;
+  if (is_read && reads_change_ && ring.next_pass && pass_ != nullptr) return false;
   if (streamed && !is_read && ring.arrivals.empty()) return false;
   const auto entry = std::make_shared<Entry>();
   entry->use = use;
@@ -64,7 +65,7 @@ void WeightRing::move_on(Ring& ring) {
     give_arrivals(ring);
     if (ring.pairs.empty() || !has_key()) return;
     const EntryPtr entry = next_entry(ring);
-    if (entry == nullptr || entry->lacks_arrival) return;
+    if (entry == nullptr || entry->lacks_arrival || !bring_up(entry) || !has_key()) return;
     const Turn turn{position(entry->use, entry->next), entry->use, entry->next, take_key(),
                     ring.pairs.front()};
     submit_perturb(entry, turn);
@@ -112,6 +113,8 @@ void WeightRing::retire(Ring& ring, const EntryPtr& entry) {
   if (entry->is_read()) ring.staging.push_back({entry->staging.data, entry->was_read});
   if (entry->arrival.data != nullptr) {
     ring.arrivals.push_back({entry->arrival.data, entry->is_through});
+  } else if (is_written(entry->use) && stays_[at(entry->use)]) {
+    read_by(written(entry->use), entry->is_through);
   }
   std::erase_if(ring.entries, [gone = entry.get()](const EntryPtr& e) { return e.get() == gone; });
 }
@@ -145,7 +148,7 @@ Payload WeightRing::payload_of(int use, bool next_pass, std::uint64_t place) {
 void WeightRing::submit_read(const EntryPtr& entry) {
   Payload payload = payload_of(entry->use, entry->pass == next_, at(entry->use));
   payload.key = take_key();
-  payload.hops.push_back(RingHops::await(zo_lanes::kFree, entry->staging.free, {}));
+  payload.hops.push_back(RingHops::await(zo_lanes::kFree, {entry->staging.free}));
   payload.hops.push_back(hops_.read(entry->use, entry->staging.data, std::move(entry->read)));
   lanes_.executor().submit(std::move(payload));
 }
@@ -154,7 +157,14 @@ void WeightRing::submit_copy(const EntryPtr& entry) {
   Payload payload = payload_of(entry->use, entry->pass == next_, at(entry->use));
   payload.key = take_key();
   // Not as Payload::after, in the lane of the link: what this waits for may come there later.
-  payload.hops.push_back(RingHops::await(zo_lanes::kStaged, entry->was_read, entry->arrival.free));
+  std::vector<Event> before = {entry->was_read, entry->arrival.free};
+  if (is_written(entry->use)) {
+    Written& storage = written(entry->use);
+    entry->step = storage.step;
+    before.push_back(storage.is_written);
+    read_by(storage, entry->has_arrived);
+  }
+  payload.hops.push_back(RingHops::await(zo_lanes::kStaged, std::move(before)));
   payload.hops.push_back(hops_.copy(entry->use, entry->staging.data, entry->arrival.data,
                                     {std::move(entry->arrived), entry->through}));
   lanes_.executor().submit(std::move(payload));
@@ -163,10 +173,9 @@ void WeightRing::submit_copy(const EntryPtr& entry) {
 void WeightRing::submit_perturb(const EntryPtr& entry, const Turn& turn) {
   Payload payload = payload_of(turn.use, false, turn.position);
   payload.key = turn.key;
-  payload.hops.push_back(RingHops::await(zo_lanes::kReady, entry->has_arrived, turn.pair.free));
-  const auto lane = static_cast<LaneId>(turn.position % static_cast<std::uint64_t>(perturb_lanes_));
+  payload.hops.push_back(RingHops::await(zo_lanes::kReady, {entry->is_up, turn.pair.free}));
   const std::byte* const place = residents_.of(turn.use);
-  payload.hops.push_back(hops_.perturb(turn.use, turn.direction, zo_lanes::kPerturb + lane,
+  payload.hops.push_back(hops_.perturb(turn.use, turn.direction, perturb_lane(turn.position),
                                        place != nullptr ? place : entry->arrival.data,
                                        turn.pair.plus, turn.pair.minus, entry->pass,
                                        entry->through));

@@ -10,11 +10,6 @@ namespace sluiceway {
 namespace {
 
 ScalarLog open_log(const ZoEngineOptions& options) {
-  if (options.shape.noise.rank > 0 && options.arena != nullptr) {
-    throw Unavailable(
-        "zo engine: noise is of low rank and the base in an arena, expected one of the two in this "
-        "version");
-  }
   const ArenaBase base = options.arena ? options.arena->base() : ArenaBase{options.base, {}};
   if (std::filesystem::exists(options.log_path)) {
     return ScalarLog::open(options.log_path, options.shape, base);
@@ -28,10 +23,14 @@ ZoEngine::ZoEngine(const ZoEngineOptions& options)
     : ring_options_(options.ring),
       eps_(options.eps),
       arena_(options.arena),
+      low_rank_(make_factors(options)),
       log_(open_log(options)) {
+  const DeviceId device = ring_options_.lanes.device;
+  note(device.is_host() ? StreamRef::host() : StreamRef::cuda(device.ordinal(), nullptr));
   ring_options_.family = static_cast<NoiseFamily>(options.shape.noise.family);
+  ring_options_.low_rank = low_rank_.get();
+  ring_options_.lanes.trace = std::make_shared<Trace>();
   if (arena_ != nullptr) ring_options_.source = arena_;
-  if (options.shape.noise.rank > 0) keep_factors(options.trained);
   replay_all();
   catch_up();
 }
@@ -75,27 +74,60 @@ StepNoise ZoEngine::noise(std::uint32_t direction) const {
   return {shape().run_seed, log_.next_step(), direction, eps_};
 }
 
-void ZoEngine::keep_factors(std::span<const ZoWeight> trained) {
+std::unique_ptr<LowRankUpdates> ZoEngine::make_factors(const ZoEngineOptions& options) {
+  if (options.shape.noise.rank == 0) return nullptr;
   EngineLanes::Options& lanes = ring_options_.lanes;
   lanes.budget = Budget(lanes.limits);
-  if (!lanes.device.is_host()) compute_ = StreamRef::cuda(lanes.device.ordinal(), nullptr);
-  low_rank_ = std::make_unique<LowRankUpdates>(shape(), log_.base().step, trained, *lanes.budget,
-                                               lanes.device);
-  ring_options_.low_rank = low_rank_.get();
+  return std::make_unique<LowRankUpdates>(options.shape, options.trained, *lanes.budget,
+                                          lanes.device);
 }
 
-const LowRankUpdates& ZoEngine::low_rank(StreamRef compute) {
+LowRankUpdates& ZoEngine::low_rank(StreamRef compute) {
   SLUICEWAY_CHECK(low_rank_ != nullptr,
                   "zo engine: noise is elementwise, expected noise of low rank");
   catch_up();
-  compute_ = compute;
+  note(compute);
   return *low_rank_;
+}
+
+void ZoEngine::note(StreamRef compute) {
+  std::erase(computes_, compute);
+  computes_.push_back(compute);
 }
 
 void ZoEngine::catch_up() {
   if (!low_rank_ || low_rank_->is_at(log_)) return;
   finish();  // The ring may have been interrupted behind the commit.
-  low_rank_->follow(log_, compute_);
+  low_rank_->follow(log_, computes_);
+  computes_.erase(computes_.begin(), computes_.end() - 1);
+}
+
+void ZoEngine::make_room() {
+  const std::uint64_t step = log_.next_step();
+  try {
+    low_rank_->prepare(step, computes_);
+  } catch (const OutOfMemory&) {
+    if (!give_way(step)) throw;
+  }
+}
+
+bool ZoEngine::give_way(std::uint64_t step) {
+  bool may = false;  // Whether something is resident that need not be.
+  for (std::size_t use = 0; ring_ && use < uses_.size(); ++use) {
+    may = may || (ring_->is_resident(static_cast<int>(use)) && !uses_[use].keep);
+  }
+  if (!may) return false;
+  ring_.reset();
+  try {
+    low_rank_->prepare(step, computes_);
+    need_ring();
+    return true;
+  } catch (const OutOfMemory&) {  // Without any, too.
+    low_rank_->let_go();
+    catch_up();
+    need_ring();
+    return false;
+  }
 }
 
 void ZoEngine::check_room(const char* function) const {
@@ -110,7 +142,7 @@ void ZoEngine::begin_step() {
   catch_up();
   check_room("begin_step");
   need_ring();
-  if (low_rank_ && passing_ == Passing::kNone) low_rank_->prepare(log_.next_step(), compute_);
+  if (low_rank_ && passing_ == Passing::kNone) make_room();
   std::vector<StepNoise> noises;
   for (std::uint32_t d = 0; d < shape().directions; ++d) noises.push_back(noise(d));
   if (ring_) ring_->begin_step(noises);
@@ -125,7 +157,7 @@ void ZoEngine::begin_evaluation() {
 }
 
 const void* ZoEngine::acquire(int use, int direction, Side side, StreamRef compute) {
-  compute_ = compute;
+  note(compute);
   return ring().acquire(use, direction, side, compute);
 }
 
@@ -198,6 +230,9 @@ void ZoEngine::consolidate(const ZoArena::Consolidation& how) {
   SLUICEWAY_CHECK(arena_ != nullptr,
                   "consolidate: the base lies in host memory, expected an arena that can hold "
                   "another");
+  SLUICEWAY_CHECK(low_rank_ == nullptr,
+                  "consolidate: noise is of low rank, whose updates are summed up beside the base, "
+                  "expected elementwise noise");
   SLUICEWAY_CHECK(passing_ == Passing::kNone,
                   "consolidate: a pass has begun, expected commit() or finish() before");
   ring_.reset();

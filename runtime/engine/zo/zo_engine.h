@@ -14,11 +14,12 @@
 //
 // Where noise is of low rank, what the log says is kept as factors (low_rank_updates.h). They are
 // brought up to date when they are next needed: by begin_step(), begin_evaluation() or low_rank(),
-// which then wait for the stream that computes. begin_step() makes room for the step.
+// which then wait for the streams that computed since. begin_step() makes room for the step: where
+// the device has none, the ring is made again with fewer resident weights.
 //
 // Thread safety: as the ring's. Errors: those of scalar_log.h, weight_ring.h, zo_arena.h and
-// low_rank_updates.h. Unavailable: noise of low rank with an arena. InvalidArgument: a step that
-// would be one more than replay can add in one go; nothing was written.
+// low_rank_updates.h. InvalidArgument: a step that would be one more than replay can add in one
+// go, a new base where noise is of low rank; nothing was written.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +56,7 @@ class ZoEngine {
   // Between passes; again, if the forward has changed. A use has host memory, which outlives this,
   // or its number in the arena. Without, passes are those of a forward that streams nothing.
   void stream(std::vector<ZoWeight> uses);
-  bool streams() const noexcept { return ring_.has_value(); }
+  bool streams() const noexcept { return !uses_.empty(); }
 
   // ---- A pass ----
   void begin_step();
@@ -70,7 +71,8 @@ class ZoEngine {
   void restore(std::uint64_t entries);
   void branch(std::uint64_t step, const std::string& path) const { log_.branch(step, path); }
   void sync() { log_.sync(); }
-  // What the arena throws leaves base and steps as they were; the next pass makes the ring again.
+  // What the arena throws leaves base and steps as they were. OutOfMemory of the ring: the base is
+  // the new one. After either the next pass makes the ring again.
   void consolidate(const ZoArena::Consolidation& how);
   const ScalarLog& log() const noexcept { return log_; }
   const LogShape& shape() const noexcept { return log_.history().header().shape; }
@@ -80,10 +82,14 @@ class ZoEngine {
   // The noise of a direction in the next step.
   StepNoise noise(std::uint32_t direction) const;
   // With it theta and its neighbours are made outside of the ring, on `compute`.
-  const LowRankUpdates& low_rank(StreamRef compute);
+  LowRankUpdates& low_rank(StreamRef compute);
 
   // ---- Numbers ----
   WeightRing& ring();
+  // Of the ring; 0 where it is to be made again.
+  EngineUse take_use() { return ring_ ? ring_->take_use() : EngineUse{}; }
+  std::uint64_t take_disk_read() noexcept { return ring_ ? ring_->take_disk_read() : 0; }
+  Trace& trace() noexcept { return *ring_options_.lanes.trace; }  // Of every ring that there was.
 
  private:
   enum class Passing : std::uint8_t { kNone, kStep, kEvaluation };
@@ -92,7 +98,10 @@ class ZoEngine {
   void need_ring();
   void go_back(const std::function<void()>& change);
   void check_room(const char* function) const;
-  void keep_factors(std::span<const ZoWeight> trained);
+  std::unique_ptr<LowRankUpdates> make_factors(const ZoEngineOptions& options);
+  void make_room();                   // Of factors, for the step that begins.
+  bool give_way(std::uint64_t step);  // The same, of resident weights; false: all is as it was.
+  void note(StreamRef compute);
   void catch_up();  // Factors take up what the log has; ends a pass interrupted after commit().
   void replay_all();
   void tell_ring();
@@ -100,11 +109,11 @@ class ZoEngine {
   WeightRingOptions ring_options_;
   float eps_;
   ZoArena* arena_;
-  ScalarLog log_;
+  std::unique_ptr<LowRankUpdates> low_rank_;  // Null: noise is elementwise.
+  ScalarLog log_;                             // Is made when all else is there.
   ZoUpdates updates_;
   std::vector<ZoWeight> uses_;
-  std::unique_ptr<LowRankUpdates> low_rank_;  // Null: noise is elementwise.
-  StreamRef compute_ = StreamRef::host();     // That was given last.
+  std::vector<StreamRef> computes_;  // Given since factors were written; the last one at the end.
   std::optional<WeightRing> ring_;
   Passing passing_ = Passing::kNone;
 };

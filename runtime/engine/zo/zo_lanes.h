@@ -14,13 +14,16 @@ namespace sluiceway::zo_lanes {
 //   staged   it waits, on no thread, for its read, if any, and for an arrival slot
 //   h2d      it arrives
 //   ready    it waits, on no thread, for its arrival and for a pair of slots
-//   perturb  its two copies are made; one lane or several
+//   perturb  its two copies are made, and steps are written into it; one lane or several
+//   down     it goes back to host memory; where steps are written into weights alone
 inline constexpr LaneId kFree = 0, kDisk = 1, kStaged = 2, kH2d = 3, kReady = 4, kPerturb = 5;
+inline constexpr LaneId down(int perturb_lanes) noexcept { return kPerturb + perturb_lanes; }
 inline constexpr LanePlan kPlan{.gather_before = std::nullopt, .device_lane = kPerturb};
 
 struct Depths {  // Hops in flight.
   int free = 1, reads = 1, staged = 1, ready = 1;
   int perturb_lanes = 1;
+  bool goes_down = false;
 };
 
 inline std::vector<LaneSpec> specs(const Depths& depths, int device_cpu, int lane_cpu) {
@@ -32,8 +35,9 @@ inline std::vector<LaneSpec> specs(const Depths& depths, int device_cpu, int lan
                                {"ready", kOnHost, std::max(1, depths.ready), lane_cpu}};
   for (int i = 0; i < depths.perturb_lanes; ++i) {
     all.push_back(
-        {"perturb" + (i == 0 ? std::string() : std::to_string(i)), kOnDevice, 1, device_cpu});
+        {"perturb" + (i == 0 ? std::string() : std::to_string(i)), kOnDevice, 1, device_cpu, true});
   }
+  if (depths.goes_down) all.push_back({"down", kOnDevice, 2, lane_cpu});
   return all;
 }
 

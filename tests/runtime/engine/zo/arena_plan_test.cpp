@@ -48,6 +48,7 @@ TEST(ArenaPlanTest, PiecesCoverEachWeightInChunksOfItsOwn) {
         at += found.bytes;
       }
       EXPECT_EQ(at, weights[w].bytes());
+      EXPECT_EQ(plan.stored_bytes(w), whole_blocks(at));
       const std::uint64_t room = plan.pieces_of(w).size() *
                                  contents.regions.at(plan.pieces_of(w)[0].chunk.region).chunk_bytes;
       EXPECT_LT(room, std::max(kBlockBytes + 1, 2 * weights[w].bytes()));

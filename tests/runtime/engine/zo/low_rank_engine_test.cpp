@@ -3,17 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
 #include "kernels/base/error.h"
-#include "runtime/engine/zo/zo_engine.h"
 #include "runtime/engine/zo/zo_lanes.h"
 #include "tests/support/backend.h"
-#include "tests/support/io_back_ends.h"
-#include "tests/support/low_rank_run.h"
+#include "tests/support/low_rank_engine_run.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {
@@ -21,117 +22,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-constexpr float kEps = 1e-2F;
-constexpr std::uint32_t kGroups = 2;
-
-LogShape log_shape(std::uint32_t rank, std::uint32_t period, std::uint32_t directions) {
-  const auto family = static_cast<std::uint32_t>(NoiseFamily::kGaussian);
-  return {
-      .run_seed = 77, .noise = {family, rank, period}, .groups = kGroups, .directions = directions};
-}
-
-// An engine's run beside the oracle's.
-class Followed {
- public:
-  Followed(DeviceId device, const LogShape& shape, bool small = false)
-      : run(20261123, shape), device_(device), stream_(Stream::owned(device, {"compute"})) {
-    stream_.enqueue([this](StreamRef ref) { compute = ref; });
-    stream_.synchronize();
-    run.add(5, 35, DType::kF32, 0);
-    run.add(0, 7, DType::kF32, 1);
-    if (small) return;
-    run.add(13, 13 * 37, DType::kBF16, 1);
-    run.add(0, 11, DType::kBF16, 0);
-    run.add(1, 3, DType::kF32, 0);
-    run.add(19, 19, DType::kF32, 1);
-    run.tie(0);
-  }
-
-  ZoEngineOptions options() const {
-    ZoEngineOptions all(device_);
-    all.ring.lanes.limits.fill(Budget::kUnlimited);
-    all.log_path = path.str();
-    all.shape = run.shape;
-    all.eps = kEps;
-    all.trained = run.trained();
-    return all;
-  }
-
-  void expect_use(ZoEngine& engine, std::size_t use, std::uint32_t direction, bool is_step) {
-    std::optional<StepNoise> with;
-    if (is_step) with = run.noise(direction, kEps);
-    const int index = static_cast<int>(use), d = static_cast<int>(direction);
-    for (const Side side : {Side::kPlus, Side::kMinus}) {
-      const void* const found = engine.acquire(index, d, side, compute);
-      EXPECT_EQ(bytes_at(found, run.uses[use].bytes()), run.expected(use, side, with))
-          << "use " << use << " in step " << run.state.step << ", direction " << direction;
-    }
-    engine.release(index, d, compute);
-  }
-  void expect_pass(ZoEngine& engine, bool is_step) {
-    for (std::size_t use = 0; use < run.uses.size(); ++use) {
-      for (std::uint32_t d = 0; d < (is_step ? run.shape.directions : 1); ++d) {
-        expect_use(engine, use, d, is_step);
-      }
-    }
-  }
-  void expect_evaluation(ZoEngine& engine) {
-    engine.begin_evaluation();
-    expect_pass(engine, false);
-    engine.finish();
-  }
-  // As who reads a weight beside the ring.
-  void expect_outside(ZoEngine& engine, std::size_t use, const StepNoise* noise) {
-    const ZoWeight& weight = run.uses[use];
-    Budget budget = Budget::unlimited();
-    const auto buffer = [&] {
-      return Buffer(budget, Tier::kDevice, device_, weight.bytes(), "a copy");
-    };
-    const Buffer base = buffer(), plus = buffer(), minus = buffer();
-    copy_device_bytes(device_, base.data(), weight.host, base.size());
-    const LowRankUpdates& low_rank = engine.low_rank(compute);
-    const std::uint64_t tensor = stable_hash(weight.name);
-    const Buffer drawn(budget, Tier::kDevice, device_, low_rank.drawn_elems(tensor) * sizeof(float),
-                       "factors");
-    low_rank.make(tensor, {{base.data(), base.size()}, plus.data(), minus.data()}, engine.updates(),
-                  noise, drawn.as<float>(), compute);
-    std::optional<StepNoise> with;
-    if (noise != nullptr) with = *noise;
-    EXPECT_EQ(bytes_at(plus.data(), plus.size()), run.expected(use, Side::kPlus, with));
-    if (noise == nullptr) return;
-    EXPECT_EQ(bytes_at(minus.data(), minus.size()), run.expected(use, Side::kMinus, with));
-  }
-
-  void commit(ZoEngine& engine) {
-    g = run.rng().vector(run.shape.directions);
-    rates = {{1e-1, 0.1}, {3e-2 / (1 + run.state.step), 0}};
-    engine.commit(g, rates, false);
-    run.take_step(g, rates);
-  }
-  void take_step(ZoEngine& engine) {
-    engine.begin_step();
-    expect_pass(engine, true);
-    commit(engine);
-  }
-
-  LowRankRun run;
-  std::vector<float> g;  // Of the last commit, and its rates.
-  std::vector<StepRate> rates;
-  StreamRef compute = StreamRef::host();
-  ScratchPath path, other;
-
- private:
-  std::vector<std::byte> bytes_at(const void* data, std::size_t count) const {
-    std::vector<std::byte> bytes(count);
-    wait_for(compute);
-    copy_device_bytes(device_, bytes.data(), data, count);
-    return bytes;
-  }
-
-  DeviceId device_;
-  Stream stream_;
-};
 
 class LowRankEngineTest : public testing::TestWithParam<DeviceId> {};
 
@@ -204,16 +94,16 @@ TEST_P(LowRankEngineTest, LinesOfTheLogHaveFactorsOfTheirOwn) {
 TEST_P(LowRankEngineTest, APeriodThatDoesNotFitIsRefusedBeforeItsStep) {
   Followed all(GetParam(), log_shape(4, 2, 1), true);
   ZoEngineOptions options = all.options();
-  // Two periods of 4 (5 + 7) floats, the sum and base of a vector; not a third one.
+  // Two periods of 4 (5 + 7) floats, the sum and base of a vector, U; not a third one.
   std::uint64_t& limit = options.ring.lanes.limits[static_cast<std::size_t>(Tier::kDevice)];
-  limit = 3 * 4 * 12 * sizeof(float) + 2 * 7 * sizeof(float);
+  limit = 3 * 4 * 12 * sizeof(float) + 2 * 7 * sizeof(float) + 4 * 5 * sizeof(float);
   {
     ZoEngine engine(options);
     for (int i = 0; i < 4; ++i) engine.begin_step(), all.commit(engine);
     EXPECT_THAT(
         [&] { engine.begin_step(); },
         ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("room for 3 periods of low-rank noise of w1"),
-                                         HasSubstr("needs 576 bytes"), HasSubstr("of 632 bytes"))));
+                                         HasSubstr("needs 576 bytes"), HasSubstr("of 712 bytes"))));
     EXPECT_EQ(engine.log().next_step(), 4U);
     for (std::size_t use = 0; use < 2; ++use) all.expect_outside(engine, use, nullptr);
   }
@@ -221,6 +111,70 @@ TEST_P(LowRankEngineTest, APeriodThatDoesNotFitIsRefusedBeforeItsStep) {
   ZoEngine engine(options);
   engine.stream(all.run.uses);
   all.take_step(engine);
+}
+
+// With all that is left for them some matrices stay at first, and fewer later on.
+TEST_P(LowRankEngineTest, ResidentWeightsGiveWayToAPeriod) {
+  Followed all(GetParam(), log_shape(4, 1, 1), true);
+  for (int i = 0; i < 3; ++i) all.run.add(19, 19 * 23, DType::kF32, 0);
+  ZoEngineOptions options = all.options();
+  options.ring.resident_room = WeightRingOptions::kWhatIsLeft;
+  options.ring.lanes.limits[static_cast<std::size_t>(Tier::kDevice)] = 28'000;
+  ZoEngine engine(options);
+  engine.stream(all.run.uses);
+  engine.ring().trace().enable(true);
+  std::vector<int> residents;  // In each step.
+  const auto take_steps = [&] {
+    for (;;) {
+      int& count = residents.emplace_back(0);
+      for (int use = 0; use < 5; ++use) count += engine.ring().is_resident(use) ? 1 : 0;
+      ASSERT_LT(residents.size(), 100U);
+      all.take_step(engine);
+    }
+  };
+  EXPECT_THAT(take_steps, ThrowsMessage<OutOfMemory>(HasSubstr("periods of low-rank noise of w")));
+  EXPECT_GT(residents.front(), residents.back());
+  EXPECT_TRUE(std::is_sorted(residents.rbegin(), residents.rend()));
+  EXPECT_TRUE(engine.ring().trace().enabled());
+  for (int again = 0; again < 2; ++again) {  // What is refused has changed nothing.
+    all.expect_evaluation(engine);
+    EXPECT_THROW(engine.begin_step(), OutOfMemory);
+  }
+}
+
+// Of two streams in turn the one that was given first reads late.
+TEST_P(LowRankEngineTest, FactorsAreReadOnEveryStreamBeforeTheyAreWritten) {
+  Followed all(GetParam(), log_shape(3, 4, 1), true);
+  ZoEngine engine(all.options());
+  Stream second = Stream::owned(GetParam(), {"second"});
+  StreamRef other = StreamRef::host();
+  second.enqueue([&](StreamRef ref) { other = ref; });
+  second.synchronize();
+  engine.begin_step(), all.commit(engine);
+  LowRankUpdates& low_rank = engine.low_rank(all.compute);
+  const ZoWeight& vector = all.run.uses[1];
+  const std::vector<std::byte> expected = all.run.expected(1, Side::kPlus, {});
+  Budget budget = Budget::unlimited();
+  const auto buffer = [&] {
+    return Buffer(budget, Tier::kDevice, GetParam(), vector.bytes(), "a copy");
+  };
+  const Buffer base = buffer(), theta = buffer();
+  Gate gate;
+  gate.hold(all.stream);
+  low_rank.make_alone(stable_hash(vector.name), {{base.data(), base.size()}, theta.data(), nullptr},
+                      engine.updates(), nullptr, all.compute);
+  engine.low_rank(other);
+  engine.begin_step(), all.commit(engine);
+  std::atomic<bool> begun = false;
+  std::thread next([&] {
+    engine.begin_evaluation();
+    begun = true;
+  });
+  sleep_ms(10);
+  EXPECT_EQ(begun, GetParam().is_host());  // Where what is given is read at once.
+  gate.open();
+  next.join();
+  EXPECT_EQ(all.bytes_at(theta.data(), theta.size()), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, LowRankEngineTest, testing::ValuesIn(built_devices()),
@@ -346,7 +300,6 @@ TEST(LowRankStepsTest, AreOfWeightsThatAreTrained) {
     EXPECT_THAT([&] { ZoEngine engine(options); },
                 ThrowsMessage<InvalidArgument>(HasSubstr(words)));
     options = all.options();
-    std::filesystem::remove(options.log_path);
   };
   options.trained[0].group = 2;
   refused("w1 is of group 2, expected one of the log's 2");

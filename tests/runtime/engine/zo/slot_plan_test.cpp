@@ -105,6 +105,64 @@ TEST(SlotPlanTest, SizesThatAreNeverThereTogetherShareSlots) {
   EXPECT_EQ(plan_slots(uses, {1, 1}).classes.size(), 1U);
 }
 
+// Bytes of what streams, by module that has a use.
+std::vector<std::uint64_t> crossing(const std::vector<SlotUse>& uses) {
+  std::vector<std::uint64_t> bytes;
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    if (i == 0 || uses[i].module != uses[i - 1].module) bytes.push_back(0);
+    if (uses[i].streamed) bytes.back() += uses[i].bytes;
+  }
+  return bytes;
+}
+
+TEST(SlotPlanTest, WhatCrossesWhileAWeightGoesBackHasSlots) {
+  Rng rng(std::random_device{}());
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<SlotUse> uses = random_uses(rng);
+    const int ahead = 1 + static_cast<int>(rng.below(4));
+    const SlotPlan plan = plan_slots(uses, ring_depth(ahead, true));
+    const std::vector<std::uint64_t> bytes = crossing(uses);
+    for (std::size_t first = 0; first < bytes.size(); ++first) {
+      std::vector<int> needed(plan.classes.size());
+      std::uint64_t crossed = 0;
+      for (std::size_t behind = 0; behind < bytes.size(); ++behind) {
+        if (behind > static_cast<std::size_t>(ahead) && crossed >= bytes[first]) break;
+        const std::size_t module = (first + behind) % bytes.size();
+        std::size_t at = 0;  // Of its first use.
+        for (std::size_t m = 0; at < uses.size(); ++at) {
+          if (at > 0 && uses[at].module != uses[at - 1].module) ++m;
+          if (m == module) break;
+        }
+        for (std::size_t i = at; i < uses.size() && uses[i].module == uses[at].module; ++i) {
+          needed[static_cast<std::size_t>(plan.class_of[i])] += uses[i].streamed ? 1 : 0;
+        }
+        if (behind > 0) crossed += bytes[module];
+      }
+      for (std::size_t c = 0; c < needed.size(); ++c) {
+        EXPECT_GE(plan.classes[c].arrivals, needed[c]) << "first " << first << ", class " << c;
+      }
+    }
+  }
+}
+
+TEST(SlotPlanTest, SmallWeightsThatComeWhileALargeOneGoesBackTakeNoLargeSlots) {
+  std::vector<SlotUse> uses;
+  for (int block = 0; block < 3; ++block) {
+    for (const std::uint64_t units : {4U, 1U, 1U, 4U, 11U, 11U, 11U}) {
+      uses.push_back({units << 20, static_cast<int>(uses.size())});
+    }
+  }
+  const SlotPlan plan = plan_slots(uses, ring_depth(2, true));
+  // Behind one of 11 come 4, 1, 1 and 4, and the next of 11, of which those of 4 share its slots.
+  ASSERT_EQ(plan.classes.size(), 2U);
+  EXPECT_EQ(plan.classes[0].slot_bytes, 1U << 20);
+  EXPECT_EQ(plan.classes[0].arrivals, 2);
+  EXPECT_EQ(plan.classes[1].arrivals, 4);
+  EXPECT_EQ(plan.bytes, (2U + 2 * 2 + 4 * 11 + 2 * 2 * 11) << 20);
+  // Of what is only read there are as many as two modules have.
+  EXPECT_EQ(plan_slots(uses, ring_depth(2, false)).classes.back().arrivals, 2);
+}
+
 TEST(SlotPlanTest, BadInputIsRefused) {
   const std::vector<SlotUse> good = {{8, 0}}, empty = {{0, 0}}, descending = {{8, 3}, {8, 2}};
   EXPECT_THAT(

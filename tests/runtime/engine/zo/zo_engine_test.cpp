@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "kernels/base/error.h"
 #include "tests/support/arena_run.h"
@@ -342,6 +343,53 @@ TEST_F(ZoEngineOnArenaTest, AFailedConsolidationChangesNothing) {
   on_host.log_path = other.str();
   EXPECT_THAT([&] { ZoEngine(on_host).consolidate({}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("the base lies in host memory")));
+}
+
+TEST_F(ZoEngineOnArenaTest, ANewBaseWhoseRingHasNoRoomIsTheBaseAndTheNextPassMakesTheRing) {
+  make_arena();
+  ZoEngineOptions all = options();
+  all.arena = arena.get();
+  all.ring.lanes.limits.fill(std::uint64_t{1} << 30);
+  Budget shared(all.ring.lanes.limits);
+  all.ring.lanes.budget = shared;
+  ZoEngine engine(all);
+  EXPECT_FALSE(engine.streams());
+  engine.stream(uses);
+  expect_steps(engine, 2);
+  std::optional<Budget::Reservation> others;
+  ZoArena::Consolidation how;
+  how.progress = [&](std::uint64_t, std::uint64_t) {
+    if (others) return;
+    const std::uint64_t left = shared.limit(Tier::kDevice) - shared.used(Tier::kDevice);
+    others = shared.reserve(Tier::kDevice, left, "what others hold");
+  };
+  EXPECT_THROW(engine.consolidate(how), OutOfMemory);
+  EXPECT_EQ(engine.log().base().step, 2U);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(engine.streams());
+    EXPECT_EQ(engine.take_use().h2d_bytes + engine.take_disk_read(), 0U);
+    EXPECT_THROW(engine.begin_step(), OutOfMemory);
+    EXPECT_THROW(engine.begin_evaluation(), OutOfMemory);
+  }
+  others.reset();
+  take_base();
+  expect_steps(engine, 2);
+  EXPECT_GT(engine.take_use().h2d_bytes, 0U);
+}
+
+TEST_F(ZoEngineOnArenaTest, ATraceIsOfAllRings) {
+  make_arena();
+  const auto engine = open();
+  engine->trace().enable(true);
+  std::size_t before = engine->trace().range_count();
+  for (int i = 0; i < 3; ++i) {
+    expect_steps(*engine, 1);
+    EXPECT_GT(engine->trace().range_count(), before);
+    before = engine->trace().range_count();
+    engine->consolidate({});
+    EXPECT_GE(engine->trace().range_count(), before);
+    take_base();
+  }
 }
 
 TEST_F(ZoEngineOnArenaTest, ANewBaseMakesRoomForMoreThanOneReplayTakes) {

@@ -1,0 +1,112 @@
+// Zeroth-order training of weights in host memory that each step is written into [MeZO, ZO2]: the
+// ring that streams them, and what the last steps were.
+//
+// stream() says which weights a forward uses, and in which order; a pass of the ring is then a step
+// or an evaluation. commit() makes the step of the losses that were measured. It is written into a
+// weight when that arrives for the next pass; so host memory is of one step between flush() and the
+// next begin_step() or begin_evaluation() alone, and only then does nobody else write to it.
+//
+// Weights that no pass streams are caught up in host memory as a pass begins.
+//
+// With a form of the link, weights of f32 cross as images of it, rounded to nearest, and
+// never back: the host writes each step into the master, in f32, and makes the image then. So none
+// crosses before its step is known. What stays on the device is brought up there, as ever.
+//
+// A snapshot is host memory of one step, for another thread to read while steps go on: of each
+// weight when it has come back in the next pass, before it does so in the one after.
+//
+// Directions are drawn as those of zo_engine.h.
+//
+// Thread safety: as the ring's.
+// Lifetime:      host memory of the weights outlives this.
+// Errors:        those of weight_ring.h, host_masters.h and replay.h: a step that is refused was
+//                not made. After a failure in a lane the weights are of no single step.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/zo/host_masters.h"
+#include "runtime/engine/zo/master_images.h"
+#include "runtime/engine/zo/scalar_log.h"
+#include "runtime/engine/zo/weight_ring.h"
+
+namespace sluiceway {
+
+struct ParityOptions {
+  explicit ParityOptions(DeviceId device) noexcept : ring(device) {}
+
+  WeightRingOptions ring;  // Its family is that of the masters.
+  HostMasters::Options masters;
+  std::uint32_t groups = 1, directions = 1;
+  float eps = 1e-3F;
+  std::optional<WeightForm> wire = {};  // Of the link; nothing: masters cross as they are.
+};
+
+class ParityEngine {
+ public:
+  explicit ParityEngine(const ParityOptions& options);
+  ParityEngine(const ParityEngine&) = delete;
+  ParityEngine& operator=(const ParityEngine&) = delete;
+  ~ParityEngine();
+
+  void hold(std::vector<ZoWeight> weights);  // Once: all that is trained, each once.
+  void stream(std::vector<ZoWeight> uses);   // Between passes; again, if the forward has changed.
+  bool streams() const noexcept { return !uses_.empty(); }
+
+  // ---- A pass ----
+  void begin_step();
+  void begin_evaluation();
+  const void* acquire(int use, int direction, Side side, StreamRef compute);
+  void release(int use, int direction, StreamRef compute);
+  void commit(std::span<const float> g, std::span<const StepRate> rates);
+  void finish();  // Fine without a pass; a step that was not committed is as if it had not begun.
+  bool is_passing() const noexcept { return passing_ != Passing::kNone; }
+
+  // ---- Between passes ----
+  void flush();                      // Host memory is of next_step(), and nobody reads it.
+  void restart(std::uint64_t step);  // Somebody else has let it be of this step.
+  std::uint64_t next_step() const noexcept { return masters_.next_step(); }
+  // Of next_step(). Fails with what a lane throws, and with restart().
+  std::shared_ptr<MasterSnapshot> begin_snapshot();
+  void drop_snapshot() noexcept;  // Whoever still reads the last one is told.
+  // Blocks until the last one was read, or for so long; whether it was. That needs no further pass.
+  bool finish_snapshot(std::optional<std::chrono::milliseconds> most = {});
+
+  // ---- Numbers ----
+  WeightRing& ring();
+  EngineUse take_use() { return ring_ ? ring_->take_use() : EngineUse{}; }
+  std::uint64_t take_disk_read() noexcept { return ring_ ? ring_->take_disk_read() : 0; }
+  Trace& trace() noexcept { return *ring_options_.lanes.trace; }  // Of every ring that there was.
+
+ private:
+  enum class Passing : std::uint8_t { kNone, kStep, kEvaluation };
+
+  using IsRead = std::function<bool(std::chrono::milliseconds most)>;
+
+  void begin();
+  void land_snapshot();
+  bool wait_until(const IsRead& is_read, std::optional<std::chrono::milliseconds> most = {});
+  void check_lanes();
+  void fail_snapshot(std::exception_ptr error) noexcept;
+  StepNoise noise(std::uint32_t direction) const;
+
+  WeightRingOptions ring_options_;
+  std::uint64_t run_seed_;
+  std::uint32_t groups_, directions_;
+  float eps_;
+  HostMasters masters_;
+  std::optional<MasterImages> images_;  // With a form of the link alone.
+  std::vector<ZoWeight> uses_;          // As the ring has them.
+  std::vector<bool> streamed_;          // By master.
+  std::optional<WeightRing> ring_;
+  Passing passing_ = Passing::kNone;
+};
+
+}  // namespace sluiceway

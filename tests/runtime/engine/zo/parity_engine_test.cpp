@@ -1,0 +1,277 @@
+// ParityEngine: steps are in every weight once, streamed or not, whatever crosses the link; and
+// calls out of their place change nothing.
+#include "runtime/engine/zo/parity_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <latch>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "tests/support/fp8_reference.h"
+#include "tests/support/ring_model.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+const StreamRef kHost = StreamRef::host();
+constexpr double kLr = 0.25, kDecay = 0.5;  // Their product and 1 less it are exact.
+
+class ParityEngineTest : public testing::TestWithParam<std::optional<WeightForm>> {
+ protected:
+  ParityEngineTest() {
+    for (RingModel* each : {&model, &oracle}) {
+      for (const int elements : {67, 4099, 1031}) each->add(elements);
+    }
+  }
+
+  ParityOptions options(const std::optional<WeightForm>& wire) const {
+    ParityOptions all(DeviceId::host());
+    all.ring.lanes.limits.fill(Budget::kUnlimited);
+    all.masters = {77, family, 0, 2};
+    all.directions = 2;
+    all.wire = wire;
+    return all;
+  }
+
+  // What is measured plays no part in what the step does.
+  void take_step(ParityEngine& engine, bool streams = true) {
+    engine.begin_step();
+    for (const int direction : {0, 1}) {
+      if (!streams) break;
+      engine.acquire(0, direction, Side::kPlus, kHost);
+      engine.release(0, direction, kHost);
+    }
+    commit(engine);
+  }
+
+  void commit(ParityEngine& engine) {
+    const std::array<float, 2> g = {static_cast<float>(model.rng().normal()), 0.5F};
+    engine.commit(g, std::array{StepRate{kLr, kDecay}});
+    for (const ZoWeight& weight : oracle.uses) {
+      const std::uint64_t tensor = stable_hash(weight.name);
+      const float gamma = 1 - static_cast<float>(kLr * kDecay);
+      std::vector<PendingUpdate> pending;
+      for (std::uint32_t d = 0; d < 2; ++d) {
+        const double scale = -(kLr * double{g[d]}) / (2 * double{gamma});
+        pending.push_back({{77, step, tensor, d}, static_cast<float>(scale)});
+      }
+      const std::span own(static_cast<std::byte*>(const_cast<void*>(weight.host)), weight.bytes());
+      cpu::materialise(own, weight.dtype, own, weight.dtype, {family, 0, gamma, pending});
+    }
+    ++step;
+  }
+
+  // What a forward reads of a use: of the master as the oracle has it, or of the image that
+  // crosses.
+  void expect_reads(ParityEngine& engine, int use, int direction, bool is_step) {
+    const ZoWeight& weight = oracle.uses[static_cast<std::size_t>(use)];
+    std::vector<std::byte> crosses(weight.bytes()), plus(weight.bytes()), minus(weight.bytes());
+    std::memcpy(crosses.data(), weight.host, weight.bytes());
+    const WeightForm form = GetParam().value_or(weight.dtype);
+    if (form.is_fp8_image()) {
+      const auto* const master = static_cast<const float*>(weight.host);
+      crosses = reference_fp8_image({master, static_cast<std::size_t>(weight.elements)});
+    } else if (form != WeightForm(weight.dtype)) {
+      const std::vector<std::byte> master = crosses;
+      crosses.resize(form.bytes(static_cast<std::uint64_t>(weight.elements)));
+      cpu::materialise(master, weight.dtype, crosses, form.dtype(), {});
+    }
+    const NoiseKey key{77, step, stable_hash(weight.name), static_cast<std::uint32_t>(direction)};
+    cpu::perturb(crosses, form, plus, minus, weight.dtype, {family}, key, is_step ? 1e-3F : 0.0F);
+    for (const Side side : {Side::kPlus, Side::kMinus}) {
+      const void* const read = engine.acquire(use, direction, side, kHost);
+      const std::vector<std::byte>& expected = side == Side::kPlus ? plus : minus;
+      EXPECT_EQ(std::memcmp(read, expected.data(), expected.size()), 0)
+          << weight.name << " of step " << step << ", direction " << direction;
+    }
+    engine.release(use, direction, kHost);
+  }
+
+  void expect_masters() {
+    for (std::size_t i = 0; i < model.uses.size(); ++i) {
+      EXPECT_EQ(std::memcmp(model.uses[i].host, oracle.uses[i].host, model.uses[i].bytes()), 0)
+          << "w" << i << " of step " << step;
+    }
+  }
+
+  RingModel model{5}, oracle{5};
+  NoiseFamily family = NoiseFamily::kRademacher;
+  std::uint64_t step = 0;
+};
+
+TEST_P(ParityEngineTest, WeightsThatNoPassStreamsHaveEveryStepToo) {
+  ParityEngine engine(options(GetParam()));
+  engine.hold(model.uses);
+  take_step(engine, false);
+  for (const int streamed : {1, 2, 1}) {
+    engine.stream({model.uses[static_cast<std::size_t>(streamed)]});
+    for (int i = 0; i < 3; ++i) take_step(engine);
+    engine.begin_evaluation();
+    engine.finish();
+    take_step(engine);
+    if (streamed == 2) continue;  // The next forward begins with what this one has left.
+    engine.flush();
+    expect_masters();
+  }
+  EXPECT_EQ(engine.next_step(), step);
+}
+
+TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
+  for (const int depth : {2, 8}) {
+    // Threads would share its elements in smaller parts than an image has.
+    if (depth == 8) family = NoiseFamily::kGaussian;
+    ParityOptions deep = options(GetParam());
+    deep.masters.step = step;
+    deep.ring.depth = ring_depth(depth, !GetParam());
+    ParityEngine engine(deep);
+    engine.hold(model.uses);
+    engine.stream(model.uses);
+    for (int i = 0; i < 4; ++i) {
+      engine.begin_step();
+      for (const int use : {0, 1, 2}) {
+        for (const int direction : {0, 1}) expect_reads(engine, use, direction, true);
+      }
+      commit(engine);
+      engine.begin_evaluation();
+      for (const int use : {0, 1, 2}) expect_reads(engine, use, 0, false);
+      engine.finish();
+    }
+    engine.flush();
+    expect_masters();
+  }
+}
+
+TEST_P(ParityEngineTest, WhoeverPutsOtherWeightsThereSaysOfWhichStepTheyAre) {
+  ParityEngine engine(options(GetParam()));
+  engine.hold(model.uses);
+  engine.stream({model.uses[1]});
+  take_step(engine);
+  take_step(engine);
+  engine.flush();
+  std::vector<std::vector<std::byte>> saved;
+  for (const ZoWeight& weight : oracle.uses) {
+    const auto* const bytes = static_cast<const std::byte*>(weight.host);
+    saved.emplace_back(bytes, bytes + weight.bytes());
+  }
+  const std::uint64_t then = step;
+  for (int i = 0; i < 3; ++i) take_step(engine);
+  engine.restart(then);
+  for (std::size_t i = 0; i < saved.size(); ++i) {
+    for (const RingModel* each : {&model, &oracle}) {
+      std::memcpy(const_cast<void*>(each->uses[i].host), saved[i].data(), saved[i].size());
+    }
+  }
+  step = then;
+  for (int i = 0; i < 3; ++i) take_step(engine);
+  engine.flush();
+  expect_masters();
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, ParityEngineTest,
+                         testing::Values(std::optional<WeightForm>(), DType::kBF16, DType::kF16,
+                                         WeightForm::fp8_image()),
+                         [](const auto& param) {
+                           return param.param ? std::string(to_string(*param.param)) : "as_it_is";
+                         });
+
+TEST(ParityEngineCallsTest, AfterAFailureItGoesOnWithOtherWeights) {
+  RingModel model(1);
+  for (int i = 0; i < 3; ++i) model.add(67);
+  std::atomic<bool> fails = true;
+  std::latch has_begun(1);  // Whichever call comes first behind a failure tells of it.
+  ParityOptions options(DeviceId::host());
+  options.ring.lanes.limits.fill(Budget::kUnlimited);
+  options.ring.before_hop = [&](LaneId, int use) {
+    if (!fails || use != 1) return;
+    has_begun.wait();
+    throw Error("planted");
+  };
+  ParityEngine engine(options);
+  engine.hold(model.uses);
+  engine.stream(model.uses);
+  engine.begin_step();
+  has_begun.count_down();
+  EXPECT_THAT([&] { engine.acquire(1, 0, Side::kPlus, StreamRef::host()); },
+              ThrowsMessage<Error>(HasSubstr("planted")));
+  fails = false;
+  engine.restart(4);
+  EXPECT_TRUE(engine.streams());
+  engine.begin_step();
+  engine.acquire(1, 0, Side::kPlus, StreamRef::host());
+  const std::array<float, 1> g = {1};
+  const std::array rates = {StepRate{1e-3, 0}};
+  EXPECT_THAT([&] { engine.commit(g, rates); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("w1 is acquired")));
+  EXPECT_EQ(engine.next_step(), 4U);
+  engine.release(1, 0, StreamRef::host());
+  engine.commit(g, rates);
+  EXPECT_EQ(engine.next_step(), 5U);
+  engine.begin_step();
+  engine.acquire(0, 0, Side::kPlus, StreamRef::host());
+  engine.restart(2);  // What is acquired goes with the ring.
+  EXPECT_EQ(engine.next_step(), 2U);
+  EXPECT_FALSE(engine.is_passing());
+}
+
+TEST(ParityEngineCallsTest, AMasterThatIsKeptInOneUseIsKeptInAll) {
+  RingModel model(2);
+  model.add(67);
+  model.uses[0].keep = true;
+  ParityOptions options(DeviceId::host());
+  options.ring.lanes.limits.fill(Budget::kUnlimited);
+  options.wire = DType::kBF16;
+  ParityEngine engine(options);
+  engine.hold(model.uses);
+  std::vector<ZoWeight> uses(2, model.uses[0]);
+  uses[1].keep = false;
+  uses[1].module = uses[0].module + 1;
+  engine.stream(uses);
+  EXPECT_TRUE(engine.ring().is_resident(0));
+  EXPECT_TRUE(engine.ring().is_resident(1));
+}
+
+TEST(ParityEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
+  RingModel model(1);
+  model.add(67);
+  ParityOptions options(DeviceId::host());
+  options.ring.lanes.limits.fill(Budget::kUnlimited);
+  ParityEngine engine(options);
+  engine.hold(model.uses);
+  EXPECT_THAT([&] { engine.hold(model.uses); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected to be called once")));
+  engine.stream(model.uses);
+  const std::array<float, 1> g = {1};
+  const std::array rates = {StepRate{2, 0.5}};
+  EXPECT_THAT([&] { engine.commit(g, rates); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("no pass has begun")));
+  engine.begin_step();
+  EXPECT_THAT([&] { engine.flush(); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("a pass has begun")));
+  EXPECT_THAT([&] { engine.commit({}, rates); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("0 gradients and 1 rates, expected 1")));
+  EXPECT_THAT([&] { engine.commit(g, rates); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected below 1")));
+  EXPECT_TRUE(engine.is_passing());
+  engine.finish();
+  EXPECT_EQ(engine.next_step(), 0U);
+  options.wire = DType::kF32;
+  EXPECT_THAT([&] { ParityEngine{options}; },
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected one of 16 bits")));
+  options.ring.resident_room = 5;
+  EXPECT_THAT([&] { ParityEngine{options}; },
+              ThrowsMessage<InvalidArgument>(HasSubstr("5 bytes may stay on the device")));
+}
+
+}  // namespace
+}  // namespace sluiceway::test
