@@ -25,7 +25,12 @@ from conftest import assert_short_error, read_lines
         (["plan", "run.yaml", "--set", "engine.ratio=.nan"], ["engine.ratio is nan, expected"]),
         (["train", "size.yaml"], ["size.yaml:3: budget.device size: '4 GoB', expected bytes"]),
         (
-            ["plan", "run.yaml", "--set", "engine={kind: zo, tier: disk, noise: lowrank}"],
+            [
+                "plan",
+                "run.yaml",
+                "--set",
+                "engine={kind: zo,tier: host,mode: parity,noise: lowrank}",
+            ],
             ["is not in"],
         ),
         (["train", "run.yaml", "--set", "store.path=x"], ["engine.kind subspace keeps", "null"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -51,3 +52,15 @@ def test_what_ends_in_time_is_left_alone():
             wait(0.4)
         wait(0.8)
     assert interrupt.requested
+
+
+def test_what_waits_for_something_slow_is_given_up_when_that_has_come():
+    comes = threading.Event()
+    with Interrupt(patience=0.1) as interrupt:
+        interrupt.defer()
+        with interrupt.in_flight(lambda: not comes.is_set()):
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait(0.5)
+            comes.set()
+            with pytest.raises(KeyboardInterrupt):
+                wait(30)

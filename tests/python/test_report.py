@@ -181,6 +181,14 @@ def test_codecs_and_own_metrics_come_from_the_run_whatever_its_engine(report, tm
     assert "svd of 5 weights, identity of 1 weights" in page.words["td"]
 
 
+def test_an_own_metric_of_several_numbers_is_their_root_mean_square(report, tmp_path):
+    several = [[3.0, -4.0], [-2.0], [], [1.0, None], [1.0, "x"], [6, 8, 0.0]]
+    lines = [line_of(k, new={"g": g}) for k, g in enumerate(several, start=1)]
+    curve = report(write_run(tmp_path / "run", lines)).runs["run"]["curves"]["new.g"]
+    assert curve["step"] == [1, 2, 6]
+    assert curve["value"] == pytest.approx([12.5**0.5, 2.0, (100 / 3) ** 0.5])
+
+
 def test_own_metric_of_a_run_that_goes_on_is_called_what_its_line_calls_it(report, tmp_path):
     lines = [line_of(k, subspace={"bias_mean": 1 / k}) for k in (1, 2)]
     page = report(write_run(tmp_path / "run", lines))

@@ -9,7 +9,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
 
@@ -32,6 +32,7 @@ class Interrupt:
         self._last = signal.SIGINT
         self._again: threading.Timer | None = None
         self._deferring = False
+        self._holds: Callable[[], bool] = lambda: False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Interrupt:
@@ -62,10 +63,16 @@ class Interrupt:
             self._lose_patience()
 
     @contextlib.contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """What a first signal waits for, but not for ever."""
+    def in_flight(self, holds: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """What a first signal waits for, but not for ever.
+
+        Parameters
+        ----------
+        holds : callable
+            Whether that waits for something which may take any time, as a slow disk does.
+        """
         began = time.monotonic()
-        self._in_flight = True
+        self._in_flight, self._holds = True, holds
         if self.requested:
             self._lose_patience()
         try:
@@ -78,6 +85,14 @@ class Interrupt:
 
     def _lose_patience(self) -> None:
         main = threading.main_thread().ident
-        self._again = threading.Timer(self._patience, signal.pthread_kill, (main, self._last))
+        self._again = threading.Timer(self._patience, self._out_of_patience, (main,))
         self._again.daemon = True
         self._again.start()
+
+    def _out_of_patience(self, main: int | None) -> None:
+        if not self._in_flight:
+            return
+        if self._holds():
+            self._lose_patience()
+        else:
+            signal.pthread_kill(main, self._last)

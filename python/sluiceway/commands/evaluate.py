@@ -20,7 +20,13 @@ from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import CONFIG_FILE as RUN_CONFIG
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from sluiceway.engines.protocol import Engine
     from sluiceway.machine.placement import Placement
+    from sluiceway.text.batches import Batch
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,8 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     from sluiceway.run.held_out import mean_loss
 
     config = subject.config
-    find = WeightFiles if subject.save is None else engine_of(config).weights
-    weights = find(subject.folder)
+    engine = None if subject.save is None else engine_of(config)
+    weights = engine.weights(subject.folder) if engine else WeightFiles(subject.folder)
     check_context(weights.shape, str(subject.folder), config.data.sequence_length)
     placement = _place(config)
     held_out, replaced = _read(config, subject.folder, weights.shape)
@@ -85,8 +91,9 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     began = time.perf_counter()
     with denormals(config, placement), meter("evaluate", count) as advance:
         loss, tokens = mean_loss(
-            model, placement, held_out, config.train.micro_batch, count, advance
-        )
+            model, placement, held_out, config.train.micro_batch, count, advance,
+            batch_loss=_loss_of(engine, model, placement),
+        )  # fmt: skip
     return finite(
         {
             "folder": str(path),
@@ -103,6 +110,15 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
             "precision": {"weights": config.model.dtype, "autocast": placement.autocast},
         }
     )
+
+
+def _loss_of(
+    engine: Engine | None, model: torch.nn.Module, placement: Placement
+) -> Callable[[Batch], torch.Tensor] | None:
+    """What the run computes; None: the model's own."""
+    from sluiceway.engines.protocol import HasLoss
+
+    return engine.loss_on(model, placement) if isinstance(engine, HasLoss) else None
 
 
 def _place(config: Config) -> Placement:

@@ -17,6 +17,7 @@ from sluiceway.engines import engine_of
 from sluiceway.engines.plan import EnginePlan, trained_elements
 from sluiceway.errors import OutOfMemory
 from sluiceway.machine.card import card_memory
+from sluiceway.machine.device_ops import ops_on
 from sluiceway.machine.footprint import FIRST_USE_BYTES, resident_bytes
 from sluiceway.machine.placement import (
     DTYPES,
@@ -33,6 +34,7 @@ from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.speeds import measure_speeds
 from sluiceway.optim.fused.fusing import fused_lines
+from sluiceway.optim.tier_limits import device_limit
 
 
 def make_plan(config: Config) -> dict[str, Any]:
@@ -67,17 +69,17 @@ def make_plan(config: Config) -> dict[str, Any]:
     rehearsal = rehearsal_of(lambda: plan.as_trained(build()), plan.backward)
     like_native = plan.backward and "fused" not in plan.figures
     plain = rehearsal if like_native else rehearsal_of(build, True)
-    tiers = plan.tiers(rehearsal)
-    tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
     with denormals(config, placement):
         speeds = measure_speeds(config, placement, build, disk="disk_read" in plan.links())
+    plan.choose(rehearsal, speeds, lambda: _room(config, placement))
+    tiers = plan.tiers(rehearsal)
+    tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
     trained = trained_elements(model)
-    here = is_here(placement.name)
-    card = card_memory(placement.device) if here and placement.name != "host" else {}
+    card = _card(placement)
     links, seconds = plan.links(), plan.seconds(rehearsal, speeds)
     return {
         "model": config.model.path,
-        "device": {"name": placement.name, "here": here, **card},
+        "device": {"name": placement.name, "here": is_here(placement.name), **card},
         "engine": config.engine.kind,
         **plan.figures,
         "parameters": {
@@ -127,6 +129,18 @@ def _in_process(placement: Placement, tiers: dict[str, int]) -> int:
     return sum(count for tier, count in tiers.items() if tier not in elsewhere)
 
 
+def _room(config: Config, placement: Placement) -> int | None:
+    """Bytes that the device tier of a run may have; None: of another machine."""
+    given = config.budget.device
+    return device_limit(given, ops_on(placement.device)) if is_here(placement.name) else given
+
+
+def _card(placement: Placement) -> dict[str, int]:
+    """Memory of the card that is here, if the device is one."""
+    has_one = placement.name != "host" and is_here(placement.name)
+    return card_memory(placement.device) if has_one else {}
+
+
 def _limit(config: Config, tier: str) -> int | None:
     """The budget of a tier; the process as a whole has none."""
     return getattr(config.budget, tier, None)
@@ -160,6 +174,13 @@ def _over_card(name: str, card: dict[str, int], needed: int, plan: EnginePlan) -
         f"{name}: the run needs {needed} bytes ({format_bytes(needed)}), "
         f"the card has {total} bytes ({format_bytes(total)}); {plan.on_device}"
     )
+
+
+def planned(config: Config) -> tuple[Config, str]:
+    """The config of a new run with what it leaves to the plan, and a line that says why."""
+    plan = make_plan(config)
+    engine = config.engine.planned(plan)
+    return config.model_copy(update={"engine": engine}), _describe_directions(plan).strip()
 
 
 def show_plan(config: Config, as_json: bool) -> None:
@@ -203,6 +224,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
         f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
         f"of host memory ({speeds['host_gbps_from']})"
         + _describe_disk(plan)
+        + _describe_directions(plan)
         + _describe_consolidation(plan)
         + _describe_slots(plan)
         + _describe_card(plan)
@@ -236,6 +258,11 @@ def _elsewhere(plan: dict[str, Any]) -> str:
         f"\n{plan['device']['name']} was not seen on this machine: planned for another one, whose "
         "rates are the config's; what it does not give was measured on this processor"
     )
+
+
+def _describe_directions(plan: dict[str, Any]) -> str:
+    """One more line where the plan has chosen them."""
+    return f"\ndirections: {plan['directions']['why']}" if "directions" in plan else ""
 
 
 def _describe_slots(plan: dict[str, Any]) -> str:
@@ -275,10 +302,16 @@ def _describe_disk(plan: dict[str, Any]) -> str:
     if speeds["disk_gbps"] is None:
         return f"; the disk's time is not in them ({speeds['disk_gbps_from']})"
     tokens, daily = disk["hiding_tokens"], disk["written_tb_per_day"]
+    written = "nothing is written while it trains"
+    if daily:
+        days = disk[f"days_to_{RATED_TB}_tb"]
+        written = (
+            f"{daily:.3g} TB written in a day of training; {RATED_TB} TB, assumed of a drive of "
+            f"1 TB, in {days:.3g} days"
+        )
     return (
         f", {speeds['disk_gbps']:.3g} GB/s of disk ({speeds['disk_gbps_from']})\n"
         f"disk: {disk['bytes_per_parameter']:.3g} bytes a parameter and step, hidden behind the "
         f"computing from {tokens:,.0f} tokens a step on, here are {plan['tokens_per_step']:,}\n"
-        f"disk: {daily:.3g} TB written in a day of training; {RATED_TB} TB, assumed of a "
-        f"drive of 1 TB, in {disk[f'days_to_{RATED_TB}_tb']:.3g} days"
+        f"disk: {written}"
     )

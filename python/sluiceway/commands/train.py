@@ -35,6 +35,12 @@ def train(
         from sluiceway.run.session import read_inputs
 
         check_if_save(Path(checked.model.path))
+        if checked.engine.awaits_plan:
+            from sluiceway.commands.plan import planned
+
+            checked, why = planned(checked)
+            if not as_json:
+                print(f"{checked.engine.kind}: {why}", flush=True)
         inputs = read_inputs(checked, Path(checked.model.path))
         folder = RunFolder.create(path, checked)
         try:

@@ -84,6 +84,21 @@ def file_rates(
     return found
 
 
+def _opened_without_name(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # What a file system lacks it says.
+            raise
+    descriptor, name = tempfile.mkstemp(prefix=".sluiceway.", dir=folder)
+    try:
+        os.unlink(name)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextlib.contextmanager
 def nameless_file(folder: Path, size: int) -> Iterator[str]:
     """A path to a new file of `size` bytes without a name: nothing is left, whatever happens.
@@ -91,9 +106,8 @@ def nameless_file(folder: Path, size: int) -> Iterator[str]:
     The path is of this process and of those that inherit its descriptors.
     """
     try:
-        descriptor, name = tempfile.mkstemp(prefix=".sluiceway.", dir=folder)
+        descriptor = _opened_without_name(folder)
         try:
-            os.unlink(name)
             os.posix_fallocate(descriptor, 0, size)
             os.set_inheritable(descriptor, True)
             yield f"/proc/self/fd/{descriptor}"

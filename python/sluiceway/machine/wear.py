@@ -1,4 +1,4 @@
-"""What training asks of a drive: tokens that hide its traffic, and what it writes in a day."""
+"""What training asks of a drive or link: tokens that hide its traffic, TB written in a day."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ RATED_TB = 600
 _DAY_SECONDS = 86400
 
 
-def hiding_tokens(
-    bytes_per_parameter: float, tflops: float, disk_gbps: float, token_flop: int
-) -> float:
-    """T* = b F / (c B): from as many tokens a step on, computing takes longer than the disk.
+def hiding_tokens(bytes_per_parameter: float, tflops: float, gbps: float, token_flop: int) -> float:
+    """T* = b F / (c B): from as many tokens a step on, computing takes longer than disk or link.
 
     Parameters
     ----------
     bytes_per_parameter : float
-        b, read and written in a step.
+        b, read and written, or crossing, in a step.
     token_flop : int
         c, floating-point operations per parameter and token.
     """
-    return bytes_per_parameter * tflops * 1e12 / (token_flop * disk_gbps * 1e9)
+    return bytes_per_parameter * tflops * 1e12 / (token_flop * gbps * 1e9)
 
 
 def tb_per_day(count: float, seconds: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,8 @@ from sluiceway.report.trace import StepTrace
 
 LINKS = ("d2h", "h2d", "disk_read", "disk_written")
 TIERS = ("device", "host", "pinned", "disk", "process")
-_SHARED = ("bytes", "peak_bytes")  # Objects in a line that every engine writes.
+_OF_SEVERAL = " (root mean square)"
+_SHARED = ("bytes", "peak_bytes", "eval_bytes")  # Objects of a line whose keys engines share.
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,22 @@ class RunRecord:
 
     @cached_property
     def own_metrics(self) -> dict[str, str]:
-        """What this engine alone measures: `section.field` of its lines, and a title."""
-        names = dict.fromkeys(
-            f"{section}.{field}"
+        """What this engine alone measures: `section.field` of its lines, and a title.
+
+        Of a list of numbers, one a direction for instance, it is the root mean square.
+        """
+        names = {
+            f"{section}.{field}": _OF_SEVERAL if isinstance(value, list) else ""
             for line in self.lines
             for section, fields in line.items()
             if isinstance(fields, dict) and section not in _SHARED
-            for field in fields
-        )
+            for field, value in fields.items()
+        }
         said = self.summary.get("metrics")
         titles = said if isinstance(said, dict) else {}
         return {
-            name: str(titles.get(name, name.replace(".", ": ").replace("_", " "))) for name in names
+            name: str(titles.get(name, name.replace(".", ": ").replace("_", " "))) + means
+            for name, means in names.items()
         }
 
     @cached_property
@@ -153,12 +159,18 @@ def _field(*keys: str) -> Callable[[dict[str, Any]], Any]:
     return value
 
 
-def _where_measured(*keys: str) -> Callable[[dict[str, Any]], Any]:
-    """A number of those lines that have one."""
+def _where_measured(section: str, field: str) -> Callable[[dict[str, Any]], Any]:
+    """A number of those lines that have one, or the root mean square of several."""
 
     def value(line: dict[str, Any]) -> Any:
-        found = _number(line, *keys)
-        return _ABSENT if found is None else found
+        fields = line.get(section)
+        held = fields.get(field) if isinstance(fields, dict) else None
+        several = held if isinstance(held, list) else [held]
+        numbers = [_number({field: one}, field) for one in several]
+        if not numbers or None in numbers:
+            return _ABSENT
+        mean = math.hypot(*numbers) / math.sqrt(len(numbers))
+        return mean if isinstance(held, list) else held
 
     return value
 

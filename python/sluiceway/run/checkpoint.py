@@ -14,7 +14,7 @@ import io
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
 
 from sluiceway.base.atomic import publish_folder
 from sluiceway.base.meter import meter
 from sluiceway.engines.protocol import Engine
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import Corrupt, IoError
+from sluiceway.model.weight_stream import saved_buffers
 from sluiceway.run.manifest import bytes_of, check_files, is_sealed, sealed, sums_of
 
 STATE_FILE = "state.json"
@@ -95,7 +95,7 @@ def save(
     side_files: Path,
     extra: dict[str, Any],
 ) -> None:
-    """Save a run between two steps.
+    """Save a run between two steps; `engine.synchronize()` comes before.
 
     Parameters
     ----------
@@ -104,19 +104,30 @@ def save(
     extra : dict
         Plain values kept beside the position and given back by `load_state`.
     """
-    engine.synchronize()
+    publish(target, writer_of(position, engine, side_files, extra, engine.save))
+
+
+def writer_of(
+    position: Position,
+    engine: Engine,
+    side_files: Path,
+    extra: dict[str, Any],
+    save_engine: Callable[[Path], None],
+) -> Callable[[Path], None]:
+    """What fills the folder of a save: with the run as it is now, but for `save_engine`."""
+    noise, at = _noise(engine), asdict(position)
 
     def write(folder: Path) -> None:
         copy_side_files(side_files, folder)
-        engine.save(folder)
-        write_state(_noise(engine), folder / RANDOM_FILE)
-        state = {"format": _FORMAT, "position": asdict(position), "files": sums_of(folder), **extra}
+        save_engine(folder)
+        write_state(noise, folder / RANDOM_FILE)
+        state = {"format": _FORMAT, "position": at, "files": sums_of(folder), **extra}
         (folder / STATE_FILE).write_bytes(sealed(state))
         for path in folder.rglob("*"):
             if path.is_file():
                 path.chmod(0o644)  # safetensors makes files that only their owner may read.
 
-    publish(target, write)
+    return write
 
 
 def copy_side_files(source: Path, folder: Path) -> None:
@@ -234,7 +245,7 @@ class RunState:
     def put_back(self, engine: Engine) -> None:
         """Restore what the engine's own state does not have."""
         _put_noise_back(self.rest["noise"], engine)
-        for name, buffer in _buffers(engine.model):
+        for name, buffer in saved_buffers(engine.model):
             buffer.copy_(self.rest["buffers"][name])
 
 
@@ -245,7 +256,7 @@ def packed(position: Position, engine: Engine, extra: dict[str, Any]) -> bytes:
         "position": asdict(position),
         "extra": extra,
         "noise": _noise(engine),
-        "buffers": dict(_buffers(engine.model)),
+        "buffers": dict(saved_buffers(engine.model)),
     }
     out = io.BytesIO()
     torch.save(state, out)
@@ -273,11 +284,3 @@ def unpacked(run: bytes) -> RunState:
             "this version reads"
         )
     return RunState(position, state["extra"], {key: state[key] for key in ("noise", "buffers")})
-
-
-def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that a save has."""
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}".lstrip("."), buffer

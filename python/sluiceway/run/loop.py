@@ -40,6 +40,23 @@ class Watcher(Protocol):
     def __call__(self, line: dict[str, Any], position: Position) -> None: ...
 
 
+class Saver(Protocol):
+    """Who saves the run."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a save is written beside the next step."""
+
+    def begin(self, position: Position) -> None:
+        """Save the run as it stands between two steps; it may be written beside the next ones."""
+
+    def check(self) -> None:
+        """Raise what went wrong with the one under way."""
+
+    def finish(self) -> None:
+        """Wait for it."""
+
+
 @dataclass
 class Workshop:
     """Everything a run computes with, built once."""
@@ -64,7 +81,7 @@ class Loop:
     ----------
     watch : Watcher
         Gets a line for every step, and one before the first with the held-out loss.
-    save : callable or None
+    saves : Saver or None
         Saves the run as it stands between two steps.
     note : callable or None
         Called after every step: the run is as it is to be gone on with from there.
@@ -77,7 +94,7 @@ class Loop:
         position: Position,
         interrupt: Interrupt,
         watch: Watcher,
-        save: Callable[[], None] | None,
+        saves: Saver | None,
         note: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
@@ -85,7 +102,7 @@ class Loop:
         self._position = position
         self._interrupt = interrupt
         self._watch = watch
-        self._save = save
+        self._saves = saves
         self._note = note
 
     def run(self) -> None:
@@ -108,23 +125,25 @@ class Loop:
         ) as data:
             self._interrupt.defer()
             if position.step == 0 and self._shop.held_out is not None:
-                position.first_eval_loss = self._evaluate()
-                self._watch({"step": 0, "eval_loss": position.first_eval_loss}, position)
+                line = {"step": 0, **self._evaluate()}
+                position.first_eval_loss = line["eval_loss"]
+                self._watch(line, position)
             while position.step < train.steps:
                 if self._interrupt.requested:
                     self._stop()
                 self._one_step(data)
 
     def _stop(self) -> None:
-        if self._save is None:
+        if self._saves is None:
             raise KeyboardInterrupt
         with self._interrupt.in_flight():
             self._shop.engine.synchronize()
-        self._save()
+        self._saves.complete(self._position)
         raise Interrupted
 
     def _one_step(self, data: Prefetch) -> None:
         position, train = self._position, self._config.train
+        saving = self._saves is not None and self._saves.is_under_way
         began = time.perf_counter()
         batches = [data.next() for _ in range(train.accumulate)]
         waited = time.perf_counter() - began
@@ -132,7 +151,7 @@ class Loop:
         # Before the first backward: work of a step may start before step() is called.
         for group in self._shop.engine.optimizer.param_groups:
             group["lr"] = rate
-        with self._interrupt.in_flight():
+        with self._interrupt.in_flight(self._waits_for_save):
             with self._shop.timeline.range(f"step {position.step + 1}"):
                 update = self._shop.engine.update(batches, self._shop.timeline)
             position.step += 1
@@ -142,30 +161,39 @@ class Loop:
                 self._shop.engine.synchronize()
         seconds = time.perf_counter() - began
         line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
+        line |= {"saving": 1} if saving else {}
         if evaluates and self._shop.held_out is not None:
-            line["eval_loss"] = position.last_eval_loss = self._evaluate()
+            line |= self._evaluate()
+            position.last_eval_loss = line["eval_loss"]
         self._watch(line, position)
         if self._note is not None:
             self._note()
         self._check_skipped(update.loss)
-        if saves and self._save is not None:
-            with self._shop.timeline.range("save"):
-                self._save()
+        if self._saves is not None:
+            self._saves.check()
+            if saves:
+                with self._shop.timeline.range("save"):
+                    self._saves.begin(position)
+
+    def _waits_for_save(self) -> bool:
+        return self._saves is not None and self._saves.is_writing
 
     def _is_due(self, every: int, at_the_end: bool = False) -> bool:
         step, last = self._position.step, self._config.train.steps
         return (every > 0 and step % every == 0 and step < last) or (at_the_end and step == last)
 
-    def _evaluate(self) -> float:
-        """Mean loss of the held-out tokens, in nats."""
+    def _evaluate(self) -> dict[str, Any]:
+        """Fields of a line: mean loss of the held-out tokens, in nats, and what crossed for it."""
         train, shop = self._config.train, self._shop
+        by = shop.engine if isinstance(shop.engine, Evaluates) else None
         shop.engine.synchronize()
         with shop.timeline.range("evaluation"):
             loss, _ = mean_loss(
                 shop.model, shop.placement, shop.held_out, train.micro_batch, train.eval_sequences,
-                by=shop.engine if isinstance(shop.engine, Evaluates) else None,
+                by=by,
             )  # fmt: skip
-        return loss
+        crossed = by.take_evaluation_bytes() if by else {}
+        return {"eval_loss": loss} | ({"eval_bytes": crossed} if crossed else {})
 
     def _line(
         self, update: Update, rate: float, tokens: int, seconds: float, waited: float

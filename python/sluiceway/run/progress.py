@@ -89,7 +89,14 @@ class Progress:
         if now - self._shown_fit < self._interval:
             return
         self._shown_fit = now
-        text = f"calibrating: {done} of {wanted}"
+        self._tell(f"calibrating: {done} of {wanted}")
+
+    def saving(self, step: int) -> None:
+        """Take note that the run waits for a save to be written."""
+        self._tell(f"waits for the save of step {step}")
+
+    def _tell(self, text: str) -> None:
+        self._shown_step = -1  # Whatever was shown is not seen any more.
         if self._live is not None:
             from rich.text import Text
 

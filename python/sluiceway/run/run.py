@@ -22,6 +22,7 @@ from sluiceway.run.last_save import LastSave, tell_changes
 from sluiceway.run.loop import Loop, Workshop
 from sluiceway.run.progress import Progress
 from sluiceway.run.run_folder import COMPARISON, RunFolder
+from sluiceway.run.saving.saves import Saves
 from sluiceway.run.session import Inputs, open_workshop, read_inputs, seed_everything
 from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import summarise
@@ -170,11 +171,6 @@ class Run:
     ) -> dict[str, Any]:
         extra = {"data": inputs.fingerprint, "config": self._config.resolved()}
 
-        def save() -> None:
-            self._folder.sync_metrics()
-            place = self._folder.checkpoint_path
-            checkpoint.save(place, position, shop.engine, source, extra)
-
         def note() -> None:
             shop.engine.note_run(packed(position, shop.engine, extra))
 
@@ -190,13 +186,25 @@ class Run:
         kind, steps = self._config.engine.kind, self._config.train.steps
         noting = note if self._config.engine.commits else None
         self._describe(kind, shop)
-        with Progress(kind, steps, seconds, self._out) as progress:
+        place = self._folder.checkpoint_path
+        with (
+            Progress(kind, steps, seconds, self._out) as progress,
+            Saves(
+                self._folder,
+                shop.engine,
+                side_files=source,
+                extra=extra,
+                timeline=shop.timeline,
+                tell=progress.saving,
+                cpu=shop.placement.lane_cpu,
+            ) as saves,  # fmt: skip
+        ):
             if isinstance(shop.engine, Calibrates):
                 shop.engine.watch_calibration(progress.calibrating)
             try:
-                Loop(self._config, shop, position, self._interrupt, watch, save, noting).run()
-                if position.step != saved or not self._folder.checkpoint_path.exists():
-                    save()
+                Loop(self._config, shop, position, self._interrupt, watch, saves, noting).run()
+                if position.step != saved or not place.exists():
+                    saves.complete(position)
                 check_converged(self._folder.lines())
             except (Interrupted, Error) as error:
                 with contextlib.suppress(IoError):  # As of a full disk, which `error` may be about.

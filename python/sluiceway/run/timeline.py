@@ -45,7 +45,11 @@ class Timeline:
         """Record how long the block takes."""
         began = _core.now_us()
         yield
-        self._add(_ROW, name, began, _core.now_us())
+        self.add(_ROW, name, began, _core.now_us())
+
+    def add(self, row: str, name: str, began_us: float, ended_us: float) -> None:
+        """Record a range of another row."""
+        self._add(row, name, began_us, ended_us)
 
     def write(self) -> None:
         """Write what was kept.

@@ -1,0 +1,1 @@
+"""How saves are written: beside steps where the engine can."""

@@ -1,0 +1,58 @@
+"""A function on a thread of its own, whose error comes out where somebody asks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+
+
+class Aside:
+    """Runs from when it is made. A process that ends waits for it: tell it to stop before.
+
+    A thread that the end of the process cut off within torch's code would abort the process.
+
+    Parameters
+    ----------
+    name : str
+        Of the thread.
+    run : callable
+    cpu : int or None
+        Processor that the thread runs on; None: as its maker.
+    """
+
+    def __init__(self, name: str, run: Callable[[], None], cpu: int | None = None) -> None:
+        self._error: BaseException | None = None
+        self._cpu = cpu
+        self._thread = threading.Thread(target=self._run, args=(run,), name=name)
+        self._thread.start()
+
+    def _run(self, run: Callable[[], None]) -> None:
+        try:
+            if self._cpu is not None:
+                with contextlib.suppress(OSError):  # It is another one's by now.
+                    os.sched_setaffinity(0, {self._cpu})
+            run()
+        except BaseException as error:  # Raised where it is waited for.
+            self._error = error
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it has ended, or for so long; whether it has.
+
+        Raises
+        ------
+        BaseException
+            What it has raised.
+        """
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True

@@ -1,0 +1,170 @@
+"""Saves of a run, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from sluiceway import _core
+from sluiceway.engines.protocol import BegunSave, Engine, SavesAside
+from sluiceway.run import checkpoint
+from sluiceway.run.checkpoint import Position
+from sluiceway.run.run_folder import RunFolder
+from sluiceway.run.saving.aside import Aside
+from sluiceway.run.timeline import Timeline
+
+_ROW = "saves"
+_SECONDS = 1.0  # What is waited for as long is told of.
+
+
+class Saves:
+    """Writes saves beside steps where the engine can, and else between two of them.
+
+    When a block of `with` ends, what is under way is in its place: after an exception of a step,
+    too, but not after one that no program expects, as of a second Ctrl-C.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        Whose metrics are made durable before a save.
+    engine : Engine
+    side_files : Path
+        The model folder, whose tokenizer files are copied.
+    extra : dict
+        Plain values that saves have beside the position.
+    timeline : Timeline
+        Has a range of each save that was written beside steps.
+    tell : callable
+        Called with the step of a save that is waited for.
+    cpu : int or None
+        Processor of the thread that writes beside steps.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        engine: Engine,
+        side_files: Path,
+        extra: dict[str, Any],
+        timeline: Timeline,
+        tell: Callable[[int], None],
+        cpu: int | None = None,
+    ) -> None:
+        self._folder, self._engine = folder, engine
+        self._side_files, self._extra = side_files, extra
+        self._timeline, self._tell, self._cpu = timeline, tell, cpu
+        self._under_way: _Writing | None = None
+        self._last: int | None = None  # Step of the last that was begun.
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether steps may have to wait for one that is being written."""
+        return self._under_way is not None and self._under_way.aside.is_running
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one is written beside steps."""
+        return self._under_way is not None
+
+    def begin(self, position: Position) -> None:
+        """Save the run as it stands between two steps, behind the save that is under way.
+
+        Raises
+        ------
+        sluiceway.errors.IoError, sluiceway.errors.Corrupt
+            Either of them could not be written; the one before it is untouched.
+        """
+        self.finish()
+        self._folder.sync_metrics()
+        engine = self._engine
+        engine.synchronize()
+        place, beside = self._folder.checkpoint_path, (engine, self._side_files, self._extra)
+        with contextlib.ExitStack() as undo:
+            begun = engine.begin_save() if isinstance(engine, SavesAside) else None
+            if begun is None:
+                checkpoint.save(place, position, *beside)
+                self._last = position.step
+                return
+            undo.callback(begun.close)
+            write = checkpoint.writer_of(position, *beside, begun.write)
+            publish = partial(checkpoint.publish, place, write)
+            self._under_way = _Writing(position.step, begun, publish, self._cpu)
+            self._last = position.step
+            undo.pop_all()
+
+    def complete(self, position: Position) -> None:
+        """Let the last save be of this step, and in its place; raises as `begin` does."""
+        if self._last != position.step:
+            self.begin(position)
+        self.finish()
+
+    def check(self) -> None:
+        """Take note of one that has ended.
+
+        Raises
+        ------
+        sluiceway.errors.IoError, sluiceway.errors.Corrupt
+            It could not be written; the one before it is untouched.
+        """
+        if self._under_way is not None:
+            self._ended(lambda writing: writing.aside.wait(0))
+
+    def finish(self) -> None:
+        """Wait for what is under way; raises as `check` does."""
+        if self._under_way is not None:
+            self._ended(self._wait)
+
+    def _wait(self, writing: _Writing) -> bool:
+        if not (writing.begun.finish(_SECONDS) and writing.aside.wait(_SECONDS)):
+            self._tell(writing.step)
+            writing.begun.finish()
+        return writing.aside.wait()
+
+    def _ended(self, wait: Callable[[_Writing], bool]) -> None:
+        writing = self._under_way
+        try:
+            if not wait(writing):
+                return
+        except BaseException:
+            self._drop()
+            raise
+        self._under_way = None
+        self._timeline.add(_ROW, f"save {writing.step}", writing.began_us, writing.ended_us)
+
+    def _drop(self) -> None:
+        self._under_way.begun.close()
+        self._under_way = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        elif issubclass(kind, Exception):
+            with contextlib.suppress(Exception):  # What is on its way is not hidden.
+                self.finish()
+        elif self._under_way is not None:
+            self._drop()
+
+
+class _Writing:
+    """A save while it is written."""
+
+    def __init__(
+        self, step: int, begun: BegunSave, publish: Callable[[], None], cpu: int | None
+    ) -> None:
+        self.step, self.begun = step, begun
+        self.began_us = self.ended_us = _core.now_us()
+        self._publish = publish
+        self.aside = Aside("save", self._run, cpu)
+
+    def _run(self) -> None:
+        try:
+            self._publish()
+        finally:
+            self.begun.close()  # A failed one holds up no step.
+            self.ended_us = _core.now_us()
