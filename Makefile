@@ -231,7 +231,8 @@ soak: build $(STAMPS)/install $(STAMPS)/check-packages
 	SLUICEWAY_KILLS=500 build/cpu/tests/runtime/engine/runtime_engine_zo_zo_arena_kill_test
 	SLUICEWAY_KILLS=20 OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_offload_kills.py
 	SLUICEWAY_KILLS=200 OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_zo_kills.py
-	SLUICEWAY_WHOLE_MODELS=1 $(PY) -m pytest -q tests/python/test_plan_disk.py
+	SLUICEWAY_WHOLE_MODELS=1 $(PY) -m pytest -q tests/python/test_plan_disk.py \
+	  tests/python/test_plan_zo.py
 	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS) --target store_format_fuzzer
 	mkdir -p build/fuzz/found

@@ -103,7 +103,7 @@ def test_schedules_that_freeze_are_adamws(make_model, schedule, act, clear):
             opt.step()
             clear(model, opt)
 
-    assert error_of(drive, make_model) <= 1e-5
+    assert error_of(drive, make_model) <= 2e-5  # Of some processors 1.2e-5: Adam enlarges rounding.
 
 
 def test_every_compressed_weight_may_be_frozen_for_some_steps():

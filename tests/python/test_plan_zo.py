@@ -1,4 +1,7 @@
-"""Plans of runs whose weights are streamed: what a card, memory, a link and a drive have to do."""
+"""Plans of runs whose weights are streamed: what a card, memory, a link and a drive have to do.
+
+`make soak` plans one of 30 G parameters with all of its layers: SLUICEWAY_WHOLE_MODELS.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from conftest import REPOSITORY, read_lines
 from sluiceway.commands.plan import describe_plan, make_plan
 from sluiceway.config.file import load_config
 from sluiceway.optim.zo.consolidation import ConsolidationCosts
+from test_plan_disk import WHOLE, of_two_layers, parameters_of
 from transformers import OPTConfig, OPTForCausalLM
 
 EMBEDDING, DRIVE = 50272 * 12288 * 2, 6e9  # Bytes, and bytes a second.
@@ -103,9 +107,28 @@ def test_a_run_from_disk_takes_what_was_planned(sluiceway, small_model, write_co
     assert steps[8]["consolidated"] == pytest.approx(new["bytes_written"], rel=0.02)
 
 
-def test_a_laptop_has_a_config_of_30b():
-    config = load_config(REPOSITORY / "configs" / "laptop_30b_zo.yaml")
-    assert (config.engine.kind, config.engine.tier) == ("zo", "disk")
+def test_opt_30b_is_planned_for_a_laptop(tmp_path):
+    path = REPOSITORY / "configs" / "laptop_30b_zo.yaml"
+    shape = REPOSITORY / load_config(path).model.path
+    assert parameters_of(shape) == pytest.approx(30e9, rel=0.01)
+    planned = shape if WHOLE else of_two_layers(shape, tmp_path / "small")
+    plan = make_plan(load_config(path, [f"model.path={planned}"]))
+    trained, peak, links = parameters_of(planned), plan["peak_bytes"], plan["bytes_per_step"]
+    embedding = 50272 * 7168 * 2
+    assert plan["parameters"]["trained"] == trained
+    assert plan["over_budget"] is None
+    # It arrives, and has two copies; it is the largest matrix, and crosses twice.
+    assert 3 * embedding < peak["device"] < 7 * 2**30
+    assert peak["host"] + peak["pinned"] < 6 * 2**30
+    assert peak["disk"] == pytest.approx(4 * trained, rel=0.02)
+    assert links["h2d"] == pytest.approx(2 * trained + embedding, rel=1e-3)
+    assert links["disk_read"] == pytest.approx(links["h2d"], rel=1e-3)
+    new = plan["consolidation"]
+    assert new["every"] == 100
+    assert new["bytes_written"] == pytest.approx(2 * trained, rel=1e-3)
+    share = new["seconds_per_step"]
+    assert share >= (new["bytes_read"] + new["bytes_written"]) / 3e9 / 100
+    assert plan["seconds_per_step"] > links["disk_read"] / 3e9 + share
 
 
 def test_the_period_of_bases_that_costs_least_is_found():
@@ -140,3 +163,27 @@ def test_an_opt_streamed_one_layer_at_a_time_is_that_of_the_device():
     streamed = losses(tier="host", depth=1)
     assert streamed == losses()
     assert len({*streamed}) == 3
+
+
+def test_a_plan_counts_no_copies_of_what_is_read_by_products(small_model, write_config):
+    def planned(perturb):
+        engine = {"kind": "zo", "noise": "lowrank", "perturb": perturb}
+        config = write_config(small_model, engine=engine, data={"eval": []})
+        return make_plan(load_config(config, RATES))
+
+    copies, products = planned("weights"), planned("activations")
+    assert products["peak_bytes"]["device"] < copies["peak_bytes"]["device"]
+    assert products["seconds_per_step"] < copies["seconds_per_step"]
+
+
+def test_low_rank_on_disk_has_the_factors_of_tier_host_and_no_new_base(small_model, write_config):
+    def planned(**engine):
+        config = write_config(
+            small_model, engine={"kind": "zo", "noise": "lowrank", "period": 10, **engine},
+            data={"eval": []}, train={"steps": 40},
+        )  # fmt: skip
+        return make_plan(load_config(config, RATES))
+
+    host, disk = planned(tier="host"), planned(tier="disk")
+    assert disk["device_parts"]["factors"] == host["device_parts"]["factors"] > 0
+    assert "consolidation" not in disk

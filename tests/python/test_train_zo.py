@@ -26,7 +26,9 @@ from sluiceway.run.rates import learning_rate
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, in_order
+from zo_oracle import fp8_bytes
 
+PARITY = {"tier": "host", "mode": "parity"}
 NOTHING = {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0}
 
 
@@ -97,10 +99,22 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
         ("bf16", {"eps": 1e-2}, {"lr": 1e-3, "seed": 5}),
         ("fp32", {"tier": "host", "directions": 2}, {"weight_decay": 0.3}),
         ("bf16", {"tier": "host", "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
+        ("fp32", {**PARITY, "directions": 2}, {}),
+        ("bf16", {**PARITY, "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
         ("fp32", {"tier": "disk", "directions": 2, "consolidate": 3}, {}),
         ("bf16", {"tier": "disk", "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
     ],
-    ids=["fp32", "directions", "bf16", "streamed", "streamed-bf16", "disk", "disk-bf16"],
+    ids=[
+        "fp32",
+        "directions",
+        "bf16",
+        "streamed",
+        "streamed-bf16",
+        "parity",
+        "parity-bf16",
+        "disk",
+        "disk-bf16",
+    ],
 )
 def test_a_run_is_zo_sgd_driven_by_hand_bit_for_bit(
     sluiceway, zo_config, uneven_text, tmp_path, dtype, engine, train
@@ -147,6 +161,7 @@ def test_a_run_says_what_it_is_and_its_lines_that_nothing_crosses(sluiceway, zo_
     assert summary["native_ratio"] > 0
     for line in read_lines(folder)[1:]:
         assert line["bytes"] == NOTHING
+        assert "eval_bytes" not in line
         assert line["stall_seconds"] == 0
         assert line["zo"]["directions"] == len(line["zo"]["g"]) == 2
         assert (line["grad_norm"], line["skipped"]) == (None, 0)
@@ -167,11 +182,53 @@ def test_a_streamed_run_counts_what_crosses_and_that_nothing_comes_back(
     outcome = sluiceway("train", config, "--out", folder)
     assert outcome.code == 0, outcome.err
     assert "weights stay in host memory, and are streamed to the device once a step" in outcome.out
-    crossed = [line["bytes"] for line in read_lines(folder)[1:]]
+    lines = read_lines(folder)
+    crossed = [line["bytes"] for line in lines[1:]]
+    evaluated = [line["eval_bytes"] for line in lines if "eval_loss" in line]
+    assert len(evaluated) == 2
+    assert all({**b, "h2d": 0} == NOTHING and b["h2d"] > 0 for b in evaluated)
     assert {(b["d2h"], b["disk_read"], b["disk_written"]) for b in crossed} == {(0, 0, 0)}
     # The next pass begins to cross before a step ends: whole passes in all, but for one's start.
     assert sum(b["h2d"] for b in crossed) == pytest.approx(4 * link["h2d"], abs=link["h2d"])
     assert link["d2h"] == 0
+
+
+def test_a_run_that_writes_steps_into_weights_counts_what_comes_back(
+    sluiceway, zo_config, tmp_path
+):
+    folder = tmp_path / "out"
+    config = zo_config(engine={**PARITY, "directions": 2}, train={"steps": 4}, data={"eval": []})
+    planned = sluiceway("plan", config, "--json")
+    assert planned.code == 0, planned.err
+    link = json.loads(planned.out)["bytes_per_step"]
+    outcome = sluiceway("train", config, "--out", folder)
+    assert outcome.code == 0, outcome.err
+    assert "the step before is written into each, and it goes back" in outcome.out
+    assert json.loads((folder / "summary.json").read_text())["zo"]["mode"] == "parity"
+    crossed = [line["bytes"] for line in read_lines(folder)[1:]]
+    # The first pass has nothing to write, and of the last one some is under way.
+    assert 2 * link["d2h"] <= sum(b["d2h"] for b in crossed) <= 3 * link["d2h"]
+    assert link["d2h"] < link["h2d"]  # What is tied comes twice, and goes back once.
+
+
+def test_a_run_whose_images_cross_counts_what_was_planned(
+    sluiceway, zo_config, tiny_model, tmp_path
+):
+    folder = tmp_path / "out"
+    config = zo_config(engine={**PARITY, "wire": "fp8"}, train={"steps": 3}, data={"eval": []})
+    planned = sluiceway("plan", config, "--json")
+    assert planned.code == 0, planned.err
+    outcome = sluiceway("train", config, "--out", folder)
+    assert outcome.code == 0, outcome.err
+    assert "images of fp8 are streamed to the device once a step" in outcome.out
+    crossed = [line["bytes"] for line in read_lines(folder)[1:]]
+    link = json.loads(planned.out)["bytes_per_step"]
+    assert {b["d2h"] for b in crossed} == {0}
+    total = sum(b["h2d"] for b in crossed)  # Some of the next pass may be among them.
+    assert total == pytest.approx(len(crossed) * link["h2d"], abs=link["h2d"])
+    matrices = [p for _, p in load_model(tiny_model, torch.float32).named_parameters(
+        remove_duplicate=False) if p.dim() >= 2]  # fmt: skip
+    assert link["h2d"] == sum(fp8_bytes(p.numel()) for p in matrices)
 
 
 def test_a_run_on_disk_counts_what_is_read_and_new_bases_apart(sluiceway, zo_config, tmp_path):
@@ -182,6 +239,7 @@ def test_a_run_on_disk_counts_what_is_read_and_new_bases_apart(sluiceway, zo_con
     assert "weights stay on disk, and are streamed to the device once a step" in outcome.out
     assert "written 0 B" in outcome.out
     assert "new bases" in outcome.out
+    assert {line["eval_bytes"]["disk_read"] > 0 for line in read_lines(folder)[::5]} == {True}
     lines = [line["bytes"] for line in read_lines(folder)[1:]]
     weights = (tmp_path / "out" / "checkpoint" / "model.safetensors").stat().st_size
     assert {(b["d2h"], b["disk_written"]) for b in lines} == {(0, 0)}
@@ -242,6 +300,8 @@ def test_an_evaluation_brings_weights_once_for_several_batches(
         alone, together = mean_loss(*held_out), mean_loss(*held_out, by=zo)
         link = zo.model.lm_head.weight.nbytes  # Tied: it is the embedding, too.
         link += sum(p.nbytes for p in zo.model.parameters() if p.dim() >= 2)
+        assert zo.take_evaluation_bytes() == {**NOTHING, "h2d": sum(h2d)}
+        assert zo.take_evaluation_bytes() == {}
     assert together == alone
     passes = -(-10 // at_once)
     assert len(h2d) == passes
@@ -249,15 +309,18 @@ def test_an_evaluation_brings_weights_once_for_several_batches(
     assert passes - 1 < sum(h2d) / link < passes + 1
 
 
-@pytest.mark.parametrize("tier", ["device", "host", "disk"])
-def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
+@pytest.mark.parametrize(
+    ("tier", "dtype"), [("device", "bf16"), ("host", "fp32"), ("disk", "bf16")]
+)
+def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier, dtype):
     run = tmp_path / "run"
-    done = sluiceway("train", zo_config(engine={"tier": tier}, train={"steps": 3}), "--out", run)
+    config = zo_config(engine={"tier": tier}, train={"steps": 3}, model={"dtype": dtype})
+    done = sluiceway("train", config, "--out", run)
     assert done.code == 0, done.err
     summary = json.loads((run / "summary.json").read_text())
     done = sluiceway("eval", run, "--json")
     assert done.code == 0, done.err
-    assert json.loads(done.out)["loss"] == pytest.approx(summary["final_eval_loss"], rel=1e-6)
+    assert json.loads(done.out)["loss"] == summary["final_eval_loss"]
     done = sluiceway("export", run, "--to", tmp_path / "model")
     assert done.code == 0, done.err
     saved = load_file(run / "checkpoint" / "model.safetensors")
@@ -268,6 +331,7 @@ def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
     page = (run / "report.html").read_text()
     assert "forwards and update" in page
     assert '"zo"' in page or ">zo<" in page
+    assert "zo: g (root mean square)" in page
 
 
 @pytest.mark.parametrize(
@@ -278,11 +342,21 @@ def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier):
         ("bf16", {}, {"lr": 1e-3}),
         ("bf16", {"noise": "lowrank", "rank": 2, "period": 4}, {"lr": 1e-3}),
         ("fp32", {"tier": "host", "noise": "lowrank", "period": 4}, {"weight_decay": 0.5}),
+        ("fp32", {"tier": "disk", "noise": "lowrank", "period": 4}, {"weight_decay": 0.5}),
         ("bf16", {"tier": "host"}, {"lr": 1e-3}),
         ("bf16", {"tier": "disk", "consolidate": 2}, {"lr": 1e-3, "weight_decay": 0.5}),
+        ("fp32", PARITY, {"weight_decay": 0.5}),
+        ("bf16", PARITY, {"lr": 1e-3, "weight_decay": 0.5}),
+        ("bf16", {**PARITY, "master": "bf16"}, {"lr": 1e-3, "weight_decay": 0.5}),
+        ("bf16", {**PARITY, "wire": "bf16"}, {"lr": 1e-3, "weight_decay": 0.5}),
+        ("bf16", {**PARITY, "wire": "fp8"}, {"lr": 1e-3, "weight_decay": 0.5}),
     ],
-    ids=["fp32", "decay", "bf16", "low-rank", "streamed-low-rank", "streamed-bf16", "disk"],
-)
+    ids=[
+        "fp32", "decay", "bf16", "low-rank", "streamed-low-rank", "low-rank-on-disk",
+        "streamed-bf16", "disk", "parity", "parity-bf16", "parity-at-random", "parity-narrow",
+        "parity-fp8",
+    ],
+)  # fmt: skip
 def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
     sluiceway, zo_config, tmp_path, dtype, engine, train
 ):
@@ -303,30 +377,45 @@ def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
     assert first == second
 
 
-@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    [
+        ({}, "fp32"),
+        ({"tier": "host"}, "fp32"),
+        (PARITY, "bf16"),
+        ({"tier": "disk", "consolidate": 3}, "bf16"),
+    ],
+    ids=["device", "host", "parity", "disk"],
+)
 def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(
-    sluiceway, zo_config, tmp_path, tier
+    sluiceway, zo_config, tmp_path, engine, dtype
 ):
-    engine = {"tier": tier} | ({"consolidate": 3} if tier == "disk" else {})
     config = zo_config(
-        model={"dtype": "bf16" if tier == "disk" else "fp32"}, engine=engine,
+        model={"dtype": dtype}, engine=engine,
         train={"steps": 60, "save_every": 7, "lr": 1e-3, "weight_decay": 0.5},
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert sluiceway("train", config, "--out", whole).code == 0
-    record = kill_often(sluiceway.start, config, killed, 3, 0.3, random.Random(3))
+    resumable = ("checkpoint", "checkpoint.old")
+    if engine.get("tier") == "disk":  # Each base is gone on from, too.
+        resumable = ("config.yaml",)
+    record = kill_often(sluiceway.start, config, killed, 3, 0.3, random.Random(3), resumable)
     assert record
     assert all(kill["code"] == -signal.SIGKILL for kill in record)
     assert weights_hash(killed) == weights_hash(whole)
     assert loss_lines(killed) == loss_lines(whole)
 
 
-@pytest.mark.parametrize("engine", [{}, {"tier": "disk", "consolidate": 2}], ids=["device", "disk"])
+@pytest.mark.parametrize(
+    "engine", [{}, PARITY, {"tier": "disk", "consolidate": 2}], ids=["device", "parity", "disk"]
+)
 def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(
     sluiceway, zo_config, tmp_path, engine
 ):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    config = zo_config(engine=engine, train={"steps": 100_000, "schedule": "constant"})
+    # In mode parity a save is under way in each step.
+    train = {"steps": 100_000, "schedule": "constant", "save_every": int(engine == PARITY)}
+    config = zo_config(engine=engine, train=train)
     command = sluiceway.start("train", config, "--out", stopped)
     wait_for_step(stopped, 3)
     command.signal(signal.SIGINT)

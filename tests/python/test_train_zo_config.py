@@ -12,7 +12,8 @@ from sluiceway.config.engines.zo import ZoSection
 from sluiceway.config.file import check_config, load_config
 from sluiceway.config.schema import TrainSection
 from sluiceway.engines import native_twin
-from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.engines.zo import Zo
+from sluiceway.errors import InvalidArgument
 from sluiceway.optim.zo.arguments import ZoArguments
 
 SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\nengine: {kind: zo}\n"
@@ -71,9 +72,11 @@ def test_what_makes_no_sense_is_refused_with_its_line(load, lines, words):
     assert "\n" not in str(refused.value)
 
 
-def test_directions_of_low_rank_are_not_read_from_disk(load):
-    with pytest.raises(Unavailable, match="noise: lowrank is not in this version for tier disk"):
-        load(SMALLEST, "engine.tier=disk", "engine.noise=lowrank")
+def test_directions_of_low_rank_have_one_base_on_disk(load):
+    on_disk = ("engine.tier=disk", "engine.noise=lowrank", "store.path=x", "train.steps=2000")
+    assert not load(SMALLEST, *on_disk).engine.has_new_bases
+    with pytest.raises(InvalidArgument, match="consolidate is 7 and noise lowrank"):
+        load(SMALLEST, *on_disk, "engine.consolidate=7")
 
 
 def test_a_stream_of_low_rank_has_no_limit_of_steps_and_no_store(load):
@@ -96,8 +99,19 @@ RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=devi
         ({}, {"micro_batch": 64}, {}),
         ({}, {}, {"directions": 3}),
         ({}, {}, {"noise": "lowrank"}),
+        ({}, {}, {"noise": "lowrank", "perturb": "activations", "directions": 2}),
+        ({"dtype": "bf16"}, {}, {"noise": "lowrank", "perturb": "activations"}),
     ],
-    ids=["fp32", "decay", "bf16", "wide-batch", "directions", "low-rank"],
+    ids=[
+        "fp32",
+        "decay",
+        "bf16",
+        "wide-batch",
+        "directions",
+        "low-rank",
+        "activations",
+        "activations-bf16",
+    ],
 )
 def test_a_run_takes_the_memory_that_was_planned(
     sluiceway, small_model, write_config, tmp_path, model, train, engine
@@ -126,8 +140,21 @@ def test_a_run_takes_the_memory_that_was_planned(
         ({"directions": 2}, {"accumulate": 2}, {}),
         ({"resident": "1MiB", "depth": 4, "noise": "lowrank", "rank": 32, "period": 1}, {}, {}),
         ({"depth": 1}, {}, {"dtype": "bf16"}),
+        ({"mode": "parity", "resident": "1MiB"}, {}, {}),
+        ({"mode": "parity"}, {}, {"dtype": "bf16"}),
+        ({"mode": "parity", "wire": "bf16"}, {}, {}),
+        ({"mode": "parity", "wire": "fp8"}, {}, {"dtype": "bf16"}),
     ],
-    ids=["plain", "halves", "deep-low-rank", "bf16"],
+    ids=[
+        "plain",
+        "halves",
+        "deep-low-rank",
+        "bf16",
+        "parity",
+        "parity-bf16",
+        "parity-narrow",
+        "parity-fp8",
+    ],
 )
 def test_a_streamed_run_takes_the_memory_that_was_planned(
     sluiceway, small_model, write_config, tmp_path, engine, train, model
@@ -142,7 +169,8 @@ def test_a_streamed_run_takes_the_memory_that_was_planned(
     done = sluiceway("train", config, "--out", tmp_path / "out", "--json")
     assert done.code == 0, done.err
     found = [line["peak_bytes"] for line in read_lines(tmp_path / "out")[1:]]
-    assert plan["host"] == max(peak["host"] for peak in found)
+    for tier in ("host", "pinned"):
+        assert plan[tier] == max(peak[tier] for peak in found)
     assert 0.95 < plan["device"] / max(peak["device"] for peak in found) < 1.05
 
 
@@ -153,11 +181,29 @@ def test_what_plays_no_part_is_refused(load):
         (["store.path=x"], "store.path is x, but engine.tier is device, which keeps nothing on"),
         (["engine.tier=host", "store.path=x"], "store.path is x, but engine.tier is host, which"),
         (["engine.rank=5"], "rank is 5, which is of lowrank alone"),
+        (["engine.perturb=activations"], "perturb is activations, which is of lowrank alone"),
         (["engine.eval_batches=5"], "engine.eval_batches is 5, and engine.tier is device"),
+        (["engine.mode=parity"], "mode is parity and tier device, which writes each step into"),
+        (["engine.tier=disk", "engine.mode=parity"], "mode is parity and tier disk, which would"),
+        (["engine.tier=host", "engine.master=bf16"], "master is bf16, which is of parity alone"),
         (["engine.tier=host", "train.steps=2000"], "train.steps is 2000 with engine.directions 1"),
+        (["engine.directions=1025"], "engine.directions is 1025, expected at most 1024"),
+        (
+            ["engine.tier=host", "engine.mode=parity", "engine.directions=1025"],
+            "engine.directions is 1025, expected at most 1024",
+        ),
     ):
         with pytest.raises(InvalidArgument, match=words):
             load(SMALLEST, *said)
+
+
+@pytest.mark.parametrize(
+    ("wire", "text"),
+    [("auto", "written into each, and it goes back"), ("fp16", "images of fp16 are streamed to")],
+)
+def test_a_run_says_who_writes_steps_into_weights(load, wire: str, text: str) -> None:
+    config = load(SMALLEST, "engine.tier=host", "engine.mode=parity", f"engine.wire={wire}")
+    assert text in Zo(config)._where()
 
 
 def test_what_is_on_disk_is_in_the_folder_of_the_run_and_takes_any_number_of_steps(load, tmp_path):
@@ -167,6 +213,7 @@ def test_what_is_on_disk_is_in_the_folder_of_the_run_and_takes_any_number_of_ste
     config = load(SMALLEST, "engine.tier=disk", "store.path=/x")
     assert config.engine.in_folder(config, tmp_path).store.path == "/x"
     assert not load(SMALLEST, "engine.tier=host").engine.commits
+    assert load(SMALLEST, "engine.tier=host", "engine.mode=parity", "train.steps=2000")
 
 
 def test_a_plan_counts_two_forwards_for_every_direction_and_micro_batch(

@@ -7,8 +7,10 @@ import random
 import sys
 
 import pytest
+import sluiceway
 import torch
 from conftest import REPOSITORY
+from torch import nn
 
 sys.path.append(str(REPOSITORY / "experiments" / "zo"))
 
@@ -64,6 +66,34 @@ def test_weights_that_lose_nothing_have_no_error() -> None:
     (row,) = (row for row in rows if row["way"] == "f64")
     assert row["error"] < 1e-7
     assert row["progress"] == pytest.approx(1.0, abs=1e-7)
+
+
+def test_the_fp32_master_is_what_mode_parity_trains() -> None:
+    class Point(nn.Module):
+        def __init__(self, start: torch.Tensor) -> None:
+            super().__init__()
+            self.drift = nn.Parameter(start.clone())  # The name that its noise has.
+
+        def forward(self) -> torch.Tensor:
+            return self.drift.sum()
+
+    seed, lr, eps = random.randrange(1 << 40), 1e-5, 2.0**-10
+    start = (0.02 * torch.randn(SHAPE)).bfloat16().float()
+    model, way = Point(start), drift.Master(start, lr, "rademacher", seed)
+    opt = sluiceway.ZoSgd(model, lr=lr, eps=eps, seed=seed, mode="parity", tier="host")
+    for number, g in enumerate(torch.randn(30).tolist()):
+        signs = iter([1, -1] if number else [0, 1, -1])  # The first step looks at the forward.
+
+        def closure(g: float = g, signs=signs) -> float:
+            sign = next(signs)
+            model()
+            return sign * g * eps
+
+        opt.step(closure)
+        assert opt.stats()["zo"]["g"] == [g]
+        way.step(number, None, g)
+    assert torch.equal(model.state_dict()["drift"], way.theta())
+    assert not torch.equal(way.theta(), start)
 
 
 def test_the_table_is_of_the_rows_that_are_there(rows, tmp_path) -> None:

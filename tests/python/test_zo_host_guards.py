@@ -7,9 +7,8 @@ import copy
 import pytest
 import sluiceway
 import torch
-from test_zo_host import host
 from torch import nn
-from zo_models import decoder, zo_ids, zo_loss
+from zo_models import decoder, on_host, zo_ids, zo_loss
 
 
 def trained(model: nn.Module, opt: sluiceway.ZoSgd, steps: int = 3, first: int = 0) -> None:
@@ -19,16 +18,16 @@ def trained(model: nn.Module, opt: sluiceway.ZoSgd, steps: int = 3, first: int =
 
 def test_theta_is_not_taken_for_the_base_of_its_own_log() -> None:
     model = decoder()
-    with host(model, lr=0.05) as opt:
+    with on_host(model, lr=0.05) as opt:
         trained(model, opt)
         saved, theta = copy.deepcopy(opt.state_dict()), copy.deepcopy(model.state_dict())
     other = decoder()
-    with host(other, lr=0.05) as opt:
+    with on_host(other, lr=0.05) as opt:
         other.load_state_dict(theta)
         with pytest.raises(sluiceway.InvalidArgument, match=r"load_state_dict: .* was changed by"):
             opt.load_state_dict(saved)
     other = decoder()
-    with host(other, lr=0.05) as opt:
+    with on_host(other, lr=0.05) as opt:
         opt.load_state_dict(saved)
         found = other.state_dict()
         assert all(torch.equal(found[name], theta[name]) for name in theta)
@@ -36,28 +35,28 @@ def test_theta_is_not_taken_for_the_base_of_its_own_log() -> None:
 
 def test_a_model_has_one_open_optimizer() -> None:
     model = decoder()
-    opt = host(model, lr=0.05)
+    opt = on_host(model, lr=0.05)
     trained(model, opt)
     for tier in ("host", "device"):
         with pytest.raises(sluiceway.InvalidArgument, match="belongs to another optimizer"):
             sluiceway.ZoSgd(model, tier=tier)
     opt.close()
-    host(model, lr=0.05).close()
-    opt = host(model, lr=0.05)
+    on_host(model, lr=0.05).close()
+    opt = on_host(model, lr=0.05)
     trained(model, opt)
     del opt  # Whoever drops it is left with the base, and may go on.
-    host(model, lr=0.05).close()
+    on_host(model, lr=0.05).close()
 
 
 def test_logs_that_went_apart_are_not_taken_for_one_another(tmp_path) -> None:
     model = decoder()
-    with host(model, lr=0.05) as opt:
+    with on_host(model, lr=0.05) as opt:
         trained(model, opt, 2)
         early = copy.deepcopy(opt.state_dict())
         trained(model, opt, 3, first=2)
         late = copy.deepcopy(opt.state_dict())
     other = decoder()
-    with host(other, lr=0.05, path=tmp_path / "other") as opt:
+    with on_host(other, lr=0.05, path=tmp_path / "other") as opt:
         opt.load_state_dict(early)
         trained(other, opt, 2, first=7)  # Other data: another history of the same log.
         theta = copy.deepcopy(other.state_dict())
@@ -71,7 +70,7 @@ def test_logs_that_went_apart_are_not_taken_for_one_another(tmp_path) -> None:
 
 def test_an_interrupted_forward_does_not_stop_the_next_step() -> None:
     model = decoder()
-    with host(model, lr=0.05) as opt:
+    with on_host(model, lr=0.05) as opt:
         trained(model, opt)
 
         def interrupt(*_: object) -> None:
@@ -92,7 +91,7 @@ def test_an_interrupted_forward_does_not_stop_the_next_step() -> None:
 
 def test_a_trace_that_cannot_be_written_leaves_theta(tmp_path) -> None:
     model = decoder()
-    opt = host(model, lr=0.05, trace=tmp_path / "missing" / "trace.json")
+    opt = on_host(model, lr=0.05, trace=tmp_path / "missing" / "trace.json")
     trained(model, opt)
     theta = copy.deepcopy(model.state_dict())
     with pytest.raises(sluiceway.IoError, match=r"trace\.json"):

@@ -1,4 +1,4 @@
-"""A run whose steps are records of a log ends in the same bits, wherever it is killed and resumed.
+"""A run of `kind: zo` ends in the same bits, wherever it is killed and resumed.
 
 `make soak` kills it more often: SLUICEWAY_KILLS.
 """
@@ -23,16 +23,20 @@ SAVES = ("checkpoint", "checkpoint.old")
 @pytest.fixture(
     params=[
         ({"tier": "host", "directions": 2}, SAVES),
+        ({"tier": "host", "mode": "parity", "save_every": 3}, SAVES),
         ({"tier": "disk", "directions": 2, "consolidate": 3}, ("config.yaml",)),
+        ({"tier": "disk", "noise": "lowrank", "period": 3}, ("config.yaml",)),
     ],
-    ids=["host", "disk"],
+    ids=["host", "parity", "disk", "low-rank-on-disk"],
 )
 def logged(request, tiny_model, prose, tmp_path):
     """Path of a config, and what a folder has that can be resumed."""
     engine, resumable = request.param
+    save_every = engine.get("save_every", 7)
+    engine = {key: value for key, value in engine.items() if key != "save_every"}
     config = tmp_path / "run.yaml"
     train = {"steps": 40, "micro_batch": 2, "lr": 1e-3, "weight_decay": 0.1,
-             "eval_every": 15, "eval_sequences": 6, "save_every": 7}  # fmt: skip
+             "eval_every": 15, "eval_sequences": 6, "save_every": save_every}  # fmt: skip
     config.write_text(
         yaml.safe_dump(
             {

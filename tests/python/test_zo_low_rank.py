@@ -7,19 +7,9 @@ import copy
 import pytest
 import sluiceway
 import torch
-from sluiceway import _core
 from torch import nn
-from zo_models import decoder, zo_ids, zo_loss
-from zo_oracle import (
-    LowRankOracle,
-    computing_in_float32,
-    follow,
-    follow_images,
-    gaussian,
-    groups_of,
-)
-
-NAMES = _core.stable_hash
+from zo_models import decoder, of_dtype, zo_train
+from zo_oracle import follow, follow_images, low_rank_oracle_of
 
 
 def low_rank(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
@@ -65,25 +55,15 @@ def test_losses_and_weights_are_the_oracles(
         ours, lr=0.02, weight_decay=weight_decay, directions=directions, seed=seed, rank=rank,
         period=period,
     )  # fmt: skip
-    oracle = LowRankOracle(
-        theirs, groups_of(theirs, weight_decay), 1e-3, seed, directions, NAMES, gaussian,
-        rank=rank, period=period,
-    )  # fmt: skip
+    oracle = low_rank_oracle_of(theirs, rank, period, seed, directions, weight_decay)
     follow(opt, ours, oracle, steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_16_bits_are_images_of_a_float32_matrix_and_sum(dtype: torch.dtype) -> None:
-    ours, theirs = decoder(), decoder()
-    for model in (ours, theirs):
-        for p in model.layers.parameters():
-            if p.dim() >= 2:
-                p.data = p.data.to(dtype)
-        computing_in_float32(model)
+    ours, theirs = (of_dtype(decoder(), dtype) for _ in range(2))
     opt = low_rank(ours, lr=0.01, weight_decay=0.1, seed=1, rank=2, period=15)
-    groups = groups_of(theirs, 0.1)
-    oracle = LowRankOracle(theirs, groups, 1e-3, 1, 1, NAMES, gaussian, rank=2, period=15)
-    follow_images(opt, ours, oracle)
+    follow_images(opt, ours, low_rank_oracle_of(theirs, 2, 15, 1, 1, 0.1))
 
 
 class Wide(nn.Module):
@@ -135,10 +115,6 @@ def test_z_has_that_rank_and_unit_squares_and_its_rows_change_with_the_period(ra
     assert abs(biases.square().mean() - 1) < 0.2
 
 
-def train(opt: sluiceway.ZoSgd, model: nn.Module, steps: range) -> list[float]:
-    return [opt.step(lambda: zo_loss(model, zo_ids(s))).item() for s in steps]  # noqa: B023
-
-
 @pytest.mark.parametrize("weight_decay", [0.0, 0.5])
 @pytest.mark.parametrize("at", [0, 4, 6])
 def test_resume_inside_of_a_period_and_between_two_gives_the_same_bits(
@@ -146,9 +122,9 @@ def test_resume_inside_of_a_period_and_between_two_gives_the_same_bits(
 ) -> None:
     whole, first = decoder(), decoder()
     options = {"lr": 0.02, "weight_decay": weight_decay, "directions": 2, "seed": 5, "period": 3}
-    expected = train(low_rank(whole, **options), whole, range(10))
+    expected = zo_train(low_rank(whole, **options), whole, range(10))
     opt = low_rank(first, **options)
-    found = train(opt, first, range(at))
+    found = zo_train(opt, first, range(at))
     saved = copy.deepcopy((first.state_dict(), opt.state_dict()))
     again = decoder(seed=1)
     other = low_rank(again, **{**options, "lr": 9.0})
@@ -158,14 +134,14 @@ def test_resume_inside_of_a_period_and_between_two_gives_the_same_bits(
             p.data.zero_()
     other.load_state_dict(saved[1])
     assert all(map(torch.equal, first.parameters(), again.parameters()))
-    assert found + train(other, again, range(at, 10)) == expected
+    assert found + zo_train(other, again, range(at, 10)) == expected
     assert all(map(torch.equal, whole.parameters(), again.parameters()))
 
 
 def test_a_state_of_other_options_or_shapes_is_refused() -> None:
     model = decoder()
     opt = low_rank(model, period=9)
-    train(opt, model, range(2))
+    zo_train(opt, model, range(2))
     state = opt.state_dict()
     for options, match in (
         ({"period": 8}, "period was 9 when it was saved, here it is 8"),
@@ -191,7 +167,7 @@ def test_a_state_of_other_options_or_shapes_is_refused() -> None:
 def test_the_sum_of_a_period_is_all_that_a_matrix_has_beside_its_master() -> None:
     model = decoder()
     opt = low_rank(model, rank=2, weight_decay=0.1, lr=0.1)
-    train(opt, model, range(3))
+    zo_train(opt, model, range(3))
     for p in model.parameters():
         shapes = {key: tuple(value.shape) for key, value in opt.state.get(p, {}).items()}
         matrix = {"master": tuple(p.shape), "low_rank_sum": (2, len(p))}

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import sluiceway
 import torch
-from sluiceway import _core
 from torch import nn
-from zo_models import decoder, zo_ids, zo_loss
-from zo_oracle import (
-    LowRankOracle,
-    computing_in_float32,
-    follow,
-    follow_images,
-    gaussian,
-    groups_of,
-)
-
-NAMES = _core.stable_hash
+from zo_models import decoder, of_dtype, on_host, zo_ids, zo_loss, zo_train
+from zo_oracle import follow, follow_images, low_rank_oracle_of
 
 
 def host(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
-    return sluiceway.ZoSgd(model, tier="host", noise="lowrank", **options)
-
-
-def in_16_bits(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    for p in model.layers.parameters():
-        p.data = p.data.to(dtype) if p.dim() >= 2 else p.data
-    return computing_in_float32(model)
+    return on_host(model, noise="lowrank", **options)
 
 
 @pytest.mark.parametrize(
@@ -42,10 +27,7 @@ def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, rank
         ours, lr=0.02, weight_decay=weight_decay, directions=directions, seed=seed, rank=rank,
         period=period,
     )  # fmt: skip
-    oracle = LowRankOracle(
-        theirs, groups_of(theirs, weight_decay), 1e-3, seed, directions, NAMES, gaussian,
-        rank=rank, period=period,
-    )  # fmt: skip
+    oracle = low_rank_oracle_of(theirs, rank, period, seed, directions, weight_decay)
     base = [p.detach().clone() for p in ours.parameters()]
     follow(opt, ours, oracle, 25)
     assert all(map(torch.equal, ours.parameters(), base))  # Nothing was written to.
@@ -54,11 +36,9 @@ def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, rank
 
 
 def test_weights_of_16_bits_stay_the_base() -> None:
-    ours, theirs = (in_16_bits(decoder(), torch.bfloat16) for _ in range(2))
+    ours, theirs = (of_dtype(decoder(), torch.bfloat16) for _ in range(2))
     opt = host(ours, lr=0.01, weight_decay=0.1, seed=1, rank=2, period=15)
-    groups = groups_of(theirs, 0.1)
-    oracle = LowRankOracle(theirs, groups, 1e-3, 1, 1, NAMES, gaussian, rank=2, period=15)
-    follow_images(opt, ours, oracle)
+    follow_images(opt, ours, low_rank_oracle_of(theirs, 2, 15, 1, 1, 0.1))
 
 
 @pytest.mark.parametrize(("depth", "lanes"), [(2, 1), (8, 4)])
@@ -66,7 +46,7 @@ def test_weights_of_16_bits_stay_the_base() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tiers_give_the_same_bits(depth, lanes, directions, dtype) -> None:
     options = {"lr": 0.05, "weight_decay": 0.3, "directions": directions, "rank": 3, "period": 4}
-    models = [in_16_bits(decoder(), dtype) for _ in range(2)]
+    models = [of_dtype(decoder(), dtype) for _ in range(2)]
     opts = [
         host(models[0], depth=depth, perturb_lanes=lanes, resident=300, **options),
         sluiceway.ZoSgd(models[1], noise="lowrank", **options),
@@ -97,20 +77,27 @@ def test_no_number_of_updates_is_too_many_and_all_are_made_again_from_the_log() 
     assert again.committed_steps == 3
 
 
-def test_a_period_without_room_is_refused_and_the_weights_are_still_there() -> None:
+@pytest.mark.parametrize("resident", [0, 1 << 20])
+def test_a_period_without_room_is_refused_and_the_weights_are_still_there(resident: int) -> None:
     model = decoder()
-    opt = host(model, lr=0.02, period=1, budget=sluiceway.Budget(device=60_000))
-
-    def train() -> None:
-        for step in range(100):
-            opt.step(lambda: zo_loss(model, zo_ids(step)))  # noqa: B023
-
+    budget = sluiceway.Budget(device=60_000)
+    opt = host(model, lr=0.02, period=1, budget=budget, resident=resident)
     with pytest.raises(sluiceway.OutOfMemory, match=r"periods of low-rank noise of .* bytes"):
-        train()
+        zo_train(opt, model, range(100))
     made, theta = opt.committed_steps, copy.deepcopy(model.state_dict())
-    assert 2 < made < 100
+    # What is resident gives way: as many periods fit as if nothing was.
+    assert 15 < made < 100
     opt.rollback(made - 1)
     opt.step(lambda: zo_loss(model, zo_ids(made - 1)))
     assert all(torch.equal(p, theta[name]) for name, p in model.state_dict().items())
     opt.close()
     assert all(torch.equal(p, theta[name]) for name, p in model.named_parameters())
+
+
+def test_a_run_that_does_not_fit_leaves_no_log(tmp_path: Path) -> None:
+    for budget in (100, 400):
+        with pytest.raises(sluiceway.OutOfMemory):
+            host(decoder(), path=tmp_path, budget=sluiceway.Budget(device=budget))
+        assert not list(tmp_path.iterdir())
+    with host(decoder(), path=tmp_path, lr=0.02) as opt:
+        assert opt.committed_steps == 0

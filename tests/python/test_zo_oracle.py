@@ -9,20 +9,8 @@ import pytest
 import sluiceway
 import torch
 from sluiceway import _core
-from zo_models import decoder
-from zo_oracle import (
-    Oracle,
-    computing_in_float32,
-    fma,
-    follow,
-    follow_images,
-    gaussian,
-    groups_of,
-    philox,
-    rademacher,
-)
-
-NAMES = _core.stable_hash
+from zo_models import decoder, of_dtype
+from zo_oracle import fma, follow, follow_images, gaussian, oracle_of, philox, rademacher
 
 
 def test_the_oracles_philox_has_the_published_answers() -> None:
@@ -69,21 +57,13 @@ def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, nois
     opt = sluiceway.ZoSgd(
         ours, lr=0.02, weight_decay=weight_decay, directions=directions, seed=seed, noise=noise
     )
-    oracle = Oracle(
-        theirs, groups_of(theirs, weight_decay), 1e-3, seed, directions, NAMES,
-        gaussian if noise == "gaussian" else rademacher,
-    )  # fmt: skip
+    draw = gaussian if noise == "gaussian" else rademacher
+    oracle = oracle_of(theirs, seed, directions, weight_decay, draw)
     follow(opt, ours, oracle, steps)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_16_bits_are_images_of_a_float32_master(dtype: torch.dtype) -> None:
-    ours, theirs = decoder(), decoder()
-    for model in (ours, theirs):
-        for p in model.layers.parameters():
-            if p.dim() >= 2:
-                p.data = p.data.to(dtype)
-        computing_in_float32(model)
+    ours, theirs = (of_dtype(decoder(), dtype) for _ in range(2))
     opt = sluiceway.ZoSgd(ours, lr=0.01, weight_decay=0.1, seed=1)
-    oracle = Oracle(theirs, groups_of(theirs, 0.1), 1e-3, 1, 1, NAMES)
-    follow_images(opt, ours, oracle)
+    follow_images(opt, ours, oracle_of(theirs, 1, 1, 0.1))

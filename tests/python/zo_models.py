@@ -1,7 +1,8 @@
-"""A language model small enough for an oracle in plain Python, with all that a decoder has."""
+"""Models small enough for an oracle in plain Python, and what is done with them."""
 
 from __future__ import annotations
 
+import sluiceway
 import torch
 from torch import nn
 from torch.nn import functional
@@ -50,3 +51,91 @@ def zo_ids(step: int, rows: int = 3) -> torch.Tensor:
 def zo_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Of the next token."""
     return functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+class Table(nn.Module):
+    """Returns a part of its own weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 5))
+
+    def forward(self, rows: int) -> torch.Tensor:
+        return self.weight[:rows]
+
+
+class Gate(nn.Module):
+    """Has a weight of its own around a child, and a list that nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(5))
+        self.inner = nn.Linear(5, 5)
+        self.biases = nn.ParameterList([torch.randn(5), torch.randn(5)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + torch.tanh(self.inner(x) + self.biases[0]) * self.biases[1]
+
+
+class Anything(nn.Module):
+    """No list of blocks; attention; a layer that runs twice; a head that only borrows a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.embed = Table(), nn.Embedding(7, 5)
+        self.attention = nn.MultiheadAttention(5, 1, batch_first=True)
+        self.twice, self.gate, self.norm = nn.Linear(5, 5), Gate(), nn.LayerNorm(5)
+        self.last = nn.Linear(5, 5)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids) + self.table(ids.shape[1])
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = self.twice(torch.tanh(self.twice(x)))
+        x = self.last.forward(self.frozen(self.norm(self.gate(x))))
+        return functional.linear(x, self.embed.weight)
+
+
+def anything() -> Anything:
+    torch.manual_seed(3)
+    return Anything()
+
+
+def anythings_loss(model: nn.Module, step: int) -> torch.Tensor:
+    ids = torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(step))
+    penalty = 0.01 * model.norm.weight.square().sum()
+    return functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()) + penalty
+
+
+def computing_in_float32(model: nn.Module) -> nn.Module:
+    """Its own weights: a deep copy still has the functions of what it was copied from."""
+    for block in model.layers:
+        for linear in (block.up, block.down):
+            linear.forward = lambda x, m=linear: functional.linear(x, m.weight.float(), m.bias)
+    return model
+
+
+def of_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The same with the matrices of its blocks in another type, and products in float32."""
+    for p in model.layers.parameters():
+        p.data = p.data.to(dtype) if p.dim() >= 2 else p.data
+    return computing_in_float32(model)
+
+
+# Of a run whose log is looked at.
+OPTIONS = {"lr": 0.02, "weight_decay": 0.5, "directions": 2, "seed": 5}
+
+
+def on_host(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
+    return sluiceway.ZoSgd(model, tier="host", **options)
+
+
+def zo_train(opt: sluiceway.ZoSgd, model: nn.Module, steps: range) -> list[float]:
+    """The loss of each step; its tokens follow from its number."""
+    return [opt.step(lambda: zo_loss(model, zo_ids(s))).item() for s in steps]  # noqa: B023
+
+
+def same(state: dict[str, torch.Tensor], model: nn.Module) -> bool:
+    expected = model.state_dict()
+    assert state.keys() == expected.keys()
+    return all(torch.equal(state[name], expected[name]) for name in expected)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from sluiceway import _core
 from torch import nn
-from zo_models import zo_ids, zo_loss
+from zo_models import computing_in_float32, zo_ids, zo_loss
 
 M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 MASK = 0xFFFFFFFF
@@ -33,16 +33,31 @@ def philox(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
     return c
 
 
-def rademacher(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
-    """z of the first `count` elements."""
+def stream_words(word: np.ndarray, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
+    """Words of a key by their numbers."""
     halves = (seed & MASK, seed >> 32)
     key = philox((step & MASK, step >> 32, purpose, 0), halves)[:2]
-    i = np.arange(count, dtype=np.uint64)
-    word = 64 * (i // 2048) + 16 * (i % 2048 // 512) + i % 16
     block = 16 * (word // 64) + word % 16
     drawn = philox((block & MASK, block >> 32, tensor & MASK, tensor >> 32), key)
-    bits = np.choose((word % 64 // 16).astype(int), drawn)
+    return np.choose((word % 64 // 16).astype(int), drawn)
+
+
+def rademacher(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
+    """z of the first `count` elements."""
+    i = np.arange(count, dtype=np.uint64)
+    word = 64 * (i // 2048) + 16 * (i % 2048 // 512) + i % 16
+    bits = stream_words(word, seed, step, tensor, purpose)
     return np.where(bits >> (31 - i // 16 % 32) & 1, np.float32(-1), np.float32(1))
+
+
+def to_bfloat16_at_random(
+    x: np.ndarray, seed: int, step: int, tensor: int, purpose: int
+) -> np.ndarray:
+    """Up with the probability of what is cut off, by 16 bits an element; as float32."""
+    i = np.arange(x.size, dtype=np.uint64)
+    drawn = stream_words(i // 2, seed, step, tensor, purpose) >> (16 * (i % 2)) & 0xFFFF
+    bits = x.reshape(-1).view(np.uint32).astype(np.uint64) + drawn
+    return (bits & 0xFFFF0000).astype(np.uint32).view(np.float32).reshape(x.shape)
 
 
 def fma(a: np.float32 | np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -63,6 +78,23 @@ def fma(a: np.float32 | np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return odd.astype(np.float32)
 
 
+def fp8_values(x: np.ndarray) -> np.ndarray:
+    """What E4M3 has of them, with a power of two for each 128 in a row: see kernels/fp8_image.h."""
+    flat = torch.from_numpy(x).reshape(-1)
+    blocks = nn.functional.pad(flat, (0, -len(flat) % 128)).reshape(-1, 128)
+    largest = torch.where(blocks.isfinite(), blocks, 0).abs().amax(1, keepdim=True)
+    part, exponent = torch.frexp(largest.double() / 464)
+    exponent = torch.where(part == 0.5, exponent - 1, exponent).clamp(-116, 119)
+    elements = torch.ldexp(blocks.double(), -exponent).clamp(-448, 448).float()
+    values = torch.ldexp(elements.to(torch.float8_e4m3fn).double(), exponent).float()
+    return values.reshape(-1)[: len(flat)].reshape(x.shape).numpy()
+
+
+def fp8_bytes(elements: int) -> int:
+    """Of their image: 16 scales for each 2,048."""
+    return elements + 16 * -(-elements // 2048)
+
+
 def gaussian(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
     out = torch.empty(count)
     _core.draw_noise(out, "gaussian", seed, step, tensor, purpose)
@@ -70,18 +102,11 @@ def gaussian(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.
 
 
 def groups_of(model: nn.Module, weight_decay: float) -> list[dict]:
+    trained = [p for p in model.parameters() if p.requires_grad]
     return [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-
-
-def computing_in_float32(model: nn.Module) -> nn.Module:
-    """Its own weights: a deep copy still has the functions of what it was copied from."""
-    for block in model.layers:
-        for linear in (block.up, block.down):
-            linear.forward = lambda x, m=linear: nn.functional.linear(x, m.weight.float(), m.bias)
-    return model
 
 
 class Oracle:
@@ -133,6 +158,10 @@ class Oracle:
         gamma = np.float32(self.gamma[self._group(self.tensors[name][0])])
         return gamma * self.a[name]
 
+    def _measured(self, name: str, theta: np.ndarray) -> np.ndarray:
+        """What is perturbed, where that is not theta itself."""
+        return theta
+
     @torch.no_grad()
     def _loss(self, loss_of: Callable, theta: dict, noise: dict, sign: int) -> np.float32:
         for name, p in self.moved.named_parameters():
@@ -142,16 +171,20 @@ class Oracle:
 
     def step(self, loss_of: Callable[[nn.Module], torch.Tensor], lr: list[float]) -> float:
         """One step; returns the mean of all losses."""
-        losses, gradients, noises = [], [], []
-        theta = {name: self._theta(name) for name in self.tensors}
-        for direction in range(self.directions):
-            noise = {name: self._z(name, direction) for name in self.tensors}
+        losses, gradients = [], []
+        theta, noises = self._theta_of_all(), self._noises()
+        for noise in noises:
             plus, minus = (self._loss(loss_of, theta, noise, sign) for sign in (1, -1))
             g = (plus - minus) / (self.eps + self.eps)
             finite = np.isfinite(plus) and np.isfinite(minus) and np.isfinite(g)
             gradients.append(float(g) if finite else 0.0)
             losses += [plus, minus]
-            noises.append(noise)
+        self.move(gradients, lr, noises)
+        return torch.tensor(np.array(losses)).mean().item()
+
+    def move(self, gradients: list[float], lr: list[float], noises: list[dict] | None = None):
+        """One step with these g, whoever has measured them."""
+        noises = self._noises() if noises is None else noises
         for index, (group, rate) in enumerate(zip(self.groups, lr, strict=True)):
             self.gamma[index] *= 1 - rate * group["weight_decay"]
         for name, (p, _) in self.tensors.items():
@@ -162,7 +195,62 @@ class Oracle:
             with torch.no_grad():
                 p.copy_(torch.from_numpy(self._theta(name)))
         self.step_number += 1
-        return torch.tensor(np.array(losses)).mean().item()
+
+    def _theta_of_all(self) -> dict[str, np.ndarray]:
+        return {name: self._measured(name, self._theta(name)) for name in self.tensors}
+
+    def _noises(self) -> list[dict[str, np.ndarray]]:
+        """z of every weight, one dict a direction."""
+        return [{name: self._z(name, d) for name in self.tensors} for d in range(self.directions)]
+
+    @torch.no_grad()
+    def gradients_in_double(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> list[tuple]:
+        """L(theta + eps z), L(theta - eps z) and g of each direction, but for theta in double."""
+        theta, found = self._theta_of_all(), []
+        moved = copy.deepcopy(self.model).double()
+        for direction in range(self.directions):
+            z = {name: self._z_in_double(name, direction) for name in self.tensors}
+            losses = []
+            for sign in (1, -1):
+                for name, p in moved.named_parameters():
+                    if name in z:
+                        p.copy_(torch.from_numpy(theta[name] + sign * float(self.eps) * z[name]))
+                losses.append(loss_of(moved).item())
+            found.append((*losses, (losses[0] - losses[1]) / (2 * float(self.eps))))
+        return found
+
+    def _z_in_double(self, name: str, direction: int) -> np.ndarray:
+        return self._z(name, direction).astype(np.float64)
+
+
+class ParityOracle(Oracle):
+    """Each step is written into the weights: Gamma is 1 again, and A what theta was rounded to.
+
+    A weight has a master of float32; or, of bfloat16, is its own `at_random`. Where there is a type
+    of the `wire`, matrices of float32 are measured as images of it, those of E4M3 with scales.
+    """
+
+    at_random, wire = False, None
+
+    def _measured(self, name: str, theta: np.ndarray) -> np.ndarray:
+        if self.wire is None or theta.ndim < 2:
+            return theta
+        if self.wire is torch.float8_e4m3fn:
+            return fp8_values(theta)
+        return torch.from_numpy(theta).to(self.wire).float().numpy()
+
+    def step(self, loss_of: Callable[[nn.Module], torch.Tensor], lr: list[float]) -> float:
+        loss = super().step(loss_of, lr)
+        for name, (p, tensor) in self.tensors.items():
+            self.a[name] = self._theta(name)
+            if self.at_random and p.dtype is torch.bfloat16:
+                self.a[name] = to_bfloat16_at_random(
+                    self.a[name], self.seed, self.step_number, tensor, 2**31
+                )
+            with torch.no_grad():
+                p.copy_(torch.from_numpy(self.a[name]))
+        self.gamma = [1.0] * len(self.groups)
+        return loss
 
 
 class LowRankOracle(Oracle):
@@ -205,6 +293,17 @@ class LowRankOracle(Oracle):
         u = self._factor(name, 0, self.step_number, direction)
         return self._plus(np.zeros_like(self.a[name]), u, self._v(name))
 
+    def _z_in_double(self, name: str, direction: int) -> np.ndarray:
+        if self.a[name].ndim < 2:
+            return super()._z_in_double(name, direction)
+        u, v = self.factors(name, direction)
+        return (u.T @ v).reshape(self.a[name].shape)
+
+    def factors(self, name: str, direction: int) -> tuple[np.ndarray, np.ndarray]:
+        """U^T and V^T of the next step, in double."""
+        u = self._factor(name, 0, self.step_number, direction)
+        return u.astype(np.float64), self._v(name).astype(np.float64)
+
     def _move(self, name: str, c: np.float32, direction: int, z: np.ndarray) -> None:
         if self.a[name].ndim < 2:
             return super()._move(name, c, direction, z)
@@ -230,6 +329,34 @@ class LowRankOracle(Oracle):
         for u, v in products[-1:]:
             a = self._plus(a, u, v)
         return np.float32(self.gamma[group]) * a
+
+
+def oracle_of(
+    model: nn.Module,
+    seed: int = 0,
+    directions: int = 1,
+    weight_decay: float = 0.0,
+    draw: Callable[..., np.ndarray] = rademacher,
+) -> Oracle:
+    """Of groups as ZoSgd makes them, and its eps."""
+    return Oracle(
+        model, groups_of(model, weight_decay), 1e-3, seed, directions, _core.stable_hash, draw
+    )
+
+
+def low_rank_oracle_of(
+    model: nn.Module,
+    rank: int,
+    period: int,
+    seed: int = 0,
+    directions: int = 1,
+    weight_decay: float = 0.0,
+) -> LowRankOracle:
+    """The same of low rank."""
+    return LowRankOracle(
+        model, groups_of(model, weight_decay), 1e-3, seed, directions, _core.stable_hash, gaussian,
+        rank=rank, period=period,
+    )  # fmt: skip
 
 
 def follow(opt: torch.optim.Optimizer, model: nn.Module, oracle: Oracle, steps: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sluiceway.config.fields import Section
 from sluiceway.errors import InvalidArgument, Unavailable
@@ -29,6 +29,15 @@ class EngineSection(Section):
     def commits(self) -> bool:
         """Whether steps are durable without a save, and a resume may go on from the last one."""
         return False
+
+    @property
+    def awaits_plan(self) -> bool:
+        """Whether a new run is planned first, as keys are left to the plan."""
+        return False
+
+    def planned(self, plan: dict[str, Any]) -> Self:
+        """The same with what the plan has chosen."""
+        return self
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """Keys of other sections that say what this engine has no use for.

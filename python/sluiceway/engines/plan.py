@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
@@ -12,6 +13,8 @@ from sluiceway.model.rehearsal import Rehearsal
 
 _FIRST_ORDER_BYTES = 12  # Read and written per parameter: gradient once, weight twice.
 _MOMENT_BYTES = 8  # Read and written, f32.
+
+Room = Callable[[], int | None]
 
 
 class EnginePlan(Protocol):
@@ -41,6 +44,17 @@ class EnginePlan(Protocol):
 
     def as_trained(self, model: nn.Module) -> nn.Module:
         """The model of a rehearsal, with what a run of this engine changes in its layers."""
+
+    def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
+        """Settle what the config leaves to the plan, before what follows.
+
+        Parameters
+        ----------
+        speeds : dict
+            Those of `model.speeds`.
+        room : callable
+            Bytes that the device tier may have; None: nobody knows. To be asked by who needs it.
+        """
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Most bytes by tier: device, host, pinned, and disk where there is one."""
@@ -83,6 +97,9 @@ class DevicePlan:
     def as_trained(self, model: nn.Module) -> nn.Module:
         """As it is."""
         return model
+
+    def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
+        """Nothing is left."""
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Moments beside the most that a micro-batch holds."""

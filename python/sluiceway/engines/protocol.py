@@ -74,6 +74,33 @@ class Commits(Protocol):
         """Go on from the last commit, in place of `load`."""
 
 
+class BegunSave(Protocol):
+    """What `save` would have written when it was begun."""
+
+    def write(self, folder: Path) -> None:
+        """As `save`, on any thread, beside steps."""
+
+    def finish(self, seconds: float | None = None) -> bool:
+        """Wait until steps are not held up by it, or for so long; whether they are not.
+
+        On the thread of the steps. Without it `write` may wait for steps to come.
+        """
+
+    def close(self) -> None:
+        """Nothing more is written; on any thread, idempotent."""
+
+
+@runtime_checkable
+class SavesAside(Protocol):
+    """What an engine may have besides: saves that are written while steps go on."""
+
+    def begin_save(self) -> BegunSave | None:
+        """A save of this step, one at a time, to be closed; None: `save` is to be called.
+
+        The caller has synchronized.
+        """
+
+
 @runtime_checkable
 class Evaluates(Protocol):
     """What an engine may have besides: evaluation that brings weights once for several batches.
@@ -87,6 +114,25 @@ class Evaluates(Protocol):
 
     def losses(self, batches: Sequence[Batch]) -> list[float]:
         """Mean loss of each batch's learned tokens, in nats; the model is in evaluation mode."""
+
+    def take_evaluation_bytes(self) -> dict[str, int]:
+        """Bytes by link of all `losses` since this was asked last; empty where nothing crosses."""
+
+
+@runtime_checkable
+class HasLoss(Protocol):
+    """What an engine may have besides: a loss of its own, for steps and for evaluations.
+
+    Without it the loss is the model's.
+    """
+
+    def loss_on(
+        self, model: torch.nn.Module, placement: Placement
+    ) -> Callable[[Batch], torch.Tensor]:
+        """Mean loss of a batch's learned tokens, in nats, of the run's model or of one of a save.
+
+        `model` has the config's type, and is where the config places it.
+        """
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,30 @@ import torch
 
 from sluiceway.errors import Corrupt
 
+_PICKLE_PROTOCOL = 2  # That of torch.save.
 
-def write_state(state: dict[str, Any], path: Path) -> None:
-    """Write a state; a disk that refuses is an OSError."""
+
+Around = Callable[[torch.UntypedStorage], AbstractContextManager[Any]]
+
+
+def write_state(state: dict[str, Any], path: Path, around: Around | None = None) -> None:
+    """Write a state; a disk that refuses is an OSError.
+
+    Parameters
+    ----------
+    around : callable, optional
+        Entered for each storage of a tensor, before it is read, until it is written.
+    """
     # Given a path, torch says "unexpected pos 704 vs 598" of a full disk; given a file, at least
     # the error before its own is the system's.
     try:
         with path.open("wb") as file:
-            torch.save(state, file)
+            if around is None:
+                torch.save(state, file)
+                return
+            with torch.serialization._open_zipfile_writer(file) as records:  # As torch.save does.
+                told = _Told(records, around)
+                torch.serialization._save(state, told, pickle, _PICKLE_PROTOCOL, False)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
@@ -35,3 +54,19 @@ def read_state(path: Path) -> dict[str, Any]:
         return torch.load(path, weights_only=True, map_location="cpu")
     except (RuntimeError, OSError, EOFError) as error:
         raise Corrupt(f"{path.parent}: cannot be read, {str(error).splitlines()[0]}") from None
+
+
+class _Told:
+    """A writer of records that says of which storage one is."""
+
+    def __init__(self, records: Any, around: Around) -> None:
+        self._records, self._around = records, around
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._records, name)
+
+    def write_record(self, name: str, content: Any, size: int) -> None:
+        if not isinstance(content, torch.UntypedStorage):
+            return self._records.write_record(name, content, size)
+        with self._around(content):
+            return self._records.write_record(name, content, size)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,19 @@ from sluiceway.config.engines.zo import ZoOptions, ZoSection
 from sluiceway.engines.plan import trained_elements
 from sluiceway.engines.protocol import Ranges, Update
 from sluiceway.engines.resident import OPTIMIZER_FILE, ResidentEngine
-from sluiceway.engines.state_file import read_state
+from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.engines.zo_plan import ZoPlan
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import Error, InvalidArgument
 from sluiceway.machine.placement import DTYPES, Placement
 from sluiceway.model.chunked_loss.of_model import ChunkedLoss
 from sluiceway.model.folder import load_model
 from sluiceway.model.loss import inputs_on, loss_of
-from sluiceway.model.weight_stream import save_streamed
+from sluiceway.model.weight_stream import StreamedWeights, save_streamed, saved_buffers
 from sluiceway.optim.state import STATE_KEY
 from sluiceway.optim.zo.optimizer import ZoSgd
 from sluiceway.text.batches import Batch
+
+_LINKS = ("d2h", "h2d", "disk_read", "disk_written")
 
 
 class Zo(ResidentEngine):
@@ -38,10 +41,19 @@ class Zo(ResidentEngine):
         return ZoPlan(self.config, model)
 
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
-        """As every engine; a loss of 16-bit logits would be rounded by more than g is."""
+        """As every engine."""
         super().open(folder, placement, trace)
-        is_wide = DTYPES[self.config.model.dtype] is torch.float32
-        self._chunked = None if is_wide else ChunkedLoss(self.model)
+        self._loss_of = self.loss_on(self.model, placement)
+        self._evaluation_bytes: dict[str, int] = {}
+
+    def loss_on(
+        self, model: torch.nn.Module, placement: Placement
+    ) -> Callable[[Batch], torch.Tensor]:
+        """The model's own, or in f32: one of 16-bit logits would be rounded by more than g is."""
+        if DTYPES[self.config.model.dtype] is torch.float32:
+            return partial(loss_of, model, placement)
+        chunked = ChunkedLoss(model)
+        return lambda batch: chunked(**inputs_on(placement, batch), use_cache=False)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> ZoSgd:
         """Over every parameter, of the tier that the config says."""
@@ -72,12 +84,17 @@ class Zo(ResidentEngine):
     def _on_disk(self) -> bool:
         return self.config.engine.tier == "disk"
 
+    @property
+    def _logs(self) -> bool:
+        return self._streams and self.config.engine.mode == "log"
+
     def weights_folder(self, folder: Path) -> Path:
         """Of weights that are streamed the base, which is the model that the run began with.
 
-        A save has theta, for evaluation and export, and the log, which makes it of the base.
+        A save has theta, for evaluation and export, and the log, which makes it of the base. Where
+        steps are written into the weights it has these, and the masters of which they are images.
         """
-        return Path(self.config.model.path) if self._streams else folder
+        return Path(self.config.model.path) if self._logs else folder
 
     @property
     def weights_device(self) -> torch.device:
@@ -89,6 +106,20 @@ class Zo(ResidentEngine):
         if self._on_disk:
             return load_model(folder, DTYPES[self.config.model.dtype], mapped=True)
         return super().load_model(folder)
+
+    def begin_save(self) -> ParitySave | None:
+        """Of mode parity."""
+        if self.config.engine.mode != "parity":
+            return None
+        return ParitySave(self.model, self.optimizer)
+
+    def save(self, folder: Path) -> None:
+        """As every engine; in mode parity weight by weight."""
+        if (begun := self.begin_save()) is None:
+            return super().save(folder)
+        with contextlib.closing(begun):
+            begun.finish(0)  # Every weight is there.
+            return begun.write(folder)
 
     def save_model(self, folder: Path) -> None:
         """Of tier disk weight by weight."""
@@ -157,7 +188,15 @@ class Zo(ResidentEngine):
             return loss
 
         self.optimizer.evaluate([partial(closure, n) for n in range(len(batches))])
+        crossed = self.optimizer.stats().get("bytes", {})
+        for link in _LINKS if crossed else ():
+            self._evaluation_bytes[link] = self._evaluation_bytes.get(link, 0) + crossed[link]
         return found
+
+    def take_evaluation_bytes(self) -> dict[str, int]:
+        """Of tier device none."""
+        taken, self._evaluation_bytes = self._evaluation_bytes, {}
+        return taken
 
     def _losses_of(self, batches: Sequence[Batch]) -> list[Callable[[], torch.Tensor]]:
         """A closure a micro-batch, whose mean is that of the step's learned tokens."""
@@ -168,20 +207,16 @@ class Zo(ResidentEngine):
 
         return [partial(closure, batch) for batch in batches]
 
-    def _loss_of(self, batch: Batch) -> torch.Tensor:
-        if self._chunked is None:
-            return loss_of(self.model, self.placement, batch)
-        return self._chunked(**inputs_on(self.placement, batch), use_cache=False)
-
     def description(self) -> list[str]:
         """What is trained, how it is measured, and what that leaves on the device."""
         engine = self.config.engine
         trained = trained_elements(self.model)
         everything = sum(p.numel() for p in self.model.parameters())
-        directions = f"{engine.directions} direction{'s' * (engine.directions > 1)}"
+        count = engine.direction_count
+        directions = f"{count} direction{'s' * (count > 1)}"
         return [
             f"trains {trained:,} of {everything:,} parameters from losses alone, "
-            f"{2 * engine.directions} forwards a step: no backward, no gradient, no dropout",
+            f"{2 * count} forwards a step: no backward, no gradient, no dropout",
             f"{directions} a step of {engine.drawn} noise, eps {engine.eps:g}{self._meeting()}",
             self._where(),
         ]
@@ -189,6 +224,17 @@ class Zo(ResidentEngine):
     def _where(self) -> str:
         if not self._streams:
             return "weights stay on the device: nothing crosses a link, nothing is written back"
+        if not self._logs and self.config.engine.narrow_wire:
+            return (
+                "weights lie in host memory, which writes the step before into each, and images "
+                f"of {self.config.engine.wire} are streamed to the device once a step: nothing "
+                "comes back"
+            )
+        if not self._logs:
+            return (
+                "weights lie in host memory, and are streamed to the device once a step: the step "
+                "before is written into each, and it goes back"
+            )
         where = "on disk" if self._on_disk else "in host memory"
         return (
             f"weights stay {where}, and are streamed to the device once a step: nothing is written "
@@ -206,12 +252,69 @@ class Zo(ResidentEngine):
             "tier": engine.tier,
             "noise": engine.drawn,
             "eps": engine.eps,
-            "directions": engine.directions,
+            "directions": engine.direction_count,
         }
+        if engine.mode == "parity":
+            figures["mode"] = engine.mode
         if blocks is not None:
             figures |= {"blocks": blocks.name, "block_count": len(blocks.blocks)}
         return {"zo": figures}
 
     def close(self) -> None:
         """As every engine; weights on disk stay there, as memory may not hold them."""
+        self.optimizer.drop_snapshot()  # Saves have ended: one that is left has no reader.
         self.optimizer.close(theta=not self._on_disk)
+
+
+class ParitySave:
+    """A save of mode parity, of the step at which it is made; a `BegunSave`.
+
+    Weights are read one after the other. One that is an image is written where its master is, so
+    that this is read once.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Of transformers.
+    optimizer : ZoSgd
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: ZoSgd) -> None:
+        self._model = model
+        self._buffers = {name: b.detach().clone() for name, b in saved_buffers(model)}
+        self._snapshot = optimizer.snapshot()
+
+    def write(self, folder: Path) -> None:
+        """Weights, and the state of the optimizer."""
+        snapshot, images = self._snapshot, {}
+        with StreamedWeights(self._model, folder) as file:
+            for name, t in file.tensors:
+                if name in self._buffers:
+                    file.put(name, self._buffers[name])
+                elif not snapshot.has(t):
+                    file.put(name, t.detach())
+                elif snapshot.has_image(t):
+                    images[snapshot.master(t).untyped_storage().data_ptr()] = name, t
+                else:
+                    with snapshot.reading(t) as weight:
+                        file.put(name, weight)
+
+            @contextlib.contextmanager
+            def around(storage: torch.UntypedStorage) -> Iterator[None]:
+                name, t = images.pop(storage.data_ptr())
+                with snapshot.reading(t) as weight:
+                    file.put(name, weight)
+                    yield
+
+            write_state(snapshot.state, folder / OPTIMIZER_FILE, around)
+            if images:
+                missing = ", ".join(name for name, _ in images.values())
+                raise Error(f"{folder}: the state has no master of {missing}, expected all")
+
+    def finish(self, seconds: float | None = None) -> bool:
+        """Wait until weights were read."""
+        return self._snapshot.finish(seconds)
+
+    def close(self) -> None:
+        """Let steps write to them."""
+        self._snapshot.close()

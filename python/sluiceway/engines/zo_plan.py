@@ -9,14 +9,19 @@ import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.config.engines.zo import ZoSection
 from sluiceway.config.schema import Config
-from sluiceway.engines.plan import DevicePlan, micro_batch_seconds, trained_elements
+from sluiceway.engines.plan import DevicePlan, Room, micro_batch_seconds, trained_elements
 from sluiceway.machine.placement import DTYPES, choose_placement
+from sluiceway.machine.wear import hiding_tokens
 from sluiceway.model.blocks import find_blocks
 from sluiceway.model.chunked_loss.rehearsed import rehearse_chunked_loss
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
+from sluiceway.model.targets import owners_of
 from sluiceway.optim.zo.consolidation import ConsolidationCosts
+from sluiceway.optim.zo.halves.directions import TOKEN_FLOP, choose_directions
+from sluiceway.optim.zo.low_rank.products import is_read_by_products
 from sluiceway.optim.zo.rehearsed import PerturbedCopies, StreamedUses
 from sluiceway.optim.zo.weights import needs_master
 
@@ -26,6 +31,7 @@ _COPIES_MOVED = 3  # Bytes a byte of a weight: read once, two neighbours written
 _WHERE = {"device": "on the device", "host": "in host memory", "disk": "on disk"}
 # Of one pending update and element, whose noise is drawn again.
 _REPLAY_SECONDS = 0.16e-9  # On one core.
+_IMAGE_SECONDS = {"fp8": 0.4e-9, "bf16": 0.2e-9, "fp16": 0.2e-9}  # Likewise, of making an image.
 # On a card in operations of a product that take as long. Assumed, for some five instructions: these
 # are 10 operations on a GeForce card, 80 on an A100.
 _REPLAY_FLOP = 32
@@ -41,8 +47,12 @@ class ZoPlan(DevicePlan):
         super().__init__(config, trained_elements(model), moments=0)
         engine, gamma = config.engine, 1.0 - config.train.weight_decay
         self._streams, self._on_disk = engine.tier != "device", engine.tier == "disk"
+        self._is_written = engine.mode == "parity"
+        has_images = self._is_written and engine.master == "fp32"
+        width = DTYPES[config.model.dtype].itemsize
+        self._widened = _MASTER_BYTES // width if has_images else 1  # Of masters, for each byte.
+        self._held = "fp32" if has_images else config.model.dtype
         self._on_card = choose_placement(config, of_plan=True).device.type == "cuda"
-        self.token_flop = 4 * engine.directions
         if not self._streams:
             find_blocks("zo", model)  # Refuses a model that has none.
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -60,14 +70,46 @@ class ZoPlan(DevicePlan):
         self._factors = [engine.rank * (len(p) + p[0].numel()) for p in factored]  # M and V.
         kept = sum(self._factors) + sum(p.numel() for p in images)
         self._state_bytes = _MASTER_BYTES * kept
-        self.figures["why"] = (
-            f"{2 * engine.directions} forwards a step, {engine.drawn} noise, "
-            f"weights {_WHERE[engine.tier]}"
-        )
         if self._on_disk:
             self.advice = "try a smaller engine.depth or store.chunk"
             weights = [(name, p.numel(), config.model.dtype) for name, p in trained]
             self._arena = _core.zo_arena_plan(weights, config.store.chunk)
+
+    def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
+        """Directions, where they are auto."""
+        config = self._config
+        if config.engine.awaits_plan:
+            of = config.engine.with_directions
+            found = choose_directions(
+                self._hiding_tokens(speeds),
+                config.tokens_per_step,
+                config.engine.most_directions(config),
+                lambda count: self._step_seconds(of(count), rehearsal, speeds),
+                lambda count: sum(self._device_parts(of(count)).values()),
+                room() if self._streams else None,
+            )
+            self.figures["directions"] = found.figures()
+            engine = config.engine.planned(self.figures)
+            self._config = config.model_copy(update={"engine": engine})
+        engine = self._config.engine
+        self.token_flop = TOKEN_FLOP * engine.directions
+        self.figures["why"] = (
+            f"{2 * engine.directions} forwards a step, {engine.drawn} noise, "
+            f"weights {_WHERE[engine.tier]}"
+        )
+
+    def _hiding_tokens(self, speeds: dict[str, Any]) -> float:
+        """Of one direction, and whichever of link and disk takes longer."""
+        if not self._streams:
+            return 0.0
+        links = self.links()
+        ways = [(links["h2d"], link_of(self._config, speeds).h2d_gbps)]
+        if self._on_disk and speeds["disk_gbps"]:
+            ways.append((links["disk_read"], speeds["disk_gbps"]))
+        return max(
+            hiding_tokens(count / self._elements, speeds["tflops"], gbps, TOKEN_FLOP)
+            for count, gbps in ways
+        )
 
     def as_trained(self, model: nn.Module) -> nn.Module:
         """With what both halves of a measurement hold of weights beside a plain forward."""
@@ -75,17 +117,36 @@ class ZoPlan(DevicePlan):
         if DTYPES[config.model.dtype] is not torch.float32:
             rehearse_chunked_loss(model)
         if not self._streams:
-            PerturbedCopies(model, engine.directions, config.train.accumulate)
+            uncopied = self._uncopied(model)
+            PerturbedCopies(model, engine.direction_count, config.train.accumulate, uncopied)
+            self._copied = (
+                self._elements - sum(p.numel() for p in uncopied.values()),
+                self._weight_bytes - sum(p.nbytes for p in uncopied.values()),
+            )
             return model
-        evaluated = engine.evaluated_at_once(config) if config.data.eval else 1
-        self._uses = StreamedUses(model, max(engine.halves(config), evaluated))
+        self._uses = StreamedUses(model)
         return model
+
+    def _uncopied(self, model: nn.Module) -> dict[int, nn.Parameter]:
+        """By id, what is read by products that noise is added to."""
+        if self._config.engine.perturb == "weights":
+            return {}
+        return {
+            key: p
+            for key, (_, p, holders) in owners_of(model).items()
+            if p.requires_grad and is_read_by_products(p, [module for module, _ in holders])
+        }
 
     @cached_property
     def _ring(self) -> dict[str, int]:
         """Bytes, of what a rehearsal has used."""
-        uses, depth = self._uses.slots(), self._config.engine.depth
-        sizes, self.figures["ring"] = _core.zo_ring_plan(uses, depth, self._on_disk)
+        config, wire = self._config, self._config.engine.narrow_wire
+        reads = self._on_disk or wire is not None
+        goes_back = self._is_written and not reads
+        sizes, self.figures["ring"] = _core.zo_ring_plan(
+            self._uses.slots(), config.engine.depth, reads, config.model.dtype, self._held,
+            wire or "", goes_back,
+        )  # fmt: skip
         return sizes
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
@@ -97,16 +158,7 @@ class ZoPlan(DevicePlan):
         """
         if not self._streams:
             return {"device": rehearsal.peak_bytes + self._state_bytes, "host": 0, "pinned": 0}
-        stays = self._uses.resident_bytes + min(
-            self._config.engine.resident, self._uses.streamed_bytes
-        )
-        forwards = self._uses.peak_bytes - self._weight_bytes
-        parts = self.figures["device_parts"] = {
-            "slots": self._ring["device"],
-            "resident": stays,
-            "forwards": forwards,
-            "factors": self._summed_bytes(),
-        }
+        parts = self.figures["device_parts"] = self._device_parts(self._config.engine)
         device = sum(parts.values())
         if self._on_disk:
             arena = self._arena
@@ -116,9 +168,22 @@ class ZoPlan(DevicePlan):
                 "pinned": self._ring["staging"],
                 "disk": arena["store"],
             }
-        base = self._weight_bytes
+        base = self._widened * self._weight_bytes
         host, pinned = (0, base) if self._on_card else (base, 0)
-        return {"device": device, "host": host, "pinned": pinned}
+        return {"device": device, "host": host, "pinned": pinned + self._ring["staging"]}
+
+    def _device_parts(self, engine: ZoSection) -> dict[str, int]:
+        """Of streamed weights: slots, and what stays; only what waits depends on directions."""
+        config, uses = self._config, self._uses
+        evaluated = engine.evaluated_at_once(config) if config.data.eval else 1
+        waiting = max(engine.halves(config), evaluated)
+        return {
+            "slots": self._ring["device"],
+            "resident": self._widened * uses.resident_bytes
+            + min(engine.resident, self._widened * uses.streamed_bytes),
+            "forwards": uses.peak_bytes(waiting) - self._weight_bytes,
+            "factors": self._summed_bytes(),
+        }
 
     def _summed_bytes(self) -> int:
         """Of low-rank noise that is streamed: factors of every period, and sums of vectors.
@@ -131,14 +196,22 @@ class ZoPlan(DevicePlan):
         periods = -(-self._config.train.steps // engine.period)
         kept = periods * sum(self._factors) + self._vectors
         copied = (periods - 1) * max(self._factors)
-        return _MASTER_BYTES * (kept + copied + engine.perturb_lanes * engine.rank * self._rows)
+        return _MASTER_BYTES * (
+            kept + copied + (engine.perturb_lanes + 1) * engine.rank * self._rows
+        )
 
     def links(self) -> dict[str, int]:
-        """Every streamed weight once, whatever the directions and micro-batches."""
+        """Every streamed weight once, whatever the directions and micro-batches.
+
+        A master crosses once a use, and, where steps are written into it, once back.
+        """
         if not self._streams:
             return {"d2h": 0, "h2d": 0}
         stays = self._config.engine.resident
-        links = {"d2h": 0, "h2d": max(0, self._uses.streamed_bytes - stays)}
+        links = {"d2h": 0, "h2d": max(0, self._ring["arriving"] - stays)}
+        if self._is_written and self._config.engine.narrow_wire is None:
+            once = self._weight_bytes - self._uses.resident_bytes
+            links["d2h"] = max(0, self._widened * once - stays)
         if not self._on_disk:
             return links
         return links | {"disk_read": max(0, self._ring["read"] - stays), "disk_written": 0}
@@ -149,41 +222,67 @@ class ZoPlan(DevicePlan):
         Of weights that are streamed beside what brings them; and with what is pending, the mean
         over the steps of the run, or, with a share of a new base, of those between two bases.
         """
-        forward, _ = micro_batch_seconds(rehearsal, speeds)
-        engine, train = self._config.engine, self._config.train
-        halves = 2 * engine.directions * train.accumulate * forward
-        if not self._streams:
-            each = _MASTER_BYTES * self._elements + 2 * self._weight_bytes
-            copies = engine.directions * each
-            moved = copies + _UPDATE_BYTES * self._elements + self._image_bytes
-            return halves + moved / (1e9 * speeds["memory_gbps"])
-        moved = engine.directions * _COPIES_MOVED * self._weight_bytes
-        costs = self._costs(halves + moved / (1e9 * speeds["memory_gbps"]), speeds)
-        every = engine.base_steps
-        if not self._on_disk or train.steps <= every:  # The run ends before its first new base.
-            return costs.without_base(train.steps)
-        self.figures["consolidation"] = {
-            "every": every,
-            "cheapest": costs.cheapest(engine.most_steps),
-            "seconds": costs.of_base(every),
-            "bytes_read": self._arena["base"],
-            "bytes_written": self._arena["base"],
-            "written_per_step": self._arena["base"] / every,
-            "seconds_per_step": costs.of_base(every) / every,
-        }
-        return costs.means(every)[-1]
+        engine = self._config.engine
+        if self._streams and self._has_new_bases(engine):
+            costs, every = self._costs(engine, rehearsal, speeds), engine.base_steps
+            self.figures["consolidation"] = {
+                "every": every,
+                "cheapest": costs.cheapest(engine.most_steps),
+                "seconds": costs.of_base(every),
+                "bytes_read": self._arena["base"],
+                "bytes_written": self._arena["base"],
+                "written_per_step": self._arena["base"] / every,
+                "seconds_per_step": costs.of_base(every) / every,
+            }
+        return self._step_seconds(engine, rehearsal, speeds)
 
-    def _costs(self, working: float, speeds: dict[str, Any]) -> ConsolidationCosts:
-        engine, links = self._config.engine, self.links()
-        bringing = links["h2d"] / (1e9 * link_of(self._config, speeds).h2d_gbps)
+    def _has_new_bases(self, engine: ZoSection) -> bool:
+        """Whether the run does not end before its first."""
+        return engine.has_new_bases and self._config.train.steps > engine.base_steps
+
+    def _step_seconds(
+        self, engine: ZoSection, rehearsal: Rehearsal, speeds: dict[str, Any]
+    ) -> float:
+        if not self._streams:
+            elements, size = self._copied  # Products of factors are small beside those of layers.
+            copies = engine.directions * (_MASTER_BYTES * elements + 2 * size)
+            moved = copies + _UPDATE_BYTES * self._elements + self._image_bytes
+            return self._computing(engine, rehearsal, moved, speeds)
+        costs = self._costs(engine, rehearsal, speeds)
+        if self._has_new_bases(engine):
+            return costs.means(engine.base_steps)[-1]
+        return costs.without_base(self._config.train.steps)
+
+    def _computing(
+        self, engine: ZoSection, rehearsal: Rehearsal, moved: int, speeds: dict[str, Any]
+    ) -> float:
+        """Of all forwards of a step, and of what moves in the device's memory for them."""
+        forward, _ = micro_batch_seconds(rehearsal, speeds)
+        return engine.halves(self._config) * forward + moved / (1e9 * speeds["memory_gbps"])
+
+    def _costs(
+        self, engine: ZoSection, rehearsal: Rehearsal, speeds: dict[str, Any]
+    ) -> ConsolidationCosts:
+        links = self.links()
+        moved = engine.directions * _COPIES_MOVED * self._weight_bytes
+        if self._is_written and engine.narrow_wire is None:
+            moved += _UPDATE_BYTES * self._elements
+        working = self._computing(engine, rehearsal, moved, speeds)
+        link = link_of(self._config, speeds)
+        bringing = max(links["h2d"] / link.h2d_gbps, links["d2h"] / link.d2h_gbps) / 1e9
         core = _REPLAY_SECONDS * self._elements
+        if (wire := engine.narrow_wire) is not None:  # The host writes steps, and makes images.
+            on_host = engine.directions * core + _IMAGE_SECONDS[wire] * self._elements
+            bringing = max(bringing, on_host / torch.get_num_threads())
         on_device = (
             _REPLAY_FLOP * self._elements / (1e12 * speeds["tflops"])
             if self._on_card
             else core / engine.perturb_lanes
         )
-        # Each direction replays those of all; noise of low rank is summed up.
-        replaying = 0.0 if self._factors else engine.directions**2 * on_device
+        # Each direction replays those of all; noise of low rank is summed up, and a step that is
+        # written into weights is not replayed.
+        is_replayed = not self._factors and not self._is_written
+        replaying = engine.directions**2 * on_device if is_replayed else 0.0
         if not self._on_disk:
             return ConsolidationCosts(bringing, working, replaying)
         gbps = speeds["disk_gbps"] or float("inf")

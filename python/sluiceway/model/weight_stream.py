@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import torch
 from torch import nn
@@ -120,24 +120,57 @@ def save_streamed(
     value_of : callable
         What a parameter is, on the host.
     """
-    model.config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    # Large elements first, so that none of them lies askew.
-    tensors = [*model.named_parameters(), *_saved_buffers(model)]
-    tensors.sort(key=lambda named: -named[1].element_size())
-    entries = [
-        TensorEntry(name, _CODES[t.dtype], list(t.shape), 0, t.numel() * t.element_size())
-        for name, t in tensors
-    ]
-    with (folder / WEIGHTS_FILE).open("xb") as file:
-        write_header(file, entries, {"format": "pt"})
-        for _, t in tensors:
-            value = value_of(t) if isinstance(t, nn.Parameter) else t.detach().cpu()
-            file.write(memoryview(value.contiguous().view(-1).view(torch.uint8).numpy()))
+    with StreamedWeights(model, folder) as file:
+        for name, t in file.tensors:
+            file.put(name, value_of(t) if isinstance(t, nn.Parameter) else t.detach())
 
 
-def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+class StreamedWeights:
+    """Configs and weights as `save_pretrained` writes them, one tensor after the other.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Of transformers; it says names, shapes and types alone.
+    folder : Path
+        Has no weights.
+
+    Attributes
+    ----------
+    tensors : list of (str, torch.Tensor)
+        Parameters and buffers that are to be put, each once, in any order; fastest in this one.
+    """
+
+    def __init__(self, model: nn.Module, folder: Path) -> None:
+        model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+        # Large elements first, so that none of them lies askew.
+        self.tensors = [*model.named_parameters(), *saved_buffers(model)]
+        self.tensors.sort(key=lambda named: -named[1].element_size())
+        entries = [
+            TensorEntry(name, _CODES[t.dtype], list(t.shape), 0, t.numel() * t.element_size())
+            for name, t in self.tensors
+        ]
+        self._file = (folder / WEIGHTS_FILE).open("xb")
+        header = write_header(self._file, entries, {"format": "pt"})
+        self._begins = {entry.name: header.data + entry.begin for entry in header.tensors}
+
+    def put(self, name: str, value: torch.Tensor) -> None:
+        """Write a tensor, from any device."""
+        value = value.cpu().contiguous().view(-1).view(torch.uint8)
+        self._file.seek(self._begins[name])
+        self._file.write(memoryview(value.numpy()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those that a save has, with their names."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:

@@ -31,6 +31,27 @@ class ZoOptions(Options):
         "from a store, of which host memory holds what is on its way.",
         in_state=True,
     )
+    mode: Literal["log", "parity"] = option(
+        "log",
+        "What steps of streamed weights are: log, records of one, and weights are never written "
+        "to; parity, of tier host, written into the weights, which cross the link back, or, with "
+        "a narrow wire, are written by the host.",
+        in_state=True,
+    )
+    master: Literal["fp32", "bf16"] = option(
+        "fp32",
+        "How mode parity keeps 16-bit weights in host memory: fp32, of which they are images; "
+        "bf16, for weights of bfloat16, as they are, and rounded at random.",
+        in_state=True,
+    )
+    wire: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = option(
+        "auto",
+        "How masters of mode parity cross the link: auto, as they are, and back; bf16, fp16 or "
+        "fp8, those of fp32 as images that are rounded to nearest, which the host makes when it "
+        "has written the step before into them, and nothing comes back. fp8 is E4M3 with a power "
+        "of two for each 128 elements.",
+        in_state=True,
+    )
     consolidate: Literal["auto"] | Count = option(
         "auto",
         "Steps after which tier disk writes a new base, so that fewer are replayed; auto: when no "
@@ -45,8 +66,12 @@ class ZoOptions(Options):
         "Bytes of weights of tiers host and disk that stay on the device beside norms and biases.",
     )
     eps: Positive = option(1e-3, "How far from the weights both losses are measured.")
-    directions: Count = option(
-        1, "Directions that are measured and averaged in a step.", in_state=True
+    directions: Count | Literal["auto"] = option(
+        1,
+        "Directions that are measured and averaged in a step. auto, in a config: as many as hide "
+        "the crossing of streamed weights, planned as the run begins; else those of a log, or of "
+        "a state of mode log, that goes on, and of new ones 1.",
+        in_state=True,
     )
     noise: Literal["auto", "rademacher", "byte_quantile", "gaussian", "lowrank"] = option(
         "auto",
@@ -56,6 +81,12 @@ class ZoOptions(Options):
     )
     rank: SmallCount = option(4, "Columns of U and V, for noise lowrank.", in_state=True)
     period: Count = option(50, "Steps for which V is kept, for noise lowrank.", in_state=True)
+    perturb: Literal["weights", "activations"] = option(
+        "weights",
+        "What noise lowrank of tier device is added to: copies of all weights, or, in activations, "
+        "outputs of linear layers, whose weights are not copied. Of both g is the same but for "
+        "its rounding.",
+    )
 
     @property
     def drawn(self) -> str:
@@ -68,9 +99,28 @@ class ZoOptions(Options):
         return "gaussian" if self.noise == "lowrank" else self.drawn
 
     @property
+    def direction_count(self) -> int:
+        """Of a step; one as long as it is left to a plan."""
+        return 1 if self.directions == "auto" else self.directions
+
+    def with_directions(self, count: int) -> Self:
+        """The same of so many directions."""
+        return self.model_copy(update={"directions": count})
+
+    @property
+    def narrow_wire(self) -> str | None:
+        """What images that cross in place of masters consist of, if any do."""
+        return self.wire if self.wire in ("bf16", "fp16", "fp8") else None
+
+    @property
     def most_steps(self) -> int:
         """Those whose updates a base takes."""
-        return MOST_UPDATES // self.directions
+        return MOST_UPDATES // self.direction_count
+
+    @property
+    def has_new_bases(self) -> bool:
+        """Whether steps on a base are replayed, and it lies where others can be written."""
+        return self.tier == "disk" and self.noise != "lowrank"
 
     @property
     def base_steps(self) -> int:
@@ -80,15 +130,40 @@ class ZoOptions(Options):
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.noise == "lowrank" and self.tier == "disk":
+        if self.mode == "parity" and self.tier != "host":
+            why = {
+                "device": "which writes each step into the weights as it is",
+                "disk": "which would be written over in each step",
+            }
+            raise ValueError(
+                f"mode is parity and tier {self.tier}, {why[self.tier]}, expected tier host, or "
+                "mode log"
+            )
+        if self.master == "bf16" and self.wire != "auto":
+            raise ValueError(
+                f"wire is {self.wire} and master bf16, which crosses as it is, expected auto"
+            )
+        if self.mode == "parity" and self.narrow_wire and self.resident:
+            raise ValueError(
+                f"resident is {self.resident} and wire {self.wire}, whose images are made anew in "
+                f"each step, {_LEAVE_OUT}"
+            )
+        if self.noise == "lowrank" and self.mode == "parity":
             raise Unavailable(
-                "noise: lowrank is not in this version for tier disk, expected rademacher, "
-                "byte_quantile or gaussian, or tier device or host"
+                "noise: lowrank is not in this version for mode parity, expected rademacher, "
+                "byte_quantile or gaussian, or mode log"
+            )
+        if self.consolidate != "auto" and self.tier == "disk" and not self.has_new_bases:
+            raise ValueError(
+                f"consolidate is {self.consolidate} and noise lowrank, whose updates are summed up "
+                f"beside the base, {_LEAVE_OUT}"
             )
         for value, needed, names in (
             (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
             (self.tier, ("disk",), ("consolidate",)),
-            (self.noise, ("lowrank",), ("rank", "period")),
+            (self.mode, ("parity",), ("master", "wire")),
+            (self.noise, ("lowrank",), ("rank", "period", "perturb")),
+            (self.tier, ("device",), ("perturb",)),
         ):
             for name in names if value not in needed else ():
                 found, default = getattr(self, name), type(self).model_fields[name].default
@@ -107,7 +182,7 @@ class ZoSection(ZoOptions, TieredSection):
         "Batches of an evaluation that one upload of streamed weights serves. None: as many as a "
         "step has losses, which wait for weights with as much memory.",
     )
-    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "eval_batches")
+    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "perturb", "eval_batches")
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
 
     @property
@@ -115,9 +190,29 @@ class ZoSection(ZoOptions, TieredSection):
         """On disk: with each new base."""
         return self._is_on_disk
 
+    @property
+    def awaits_plan(self) -> bool:
+        """Where directions are auto."""
+        return self.directions == "auto"
+
+    def planned(self, plan: dict[str, Any]) -> Self:
+        """With the directions that it has chosen."""
+        return self.with_directions(plan["directions"]["chosen"]) if self.awaits_plan else self
+
+    def most_directions(self, config: Config) -> int:
+        """Those that every step of a run may have."""
+        if self.tier == "device":
+            return 1  # Nothing streams, and a direction more takes as long as the first.
+        return max(1, MOST_UPDATES // config.train.steps) if self._has_one_base else MOST_UPDATES
+
+    @property
+    def _has_one_base(self) -> bool:
+        """For all steps, each of which is replayed."""
+        return self.tier == "host" and self.mode == "log" and self.noise != "lowrank"
+
     def halves(self, config: Config) -> int:
         """Losses that a step measures, all of which wait for the same weights."""
-        return 2 * self.directions * config.train.accumulate
+        return 2 * self.direction_count * config.train.accumulate
 
     def evaluated_at_once(self, config: Config) -> int:
         """Batches of an evaluation that one pass serves."""
@@ -128,19 +223,18 @@ class ZoSection(ZoOptions, TieredSection):
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """What is of a backward, of AdamW, or of autocast."""
         train, model = config.train, config.model
-        replays = self.tier == "host" and self.noise != "lowrank"
-        if replays and train.steps * self.directions > MOST_UPDATES:
+        if self.direction_count > MOST_UPDATES:
+            yield (
+                "engine.directions",
+                f"is {self.directions}, expected at most {MOST_UPDATES}, which a step takes",
+            )
+        elif self._has_one_base and train.steps * self.direction_count > MOST_UPDATES:
             yield (
                 "train.steps",
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
                 f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, which a "
-                "base takes; take tier disk, which writes new ones, or device, or noise lowrank",
-            )
-        if self.tier == "disk" and self.directions > MOST_UPDATES:
-            yield (
-                "engine.directions",
-                f"is {self.directions} and engine.tier is disk, expected at most {MOST_UPDATES}, "
-                "which a base takes",
+                "base takes; take tier disk, which writes new ones, or device, or mode parity, or "
+                "noise lowrank",
             )
         if self.tier == "device" and self.eval_batches is not None:
             yield (

@@ -7,6 +7,8 @@ compiled anything applies each update in `step()`.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +51,18 @@ class CompilationWatch:
         if not self.active and noticed is not None:
             self.active = True
             noticed()
+
+
+def uncompiled() -> contextlib.AbstractContextManager:
+    """Compiled modules and functions run as they are written.
+
+    Hooks inside of what is compiled are then called, and may wait for other threads: Dynamo's
+    frames of one thread do not expect another one to go on in the same code meanwhile, and the
+    process ends there.
+    """
+    if "torch._dynamo" not in sys.modules:  # Nothing is compiled.
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def _callbacks() -> list[Callable[..., None]]:

@@ -15,7 +15,7 @@ from sluiceway.model.blocks import find_blocks, weights_by_block
 from sluiceway.optim.zo.halves.measurement import Measured
 from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.halves.units import Copies, Unit
-from sluiceway.optim.zo.low_rank import LowRankWeights
+from sluiceway.optim.zo.low_rank.weights import LowRankWeights
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import Noise, ResidentWeights, TrainedWeight
@@ -42,7 +42,10 @@ class DeviceTier:
         blocks = [self.blocks.blocks[number] for number in self._numbers]
         units = [Unit(f"block {name}", block) for name, block in blocks]
         parameters = [w.parameter for w in training.weights]
-        self.measured = Measured(training.owner, training.model, units, parameters)
+        by_products = training.options.perturb == "activations"
+        self.measured = Measured(
+            training.owner, training.model, units, parameters, has_implicit=by_products
+        )
         self._resident = _resident(training.options, training.device, state)
         self._state = state
         self.committed_steps = 0
@@ -140,5 +143,5 @@ def _resident(
 ) -> ResidentWeights | LowRankWeights:
     noise = Noise(options.family, options.seed)
     if options.noise == "lowrank":
-        return LowRankWeights(noise, options.rank, options.period, device, state)
+        return LowRankWeights(noise, options.rank, options.period, device, state, options.perturb)
     return ResidentWeights(noise, device, state)

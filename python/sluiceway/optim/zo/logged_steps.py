@@ -100,8 +100,8 @@ class LoggedSteps:
         if isinstance(self._tier, HostTier):
             return self._tier
         raise InvalidArgument(
-            f"{self._owner}.{function}: tier is {self.options.tier!r}, which has no log, expected "
-            "tier='host' or 'disk'"
+            f"{self._owner}.{function}: tier is {self.options.tier!r} and mode "
+            f"{self.options.mode!r}, which has no log, expected tier='host' or 'disk' in mode 'log'"
         )
 
     def _on_disk(self, function: str) -> DiskTier:

@@ -23,6 +23,8 @@ from sluiceway.optim.zo.halves.same_inputs import SameInputs
 from sluiceway.optim.zo.halves.units import measuring_halves
 from sluiceway.optim.zo.host.host_tier import HostTier
 from sluiceway.optim.zo.logged_steps import LoggedSteps
+from sluiceway.optim.zo.parity.parity_tier import ParityTier
+from sluiceway.optim.zo.parity.snapshots import Snapshots
 from sluiceway.optim.zo.rates import (
     checked_loss,
     group_update,
@@ -33,10 +35,11 @@ from sluiceway.optim.zo.selection import trained_groups, trained_weights
 from sluiceway.optim.zo.state import check_state, restore_state, saved_frame
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.tiers import device_of, make_tier
+from sluiceway.optim.zo.weights import TrainedWeight
 
 
 @takes(ZoArguments)
-class ZoSgd(LoggedSteps, torch.optim.Optimizer):
+class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
     For each direction z of a step: g = (L(theta + eps z) - L(theta - eps z)) / (2 eps), and
@@ -49,8 +52,10 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
     several do, is perturbed for the whole step, in two copies a direction.
 
     Where noise is lowrank, z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]. With
-    tier="device" it has a float32 master, and U summed up for a period beside it; with tier="host"
-    the sum and V of every period, on the device: 4 rank (m + n) bytes a matrix and period.
+    tier="device" it has a float32 master, and U summed up for a period beside it; with the others
+    the sum and V of every period, on the device: 4 rank (m + n) bytes a matrix and period. With
+    tier="device" and perturb="activations" linear layers are not perturbed in copies: eps (x V) U^T
+    is added to what they return, which is the same but for its rounding.
 
     With tier="host" weights are in host memory, page-locked for a CUDA device, and nothing writes
     to them: they are the base, and a log of some tens of bytes a step says what theta is. No list
@@ -65,6 +70,16 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
     unclosed is left with the base. A log in `path` goes on with a model of the same base, and
     `state_dict()` has it. At most 1,024 / directions steps fit on one base, but with noise
     lowrank, where only the bytes of all periods are a limit.
+
+    With mode="parity" weights in host memory are the masters of theta instead [ZO2, arXiv
+    2503.12668]: a step is written into them, each as it arrives for the next pass, and goes back
+    while that runs; with a narrow `wire` the host writes it, and images cross. Nothing is replayed,
+    and there is no log: no rollback, no branch, no limit of steps. A parameter of 16 bits has a
+    float32 master, in the optimizer's state, and is NaN without memory outside of a forward; or it
+    is its own with master="bf16", rounded at random. Whoever looks at weights between steps,
+    `state_dict()` for one, waits until the last step is in all. Who drops the optimizer unclosed is
+    left with weights of no single step, and, of 16 bits with a float32 master, with NaN: close it,
+    or use `with`.
 
     With tier="disk" it is the same with the base in `store`, which a step only reads: it is made of
     the model's weights, whose memory is free then, or opened if it is there, whatever the model's
@@ -102,7 +117,7 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
     ) -> None:
         self._owner = owner = type(self).__name__
         refuse_unknown(owner, options, inspect.signature(ZoSgd.__init__).parameters)
-        self.options = ZoArguments.checked(owner, options)
+        checked = ZoArguments.checked(owner, options)
         if not isinstance(model, nn.Module):
             raise InvalidArgument(
                 f"{owner}: model is a {type(model).__name__}, expected a torch.nn.Module, as its "
@@ -113,15 +128,21 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
             for key, default in (("lr", lr), ("weight_decay", weight_decay)):
                 check_number(owner, key, group.get(key, default))
         weights = trained_weights(owner, model, groups)
-        self.device = device_of(owner, self.options, weights)
+        self.device = device_of(owner, checked, weights)
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "gamma": 1.0})
-        self._of = Training(owner, model, weights, self.options, self.device, self.param_groups)
+        self._of = Training(owner, model, weights, checked, self.device, self.param_groups)
         self._tier = make_tier(self._of, self.state)
         self.overflowed = False
         self._g: list[float] = []
         self._versions = self._current_versions()
         self._warned: set[str] = set()
         self._warn_of_rounded_vectors()
+        self._warn_of_one_direction()
+
+    @property
+    def options(self) -> ZoArguments:
+        """What it was made with, and the directions that it has."""
+        return self._of.options
 
     @property
     def committed_steps(self) -> int:
@@ -241,17 +262,22 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
     def _current_versions(self) -> list[tuple[int, int]]:
         return [(w.parameter.data_ptr(), w.parameter._version) for w in self._of.weights]
 
-    def _check_unchanged(self, function: str) -> None:
+    def _changed_weights(self) -> list[TrainedWeight]:
         self._tier.rest()
-        for weight, was, now in zip(
-            self._of.weights, self._versions, self._current_versions(), strict=True
-        ):
-            if was != now:
-                raise InvalidArgument(
-                    f"{self._owner}.{function}: {weight.name} was changed by others since the last "
-                    "step, expected the weights that the steps so far have made; load a "
-                    "state_dict() of theirs, or make a new optimizer"
-                )
+        versions = zip(self._versions, self._current_versions(), strict=True)
+        return [
+            weight
+            for weight, (was, now) in zip(self._of.weights, versions, strict=True)
+            if was != now
+        ]
+
+    def _check_unchanged(self, function: str) -> None:
+        for weight in self._changed_weights():
+            raise InvalidArgument(
+                f"{self._owner}.{function}: {weight.name} was changed by others since the last "
+                "step, expected the weights that the steps so far have made; load a "
+                "state_dict() of theirs, or make a new optimizer"
+            )
 
     def _warn_of_rounded_vectors(self) -> None:
         names = [
@@ -264,6 +290,15 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
                 "vectors",
                 f"{len(names)} norms and biases ({names[0]} for one) are not float32, and eps = "
                 f"{self.options.eps} may be below their rounding; keep them in float32",
+            )
+
+    def _warn_of_one_direction(self) -> None:
+        options = self.options
+        if self._of.has_auto_directions and options.tier != "device" and options.directions == 1:
+            self._warn(
+                "directions",
+                "directions are auto and 1, as neither the tokens of a forward nor the rates of "
+                "this machine are known here; `sluiceway plan` says how many hide what crosses",
             )
 
     def _warn(self, about: str, text: str) -> None:
@@ -284,16 +319,27 @@ class ZoSgd(LoggedSteps, torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a new optimizer of the same model goes on from, bit for bit."""
+        """What a new optimizer of the same model goes on from, bit for bit.
+
+        As torch's it has the optimizer's own tensors: who keeps it while steps go on copies it.
+        """
+        if isinstance(self._tier, ParityTier):
+            self._tier.check_between_steps("state_dict")
+            self._tier.flush()  # The masters of torch's part are the tier's own.
+        return self._saved()
+
+    def _saved(self) -> dict[str, Any]:
         return super().state_dict() | saved_frame(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from `state_dict()`.
 
-        With tier device the model's own weights are to be loaded before; those of tier disk are in
-        its store, whose base is to be of the state's run, and of no later step. With tier host the
-        model is to have the weights that its run began with, and theirs alone: the log makes theta
-        of them, and what `state_dict()` of the model holds is that theta.
+        With tier device and in mode parity the model's own weights are to be loaded before, in mode
+        parity those of 16 bits before the optimizer is made; those of tier disk are in its store,
+        whose base is to be of the state's run, and of no later step.
+        With tier host and a log the model is to have the weights that its run began with, and
+        theirs alone: the log makes theta of them, and what `state_dict()` of the model holds is
+        that theta.
 
         Raises
         ------

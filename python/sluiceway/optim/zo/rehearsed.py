@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,14 +19,23 @@ class PerturbedCopies:
     That are two copies a direction of the weights outside of the blocks throughout, two of a block
     inside it, and what the halves that wait before the block were given: for it, and for the first
     one, which the forward of a decoder keeps to its end.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    directions, batches : int
+    uncopied : set of int
+        Ids of weights of which there are no copies.
     """
 
-    def __init__(self, model: nn.Module, directions: int, batches: int) -> None:
+    def __init__(
+        self, model: nn.Module, directions: int, batches: int, uncopied: Collection[int] = ()
+    ) -> None:
         blocks = find_blocks("zo", model)
         self._directions, self._others = directions, 2 * directions * batches - 1
         self._of: dict[int | None, list[nn.Parameter]] = {}
         for _, parameter, block in weights_by_block(model, blocks):
-            if parameter.requires_grad:
+            if parameter.requires_grad and id(parameter) not in uncopied:
                 self._of.setdefault(block, []).append(parameter)
         self._held: dict[int | None, list[torch.Tensor]] = {}
         self._waiting: dict[bool, list[torch.Tensor]] = {}  # By whether the block is the first.
@@ -67,24 +77,14 @@ class StreamedUses:
 
     Halves meet there. One of them runs from such a module to the next, while each of the others
     waits before the first or the second of them, with all that it needs later on.
-
-    Parameters
-    ----------
-    halves : int
-        Most forwards that wait for the same weights, of a step or of an evaluation.
-
-    Attributes
-    ----------
-    peak_bytes : int
-        The most that all of them hold, with the weights of the model.
     """
 
-    def __init__(self, model: nn.Module, halves: int) -> None:
-        self._others = halves - 1
+    def __init__(self, model: nn.Module) -> None:
         self._uses: list[tuple[int, int, bool]] = []
         self._calls = 0
         self._sizes: dict[int, tuple[int, bool]] = {}  # Bytes of a weight, and whether it moves.
-        self._at_rest = self._held = self.peak_bytes = 0
+        self._at_rest = self._held = 0
+        self._meetings: set[tuple[int, int]] = set()  # Bytes of one that runs, of one that waits.
         model.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
         model.register_forward_hook(lambda *_: self._meet(0))  # Whoever is through has a loss.
         for module in model.modules():
@@ -106,8 +106,15 @@ class StreamedUses:
     def _meet(self, held: int | None = None) -> None:
         now, most = living_bytes()
         held = now - self._at_rest if held is None else held
-        self.peak_bytes = max(self.peak_bytes, most + self._others * max(held, self._held))
+        self._meetings.add((most, max(held, self._held)))
         self._held = held
+
+    def peak_bytes(self, halves: int) -> int:
+        """The most that forwards hold, with the model's weights, where so many wait for the same.
+
+        Those are all of a step, or of an evaluation.
+        """
+        return max(running + (halves - 1) * waiting for running, waiting in self._meetings)
 
     def slots(self) -> list[tuple[int, int, bool]]:
         """Bytes, number of the module and whether it is streamed, of each use."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.hyperparameters import check_number, numbered_parameters
 from sluiceway.optim.state import (
@@ -18,6 +19,7 @@ from sluiceway.optim.state import (
 )
 from sluiceway.optim.zo.device_tier import DeviceTier
 from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.parity.parity_tier import ParityTier
 
 if TYPE_CHECKING:
     from sluiceway.optim.zo.optimizer import ZoSgd
@@ -43,7 +45,10 @@ def _settings(optimizer: ZoSgd) -> dict[str, Any]:
     settings = {"seed": options.seed, "noise": options.drawn, "directions": options.directions}
     if options.noise == "lowrank":
         settings |= {"rank": options.rank, "period": options.period}
-    return settings | {"tier": options.tier}
+    settings |= {"tier": options.tier, "mode": options.mode}
+    if options.mode == "parity":
+        settings |= {"master": options.master, "wire": options.narrow_wire or "auto"}
+    return settings
 
 
 def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
@@ -68,7 +73,12 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
             "others; make the optimizer of the model of the saved one"
         )
     check_count(f"committed_steps of its {STATE_KEY!r} entry", saved["committed_steps"])
-    check_settings("load_state_dict", saved, _settings(optimizer))
+    settings = _settings(optimizer)
+    if optimizer._of.takes_directions:
+        check_count("its directions", saved.get("directions"))
+        ZoOptions.checked("load_state_dict", {"directions": saved["directions"]})
+        settings["directions"] = saved["directions"]
+    check_settings("load_state_dict", {"mode": "log"} | saved, settings)
     _check_groups(optimizer, state_dict["param_groups"])
     if isinstance(optimizer._tier, HostTier):
         check_entries("its log", saved.get("log"), ("base", "log_id", "log", "entries"))
@@ -86,6 +96,17 @@ def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         check_entries(what, values, tuple(shapes))
         for key, shape in shapes.items():
             check_moment(f"{key} of parameter {number}", values[key], shape)
+    if isinstance(optimizer._tier, ParityTier):
+        optimizer._tier.check_masters(
+            saved["committed_steps"],
+            _of_parameters(optimizer, state_dict),
+            optimizer._changed_weights(),
+        )
+
+
+def _of_parameters(optimizer: ZoSgd, state_dict: dict[str, Any]) -> dict[torch.Tensor, Any]:
+    parameters = numbered_parameters(optimizer.param_groups)
+    return {parameters[number]: values for number, values in state_dict["state"].items()}
 
 
 def _check_groups(optimizer: ZoSgd, saved: Any) -> None:
@@ -105,17 +126,22 @@ def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     parameters, frame = numbered_parameters(optimizer.param_groups), state_dict[STATE_KEY]
     if isinstance(optimizer._tier, HostTier):  # What may fail comes first.
         optimizer._tier.load(frame["log"])
-    optimizer.state.clear()
-    for number, values in state_dict["state"].items():
-        p = parameters[number]
-        optimizer.state[p] = {
-            key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
-            for key in optimizer._tier.state_shapes(p)
-        }
+    if isinstance(optimizer._tier, ParityTier):  # Its masters stay where they are.
+        found = _of_parameters(optimizer, state_dict)
+        optimizer._tier.load(frame["committed_steps"], found)
+    else:
+        optimizer.state.clear()
+        for number, values in state_dict["state"].items():
+            p = parameters[number]
+            optimizer.state[p] = {
+                key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
+                for key in optimizer._tier.state_shapes(p)
+            }
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
     if isinstance(optimizer._tier, HostTier):
         optimizer._tier.set_gammas()  # Of tier disk they count from the base, which may be another.
     if isinstance(optimizer._tier, DeviceTier):
+        optimizer._of.take_directions(frame["directions"])  # A log has its own.
         optimizer._tier.committed_steps = frame["committed_steps"]
         optimizer._tier.round_masters()

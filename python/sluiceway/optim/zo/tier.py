@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -20,9 +20,12 @@ from sluiceway.optim.zo.weights import TrainedWeight
 Closure = Callable[[], Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
-    """What every tier is made of."""
+    """What every tier is made of.
+
+    Directions that are auto are 1, or, in mode log, those of a log or a state that is gone on from.
+    """
 
     owner: str  # The optimizer's name, for errors.
     model: nn.Module
@@ -30,6 +33,21 @@ class Training:
     options: ZoArguments
     device: DeviceOps
     param_groups: list[dict[str, Any]]  # The optimizer's own.
+    has_auto_directions: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.has_auto_directions = self.options.directions == "auto"
+        self.options = self.options.with_directions(self.options.direction_count)
+
+    @property
+    def takes_directions(self) -> bool:
+        """Whether those of what is gone on from count."""
+        return self.has_auto_directions and self.options.mode == "log"
+
+    def take_directions(self, count: int) -> None:
+        """Those of what is gone on from, if nobody says others."""
+        if self.takes_directions:
+            self.options = self.options.with_directions(count)
 
 
 class Tier(WeightSource, Protocol):

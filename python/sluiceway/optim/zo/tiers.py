@@ -10,7 +10,8 @@ from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.device_tier import DeviceTier
 from sluiceway.optim.zo.disk.disk_tier import DiskTier
 from sluiceway.optim.zo.host.host_memory import streaming_device
-from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.host.host_tier import HostTier, StreamedTier
+from sluiceway.optim.zo.parity.parity_tier import ParityTier
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
@@ -39,7 +40,7 @@ def device_of(owner: str, options: ZoArguments, weights: list[TrainedWeight]) ->
     return streaming_device(owner, options.device, weights)
 
 
-def make_tier(training: Training, state: dict[Any, Any]) -> DeviceTier | HostTier:
+def make_tier(training: Training, state: dict[Any, Any]) -> DeviceTier | StreamedTier:
     """Of the optimizer's options.
 
     Raises
@@ -54,6 +55,13 @@ def make_tier(training: Training, state: dict[Any, Any]) -> DeviceTier | HostTie
                 f"{training.owner}: {name} is {given!r} and tier {options.tier!r}, "
                 f"{_WHY[options.tier]}, expected no {name}, or tier={tier!r}"
             )
+    if options.mode == "parity" and options.path is not None:
+        raise InvalidArgument(
+            f"{training.owner}: path is {options.path!r} and mode 'parity', which has no log, "
+            "expected no path, or mode='log'"
+        )
     if options.tier == "device":
         return DeviceTier(training, state)
+    if options.mode == "parity":
+        return ParityTier(training, state)
     return DiskTier(training) if options.tier == "disk" else HostTier(training)

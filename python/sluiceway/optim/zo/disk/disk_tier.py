@@ -51,8 +51,6 @@ class DiskTier(HostTier):
         self._settle()
         self._make_room()
         super().begin(closures)
-        if self.log.get().streams:  # Through another ring, since a new base or one that failed.
-            self.log.get().enable_trace(self._of.options.trace is not None)
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Log the step."""
@@ -63,6 +61,8 @@ class DiskTier(HostTier):
 
     def _make_room(self) -> None:
         options, now = self._of.options, self.committed_steps
+        if not options.has_new_bases:
+            return
         most, pending = options.most_steps, now - self._store.step
         due = options.base_steps
         if self._saved_step is not None and not self._has_run():
@@ -89,6 +89,12 @@ class DiskTier(HostTier):
     def consolidate(self, step: int | None) -> int:
         """Let theta of a step be the base; return the step that it is of."""
         engine = self.log.get()
+        if not self._of.options.has_new_bases:
+            raise InvalidArgument(
+                f"{self._of.owner}.consolidate: noise is lowrank, whose updates are summed up "
+                "beside the base, expected noise that is replayed; save theta, and begin anew "
+                "with it, for another base"
+            )
         self._settle()
         reach = self._reach()
         wanted = reach if step is None else step
@@ -106,7 +112,7 @@ class DiskTier(HostTier):
             finally:
                 self._written += self._store.written_bytes - before
                 self._base.forget()
-            self.set_gammas()
+                self.set_gammas()  # The ring may have no room when the base is a new one.
         return self._store.step
 
     # ---- The run ----

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.open_model.compilation import uncompiled
 
 
 class Turns(Protocol):
@@ -124,14 +125,15 @@ class LockStep:
                 name=f"zo {half.name}",
                 daemon=True,  # One that a second Ctrl-C left behind does not keep Python alive.
             )
-        try:
-            while not all(half.done for half in self._halves):
-                for number in range(len(self._halves)):
-                    self._turn(number)
-                self._check_meeting()
-        except BaseException:
-            self._end_all()
-            raise
+        with uncompiled():
+            try:
+                while not all(half.done for half in self._halves):
+                    for number in range(len(self._halves)):
+                        self._turn(number)
+                    self._check_meeting()
+            except BaseException:
+                self._end_all()
+                raise
         return [half.result for half in self._halves]
 
     def _turn(self, number: int) -> None:

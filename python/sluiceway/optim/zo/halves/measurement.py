@@ -1,7 +1,8 @@
 """All losses of a step: closures on W + eps z and on W - eps z of each direction, unit by unit.
 
 A parameter's `data` is exchanged for a copy while it is the turn of a half that reads it: that of a
-unit inside its forward, all others throughout. The weights themselves are only read.
+unit inside its forward, all others throughout. The weights themselves are only read. For what is no
+tensor parameters stay as they are while no half runs, and functions find it (substitution.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.optim.zo.halves.lockstep import LockStep
 from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.halves.same_inputs import SameInputs
+from sluiceway.optim.zo.halves.substitution import ImplicitMatrix, Substitution
 from sluiceway.optim.zo.halves.units import Copies, Half, Unit, WeightSource
 
 _EVERYWHERE = -1
@@ -31,6 +34,7 @@ class _Frame:
 
     unit: int
     held: list[tuple[nn.Parameter, torch.Tensor]]
+    implicit: dict[int, ImplicitMatrix]  # By id of the parameter.
 
 
 @dataclass
@@ -56,6 +60,8 @@ class Measured:
         All that are trained.
     resting : dict
         By id of a parameter: its data while no half reads it. Its own where nothing is said.
+    has_implicit : bool
+        Whether something stands for a parameter that is no tensor.
     """
 
     owner: str
@@ -63,6 +69,7 @@ class Measured:
     units: list[Unit]
     parameters: list[nn.Parameter]
     resting: dict[int, torch.Tensor] = field(default_factory=dict)
+    has_implicit: bool = False
 
 
 class Measurement:
@@ -117,7 +124,8 @@ class Measurement:
                 p.data = self._resting[id(p)]
             self._hold_throughout()
             self._hook(undo)
-            results = self._lockstep.run([closures[half.closure] for half in self._halves])
+            of_halves = [closures[half.closure] for half in self._halves]
+            results = self._lockstep.run(list(map(self._substituting, count(), of_halves)))
             self._check_all_ran()
         return results
 
@@ -126,7 +134,24 @@ class Measurement:
             copies = self._source.throughout(direction)
             for half, frames in zip(self._halves, self._frames, strict=True):
                 if half.direction == direction:
-                    frames.append(_Frame(_EVERYWHERE, _of_side(copies, half.side)))
+                    frames.append(_frame_of(_EVERYWHERE, copies, half.side))
+
+    def _substituting(self, half: int, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure of a half, with what stands for its parameters."""
+        if not self._of.has_implicit:
+            return closure
+
+        def find(parameter: int) -> ImplicitMatrix | None:
+            for frame in self._frames[half]:
+                if parameter in frame.implicit:
+                    return frame.implicit[parameter]
+            return None
+
+        def run() -> Any:
+            with Substitution(find):
+                return closure()
+
+        return run
 
     # ---- Turns of the halves ----
 
@@ -189,7 +214,7 @@ class Measurement:
         if shared is None:
             shared = self._shared[key] = _Shared(self._source.acquire(*key))
         shared.entered += 1
-        frame = _Frame(unit, _of_side(shared.copies, half.side))
+        frame = _frame_of(unit, shared.copies, half.side)
         self._frames[number].append(frame)
         for p, copy in frame.held:
             p.data = copy
@@ -228,8 +253,15 @@ class Measurement:
                 )
 
 
-def _of_side(copies: list[Copies], side: int) -> list[tuple[nn.Parameter, torch.Tensor]]:
-    return [(one.parameter, one.sides[side]) for one in copies]
+def _frame_of(unit: int, copies: list[Copies], side: int) -> _Frame:
+    frame = _Frame(unit, [], {})
+    for one in copies:
+        stands = one.sides[side]
+        if isinstance(stands, torch.Tensor):
+            frame.held.append((one.parameter, stands))
+        else:
+            frame.implicit[id(one.parameter)] = stands
+    return frame
 
 
 def _without_weights(output: Any, frame: _Frame) -> Any:

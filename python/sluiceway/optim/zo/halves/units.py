@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
+from sluiceway.optim.zo.halves.substitution import ImplicitMatrix
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -22,7 +24,7 @@ class Copies(NamedTuple):
     """What stands for a parameter, on each side."""
 
     parameter: nn.Parameter
-    sides: Sequence[torch.Tensor]
+    sides: Sequence[torch.Tensor | ImplicitMatrix]
 
 
 class WeightSource(Protocol):

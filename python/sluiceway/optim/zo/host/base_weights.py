@@ -54,13 +54,13 @@ class BaseWeights:
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """A copy on the device."""
-        return self._made(p, self._brought(p))
+        return self.made(p, self._brought(p))
 
     def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
         """A copy in host memory."""
         if self._is_low_rank:
             return self.theta(p).cpu()
-        return self._made(p, self._base.of(p))
+        return self.made(p, self._base.of(p))
 
     def theta_in(self, state: dict[str, Any], p: nn.Parameter) -> torch.Tensor:
         """As `theta_on_host`; one tensor for all names of a parameter in one `state_dict()`."""
@@ -122,7 +122,8 @@ class BaseWeights:
             return self._base.of(p)
         return self._base.of(p).to(self._of.device.name, non_blocking=True)
 
-    def _made(self, p: nn.Parameter, base: torch.Tensor) -> torch.Tensor:
+    def made(self, p: nn.Parameter, base: torch.Tensor) -> torch.Tensor:
+        """Theta of the last step, of a base that lies where it is to be."""
         weight, out = self._weight_of[id(p)], torch.empty_like(base)
         compute = self._of.device.compute() if base.is_cuda else _core.Stream.host()
         if self._is_low_rank:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.open_model.compilation import uncompiled
 from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.host.reader import Call, Reader
 from sluiceway.optim.zo.weights import TrainedWeight
@@ -45,7 +46,7 @@ def watch_forward(
     """
     random = RandomState.now()
     try:
-        with torch.no_grad(), reader.watching() as calls:
+        with uncompiled(), torch.no_grad(), reader.watching() as calls:
             closure()
     finally:
         random.restore()

@@ -40,8 +40,8 @@ class HostBase:
             self._base[id(p)] = p.data
 
     def of(self, p: nn.Parameter) -> torch.Tensor:
-        """The tensor itself."""
-        return self._base[id(p)]
+        """The tensor itself, which is the parameter's own until it is taken."""
+        return self._base.get(id(p), p.detach())
 
     def number(self, p: nn.Parameter) -> int:
         """In no arena."""

@@ -1,4 +1,4 @@
-"""Weights outside of the device, and steps that are records of a log.
+"""Weights outside of the device, streamed to it, and steps that are records of a log.
 
 A parameter's own data is the base, or nothing where that is on disk. Inside of a step layers find
 slots of the engine's ring in their parameters, and outside of one, theta, made when it is read.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from sluiceway.optim.zo.host.base_weights import BaseWeights
 from sluiceway.optim.zo.host.forward_order import ForwardOrder, watch_forward
 from sluiceway.optim.zo.host.host_base import HostBase
 from sluiceway.optim.zo.host.host_memory import move_buffers
-from sluiceway.optim.zo.host.logged_engine import LoggedEngine, bytes_beside
+from sluiceway.optim.zo.host.logged_engine import LoggedEngine, StreamingEngine, bytes_beside
 from sluiceway.optim.zo.host.reader import Reader
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.tier import Closure, Training
@@ -33,48 +33,53 @@ Use = tuple[int, nn.Parameter]
 _TIERS = ("device", "host", "pinned")
 
 
-class HostTier:
+class StreamedTier:
     """Halves meet at every module that reads weights.
 
     Parameters
     ----------
     training : Training
         Its parameters are moved to the base.
-    base : Base, optional
-        In host memory where nothing is said.
+    base : Base
+    engine : StreamingEngine
 
     Raises
     ------
-    InvalidArgument, IoError, Corrupt, Unavailable
-        The log is of another base or of other options, or is none; nothing was moved.
+    InvalidArgument
+        A frozen parameter is not on the device; nothing was moved.
     """
 
     blocks = None
 
-    def __init__(self, training: Training, base: Base | None = None) -> None:
-        self._of = training
-        self._lies = base or HostBase(training)
-        self.log = LoggedEngine(training, self._lies)
+    def __init__(self, training: Training, base: Base, engine: StreamingEngine) -> None:
+        self._of, self._lies, self._engine = training, base, engine
         move_buffers(training)
         self._lies.take()
-        self._base = BaseWeights(training, self.log, self._lies)
         self._order: ForwardOrder | None = None
         self._holding: dict[tuple[int, int], list[Use]] = {}
         self._evaluating = False
-        parameters = [w.parameter for w in training.weights]
-        self._reader = Reader(training.model, parameters, self._base.theta)
         self._raw: dict[str, Any] = {}
-        self.set_gammas()
+        parameters = [w.parameter for w in training.weights]
+        with ExitStack() as undo:
+            self._base = self._theta_of_base()
+            undo.callback(self._base.close)
+            self._reader = Reader(training.model, parameters, self._base.theta)
+            undo.callback(self._reader.close)
+            self.set_gammas()
+            undo.pop_all()
         hold(self)
+
+    def _theta_of_base(self) -> BaseWeights:
+        return BaseWeights(self._of, self._engine, self._lies)
 
     @property
     def committed_steps(self) -> int:
-        """As the log says."""
-        return self.log.get().next_step
+        """As the engine says."""
+        return self._engine.get().next_step
 
     def has(self, parameter: torch.Tensor) -> bool:
         """Whether another optimizer must leave it alone."""
-        return self.log.is_open and self._base.has(parameter)
+        return self._engine.is_open and self._base.has(parameter)
 
     def rest(self) -> None:
         """Put back what an interrupted forward has left exchanged."""
@@ -83,7 +88,7 @@ class HostTier:
     # ---- The forward ----
 
     def _know(self, closures: Sequence[Closure]) -> None:
-        self.log.get()
+        self._engine.get()
         self._settle()  # A pass whose end was interrupted.
         if self._order is None:
             order = watch_forward(self._of.owner, self._reader, self._of.weights, closures[0])
@@ -92,7 +97,7 @@ class HostTier:
 
     def _stream(self, order: ForwardOrder) -> None:
         """Let the engine know what it streams: a use of a weight for each call that reads it."""
-        engine = self.log.get()
+        engine = self._engine.get()
         uses, self._uses_of_call, self._calls_of_unit = [], [], {}
         for call, unit in enumerate(order.calls):
             first, weights = len(uses), order.weights[unit]
@@ -101,7 +106,6 @@ class HostTier:
             self._calls_of_unit.setdefault(unit, []).append(call)
         if uses:
             engine.stream(uses)
-            engine.enable_trace(self._of.options.trace is not None)
         self.measured = self._measured(order)
         self._order = order
 
@@ -126,7 +130,7 @@ class HostTier:
             calls = self._calls_of_unit[unit]
             later = bisect_right(calls, self._position)
             self._position = calls[later % len(calls)]
-        engine, compute = self.log.get(), self._of.device.compute()
+        engine, compute = self._engine.get(), self._of.device.compute()
         copies, held = [], self._holding.setdefault((unit, direction), [])
         for use, p in self._uses_of_call[self._position]:
             plus = engine.acquire(use, direction, False, compute)
@@ -141,7 +145,7 @@ class HostTier:
         """Give slots back."""
         compute = self._of.device.compute()
         for use, _ in self._holding.pop((unit, direction), []):
-            self.log.get().release(use, direction, compute)
+            self._engine.get().release(use, direction, compute)
 
     def throughout(self, direction: int) -> list[Copies]:
         """Of what the closure reads itself."""
@@ -157,7 +161,7 @@ class HostTier:
     def begin(self, closures: Sequence[Closure]) -> None:
         """Know the forward, and begin a step."""
         self._know(closures)
-        self.log.get().begin_step()
+        self._engine.get().begin_step()
         self._evaluating = False
 
     def measuring(self) -> AbstractContextManager:
@@ -165,22 +169,25 @@ class HostTier:
         return self._reader.off()
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
-        """Log the step; `updates` follow from it."""
+        """Let the engine make the step; `updates` follow from it."""
         rates = [(float(g["lr"]), float(g["weight_decay"])) for g in self._of.param_groups]
         try:
-            self.log.get().commit(gradients, rates, non_finite)
+            self._commit(gradients, rates, non_finite)
         finally:
             self._end()
 
+    def _commit(self, g: list[float], rates: list[tuple[float, float]], non_finite: bool) -> None:
+        self._engine.get().commit(g, rates, non_finite)
+
     def abandon(self) -> None:
         """End the pass."""
-        if self.log.is_open:
+        if self._engine.is_open:
             self._end()
 
     def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
         """One pass for all."""
         self._know(closures)
-        self.log.get().begin_evaluation()
+        self._engine.get().begin_evaluation()
         self._evaluating = True
         try:
             with self.measuring():
@@ -190,34 +197,19 @@ class HostTier:
 
     def _end(self) -> None:
         self._settle()
-        if self.log.get().streams:
-            self._raw = self.log.get().take_stats()
+        if self._engine.get().streams:
+            self._raw = self._engine.get().take_stats()
 
     def _settle(self) -> None:
         for unit, direction in list(self._holding):
             self.release(unit, direction)
-        self.log.get().finish()
+        self._engine.get().finish()
         self.set_gammas()
 
     def set_gammas(self) -> None:
-        """Let the groups have what the log says."""
-        for group, gamma in zip(self._of.param_groups, self.log.get().gammas, strict=True):
+        """Let the groups have what the engine says."""
+        for group, gamma in zip(self._of.param_groups, self._engine.get().gammas, strict=True):
             group["gamma"] = gamma
-
-    # ---- The log ----
-
-    def rollback(self, step: int) -> None:
-        """Go on from an older theta."""
-        self.log.get().rollback(step)
-        self.set_gammas()
-
-    def saved(self) -> dict[str, Any]:
-        """What a state holds."""
-        return self.log.saved()
-
-    def load(self, saved: dict[str, Any]) -> None:
-        """Go on from a state that the log has checked; `set_gammas` follows."""
-        self.log.load(saved, lambda: self._stream(self._order) if self._order else None)
 
     # ---- Numbers, and the end ----
 
@@ -226,7 +218,7 @@ class HostTier:
         return self._base.theta_on_host(p) if self._base.has(p) else p.detach().cpu()
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """All of it is in the log."""
+        """The engine's base has all of it."""
         return {}
 
     def stats(self) -> dict[str, Any]:
@@ -256,9 +248,9 @@ class HostTier:
 
     def close(self, theta: bool = True) -> None:
         """Leave theta in the parameters, and write the trace."""
-        if not self.log.is_open:
+        if not self._engine.is_open:
             return
-        engine, trace = self.log.get(), self._of.options.trace
+        engine, trace = self._engine.get(), self._of.options.trace
         self._reader.close()
         self._base.close()
         if theta:
@@ -268,5 +260,40 @@ class HostTier:
                 engine.write_trace(os.fspath(trace))
         finally:
             del engine
-            self.log.close()
+            self._engine.close()
             self._lies.close()
+
+
+class HostTier(StreamedTier):
+    """The base is not written to, and the log says which theta it is.
+
+    Parameters
+    ----------
+    training : Training
+        Its parameters are moved to the base.
+    base : Base, optional
+        In host memory where nothing is said.
+
+    Raises
+    ------
+    InvalidArgument, IoError, Corrupt, Unavailable
+        The log is of another base or of other options, or is none; nothing was moved.
+    """
+
+    def __init__(self, training: Training, base: Base | None = None) -> None:
+        base = base or HostBase(training)
+        self.log = LoggedEngine(training, base)
+        super().__init__(training, base, self.log)
+
+    def rollback(self, step: int) -> None:
+        """Go on from an older theta."""
+        self.log.get().rollback(step)
+        self.set_gammas()
+
+    def saved(self) -> dict[str, Any]:
+        """What a state holds."""
+        return self.log.saved()
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on from a state that the log has checked; `set_gammas` follows."""
+        self.log.load(saved, lambda: self._stream(self._order) if self._order else None)

@@ -16,7 +16,42 @@ from sluiceway.optim.zo.host.log_folder import LOG, LogFolder
 from sluiceway.optim.zo.tier import Training
 
 
-class LoggedEngine:
+class StreamingEngine:
+    """A compiled engine that streams weights, until it is closed.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for errors.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._engine: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an engine."""
+        return self._engine is not None
+
+    def get(self) -> Any:
+        """The engine.
+
+        Raises
+        ------
+        InvalidArgument
+            It is closed.
+        """
+        if self._engine is None:
+            raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
+        return self._engine
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._engine = None
+
+
+class LoggedEngine(StreamingEngine):
     """Open until `close`.
 
     Parameters
@@ -32,53 +67,36 @@ class LoggedEngine:
     """
 
     def __init__(self, training: Training, base: Base) -> None:
+        super().__init__(training.owner)
         self._of, self._base = training, base
         self._folder = LogFolder(base.log_folder)
-        self._engine: _core.ZoEngine | None = self._open()
+        self._engine = self._open()
 
     def _open(self) -> _core.ZoEngine:
-        options, training = self._of.options, self._of
-        link, pin = options.link, options.pin or (-1, -1)
-        return _core.ZoEngine(
-            compute=training.device.compute(),
-            link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
-            limits=tier_limits(options.budget, training.device),
-            resident_bytes=bytes_beside(training),
-            resident_room=options.resident,
-            depth=options.depth,
-            perturb_lanes=options.perturb_lanes,
-            eps=options.eps,
-            family=options.family,
-            seed=options.seed,
-            groups=len(training.param_groups),
-            directions=options.directions,
+        if self._of.takes_directions and self._folder.log.exists():
+            self._of.take_directions(_core.zo_log_directions(os.fspath(self._folder.log)))
+        engine = _core.ZoEngine(
             log=os.fspath(self._folder.log),
-            device_cpu=pin[0],
-            lane_cpu=pin[1],
+            **streaming_arguments(self._of),
             **self._base.engine_arguments(),
-            **_low_rank(training),
+            **self._low_rank(),
         )
+        engine.enable_trace(self._of.options.trace is not None)
+        return engine
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is an engine."""
-        return self._engine is not None
-
-    def get(self) -> _core.ZoEngine:
-        """The engine.
-
-        Raises
-        ------
-        InvalidArgument
-            It is closed.
-        """
-        if self._engine is None:
-            raise InvalidArgument(f"{self._of.owner}: it is closed, expected an open optimizer")
-        return self._engine
+    def _low_rank(self) -> dict[str, Any]:
+        options = self._of.options
+        if options.noise != "lowrank":
+            return {"rank": 0, "period": 0, "trained": []}
+        trained = []
+        for w in self._of.weights:  # Of a matrix the engine takes the shape alone.
+            p = w.parameter
+            trained.append((w.name, p.detach() if p.dim() >= 2 else self._base.of(p), w.group))
+        return {"rank": options.rank, "period": options.period, "trained": trained}
 
     def close(self) -> None:
         """Let go of engine and log; a temporary log goes."""
-        self._engine = None
+        super().close()
         self._folder.close()
 
     # ---- The log ----
@@ -154,12 +172,26 @@ class LoggedEngine:
         opened()
 
 
-def _low_rank(training: Training) -> dict[str, Any]:
+def streaming_arguments(training: Training) -> dict[str, Any]:
+    """What every compiled engine that streams weights is told."""
     options = training.options
-    if options.noise != "lowrank":
-        return {"rank": 0, "period": 0, "trained": []}
-    trained = [(w.name, w.parameter.detach(), w.group) for w in training.weights]
-    return {"rank": options.rank, "period": options.period, "trained": trained}
+    link, pin = options.link, options.pin or (-1, -1)
+    return {
+        "compute": training.device.compute(),
+        "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
+        "limits": tier_limits(options.budget, training.device),
+        "resident_bytes": bytes_beside(training),
+        "resident_room": options.resident,
+        "depth": options.depth,
+        "perturb_lanes": options.perturb_lanes,
+        "eps": options.eps,
+        "family": options.family,
+        "seed": options.seed,
+        "groups": len(training.param_groups),
+        "directions": options.directions,
+        "device_cpu": pin[0],
+        "lane_cpu": pin[1],
+    }
 
 
 def bytes_beside(training: Training) -> int:

@@ -19,13 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_leaves
 
 from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
-
-_TENSORS = ("data", "T", "mT", "H", "mH", "real", "imag")
-_NO_READS = {
-    "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "data_ptr",
-    "is_contiguous", "is_floating_point", "is_complex", "is_pinned", "get_device", "requires_grad_",
-    "storage_offset", "type", "__hash__", "__len__", "__repr__", "__format__", "__set__",
-}  # fmt: skip
+from sluiceway.optim.zo.halves.substitution import is_no_read
 
 
 @dataclass
@@ -87,6 +81,11 @@ class Reader(TorchFunctionMode):
     def rest(self) -> None:
         """Put back what a forward has left that an interrupt ended without a hook."""
         self._unwind()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether somebody else exchanges parameters."""
+        return not self._enabled
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -156,7 +155,7 @@ class Reader(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Called by torch for each of its functions."""
-        if not _is_no_read(func):
+        if not is_no_read(func):
             for leaf in tree_leaves((args, kwargs)):
                 self._bring(leaf)
         return func(*args, **(kwargs or {}))
@@ -192,13 +191,6 @@ def _forget_casts() -> None:
     """Autocast keeps those of parameters by who they are."""
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         torch.clear_autocast_cache()
-
-
-def _is_no_read(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    if name == "__get__":
-        return getattr(func.__self__, "__name__", "") not in _TENSORS
-    return name in _NO_READS
 
 
 def _before(module: nn.Module, hook: _Hook) -> torch.utils.hooks.RemovableHandle:

@@ -9,7 +9,9 @@ LOZO's own eps is ours / sqrt(rank), and its g U V^T / rank is our g z.
 
 A, in float32, changes at the end of a period alone, when M V^T is folded into it and M is 0 again;
 that rounds nothing that would not be rounded without, since A + M V^T is a sum that begins with A
-(kernels/low_rank.h). The parameter is the image of theta after every step.
+(kernels/low_rank.h). The parameter is the image of theta after every step. Where
+activations are perturbed, layers read that image, and their products are given the rest
+(products.py); what others read is perturbed in copies.
 
 Tensors hold U and V transposed. Norms and biases have elementwise noise of the same family.
 """
@@ -17,12 +19,14 @@ Tensors hold U and V transposed. Norms and biases have elementwise noise of the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 import torch
 
 from sluiceway import _core
 from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.optim.zo.low_rank.products import LowRankMatrix, is_read_by_products
 from sluiceway.optim.zo.rates import as_float
 from sluiceway.optim.zo.weights import MASTER, Noise, ResidentWeights, TrainedWeight
 
@@ -30,6 +34,7 @@ SUM = "low_rank_sum"  # M of the current period.
 _OF_V = 2**32 - 1  # Purpose of its key, whose step is the period; the others are directions.
 
 Factors = tuple[torch.Tensor, torch.Tensor]
+Neighbours = tuple[torch.Tensor, torch.Tensor] | tuple[LowRankMatrix, LowRankMatrix]
 
 
 class LowRankWeights:
@@ -43,30 +48,49 @@ class LowRankWeights:
     device : DeviceOps
     state : dict
         The optimizer's: A and M of a matrix are there.
+    perturb : str
+        "weights", or "activations" where layers allow it.
     """
 
     def __init__(
-        self, noise: Noise, rank: int, period: int, device: DeviceOps, state: dict[Any, Any]
+        self,
+        noise: Noise,
+        rank: int,
+        period: int,
+        device: DeviceOps,
+        state: dict[Any, Any],
+        perturb: Literal["weights", "activations"] = "weights",
     ) -> None:
         self._vectors = ResidentWeights(noise, device, state)
         self._noise, self._rank, self._period = noise, rank, period
-        self._device, self._state = device, state
+        self._device, self._state, self._perturb = device, state, perturb
         self._v: dict[str, tuple[int, torch.Tensor]] = {}  # By name, with its period.
 
     def neighbours(
         self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Neighbours:
         """theta + eps z and theta - eps z, of the parameter's dtype."""
         p = weight.parameter.detach()
         if p.dim() < 2:
             return self._vectors.neighbours(weight, gamma, eps, step, direction)
-        plus, minus = torch.empty_like(p), torch.empty_like(p)
-        a = self._state.get(weight.parameter, {}).get(MASTER, p)
-        _core.perturb_low_rank(
-            a.flatten(1), plus.flatten(1), minus.flatten(1), self._pending(weight, step), gamma,
-            eps, (self.draw_u(weight, step, direction), self.v_of(weight, step)),
-            compute=self._device.compute(),
-        )  # fmt: skip
+
+        @cache
+        def copies() -> tuple[torch.Tensor, torch.Tensor]:
+            plus, minus = torch.empty_like(p), torch.empty_like(p)
+            a = self._state.get(weight.parameter, {}).get(MASTER, p)
+            _core.perturb_low_rank(
+                a.flatten(1), plus.flatten(1), minus.flatten(1), self._pending(weight, step), gamma,
+                eps, factors, compute=self._device.compute(),
+            )  # fmt: skip
+            return plus, minus
+
+        factors = self.draw_u(weight, step, direction), self.v_of(weight, step)
+        if self._perturb == "weights" or not is_read_by_products(p, weight.modules):
+            return copies()
+        plus, minus = (
+            LowRankMatrix(weight.parameter, p, *factors, s * eps, lambda side=side: copies()[side])
+            for side, s in enumerate((1, -1))
+        )
         return plus, minus
 
     def prepare(self, weight: TrainedWeight, gamma_after: float) -> None:

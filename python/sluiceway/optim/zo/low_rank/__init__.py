@@ -1,0 +1,1 @@
+"""Directions of low rank, of weights that stay on the device."""

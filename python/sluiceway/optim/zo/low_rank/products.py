@@ -1,0 +1,90 @@
+"""A matrix that is perturbed by products of its own: it is read as it is, and never copied.
+
+    y = x W^T + b + s (x V) U^T                nn.Linear, W and s U V^T of m x n, x of n columns
+    y = b + x W   + s (x U) V^T                transformers' Conv1D, whose W has inputs as rows
+
+So both halves of every direction read one W, and a direction has U alone. Whatever else reads W
+finds W + s U V^T, which is made for it, with that of the other half.
+
+Numerics: of f32 each element of y is within gamma_k (|x| |W|^T + |b| + |s| |x| |V| |U|^T) of the
+          exact one, k = n + rank + 2 and gamma_k = k u / (1 - k u), u = 2^-24, where products of
+          the device are those of f32; copies of W + s U V^T are within the same bound. Of 16 bits,
+          and under autocast, factors and x V are rounded to the type of y, the product is added in
+          f32, and y is rounded twice; W + s U V^T is not rounded, as copies are.
+Cost:     2 rank T (m + n) flop for T rows of x; x is read and y read and written once more: about
+          (n + 2 m) T elements, where copies take 3 m n a direction, and 2 m n of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sluiceway.optim.fused.fused_layer import why_not_fused
+
+_LINEAR = ("input", "weight", "bias")
+
+
+@dataclass(frozen=True)
+class LowRankMatrix:
+    """W + s L^T R, by its products.
+
+    Parameters
+    ----------
+    parameter : torch.nn.Parameter
+        What functions are given in its place.
+    weight : torch.Tensor
+        W, m x n.
+    left, right : torch.Tensor
+        k x m and k x n, of float32.
+    scale : float
+        s.
+    materialise : callable
+        Makes the sum itself.
+    """
+
+    parameter: nn.Parameter
+    weight: torch.Tensor
+    left: torch.Tensor
+    right: torch.Tensor
+    scale: float
+    materialise: Callable[[], torch.Tensor]
+
+    def product(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What a function returns that takes the product of a layer; else NotImplemented."""
+        if func is functional.linear:
+            given = dict(zip(_LINEAR, args, strict=False)) | kwargs
+            x, bias = given["input"], given.get("bias")
+            if given["weight"] is self.parameter and self._is_plain(x):
+                y = functional.linear(x, self.weight, bias)
+                return self._add(y, x, self.right, self.left)
+        if func is torch.addmm and len(args) == 3 and not kwargs:
+            bias, x, weight = args
+            if weight is self.parameter and self._is_plain(x):
+                return self._add(torch.addmm(bias, x, self.weight), x, self.left, self.right)
+        return NotImplemented
+
+    def _is_plain(self, x: torch.Tensor) -> bool:
+        """Else a class of its own says what the product is."""
+        return type(x) in (torch.Tensor, nn.Parameter) and x is not self.parameter
+
+    def _add(
+        self, y: torch.Tensor, x: torch.Tensor, inwards: torch.Tensor, outwards: torch.Tensor
+    ) -> torch.Tensor:
+        """y + s (x inwards^T) outwards, over y, which is nobody else's."""
+        rows = x.reshape(-1, x.shape[-1]).to(y.dtype)
+        sums = y.reshape(-1, y.shape[-1])
+        sums.addmm_(
+            functional.linear(rows, inwards.to(y.dtype)), outwards.to(y.dtype), alpha=self.scale
+        )
+        return sums.view(y.shape)
+
+
+def is_read_by_products(p: torch.Tensor, modules: list[nn.Module]) -> bool:
+    """Whether the modules that have a parameter are known to read it so, and no other way."""
+    return p.dim() == 2 and p.numel() > 0 and not any(map(why_not_fused, modules))

@@ -1,0 +1,1 @@
+"""Weights in host memory that each step is written into."""

@@ -1,0 +1,110 @@
+"""Theta of parameters whose masters each step is written into."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway import _core
+from sluiceway.errors import Error, InvalidArgument
+from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
+from sluiceway.optim.zo.host.base_weights import BaseWeights
+from sluiceway.optim.zo.parity.master_base import MasterBase
+from sluiceway.optim.zo.parity.written_engine import WrittenEngine
+from sluiceway.optim.zo.tier import Training
+from sluiceway.optim.zo.weights import TrainedWeight
+
+
+class MasterWeights(BaseWeights):
+    """Masters are brought to the last step before they are looked at, and before they are loaded.
+
+    Parameters
+    ----------
+    training : Training
+    engine : WrittenEngine
+    base : MasterBase
+    """
+
+    def __init__(self, training: Training, engine: WrittenEngine, base: MasterBase) -> None:
+        super().__init__(training, engine, base)
+        self._written = engine
+        for module in training.model.modules():
+            within = [p for p in module.parameters() if self.has(p)]
+            if within:  # The first that is asked is around all others: nothing was copied before.
+                image = next((self._weight_of[id(p)] for p in within if base.has_image(p)), None)
+                hook = _LoadHook(training.owner, engine, image.name if image else None)
+                self._hooks.append(module.register_load_state_dict_pre_hook(hook))
+
+    def theta(self, p: nn.Parameter) -> torch.Tensor:
+        """A copy on the device."""
+        self._written.flush()
+        return super().theta(p)
+
+    def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
+        """A copy in host memory.
+
+        Raises
+        ------
+        InvalidArgument
+            A pass is under way, and weights are of no single step.
+        """
+        if self._written.get().is_passing:
+            raise InvalidArgument(
+                f"{self._of.owner}: state_dict() or theta() while a step is under way, expected "
+                "between steps; call it outside of the closure, or, where a step has failed, go "
+                "on from a save"
+            )
+        self._written.flush()
+        return self.made(p, self._base.of(p))
+
+    def neighbours(
+        self, weight: TrainedWeight, direction: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """theta + eps z and theta - eps z of the step that has begun, on the device."""
+        p, options = weight.parameter, self._of.options
+        master = self._on_device.get(id(p))
+        if master is None:
+            master = self._on_device[id(p)] = self._brought(p)
+        plus, minus = (torch.empty_like(master, dtype=p.dtype) for _ in range(2))
+        _core.perturb(
+            master, plus, minus, [], 1.0, options.eps, options.family, options.seed,
+            self._written.get().next_step, weight.tensor, direction,
+            compute=self._of.device.compute(),
+        )  # fmt: skip
+        return plus, minus
+
+    def _brought(self, p: nn.Parameter) -> torch.Tensor:
+        # Who returns before it is there may begin a pass, which writes to the master.
+        master = self._base.of(p)
+        return master.to(self._of.device.name) if self._of.device.asynchronous else master
+
+    def made(self, p: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        """What a forward reads, of a master that is of one step."""
+        out = torch.empty_like(base, dtype=p.dtype)
+        compute = self._of.device.compute() if base.is_cuda else _core.Stream.host()
+        _core.materialise(base, out, [], 1.0, self._of.options.family, compute=compute)
+        return out
+
+
+class _LoadHook(NothingWhenCopied):
+    """Ends what still writes to masters before others do; refuses where a parameter is none."""
+
+    def __init__(self, owner: str, engine: WrittenEngine, image: str | None) -> None:
+        self._owner, self._engine, self._image = owner, weakref.ref(engine), image
+
+    def __call__(self, *_: Any) -> None:
+        engine = self._engine()
+        if engine is None or not engine.is_open:
+            return
+        if self._image is not None:
+            raise InvalidArgument(
+                f"load_state_dict: {self._image} has no memory while {self._owner} is open, which "
+                "has a float32 master of it, expected weights to be loaded before it is made; "
+                "close() it first"
+            )
+        with suppress(Error):  # Of a lane that has failed nothing is needed any more.
+            engine.flush()
