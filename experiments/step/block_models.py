@@ -19,15 +19,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Pretrain
 
 _ROWS = 256  # Of embedding and head.
 _MOMENTS = 2
-_SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4,
-          "num_key_value_heads": 2, "num_hidden_layers": 4}  # fmt: skip
-SHAPES = ("small", "1b", "1.3b", "3b", "7b")
+_ON_HOST = {
+    "small": {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "num_hidden_layers": 4},
+    "medium": {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16,
+               "num_key_value_heads": 4, "num_hidden_layers": 4},
+}  # fmt: skip
+SHAPES = (*_ON_HOST, "1b", "1.3b", "3b", "7b")
 
 
 def shape_of(name: str) -> PretrainedConfig:
-    """The config of a shape: `small` is for the host device, the others are configs/shapes."""
-    if name == "small":
-        return LlamaConfig(**_SMALL)
+    """The config of a shape: small and medium are for the host device, others configs/shapes."""
+    if name in _ON_HOST:
+        return LlamaConfig(**_ON_HOST[name])
     return AutoConfig.from_pretrained(REPOSITORY / f"configs/shapes/llama_{name.replace('.', '_')}")
 
 
