@@ -44,7 +44,8 @@ def block_weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 @contextlib.contextmanager
 def trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: int,
-            refresh: dict[str, Any] | None = None) -> Iterator[Trainee]:  # fmt: skip
+            refresh: dict[str, Any] | None = None, groups: list[dict[str, Any]] | None = None,
+            engine: dict[str, Any] | None = None) -> Iterator[Trainee]:  # fmt: skip
     """Prepare `model` for `method`.
 
     Parameters
@@ -54,29 +55,34 @@ def trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: int,
         `svd+residual+factored_v`; `none+residual` is the residual alone.
     ratio : float
         f of the codecs; a core is f m x f n.
+    groups : list of dict, optional
+        Parameter groups in place of one with all that is trained; LoRA and APOLLO have their own.
+    engine : dict, optional
+        More options of SubspaceAdamW.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = sum(p.numel() for _, p in block_weights(model))
     if method == "adamw":
-        yield Trainee(model, torch.optim.AdamW(trained, lr=lr, weight_decay=WEIGHT_DECAY), trained,
-                      8 * matrices)  # fmt: skip
+        optimizer = torch.optim.AdamW(groups or trained, lr=lr, weight_decay=WEIGHT_DECAY)
+        yield Trainee(model, optimizer, trained, 8 * matrices)
     elif method == "adafactor":
         sides = sum(sum(p.shape) for _, p in block_weights(model))
-        optimizer = torch.optim.Adafactor(trained, lr=lr, beta2_decay=-0.8, eps=(None, 1e-3),
-                                          weight_decay=WEIGHT_DECAY)  # fmt: skip
+        optimizer = torch.optim.Adafactor(groups or trained, lr=lr, beta2_decay=-0.8,
+                                          eps=(None, 1e-3), weight_decay=WEIGHT_DECAY)  # fmt: skip
         yield Trainee(model, optimizer, trained, 4 * sides)
     elif method.startswith("lora"):
         yield _lora(model, int(method.removeprefix("lora")), lr)
     elif method == "apollo":
         yield _apollo(model, trained, ratio, lr, seed)
     else:
-        with _subspace(model, method, ratio, lr, seed, refresh) as optimizer:
+        more = {"accumulate": 1, "param_groups": groups, **(engine or {})}
+        with _subspace(model, method, ratio, lr, seed, refresh, more) as optimizer:
             costs = optimizer.describe()
             link = sum(c["d2h_bytes"] + c["h2d_bytes"] for c in costs)
             yield Trainee(model, optimizer, trained, sum(c["device_bytes"] for c in costs), link)
 
 
-def _subspace(model, method, ratio, lr, seed, refresh) -> SubspaceAdamW:
+def _subspace(model, method, ratio, lr, seed, refresh, more) -> SubspaceAdamW:
     from sluiceway import Refresh
 
     codec, *chosen = method.split("+")
@@ -92,11 +98,11 @@ def _subspace(model, method, ratio, lr, seed, refresh) -> SubspaceAdamW:
         nnz=1 if codec == "count_sketch" else 4,
         ratio=ratio,
         refresh=Refresh(**refresh) if refresh else None,
-        accumulate=1,
         target=names,
         seed=seed,
         norm_mode="exact",
         **options,
+        **more,
     )
 
 

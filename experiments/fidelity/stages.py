@@ -40,11 +40,11 @@ ROLLING = {
 MODELS, SHIFTS = ("small", "quickstart"), ("prose", "cpp")
 
 
-class Results:
-    """Every fine-tune that is done."""
+class Found:
+    """Fine-tunes that are done, by the keys of what was asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self._found = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
+    def __init__(self, runs: dict[str, dict]) -> None:
+        self._found = runs
 
     def has(self, job: Job) -> bool:
         """Whether it is there."""
@@ -75,6 +75,13 @@ class Results:
         return best
 
 
+class Results(Found):
+    """Those of a folder with a file for each."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__({p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))})
+
+
 def _beyond(best: float, tried: list[float]) -> float | None:
     if best == min(tried) and best / 2 >= LOWEST:
         return best / 2
@@ -83,7 +90,7 @@ def _beyond(best: float, tried: list[float]) -> float | None:
     return None
 
 
-def tried_rates(results: Results, job: Job, rates: Iterable[float] = RATES) -> list[float]:
+def tried_rates(results: Found, job: Job, rates: Iterable[float] = RATES) -> list[float]:
     """`rates`, and those beyond an edge that was best."""
     tried = sorted(rates)
     while (best := results.best_rate(job, tried)) is not None:
@@ -94,7 +101,7 @@ def tried_rates(results: Results, job: Job, rates: Iterable[float] = RATES) -> l
     return tried
 
 
-def tuned(results: Results, job: Job, rates: Iterable[float] = RATES) -> list[Job]:
+def tuned(results: Found, job: Job, rates: Iterable[float] = RATES) -> list[Job]:
     """One job a rate."""
     return [replace(job, lr=rate) for rate in tried_rates(results, job, rates)]
 

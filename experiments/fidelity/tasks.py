@@ -1,15 +1,17 @@
 """Models and texts of the experiment, in sequences of bytes.
 
 A task is a base model that has read Python source, and a text that it has not: the English of
-`pydoc_data.topics`, or the C++ of torch's own headers: both are on every machine that can run this.
-Each text has three parts: training, `pick` (learning rates are chosen on it) and `final` (what the
-tables show). Training shares no document with the others, and all long lines are different.
+`pydoc_data.topics`, the C++ of torch's own headers, or the Perl of Debian's own modules. Every
+machine that can run this has the first two; `perl-modules-5.36` has the third. Each text has three
+parts: training, `pick` (learning rates are chosen on it) and `final` (what the tables show).
+Training shares no document with the others, and all long lines are different.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +26,16 @@ MODELS = {
     "small": REPOSITORY / "experiments/fidelity/model",  # 1.2 M weights in its blocks.
     "quickstart": REPOSITORY / "experiments/quickstart/model",  # 3.0 M.
 }
-SHIFTS = ("prose", "cpp")
+SHIFTS = ("prose", "cpp", "perl")
 LENGTH = 256
+_LONGEST_FILE = 32_768  # One table of constants must not become the held-out text.
 _CPP_FOLDERS = ("ATen", "c10")
-_CPP_LONGEST_FILE = 32_768  # One table of constants must not become the held-out text.
 _CPP_TRAIN_BYTES = 600_000
 _CPP_HELD_OUT_BYTES = 130_000
+PERL = Path("/usr/share/perl/5.36")
+_PERL_TABLES = ("Unicode", "unicore")
+_PERL_HELD_OUT_BYTES = 65_000  # Of `pick` and of `final`.
+_PERL_TRAIN_BYTES = 900_000  # 3,000 steps of 256 bytes read no byte twice.
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,13 @@ class Text:
 
 
 def load_model(name: str) -> torch.nn.Module:
+    """One of MODELS in fp32, ready to be trained."""
+    return read_model(MODELS[name])
+
+
+def read_model(folder: Path) -> torch.nn.Module:
     """The base model in fp32; the embedding, tied to the head, is frozen."""
-    model = AutoModelForCausalLM.from_pretrained(MODELS[name], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.get_input_embeddings().weight.requires_grad_(False)
     return model
 
@@ -51,13 +62,16 @@ def load_model(name: str) -> torch.nn.Module:
 @functools.cache
 def load_text(shift: str) -> Text:
     """Read and cut one of SHIFTS."""
-    train, held_out = _prose() if shift == "prose" else _cpp()
     tokenizer = AutoTokenizer.from_pretrained(MODELS["quickstart"])
 
     def cut(texts: list[str]) -> Sequences:
         corpus = Corpus([Document(f"{shift}:{i}", text) for i, text in enumerate(texts)])
         return make_sequences(corpus, tokenizer, LENGTH, True, "train", len(tokenizer))
 
+    if shift == "perl":
+        final, pick, train = _perl()
+        return Text(cut(train), cut(pick), cut(final))
+    train, held_out = _prose() if shift == "prose" else _cpp()
     rest = cut(held_out)
     half = len(rest) // 2  # At most one document has a part on either side.
     return Text(
@@ -70,28 +84,54 @@ def _prose() -> tuple[list[str], list[str]]:
 
 
 def _cpp() -> tuple[list[str], list[str]]:
-    """Headers in an order that depends on their names alone: held out first, then trained on."""
     include = Path(torch.__file__).parent / "include"
     files = [f for folder in _CPP_FOLDERS for f in (include / folder).rglob("*.h")
-             if f.parent.name != "ops" and f.stat().st_size <= _CPP_LONGEST_FILE]  # fmt: skip
+             if f.parent.name != "ops"]  # fmt: skip
+    held_out, train = parted(include, files, (_CPP_HELD_OUT_BYTES, _CPP_TRAIN_BYTES))
+    return train, held_out
+
+
+def _perl() -> list[list[str]]:
+    sizes = (_PERL_HELD_OUT_BYTES, _PERL_HELD_OUT_BYTES, _PERL_TRAIN_BYTES)
+    return parted(PERL, perl_modules(), sizes)
+
+
+def perl_modules() -> list[Path]:
+    """Debian's modules of Perl 5.36, without tables of characters."""
+    files = [f for f in PERL.rglob("*.pm") if f.relative_to(PERL).parts[0] not in _PERL_TABLES]
+    if not files:
+        raise FileNotFoundError(
+            f"tasks: no module in {PERL}, expected those of Debian's package perl-modules-5.36; "
+            "on Debian 12 `apt-get install perl-modules-5.36` brings them"
+        )
+    return files
+
+
+def parted(root: Path, files: Iterable[Path], sizes: Sequence[int]) -> list[list[str]]:
+    """Files in an order that depends on their names alone, dealt to parts that fill up in turn.
+
+    No file is in two parts. Headers repeat their licences and variants of a kernel: a long line is
+    kept once.
+    """
 
     def place(file: Path) -> str:
-        return hashlib.sha256(file.relative_to(include).as_posix().encode()).hexdigest()
+        return hashlib.sha256(file.relative_to(root).as_posix().encode()).hexdigest()
 
-    parts: dict[int, list[str]] = {_CPP_HELD_OUT_BYTES: [], _CPP_TRAIN_BYTES: []}
+    parts: list[list[str]] = [[] for _ in sizes]
     seen: set[str] = set()
-    for file in sorted(files, key=place):
-        wanted = next((size for size, texts in parts.items() if sum(map(len, texts)) < size), None)
+    for file in sorted((f for f in files if f.stat().st_size <= _LONGEST_FILE), key=place):
+        unfilled = (texts for size, texts in zip(sizes, parts, strict=True)
+                    if sum(map(len, texts)) < size)  # fmt: skip
+        wanted = next(unfilled, None)
         if wanted is None:
             break
         lines = file.read_text(errors="replace").splitlines()
         if any("@generated" in line for line in lines[:3]):
             continue
-        # Headers repeat their licences and variants of a kernel: a long line is kept once.
         kept = [line for line in lines if len(line) < 40 or line not in seen]
         seen.update(kept)
-        parts[wanted].append("\n".join(kept))
-    return parts[_CPP_TRAIN_BYTES], parts[_CPP_HELD_OUT_BYTES]
+        wanted.append("\n".join(kept))
+    return parts
 
 
 def _chosen(sequences: Sequences, which: np.ndarray) -> Sequences:

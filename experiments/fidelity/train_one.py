@@ -10,17 +10,24 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from methods import Trainee, trainee
 from sluiceway.text.batches import Batch, Batches, Sequences, in_order
-from tasks import first_sequences, load_model, load_text
+from tasks import Text, first_sequences, load_model, load_text
 
 MICRO_BATCH = 4
 WARMUP = 10
 MAX_NORM = 1.0
 LOOKS = 5  # Evaluations on the way, for curves over time.
 Prepare = Callable[..., AbstractContextManager[Trainee]]  # With the arguments of trainee().
+
+
+def digest_of(asked: Any) -> str:
+    """Ten hex digits of a frozen dataclass, the same for equal ones."""
+    text = json.dumps(asdict(asked), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True)
@@ -39,9 +46,20 @@ class Job:
     @property
     def key(self) -> str:
         """A file name."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
-        return f"{self.model}_{self.shift}_{self.method}_{digest}"
+        return f"{self.model}_{self.shift}_{self.method}_{digest_of(self)}"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a fine-tune is, how fast it learns, and what a step reads."""
+
+    lr: float
+    steps: int
+    seed: int  # Of the order of the sequences.
+    micro_batch: int = MICRO_BATCH
+    accumulate: int = 1  # Micro-batches a step.
+    looks: int = LOOKS  # Evaluations on the way.
+    max_norm: float | None = MAX_NORM  # Of gradients, of what a method has of them; None: no clip.
 
 
 def refresh_arguments(refresh: str) -> dict | None:
@@ -85,34 +103,45 @@ def losses_before(name: str, shift: str) -> dict[str, float]:
     return {"pick": mean_loss(model, text.pick), "final": mean_loss(model, text.final)}
 
 
-def run(job: Job, prepare: Prepare = trainee) -> dict:
-    """Fine-tune, evaluate on both held-out parts; `prepare` makes a model ready for its method.
+def fine_tune(t: Trainee, text: Text, pace: Pace) -> dict[str, Any]:
+    """Train: seconds of all steps, and the losses on the way.
 
-    `cpu_seconds` counts every thread of the process, links and host lanes too, and not the time
-    that other programs held the cores; a link that is not throttled costs its copies alone.
+    A group of the optimizer may have an `lr_factor`, by which its rate is another. `cpu_seconds`
+    counts every thread of the process, links and host lanes too, and not the time that other
+    programs held the cores; a link that is not throttled costs its copies alone.
     """
+    glance = first_sequences(text.pick, 32)
+    batches = Batches(text.train, pace.micro_batch, pace.seed)
+    due = {round(pace.steps * (k + 1) / pace.looks) for k in range(pace.looks)}
+    seconds, cpu_seconds, curve = 0.0, 0.0, []
+    t.model.train()
+    for step in range(pace.steps):
+        began, cpu_began = time.perf_counter(), time.process_time()
+        factor = rate_factor(step, pace.steps)
+        for group in t.optimizer.param_groups:
+            group["lr"] = pace.lr * group.get("lr_factor", 1.0) * factor
+        for part in range(pace.accumulate):
+            batch = batches[step * pace.accumulate + part]
+            (loss_of(t.model, batch) / pace.accumulate).backward()
+        if pace.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(t.trained, pace.max_norm)
+        t.optimizer.step()
+        t.optimizer.zero_grad()
+        seconds += time.perf_counter() - began
+        cpu_seconds += time.process_time() - cpu_began
+        if step + 1 in due:
+            curve.append([step + 1, seconds, cpu_seconds, mean_loss(t.model, glance)])
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "curve": curve}
+
+
+def run(job: Job, prepare: Prepare = trainee) -> dict:
+    """Fine-tune, evaluate on both held-out parts; `prepare` makes a model ready for its method."""
     torch.manual_seed(job.seed)
     text, model = load_text(job.shift), load_model(job.model)
-    glance = first_sequences(text.pick, 32)
-    batches = Batches(text.train, MICRO_BATCH, job.seed)
-    seconds, cpu_seconds, curve = 0.0, 0.0, []
     refresh = refresh_arguments(job.refresh)
     with prepare(model, job.method, job.ratio, job.lr, job.seed, refresh) as t:
-        model.train()
-        for step in range(job.steps):
-            began, cpu_began = time.perf_counter(), time.process_time()
-            for group in t.optimizer.param_groups:
-                group["lr"] = job.lr * rate_factor(step, job.steps)
-            loss_of(t.model, batches[step]).backward()
-            torch.nn.utils.clip_grad_norm_(t.trained, MAX_NORM)
-            t.optimizer.step()
-            t.optimizer.zero_grad()
-            seconds += time.perf_counter() - began
-            cpu_seconds += time.process_time() - cpu_began
-            if (step + 1) % (job.steps // LOOKS) == 0:
-                curve.append([step + 1, seconds, cpu_seconds, mean_loss(t.model, glance)])
+        done = fine_tune(t, text, Pace(job.lr, job.steps, job.seed))
         after = {"pick": mean_loss(t.model, text.pick), "final": mean_loss(t.model, text.final)}
         cost = {"device_state_bytes": t.state_bytes, "link_bytes": t.link_bytes}
     before = losses_before(job.model, job.shift)
-    return {**asdict(job), "before": before, "after": after, "seconds": seconds,
-            "cpu_seconds": cpu_seconds, "curve": curve, **cost}  # fmt: skip
+    return {**asdict(job), "before": before, "after": after, **done, **cost}

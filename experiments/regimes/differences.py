@@ -1,0 +1,74 @@
+"""Differences of held-out losses, paired by seed, and how sure they are."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+from fine_tunes import Run
+from stages import Found
+
+# Standard errors beyond which Student's t is in one of twenty, by degrees of freedom.
+SURE = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean over pairs; negative where the first is better."""
+
+    mean: float
+    error: float | None  # Its standard error; None of one pair.
+    pairs: int
+
+    @property
+    def sure(self) -> bool:
+        """Whether one in twenty of pure noise would be as large."""
+        return self.error is not None and abs(self.mean) > self.margin
+
+    @property
+    def margin(self) -> float:
+        """Half of the interval that holds 95 %; 0 of one pair."""
+        return SURE[self.pairs - 1] * self.error if self.error is not None else 0.0
+
+
+def paired(found: Found, mine: list[Run], theirs: list[Run]) -> Difference | None:
+    """Loss of `mine` less that of `theirs`, seed by seed; None where a run is missing.
+
+    Raises
+    ------
+    ValueError
+        Two of a pair had another start, or another order of the text.
+    """
+    if not all(map(found.has, [*mine, *theirs])):
+        return None
+    values = []
+    for one, other in zip(mine, theirs, strict=True):
+        for key in ("seed", "start_is", "order_is"):
+            left, right = found.of(one)[key], found.of(other)[key]
+            if left != right:
+                raise ValueError(
+                    f"differences: {key} is {left} of {one.name} and {right} of {other.name}, "
+                    "expected the same; rows of two machines or texts do not mix"
+                )
+        values.append(found.loss(one) - found.loss(other))
+    return difference(values)
+
+
+def difference(values: list[float]) -> Difference:
+    """Mean and standard error; a run that diverged is infinitely worse."""
+    if not all(map(math.isfinite, values)):
+        return Difference(next(v for v in values if not math.isfinite(v)), None, len(values))
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Difference(statistics.fmean(values), error, len(values))
+
+
+def share(found: Found, mine: list[Run], native: list[Run]) -> float | None:
+    """Mean gain over the mean gain of `native`; None where a run is missing."""
+    if not all(map(found.has, [*mine, *native])):
+        return None
+
+    def gain(runs: list[Run]) -> float:
+        return statistics.fmean(found.of(r)["before"]["final"] - found.loss(r) for r in runs)
+
+    return gain(mine) / gain(native)

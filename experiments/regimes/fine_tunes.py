@@ -1,0 +1,147 @@
+"""One fine-tune of the regimes: what is asked for, and the row that comes of it.
+
+A run is in a *setting* (start, text, tokens a step, steps, dtype) and of a *way* (method, f,
+refresh). Runs of PICK_SEED are looked at on `pick` and choose a rate; all others on `final` alone,
+so that no choice can see it. Equal seeds have equal starts and orders of the text in every way.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from starts import fingerprint, loss_before, start_model
+from tasks import LENGTH, load_text
+from train_one import LOOKS, Pace, digest_of, fine_tune, mean_loss
+from ways import prepared
+
+PICK_SEED = 100  # Of no run that a table shows.
+CURVE_FROM = 1000  # Steps: shorter runs have no losses on the way, which would cost as much.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where methods meet; the defaults are what every question departs from."""
+
+    start: str = "small"  # One of starts.STARTS.
+    shift: str = "perl"
+    tokens: int = 256  # A step.
+    accumulate: int = 1  # Micro-batches that these are divided into.
+    steps: int = 200
+    dtype: str = "fp32"  # Of the weights.
+
+    def __post_init__(self) -> None:
+        if self.tokens % (self.accumulate * LENGTH):
+            raise ValueError(
+                f"Setting: {self.tokens} tokens in {self.accumulate} micro-batches, expected a "
+                f"multiple of {self.accumulate * LENGTH}"
+            )
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch."""
+        return self.tokens // (self.accumulate * LENGTH)
+
+    @property
+    def name(self) -> str:
+        """What is different from the usual one."""
+        texts = {
+            "start": f"{self.start} start",
+            "shift": self.shift,
+            "tokens": f"{self.tokens:,} tokens",
+            "accumulate": f"{self.accumulate} micro-batches",
+            "steps": f"{self.steps:,} steps",
+            "dtype": self.dtype,
+        }
+        usual = Setting()
+        found = [texts[f.name] for f in fields(self)
+                 if getattr(self, f.name) != getattr(usual, f.name)]  # fmt: skip
+        return ", ".join(found) or "usual"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a setting is trained; `ways.py` says what methods there are."""
+
+    method: str
+    ratio: float = 0.25
+    refresh: str = "never"
+
+    @property
+    def name(self) -> str:
+        """Method, and what is not usual about it."""
+        f = "" if self.ratio == 0.25 else f", f = {self.ratio:g}"
+        refreshed = "" if self.refresh == "never" else f", refreshed every {self.refresh}"
+        return self.method + f + refreshed
+
+
+@dataclass(frozen=True)
+class Run(Setting, Way):
+    """A fine-tune; equal runs have equal keys."""
+
+    lr: float = 0.0
+    seed: int = PICK_SEED
+
+    @property
+    def key(self) -> str:
+        """Of a row."""
+        return digest_of(self)
+
+    @property
+    def part(self) -> str:
+        """The held-out text that it is looked at on."""
+        return "pick" if self.seed == PICK_SEED else "final"
+
+    @property
+    def setting(self) -> Setting:
+        """Without the rest."""
+        return Setting(**{f.name: getattr(self, f.name) for f in fields(Setting)})
+
+    @property
+    def way(self) -> Way:
+        """Without the rest."""
+        return Way(**{f.name: getattr(self, f.name) for f in fields(Way)})
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.setting.name}: {self.way.name}, lr {self.lr:g}, seed {self.seed}"
+
+
+def run_of(setting: Setting, way: Way) -> Run:
+    """A run without a rate, of the seed that chooses it."""
+    return Run(**asdict(setting), **asdict(way))
+
+
+def seeds_of(run: Run, count: int) -> list[Run]:
+    """The same with seeds that no rate was chosen by."""
+    return [replace(run, seed=seed) for seed in range(count)]
+
+
+def asked_for(row: dict[str, Any]) -> Run:
+    """What a row came of."""
+    return Run(**{f.name: row[f.name] for f in fields(Run)})
+
+
+def measured(run: Run) -> dict[str, Any]:
+    """Train, look; `core_seconds` is the processor's time for all of it."""
+    began = time.process_time()
+    torch.manual_seed(run.seed)
+    text, model = load_text(run.shift), start_model(run.start, run.seed, run.dtype)
+    start, held_out = fingerprint(model), getattr(text, run.part)
+    looks = LOOKS if run.steps >= CURVE_FROM else 0
+    # An engine's norm is that of cores, a residual's is none: a clip would not be one for all ways.
+    pace = Pace(run.lr, run.steps, run.seed, run.micro_batch, run.accumulate, looks, max_norm=None)
+    with prepared(model, run) as t:
+        done = fine_tune(t, text, pace)
+        after = mean_loss(t.model, held_out)
+        cost = {"device_state_bytes": t.state_bytes, "link_bytes": t.link_bytes}
+    of_start = run.seed if run.start == "scratch" else 0  # Others are the same for every seed.
+    before = loss_before(run.start, of_start, run.dtype, run.shift, run.part)
+    return {
+        **asdict(run), "before": {run.part: before}, "after": {run.part: after}, "start_is": start,
+        "order_is": f"{text.train.fingerprint}/{run.seed}", **done, **cost,
+        "core_seconds": time.process_time() - began,
+    }  # fmt: skip

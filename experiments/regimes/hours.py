@@ -1,0 +1,45 @@
+"""How long runs will take, in seconds of one core: as those before them, else a guess."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from fine_tunes import Run, asked_for
+from row_lines import Row
+
+# The guess: two cores of a shared Xeon with AVX512-BF16, without AMX; the small model.
+STEP_SECONDS, TOKEN_SECONDS = 0.020, 170e-6
+LOOK_SECONDS = 5.0  # Reading, and one held-out part.
+
+
+class Hours:
+    """What rows say about runs that are to come."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._seconds: dict[object, list[float]] = {}
+        for row in rows:
+            run = asked_for(row)
+            for shape in _shapes(run):
+                self._seconds.setdefault(shape, []).append(row["core_seconds"])
+
+    def seconds(self, run: Run) -> float:
+        """Of the same way in the same shape, else of any way in that shape, else guessed."""
+        for shape in _shapes(run):
+            if shape in self._seconds:
+                return statistics.fmean(self._seconds[shape])
+        return LOOK_SECONDS + run.steps * (STEP_SECONDS + run.tokens * TOKEN_SECONDS)
+
+    def guessed(self, runs: Iterable[Run]) -> int:
+        """How many have no row to go by."""
+        return sum(not any(shape in self._seconds for shape in _shapes(run)) for run in runs)
+
+    def hours(self, runs: Iterable[Run]) -> float:
+        """Core-hours of them all."""
+        return sum(map(self.seconds, runs)) / 3600
+
+
+def _shapes(run: Run) -> tuple[object, object]:
+    """What decides the time, from most to least alike."""
+    shape = (run.tokens, run.accumulate, run.steps, run.dtype)
+    return (*shape, run.way), shape

@@ -1,0 +1,140 @@
+"""What is asked, in the order in which answers decide most; one table and one JSONL file each.
+
+One factor at a time is moved away from small / Perl / 256 tokens a step / 200 steps. A way gets the
+rates of RATES with one seed, on `pick`, and further ones for as long as the best is at an edge;
+then fresh seeds at the chosen rate, on `final`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from fine_tunes import Run, Setting, Way, run_of, seeds_of
+from stages import Found, tuned
+
+RATES = (1e-3, 2e-3, 4e-3)
+SEEDS, LONG_SEEDS = 5, 3
+
+ADAMW, ADAFACTOR = Way("adamw"), Way("adafactor")
+PLAIN_ADAMW, ADAFACTOR_B1 = Way("adamw+b1=0"), Way("adafactor+momentum")
+RESIDUAL = Way("none+residual")  # Nothing is offloaded.
+CORE = Way("block_random+residual+factored_v")  # What `auto` comes to in every setting here.
+CORE_ALONE = Way("block_random+factored_v")
+SVD = Way("svd+residual+factored_v")
+PAPER = Way("sparse_learned")
+# Whom a core has to beat, in each regime.
+BESIDE = (ADAMW, RESIDUAL, CORE, PLAIN_ADAMW, ADAFACTOR, ADAFACTOR_B1, PAPER)
+LONG_WAYS = (ADAMW, RESIDUAL, CORE, ADAFACTOR)
+OLD_TOKENS = 1024  # Of experiments/fidelity.
+
+
+@dataclass(frozen=True)
+class Question:
+    """Ways beside each other in some settings.
+
+    Parameters
+    ----------
+    name : str
+        Of its file under results/, and of its plot.
+    asks : str
+        The heading of its table.
+    settings, ways
+        All pairs are run.
+    references : tuple of Way
+        Those of `ways` that the others are subtracted from.
+    seeds : int
+        After the one that chooses the rate.
+    """
+
+    name: str
+    asks: str
+    settings: tuple[Setting, ...]
+    ways: tuple[Way, ...]
+    references: tuple[Way, ...] = (RESIDUAL, ADAMW)
+    seeds: int = SEEDS
+
+
+def added(way: Way, what: str) -> Way:
+    """The way with one of ways.ADDED."""
+    return replace(way, method=f"{way.method}+{what}")
+
+
+def at(way: Way, ratio: float = 0.25, refresh: str = "never") -> Way:
+    """The way with another f, or projectors that are replaced."""
+    return replace(way, ratio=ratio, refresh=refresh)
+
+
+USUAL = (Setting(),)
+TEXTS = ("perl", "prose", "cpp")
+QUESTIONS = (
+    Question("core", "Does a core add anything to the residual alone?", USUAL,
+             (ADAMW, RESIDUAL, CORE)),
+    Question("b1", "Is a core's momentum what pays, or what costs?", USUAL,
+             (RESIDUAL, CORE, added(CORE, "b1=0"), SVD, added(SVD, "b1=0"), ADAMW, PLAIN_ADAMW),
+             (RESIDUAL, CORE)),
+    Question("f", "How large must a core be?", USUAL,
+             (RESIDUAL, ADAMW, *(at(w, f) for w in (CORE, SVD) for f in (0.5, 0.25, 0.125)))),
+    Question("kinds", "Which projectors, and do they go stale?", USUAL,
+             (RESIDUAL, ADAMW, CORE, CORE_ALONE,
+              *(at(w, refresh=r) for w in (SVD, PAPER) for r in ("never", "50")))),
+    Question("rivals", "Who else is there?", USUAL, BESIDE),
+    Question("tokens", "Do more tokens a step leave less for a core to do?",
+             tuple(Setting(tokens=t) for t in (256, 512, OLD_TOKENS)), (*BESIDE, SVD)),
+    Question("texts", "Is it the text?", tuple(Setting(shift=s) for s in TEXTS),
+             (*BESIDE, SVD)),
+    Question("factor", "Does a fixed factor for each weight gain anything?",
+             tuple(Setting(shift=s) for s in TEXTS),
+             (RESIDUAL, CORE, ADAMW, *(added(w, "kw") for w in (RESIDUAL, CORE, ADAMW))),
+             (RESIDUAL, CORE)),
+    Question("further", "And from a base that knows less?",
+             (Setting(), Setting(start="young")), BESIDE),
+    Question("accumulation", "And where a step's gradient is a sum?",
+             (Setting(tokens=OLD_TOKENS), Setting(tokens=OLD_TOKENS, accumulate=4)), BESIDE),
+    Question("dtype", "And with 16-bit weights, rounded stochastically?",
+             (Setting(), Setting(dtype="bf16")), BESIDE),
+    Question("steps", "And after 1,000 steps?", (Setting(steps=1000),), LONG_WAYS,
+             seeds=LONG_SEEDS),
+    Question("long", "And after 3,000?", (Setting(steps=3000),), LONG_WAYS, seeds=LONG_SEEDS),
+    Question("scratch", "And from scratch?", (Setting(start="scratch", steps=3000),), LONG_WAYS,
+             seeds=LONG_SEEDS),
+    Question("alternatives", "README's table: as many tokens as in experiments/fidelity",
+             tuple(Setting(shift=s, tokens=OLD_TOKENS) for s in TEXTS),
+             (ADAMW, RESIDUAL, CORE, SVD, ADAFACTOR, Way("lora32"), Way("galore"), Way("apollo"),
+              CORE_ALONE)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a question asks for, as far as is known."""
+
+    known: tuple[Run, ...]
+    to_come: tuple[Run, ...]  # Their rate is not chosen yet.
+
+
+def cells(question: Question) -> Iterable[tuple[Setting, Way]]:
+    """Every row of its table."""
+    return ((setting, way) for setting in question.settings for way in question.ways)
+
+
+def chosen_rate(found: Found, setting: Setting, way: Way) -> float | None:
+    """The best rate of a row on `pick`; None while there may be a better one."""
+    return found.tuned_rate(run_of(setting, way), RATES)
+
+
+def final_runs(found: Found, question: Question, setting: Setting, way: Way) -> list[Run]:
+    """The runs that a row shows; their rate is zero while it is not chosen."""
+    rate = chosen_rate(found, setting, way)
+    return seeds_of(replace(run_of(setting, way), lr=rate or 0.0), question.seeds)
+
+
+def wanted(found: Found, question: Question) -> Wanted:
+    """All rates that are known to be needed, then the fresh seeds."""
+    known: list[Run] = []
+    to_come: list[Run] = []
+    for setting, way in cells(question):
+        known += tuned(found, run_of(setting, way), RATES)
+        finals = final_runs(found, question, setting, way)
+        (known if finals[0].lr else to_come).extend(finals)
+    return Wanted(tuple(dict.fromkeys(known)), tuple(dict.fromkeys(to_come)))

@@ -1,0 +1,127 @@
+"""Writes RESULTS.md and plots/ from the rows that there are."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from differences import Difference, paired, share
+from fine_tunes import Run, Setting, Way
+from questions import ADAMW, QUESTIONS, Question, cells, chosen_rate, final_runs
+from shelf import Shelf
+from stages import HIGHEST, LOWEST, Found
+from tables import kib, number, table
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table: one way in one setting, at its rate."""
+
+    setting: Setting
+    way: Way
+    lr: float
+    runs: tuple[Run, ...]
+    differences: dict[Way, Difference]  # To each reference but itself.
+
+
+def lines_of(question: Question, found: Found) -> list[Line]:
+    """Rows whose runs are all there, in the order of the question."""
+    lines = []
+    for setting, way in cells(question):
+        mine, lr = final_runs(found, question, setting, way), chosen_rate(found, setting, way)
+        if lr is None or not all(map(found.has, mine)):
+            continue
+        differences = {}
+        for other in question.references:
+            found_one = paired(found, mine, final_runs(found, question, setting, other))
+            if other != way and found_one is not None:
+                differences[other] = found_one
+        lines.append(Line(setting, way, lr, tuple(mine), differences))
+    return lines
+
+
+def shown(one: Difference | None) -> str:
+    """A difference in thousandths of a nat, bold where few of pure noise would be as large."""
+    if one is None:
+        return "-"
+    if one.mean == -math.inf:
+        return "reference diverged"
+    if one.error is None:
+        return number(1000 * one.mean, "+.1f")
+    text = f"{1000 * one.mean:+.1f} ± {1000 * one.error:.1f}"
+    return f"**{text}**" if one.sure else text
+
+
+def rate_text(lr: float) -> str:
+    """A rate, marked where none further is tried."""
+    return f"{lr:g}" if LOWEST < lr < HIGHEST else f"{lr:g} (edge)"
+
+
+def question_table(question: Question, found: Found) -> str:
+    """Markdown: loss, differences to the references, and what each way costs."""
+    others = (f"less `{way.name}`" for way in question.references)
+    columns = ("setting", "method", "lr", "loss", *others, "share", "seeds", "device state, KiB",
+               "link, KiB a step", "CPU s")  # fmt: skip
+    rows = []
+    for line in lines_of(question, found):
+        runs = [found.of(run) for run in line.runs]
+        native = final_runs(found, question, line.setting, ADAMW)
+        cpu = statistics.median(run["cpu_seconds"] for run in runs)
+        rows.append((line.setting.name, f"`{line.way.name}`", rate_text(line.lr),
+                     number(statistics.fmean(found.loss(run) for run in line.runs)),
+                     *(shown(line.differences.get(other)) for other in question.references),
+                     number(share(found, list(line.runs), native), ".3f"), str(len(runs)),
+                     kib(runs[0]["device_state_bytes"]), kib(runs[0]["link_bytes"]),
+                     number(cpu, ".0f")))  # fmt: skip
+    return table(columns, rows)
+
+
+HEAD = """# What a core is worth: results
+
+Written by `python experiments/regimes/run.py --table` from `results/`; code of {commits}.
+
+Where nothing else is said: small model, Perl, 256 tokens a step, 200 steps, f = 1/4. Every way has
+the rate that was best for it on `pick`, with one seed; all that is shown is of `final`, with other
+seeds. `loss` is the mean, in nats a byte. A difference is a mean over seeds that share start and
+order of the text, with its standard error, in thousandths of a nat; negative is better than the
+reference, bold is beyond 95 % of Student's t for its seeds, which one in twenty of pure noise is. A
+rate with `(edge)` is the last that is tried. `share` is of AdamW's gain, at its own best rate.
+"""
+
+
+def document(shelf: Shelf) -> str:
+    """All of RESULTS.md."""
+    found = shelf.found()
+    parts = [HEAD.format(commits=", ".join(_commits(shelf)) or "no commit yet")]
+    for question in QUESTIONS:
+        lines, asked = lines_of(question, found), len(list(cells(question)))
+        parts.append(f"## {question.asks}\n")
+        if not lines:
+            parts.append(f"`{question.name}`: nothing yet.\n")
+            continue
+        parts.append(f"{question_table(question, found)}\n")
+        parts.append(f"![differences](plots/{question.name}.png)\n")
+        if len(lines) < asked:
+            parts.append(f"Rows not complete: {asked - len(lines)}.\n")
+    return "\n".join(parts)
+
+
+def _commits(shelf: Shelf) -> list[str]:
+    return sorted({row["commit"][:12] for row in shelf.all_rows().values()})
+
+
+def write_results(shelf: Shelf, folder: Path) -> None:
+    """RESULTS.md, and one plot for each question that has something to show."""
+    from regime_plots import draw
+
+    found = shelf.found()
+    (folder / "RESULTS.md").write_text(document(shelf))
+    print(folder / "RESULTS.md")
+    for question in QUESTIONS:
+        if lines := lines_of(question, found):
+            path = folder / "plots" / f"{question.name}.png"
+            path.parent.mkdir(exist_ok=True)
+            draw(question, lines).savefig(path, dpi=110)
+            print(path)

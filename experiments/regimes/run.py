@@ -1,0 +1,111 @@
+"""What is offloading a core worth, and where? All of the experiment in one command, resumable.
+
+    python experiments/regimes/run.py                  # what is missing, two fine-tunes at a time
+    python experiments/regimes/run.py --count          # how many are left, in core-hours
+    python experiments/regimes/run.py --only core b1   # these questions alone
+    python experiments/regimes/run.py --table          # writes RESULTS.md and plots/
+
+A run that results/ has is never repeated; Ctrl-C loses those that are running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import signal
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart")]
+os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported.
+
+from fine_tunes import Run, measured  # noqa: E402
+from hours import Hours  # noqa: E402
+from questions import QUESTIONS  # noqa: E402
+from row_lines import Row  # noqa: E402
+from shelf import Shelf  # noqa: E402
+from starts import make_young  # noqa: E402
+from tasks import perl_modules  # noqa: E402
+from turns import Left, left, plan, starts_of, texts_of, work_off  # noqa: E402
+
+MOST_CORE_HOURS = 30.0
+
+
+def work(run: Run) -> Row:
+    """Measure one run in a worker."""
+    import torch
+    from run_folder import provenance
+
+    torch.set_num_threads(1)
+    return {**measured(run), **provenance()}
+
+
+def prepare(lines: list[Left]) -> None:
+    """Have every text and start that is needed, or say what is missing."""
+    if "perl" in texts_of(lines):
+        try:
+            perl_modules()
+        except FileNotFoundError as error:
+            sys.exit(str(error))
+    if "young" in starts_of(lines):
+        make_young()
+
+
+def run_all(args: argparse.Namespace, shelf: Shelf) -> int:
+    """Run what is left; the exit status."""
+    context = multiprocessing.get_context("spawn")
+    questions = [q for q in QUESTIONS if q.name in args.only]
+    # Workers end with the terminal's Ctrl-C, without a traceback each.
+    silent = (signal.signal, (signal.SIGINT, signal.SIG_DFL))
+    with ProcessPoolExecutor(args.jobs, context, *silent) as pool:
+        try:
+            outcome = work_off(questions, shelf, pool, args.jobs, work, args.most_core_hours,
+                               lambda line: print(line, flush=True))  # fmt: skip
+        except KeyboardInterrupt:
+            for child in multiprocessing.active_children():
+                child.terminate()
+            print("\nstopped; what is done is kept, the same command goes on")
+            return 130
+    hours = outcome.core_seconds / 3600  # Those of earlier calls, too.
+    why = f"at --most-core-hours {args.most_core_hours:g}" if outcome.stopped else "nothing is left"
+    print(f"{outcome.done} runs, {hours:.2f} core-hours; {len(outcome.failed)} failed; {why}")
+    return 1 if outcome.failed else 0
+
+
+def main() -> None:
+    """Run what is missing, or print, or write tables."""
+    names = [question.name for question in QUESTIONS]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="QUESTION",
+                        help=f"of {', '.join(names)}")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=2, help="at a time, one thread each (2)")
+    budget = f"stop before a run that would go over it ({MOST_CORE_HOURS:g})"
+    parser.add_argument("--most-core-hours", type=float, default=MOST_CORE_HOURS, help=budget)
+    parser.add_argument("--count", action="store_true", help="say what is left, run nothing")
+    parser.add_argument("--table", action="store_true", help="write RESULTS.md and plots/ alone")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    args = parser.parse_args()
+    shelf = Shelf(args.results)
+    if args.table:
+        from regime_tables import write_results
+
+        write_results(shelf, args.results.parent)
+        return
+    lines = left([q for q in QUESTIONS if q.name in args.only], shelf.found())
+    print(plan(lines, Hours(shelf.all_rows().values())), flush=True)
+    if not args.count:
+        try:
+            with shelf.alone():
+                prepare(lines)
+                sys.exit(run_all(args, shelf))
+        except BlockingIOError as error:
+            sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The rows of the experiment: one file a question."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fine_tunes import asked_for
+from questions import QUESTIONS, Question, wanted
+from row_lines import Row, append_row, read_rows
+from stages import Found
+
+
+class Shelf:
+    """The files under a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rows = {
+            question.name: {self._key(question.name, row): row
+                            for row in read_rows(self.path(question.name))}
+            for question in QUESTIONS
+        }  # fmt: skip
+
+    def path(self, name: str) -> Path:
+        """Of a question's file."""
+        return self.folder / f"{name}.jsonl"
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While nobody else writes here.
+
+        Raises
+        ------
+        BlockingIOError
+            Somebody does.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BlockingIOError(
+                    f"{self.folder}: another run.py writes there, expected to be the only one; "
+                    "wait for it, or take another folder by --results"
+                ) from None
+            yield
+
+    def _key(self, name: str, row: Any) -> str:
+        try:
+            return asked_for(row).key
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.path(name)}: a line lacks {error}, expected every field of a run; take the "
+                "line out, and it is run again"
+            ) from None
+
+    def rows(self, name: str) -> dict[str, Row]:
+        """Of a question, by the keys of their runs."""
+        return self._rows[name]
+
+    def all_rows(self) -> dict[str, Row]:
+        """Of every question, each run once."""
+        return {key: row for rows in self._rows.values() for key, row in rows.items()}
+
+    def found(self) -> Found:
+        """Every run, whatever question it was run for."""
+        return Found(self.all_rows())
+
+    def add(self, name: str, row: Row) -> None:
+        """Append a row to a question's file."""
+        append_row(self.path(name), row)
+        self._rows[name][asked_for(row).key] = row
+
+    def share(self, question: Question) -> None:
+        """Copy what the question asks for and another one has run, so that its file is complete."""
+        found, mine = self.found(), self._rows[question.name]
+        for run in wanted(found, question).known:
+            if found.has(run) and run.key not in mine:
+                self.add(question.name, found.of(run))

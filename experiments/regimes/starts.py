@@ -1,0 +1,80 @@
+"""Where a fine-tune begins.
+
+small     the small base model of experiments/fidelity, which has read 2.9 MB of Python
+young     the same shape after a tenth of that, so further from any text; made when it is needed
+scratch   the same shape with layers drawn from the seed; the byte embedding, which is tied to
+          the head and frozen in all of these, is that of `small`
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from tasks import REPOSITORY, load_model, load_text, read_model
+from train_one import mean_loss
+from transformers import AutoModelForCausalLM
+
+STARTS = ("small", "young", "scratch")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+YOUNG = REPOSITORY / "runs/regimes/young"
+YOUNG_STEPS = 140
+
+
+def start_model(start: str, seed: int, dtype: str) -> torch.nn.Module:
+    """One of STARTS, ready to be trained; `seed` matters to `scratch` alone."""
+    if start == "scratch":
+        model = _drawn(seed)
+    elif start == "young":
+        if not (YOUNG / "model.safetensors").exists():
+            raise FileNotFoundError(f"{YOUNG}: is not there, expected what make_young() leaves")
+        model = read_model(YOUNG)
+    else:
+        model = load_model(start)
+    return model.to(DTYPES[dtype])
+
+
+def _drawn(seed: int) -> torch.nn.Module:
+    base = load_model("small")
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(base.config, dtype=torch.float32)
+    embedding = model.get_input_embeddings().weight.requires_grad_(False)
+    embedding.data.copy_(base.get_input_embeddings().weight.data)
+    return model
+
+
+def make_young() -> None:
+    """Train and store it, unless it is there: minutes, and the same weights on every run."""
+    if (YOUNG / "model.safetensors").exists():
+        return
+    folder, shape = Path(__file__).parents[1] / "quickstart", ["--layers", "2", "--inner", "448"]
+    YOUNG.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=YOUNG.parent) as scratch:
+        base, stored = Path(scratch) / "base", Path(scratch) / "stored"
+        for command in (
+            ["train_base.py", "--steps", str(YOUNG_STEPS), "--seed", "1", *shape, "--out", base],
+            ["store_model.py", "--run", base, "--out", stored],
+        ):
+            script = [sys.executable, str(folder / command[0])]
+            subprocess.run([*script, *map(str, command[1:])], check=True, cwd=REPOSITORY)
+        stored.rename(YOUNG)
+
+
+@functools.cache
+def loss_before(start: str, seed: int, dtype: str, shift: str, part: str) -> float:
+    """Held-out loss of a start."""
+    return mean_loss(start_model(start, seed, dtype), getattr(load_text(shift), part))
+
+
+@torch.no_grad()
+def fingerprint(model: torch.nn.Module) -> str:
+    """Sixteen hex digits that change when any weight does."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().float().contiguous().numpy())
+    return digest.hexdigest()[:16]

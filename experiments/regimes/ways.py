@@ -1,0 +1,125 @@
+"""Methods of the regimes: those of experiments/fidelity, and what may be added to their names.
+
+    +b1=0       matrices have no first moment, neither AdamW's nor a core's; norms keep theirs
+    +kw         the rate of a weight times k_w = RMS(W_w) / mean RMS(W), mean over elements, at the
+                start: for core and residual alike; decay stays as it was
+    +momentum   what an optimizer adds to a weight is averaged over steps, as Adafactor's b1 says
+
+Torch's optimizers round 16-bit weights to nearest, which loses small updates. Here they step in
+f32 and their weights are rounded stochastically, as the engine rounds its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from methods import WEIGHT_DECAY, Trainee, block_weights, trainee
+from torch import nn
+from train_one import refresh_arguments
+
+if TYPE_CHECKING:
+    from fine_tunes import Run
+
+TORCH = ("adamw", "adafactor")  # Optimizers of torch itself.
+MOMENTUM = 0.9
+ADDED = ("b1=0", "kw", "momentum")
+
+
+def without_added(method: str) -> tuple[str, tuple[str, ...]]:
+    """The name that `methods.py` knows, and what is added to it."""
+    names = method.split("+")
+    kept = [name for name in names if name not in ADDED]
+    return "+".join(kept), tuple(name for name in names if name in ADDED)
+
+
+@contextlib.contextmanager
+def prepared(model: nn.Module, run: Run) -> Iterator[Trainee]:
+    """Make `model` ready for `run`."""
+    method, added = without_added(run.method)
+    engine = {"accumulate": run.accumulate, "tokens_per_step": run.tokens,
+              "total_steps": run.steps, "weight_update": "stochastic"}  # fmt: skip
+    refresh, groups = refresh_arguments(run.refresh), groups_of(model, added)
+    with trainee(model, method, run.ratio, run.lr, run.seed, refresh, groups, engine) as t:
+        if "momentum" in added:
+            average_steps(t.optimizer, t.trained)
+            t.state_bytes += 4 * sum(p.numel() for _, p in block_weights(model))
+        if run.dtype == "bf16" and method in TORCH:
+            round_steps(t.optimizer, t.trained, run.seed)
+        yield t
+
+
+def groups_of(model: nn.Module, added: tuple[str, ...]) -> list[dict[str, Any]] | None:
+    """Parameter groups; None where one will do."""
+    if not {"b1=0", "kw"} & set(added):
+        return None
+    matrices = [p for _, p in block_weights(model)]
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+    groups: list[dict[str, Any]] = [{"params": matrices}]
+    if "kw" in added:
+        factors = weight_factors(matrices)
+        groups = [{"params": [p], "lr_factor": k, "weight_decay": WEIGHT_DECAY / k}
+                  for p, k in zip(matrices, factors, strict=True)]  # fmt: skip
+    if "b1=0" in added:
+        groups = [{**group, "betas": (0.0, 0.999)} for group in groups]
+    return [*groups, {"params": rest}]
+
+
+@torch.no_grad()
+def weight_factors(matrices: list[nn.Parameter]) -> list[float]:
+    """k_w of each."""
+    sizes = [p.numel() for p in matrices]
+    rms = [p.double().square().mean().sqrt().item() for p in matrices]
+    mean = sum(r * size for r, size in zip(rms, sizes, strict=True)) / sum(sizes)
+    return [r / mean for r in rms]
+
+
+def average_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter],
+                  beta: float = MOMENTUM) -> None:  # fmt: skip
+    """u <- beta u + (1 - beta) (W_after - W_before); W <- W_before + u, at every step."""
+    averages = [torch.zeros_like(p, dtype=torch.float32) for p in trained]
+    held: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def before(*_: Any) -> None:
+        held[:] = [p.detach().clone() for p in trained]
+
+    @torch.no_grad()
+    def after(*_: Any) -> None:
+        for p, u, old in zip(trained, averages, held, strict=True):
+            u.mul_(beta).add_(p - old, alpha=1 - beta)
+            p.copy_(old + u)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+def round_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter], seed: int) -> None:
+    """Weights and gradients are f32 inside `step()`, and bf16 outside."""
+    random = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def before(*_: Any) -> None:
+        for p in trained:
+            gradient, p.grad = p.grad, None
+            p.data = p.data.float()
+            p.grad = None if gradient is None else gradient.float()
+
+    @torch.no_grad()
+    def after(*_: Any) -> None:
+        for p in trained:
+            p.grad = None
+            p.data = rounded_at_random(p.data, random)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+def rounded_at_random(x: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """A bf16 beside x, the nearer one the more often: its mean is x."""
+    bits = x.contiguous().view(torch.int32)
+    noise = torch.randint(0, 1 << 16, bits.shape, generator=random, dtype=torch.int32)
+    return ((bits + noise) & ~0xFFFF).view(torch.float32).bfloat16()
