@@ -43,7 +43,7 @@ void hold(WrittenEngine& written, const std::vector<Weight>& weights) {
     ZoWeight& made = held.emplace_back();
     made.name = name;
     made.elements = master.numel();
-    made.dtype = dtype_of_tensor(master, name.c_str());
+    made.form = dtype_of_tensor(master, name.c_str());
     made.computed = dtype_of_tensor(like, name.c_str());
     made.group = group;
     made.host = masters.back().const_data_ptr();

@@ -13,7 +13,7 @@ ZoEngineOptions with_trained(ZoEngineOptions options, const std::vector<Trained>
     ZoWeight& made = options.trained.emplace_back();
     made.name = name;
     made.elements = weight.numel();
-    made.dtype = dtype_of_tensor(weight, name.c_str());
+    made.form = dtype_of_tensor(weight, name.c_str());
     made.group = group;
     if (weight.dim() >= 2) made.rows = weight.size(0);
     if (made.rows > 0) continue;

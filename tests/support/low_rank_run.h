@@ -50,7 +50,7 @@ class LowRankRun {
     ZoWeight& use = uses.emplace_back();
     use.name = concat("w", uses.size());
     use.elements = elements;
-    use.dtype = dtype;
+    use.form = dtype;
     use.group = group;
     use.module = static_cast<int>(uses.size());
     use.host = base->data();
@@ -112,9 +112,9 @@ class LowRankRun {
         x = std::fma(eps, z[static_cast<std::size_t>(i)], x);
       }
       const bf16 half = from_float<bf16>(x);
-      const std::size_t size = size_bytes(weight.dtype);
+      const std::size_t size = size_bytes(weight.dtype());
       const void* const rounded =
-          weight.dtype == DType::kF32 ? static_cast<const void*>(&x) : &half;
+          weight.dtype() == DType::kF32 ? static_cast<const void*>(&x) : &half;
       std::memcpy(out.data() + static_cast<std::size_t>(i) * size, rounded, size);
     }
     return out;
@@ -135,7 +135,7 @@ class LowRankRun {
   }
 
   static float base_of(const ZoWeight& weight, std::int64_t i) {
-    if (weight.dtype == DType::kF32) return static_cast<const float*>(weight.host)[i];
+    if (weight.dtype() == DType::kF32) return static_cast<const float*>(weight.host)[i];
     bf16 half;
     std::memcpy(&half, static_cast<const std::byte*>(weight.host) + 2 * i, 2);
     return to_float(half);

@@ -99,10 +99,11 @@ class RingModel {
     const std::span w(base_of(weight), weight.bytes());
     std::vector<std::byte> plus(weight.copy_bytes()), minus(weight.copy_bytes());
     if (!noise) {
-      cpu::materialise(w, weight.dtype, plus, weight.copy_dtype(), theta);
+      cpu::materialise(w, weight.dtype(), plus, weight.copy_dtype(), theta);
       return plus;
     }
-    cpu::perturb(w, weight.dtype, plus, minus, weight.copy_dtype(), theta, key(*noise), noise->eps);
+    cpu::perturb(w, weight.dtype(), plus, minus, weight.copy_dtype(), theta, key(*noise),
+                 noise->eps);
     return side == Side::kPlus ? plus : minus;
   }
 

@@ -84,8 +84,9 @@ class WrittenRun {
     }
     const float gamma = weight.group == 1 ? 0.999F : 1.0F;
     const std::span own(static_cast<std::byte*>(const_cast<void*>(weight.host)), weight.bytes());
-    cpu::materialise(own, weight.dtype, own, weight.dtype, {forward_family(), 0, gamma, pending},
-                     weight.dtype == DType::kBF16 ? Rounding::kStochastic : Rounding::kNearest,
+    cpu::materialise(own, weight.dtype(), own, weight.dtype(),
+                     {forward_family(), 0, gamma, pending},
+                     weight.dtype() == DType::kBF16 ? Rounding::kStochastic : Rounding::kNearest,
                      {7, masters.next_step() + 1, tensor, kBaseRoundingPurpose});
   }
   NoiseFamily forward_family() const { return masters.steps()->family; }

@@ -39,7 +39,7 @@ void HostMasters::hold(std::vector<ZoWeight> weights) {
     SLUICEWAY_CHECK(weight.host != nullptr && weight.elements > 0, "masters: ", weight.name,
                     " has ", weight.elements, " elements at ", weight.host,
                     ", expected some in host memory");
-    SLUICEWAY_CHECK(weight.dtype != DType::kF16, "masters: ", weight.name,
+    SLUICEWAY_CHECK(weight.dtype() != DType::kF16, "masters: ", weight.name,
                     " is of f16, expected f32 or bf16, which is rounded at random");
     SLUICEWAY_CHECK(by_memory.emplace(weight.host, i).second, "masters: ", weight.name,
                     " lies where another does, expected each weight once");
@@ -57,11 +57,11 @@ std::size_t HostMasters::index_of(const ZoWeight& use) const {
   SLUICEWAY_CHECK(found != by_memory_.end(), "masters: ", use.name, " lies at ", use.host,
                   ", expected memory of one of the ", weights_.size(), " weights that are trained");
   const ZoWeight& weight = weights_[found->second];
-  SLUICEWAY_CHECK(weight.elements == use.elements && weight.dtype == use.dtype &&
+  SLUICEWAY_CHECK(weight.elements == use.elements && weight.dtype() == use.dtype() &&
                       weight.group == use.group && weight.name == use.name,
-                  "masters: ", use.name, " is ", use.elements, " ", to_string(use.dtype),
+                  "masters: ", use.name, " is ", use.elements, " ", to_string(use.dtype()),
                   " elements of group ", use.group, ", expected ", weight.name, " of ",
-                  weight.elements, " ", to_string(weight.dtype), " in group ", weight.group);
+                  weight.elements, " ", to_string(weight.dtype()), " in group ", weight.group);
   return found->second;
 }
 
@@ -165,7 +165,7 @@ void HostMasters::catch_up(std::size_t index, const Act& act) {
   if (from == steps->next() && !act) return;
   const ZoWeight& weight = weights_[index];
   check_landed(index, from);
-  const std::uint64_t width = size_bytes(weight.dtype);
+  const std::uint64_t width = size_bytes(weight.dtype());
   team_.run(static_cast<std::uint64_t>(weight.elements), kFp8Tile,
             [&](std::uint64_t begin, std::uint64_t end) {
               for (std::uint64_t at = begin; at < end; at += kPart) {

@@ -16,7 +16,7 @@ std::span<std::byte> bytes_of(const MatrixView<float>& rows) {
 
 AnyMatrix matrix_at(std::byte* data, const ZoWeight& shape) {
   const std::int64_t cols = shape.elements / shape.rows;
-  return {data, shape.rows, cols, cols, shape.dtype};
+  return {data, shape.rows, cols, cols, shape.dtype()};
 }
 
 void wait_for_all(std::span<const StreamRef> computes) {
@@ -118,7 +118,7 @@ void LowRankUpdates::make(std::uint64_t tensor, const Elements& elements, const 
   }
   const auto a = std::as_bytes(weight.factors.as<float>());
   const Theta theta{.family = family_, .gamma = gamma};
-  const DType dtype = weight.shape.dtype;
+  const DType dtype = weight.shape.dtype();
   if (noise == nullptr) {
     return materialise(a, DType::kF32, {elements.plus, bytes}, dtype, theta, Rounding::kNearest, {},
                        stream);
@@ -210,7 +210,7 @@ void LowRankUpdates::take_base(Weight& vector, StreamRef compute) {
   const Buffer base(budget_, Tier::kDevice, device_, bytes, "the base of " + vector.shape.name,
                     Fill::kNone);
   copy_device_bytes(device_, base.data(), vector.shape.host, bytes);
-  materialise({base.data(), bytes}, vector.shape.dtype,
+  materialise({base.data(), bytes}, vector.shape.dtype(),
               std::as_writable_bytes(vector.factors.as<float>()), DType::kF32, {.family = family_},
               Rounding::kNearest, {}, compute);
   wait_for(compute);

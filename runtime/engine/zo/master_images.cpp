@@ -15,10 +15,9 @@ MasterImages::MasterImages(HostMasters& masters, WeightForm wire)
 }
 
 void MasterImages::stand_for(ZoWeight& use, std::size_t master) const {
-  if (use.keep || use.dtype != DType::kF32) return;
+  if (use.keep || use.dtype() != DType::kF32) return;
   use.computed = use.copy_dtype();
-  use.dtype = wire_.dtype();
-  use.is_fp8_image = wire_.is_fp8_image();
+  use.form = wire_;
   use.host = nullptr;
   use.source = static_cast<int>(master);
 }

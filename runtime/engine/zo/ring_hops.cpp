@@ -134,10 +134,10 @@ void RingHops::perturb_elements(const ZoWeight& weight, std::uint64_t tensor,
   const std::size_t bytes = weight.copy_bytes();
   const DType dtype = weight.copy_dtype();
   if (noise == nullptr) {
-    return materialise(elements.base, weight.form(), {elements.plus, bytes}, dtype, theta,
+    return materialise(elements.base, weight.form, {elements.plus, bytes}, dtype, theta,
                        Rounding::kNearest, {}, stream);
   }
-  sluiceway::perturb(elements.base, weight.form(), {elements.plus, bytes}, {elements.minus, bytes},
+  sluiceway::perturb(elements.base, weight.form, {elements.plus, bytes}, {elements.minus, bytes},
                      dtype, theta, {noise->seed, noise->step, tensor, noise->purpose}, noise->eps,
                      stream);
 }

@@ -26,13 +26,12 @@ std::vector<int> first_uses(std::span<const ZoWeight> uses) {
     const int same = storage != nullptr ? in_memory.emplace(storage, index).first->second
                                         : in_source.emplace(use.source, index).first->second;
     const ZoWeight& other = uses[static_cast<std::size_t>(same)];
-    SLUICEWAY_CHECK(other.elements == use.elements && other.form() == use.form() &&
+    SLUICEWAY_CHECK(other.elements == use.elements && other.form == use.form &&
                         other.group == use.group && other.copy_dtype() == use.copy_dtype(),
                     "zo: weights ", other.name, " and ", use.name,
-                    " share their storage but are of ", other.elements, " ",
-                    to_string(other.form()), " and ", use.elements, " ", to_string(use.form()),
-                    " elements in groups ", other.group, " and ", use.group,
-                    ", expected one weight");
+                    " share their storage but are of ", other.elements, " ", to_string(other.form),
+                    " and ", use.elements, " ", to_string(use.form), " elements in groups ",
+                    other.group, " and ", use.group, ", expected one weight");
     first.push_back(same);
   }
   const std::byte* end = nullptr;

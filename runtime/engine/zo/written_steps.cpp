@@ -24,8 +24,8 @@ void write_steps(const WrittenSteps& steps, const ZoWeight& weight, std::uint64_
   for (std::uint64_t step = from; step < steps.next(); ++step) {
     const ZoUpdates& updates = *steps.steps[step - steps.first];
     const std::vector<PendingUpdate> pending = pending_of(updates, tensor, weight.group);
-    const BaseRounding of_base(weight.dtype, steps.run_seed, step + 1, tensor);
-    materialise(elements, weight.dtype, elements, weight.dtype,
+    const BaseRounding of_base(weight.dtype(), steps.run_seed, step + 1, tensor);
+    materialise(elements, weight.dtype(), elements, weight.dtype(),
                 {steps.family, first, of_group(updates.gamma, weight.group, 1), pending},
                 of_base.rounding, of_base.key, stream);
   }

@@ -16,8 +16,8 @@ namespace sluiceway {
 struct ZoWeight {
   std::string name;
   std::int64_t elements = 0;
-  DType dtype = DType::kF32;
-  int group = 0;   // Of the parameters; see ZoUpdates.
+  WeightForm form = DType::kF32;  // As the source reads it, and as it arrives.
+  int group = 0;                  // Of the parameters; see ZoUpdates.
   int module = 0;  // Ascends. Its uses are read together, in one direction after another.
   // Page-locked, to be fast. While the engine lives nobody else writes to it, and the engine does
   // where it has masters (host_masters.h) alone.
@@ -25,16 +25,11 @@ struct ZoWeight {
   bool keep = false;      // On the device whatever the room: norms, biases.
   int source = -1;        // Its index in the ring's WeightSource, where `host` is null.
   std::int64_t rows = 0;  // Of a matrix, for noise of low rank; 0: a vector.
-  std::optional<DType> computed = {};  // Type of what a forward reads; that of `dtype` if nothing.
-  bool is_fp8_image = false;           // What the source reads, and what arrives; of f32.
+  std::optional<DType> computed = {};  // Type of what a forward reads; that of `form` if nothing.
 
-  WeightForm form() const noexcept {
-    return is_fp8_image ? WeightForm::fp8_image() : WeightForm(dtype);
-  }
-  std::uint64_t bytes() const noexcept {
-    return form().bytes(static_cast<std::uint64_t>(elements));
-  }
-  DType copy_dtype() const noexcept { return computed.value_or(dtype); }
+  DType dtype() const noexcept { return form.dtype(); }
+  std::uint64_t bytes() const noexcept { return form.bytes(static_cast<std::uint64_t>(elements)); }
+  DType copy_dtype() const noexcept { return computed.value_or(dtype()); }
   std::uint64_t copy_bytes() const noexcept {  // Of what a forward reads.
     return static_cast<std::uint64_t>(elements) * size_bytes(copy_dtype());
   }

@@ -67,7 +67,7 @@ class ParityEngineTest : public testing::TestWithParam<std::optional<WeightForm>
         pending.push_back({{77, step, tensor, d}, static_cast<float>(scale)});
       }
       const std::span own(static_cast<std::byte*>(const_cast<void*>(weight.host)), weight.bytes());
-      cpu::materialise(own, weight.dtype, own, weight.dtype, {family, 0, gamma, pending});
+      cpu::materialise(own, weight.dtype(), own, weight.dtype(), {family, 0, gamma, pending});
     }
     ++step;
   }
@@ -78,17 +78,17 @@ class ParityEngineTest : public testing::TestWithParam<std::optional<WeightForm>
     const ZoWeight& weight = oracle.uses[static_cast<std::size_t>(use)];
     std::vector<std::byte> crosses(weight.bytes()), plus(weight.bytes()), minus(weight.bytes());
     std::memcpy(crosses.data(), weight.host, weight.bytes());
-    const WeightForm form = GetParam().value_or(weight.dtype);
+    const WeightForm form = GetParam().value_or(weight.dtype());
     if (form.is_fp8_image()) {
       const auto* const master = static_cast<const float*>(weight.host);
       crosses = reference_fp8_image({master, static_cast<std::size_t>(weight.elements)});
-    } else if (form != WeightForm(weight.dtype)) {
+    } else if (form != WeightForm(weight.dtype())) {
       const std::vector<std::byte> master = crosses;
       crosses.resize(form.bytes(static_cast<std::uint64_t>(weight.elements)));
-      cpu::materialise(master, weight.dtype, crosses, form.dtype(), {});
+      cpu::materialise(master, weight.dtype(), crosses, form.dtype(), {});
     }
     const NoiseKey key{77, step, stable_hash(weight.name), static_cast<std::uint32_t>(direction)};
-    cpu::perturb(crosses, form, plus, minus, weight.dtype, {family}, key, is_step ? 1e-3F : 0.0F);
+    cpu::perturb(crosses, form, plus, minus, weight.dtype(), {family}, key, is_step ? 1e-3F : 0.0F);
     for (const Side side : {Side::kPlus, Side::kMinus}) {
       const void* const read = engine.acquire(use, direction, side, kHost);
       const std::vector<std::byte>& expected = side == Side::kPlus ? plus : minus;

@@ -24,7 +24,7 @@ using testing::ThrowsMessage;
 void add_random(RingModel& model, int count) {
   model.add_random(count);
   for (ZoWeight& use : model.uses) {
-    if (use.dtype == DType::kF32 && model.rng().below(2) == 0) use.computed = DType::kBF16;
+    if (use.dtype() == DType::kF32 && model.rng().below(2) == 0) use.computed = DType::kBF16;
   }
 }
 
@@ -249,7 +249,7 @@ TEST(WrittenRingTest, CallsOutOfTheirPlaceAreRefused) {
         HostMasters({}).hold({read_only.uses[0], read_only.uses[0]});
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("each weight once")));
-  read_only.uses[0].dtype = DType::kF16;
+  read_only.uses[0].form = DType::kF16;
   EXPECT_THAT([&] { HostMasters({}).hold(read_only.uses); },
               ThrowsMessage<InvalidArgument>(HasSubstr("w0 is of f16, expected f32 or bf16")));
 }

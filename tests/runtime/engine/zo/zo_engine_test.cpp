@@ -221,7 +221,7 @@ class ZoEngineOnArenaTest : public ZoEngineTest {
       const auto at = static_cast<std::size_t>(std::ranges::find(known, use.host) - known.begin());
       if (at == known.size()) {
         known.push_back(use.host);
-        weights.push_back({use.name, use.elements, use.dtype, use.group});
+        weights.push_back({use.name, use.elements, use.dtype(), use.group});
         const std::span own(static_cast<const std::byte*>(use.host), use.bytes());
         bytes.emplace_back(own.begin(), own.end());
       }
@@ -296,7 +296,7 @@ TEST_F(ZoEngineOnArenaTest, ANewBaseHoldsWhatAnEvaluationSawAndIsGoneOnFrom) {
     engine->consolidate({});
     take_base();
     for (std::size_t i = 0; i < uses.size(); ++i) {
-      if (uses[i].dtype != DType::kF32) continue;  // Others are rounded at random.
+      if (uses[i].dtype() != DType::kF32) continue;  // Others are rounded at random.
       EXPECT_EQ(bytes.at(static_cast<std::size_t>(uses[i].source)), seen[i]) << uses[i].name;
     }
     expect_steps(*engine, 1);
