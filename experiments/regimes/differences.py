@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fine_tunes import Run
 from stages import Found
+from tables import shares
 
 # Standard errors beyond which Student's t is in one of twenty, by degrees of freedom.
 SURE = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
@@ -38,13 +39,13 @@ def paired(found: Found, mine: list[Run], theirs: list[Run]) -> Difference | Non
     Raises
     ------
     ValueError
-        Two of a pair had another start, or another order of the text.
+        Two of a pair had another start, order of the text, or held-out text.
     """
     if not all(map(found.has, [*mine, *theirs])):
         return None
     values = []
     for one, other in zip(mine, theirs, strict=True):
-        for key in ("seed", "start_is", "order_is"):
+        for key in ("seed", "start_is", "order_is", "held_out_is"):
             left, right = found.of(one)[key], found.of(other)[key]
             if left != right:
                 raise ValueError(
@@ -64,11 +65,7 @@ def difference(values: list[float]) -> Difference:
 
 
 def share(found: Found, mine: list[Run], native: list[Run]) -> float | None:
-    """Mean gain over the mean gain of `native`; None where a run is missing."""
+    """Mean over seeds of a gain over that of `native`; None where a run is missing."""
     if not all(map(found.has, [*mine, *native])):
         return None
-
-    def gain(runs: list[Run]) -> float:
-        return statistics.fmean(found.of(r)["before"]["final"] - found.loss(r) for r in runs)
-
-    return gain(mine) / gain(native)
+    return statistics.fmean(shares(found, mine, native))

@@ -15,7 +15,7 @@ import torch
 from starts import fingerprint, loss_before, start_model
 from tasks import LENGTH, load_text
 from train_one import LOOKS, Pace, digest_of, fine_tune, mean_loss
-from ways import prepared
+from ways import prepared, why_not
 
 PICK_SEED = 100  # Of no run that a table shows.
 CURVE_FROM = 1000  # Steps: shorter runs have no losses on the way, which would cost as much.
@@ -84,6 +84,11 @@ class Run(Setting, Way):
     lr: float = 0.0
     seed: int = PICK_SEED
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (reason := why_not(self.method, self.dtype)) is not None:
+            raise ValueError(f"Run: {self.method} with {self.dtype} weights: {reason}")
+
     @property
     def key(self) -> str:
         """Of a row."""
@@ -115,9 +120,9 @@ def run_of(setting: Setting, way: Way) -> Run:
     return Run(**asdict(setting), **asdict(way))
 
 
-def seeds_of(run: Run, count: int) -> list[Run]:
+def seeds_of(run: Run, count: int, first: int = 0) -> list[Run]:
     """The same with seeds that no rate was chosen by."""
-    return [replace(run, seed=seed) for seed in range(count)]
+    return [replace(run, seed=seed) for seed in range(first, first + count)]
 
 
 def asked_for(row: dict[str, Any]) -> Run:
@@ -142,6 +147,7 @@ def measured(run: Run) -> dict[str, Any]:
     before = loss_before(run.start, of_start, run.dtype, run.shift, run.part)
     return {
         **asdict(run), "before": {run.part: before}, "after": {run.part: after}, "start_is": start,
-        "order_is": f"{text.train.fingerprint}/{run.seed}", **done, **cost,
+        "order_is": f"{text.train.fingerprint}/{run.seed}", "held_out_is": held_out.fingerprint,
+        **done, **cost,
         "core_seconds": time.process_time() - began,
     }  # fmt: skip

@@ -43,8 +43,8 @@ class Question:
         All pairs are run.
     references : tuple of Way
         Those of `ways` that the others are subtracted from.
-    seeds : int
-        After the one that chooses the rate.
+    seeds, first_seed : int
+        How many after the one that chooses the rate, and the first of them.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Question:
     ways: tuple[Way, ...]
     references: tuple[Way, ...] = (RESIDUAL, ADAMW)
     seeds: int = SEEDS
+    first_seed: int = 0
 
 
 def added(way: Way, what: str) -> Way:
@@ -96,12 +97,18 @@ QUESTIONS = (
     Question("steps", "And after 1,000 steps?", (Setting(steps=1000),), LONG_WAYS,
              seeds=LONG_SEEDS),
     Question("long", "And after 3,000?", (Setting(steps=3000),), LONG_WAYS, seeds=LONG_SEEDS),
-    Question("scratch", "And from scratch?", (Setting(start="scratch", steps=3000),), LONG_WAYS,
-             seeds=LONG_SEEDS),
+    Question("scratch", "And with layers drawn anew?",
+             (Setting(start="scratch", steps=3000),), LONG_WAYS, seeds=LONG_SEEDS),
     Question("alternatives", "README's table: as many tokens as in experiments/fidelity",
              tuple(Setting(shift=s, tokens=OLD_TOKENS) for s in TEXTS),
              (ADAMW, RESIDUAL, CORE, SVD, ADAFACTOR, Way("lora32"), Way("galore"), Way("apollo"),
               CORE_ALONE)),
+    Question("confirm", "What could become a default, on seeds that chose nothing",
+             (Setting(), Setting(tokens=OLD_TOKENS), Setting(tokens=OLD_TOKENS, accumulate=4),
+              Setting(dtype="bf16")),
+             (ADAMW, RESIDUAL, CORE, SVD, added(CORE, "b1=0"), added(CORE, "kw"),
+              added(RESIDUAL, "kw")),
+             (RESIDUAL, CORE), first_seed=SEEDS),
 )  # fmt: skip
 
 
@@ -126,7 +133,8 @@ def chosen_rate(found: Found, setting: Setting, way: Way) -> float | None:
 def final_runs(found: Found, question: Question, setting: Setting, way: Way) -> list[Run]:
     """The runs that a row shows; their rate is zero while it is not chosen."""
     rate = chosen_rate(found, setting, way)
-    return seeds_of(replace(run_of(setting, way), lr=rate or 0.0), question.seeds)
+    run = replace(run_of(setting, way), lr=rate or 0.0)
+    return seeds_of(run, question.seeds, question.first_seed)
 
 
 def wanted(found: Found, question: Question) -> Wanted:

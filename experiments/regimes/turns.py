@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from itertools import chain
 
-from fine_tunes import Run
+from fine_tunes import Run, Setting, Way
 from hours import Hours
 from questions import Question, wanted
 from row_lines import Row
@@ -60,15 +60,15 @@ def plan(lines: Iterable[Left], hours: Hours) -> str:
     """The count of runs and core-hours, for a terminal."""
     text = [f"{'question':14}{'done':>6}{'left':>6}  core-hours"]
     runs: list[Run] = []
-    rows: list[Run] = []  # One of each row of a table whose rate is not chosen.
+    rows: dict[tuple[Setting, Way], Run] = {}  # One of each whose rate is not chosen.
     for line in lines:
         mine = [*line.known, *line.to_come]
         text.append(f"{line.question.name:14}{line.done:6}{len(mine):6}{hours.hours(mine):12.2f}")
         runs += mine
-        rows += [run for run in line.to_come if run.seed == 0]
+        rows |= {(run.setting, run.way): run for run in line.to_come}
     guessed = hours.guessed(runs)
     text.append(f"{'all':14}{'':6}{len(runs):6}{hours.hours(runs):12.2f}")
-    text.append(f"{'further rates':14}{'':6}{len(rows):6}{hours.hours(rows):12.2f}")
+    text.append(f"{'further rates':14}{'':6}{len(rows):6}{hours.hours(rows.values()):12.2f}")
     text.append("Further rates: one for each row whose rate is not chosen; those whose best is at "
                 f"an edge need it, or more.\nSeconds of {len(runs) - guessed} runs are those of "
                 f"rows of their shape, of {guessed} a guess.")  # fmt: skip
@@ -100,6 +100,8 @@ def work_off(questions: Sequence[Question], shelf: Shelf, pool: Executor, places
     """
     spent = sum(row["core_seconds"] for row in shelf.all_rows().values())
     outcome, under_way = Outcome(core_seconds=spent), {}
+    for question in questions:
+        shelf.share(question)
     while True:
         if not outcome.stopped:
             _fill(questions, shelf, pool, places, measure, most_core_hours, outcome, under_way)

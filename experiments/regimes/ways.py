@@ -3,7 +3,8 @@
     +b1=0       matrices have no first moment, neither AdamW's nor a core's; norms keep theirs
     +kw         the rate of a weight times k_w = RMS(W_w) / mean RMS(W), mean over elements, at the
                 start: for core and residual alike; decay stays as it was
-    +momentum   what an optimizer adds to a weight is averaged over steps, as Adafactor's b1 says
+    +momentum   the change that a step of a torch optimizer makes in a weight, decay with it, is
+                averaged over steps; Adafactor's own b1 averages the update alone
 
 Torch's optimizers round 16-bit weights to nearest, which loses small updates. Here they step in
 f32 and their weights are rounded stochastically, as the engine rounds its own.
@@ -35,6 +36,19 @@ def without_added(method: str) -> tuple[str, tuple[str, ...]]:
     return "+".join(kept), tuple(name for name in names if name in ADDED)
 
 
+def why_not(method: str, dtype: str) -> str | None:
+    """What stands against a method with weights of that type; None: nothing does."""
+    base, added = without_added(method)
+    own_groups = base == "apollo" or base.startswith("lora")
+    if own_groups and added:
+        return f"{base} has parameter groups of its own, expected no +{added[0]}"
+    if own_groups and dtype != "fp32":
+        return f"{base} would round its weights to nearest, expected fp32 weights"
+    if "momentum" in added and base not in TORCH:
+        return f"+momentum is of torch's optimizers alone, expected one of {', '.join(TORCH)}"
+    return None
+
+
 @contextlib.contextmanager
 def prepared(model: nn.Module, run: Run) -> Iterator[Trainee]:
     """Make `model` ready for `run`."""
@@ -46,6 +60,8 @@ def prepared(model: nn.Module, run: Run) -> Iterator[Trainee]:
         if "momentum" in added:
             average_steps(t.optimizer, t.trained)
             t.state_bytes += 4 * sum(p.numel() for _, p in block_weights(model))
+        if "b1=0" in added and method == "adamw":
+            t.state_bytes -= 4 * sum(p.numel() for _, p in block_weights(model))
         if run.dtype == "bf16" and method in TORCH:
             round_steps(t.optimizer, t.trained, run.seed)
         yield t

@@ -1,0 +1,41 @@
+"""experiments/regimes/time_to_quality.py does its sums."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+sys.path.extend(
+    str(REPOSITORY / "experiments" / name) for name in ("fidelity", "regimes", "quickstart")
+)
+
+from time_to_quality import document, seconds_until, times
+
+
+def test_time_to_quality_is_over_native_of_the_same_seed():
+    def row(way: str, seed: int, *curve: tuple[float, float]) -> dict:
+        return {"way": way, "accumulate": 1, "seed": seed, "link_gbps": 0.5,
+                "curve": [(0.0, 2.0), *curve]}  # fmt: skip
+
+    rows = [row("native", 0, (10.0, 1.0)), row("native", 1, (8.0, 1.5)),
+            row("Sluiceway", 0, (19.6, 1.02), (20.0, 0.5)), row("Sluiceway", 1, (8.0, 1.75)),
+            row("full gradients, barriers", 2, (8.0, 1.0))]  # fmt: skip
+    # 98 % of native's gain are reached after 9.8 of its 10 seconds.
+    assert times(rows, "Sluiceway", 1) == [(pytest.approx(2.0), -0.5), (float("inf"), 0.25)]
+    assert "| 1 | Sluiceway | 1 of 2 | - | -125.0 |" in document(rows)
+    assert "| 1 | native | 2 of 2 | 1.00 | +0.0 |" in document(rows)
+    assert "barriers" not in document(rows)
+    rows[2]["link_gbps"] = 1.0
+    with pytest.raises(ValueError, match=r"seed 0: link of 1 GB/s and native's of 0\.5"):
+        times(rows, "Sluiceway", 1)
+
+
+def test_seconds_until_a_loss_lie_between_two_looks():
+    curve = [(0.0, 2.0), (10.0, 1.5), (20.0, 1.6), (30.0, 1.25)]
+    assert seconds_until(curve, 1.75) == 5.0
+    assert seconds_until(curve, 1.5) == 10.0
+    assert seconds_until(curve, 1.25) == 30.0
+    assert seconds_until(curve, 2.5) == 0.0
+    assert seconds_until(curve, 1.0) == float("inf")
