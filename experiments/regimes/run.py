@@ -25,6 +25,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported.
 from fine_tunes import Run, measured  # noqa: E402
 from hours import Hours  # noqa: E402
 from questions import QUESTIONS  # noqa: E402
+from regime_tables import document, write_results  # noqa: E402
 from row_lines import Row  # noqa: E402
 from shelf import Shelf  # noqa: E402
 from starts import make_young  # noqa: E402
@@ -92,8 +93,6 @@ def main() -> None:
     args = parser.parse_args()
     shelf = Shelf(args.results)
     if args.table:
-        from regime_tables import write_results
-
         write_results(shelf, args.results.parent)
         return
     lines = left([q for q in QUESTIONS if q.name in args.only], shelf.found())
@@ -101,6 +100,7 @@ def main() -> None:
     if not args.count:
         try:
             with shelf.alone():
+                document(shelf)  # Rows of which there is no table are refused before hours pass.
                 prepare(lines)
                 sys.exit(run_all(args, shelf))
         except BlockingIOError as error:

@@ -1,4 +1,4 @@
-"""Seconds until 98 % of what native gains in held-out loss, over the demo's link.
+"""Seconds until 95 % of what native gains in held-out loss, over the demo's link.
 
     python experiments/regimes/time_to_quality.py          # on a quiet machine: one run at a time
     python experiments/regimes/time_to_quality.py --table  # what results/time_to_quality.jsonl has
@@ -7,9 +7,11 @@ Every run is `sluiceway train configs/quickstart.yaml`, over a link at the rate 
 derives from this machine, once for the file; the rate is in every row. Seconds are those of the
 steps, with calibration and learning and without evaluations; between two looks a loss lies on a
 line. They are divided by those that native of the same seed needs for the same share of its gain,
-so a method that is as good as native has 1 and the length of the schedule plays no part. A run that
-never gets there counts as such. Each way has the rate that experiments/quickstart found best for it
-at one micro-batch a step, at eight as well. A run that the file has is not repeated.
+so a method that is as good as native has 1 and the length of the schedule plays no part. Runs of
+equal methods end up to 4 % of that gain apart (experiments/quickstart/native_spread.json), so that
+95 % is reached by whoever is as good. A run that never gets there counts as such. Each way has the
+rate that experiments/quickstart found best for it at one micro-batch a step, at eight as well. A
+run that the file has is not repeated.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from itertools import accumulate, pairwise, product
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart")]
+sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart", "same_bits")]
 
 from demo import BARRIER, NATIVE, choose_link  # noqa: E402
 from row_lines import Row, append_row, read_rows  # noqa: E402
 from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train  # noqa: E402
+from sides import machine  # noqa: E402
 from tables import table  # noqa: E402
 
 RESULTS = FOLDER / "results" / "time_to_quality.jsonl"
@@ -44,7 +47,7 @@ WAYS = {
 ACCUMULATE = (1, 8)
 SEEDS = (0, 1, 2)
 LOOKS = 24
-SHARE = 0.98  # Of native's gain.
+SHARE = 0.95  # Of native's gain.
 Curve = Sequence[tuple[float, float]]  # Seconds and loss of every look, from the start.
 
 
@@ -67,7 +70,14 @@ def curve_of(run: RunFolder) -> list[tuple[float, float]]:
 
 def rate_of(rows: Sequence[Row]) -> float:
     """Of the link, in GB/s: that of the rows there are, else what this machine comes to."""
-    return rows[0]["link_gbps"] if rows else choose_link(CONFIG, None)["gbps"]
+    if not rows:
+        return choose_link(CONFIG, None)["gbps"]
+    if rows[0]["machine"] != machine():
+        sys.exit(
+            f"{RESULTS}: rows are of {rows[0]['machine']} and this is {machine()}, expected the "
+            "same; their seconds do not mix, so begin the file anew"
+        )
+    return rows[0]["link_gbps"]
 
 
 def row_of(way: str, micro_batches: int, seed: int, steps: int, gbps: float) -> Row:
@@ -82,7 +92,7 @@ def row_of(way: str, micro_batches: int, seed: int, steps: int, gbps: float) -> 
         except subprocess.CalledProcessError:
             sys.exit(log.read_text())
         return {"way": way, "accumulate": micro_batches, "seed": seed, "steps": steps,
-                "link_gbps": gbps,
+                "link_gbps": gbps, "machine": machine(), "overrides": WAYS[way],
                 "curve": curve_of(run), "step_seconds": run.step_seconds,
                 **provenance()}  # fmt: skip
 
@@ -108,6 +118,8 @@ def times(rows: Sequence[Row], way: str, micro_batches: int) -> list[tuple[float
             ours, theirs = mine["curve"], native["curve"]
             target = theirs[0][1] - SHARE * (theirs[0][1] - theirs[-1][1])
             seconds = seconds_until(theirs, target)
+            if not seconds > 0:
+                raise ValueError(f"time_to_quality: native gained nothing with seed {seed}")
             found.append((seconds_until(ours, target) / seconds, ours[-1][1] - theirs[-1][1]))
     return found
 
@@ -136,7 +148,7 @@ def main() -> None:
     args = parser.parse_args()
     asked = list(product(ACCUMULATE, SEEDS, WAYS))
     done = {(r["accumulate"], r["seed"], r["way"]) for r in read_rows(RESULTS)
-            if r["steps"] == args.steps}  # fmt: skip
+            if r["steps"] == args.steps and r["overrides"] == WAYS[r["way"]]}  # fmt: skip
     missing = [] if args.table else [one for one in asked if one not in done]
     if missing:
         gbps = rate_of(read_rows(RESULTS))
