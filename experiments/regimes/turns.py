@@ -115,7 +115,8 @@ def work_off(questions: Sequence[Question], shelf: Shelf, pool: Executor, places
     return outcome
 
 
-def _fill(questions, shelf, pool, places, measure, most_core_hours, outcome: Outcome,
+def _fill(questions: Sequence[Question], shelf: Shelf, pool: Executor, places: int,
+          measure: Callable[[Run], Row], most_core_hours: float, outcome: Outcome,
           under_way: UnderWay) -> None:  # fmt: skip
     """Start runs until every place has one."""
     while len(under_way) < places:
@@ -131,7 +132,8 @@ def _fill(questions, shelf, pool, places, measure, most_core_hours, outcome: Out
         under_way[pool.submit(measure, one[1])] = one
 
 
-def _take(future: Future, name: str, run: Run, shelf: Shelf, outcome: Outcome, say) -> None:
+def _take(future: Future, name: str, run: Run, shelf: Shelf, outcome: Outcome,
+          say: Callable[[str], None]) -> None:  # fmt: skip
     """Write the row of a run that ended; what it raised is kept, and others go on."""
     try:
         row = future.result()
