@@ -20,12 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "same_bits"))
 
+from checkouts import Side, both_sides, machine
 from command_runs import command_runs
 from compare import Verdict, compare, of_small_run
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from sides import Side, both_sides, machine
 from small_runs import RUNS as SMALL_RUNS
 
 # Runs whose bits change on purpose: from which step on, and why.

@@ -10,7 +10,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-import traffic
+import codec_bytes
 from rows import (
     BASELINES,
     CODECS,
@@ -91,14 +91,14 @@ def lasting(results: Results) -> str:
 def document(results: Results) -> str:
     """All of RESULTS.md."""
     rows = [("identity", 1.0), *((c, f) for c in CODECS for f in RATIOS)]
-    bytes_table = table(traffic.COLUMNS, [traffic.cells(*row) for row in rows])
+    bytes_table = table(codec_bytes.COLUMNS, [codec_bytes.cells(*row) for row in rows])
     commits = ", ".join(_commits())
     parts = [
         f"# A codec for the disk engine: results\n\nWritten by `python experiments/offload_codec/"
         f"run.py --table` from `results/`; code of {commits or 'unknown commit'}.",
         "## Bytes for a parameter and step, by formula\n\nf32 states, 16-bit weights that stay on "
         f"the device. `P and Q` (host memory, and down the link at a redraw) and `host flop` are "
-        f"those of a {traffic.SIDE} x {traffic.SIDE} weight.\n\n{bytes_table}",
+        f"those of a {codec_bytes.SIDE} x {codec_bytes.SIDE} weight.\n\n{bytes_table}",
     ]
     for setting in SCREENED:
         parts.append(f"## Screen: {setting[0]} model, {setting[1]}, one seed\n\n"

@@ -29,10 +29,10 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart", "same_bits")]
 
+from checkouts import machine  # noqa: E402
 from demo import BARRIER, NATIVE, choose_link  # noqa: E402
 from row_lines import Row, append_row, read_rows  # noqa: E402
 from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train  # noqa: E402
-from sides import machine  # noqa: E402
 from tables import table  # noqa: E402
 
 RESULTS = FOLDER / "results" / "time_to_quality.jsonl"

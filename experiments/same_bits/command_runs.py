@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from checkouts import REPOSITORY, Side
 from compare import Left, of_command
-from sides import REPOSITORY, Side
 
 sys.path.append(str(REPOSITORY / "experiments"))
 

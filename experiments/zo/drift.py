@@ -24,8 +24,8 @@ from sluiceway.optim.zo.rates import as_float, group_update
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits")]
 
+from checkouts import machine  # noqa: E402
 from run_folder import write_rows  # noqa: E402
-from sides import machine  # noqa: E402
 
 RESULTS = HERE.with_name("drift.json")
 RATES = (1e-7, 1e-6, 1e-5)

@@ -25,8 +25,8 @@ from torch.nn import functional
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits")]
 
+from checkouts import machine  # noqa: E402
 from run_folder import REPOSITORY, write_rows  # noqa: E402
-from sides import machine  # noqa: E402
 
 RESULTS = HERE.with_name("g_of_losses.json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"

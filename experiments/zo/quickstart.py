@@ -29,8 +29,8 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits")]
 
+from checkouts import ONE_THREAD, machine  # noqa: E402
 from run_folder import REPOSITORY, RunFolder, commit_here, read_rows, train, write_rows  # noqa: E402
-from sides import ONE_THREAD, machine  # noqa: E402
 
 RESULTS, CLOCK = HERE.with_name("quickstart.json"), HERE.with_name("quickstart_clock.json")
 CONFIG = REPOSITORY / "configs/quickstart_zo.yaml"

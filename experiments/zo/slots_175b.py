@@ -29,8 +29,8 @@ import torch
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits")]
 
+from checkouts import machine  # noqa: E402
 from run_folder import REPOSITORY, write_rows  # noqa: E402
-from sides import machine  # noqa: E402
 from sluiceway.base.sizes import format_bytes  # noqa: E402
 from sluiceway.commands.plan import make_plan  # noqa: E402
 from sluiceway.config.file import load_config  # noqa: E402

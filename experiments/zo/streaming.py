@@ -39,8 +39,8 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits", "step")]
 
 from block_models import Case  # noqa: E402
+from checkouts import machine  # noqa: E402
 from run_folder import write_rows  # noqa: E402
-from sides import machine  # noqa: E402
 from streaming_table import PENDING, PREFETCH, ROUND, SAVING, tables  # noqa: E402
 
 RESULTS = HERE.with_name("streaming.json")

@@ -12,7 +12,7 @@ from torch import nn
 sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "fidelity"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "offload_codec"))
 
-import traffic
+import codec_bytes
 from methods import WEIGHT_DECAY
 from projectors import DRAWS, ORTHONORMAL, core_shape, generator_of, relative_bias
 from simulate import Simulation, link_bytes, rounded
@@ -120,11 +120,11 @@ def test_adamw_sees_the_projected_gradient_in_bf16():
 
 
 def test_bytes_are_those_of_the_formula():
-    assert traffic.disk_bytes("identity", 1, 4, "gradient") == 24 + 4 * 4
-    assert traffic.disk_bytes("block_random", 0.25, 16, "gradient") == 28
-    assert traffic.disk_bytes("block_random", 0.5, 16, "core") == 24
-    assert traffic.d2h_bytes("identity", 1, 4) == 8
-    assert traffic.d2h_bytes("svd", 0.25, 4) == 2 / 16
+    assert codec_bytes.disk_bytes("identity", 1, 4, "gradient") == 24 + 4 * 4
+    assert codec_bytes.disk_bytes("block_random", 0.25, 16, "gradient") == 28
+    assert codec_bytes.disk_bytes("block_random", 0.5, 16, "core") == 24
+    assert codec_bytes.d2h_bytes("identity", 1, 4) == 8
+    assert codec_bytes.d2h_bytes("svd", 0.25, 4) == 2 / 16
     matrix = nn.Linear(64, 128, bias=False)
     assert link_bytes(matrix, "block_random", 0.25) == 64 * 128 * (2 + 2 / 16)
     assert link_bytes(matrix, "identity", 0.25) == 64 * 128 * 4

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "python" / "sluiceway"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "python" / "sluiceway"
 
 # Those of one line do not know each other.
 ORDER = [
@@ -208,3 +209,13 @@ def test_package_of_more_files_than_a_reader_holds_in_mind_is_named(tmp_path: Pa
     assert complaints(tmp_path) == []
     write_tree(tmp_path, {"run/last.py": ""})
     assert complaints(tmp_path) == [f"run: {MOST_FILES + 1} files, expected at most {MOST_FILES}"]
+
+
+def test_modules_of_experiments_and_tests_have_names_of_their_own():
+    """Tests put several of these folders on one path, where the first of a name is taken for all."""
+    where = defaultdict(list)
+    for folder in ("experiments", "tests/python"):
+        for file in sorted((REPOSITORY / folder).rglob("*.py")):
+            where[file.name].append(str(file.relative_to(REPOSITORY)))
+    del where["run.py"]  # Scripts alone: no test imports one.
+    assert [files for files in where.values() if len(files) > 1] == []

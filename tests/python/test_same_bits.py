@@ -141,13 +141,13 @@ def test_small_runs_have_every_codec_order_norm_mode_wire_and_way_to_round():
     [(0.95, 9, 1.8331), (0.95, 4, 2.1318), (0.975, 1, 12.706)],
 )
 def test_quantiles_of_student_are_those_of_the_tables(probability, freedom, quantile):
-    from step_time import t_quantile
+    from paced_turns import t_quantile
 
     assert t_quantile(probability, freedom) == pytest.approx(quantile, abs=1e-3)
 
 
 def test_interval_of_paired_turns_is_symmetric_in_the_logarithm():
-    from step_time import interval
+    from paced_turns import interval
 
     low, mean, high = interval([1.1, 1 / 1.1] * 5)
     assert mean == pytest.approx(1.0)
