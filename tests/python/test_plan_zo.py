@@ -69,7 +69,7 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
         config = write_config(small_model, **sections)
         return make_plan(load_config(config, [*RATES, *settings]))
 
-    found, host = planned(), planned(tier="host")
+    found, host = planned(consolidate=1024), planned(tier="host")
     assert found["peak_bytes"]["device"] == host["peak_bytes"]["device"]
     assert found["bytes_per_step"]["h2d"] == host["bytes_per_step"]["h2d"]
     assert found["consolidation"]["every"] == 1024
@@ -85,6 +85,49 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     text = describe_plan(found)
     assert "a new base every 1,024 steps" in text
     assert f"takes least with one every {least} steps" in text
+    # Left to the plan: not the cheapest, but the fewest bases that take hardly longer.
+    auto = planned()
+    every = auto["new_bases"]["chosen"]
+    assert auto["consolidation"]["every"] == every > least
+    assert auto["consolidation"]["cheapest"] == least
+    assert planned(consolidate=every) == _without(auto, "new_bases")
+    seconds = [planned(consolidate=n)["seconds_per_step"] for n in (least, every, every + 1)]
+    assert seconds[0] < seconds[1] <= 1.01 * seconds[0] < seconds[2]
+    assert f"\nnew bases: one every {every} steps, the most whose step" in describe_plan(auto)
+    few = planned("train.steps=3")
+    assert few["new_bases"] == {"chosen": 3, "why": "none in 3 steps, as none would save time"}
+    assert "consolidation" not in few
+    # A log that takes 1,024 updates: 5 directions fill it after 204 steps at most.
+    assert planned(directions=5)["new_bases"]["chosen"] <= 204
+    assert "new_bases" not in planned(noise="lowrank") | planned(consolidate=7)
+    # Where nobody knows how fast the drive is, a base is kept as long as it takes updates.
+    unknown = planned("device.disk_gbps=null", "store.io=block", "store.path=/dev/none")
+    assert "new_bases" not in unknown
+    assert unknown["consolidation"]["every"] == 1024
+
+
+def _without(plan: dict, key: str) -> dict:
+    return {name: value for name, value in plan.items() if name != key}
+
+
+def test_steps_between_new_bases_are_chosen_by_what_a_run_takes():
+    draw = random.Random(12)
+    for _ in range(200):
+        bringing, working, replaying, rewriting, on_base = (draw.uniform(0, 1) for _ in range(5))
+        costs = ConsolidationCosts(bringing, working, replaying / 30, 30 * rewriting, on_base / 30)
+        most, steps = draw.randint(1, 60), draw.randint(1, 90)
+
+        step = [max(bringing, working + k * costs.replaying) for k in range(most)]
+        seconds = {
+            every: (sum(step[:every]) + (every < steps) * costs.of_base(every)) / every
+            for every in range(1, min(most, steps) + 1)
+        }
+        fitting = [n for n, s in seconds.items() if s <= 1.01 * min(seconds.values())]
+        found = costs.choose(most, steps)
+        assert found.chosen == max(fitting)
+        assert found.why.startswith("none in" if found.chosen == steps else "one every")
+    # Nothing is replayed, so nothing is gained.
+    assert ConsolidationCosts(1, 1, 0, 1).choose(10, 10).chosen == 10
 
 
 def test_a_run_from_disk_takes_what_was_planned(sluiceway, small_model, write_config, tmp_path):

@@ -176,11 +176,11 @@ def _over_card(name: str, card: dict[str, int], needed: int, plan: EnginePlan) -
     )
 
 
-def planned(config: Config) -> tuple[Config, str]:
-    """The config of a new run with what it leaves to the plan, and a line that says why."""
-    plan = make_plan(config)
+def planned(config: Config, folder: Path) -> tuple[Config, list[str]]:
+    """The config of a run in a folder with what it leaves to the plan, and lines that say why."""
+    plan = make_plan(config.engine.in_folder(config, folder))
     engine = config.engine.planned(plan)
-    return config.model_copy(update={"engine": engine}), _describe_directions(plan).strip()
+    return config.model_copy(update={"engine": engine}), _chosen(plan)
 
 
 def show_plan(config: Config, as_json: bool) -> None:
@@ -224,7 +224,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
         f"{speeds['memory_gbps']:.3g} GB/s of device memory and {speeds['host_gbps']:.3g} GB/s "
         f"of host memory ({speeds['host_gbps_from']})"
         + _describe_disk(plan)
-        + _describe_directions(plan)
+        + "".join(f"\n{line}" for line in _chosen(plan))
         + _describe_consolidation(plan)
         + _describe_slots(plan)
         + _describe_card(plan)
@@ -260,9 +260,10 @@ def _elsewhere(plan: dict[str, Any]) -> str:
     )
 
 
-def _describe_directions(plan: dict[str, Any]) -> str:
-    """One more line where the plan has chosen them."""
-    return f"\ndirections: {plan['directions']['why']}" if "directions" in plan else ""
+def _chosen(plan: dict[str, Any]) -> list[str]:
+    """A line for each number that the plan has chosen."""
+    said = {"directions": "directions", "new_bases": "new bases"}
+    return [f"{name}: {plan[key]['why']}" for key, name in said.items() if key in plan]
 
 
 def _describe_slots(plan: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from sluiceway.base.atomic import recover_folder
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.commands.train import print_summary, progress_sink
+from sluiceway.config.changes import changes
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import with_absolute_paths
 from sluiceway.run.last_save import has_save, last_save, tell_changes
@@ -25,7 +26,7 @@ def resume(path: Path, settings: list[str] | None, previous: bool, as_json: bool
     RunFolder.check(path)
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
     if after.engine.awaits_plan:  # What was planned as the run began is in its config.
-        tell_changes(load_config(path / CONFIG_FILE), after)
+        changes(load_config(path / CONFIG_FILE), after)
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:
         recover_folder(folder.checkpoint_path)
         commits = after.engine.commits and not previous

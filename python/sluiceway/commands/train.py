@@ -38,9 +38,9 @@ def train(
         if checked.engine.awaits_plan:
             from sluiceway.commands.plan import planned
 
-            checked, why = planned(checked)
-            if not as_json:
-                print(f"{checked.engine.kind}: {why}", flush=True)
+            checked, lines = planned(checked, path)
+            for line in lines if not as_json else ():
+                print(f"{checked.engine.kind}: {line}", flush=True)
         inputs = read_inputs(checked, Path(checked.model.path))
         folder = RunFolder.create(path, checked)
         try:

@@ -19,7 +19,7 @@ from sluiceway.model.chunked_loss.rehearsed import rehearse_chunked_loss
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import owners_of
-from sluiceway.optim.zo.consolidation import ConsolidationCosts
+from sluiceway.optim.zo.consolidation import ConsolidationCosts, PlannedBases
 from sluiceway.optim.zo.halves.directions import TOKEN_FLOP, choose_directions
 from sluiceway.optim.zo.low_rank.products import is_read_by_products
 from sluiceway.optim.zo.rehearsed import PerturbedCopies, StreamedUses
@@ -76,9 +76,9 @@ class ZoPlan(DevicePlan):
             self._arena = _core.zo_arena_plan(weights, config.store.chunk)
 
     def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
-        """Directions, where they are auto."""
+        """Directions, and steps between new bases, where they are auto."""
         config = self._config
-        if config.engine.awaits_plan:
+        if config.engine.directions == "auto":
             of = config.engine.with_directions
             found = choose_directions(
                 self._hiding_tokens(speeds),
@@ -89,9 +89,12 @@ class ZoPlan(DevicePlan):
                 room() if self._streams else None,
             )
             self.figures["directions"] = found.figures()
-            engine = config.engine.planned(self.figures)
-            self._config = config.model_copy(update={"engine": engine})
-        engine = self._config.engine
+            config = config.model_copy(update={"engine": of(found.chosen)})
+        engine = config.engine
+        if (bases := self._planned_bases(engine, rehearsal, speeds)) is not None:
+            self.figures["new_bases"] = bases.figures()
+            engine = engine.with_base_steps(bases.chosen)
+        self._config = config.model_copy(update={"engine": engine})
         self.token_flop = TOKEN_FLOP * engine.directions
         self.figures["why"] = (
             f"{2 * engine.directions} forwards a step, {engine.drawn} noise, "
@@ -236,6 +239,15 @@ class ZoPlan(DevicePlan):
             }
         return self._step_seconds(engine, rehearsal, speeds)
 
+    def _planned_bases(
+        self, engine: ZoSection, rehearsal: Rehearsal, speeds: dict[str, Any]
+    ) -> PlannedBases | None:
+        """None where a config says how often, or nobody knows how fast the drive is."""
+        if not engine.awaits_base_steps or not speeds["disk_gbps"]:
+            return None
+        costs = self._costs(engine, rehearsal, speeds)
+        return costs.choose(engine.most_steps, self._config.train.steps)
+
     def _has_new_bases(self, engine: ZoSection) -> bool:
         """Whether the run does not end before its first."""
         return engine.has_new_bases and self._config.train.steps > engine.base_steps
@@ -248,6 +260,8 @@ class ZoPlan(DevicePlan):
             copies = engine.directions * (_MASTER_BYTES * elements + 2 * size)
             moved = copies + _UPDATE_BYTES * self._elements + self._image_bytes
             return self._computing(engine, rehearsal, moved, speeds)
+        if (bases := self._planned_bases(engine, rehearsal, speeds)) is not None:
+            engine = engine.with_base_steps(bases.chosen)
         costs = self._costs(engine, rehearsal, speeds)
         if self._has_new_bases(engine):
             return costs.means(engine.base_steps)[-1]

@@ -54,8 +54,9 @@ class ZoOptions(Options):
     )
     consolidate: Literal["auto"] | Count = option(
         "auto",
-        "Steps after which tier disk writes a new base, so that fewer are replayed; auto: when no "
-        "more fit, 1,024 / directions. In a loop of one's own that saves states, at the next save.",
+        "Steps after which tier disk writes a new base, so that fewer are replayed. auto, in a "
+        "config: planned as the run begins, by what replays and a new base take; else when no more "
+        "fit, 1,024 / directions. In a loop of one's own that saves states, at the next save.",
     )
     depth: SmallCount = option(
         2, "Layers of tiers host and disk that are on their way to the device."
@@ -106,6 +107,10 @@ class ZoOptions(Options):
     def with_directions(self, count: int) -> Self:
         """The same of so many directions."""
         return self.model_copy(update={"directions": count})
+
+    def with_base_steps(self, count: int) -> Self:
+        """The same with a new base after so many steps."""
+        return self.model_copy(update={"consolidate": count})
 
     @property
     def narrow_wire(self) -> str | None:
@@ -192,12 +197,22 @@ class ZoSection(ZoOptions, TieredSection):
 
     @property
     def awaits_plan(self) -> bool:
-        """Where directions are auto."""
-        return self.directions == "auto"
+        """Where directions are auto, or steps between new bases."""
+        return self.directions == "auto" or self.awaits_base_steps
+
+    @property
+    def awaits_base_steps(self) -> bool:
+        """Where new bases are made, and nobody said how often."""
+        return self.has_new_bases and self.consolidate == "auto"
 
     def planned(self, plan: dict[str, Any]) -> Self:
-        """With the directions that it has chosen."""
-        return self.with_directions(plan["directions"]["chosen"]) if self.awaits_plan else self
+        """With what it has chosen; a drive whose rate nobody knows leaves new bases as they are."""
+        found = self
+        if self.directions == "auto":
+            found = found.with_directions(plan["directions"]["chosen"])
+        if self.awaits_base_steps and "new_bases" in plan:
+            found = found.with_base_steps(plan["new_bases"]["chosen"])
+        return found
 
     def most_directions(self, config: Config) -> int:
         """Those that every step of a run may have."""

@@ -5,8 +5,23 @@ Each pending step is drawn again in every later one; a new base ends that, and i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
+from typing import Any
+
+_HARDLY_MORE = 1.01  # Times the least.
+
+
+@dataclass(frozen=True)
+class PlannedBases:
+    """What was chosen where a config leaves it to the plan."""
+
+    chosen: int
+    why: str
+
+    def figures(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -44,3 +59,23 @@ class ConsolidationCosts:
         """Steps between new bases for which a step takes least."""
         means = self.means(most)
         return 1 + means.index(min(means))
+
+    def choose(self, most: int, steps: int) -> PlannedBases:
+        """Steps between new bases of a run of so many steps.
+
+        They are the most whose step takes hardly more than the cheapest one: fewer bases are less
+        that is written, and, where a base is of 16 bits, fewer roundings. A run of no more steps
+        than a base takes may do without a new one, and then as many as it has are chosen.
+        """
+        means = self.means(min(most, steps))
+        if steps <= most:
+            means[-1] = self.without_base(steps)
+        least = min(means)
+        chosen = max(n for n, mean in enumerate(means, start=1) if mean <= _HARDLY_MORE * least)
+        if chosen == steps:
+            return PlannedBases(chosen, f"none in {steps:,} steps, as none would save time")
+        return PlannedBases(
+            chosen,
+            f"one every {chosen:,} steps, the most whose step takes at most 1 % more than it does "
+            f"with one every {1 + means.index(least):,}",
+        )
