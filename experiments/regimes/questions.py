@@ -23,6 +23,16 @@ CORE = Way("block_random+residual+factored_v")  # What `auto` comes to in every 
 CORE_ALONE = Way("block_random+factored_v")
 SVD = Way("svd+residual+factored_v")
 PAPER = Way("sparse_learned")
+SIMULATED = Way("sim_block+residual")  # As CORE, but for draws.
+LEADS = (
+    SIMULATED,
+    *(Way("sim_block+residual", refresh=every) for every in ("1", "50")),
+    *(Way("sim_block+feedback", refresh=every) for every in ("1", "50")),
+    Way("sim_none+residual+momentum8"), Way("sim_block+residual+momentum8"),
+    *(Way(f"sim_block+residual+turns{k}") for k in (2, 4, 8)),
+    *(Way(f"sim_learned{more}", refresh="50")
+      for more in ("", "+orthonormal", "+orthonormal+residual")),
+)  # fmt: skip
 # Whom a core has to beat, in each regime.
 BESIDE = (ADAMW, RESIDUAL, CORE, PLAIN_ADAMW, ADAFACTOR, ADAFACTOR_B1, PAPER)
 LONG_WAYS = (ADAMW, RESIDUAL, CORE, ADAFACTOR)
@@ -94,6 +104,9 @@ QUESTIONS = (
              (Setting(tokens=OLD_TOKENS), Setting(tokens=OLD_TOKENS, accumulate=4)), BESIDE),
     Question("dtype", "And with 16-bit weights, rounded stochastically?",
              (Setting(), Setting(dtype="bf16")), BESIDE),
+    Question("leads", "What would what no engine does yet gain?",
+             (Setting(), Setting(shift="prose")), (RESIDUAL, CORE, ADAMW, *LEADS),
+             (RESIDUAL, CORE)),
     Question("steps", "And after 1,000 steps?", (Setting(steps=1000),), LONG_WAYS,
              seeds=LONG_SEEDS),
     Question("long", "And after 3,000?", (Setting(steps=3000),), LONG_WAYS, seeds=LONG_SEEDS),

@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart")]
+sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "offload_codec", "quickstart")]
 os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported.
 
 from fine_tunes import Run, measured  # noqa: E402

@@ -3,6 +3,7 @@
     +b1=0       matrices have no first moment, neither AdamW's nor a core's; norms keep theirs
     +kw         the rate of a weight times k_w = RMS(W_w) / mean RMS(W), mean over elements, at the
                 start: for core and residual alike; decay stays as it was
+    sim_...     what no engine does yet: `leads.py`
     +momentum   the change that a step of a torch optimizer makes in a weight, decay with it, is
                 averaged over steps; Adafactor's own b1 averages the update alone
 
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from leads import Lead, is_lead, lead_trainee
 from methods import WEIGHT_DECAY, Trainee, block_weights, trainee
 from torch import nn
 from train_one import refresh_arguments
@@ -39,6 +41,11 @@ def without_added(method: str) -> tuple[str, tuple[str, ...]]:
 def why_not(method: str, dtype: str) -> str | None:
     """What stands against a method with weights of that type; None: nothing does."""
     base, added = without_added(method)
+    if is_lead(base):
+        Lead.of(base)  # Raises where there is none of that name.
+        if added or dtype != "fp32":
+            return f"{base} is simulated, expected nothing added and fp32 weights"
+        return None
     own_groups = base == "apollo" or base.startswith("lora")
     if own_groups and added:
         return f"{base} has parameter groups of its own, expected no +{added[0]}"
@@ -56,6 +63,10 @@ def prepared(model: nn.Module, run: Run) -> Iterator[Trainee]:
     engine = {"accumulate": run.accumulate, "tokens_per_step": run.tokens,
               "total_steps": run.steps, "weight_update": "stochastic"}  # fmt: skip
     refresh, groups = refresh_arguments(run.refresh), groups_of(model, added)
+    if is_lead(method):
+        with lead_trainee(model, method, run.ratio, run.lr, run.seed, refresh) as t:
+            yield t
+        return
     with trainee(model, method, run.ratio, run.lr, run.seed, refresh, groups, engine) as t:
         if "momentum" in added:
             average_steps(t.optimizer, t.trained)

@@ -212,7 +212,7 @@ def test_package_of_more_files_than_a_reader_holds_in_mind_is_named(tmp_path: Pa
 
 
 def test_modules_of_experiments_and_tests_have_names_of_their_own():
-    """Tests put several of these folders on one path, where the first of a name is taken for all."""
+    """Tests put several of these folders on one path, and the first of a name stands for all."""
     where = defaultdict(list)
     for folder in ("experiments", "tests/python"):
         for file in sorted((REPOSITORY / folder).rglob("*.py")):

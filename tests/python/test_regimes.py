@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
-sys.path.extend(str(REPOSITORY / "experiments" / name) for name in ("fidelity", "regimes"))
+sys.path.extend(
+    str(REPOSITORY / "experiments" / name) for name in ("fidelity", "offload_codec", "regimes")
+)
 
 import differences
 import fine_tunes
