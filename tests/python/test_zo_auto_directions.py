@@ -159,6 +159,27 @@ def test_the_number_belongs_to_the_run(sluiceway, tiny_model, write_config, tmp_
     assert state["directions"] == count
 
 
+def test_steps_between_new_bases_belong_to_the_run(sluiceway, tiny_model, write_config, tmp_path):
+    run = tmp_path / "run"
+    config = write_config(
+        tiny_model, engine={"kind": "zo", "tier": "disk"}, data={"eval": []},
+        train={"steps": 40, "lr": 1e-4, "save_every": 40}, store={"chunk": "64KiB"},
+    )  # fmt: skip
+    # A drive that writes in no time, and weights that cross at once: replays are what takes time.
+    rates = ["device.disk_gbps=1000", "device.tflops=1000", "device.memory_gbps=1000"]
+    done = sluiceway("train", config, "--out", run, *(f"--set={rate}" for rate in rates))
+    assert done.code == 0, done.err
+    every = load_config(run / "config.yaml").engine.consolidate
+    assert 1 <= every < 40
+    assert f"zo: new bases: one every {every} steps, the most whose step takes at most" in done.out
+    written = [line["step"] for line in read_lines(run) if line["bytes"]["consolidated"]]
+    assert written == list(range(every + 1, 41, every))
+    # What resumes has the number; auto is then what it is in a loop of one's own.
+    done = sluiceway("resume", run, "--set=train.steps=41", "--set=engine.consolidate=auto")
+    assert done.code == 0, done.err
+    assert done.err.count(f"engine.consolidate was {every}, is now auto") == 1
+
+
 # ---- ZoSgd ----
 
 
