@@ -7,8 +7,8 @@
 A run is `sluiceway train configs/quickstart_zo.yaml` with overrides: text, tokens and held-out part
 are the same for all. Its learning rate is the one of RATES that ends lowest on a seed of its own,
 which no other table has. The default noise has all seeds from the tiers that stream, and one run on
-the device, to show that tiers have the same bits; other noises are run on the device. Two runs go
-at a time, so their seconds mean nothing: `--clock` takes turns of a few steps of each way, one
+the device, to show that tiers have the same bits; other noises are run on the device. Further seeds
+are of all noises on the device, and pair them. Two runs go at a time, so their seconds mean nothing: `--clock` takes turns of a few steps of each way, one
 after another, and seconds of a run are steps times the median of these.
 """
 
@@ -38,7 +38,7 @@ NOISES = ("rademacher", "gaussian", "lowrank")
 DEFAULT = "rademacher"  # What `auto` is, and the tiers that stream are run with.
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 STEPS = 700
-PICK_SEED, SEEDS = 100, (0, 1, 2)
+PICK_SEED, SEEDS, FURTHER_SEEDS = 100, (0, 1, 2), (3, 4, 5, 6, 7)
 NATIVE_RATE = 2e-3  # The best of experiments/quickstart/native_lr.json.
 NATIVE_STEPS = (15, 50, 150, 500)
 NEW_BASE = 350  # Steps: a run on disk has one in its middle and one at its end.
@@ -144,6 +144,13 @@ def finals() -> list[Case]:
     return cases + [Case(NATIVE_RATE, seed, steps) for steps in NATIVE_STEPS for seed in SEEDS]
 
 
+def further() -> list[Case]:
+    """Runs that noises are compared by, beside those of SEEDS."""
+    rows = read_rows(RESULTS)
+    rates = {noise: picked(rows, noise) for noise in NOISES}
+    return [Case(rates[n], s, noise=n, tier="device") for s in FURTHER_SEEDS for n in NOISES]
+
+
 def clock() -> None:
     """Seconds of a step of each way, in turns."""
     cases = [Case(1e-3, 0, CLOCK_STEPS, noise, "device") for noise in NOISES]
@@ -206,6 +213,24 @@ def gains() -> str:
     return "\n".join(lines)
 
 
+def paired() -> str:
+    """What other noises gained beyond the default one, by seeds that both have; tiers are alike."""
+    rows = [r for r in read_rows(RESULTS) if r["noise"] is not None and r["seed"] != PICK_SEED]
+    gained = {
+        noise: {
+            r["seed"]: r["evals"][0][1] - r["evals"][-1][1] for r in rows if r["noise"] == noise
+        }
+        for noise in NOISES
+    }
+    lines = [f"| noise | beyond {DEFAULT}, nats | standard error | seeds |", "|---" * 4 + "|"]
+    for noise in NOISES:
+        seeds = sorted(gained[noise].keys() & gained[DEFAULT].keys())
+        if noise != DEFAULT and seeds:
+            mean, error = mean_and_error([gained[noise][s] - gained[DEFAULT][s] for s in seeds])
+            lines.append(f"| {noise} | {mean:+.4f} | {error:.4f} | {len(seeds)} |")
+    return "\n".join(lines)
+
+
 def curves() -> str:
     """Gain of a way by step: mean over seeds."""
     zo = [rows for rows, _ in groups() if rows[0]["noise"] is not None]
@@ -247,7 +272,8 @@ def main() -> None:
         measure(picks(RATES[:-1]))
         measure(picks(RATES[-1:], at_the_edge()))
         measure(finals())
-    for text in (rates(), gains(), curves()):
+        measure(further())
+    for text in (rates(), gains(), paired(), curves()):
         print(f"\n{text}")
 
 
