@@ -8,8 +8,9 @@ A run is `sluiceway train configs/quickstart_zo.yaml` with overrides: text, toke
 are the same for all. Its learning rate is the one of RATES that ends lowest on a seed of its own,
 which no other table has. The default noise has all seeds from the tiers that stream, and one run on
 the device, to show that tiers have the same bits; other noises are run on the device. Further seeds
-are of all noises on the device, and pair them. Two runs go at a time, so their seconds mean nothing: `--clock` takes turns of a few steps of each way, one
-after another, and seconds of a run are steps times the median of these.
+are of all noises on the device, and pair them. Two runs go at a time, so their seconds mean
+nothing: `--clock` takes turns of a few steps of each way, one after another, and seconds of a run
+are steps times the median of these.
 """
 
 from __future__ import annotations
