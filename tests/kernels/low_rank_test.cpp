@@ -138,7 +138,7 @@ TEST_P(LowRankTest, PassesWhatIsSpecialAndOverflowsToInfinity) {
   }
 }
 
-TEST_P(LowRankTest, RoundsStochasticallyInPlaceWithTheHousesBitsForAnySplitOfRows) {
+TEST_P(LowRankTest, RoundsStochasticallyInPlaceWithTheBitsOfRoundingElsewhereForAnySplitOfRows) {
   for (const std::int64_t cols : {256, 83}) {  // Rows begin where noise is drawn in groups, or not.
     constexpr std::int64_t kRows = 21;
     const std::uint64_t start = cols == 256 ? 1280 : 7;

@@ -138,7 +138,7 @@ TEST_P(PerturbTest, RangesGiveTheBitsOfTheWhole) {
   }
 }
 
-TEST_P(PerturbTest, MaterialisesStochasticallyInPlaceWithTheHousesBits) {
+TEST_P(PerturbTest, MaterialisesStochasticallyInPlaceWithTheBitsOfRoundingElsewhere) {
   for (const std::uint64_t first : {0U, 7U, 2040U}) {
     const std::vector<bf16> w = rng.vector<bf16>(4101);
     const std::vector<PendingUpdate> pending = updates(2);
