@@ -256,6 +256,7 @@ def test_a_run_on_disk_counts_what_is_read_and_new_bases_apart(sluiceway, zo_con
         "train", config, "--out", tmp_path / "b", "--set", f"store.path={folder}/store"
     )
     assert_short_error(done, 2, "has the weights of a run, expected none as this one begins")
+    assert not (tmp_path / "b").exists()  # Nothing is left, so the command can be repeated.
 
 
 def test_a_store_is_made_of_mapped_files(tiny_model):
