@@ -176,11 +176,12 @@ def _over_card(name: str, card: dict[str, int], needed: int, plan: EnginePlan) -
     )
 
 
-def planned(config: Config, folder: Path) -> tuple[Config, list[str]]:
-    """The config of a run in a folder with what it leaves to the plan, and lines that say why."""
+def planned(config: Config, folder: Path, quiet: bool) -> Config:
+    """The config of a run in a folder with what it leaves to the plan; prints why, if not quiet."""
     plan = make_plan(config.engine.in_folder(config, folder))
-    engine = config.engine.planned(plan)
-    return config.model_copy(update={"engine": engine}), _chosen(plan)
+    for line in () if quiet else _chosen(plan):
+        print(f"{config.engine.kind}: {line}", flush=True)
+    return config.model_copy(update={"engine": config.engine.planned(plan)})
 
 
 def show_plan(config: Config, as_json: bool) -> None:

@@ -25,8 +25,11 @@ def resume(path: Path, settings: list[str] | None, previous: bool, as_json: bool
     """
     RunFolder.check(path)
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
-    if after.engine.awaits_plan:  # What was planned as the run began is in its config.
+    if after.engine.awaits_plan:  # What cannot change was planned as the run began.
         changes(load_config(path / CONFIG_FILE), after)
+        from sluiceway.commands.plan import planned
+
+        after = planned(after, path, as_json)
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:
         recover_folder(folder.checkpoint_path)
         commits = after.engine.commits and not previous

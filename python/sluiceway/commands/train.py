@@ -38,9 +38,7 @@ def train(
         if checked.engine.awaits_plan:
             from sluiceway.commands.plan import planned
 
-            checked, lines = planned(checked, path)
-            for line in lines if not as_json else ():
-                print(f"{checked.engine.kind}: {line}", flush=True)
+            checked = planned(checked, path, as_json)
         inputs = read_inputs(checked, Path(checked.model.path))
         folder = RunFolder.create(path, checked)
         try:
