@@ -130,3 +130,96 @@ def test_closures_of_an_evaluation_draw_the_same_numbers_on_both_tiers() -> None
             found.append(opt.evaluate([closure, closure]).item())
             assert seen[-1] == seen[-2]
     assert found[0] == found[1]
+
+
+STREAMED = {
+    "host": {"tier": "host"},
+    "parity": {"tier": "host", "mode": "parity"},
+    "disk": {"tier": "disk"},
+}
+
+
+def streamed(model: nn.Module, tier: str, folder) -> sluiceway.ZoSgd:
+    store = {"store": sluiceway.StoreOptions(path=folder)} if tier == "disk" else {}
+    return sluiceway.ZoSgd(model, lr=0.05, **STREAMED[tier], **store)
+
+
+@pytest.mark.parametrize("tier", STREAMED)
+def test_whoever_uses_inference_mode_may_leave_it(tier: str, tmp_path) -> None:
+    models = [decoder(), decoder()]
+    opts = [streamed(m, tier, tmp_path / str(i)) for i, m in enumerate(models)]
+    batch = zo_ids(9)
+    with torch.inference_mode():
+        evaluated = opts[0].evaluate(lambda: zo_loss(models[0], batch))
+        models[0](batch)
+        opts[0].step(lambda: zo_loss(models[0], zo_ids(0)))
+        opts[0].state_dict()
+    assert evaluated == opts[1].evaluate(lambda: zo_loss(models[1], batch))
+    trained(models[1], opts[1], 1)
+    for model, opt in zip(models, opts, strict=True):
+        trained(model, opt, 2, first=1)
+        opt.close()
+        assert all(p.requires_grad and not p.is_inference() for p in model.parameters())
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("tier", [*STREAMED, "device"])
+def test_a_weight_that_is_frozen_midway_is_not_trained_silently(tier: str, tmp_path) -> None:
+    model = decoder()
+    device = tier == "device"
+    opt = sluiceway.ZoSgd(model, lr=0.05) if device else streamed(model, tier, tmp_path)
+    trained(model, opt, 1)
+    model.layers[1].up.weight.requires_grad_(False)
+    with pytest.raises(sluiceway.InvalidArgument, match=r"layers.1.up.weight was frozen"):
+        trained(model, opt, 1)
+    assert not model.layers[1].up.weight.requires_grad
+    opt.evaluate(lambda: zo_loss(model, zo_ids(1)))
+    assert not model.layers[1].up.weight.requires_grad
+    model.layers[1].up.weight.requires_grad_(True)
+    trained(model, opt, 1)
+    opt.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "tier"),
+    [*(("close", tier) for tier in STREAMED), ("rollback", "host"), ("rollback", "disk"),
+     ("consolidate", "disk"), ("synchronize", "parity")],
+)  # fmt: skip
+def test_what_ends_a_pass_is_refused_inside_of_a_closure(what: str, tier: str, tmp_path) -> None:
+    calls = {
+        "close": lambda: opt.close(),
+        "rollback": lambda: opt.rollback(0),
+        "consolidate": lambda: opt.consolidate(),
+        "synchronize": lambda: opt.synchronize(),
+    }
+    model, again = decoder(), decoder()
+    opt = streamed(model, tier, tmp_path / "a")
+    trained(model, opt, 1)
+
+    def closure() -> torch.Tensor:
+        loss = zo_loss(model, zo_ids(1))
+        calls[what]()
+        return loss
+
+    with pytest.raises(sluiceway.InvalidArgument, match=f"{what}: a step is under way"):
+        opt.step(closure)
+    trained(model, opt, 2, first=1)
+    opt.close()
+    with streamed(again, tier, tmp_path / "b") as opt:
+        trained(again, opt, 3)
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_parameters_of_mode_parity_are_of_the_last_step_after_synchronize() -> None:
+    model = decoder()
+    with sluiceway.ZoSgd(model, lr=0.05, tier="host", mode="parity") as opt:
+        trained(model, opt)
+        stale = [p.clone() for p in model.parameters()]
+        opt.synchronize()
+        own = [p.clone() for p in model.parameters()]
+        assert any(not torch.equal(a, b) for a, b in zip(stale, own, strict=True))
+        for p, q in zip(own, model.parameters(), strict=True):
+            assert torch.equal(p, opt.theta(q))
+    opt.synchronize()  # Closed: nothing to wait for.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import find_blocks, weights_by_block
@@ -85,17 +86,18 @@ class DeviceTier:
         """Nothing has to be there before."""
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
-        """Move every weight."""
+        """Move every weight; Ctrl-C waits until all are moved."""
         found = [(w, updates[w.group]) for w in self._of.weights]
-        for weight, update in found:  # The only part that can run out of memory comes first.
-            self._resident.prepare(weight, update.gamma)
-        for weight, update in found:
-            self._resident.update(
-                weight, as_float(update.gamma), self.committed_steps, update.scales
-            )
-        for group, update in zip(self._of.param_groups, updates, strict=True):
-            group["gamma"] = update.gamma
-        self.committed_steps += 1
+        with Undisturbed():
+            for weight, update in found:  # The only part that can run out of memory comes first.
+                self._resident.prepare(weight, update.gamma)
+            for weight, update in found:
+                self._resident.update(
+                    weight, as_float(update.gamma), self.committed_steps, update.scales
+                )
+            for group, update in zip(self._of.param_groups, updates, strict=True):
+                group["gamma"] = update.gamma
+            self.committed_steps += 1
 
     def abandon(self) -> None:
         """Nothing was begun."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.blocks import BlockList
@@ -22,6 +23,7 @@ from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.halves.same_inputs import SameInputs
 from sluiceway.optim.zo.halves.units import measuring_halves
 from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.inference import usable_later
 from sluiceway.optim.zo.logged_steps import LoggedSteps
 from sluiceway.optim.zo.parity.parity_tier import ParityTier
 from sluiceway.optim.zo.parity.snapshots import Snapshots
@@ -76,10 +78,12 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     while that runs; with a narrow `wire` the host writes it, and images cross. Nothing is replayed,
     and there is no log: no rollback, no branch, no limit of steps. A parameter of 16 bits has a
     float32 master, in the optimizer's state, and is NaN without memory outside of a forward; or it
-    is its own with master="bf16", rounded at random. Whoever looks at weights between steps,
-    `state_dict()` for one, waits until the last step is in all. Who drops the optimizer unclosed is
-    left with weights of no single step, and, of 16 bits with a float32 master, with NaN: close it,
-    or use `with`.
+    is its own with master="bf16", rounded at random. A forward of the model, `evaluate()`,
+    `theta(p)` and `state_dict()`, the model's too, wait until the last step is in all weights. What
+    reads a parameter itself (`p.clone()`, a copy of the model, an average of parameters) does not,
+    and finds an older step in most: call `synchronize()` before. Who drops the optimizer unclosed
+    is left with weights of no single step, and, of 16 bits with a float32 master, with NaN: close
+    it, or use `with`.
 
     With tier="disk" it is the same with the base in `store`, which a step only reads: it is made of
     the model's weights, whose memory is free then, or opened if it is there, whatever the model's
@@ -156,6 +160,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
 
     # ---- A step ----
 
+    @usable_later
     def step(self, closure: Closure | Sequence[Closure] | None = None) -> torch.Tensor:
         """Measure every direction, and move the weights.
 
@@ -180,6 +185,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         """
         closures = self._closures("step", closure)
         self._check_unchanged("step")
+        self._check_trainable()
         begun, self.overflowed = RandomState.now(), False
         try:
             self._tier.begin(closures)
@@ -196,6 +202,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         self._g = gradients
         return torch.tensor(losses, dtype=torch.float32).mean()
 
+    @usable_later
     def evaluate(self, closure: Closure | Sequence[Closure]) -> torch.Tensor:
         """The mean loss of closures, as `step` says it, on the weights as they are.
 
@@ -221,8 +228,8 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         halves = measuring_halves(self.options.directions, len(closures))
         measurement = Measurement(self._tier.measured, self._tier, halves, SameInputs(self._owner))
         found: dict[tuple[int, int], list[float]] = {}
-        with self._tier.measuring():
-            results = measurement.run(closures)
+        with Undisturbed() as quiet, self._tier.measuring():
+            results = measurement.run(closures, quiet)
         for half, loss in zip(halves, results, strict=True):
             found.setdefault((half.direction, half.side), []).append(
                 checked_loss(self._owner, loss)
@@ -279,6 +286,15 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
                 "state_dict() of theirs, or make a new optimizer"
             )
 
+    def _check_trainable(self) -> None:
+        for weight in self._of.weights:
+            if not weight.parameter.requires_grad:
+                raise InvalidArgument(
+                    f"{self._owner}.step: {weight.name} was frozen (requires_grad is False) since "
+                    "the optimizer was made, expected all of its weights to be trained; make a "
+                    "new optimizer of those that are to be"
+                )
+
     def _warn_of_rounded_vectors(self) -> None:
         names = [
             w.name
@@ -318,6 +334,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    @usable_later
     def state_dict(self) -> dict[str, Any]:
         """What a new optimizer of the same model goes on from, bit for bit.
 
@@ -331,6 +348,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     def _saved(self) -> dict[str, Any]:
         return super().state_dict() | saved_frame(self)
 
+    @usable_later
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from `state_dict()`.
 
@@ -361,10 +379,13 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         return {"zo": zo} | self._tier.stats()
 
     def synchronize(self) -> None:
-        """Steps are applied when `step()` returns; on a GPU, when this does."""
+        """Steps are applied when `step()` returns; on a GPU, or in mode parity, when this does."""
+        if isinstance(self._tier, ParityTier):
+            self._tier.synchronize()
         if self.device.asynchronous:
             torch.cuda.synchronize()
 
+    @usable_later
     def close(self, *, theta: bool = True) -> None:
         """Leave the model as any other, with the weights that the steps have made; idempotent.
 

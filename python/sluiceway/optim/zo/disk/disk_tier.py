@@ -95,6 +95,7 @@ class DiskTier(HostTier):
                 "beside the base, expected noise that is replayed; save theta, and begin anew "
                 "with it, for another base"
             )
+        self.check_between_steps("consolidate")
         self._settle()
         reach = self._reach()
         wanted = reach if step is None else step

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.open_model.compilation import uncompiled
 
@@ -41,7 +43,7 @@ class _Ended(BaseException):
 @dataclass
 class _Half:
     name: str
-    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
     at: str | None = None  # The unit that it stands before.
     done: bool = False
@@ -68,7 +70,9 @@ class LockStep:
     def __init__(self, owner: str, names: Sequence[str], turns: Turns) -> None:
         self._owner, self._turns = owner, turns
         self._halves = [_Half(name) for name in names]
-        self._stopped = threading.Semaphore(0)  # A half stands before a unit, or is through.
+        # A half stands before a unit, or is through; None: a signal has come. A queue in C, which
+        # a signal's handler may put into, whoever is putting.
+        self._stopped: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._failed = False
         self._running = 0
 
@@ -96,14 +100,20 @@ class LockStep:
         """Called by a half that stands before `unit`: returns when it may enter."""
         half = self._halves[self.running]
         half.at = unit
-        self._stopped.release()
-        half.go.acquire()
+        self._stopped.put(self._running)
+        half.go.get()
         if self._failed:
             raise _Ended
         half.at = None
 
-    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run(self, functions: Sequence[Callable[[], Any]], quiet: Undisturbed) -> list[Any]:
         """Call one function in each half.
+
+        Parameters
+        ----------
+        functions : sequence of callable
+        quiet : Undisturbed
+            Entered by the caller: a signal ends the run between turns of halves, and nowhere else.
 
         Returns
         -------
@@ -125,26 +135,28 @@ class LockStep:
                 name=f"zo {half.name}",
                 daemon=True,  # One that a second Ctrl-C left behind does not keep Python alive.
             )
+        quiet.wake = lambda: self._stopped.put(None)
         with uncompiled():
             try:
                 while not all(half.done for half in self._halves):
                     for number in range(len(self._halves)):
-                        self._turn(number)
+                        self._turn(number, quiet)
                     self._check_meeting()
             except BaseException:
                 self._end_all()
                 raise
         return [half.result for half in self._halves]
 
-    def _turn(self, number: int) -> None:
+    def _turn(self, number: int, quiet: Undisturbed) -> None:
         half = self._halves[number]
         self._running = number
         self._turns.resume(number)
         if half.thread.ident is None:
             half.thread.start()
         else:
-            half.go.release()
-        self._stopped.acquire()
+            half.go.put(None)
+        while self._stopped.get() is None:
+            quiet.handle_pending()
         self._turns.pause(number)
         if half.error is not None:
             raise half.error
@@ -158,7 +170,7 @@ class LockStep:
         except BaseException as error:
             half.error = error
         half.done = True
-        self._stopped.release()
+        self._stopped.put(self._running)
 
     def _check_meeting(self) -> None:
         first = self._halves[0]
@@ -175,7 +187,7 @@ class LockStep:
         self._failed = True
         begun = [half for half in self._halves if half.thread is not None and half.thread.ident]
         for half in begun:
-            half.go.release()
+            half.go.put(None)
         for half in begun:
             half.thread.join()
 

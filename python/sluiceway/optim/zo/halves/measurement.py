@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.zo.halves.lockstep import LockStep
 from sluiceway.optim.zo.halves.random_state import RandomState
@@ -101,8 +102,14 @@ class Measurement:
         self._ran: set[int] = set()
         self._random = [RandomState.now()] * len(halves)
 
-    def run(self, closures: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run(self, closures: Sequence[Callable[[], Any]], quiet: Undisturbed) -> list[Any]:
         """What each half's closure returned; weights and hooks are as before, come what may.
+
+        Parameters
+        ----------
+        closures : sequence of callable
+        quiet : Undisturbed
+            Entered by the caller.
 
         Raises
         ------
@@ -119,13 +126,14 @@ class Measurement:
             undo.callback(self._release_all)
             for p in self._of.parameters:
                 # autocast would keep the cast of one half for the other.
+                undo.callback(p.requires_grad_, p.requires_grad)
                 p.requires_grad_(False)
-                undo.callback(p.requires_grad_, True)
                 p.data = self._resting[id(p)]
             self._hold_throughout()
             self._hook(undo)
             of_halves = [closures[half.closure] for half in self._halves]
-            results = self._lockstep.run(list(map(self._substituting, count(), of_halves)))
+            functions = list(map(self._substituting, count(), of_halves))
+            results = self._lockstep.run(functions, quiet)
             self._check_all_ran()
         return results
 

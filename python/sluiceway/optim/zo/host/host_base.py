@@ -49,6 +49,7 @@ class HostBase:
 
     def give(self, p: nn.Parameter, theta: torch.Tensor) -> None:
         """Over the base."""
+        p.data = self.of(p)  # Two interrupts may have left something else there.
         p.copy_(theta)
 
     @property

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sluiceway.base.undisturbed import Undisturbed
+from sluiceway.errors import InvalidArgument
 from sluiceway.optim.open_model.ownership import hold
 from sluiceway.optim.zo.halves.measurement import Measured, Measurement
 from sluiceway.optim.zo.halves.units import Copies, Unit, plain_halves
@@ -80,6 +82,20 @@ class StreamedTier:
     def has(self, parameter: torch.Tensor) -> bool:
         """Whether another optimizer must leave it alone."""
         return self._engine.is_open and self._base.has(parameter)
+
+    def check_between_steps(self, function: str) -> None:
+        """Refuse what a closure calls.
+
+        Raises
+        ------
+        InvalidArgument
+            A pass is under way.
+        """
+        if self._reader.is_off:
+            raise InvalidArgument(
+                f"{self._of.owner}.{function}: a step is under way, expected to be called between "
+                "steps; call it outside of the closure"
+            )
 
     def rest(self) -> None:
         """Put back what an interrupted forward has left exchanged."""
@@ -190,8 +206,9 @@ class StreamedTier:
         self._engine.get().begin_evaluation()
         self._evaluating = True
         try:
-            with self.measuring():
-                return Measurement(self.measured, self, plain_halves(len(closures))).run(closures)
+            measurement = Measurement(self.measured, self, plain_halves(len(closures)))
+            with Undisturbed() as quiet, self.measuring():
+                return measurement.run(closures, quiet)
         finally:
             self._end()
 
@@ -247,9 +264,16 @@ class StreamedTier:
         return peaks
 
     def close(self, theta: bool = True) -> None:
-        """Leave theta in the parameters, and write the trace."""
+        """Leave theta in the parameters, and write the trace.
+
+        Raises
+        ------
+        InvalidArgument
+            A pass is under way, and goes on.
+        """
         if not self._engine.is_open:
             return
+        self.check_between_steps("close")
         engine, trace = self._engine.get(), self._of.options.trace
         self._reader.close()
         self._base.close()
@@ -287,6 +311,7 @@ class HostTier(StreamedTier):
 
     def rollback(self, step: int) -> None:
         """Go on from an older theta."""
+        self.check_between_steps("rollback")
         self.log.get().rollback(step)
         self.set_gammas()
 
@@ -296,4 +321,5 @@ class HostTier(StreamedTier):
 
     def load(self, saved: dict[str, Any]) -> None:
         """Go on from a state that the log has checked; `set_gammas` follows."""
+        self.check_between_steps("load_state_dict")
         self.log.load(saved, lambda: self._stream(self._order) if self._order else None)

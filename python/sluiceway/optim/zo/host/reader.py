@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
 from sluiceway.optim.zo.halves.substitution import is_no_read
+from sluiceway.optim.zo.inference import outside_inference
 
 
 @dataclass
@@ -163,7 +164,7 @@ class Reader(TorchFunctionMode):
     def _bring(self, p: Any) -> None:
         if id(p) not in self._own or id(p) in self._present or not self._calls:
             return
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), outside_inference():
             theta = self._theta(p)
             self._calls[-1].reads.append(p)
             self._present.add(id(p))

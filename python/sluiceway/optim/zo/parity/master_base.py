@@ -93,8 +93,7 @@ class MasterBase:
 
     def give(self, p: nn.Parameter, theta: torch.Tensor) -> None:
         """Into a parameter that is an image; others have it."""
-        if self.has_image(p):
-            p.data = theta
+        p.data = theta if self.has_image(p) else self.of(p)
         torch.autograd.graph.increment_version(p)
 
     @property

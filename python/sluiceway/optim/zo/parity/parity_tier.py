@@ -81,24 +81,16 @@ class ParityTier(StreamedTier):
         for group in self._of.param_groups:
             group["gamma"] = 1.0
 
-    def check_between_steps(self, function: str) -> None:
-        """Refuse what a closure calls.
-
-        Raises
-        ------
-        InvalidArgument
-            A pass is under way.
-        """
-        if self._reader.is_off:
-            raise InvalidArgument(
-                f"{self._of.owner}.{function}: a step is under way, expected to be called between "
-                "steps; call it outside of the closure"
-            )
-
     def flush(self) -> None:
         """Let every master be of the last step."""
         self._settle()
         self._written.flush()
+
+    def synchronize(self) -> None:
+        """The same for others, who may have closed it."""
+        if self._written.is_open:
+            self.check_between_steps("synchronize")
+            self.flush()
 
     def snapshot(self, state: dict[str, Any]) -> WeightSnapshot:
         """Weights of the last step, with a state that is of it.
@@ -214,7 +206,7 @@ class ParityTier(StreamedTier):
         """
         if not self._written.is_open:
             return
-        self.check_between_steps("close")
+        self.check_between_steps("close")  # Before anything is waited for.
         try:
             self.flush()  # Whoever does not ask for theta is left with weights of one step, too.
             super().close(theta)

@@ -23,8 +23,9 @@ class Snapshots:
     def snapshot(self) -> WeightSnapshot:
         """Weights and state of this step in mode parity, for another thread while steps go on.
 
-        One at a time, and to be closed. Whoever looks at weights or loads some meanwhile waits
-        until it was read.
+        One at a time, and to be closed, also where nothing was read. Whoever looks at weights or
+        loads some meanwhile waits until it was read or closed, and so does the step after the next:
+        the thread that makes steps cannot be the one that reads.
 
         Raises
         ------
