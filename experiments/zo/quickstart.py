@@ -142,8 +142,6 @@ def finals() -> list[Case]:
     places += [(noise, "device") for noise in NOISES if noise != DEFAULT]
     cases = [Case(rates[n], seed, noise=n, tier=tier) for n, tier in places for seed in SEEDS]
     cases.append(Case(rates[DEFAULT], SEEDS[0], noise=DEFAULT, tier="device"))
-    # What other noises move, and that tiers have the same bits with them, too.
-    cases += [Case(rates[n], SEEDS[0], noise=n, tier="host") for n in NOISES if n != DEFAULT]
     return cases + [Case(NATIVE_RATE, seed, steps) for steps in NATIVE_STEPS for seed in SEEDS]
 
 
@@ -163,8 +161,10 @@ def clock() -> None:
     rows = []
     for number in range(CLOCK_ROUNDS):
         for case in cases:
-            seconds = run(case, 1).step_seconds
-            rows.append({"round": number, "way": case.way, "seconds": seconds})
+            done = run(case, 1)
+            h2d = sum((line.get("bytes") or {}).get("h2d", 0) for line in done.steps)
+            row = {"round": number, "way": case.way, "seconds": done.step_seconds}
+            rows.append({**row, "h2d": h2d / CLOCK_STEPS})
         write_rows(CLOCK, rows, machine=machine())
         print(f"round {number + 1} of {CLOCK_ROUNDS}: done", flush=True)
 
@@ -217,6 +217,14 @@ def gains() -> str:
             f"| {link:,.0f} | {read:,.0f} | {written:g} | {bases:.1f} |"
         )
     return "\n".join(lines)
+
+
+def moved() -> str:
+    """What crosses the link in a step of each noise, of weights in host memory."""
+    rows = {row["way"]: row.get("h2d") for row in read_rows(CLOCK)}
+    found = {noise: rows.get(f"{noise}, host") for noise in NOISES}
+    said = ", ".join(f"{noise} {h2d / 1024:,.0f}" for noise, h2d in found.items() if h2d)
+    return f"Over the link with tier host, KiB a step: {said or 'not measured yet'}."
 
 
 def paired() -> str:
@@ -279,7 +287,7 @@ def main() -> None:
         measure(picks(RATES[-1:], at_the_edge()))
         measure(finals())
         measure(further())
-    for text in (rates(), gains(), paired(), curves()):
+    for text in (rates(), gains(), moved(), paired(), curves()):
         print(f"\n{text}")
 
 
