@@ -140,6 +140,16 @@ def test_the_oracles_gaussian_is_the_formula_at_every_octant_and_at_the_ends() -
         assert np.abs(z).max() <= 6.661
 
 
+def test_what_is_rounded_at_random_is_the_oracles() -> None:
+    random = np.random.default_rng()
+    seed, step, tensor = (int(v) for v in random.integers(0, 2**63, 3))
+    x = random.standard_normal((3, 1667)).astype(np.float32)
+    found = torch.zeros(x.shape, dtype=torch.bfloat16)
+    rounding = (seed, step, tensor, 2**31)
+    _core.materialise(torch.from_numpy(x), found, [], 1.0, "gaussian", stochastic=rounding)
+    assert np.array_equal(found.float().numpy(), to_bfloat16_at_random(x, *rounding))
+
+
 def test_numbers_are_rounded_at_random_to_a_neighbour_and_right_on_average() -> None:
     x = np.full(40_000, 1 + 2.0**-9, np.float32)  # A quarter of the way to 1 + 2^-7.
     found = to_bfloat16_at_random(x, 3, 4, 5, 2**31)
