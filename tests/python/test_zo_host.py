@@ -5,53 +5,52 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sluiceway
 import torch
 from small_llama import small_llama, tokens
 from torch import nn
+from zo_follow import follow, shared_oracle
 from zo_models import anything, anythings_loss, decoder, of_dtype, on_host, same, zo_ids, zo_loss
-from zo_oracle import low_rank_oracle_of, oracle_of
+from zo_oracle import Oracle, low_rank_oracle_of, oracle_of
 
 
 @pytest.mark.parametrize(
-    ("directions", "weight_decay", "seed", "depth", "lanes"),
-    [(1, 0.5, 0, 2, 1), (3, 0.5, 2**40 + 1, 8, 4)],
+    ("directions", "seed", "depth", "lanes"),
+    [(1, 0, 2, 1), (1, 0, 2, 4), (1, 0, 8, 1), (1, 0, 8, 4), (3, 2**40 + 1, 8, 4)],
 )
-def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, depth, lanes) -> None:
-    steps = 200
-    ours, theirs = decoder(), decoder()
+def test_losses_and_weights_are_the_oracles(directions, seed, depth, lanes) -> None:
+    model = decoder()
     opt = on_host(
-        ours, lr=0.02, weight_decay=weight_decay, directions=directions, seed=seed, depth=depth,
+        model, lr=0.02, weight_decay=0.5, directions=directions, seed=seed, depth=depth,
         perturb_lanes=lanes,
     )  # fmt: skip
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
-    oracle = oracle_of(theirs, seed, directions, weight_decay)
-    base = [p.detach().clone() for p in ours.parameters()]
-    for step in range(steps):
-        ids, rates = zo_ids(step), [group["lr"] for group in opt.param_groups]
-        factor = 0.0 if step == 5 else float("nan") if step == 9 else 1.0  # g = 0, in two ways.
+    oracle = shared_oracle(Oracle, seed, directions, 0.5)
+    base = [p.detach().clone() for p in model.parameters()]
 
-        def loss(model: nn.Module, ids: torch.Tensor = ids, f: float = factor) -> torch.Tensor:
-            return f * zo_loss(model, ids)
+    def forwards(step: int) -> None:
+        ids = zo_ids(step)
+        with torch.no_grad():
+            assert torch.equal(model(ids), oracle.model(ids))
+            expected = zo_loss(oracle.model, ids)
+            assert opt.evaluate([lambda: zo_loss(model, ids)] * 2) == expected
 
-        if step == 9:
-            with pytest.warns(UserWarning, match="no finite g"):
-                found = opt.step(lambda: loss(ours))
-        else:
-            found = opt.step(lambda: loss(ours))
-        assert np.array_equal(found.item(), oracle.step(loss, rates), equal_nan=True), step
-        schedule.step()
-        if step % 10 == 9:
-            assert same(ours.state_dict(), theirs), step
-            with torch.no_grad():
-                assert torch.equal(ours(ids), theirs(ids))
-                assert opt.evaluate([lambda: zo_loss(ours, ids)] * 2) == zo_loss(theirs, ids)  # noqa: B023
-    assert all(map(torch.equal, ours.parameters(), base))  # Nothing was written to.
-    assert opt.committed_steps == steps
+    follow(opt, model, oracle, every=10, looked=forwards)
+    assert all(map(torch.equal, model.parameters(), base))  # Nothing was written to.
+    assert opt.committed_steps == 200
     opt.close()
-    assert same(ours.state_dict(), theirs)
+    assert same(model.state_dict(), oracle.model)
+
+
+def test_weights_of_16_bits_are_the_oracles_and_stay_the_base() -> None:
+    model = of_dtype(decoder(), torch.bfloat16)
+    opt = on_host(model, lr=0.02, weight_decay=0.5)
+    base = [p.detach().clone() for p in model.parameters()]
+    oracle = shared_oracle(weight_decay=0.5, dtype=torch.bfloat16)
+    follow(opt, model, oracle, every=10)
+    assert all(map(torch.equal, model.parameters(), base))
+    opt.close()
+    assert same(model.state_dict(), oracle.model)
 
 
 @pytest.mark.parametrize("depth", [2, 8])

@@ -109,15 +109,16 @@ def anythings_loss(model: nn.Module, step: int) -> torch.Tensor:
 
 def computing_in_float32(model: nn.Module) -> nn.Module:
     """Its own weights: a deep copy still has the functions of what it was copied from."""
-    for block in model.layers:
-        for linear in (block.up, block.down):
-            linear.forward = lambda x, m=linear: functional.linear(x, m.weight.float(), m.bias)
+    embed = model.embed
+    embed.forward = lambda ids: functional.embedding(ids, embed.weight).float()
+    for linear in (model.head, *(m for block in model.layers for m in (block.up, block.down))):
+        linear.forward = lambda x, m=linear: functional.linear(x, m.weight.float(), m.bias)
     return model
 
 
 def of_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The same with the matrices of its blocks in another type, and products in float32."""
-    for p in model.layers.parameters():
+    """The same with its matrices in another type, what is tied too, and products in float32."""
+    for p in model.parameters():
         p.data = p.data.to(dtype) if p.dim() >= 2 else p.data
     return computing_in_float32(model)
 

@@ -1,10 +1,9 @@
-"""MeZO's and LOZO's equations anew: nothing is shared with the package but what `gaussian` draws.
+"""MeZO's and LOZO's equations anew: nothing is shared with the package but how names are hashed.
 
     g = (L(theta + eps z) - L(theta - eps z)) / (2 eps)
     Gamma' = Gamma (1 - lr wd),   A' = fma(c, z, A) with c = -lr g / (q Gamma'),   theta = Gamma A
 
-Noise is philox4x32-10 and the Rademacher rule of kernels/noise.h in numpy's integers. Weights are
-perturbed as a whole, in a copy of the model.
+Noise is that of `zo_noise`. Weights are perturbed as a whole, in a copy of the model.
 """
 
 from __future__ import annotations
@@ -13,69 +12,12 @@ import copy
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from sluiceway import _core
 from torch import nn
-from zo_models import computing_in_float32, zo_ids, zo_loss
+from zo_noise import fma, gaussian, rademacher, to_bfloat16_at_random
 
-M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
-MASK = 0xFFFFFFFF
-
-
-def philox(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
-    """Ten rounds [Salmon 2011]; of arrays each element by itself."""
-    c, k = counter, key
-    for _ in range(10):
-        p0, p1 = M0 * c[0], M1 * c[2]
-        c = ((p1 >> 32) ^ c[1] ^ k[0], p1 & MASK, (p0 >> 32) ^ c[3] ^ k[1], p0 & MASK)
-        k = ((k[0] + W0) & MASK, (k[1] + W1) & MASK)
-    return c
-
-
-def stream_words(word: np.ndarray, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
-    """Words of a key by their numbers."""
-    halves = (seed & MASK, seed >> 32)
-    key = philox((step & MASK, step >> 32, purpose, 0), halves)[:2]
-    block = 16 * (word // 64) + word % 16
-    drawn = philox((block & MASK, block >> 32, tensor & MASK, tensor >> 32), key)
-    return np.choose((word % 64 // 16).astype(int), drawn)
-
-
-def rademacher(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
-    """z of the first `count` elements."""
-    i = np.arange(count, dtype=np.uint64)
-    word = 64 * (i // 2048) + 16 * (i % 2048 // 512) + i % 16
-    bits = stream_words(word, seed, step, tensor, purpose)
-    return np.where(bits >> (31 - i // 16 % 32) & 1, np.float32(-1), np.float32(1))
-
-
-def to_bfloat16_at_random(
-    x: np.ndarray, seed: int, step: int, tensor: int, purpose: int
-) -> np.ndarray:
-    """Up with the probability of what is cut off, by 16 bits an element; as float32."""
-    i = np.arange(x.size, dtype=np.uint64)
-    drawn = stream_words(i // 2, seed, step, tensor, purpose) >> (16 * (i % 2)) & 0xFFFF
-    bits = x.reshape(-1).view(np.uint32).astype(np.uint64) + drawn
-    return (bits & 0xFFFF0000).astype(np.uint32).view(np.float32).reshape(x.shape)
-
-
-def fma(a: np.float32 | np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """a x + y, rounded once.
-
-    The product of two float32 is exact in float64, their sum with a third is not: what it loses is
-    found exactly, and makes its last bit odd, so that rounding to float32 cannot err twice.
-    """
-    product = np.float64(a) * x.astype(np.float64)
-    other = y.astype(np.float64)
-    total = product + other
-    back = total - product
-    lost = (product - (total - back)) + (other - back)
-    bits = total.view(np.int64)
-    even = (lost != 0) & (bits & 1 == 0)
-    outwards = (lost > 0) == (total > 0)
-    odd = np.where(even, np.where(outwards, bits + 1, bits - 1), bits).view(np.float64)
-    return odd.astype(np.float32)
+Draw = Callable[[list[int], int, int, list[int], int], list[np.ndarray]]
 
 
 def fp8_values(x: np.ndarray) -> np.ndarray:
@@ -93,12 +35,6 @@ def fp8_values(x: np.ndarray) -> np.ndarray:
 def fp8_bytes(elements: int) -> int:
     """Of their image: 16 scales for each 2,048."""
     return elements + 16 * -(-elements // 2048)
-
-
-def gaussian(count: int, seed: int, step: int, tensor: int, purpose: int) -> np.ndarray:
-    out = torch.empty(count)
-    _core.draw_noise(out, "gaussian", seed, step, tensor, purpose)
-    return out.numpy()
 
 
 def groups_of(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -132,7 +68,7 @@ class Oracle:
         seed: int,
         directions: int,
         names: Callable[[str], int],
-        draw: Callable[..., np.ndarray] = rademacher,
+        draw: Draw = rademacher,
     ) -> None:
         self.model, self.groups, self.step_number = model, groups, 0
         self.eps, self.seed, self.directions, self.draw = np.float32(eps), seed, directions, draw
@@ -140,16 +76,24 @@ class Oracle:
         self.a = {n: p.detach().float().numpy().copy() for n, (p, _) in self.tensors.items()}
         self.gamma = [1.0] * len(groups)
         self.moved = copy.deepcopy(model)  # All of it is overwritten whenever it is measured.
+        self._drawn: dict[tuple[int, int], dict[str, np.ndarray]] = {}
 
     def _group(self, p: nn.Parameter) -> int:
         return next(
             i for i, group in enumerate(self.groups) if any(p is q for q in group["params"])
         )
 
+    def _draw(self, counts: dict[str, int], step: int, purpose: int) -> dict[str, np.ndarray]:
+        """So many numbers of each, drawn once a step."""
+        if (step, purpose) not in self._drawn:
+            tensors = [self.tensors[name][1] for name in counts]
+            z = self.draw([*counts.values()], self.seed, step, tensors, purpose)
+            self._drawn[step, purpose] = dict(zip(counts, z, strict=True))
+        return self._drawn[step, purpose]
+
     def _z(self, name: str, direction: int) -> np.ndarray:
-        p, tensor = self.tensors[name]
-        z = self.draw(p.numel(), self.seed, self.step_number, tensor, direction)
-        return z.reshape(tuple(p.shape))
+        counts = {name: a.size for name, a in self.a.items()}
+        return self._draw(counts, self.step_number, direction)[name].reshape(self.a[name].shape)
 
     def _move(self, name: str, c: np.float32, direction: int, z: np.ndarray) -> None:
         self.a[name] = fma(c, z, self.a[name])
@@ -195,6 +139,22 @@ class Oracle:
             with torch.no_grad():
                 p.copy_(torch.from_numpy(self._theta(name)))
         self.step_number += 1
+        self._drawn.clear()
+
+    @torch.no_grad()
+    def write(self, at_random: bool) -> None:
+        """Let theta be what the next steps begin from: Gamma is 1 again, and A is a new base.
+
+        Of a weight of bfloat16 it is rounded at random, or not at all.
+        """
+        for name, (p, tensor) in self.tensors.items():
+            self.a[name] = self._theta(name)
+            if at_random and p.dtype is torch.bfloat16:
+                self.a[name] = to_bfloat16_at_random(
+                    self.a[name], self.seed, self.step_number, tensor, 2**31
+                )
+            p.copy_(torch.from_numpy(self.a[name]))
+        self.gamma = [1.0] * len(self.groups)
 
     def _theta_of_all(self) -> dict[str, np.ndarray]:
         return {name: self._measured(name, self._theta(name)) for name in self.tensors}
@@ -224,7 +184,7 @@ class Oracle:
 
 
 class ParityOracle(Oracle):
-    """Each step is written into the weights: Gamma is 1 again, and A what theta was rounded to.
+    """Each step is written into the weights, as a new base is.
 
     A weight has a master of float32; or, of bfloat16, is its own `at_random`. Where there is a type
     of the `wire`, matrices of float32 are measured as images of it, those of E4M3 with scales.
@@ -241,16 +201,28 @@ class ParityOracle(Oracle):
 
     def step(self, loss_of: Callable[[nn.Module], torch.Tensor], lr: list[float]) -> float:
         loss = super().step(loss_of, lr)
-        for name, (p, tensor) in self.tensors.items():
-            self.a[name] = self._theta(name)
-            if self.at_random and p.dtype is torch.bfloat16:
-                self.a[name] = to_bfloat16_at_random(
-                    self.a[name], self.seed, self.step_number, tensor, 2**31
-                )
-            with torch.no_grad():
-                p.copy_(torch.from_numpy(self.a[name]))
-        self.gamma = [1.0] * len(self.groups)
+        self.write(self.at_random)
         return loss
+
+
+class BasesOracle(Oracle):
+    """Before a step that would have `every` steps pending there is a new base, rounded at random.
+
+    Parameters
+    ----------
+    every : int
+    others : tuple
+        What `Oracle` takes.
+    """
+
+    def __init__(self, *others, every: int) -> None:
+        super().__init__(*others)
+        self.every = every
+
+    def step(self, loss_of: Callable[[nn.Module], torch.Tensor], lr: list[float]) -> float:
+        if self.step_number > 0 and self.step_number % self.every == 0:
+            self.write(at_random=True)
+        return super().step(loss_of, lr)
 
 
 class LowRankOracle(Oracle):
@@ -272,14 +244,18 @@ class LowRankOracle(Oracle):
         self.products: dict[str, list[list[np.ndarray]]] = {name: [] for name in self.a}
         self.sums = {(name, 0): a for name, a in self.a.items()}
 
-    def _factor(self, name: str, side: int, step: int, purpose: int) -> np.ndarray:
-        size = self.a[name].shape[0] if side == 0 else self.a[name][0].size
-        drawn = self.draw(self.rank * size, self.seed, step, self.tensors[name][1], purpose)
-        return drawn.reshape(self.rank, size)
+    def _u(self, name: str, direction: int) -> np.ndarray:
+        """U^T of the next step; of a vector its z."""
+        counts = {
+            name: a.size if a.ndim < 2 else self.rank * a.shape[0] for name, a in self.a.items()
+        }
+        u = self._draw(counts, self.step_number, direction)[name]
+        return u if self.a[name].ndim < 2 else u.reshape(self.rank, -1)
 
     def _v(self, name: str) -> np.ndarray:
-        v = self._factor(name, 1, self.step_number // self.period, 2**32 - 1)
-        return np.float32(1 / np.sqrt(self.rank)) * v
+        counts = {name: self.rank * a[0].size for name, a in self.a.items() if a.ndim >= 2}
+        v = self._draw(counts, self.step_number // self.period, 2**32 - 1)[name]
+        return np.float32(1 / np.sqrt(self.rank)) * v.reshape(self.rank, -1)
 
     def _plus(self, a: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
         shape, a = a.shape, a.reshape(len(a), -1)
@@ -288,9 +264,9 @@ class LowRankOracle(Oracle):
         return a.reshape(shape)
 
     def _z(self, name: str, direction: int) -> np.ndarray:
+        u = self._u(name, direction)
         if self.a[name].ndim < 2:
-            return super()._z(name, direction)
-        u = self._factor(name, 0, self.step_number, direction)
+            return u.reshape(self.a[name].shape)
         return self._plus(np.zeros_like(self.a[name]), u, self._v(name))
 
     def _z_in_double(self, name: str, direction: int) -> np.ndarray:
@@ -301,7 +277,7 @@ class LowRankOracle(Oracle):
 
     def factors(self, name: str, direction: int) -> tuple[np.ndarray, np.ndarray]:
         """U^T and V^T of the next step, in double."""
-        u = self._factor(name, 0, self.step_number, direction)
+        u = self._u(name, direction)
         return u.astype(np.float64), self._v(name).astype(np.float64)
 
     def _move(self, name: str, c: np.float32, direction: int, z: np.ndarray) -> None:
@@ -310,9 +286,7 @@ class LowRankOracle(Oracle):
         products = self.products[name]
         if self.step_number % self.period == 0 and direction == 0:
             products.append([np.zeros((self.rank, len(z)), np.float32), self._v(name)])
-        products[-1][0] = fma(
-            c, self._factor(name, 0, self.step_number, direction), products[-1][0]
-        )
+        products[-1][0] = fma(c, self._u(name, direction), products[-1][0])
 
     def _sum(self, name: str, periods: int) -> np.ndarray:
         """Without Gamma, after so many periods that are over: each of them is added once."""
@@ -336,12 +310,13 @@ def oracle_of(
     seed: int = 0,
     directions: int = 1,
     weight_decay: float = 0.0,
-    draw: Callable[..., np.ndarray] = rademacher,
+    draw: Draw = rademacher,
+    kind: type[Oracle] = Oracle,
+    **others: int,
 ) -> Oracle:
     """Of groups as ZoSgd makes them, and its eps."""
-    return Oracle(
-        model, groups_of(model, weight_decay), 1e-3, seed, directions, _core.stable_hash, draw
-    )
+    groups = groups_of(model, weight_decay)
+    return kind(model, groups, 1e-3, seed, directions, _core.stable_hash, draw, **others)
 
 
 def low_rank_oracle_of(
@@ -353,41 +328,6 @@ def low_rank_oracle_of(
     weight_decay: float = 0.0,
 ) -> LowRankOracle:
     """The same of low rank."""
-    return LowRankOracle(
-        model, groups_of(model, weight_decay), 1e-3, seed, directions, _core.stable_hash, gaussian,
-        rank=rank, period=period,
-    )  # fmt: skip
-
-
-def follow(opt: torch.optim.Optimizer, model: nn.Module, oracle: Oracle, steps: int) -> None:
-    """Train both, on a schedule, with g = 0 in two ways, to the same bits in every step."""
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
-    begun = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for step in range(steps):
-        ids, rates = zo_ids(step), [group["lr"] for group in opt.param_groups]
-        factor = 0.0 if step == 5 else float("nan") if step == 9 else 1.0
-        if step == 9:
-            with pytest.warns(UserWarning, match="no finite g"):
-                found = opt.step(lambda: factor * zo_loss(model, ids))  # noqa: B023
-        else:
-            found = opt.step(lambda: factor * zo_loss(model, ids))  # noqa: B023
-        expected = oracle.step(lambda m: factor * zo_loss(m, ids), rates)  # noqa: B023
-        assert np.array_equal(found.item(), expected, equal_nan=True), step
-        schedule.step()
-        theta = model.state_dict()
-        for name, q in oracle.model.named_parameters():
-            assert torch.equal(theta[name], q), (step, name)
-    assert not any(torch.equal(theta[name], p) for name, p in begun.items())
-
-
-def follow_images(opt: torch.optim.Optimizer, model: nn.Module, oracle: Oracle) -> None:
-    """Train both for 40 steps at lr 0.01, the model's weights in 16 bits, to the same bits."""
-    for step in range(40):
-        ids = zo_ids(step)
-        found = opt.step(lambda: zo_loss(model, ids))  # noqa: B023
-        expected = oracle.step(lambda m: zo_loss(computing_in_float32(m), ids), [0.01, 0.01])  # noqa: B023
-        assert found.item() == expected
-        theta = model.state_dict()
-        for name, q in oracle.model.named_parameters():
-            assert theta[name].dtype is q.dtype
-            assert torch.equal(theta[name], q)
+    return oracle_of(
+        model, seed, directions, weight_decay, gaussian, LowRankOracle, rank=rank, period=period
+    )
