@@ -54,7 +54,7 @@ class Offload(GradientEngine):
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
         """As every engine; a save whose store is gone is refused by its path."""
         if (folder / OPTIMIZER_FILE).exists() and self.config.engine.tier == "disk":
-            find_drives([Path(self.config.store.path)])
+            find_drives([*map(Path, self.config.store.paths)])
         super().open(folder, placement, trace)
 
     @property

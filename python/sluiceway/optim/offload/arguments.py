@@ -14,6 +14,7 @@ from sluiceway.config.options import option
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument
+from sluiceway.machine.striping import weights_of_new
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.offload.cores import core_options, tensor_specs
 from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
@@ -124,7 +125,8 @@ def open_engine(
         "lane_cpu": pin[1],
     }
     specs = tensor_specs(weights)
-    with drives_for(owner, options.tier, options.path, options.io) as drives:
+    with drives_for(owner, options.tier, options.paths, options.io) as drives:
+        keywords["drive_weights"] = weights_of_new(owner, drives, options.io)
         engine = _core.OffloadEngine(_core.OffloadEngineOptions(drives=drives, **keywords), specs)
     for line in drive_warnings({"drives": engine.drives}) if drives else []:
         warnings.warn(f"{owner}: {line}", RuntimeWarning, stacklevel=2)

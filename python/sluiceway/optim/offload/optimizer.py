@@ -193,7 +193,7 @@ class OffloadAdamW(HookedOptimizer):
         super()._check_loaded()
         if self._held:
             raise InvalidArgument(
-                f"{self._owner}: {self.options.path} holds step {self._held} of this model, "
+                f"{self._owner}: {self.options.place} holds step {self._held} of this model, "
                 "expected load_state_dict() or opt.resume(), or an empty path"
             )
 
