@@ -99,14 +99,15 @@ py::dict drive_rates(const std::string& path, const std::vector<std::string>& mi
 void bind_drive(py::module_& m) {
   m.def(
       "drive_properties",
-      [](const std::string& path, const std::string& io) {
-        const auto drive = open_io(
-            path, {.io = parse_io_choice(io), .access = Access::kRead, .whole_device = true});
+      [](const std::string& path, const std::string& io, bool writable) {
+        const auto drive = open_io(path, {.io = parse_io_choice(io),
+                                          .access = writable ? Access::kReadWrite : Access::kRead,
+                                          .whole_device = true});
         return as_dict(drive->properties());
       },
-      py::arg("path"), py::arg("io") = "auto",
+      py::arg("path"), py::arg("io") = "auto", py::arg("writable") = false,
       "backend, direct, block_device, alignments and note of a file or device that is opened to "
-      "read.");
+      "read, or to write: a device that holds anything is then refused. Nothing is written.");
   m.def("drive_rates", &drive_rates, py::arg("path"), py::arg("mixes"), py::kw_only(),
         py::arg("io") = "auto", py::arg("block_bytes") = std::uint64_t{4} << 20,
         py::arg("blocks") = 64, py::arg("depth") = 32, py::arg("seconds") = 1.0,

@@ -1041,9 +1041,9 @@ def draw_noise(
     Fill a float32 tensor with elements `first` and on of the noise of a key.
     """
 
-def drive_properties(path: str, io: str = "auto") -> dict:
+def drive_properties(path: str, io: str = "auto", writable: bool = False) -> dict:
     """
-    backend, direct, block_device, alignments and note of a file or device that is opened to read.
+    backend, direct, block_device, alignments and note of a file or device that is opened to read, or to write: a device that holds anything is then refused. Nothing is written.
     """
 
 def drive_rates(

@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+
+from sluiceway import _core
 from sluiceway.errors import IoError
 from sluiceway.machine.disk import disk_rates, file_rates
 
@@ -65,6 +68,9 @@ def rates_of_disks(places: Sequence[Path], io: str) -> list[float]:
         A disk refused, or a device is not ours.
     """
     by = "auto" if io == "block" else io
+    for place in places:
+        if place.is_block_device():  # Before any of them is written to.
+            _core.drive_properties(str(place), by, writable=True)
     found: dict[tuple[bool, int], float] = {}
     keys = [_disk_of(place) for place in places]
     for place, key in zip(places, keys, strict=True):
