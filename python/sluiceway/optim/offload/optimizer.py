@@ -142,7 +142,7 @@ class OffloadAdamW(HookedOptimizer):
 
     def _make_engine(self, model: nn.Module) -> HeldEngine:
         compute = self.device.compute()
-        made = open_engine(self._owner, model, self.weights, self.options, compute)
+        made, self.spill = open_engine(self._owner, model, self.weights, self.options, compute)
         engine = HeldEngine(self._owner, made)
         _, self._held = engine.generations[0]  # Steps of a store that nobody has taken up yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)
