@@ -200,6 +200,8 @@ class OffloadPlan(DevicePlan):
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
         update = _ADAM_BYTES * self._elements / (1e9 * speeds["host_gbps"])
+        if self._spill == "core" and not self._speculates:
+            update += self._codec_seconds  # Once more, by the update.
         if gbps := speeds.get("disk_gbps"):
             links = self.links()
             spilled = self._whole_extents / (1e9 * gbps)
