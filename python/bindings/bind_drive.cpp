@@ -54,7 +54,7 @@ std::vector<DriveRate> rates(Drive& drive, const std::vector<std::string>& mixes
 
 py::dict drive_rates(const std::string& path, const std::vector<std::string>& mixes,
                      const std::string& io, std::uint64_t block_bytes, std::uint64_t blocks,
-                     std::size_t depth, double seconds) {
+                     std::size_t depth, double seconds, bool whole_device) {
   RateOptions options{.block_bytes = block_bytes,
                       .blocks = blocks,
                       .depth = depth,
@@ -70,8 +70,10 @@ py::dict drive_rates(const std::string& path, const std::vector<std::string>& mi
                           {.slab_bytes = depth * block_bytes, .pages = Pages::kHuge});
     fill(pool.slab());
     options.memory = pool.slab();
-    Drive drive(
-        open_io(path, {.io = parse_io_choice(io), .depth = depth, .memory = options.memory}));
+    Drive drive(open_io(path, {.io = parse_io_choice(io),
+                               .depth = depth,
+                               .whole_device = whole_device,
+                               .memory = options.memory}));
     measured = rates(drive, mixes, options);
     properties = drive.properties();
     huge = pool.huge_bytes();
@@ -97,18 +99,21 @@ py::dict drive_rates(const std::string& path, const std::vector<std::string>& mi
 void bind_drive(py::module_& m) {
   m.def(
       "drive_properties",
-      [](const std::string& path, const std::string& io) {
-        const auto drive = open_io(
-            path, {.io = parse_io_choice(io), .access = Access::kRead, .whole_device = true});
+      [](const std::string& path, const std::string& io, bool writable) {
+        const auto drive = open_io(path, {.io = parse_io_choice(io),
+                                          .access = writable ? Access::kReadWrite : Access::kRead,
+                                          .whole_device = true});
         return as_dict(drive->properties());
       },
-      py::arg("path"), py::arg("io") = "auto",
+      py::arg("path"), py::arg("io") = "auto", py::arg("writable") = false,
       "backend, direct, block_device, alignments and note of a file or device that is opened to "
-      "read.");
+      "read, or to write: a device that holds anything is then refused. Nothing is written.");
   m.def("drive_rates", &drive_rates, py::arg("path"), py::arg("mixes"), py::kw_only(),
         py::arg("io") = "auto", py::arg("block_bytes") = std::uint64_t{4} << 20,
         py::arg("blocks") = 64, py::arg("depth") = 32, py::arg("seconds") = 1.0,
-        "Overwrite the first blocks of a file, then measure each mix: read, write or both.\n\n"
+        py::arg("whole_device") = false,
+        "Overwrite the first blocks of a file, or of a whole device that holds nothing, then "
+        "measure each mix: read, write or both.\n\n"
         "Each takes `seconds`, and so long as what is in flight then. What drive_properties() "
         "says, memory_bytes, huge_bytes of it, and rates: mix, bytes, seconds, processor_seconds.");
 }

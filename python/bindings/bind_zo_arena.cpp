@@ -28,9 +28,9 @@ std::vector<ArenaWeight> weights_of(const std::vector<Weight>& given) {
 }
 
 ArenaOptions options_of(const std::vector<std::string>& drives, const std::string& io,
-                        std::uint64_t chunk_bytes, int threads) {
+                        std::uint64_t chunk_bytes, int threads, const DriveWeights& weights = {}) {
   ArenaOptions options;
-  options.store = store_options(drives, io);
+  options.store = store_options(drives, io, weights);
   options.chunk_bytes = chunk_bytes;
   options.threads = threads;
   return options;
@@ -86,9 +86,9 @@ class Tensors {
 HeldArenaPtr create(const std::vector<Weight>& weights, const py::function& tensor_of,
                     const std::vector<std::string>& drives, const std::string& io,
                     std::uint64_t chunk_bytes, int threads, const LimitOfTier& limits,
-                    const py::object& progress) {
+                    const py::object& progress, const DriveWeights& drive_weights) {
   const HeldArenaPtr held = hold_arena(limits_of(limits));
-  const ArenaOptions options = options_of(drives, io, chunk_bytes, threads);
+  const ArenaOptions options = options_of(drives, io, chunk_bytes, threads, drive_weights);
   const std::vector<ArenaWeight> all = weights_of(weights);
   const ZoArena::Progress report = told(progress);
   Tensors tensors(tensor_of, all);
@@ -150,8 +150,10 @@ void bind_zo_arena(py::module_& m) {
       .def_static("create", &create, py::arg("weights"), py::arg("tensor_of"), py::kw_only(),
                   py::arg("drives"), py::arg("io"), py::arg("chunk_bytes"), py::arg("threads"),
                   py::arg("limits"), py::arg("progress") = py::none(),
+                  py::arg("drive_weights") = DriveWeights(),
                   "The same of what `tensor_of` returns for the number of a weight; each is asked "
-                  "for when the one before it was copied. progress: told bytes done and in all.")
+                  "for when the one before it was copied. progress: told bytes done and in all. "
+                  "drive_weights: how fast the drives are beside one another; none: alike.")
       .def("read", &read, py::arg("weight"), "The base of a weight as bytes.")
       .def_property_readonly("base", &base, "Hash, generation, step, id of the log it is of.")
       .def_property_readonly("run_state", &run_state, "What the base carries.")

@@ -1,6 +1,7 @@
 // What Python and a store say to each other, shared by the files that bind who has one.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <future>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/check.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/gil.h"
 #include "python/bindings/signal_check.h"
@@ -16,10 +18,17 @@
 
 namespace sluiceway {
 
+// How fast the drives of a new store are beside one another; none: alike.
+using DriveWeights = std::vector<std::uint32_t>;
+
 // "block" is a whole device, through whatever this system has.
-inline StoreOptions store_options(const std::vector<std::string>& drives, const std::string& io) {
+inline StoreOptions store_options(const std::vector<std::string>& drives, const std::string& io,
+                                  const DriveWeights& weights = {}) {
+  SLUICEWAY_CHECK(weights.empty() || weights.size() == drives.size(), "store: ", weights.size(),
+                  " weights, expected one of each of ", drives.size(), " drives, or none");
   StoreOptions store;
   store.drives = drives;
+  store.weights = weights;
   store.whole_device = io == "block";
   store.io = parse_io_choice(store.whole_device ? "auto" : io);
   return store;

@@ -512,9 +512,10 @@ class OffloadEngineOptions:
         redo: bool,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
+        drive_weights: collections.abc.Sequence[typing.SupportsInt] = [],
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. redo: a speculative step keeps its gradients, so that it can be made again.
+        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. redo: a speculative step keeps its gradients, so that it can be made again. drive_weights: how fast the drives of a new store are beside one another; none: alike.
         """
 
 class OffloadEngine:
@@ -656,9 +657,10 @@ class ZoArena:
             collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
         ],
         progress: typing.Any = None,
+        drive_weights: collections.abc.Sequence[typing.SupportsInt] = [],
     ) -> ZoArena:
         """
-        The same of what `tensor_of` returns for the number of a weight; each is asked for when the one before it was copied. progress: told bytes done and in all.
+        The same of what `tensor_of` returns for the number of a weight; each is asked for when the one before it was copied. progress: told bytes done and in all. drive_weights: how fast the drives are beside one another; none: alike.
         """
     @staticmethod
     def open(
@@ -1039,9 +1041,9 @@ def draw_noise(
     Fill a float32 tensor with elements `first` and on of the noise of a key.
     """
 
-def drive_properties(path: str, io: str = "auto") -> dict:
+def drive_properties(path: str, io: str = "auto", writable: bool = False) -> dict:
     """
-    backend, direct, block_device, alignments and note of a file or device that is opened to read.
+    backend, direct, block_device, alignments and note of a file or device that is opened to read, or to write: a device that holds anything is then refused. Nothing is written.
     """
 
 def drive_rates(
@@ -1053,9 +1055,10 @@ def drive_rates(
     blocks: typing.SupportsInt = 64,
     depth: typing.SupportsInt = 32,
     seconds: typing.SupportsFloat = 1.0,
+    whole_device: bool = False,
 ) -> dict:
     """
-    Overwrite the first blocks of a file, then measure each mix: read, write or both.
+    Overwrite the first blocks of a file, or of a whole device that holds nothing, then measure each mix: read, write or both.
 
     Each takes `seconds`, and so long as what is in flight then. What drive_properties() says, memory_bytes, huge_bytes of it, and rates: mix, bytes, seconds, processor_seconds.
     """

@@ -106,7 +106,9 @@ def test_a_run_whose_store_is_gone_is_refused_by_its_path_and_makes_none(
 CODEC = {"codec": "block_random", "target": "proj", "block": 8, "redraw": 2}
 
 
-@pytest.mark.parametrize(("codec", "chunk"), [({}, "64KiB"), (CODEC, "8KiB")])
+@pytest.mark.parametrize(
+    ("codec", "chunk"), [({}, "64KiB"), (CODEC, "8KiB"), ({**CODEC, "spill": "core"}, "8KiB")]
+)
 def test_norms_that_nobody_needs_are_not_read_back(
     sluiceway, tiny_model, write_config, tmp_path, codec, chunk
 ):
@@ -133,7 +135,8 @@ def test_norms_that_nobody_needs_are_not_read_back(
     assert peak["disk"] == pytest.approx(plan["peak_bytes"]["disk"], rel=0.02)
     assert lines[-1]["grad_norm"] is None
     found = [line["bytes"] for line in lines if "seconds" in line][1:]
-    assert {each["d2h"] for each in found} == {planned["d2h"]}
+    if "spill" not in codec:  # A core crosses once more for its update, as do bytes of the disk.
+        assert {each["d2h"] for each in found} == {planned["d2h"]}
     for link, count in planned.items():
         # A commit's table, run state and superblock are written beside the states.
         commit = 32 << 10 if link == "disk_written" else 0

@@ -178,7 +178,7 @@ def test_drives_of_a_folder_are_in_order_of_their_numbers(tmp_path):
     with pytest.raises(sw.IoError, match="none is not there"):
         find_drives([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(sw.InvalidArgument, match=r"empty is no store, it holds no drive0\.sws"):
+    with pytest.raises(sw.InvalidArgument, match=r"empty is no store, it holds no drive3\.sws"):
         find_drives([tmp_path, tmp_path / "empty"])
 
 

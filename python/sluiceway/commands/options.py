@@ -178,7 +178,7 @@ StorePaths = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH...",
-        help="Folder that holds drive0.sws and so on, or the drive files or devices themselves, in "
-        "order.",
+        help="Folder that holds drive0.sws and so on, each of several folders where the drives of "
+        "a store are on several disks, or the drive files or devices themselves, in order.",
     ),
 ]

@@ -262,8 +262,8 @@ def _elsewhere(plan: dict[str, Any]) -> str:
 
 
 def _chosen(plan: dict[str, Any]) -> list[str]:
-    """A line for each number that the plan has chosen."""
-    said = {"directions": "directions", "new_bases": "new bases"}
+    """A line for each thing that the plan has chosen."""
+    said = {"directions": "directions", "new_bases": "new bases", "spill": "spill"}
     return [f"{name}: {plan[key]['why']}" for key, name in said.items() if key in plan]
 
 

@@ -79,7 +79,7 @@ class TieredSection(EngineSection):
         """Refuse a path that nothing would be kept at."""
         if not self._is_on_disk and config.store.path is not None:
             raise InvalidArgument(
-                f"store.path is {config.store.path}, but engine.tier is {self.tier}, which keeps "
+                f"store.path is {config.store.place}, but engine.tier is {self.tier}, which keeps "
                 "nothing on disk, expected null; leave it out, or set engine.tier: disk"
             )
         if config.store.io == "block" and config.store.path is None:

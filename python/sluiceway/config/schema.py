@@ -183,11 +183,14 @@ def with_absolute_paths(config: Config) -> Config:
 
     data = {"train": absolute(config.data.train), "eval": absolute(config.data.eval)}
     model = {"path": os.path.abspath(config.model.path)}
-    store = {} if config.store.path is None else {"path": os.path.abspath(config.store.path)}
+    stored = config.store.path
+    if stored is not None:
+        several = isinstance(stored, list)
+        stored = [*map(os.path.abspath, stored)] if several else os.path.abspath(stored)
     return config.model_copy(
         update={
             "data": config.data.model_copy(update=data),
             "model": config.model.model_copy(update=model),
-            "store": config.store.model_copy(update=store),
+            "store": config.store.model_copy(update={"path": stored}),
         }
     )

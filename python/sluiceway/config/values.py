@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from sluiceway.config.fields import Float, Int, Natural, NotNegative, Positive, Size
 from sluiceway.config.options import Options, option
@@ -16,6 +16,10 @@ def _above_zero(rate: float) -> float:
     if not rate > 0:
         raise ValueError(f"is {rate:g}, expected above 0 GB/s")
     return rate
+
+
+def _tuple_is_a_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 Rate = Annotated[Float, Field(allow_inf_nan=False), AfterValidator(_above_zero)]
@@ -43,10 +47,14 @@ class Budget(Options):
 class StoreOptions(Options):
     """Where an engine keeps what is too large for memory."""
 
-    path: str | os.PathLike | None = option(
+    path: Annotated[
+        str | os.PathLike | list[str | os.PathLike] | None, BeforeValidator(_tuple_is_a_list)
+    ] = option(
         None,
         'A folder on the disk to be used, made if it is not there; with io="block" the device. A '
-        "run of the command line has it in its own folder where nothing is said.",
+        "list has one folder, or device, on each of several disks, always in the same order: "
+        "chunks are dealt to them by the rates that were measured when the store was made. A run "
+        "of the command line has it in its own folder where nothing is said.",
     )
     io: Literal["auto", "uring", "posix", "block"] = option(
         "auto",
@@ -56,6 +64,24 @@ class StoreOptions(Options):
     chunk: Size = option(
         4 << 20, "Bytes of each of the states that move as one; a multiple of 8 KiB."
     )
+
+    @field_validator("path")
+    @classmethod
+    def _names_one(cls, path: Any) -> Any:
+        if path == []:
+            raise ValueError("is [], expected a path, or a list of one for each disk")
+        return path
+
+    @property
+    def paths(self) -> list[str]:
+        """One for each drive, in order; perhaps none."""
+        listed = self.path if isinstance(self.path, list) else [self.path]
+        return [os.fspath(path) for path in listed if path is not None]
+
+    @property
+    def place(self) -> str:
+        """All paths, for people."""
+        return " and ".join(self.paths)
 
 
 class RefreshSection(Options):

@@ -21,6 +21,7 @@ from sluiceway.model.speeds import disk_speed
 from sluiceway.optim.offload.arguments import resolve_gradients
 from sluiceway.optim.offload.cores import core_groups, core_lines
 from sluiceway.optim.offload.optimizer import OffloadAdamW
+from sluiceway.optim.offload.spill_choice import Rates
 from sluiceway.optim.state import STATE_KEY
 from sluiceway.store.drives import find_drives
 from sluiceway.text.batches import Batch
@@ -47,6 +48,7 @@ class Offload(GradientEngine):
             **{name: getattr(store, name) for name in StoreOptions.model_fields},
             "gradients": resolve_gradients(engine.gradients, model, self.placement.autocast_dtype),
             "_exact_norm": False,
+            "_rates": Rates(self.config.device.disk_gbps, self.config.device.host_gbps),
             "_redo": self.placement.autocast == "fp16",  # The scale of the loss may change.
         }
         return OffloadAdamW(model, **arguments)
@@ -54,7 +56,7 @@ class Offload(GradientEngine):
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
         """As every engine; a save whose store is gone is refused by its path."""
         if (folder / OPTIMIZER_FILE).exists() and self.config.engine.tier == "disk":
-            find_drives([Path(self.config.store.path)])
+            find_drives([*map(Path, self.config.store.paths)])
         super().open(folder, placement, trace)
 
     @property
@@ -72,7 +74,8 @@ class Offload(GradientEngine):
             slow = self.plan(self.model).slow_codec(disk_speed(self.config)["disk_gbps"])
             if slow is not None:
                 warnings.warn(slow, RuntimeWarning, stacklevel=2)
-        cores = core_lines(core_groups(self.optimizer), self.optimizer.uncompressed)
+        optimizer = self.optimizer
+        cores = core_lines(core_groups(optimizer), optimizer.uncompressed, optimizer.spill.why)
         return [*super().description(), *cores]
 
     def summary(self) -> dict[str, Any]:
@@ -81,6 +84,7 @@ class Offload(GradientEngine):
             return super().summary()
         return {
             "codecs": core_groups(self.optimizer),
+            "spill": self.optimizer.spill.spill,
             "parameters": {"uncompressed": self.optimizer.uncompressed},
         }
 

@@ -22,6 +22,7 @@ from sluiceway.optim.offload.arguments import (
     resolve_policy,
 )
 from sluiceway.optim.offload.cores import core_options, target_of, tensor_specs
+from sluiceway.optim.offload.spill_choice import Rates, choose_spill, no_room_for_cores
 from sluiceway.optim.tier_limits import tier_limits
 
 _STATE_BYTES = 12  # Of an element: two moments and the master, read and written in a step.
@@ -52,14 +53,26 @@ class OffloadPlan(DevicePlan):
         self.freed = frozenset(w.name for w in weights)
         self._on_disk = engine.tier == "disk"
         self._speculates = resolve_policy(engine) == "speculative"
-        cores = core_options(engine, config.train.seed)
+        device = config.device
+        choice = choose_spill(
+            engine, gradients, device.link, Rates(device.disk_gbps, device.host_gbps)
+        )
+        cores = core_options(engine, config.train.seed, choice.spill)
         self._footprint = self._footprint_of(weights, gradients, cores)
+        _, host, _, _ = tier_limits(config.budget)
+        if choice.spill == "core" != engine.spill and self._host_bytes_of(self._footprint) > host:
+            choice = no_room_for_cores()
+            cores = core_options(engine, config.train.seed, choice.spill)
+            self._footprint = self._footprint_of(weights, gradients, cores)
+        self._spill = choice.spill
         where = "on disk" if self._on_disk else "in host memory"
         self.figures = {
             "codec": engine.codec,
             "why": f"gradients in {gradients}, states {where}",
             "compressed_weights": self._footprint["core_weights"],
         }
+        if self._footprint["core_weights"] and choice.why:
+            self.figures["spill"] = {"chosen": choice.spill, "why": choice.why}
         self._codec_seconds = 0.0
         if candidates := [w.parameter for w in weights if not w.identity]:
             largest = max(candidates, key=torch.numel).shape
@@ -127,7 +140,7 @@ class OffloadPlan(DevicePlan):
     @property
     def _core_extents(self) -> int:
         """Bytes that a step's gradients take on disk, where they crossed as cores."""
-        if self._speculates or self._config.engine.spill == "core":
+        if self._speculates or self._spill == "core":
             return 0
         return self._gradient_bytes * self._footprint["core_stored_elems"]
 
@@ -187,6 +200,8 @@ class OffloadPlan(DevicePlan):
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
         update = _ADAM_BYTES * self._elements / (1e9 * speeds["host_gbps"])
+        if self._spill == "core" and not self._speculates:
+            update += self._codec_seconds  # Once more, by the update.
         if gbps := speeds.get("disk_gbps"):
             links = self.links()
             spilled = self._whole_extents / (1e9 * gbps)

@@ -168,7 +168,7 @@ class Zo(ResidentEngine):
         """Refuse the store of another run, whose weights are not the model's."""
         if self._on_disk and not (self._goes_on or self.optimizer.has_new_store):
             raise InvalidArgument(
-                f"store.path: {self.config.store.path} has the weights of a run, expected none as "
+                f"store.path: {self.config.store.place} has the weights of a run, expected none as "
                 "this one begins; choose another path, or resume that run"
             )
 

@@ -61,9 +61,17 @@ def disk_rates(
 
 
 def file_rates(
-    path: str, mixes: Sequence[str], io: str, size: int, seconds: float
+    path: str,
+    mixes: Sequence[str],
+    io: str,
+    size: int,
+    seconds: float,
+    whole_device: bool = False,
 ) -> dict[str, Any]:
-    """Do what `disk_rates` does with a file that is there, and overwrite it."""
+    """Do what `disk_rates` does with a file that is there, and overwrite it.
+
+    With `whole_device` also with a block device, which is refused if it holds anything.
+    """
     said = _core.drive_rates(
         path,
         list(mixes),
@@ -72,6 +80,7 @@ def file_rates(
         blocks=size // BLOCK_BYTES,
         depth=DEPTH,
         seconds=seconds,
+        whole_device=whole_device,
     )
     found = {key: said[key] for key in ("backend", "direct", "note", "memory_bytes", "huge_bytes")}
     for rate in said["rates"]:

@@ -12,14 +12,13 @@ from torch import nn
 from sluiceway.config.schema import Config
 from sluiceway.config.values import Link
 from sluiceway.errors import InvalidArgument, IoError
-from sluiceway.machine.disk import disk_rates
 from sluiceway.machine.placement import DTYPES, Placement, is_here
 from sluiceway.machine.roofs import best_seconds_on, link_seconds
+from sluiceway.machine.striping import rates_of_disks, striped_rate, striping_weights
 from sluiceway.model.rehearsal import rehearse
 
 _MEASURED_WEIGHTS = 1 << 24  # One larger layer is a matrix product, for the clock.
 _MEASURED_TOKENS = 1024
-_MEASURED_DISK_BYTES = 128 << 20
 _MEASURED_LINK_BYTES = 64 << 20
 _PRODUCT = {
     "cpu": (1024, 512, 512),
@@ -82,18 +81,28 @@ def link_of(config: Config, speeds: dict[str, Any]) -> Link:
 
 
 def disk_speed(config: Config) -> dict[str, Any]:
-    """`disk_gbps`, of reads and writes at once where the store will be, and where it is from."""
+    """`disk_gbps`, of reads and writes at once where the store will be, and where it is from.
+
+    Of several drives what striping by their rates gives.
+    """
     if config.device.disk_gbps:
         return {"disk_gbps": config.device.disk_gbps, "disk_gbps_from": "config"}
-    path = Path(config.store.path or ".").absolute()
     if config.store.io == "block":
         return {"disk_gbps": None, "disk_gbps_from": "a whole device is not measured"}
-    folder = next(p for p in (path, *path.parents) if p.is_dir())
+    folders = [_nearest_folder(Path(path)) for path in config.store.paths or ["."]]
     try:
-        rates = disk_rates(folder, ("both",), config.store.io, _MEASURED_DISK_BYTES)
+        rates = rates_of_disks(folders, config.store.io)
     except IoError as error:
         return {"disk_gbps": None, "disk_gbps_from": str(error)}
-    return {"disk_gbps": rates["both"]["gbps"], "disk_gbps_from": f"measured in {folder}"}
+    together = striped_rate(rates, striping_weights(rates))
+    where = " and ".join(dict.fromkeys(map(str, folders)))
+    return {"disk_gbps": together, "disk_gbps_from": f"measured in {where}"}
+
+
+def _nearest_folder(path: Path) -> Path:
+    """Where something will be that may not be there yet."""
+    path = path.absolute()
+    return next(p for p in (path, *path.parents) if p.is_dir())
 
 
 def _tflops(

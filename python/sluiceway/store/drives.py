@@ -51,7 +51,8 @@ def find_drives(paths: Sequence[Path]) -> list[str]:
             )
         found = drives_of_folder(path) if path.is_dir() else [path]
         if not found:
-            raise InvalidArgument(f"store: {path} is no store, it holds no {_FIRST}; expected one")
+            name = drive_path(path, len(drives)).name
+            raise InvalidArgument(f"store: {path} is no store, it holds no {name}; expected one")
         drives += map(str, found)
     return drives
 

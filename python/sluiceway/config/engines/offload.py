@@ -72,11 +72,12 @@ class OffloadOptions(CodecOptions, _StateOptions):
     wire: Literal["bf16", "fp32"] = option(
         "bf16", "The format in which cores cross the link.", to=["weight"], in_state=True
     )
-    spill: Literal["gradient", "core"] = option(
-        "gradient",
+    spill: Literal["auto", "gradient", "core"] = option(
+        "auto",
         "What of a compressed gradient waits for its update: the decompressed one, on disk, or the "
-        "core, on the device, which crosses and is decompressed once more by the update. The bits "
-        "are the same. A speculative update needs neither.",
+        "core, on the device, which crosses and is decompressed once more by the update. auto is "
+        "what takes less time by the rates that are given, else by those of an ordinary machine. "
+        "The bits are the same. A speculative update needs neither.",
         to=["weight"],
     )
     redraw: Natural = option(
@@ -101,6 +102,8 @@ class OffloadOptions(CodecOptions, _StateOptions):
     @classmethod
     def _is_of_the_codec(cls, value: Any, field: ValidationInfo) -> Any:
         codec, default = field.data.get("codec"), cls.model_fields[field.field_name].default
+        if field.field_name == "spill" and value == "gradient":
+            return value  # What the identity does.
         if codec == "identity" and value != default:
             raise ValueError(
                 f"is {value!r} and codec is identity, which compresses nothing, expected "

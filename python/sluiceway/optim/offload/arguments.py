@@ -13,9 +13,17 @@ from sluiceway.config.engines.offload import OffloadOptions
 from sluiceway.config.options import option
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.config.values import StoreOptions
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, OutOfMemory
+from sluiceway.machine.striping import weights_of_new
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.offload.cores import core_options, tensor_specs
+from sluiceway.optim.offload.spill_choice import (
+    ORDINARY,
+    Rates,
+    SpillChoice,
+    choose_spill,
+    no_room_for_cores,
+)
 from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
 from sluiceway.store.drives import drive_warnings
 from sluiceway.store.folder import drives_for
@@ -34,6 +42,7 @@ class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
     # Whether a speculative step keeps its gradients where nobody clips inside step(): others may
     # scale them, or change the learning rate behind the backward.
     redo: bool = option(True, "", alias="_redo")
+    rates: Rates = option(ORDINARY, "", alias="_rates")  # That `spill` is chosen by.
 
 
 def resolve_gradients(choice: str, model: nn.Module, autocast: torch.dtype | None = None) -> str:
@@ -92,10 +101,10 @@ def open_engine(
     weights: list[CompressedWeight],
     options: OffloadArguments,
     compute: _core.Stream,
-) -> _core.OffloadEngine:
+) -> tuple[_core.OffloadEngine, SpillChoice]:
     """Build the engine that the options describe; its store is opened, or made.
 
-    Its device is that of `compute`.
+    Its device is that of `compute`. It comes with what waits for updates of compressed weights.
 
     Raises
     ------
@@ -105,6 +114,7 @@ def open_engine(
     link, pin = options.link, options.pin or (-1, -1)
     gradients = resolve_gradients(options.gradients, model)
     _check_gradients(owner, weights, gradients)
+    choice = choose_spill(options, gradients, link, options.rates)
     keywords: dict[str, Any] = {
         "compute": compute,
         "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
@@ -116,7 +126,6 @@ def open_engine(
         "promised_backwards": 0 if options.accumulate == "auto" else options.accumulate,
         "io": options.io,
         "gradients": gradients,
-        "cores": core_options(options, options.seed),
         "chunk_elems": chunk_elements(owner, options.chunk),
         "policy": resolve_policy(options),
         "redo": options.redo,
@@ -124,8 +133,21 @@ def open_engine(
         "lane_cpu": pin[1],
     }
     specs = tensor_specs(weights)
-    with drives_for(owner, options.tier, options.path, options.io) as drives:
-        engine = _core.OffloadEngine(_core.OffloadEngineOptions(drives=drives, **keywords), specs)
+    with drives_for(owner, options.tier, options.paths, options.io) as drives:
+        keywords["drive_weights"] = weights_of_new(owner, drives, options.io)
+
+        def made(spill: str) -> _core.OffloadEngine:
+            cores = core_options(options, options.seed, spill)
+            said = _core.OffloadEngineOptions(drives=drives, cores=cores, **keywords)
+            return _core.OffloadEngine(said, specs)
+
+        try:
+            engine = made(choice.spill)
+        except OutOfMemory:
+            if options.spill != "auto" or choice.spill == "gradient":
+                raise
+            choice = no_room_for_cores()
+            engine = made(choice.spill)
     for line in drive_warnings({"drives": engine.drives}) if drives else []:
         warnings.warn(f"{owner}: {line}", RuntimeWarning, stacklevel=2)
-    return engine
+    return engine, choice

@@ -25,9 +25,13 @@ def target_of(options: OffloadOptions) -> str | Sequence[str] | None:
     return None if options.codec == "identity" else options.target
 
 
-def core_options(options: OffloadOptions, seed: int) -> _core.CoreOptions:
-    """What the compiled module is told of cores: plans and engines say the same."""
-    return _core.CoreOptions(**options.told("weight") | {"d": options.d or 0, "seed": seed})
+def core_options(options: OffloadOptions, seed: int, spill: str = "gradient") -> _core.CoreOptions:
+    """What the compiled module is told of cores: plans and engines say the same.
+
+    `spill` is what the option stands for.
+    """
+    settled = {"d": options.d or 0, "seed": seed, "spill": spill}
+    return _core.CoreOptions(**options.told("weight") | settled)
 
 
 def tensor_specs(weights: list[CompressedWeight]) -> list[_core.TensorSpec]:
@@ -77,11 +81,14 @@ def whole_groups(optimizer: OffloadAdamW, why: dict[str, str]) -> list[dict[str,
     return large_groups(compressed, whole, reasons)
 
 
-def core_lines(groups: list[dict[str, Any]], whole: list[dict[str, Any]]) -> list[str]:
-    """One line for people, what crosses whole behind it."""
+def core_lines(
+    groups: list[dict[str, Any]], whole: list[dict[str, Any]], why_spilled: str = ""
+) -> list[str]:
+    """One line for people, behind it what was chosen to wait for updates, and what is whole."""
     cores = ", ".join(
         f"{g['weights']} x {g['shape'][0]}x{g['shape'][1]} as {g['core'][0]}x{g['core'][1]}"
         for g in groups
     )
     codec = f"{groups[0]['codec']}, gradients of {cores}" if groups else "no gradient is compressed"
-    return [f"cores: {codec}", *group_lines(whole, "whole over the link")]
+    chosen = [f"spill: {why_spilled}"] if groups and why_spilled else []
+    return [f"cores: {codec}", *chosen, *group_lines(whole, "whole over the link")]

@@ -142,7 +142,7 @@ class OffloadAdamW(HookedOptimizer):
 
     def _make_engine(self, model: nn.Module) -> HeldEngine:
         compute = self.device.compute()
-        made = open_engine(self._owner, model, self.weights, self.options, compute)
+        made, self.spill = open_engine(self._owner, model, self.weights, self.options, compute)
         engine = HeldEngine(self._owner, made)
         _, self._held = engine.generations[0]  # Steps of a store that nobody has taken up yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)
@@ -193,7 +193,7 @@ class OffloadAdamW(HookedOptimizer):
         super()._check_loaded()
         if self._held:
             raise InvalidArgument(
-                f"{self._owner}: {self.options.path} holds step {self._held} of this model, "
+                f"{self._owner}: {self.options.place} holds step {self._held} of this model, "
                 "expected load_state_dict() or opt.resume(), or an empty path"
             )
 

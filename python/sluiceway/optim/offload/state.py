@@ -108,7 +108,7 @@ def _check_store(optimizer: OffloadAdamW, store: Any) -> None:
     check_count("generation of its store", store["generation"])
     if optimizer.options.tier != "disk" or store["id"] != engine.store_id:
         on_disk = optimizer.options.tier == "disk"
-        here = f"store {engine.store_id} ({optimizer.options.path})" if on_disk else "host memory"
+        here = f"store {engine.store_id} ({optimizer.options.place})" if on_disk else "host memory"
         raise InvalidArgument(
             f"load_state_dict: it names store {store['id']}, here is {here}, expected that store; "
             "make the optimizer with tier='disk' and its path"

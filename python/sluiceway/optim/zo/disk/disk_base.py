@@ -11,6 +11,7 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument
+from sluiceway.machine.striping import weights_of_new
 from sluiceway.optim.tier_limits import tier_limits
 from sluiceway.optim.zo.host.base import absent
 from sluiceway.optim.zo.tier import Training
@@ -39,7 +40,7 @@ class DiskBase:
         self.log_folder = training.options.path
         self._number = {id(w.parameter): i for i, w in enumerate(training.weights)}
         self.is_new = False
-        with drives_for(training.owner, "disk", store.path, store.io) as drives:
+        with drives_for(training.owner, "disk", store.paths, store.io) as drives:
             self._held: _core.ZoArena | None = self._opened(drives, store)
         self._peaks: dict[str, int] = {}  # Of a store that is closed.
         for line in drive_warnings({"drives": self._arena.drives}):
@@ -66,7 +67,10 @@ class DiskBase:
         found = _core.ZoArena.open(weights, **options)
         self.is_new = found is None
         return found or _core.ZoArena.create(
-            weights, lambda i: weights[i][1].cpu().contiguous(), **options
+            weights,
+            lambda i: weights[i][1].cpu().contiguous(),
+            drive_weights=weights_of_new(self._of.owner, drives, store.io),
+            **options,
         )
 
     # ---- Base ----
@@ -110,7 +114,7 @@ class DiskBase:
         """Refuse a state that neither this base nor one before it belongs to."""
         base_hash, generation, step, made_with = self._arena.base
         what = f"load_state_dict: is of step {saved['step']} on the base {saved['base']}"
-        here = f"{self._of.options.store.path} has {base_hash} of step {step}"
+        here = f"{self._of.options.store.place} has {base_hash} of step {step}"
         if saved["base"] != base_hash and made_with != saved["log_id"]:
             raise InvalidArgument(
                 f"{what}, and {here}, expected a base of its run; give the store that belongs to it"

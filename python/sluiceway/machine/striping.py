@@ -1,0 +1,145 @@
+"""How fast the drives of a store are beside one another, as small weights, and what they give."""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+
+from sluiceway import _core
+from sluiceway.errors import IoError
+from sluiceway.machine.disk import disk_rates, file_rates
+
+_MEASURED_BYTES = 128 << 20
+_TOLERANCE = 0.05  # Of a weight beside the rate that it stands for.
+_SLOWEST = 1e-6  # Of the fastest: what weights can tell apart.
+_MAGIC = b"SLUICEWY"  # A device that begins so is a drive already (docs/store.md section 2).
+
+
+def striping_weights(rates: Sequence[float]) -> list[int]:
+    """The smallest integers that stand to one another as rates do, each within 5 %.
+
+    Parameters
+    ----------
+    rates : sequence of float
+        Above 0, in any unit. One below a millionth of the fastest counts as that.
+
+    Returns
+    -------
+    list of int
+        The slowest has 1 to 10.
+    """
+    slowest = max(min(rates), _SLOWEST * max(rates))
+    shares = [max(rate / slowest, 1.0) for rate in rates]
+    for scale in range(1, 10):
+        weights = [round(scale * share) for share in shares]
+        if all(
+            abs(weight - scale * share) <= _TOLERANCE * scale * share
+            for weight, share in zip(weights, shares, strict=True)
+        ):
+            return weights
+    return [round(10 * share) for share in shares]  # Half of one is no more than 5 % of 10.
+
+
+def striped_rate(rates: Sequence[float], weights: Sequence[int]) -> float:
+    """Of all drives together, where each has the share of the bytes that its weight says."""
+    return min(rate * sum(weights) / weight for rate, weight in zip(rates, weights, strict=True))
+
+
+def rates_of_disks(places: Sequence[Path], io: str) -> list[float]:
+    """Measure reads and writes together, drive by drive, in GB/s.
+
+    Parameters
+    ----------
+    places : sequence of Path
+        Folders, or whole block devices that hold nothing: these are written to. Folders of one
+        file system are measured once, and share its rate.
+    io : str
+        As the option of a store.
+
+    Raises
+    ------
+    sluiceway.errors.Error
+        A disk refused, or a device is not ours.
+    """
+    by = "auto" if io == "block" else io
+    for place in places:
+        if place.is_block_device():  # Before any of them is written to.
+            _core.drive_properties(str(place), by, writable=True)
+    found: dict[tuple[bool, int], float] = {}
+    keys = [_disk_of(place) for place in places]
+    for place, key in zip(places, keys, strict=True):
+        if key not in found:
+            measured = _device_rates(place, by) if key[0] else disk_rates(
+                place, ("both",), by, _MEASURED_BYTES
+            )  # fmt: skip
+            found[key] = measured["both"]["gbps"]
+    sharing = Counter(keys)
+    return [found[key] / sharing[key] for key in keys]
+
+
+def weights_of_new(owner: str, drives: Sequence[str], io: str) -> list[int]:
+    """How fast the drives of a store that is to be made are beside one another.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for a warning where the disks cannot be measured: all are alike then.
+    drives : sequence of str
+        Files that are not there yet, or whole devices.
+    io : str
+        As the option of a store.
+
+    Returns
+    -------
+    list of int
+        None where there is nothing to weigh: one drive, or some that are there.
+
+    Raises
+    ------
+    sluiceway.errors.Error
+        A device is not ours.
+    """
+    paths = [Path(drive) for drive in drives]
+    if len(paths) < 2 or any(_is_there(path) for path in paths):
+        return []
+    places = [path if path.is_block_device() else path.parent for path in paths]
+    if len({_disk_of(place) for place in places}) == 1:
+        return []
+    try:
+        return striping_weights(rates_of_disks(places, io))
+    except IoError as error:
+        warnings.warn(
+            f"{owner}: its drives share all chunks alike, {error}", RuntimeWarning, stacklevel=3
+        )
+        return []
+
+
+def _disk_of(place: Path) -> tuple[bool, int]:
+    """Whether it is a device, and the number of that, or of the file system that it is in."""
+    found = place.stat()
+    device = stat.S_ISBLK(found.st_mode)
+    return device, found.st_rdev if device else found.st_dev
+
+
+def _is_there(drive: Path) -> bool:
+    if not drive.is_block_device():
+        return drive.exists()
+    try:
+        with drive.open("rb", buffering=0) as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:  # Who opens the store says why.
+        return True
+
+
+def _device_rates(device: Path, io: str) -> dict:
+    with device.open("rb", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+    return file_rates(
+        str(device), ("both",), io, min(size, _MEASURED_BYTES), 0.25, whole_device=True
+    )
