@@ -133,7 +133,10 @@ def _export(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Write a run's last save, or a step of its log, as a model that transformers can load."""
+    """Write a run's last save, or a step of it, as a model.
+
+    It is a folder that transformers can load, and is there only when it is complete.
+    """
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.base.json_text import json_text
     from sluiceway.base.sizes import format_bytes
