@@ -36,6 +36,28 @@ def test_terminal_gets_one_table_with_a_line_for_each_figure(monkeypatch):
     assert len(starts) == 1
 
 
+def test_wear_of_a_disk_is_of_all_that_was_written_in_all_steps_of_the_sitting():
+    with Progress("zo", 40, None, io.StringIO()) as progress:
+        progress(line_of(1))
+        assert "wear" not in progress.figures()  # There is no disk.
+        for step in range(2, 31):  # More of them than rates are averaged over.
+            crossed = {"disk_read": 10**9, "disk_written": 2 * 10**6, "consolidated": 0}
+            if step == 3:
+                crossed["consolidated"] = 442 * 10**6
+            progress({**line_of(step), "seconds": 0.5, "bytes": crossed})
+        figures = progress.figures()
+    written, seconds = 29 * 2e6 + 442e6, line_of(1)["seconds"] + 29 * 0.5
+    daily = written / seconds * 86400 / 1e12
+    assert figures["wear"] == f"{daily:.3g} TB/day"
+    assert 2.5 < daily < 3.0
+    assert figures["disk r/w"] == "2.00/0.00 GB/s"
+    assert list(figures)[list(figures).index("new bases") + 1] == "wear"
+    # A base that is only read wears nothing.
+    with Progress("zo", 2, None, io.StringIO()) as progress:
+        progress({**line_of(1), "bytes": {"disk_read": 10**9, "disk_written": 0}})
+        assert progress.figures()["wear"] == "0 TB/day"
+
+
 def test_calibration_is_said_as_it_goes_on_and_is_no_part_of_what_is_left(monkeypatch):
     clock = iter([100.0, 103.0, 106.0, 107.0])
     out = io.StringIO()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import shutil
 import signal
 from functools import partial
@@ -238,7 +239,7 @@ def test_a_run_on_disk_counts_what_is_read_and_new_bases_apart(sluiceway, zo_con
     assert outcome.code == 0, outcome.err
     assert "weights stay on disk, and are streamed to the device once a step" in outcome.out
     assert "written 0 B" in outcome.out
-    assert "new bases" in outcome.out
+    assert re.search(r"new bases [\d.]+ KiB  wear [\d.e+-]+ TB/day", outcome.out)
     assert {line["eval_bytes"]["disk_read"] > 0 for line in read_lines(folder)[::5]} == {True}
     lines = [line["bytes"] for line in read_lines(folder)[1:]]
     weights = (tmp_path / "out" / "checkpoint" / "model.safetensors").stat().st_size

@@ -38,7 +38,9 @@ def test_options_of_a_config_are_those_of_the_class():
     assert section.pop("kind") == "zo"
     assert section.pop("eval_batches") is None
     assert {name: shared.pop(name) for name in section} == section
-    assert set(shared) == {"device", "path", "store", "link", "budget", "trace", "pin", "seed"}
+    assert set(shared) == {
+        "device", "path", "store", "link", "budget", "trace", "pin", "opens", "seed"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

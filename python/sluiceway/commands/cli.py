@@ -127,19 +127,23 @@ def _eval(
 def _export(
     folder: o.RunPath,
     to: o.ModelFolder,
+    step: o.StepOfLog = None,
     dtype: o.ConvertTo = None,
     force: o.Force = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Write a run's last save as a model that transformers can load."""
+    """Write a run's last save, or a step of it, as a model.
+
+    It is a folder that transformers can load, and is there only when it is complete.
+    """
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.base.json_text import json_text
     from sluiceway.base.sizes import format_bytes
     from sluiceway.commands.export import export
 
     with Interrupt():
-        done = export(folder, to, dtype, force)
+        done = export(folder, to, dtype, force, step)
     said = f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}"
     print(json_text(done) if as_json else said)
 

@@ -1,27 +1,39 @@
-"""A run's last save as a transformers folder, streamed: memory does not grow with the model."""
+"""A run's last save, or a step before it, as a transformers folder, streamed.
+
+Memory does not grow with the model.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.meter import meter
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.folder import CONFIG_FILE
-from sluiceway.run.last_save import last_save
+from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from sluiceway.engines.protocol import Engine
+    from sluiceway.engines.weights import CopiedWeights
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -> dict[str, Any]:
+def export(
+    run: Path, to: Path, dtype: str | None = None, force: bool = False, step: int | None = None
+) -> dict[str, Any]:
     """Write config, tokenizer and weights of the last save; the folder appears only complete.
 
     Parameters
     ----------
+    step : int or None
+        The one whose weights are written, of a run whose engine keeps them; None: the save's.
     dtype : str or None
         fp32, bf16 or fp16: what weights become; None: what they are.
     force : bool
@@ -30,12 +42,13 @@ def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -
     Returns
     -------
     dict
-        `folder`, `step` of the save, `bytes` written, `dtype`.
+        `folder`, `step` of the weights, `bytes` written, `dtype`.
 
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        There is no save, `to` may not be replaced, or a weight does not fit `dtype`.
+        There is no save, or nothing of `step`; `to` may not be replaced, or a weight does not fit
+        `dtype`.
     sluiceway.errors.Corrupt
         A file of the save is not what was written.
     sluiceway.errors.IoError
@@ -47,14 +60,35 @@ def export(run: Path, to: Path, dtype: str | None = None, force: bool = False) -
     from sluiceway.base.atomic import replace_folder
     from sluiceway.engines import engine_of
 
-    weights = engine_of(save.config).weights(save.folder)
-    with replace_folder(to) as folder:
+    engine = engine_of(save.config.engine.in_folder(save.config, run))
+    with _weights(engine, save, step) as weights, replace_folder(to) as folder:
         _copy_side_files(save.folder, folder, dtype)
         with meter("export", weights.size, in_bytes=True) as advance:
             weights.copy(folder, dtype, advance)
         save.check_unchanged()
         count = sum(path.stat().st_size for path in folder.iterdir())
-    return {"folder": str(to), "step": save.step, "bytes": count, "dtype": dtype}
+    return {
+        "folder": str(to),
+        "step": save.step if step is None else step,
+        "bytes": count,
+        "dtype": dtype,
+    }
+
+
+def _weights(
+    engine: Engine, save: LastSave, step: int | None
+) -> AbstractContextManager[CopiedWeights]:
+    from sluiceway.engines.protocol import KeepsSteps
+
+    if step is None:
+        return nullcontext(engine.weights(save.folder))
+    if not isinstance(engine, KeepsSteps):
+        raise InvalidArgument(
+            f"--step: is {step}, and engine.kind is {save.config.engine.kind}, which keeps the "
+            f"weights of no step but those of its saves, expected no --step: the last save is of "
+            f"step {save.step}"
+        )
+    return engine.weights_of_step(save.folder, step)
 
 
 def _check_target(run: Path, to: Path, force: bool) -> None:

@@ -131,6 +131,17 @@ ConvertTo = Annotated[
         show_default=False,
     ),
 ]
+StepOfLog = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Weights of step N, for runs that log every step: engine.kind zo with engine.tier "
+        "host or disk, mode log. N is at most the step of the last save, and on disk at least that "
+        "of the base. Default: those of the last save.",
+        show_default=False,
+    ),
+]
 Force = Annotated[
     bool, typer.Option("--force", help="Replace the model that FOLDER holds, if it holds one.")
 ]

@@ -24,7 +24,7 @@ import torch
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import EnginePlan
-from sluiceway.engines.weights import SavedWeights
+from sluiceway.engines.weights import CopiedWeights, SavedWeights
 from sluiceway.machine.placement import Placement
 from sluiceway.text.batches import Batch
 
@@ -98,6 +98,20 @@ class SavesAside(Protocol):
         """A save of this step, one at a time, to be closed; None: `save` is to be called.
 
         The caller has synchronized.
+        """
+
+
+@runtime_checkable
+class KeepsSteps(Protocol):
+    """What an engine may have besides: saves of which weights of steps before can be made."""
+
+    def weights_of_step(self, save: Path, step: int) -> AbstractContextManager[CopiedWeights]:
+        """Those that the run had after `step`; its config names what lies in its folder.
+
+        Raises
+        ------
+        sluiceway.errors.InvalidArgument
+            There are none of this step; the text says of which there are.
         """
 
 

@@ -16,22 +16,16 @@ from sluiceway.model.weight_stream import copy_weights
 _WEIGHTS = ".safetensors"
 
 
-class SavedWeights(Protocol):
-    """Weights of a model folder or of a save; whoever makes one has checked that they are whole.
+class CopiedWeights(Protocol):
+    """Weights that can be written elsewhere, tensor by tensor.
 
     Attributes
     ----------
-    shape : dict
-        The model's config.json.
     size : int
         Bytes that `copy` will have read.
     """
 
-    shape: dict[str, Any]
     size: int
-
-    def load(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-        """The model, its weights stored as `dtype`."""
 
     def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
         """Write them as safetensors, tensor by tensor.
@@ -45,6 +39,21 @@ class SavedWeights(Protocol):
         advance : callable
             Told how many more of `size` bytes are done.
         """
+
+
+class SavedWeights(CopiedWeights, Protocol):
+    """Weights of a model folder or of a save; whoever makes one has checked that they are whole.
+
+    Attributes
+    ----------
+    shape : dict
+        The model's config.json.
+    """
+
+    shape: dict[str, Any]
+
+    def load(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+        """The model, its weights stored as `dtype`."""
 
 
 class WeightFiles:

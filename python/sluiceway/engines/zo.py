@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,14 +16,23 @@ from sluiceway.config.engines.zo import ZoOptions, ZoSection
 from sluiceway.engines.plan import trained_elements
 from sluiceway.engines.protocol import Ranges, Update
 from sluiceway.engines.resident import OPTIMIZER_FILE, ResidentEngine
-from sluiceway.engines.state_file import read_state, write_state
+from sluiceway.engines.state_file import read_state
+from sluiceway.engines.weights import CopiedWeights
 from sluiceway.engines.zo_plan import ZoPlan
-from sluiceway.errors import Error, InvalidArgument
-from sluiceway.machine.placement import DTYPES, Placement
+from sluiceway.engines.zo_saves.logged_weights import LoggedWeights
+from sluiceway.engines.zo_saves.parity_save import ParitySave
+from sluiceway.errors import InvalidArgument
+from sluiceway.machine.placement import (
+    DTYPES,
+    Placement,
+    choose_placement,
+    denormals,
+    unpinned,
+)
 from sluiceway.model.chunked_loss.of_model import ChunkedLoss
 from sluiceway.model.folder import load_model
 from sluiceway.model.loss import inputs_on, loss_of
-from sluiceway.model.weight_stream import StreamedWeights, save_streamed, saved_buffers
+from sluiceway.model.weight_stream import save_streamed
 from sluiceway.optim.state import STATE_KEY
 from sluiceway.optim.zo.optimizer import ZoSgd
 from sluiceway.text.batches import Batch
@@ -55,7 +65,7 @@ class Zo(ResidentEngine):
         chunked = ChunkedLoss(model)
         return lambda batch: chunked(**inputs_on(placement, batch), use_cache=False)
 
-    def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> ZoSgd:
+    def make_optimizer(self, model: torch.nn.Module, trace: Path | None, **further: Any) -> ZoSgd:
         """Over every parameter, of the tier that the config says."""
         config, placement = self.config, self.placement
         arguments: dict[str, Any] = {
@@ -74,6 +84,7 @@ class Zo(ResidentEngine):
             device=placement.name,
             seed=config.train.seed,
             **arguments,
+            **further,
         )
 
     @property
@@ -120,6 +131,36 @@ class Zo(ResidentEngine):
         with contextlib.closing(begun):
             begun.finish(0)  # Every weight is there.
             return begun.write(folder)
+
+    @contextlib.contextmanager
+    def weights_of_step(self, save: Path, step: int) -> Iterator[CopiedWeights]:
+        """Of mode log: of the base on, by the log in the save; all on the host device."""
+        if not self._logs:
+            what = "mode parity" if self.config.engine.mode == "parity" else "tier device"
+            raise InvalidArgument(
+                f"--step: is {step}, and the run is of {what}, which keeps the weights of no step "
+                "but those of its saves, expected no --step; tiers host and disk have a log of "
+                "all steps in mode log"
+            )
+        state = read_state(save / OPTIMIZER_FILE)
+        if step == state[STATE_KEY]["committed_steps"]:
+            yield self.weights(save)
+            return
+        placement = choose_placement(unpinned(self.config), of_plan=True)
+        self.placement = Placement(torch.device("cpu"), "host", None, "nothing is computed")
+        with (
+            denormals(self.config, placement),  # As when a save of the run is written.
+            contextlib.closing(self._base_of(save)) as weights,
+        ):
+            weights.go_to(step, state)
+            yield weights
+
+    def _base_of(self, save: Path) -> LoggedWeights:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of what training asks for.
+            dtype = DTYPES[self.config.model.dtype]
+            model = self.prepare(load_model(self.weights_folder(save), dtype, mapped=True))
+            return LoggedWeights(model, self.make_optimizer(model, None, _opens=True))
 
     def save_model(self, folder: Path) -> None:
         """Of tier disk weight by weight."""
@@ -264,57 +305,3 @@ class Zo(ResidentEngine):
         """As every engine; weights on disk stay there, as memory may not hold them."""
         self.optimizer.drop_snapshot()  # Saves have ended: one that is left has no reader.
         self.optimizer.close(theta=not self._on_disk)
-
-
-class ParitySave:
-    """A save of mode parity, of the step at which it is made; a `BegunSave`.
-
-    Weights are read one after the other. One that is an image is written where its master is, so
-    that this is read once.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Of transformers.
-    optimizer : ZoSgd
-    """
-
-    def __init__(self, model: torch.nn.Module, optimizer: ZoSgd) -> None:
-        self._model = model
-        self._buffers = {name: b.detach().clone() for name, b in saved_buffers(model)}
-        self._snapshot = optimizer.snapshot()
-
-    def write(self, folder: Path) -> None:
-        """Weights, and the state of the optimizer."""
-        snapshot, images = self._snapshot, {}
-        with StreamedWeights(self._model, folder) as file:
-            for name, t in file.tensors:
-                if name in self._buffers:
-                    file.put(name, self._buffers[name])
-                elif not snapshot.has(t):
-                    file.put(name, t.detach())
-                elif snapshot.has_image(t):
-                    images[snapshot.master(t).untyped_storage().data_ptr()] = name, t
-                else:
-                    with snapshot.reading(t) as weight:
-                        file.put(name, weight)
-
-            @contextlib.contextmanager
-            def around(storage: torch.UntypedStorage) -> Iterator[None]:
-                name, t = images.pop(storage.data_ptr())
-                with snapshot.reading(t) as weight:
-                    file.put(name, weight)
-                    yield
-
-            write_state(snapshot.state, folder / OPTIMIZER_FILE, around)
-            if images:
-                missing = ", ".join(name for name, _ in images.values())
-                raise Error(f"{folder}: the state has no master of {missing}, expected all")
-
-    def finish(self, seconds: float | None = None) -> bool:
-        """Wait until weights were read."""
-        return self._snapshot.finish(seconds)
-
-    def close(self) -> None:
-        """Let steps write to them."""
-        self._snapshot.close()

@@ -93,6 +93,12 @@ def with_threads_of_this_machine(config: Config) -> Config:
     return config.model_copy(update={"device": device})
 
 
+def unpinned(config: Config) -> Config:
+    """The same config without threads and cores of its own: for what is not the run itself."""
+    device = config.device.model_copy(update={"pin": False, "threads": None})
+    return config.model_copy(update={"device": device})
+
+
 def enter_placement(config: Config, placement: Placement) -> None:
     """Set threads, and the core of the calling thread."""
     if config.device.threads is not None:

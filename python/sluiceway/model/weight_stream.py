@@ -96,14 +96,25 @@ def _pieces(file: BinaryIO, size: int, path: Path):
 
 def _converted(piece: memoryview, tensor: TensorEntry, dtype: str) -> memoryview:
     before = torch.frombuffer(piece, dtype=_FLOATS[tensor.dtype])
+    return memoryview(_rounded(before, tensor.name, dtype).view(torch.uint8).numpy())
+
+
+def _rounded(before: torch.Tensor, name: str, dtype: str) -> torch.Tensor:
     after = before.to(DTYPES[dtype])
     if not torch.equal(after.isfinite(), before.isfinite()):
         raise InvalidArgument(
-            f"--dtype {dtype}: {tensor.name} has {before[~after.isfinite()].abs().max():.3g}, "
+            f"--dtype {dtype}: {name} has {before[~after.isfinite()].abs().max():.3g}, "
             f"expected at most {torch.finfo(after.dtype).max:.3g}; take bf16, whose range is that "
             "of fp32"
         )
-    return memoryview(after.view(torch.uint8).numpy())
+    return after
+
+
+def save_configs(model: nn.Module, folder: Path) -> None:
+    """Write those that `save_pretrained` writes, of a model of transformers."""
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 def save_streamed(
@@ -120,13 +131,14 @@ def save_streamed(
     value_of : callable
         What a parameter is, on the host.
     """
+    save_configs(model, folder)
     with StreamedWeights(model, folder) as file:
         for name, t in file.tensors:
             file.put(name, value_of(t) if isinstance(t, nn.Parameter) else t.detach())
 
 
 class StreamedWeights:
-    """Configs and weights as `save_pretrained` writes them, one tensor after the other.
+    """Weights as `save_pretrained` writes them, one tensor after the other.
 
     Parameters
     ----------
@@ -134,6 +146,8 @@ class StreamedWeights:
         Of transformers; it says names, shapes and types alone.
     folder : Path
         Has no weights.
+    dtype : str or None
+        What floating-point tensors become: fp32, bf16 or fp16; None: what they are.
 
     Attributes
     ----------
@@ -141,23 +155,38 @@ class StreamedWeights:
         Parameters and buffers that are to be put, each once, in any order; fastest in this one.
     """
 
-    def __init__(self, model: nn.Module, folder: Path) -> None:
-        model.config.save_pretrained(folder)
-        if model.can_generate():
-            model.generation_config.save_pretrained(folder)
+    def __init__(self, model: nn.Module, folder: Path, dtype: str | None = None) -> None:
+        self._dtype = dtype
         # Large elements first, so that none of them lies askew.
         self.tensors = [*model.named_parameters(), *saved_buffers(model)]
-        self.tensors.sort(key=lambda named: -named[1].element_size())
+        self.tensors.sort(key=lambda named: -self._stored(named[1]).itemsize)
         entries = [
-            TensorEntry(name, _CODES[t.dtype], list(t.shape), 0, t.numel() * t.element_size())
+            TensorEntry(
+                name,
+                _CODES[self._stored(t)],
+                list(t.shape),
+                0,
+                t.numel() * self._stored(t).itemsize,
+            )
             for name, t in self.tensors
         ]
         self._file = (folder / WEIGHTS_FILE).open("xb")
         header = write_header(self._file, entries, {"format": "pt"})
         self._begins = {entry.name: header.data + entry.begin for entry in header.tensors}
 
+    def _stored(self, t: torch.Tensor) -> torch.dtype:
+        return DTYPES[self._dtype] if self._dtype and t.is_floating_point() else t.dtype
+
     def put(self, name: str, value: torch.Tensor) -> None:
-        """Write a tensor, from any device."""
+        """Write a tensor, from any device.
+
+        Raises
+        ------
+        sluiceway.errors.InvalidArgument
+            A value does not fit `dtype`.
+        """
+        if self._stored(value) is not value.dtype:
+            value = _rounded(value, name, self._dtype)
         value = value.cpu().contiguous().view(-1).view(torch.uint8)
         self._file.seek(self._begins[name])
         self._file.write(memoryview(value.numpy()))

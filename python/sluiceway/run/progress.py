@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from sluiceway.base.columns import columns
 from sluiceway.base.sizes import format_bytes
+from sluiceway.machine.wear import tb_per_day
 
 _LINE_SECONDS = 5.0
 _LIVE_SECONDS = 0.25
@@ -42,6 +43,7 @@ class Progress:
         self._skipped = 0
         # Bytes on disk, of this sitting; those of new bases are no part of a step's.
         self._disk_bytes = {"disk_read": 0, "disk_written": 0, "consolidated": 0}
+        self._seconds = 0.0  # Of all steps of this sitting, in which they were.
         self._shown, self._shown_step = 0.0, -1
         self._fitting = False  # In the step at hand.
         self._shown_fit = 0.0
@@ -72,6 +74,7 @@ class Progress:
         if "seconds" in line:
             self._recent.append(self._without_fit(line))
             self._skipped += line.get("skipped", 0)
+            self._seconds += line["seconds"]
             for link in self._disk_bytes:
                 self._disk_bytes[link] += (line.get("bytes") or {}).get(link, 0)
         elif self._live is None:
@@ -171,7 +174,7 @@ class Progress:
         }
 
     def _disk(self, seconds: float) -> dict[str, str]:
-        """Rates of the disk, and all that was written, of a run that has one."""
+        """Rates of the disk, all that was written, and in a day, of a run that has one."""
         if not any(self._disk_bytes.values()):
             return {}
         rates = [
@@ -182,9 +185,12 @@ class Progress:
             "disk r/w": f"{rates[0]:.2f}/{rates[1]:.2f} GB/s",
             "written": format_bytes(self._disk_bytes["disk_written"]),
         }
-        if consolidated := self._disk_bytes["consolidated"]:
+        consolidated = self._disk_bytes["consolidated"]
+        if consolidated:
             figures["new bases"] = format_bytes(consolidated)
-        return figures
+        # Of all steps: a new base is rare, and would make a rate of the last ones jump.
+        daily = tb_per_day(self._disk_bytes["disk_written"] + consolidated, self._seconds)
+        return figures | {"wear": f"{daily:.3g} TB/day"}
 
     def _table(self) -> Any:
         from rich.text import Text

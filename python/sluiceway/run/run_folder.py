@@ -210,9 +210,8 @@ class RunFolder:
         if self.checkpoint_path.exists() or (self.path / COMPARISON).exists():
             return
         self.close()
-        for path in (
-            self.metrics_path, self.path / CONFIG_FILE, self.trace_path, self.summary_path,
-        ):  # fmt: skip
+        made = self.metrics_path, self.path / CONFIG_FILE, self.summary_path, self.trace_path
+        for path in made:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.path / STORE_FOLDER, ignore_errors=True)  # Ours: the folder was empty.
         with contextlib.suppress(OSError):

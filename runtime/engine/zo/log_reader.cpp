@@ -17,15 +17,24 @@ LogLoss loss_of(const LogHistory& history, std::uint64_t offset, std::uint64_t b
              "goes on from step ", history.next_step(), " (", why, ")")};
 }
 
+LogHeader header_of(std::span<const std::byte> bytes, const std::string& path) {
+  try {
+    return decode_log_header(bytes);
+  } catch (const Corrupt& error) {
+    throw Corrupt(concat(path, ": ", error.what(), "; put a copy of the log in its place, or move ",
+                         "it away to begin anew from the base"));
+  }
+}
+
 }  // namespace
 
 LogReading read_log(const LogFile& file) {
-  (void)decode_log_header(file.read(0, kLogHeaderBytes));  // Before all of what may be no log.
+  (void)header_of(file.read(0, kLogHeaderBytes), file.path());  // Before all of what may be no log.
   return read_log(file.read(0, std::numeric_limits<std::uint64_t>::max()), file.path());
 }
 
 LogReading read_log(std::span<const std::byte> bytes, const std::string& path) {
-  LogReading reading{LogHistory(decode_log_header(bytes)), {}, bytes.size()};
+  LogReading reading{LogHistory(header_of(bytes, path)), {}, bytes.size()};
   LogHistory& history = reading.history;
   const std::size_t size = entry_bytes(history.header().shape);
   std::size_t at = kLogHeaderBytes;

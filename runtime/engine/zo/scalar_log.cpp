@@ -17,6 +17,12 @@ std::string to_text(const LogShape& shape) {
                 shape.noise.period_steps);
 }
 
+std::string loss_of(const ScalarLog& log) {
+  const LogLoss& lost = *log.lost();
+  if (lost.entries == 0) return lost.text;
+  return concat(lost.text, "; they stay until a step is logged, and are kept beside it then");
+}
+
 }  // namespace
 
 ScalarLog::ScalarLog(LogFile file, LogReading reading, const LogOptions& options)
@@ -44,6 +50,8 @@ ScalarLog ScalarLog::open(const std::string& path, const LogShape& shape, const 
                   to_text(shape));
   ScalarLog log(std::move(file), std::move(reading), options);
   log.use_base(arena);
+  // Who only reads may do so beside a writer, whose last entry is not whole yet.
+  if (log.lost() && options.access == Access::kReadWrite) warn(loss_of(log));
   return log;
 }
 

@@ -11,9 +11,9 @@
 // the same noise. What something else relies on is synced before it returns: announce(),
 // rollback(), restore(), branch().
 //
-// Damage: a log is read up to the first entry that does not hold. What follows is lost() and stays
-// in the file until something is appended; then whole entries of it are kept beside the log, as
-// PATH.lost.<sum>, and the file is cut.
+// Damage: a log is read up to the first entry that does not hold. What follows is lost(), of which
+// open() warns where it may write, and stays in the file until something is appended; then whole
+// entries of it are kept beside the log, as PATH.lost.<sum>, and the file is cut.
 //
 // Thread safety: one thread at a time. Another process that opens it to write is refused.
 // Errors:        IoError: path, errno; EBUSY if another has it. Corrupt: no log. Unavailable: of a

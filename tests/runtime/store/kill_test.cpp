@@ -23,12 +23,17 @@ namespace sluiceway::test {
 namespace {
 
 constexpr std::uint64_t kEnough = 1'000'000;  // Steps: no child gets there.
+constexpr int kMany = 1000;
 
 // SLUICEWAY_KILLS=1000 kills that often.
 int kills() {
   const char* const text = std::getenv("SLUICEWAY_KILLS");
   return text == nullptr ? 25 : std::atoi(text);
 }
+
+// Kills inside of a commit, or they miss what they are for: 30 % of many, of which 56 % and more
+// were in runs of 1,000. The share of a few may well be lower.
+int least_while_committing() { return kills() >= kMany ? kills() * 3 / 10 : kills() / 10 + 1; }
 
 class KillTest : public testing::TestWithParam<IoChoice> {
  protected:
@@ -119,7 +124,7 @@ TEST_P(KillTest, EveryOpeningIsAtAWholeStepThatIsNeverAnOlderOne) {
     EXPECT_TRUE(store->verify().empty());
   }
   EXPECT_GT(step, 0U);
-  EXPECT_GT(while_committing, kills() / 10);
+  EXPECT_GE(while_committing, least_while_committing());
   std::printf("%d kills, %d of them while a step was being committed; %d steps\n", kills(),
               while_committing, static_cast<int>(step));
 }

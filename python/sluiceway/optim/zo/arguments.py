@@ -36,4 +36,5 @@ class ZoArguments(ZoOptions):
         None, "Path of a Chrome/Perfetto trace that `close()` writes, of tiers host and disk."
     )
     pin: tuple[int, int] | None = option(None, "", alias="_pin")  # Cores of torch and of the lanes.
+    opens: bool = option(False, "", alias="_opens")  # A store that is there, and makes none.
     seed: Natural = option(0, "Of the directions.", in_state=True)

@@ -88,6 +88,18 @@ class LoggedSteps:
         return self._on_disk("run_state").store.run_state
 
     @property
+    def base_step(self) -> int:
+        """The step that the base is of; nothing leads back to those before.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no log.
+        """
+        tier = self._logged("base_step")
+        return tier.store.step if isinstance(tier, DiskTier) else 0
+
+    @property
     def has_new_store(self) -> bool:
         """Whether the store of tier disk was made of the model's weights, and not opened."""
         return self._on_disk("has_new_store").store.is_new

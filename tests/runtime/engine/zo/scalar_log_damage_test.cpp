@@ -8,6 +8,7 @@
 #include "kernels/base/error.h"
 #include "runtime/engine/zo/log_summary.h"
 #include "runtime/engine/zo/scalar_log.h"
+#include "runtime/trace/warning.h"
 #include "tests/support/io_back_ends.h"
 #include "tests/support/logged_run.h"
 #include "tests/support/rng.h"
@@ -15,6 +16,7 @@
 namespace sluiceway::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
@@ -107,6 +109,37 @@ TEST_P(DamagedLogTest, ABitFlippedInAnyByteCostsWhatFollowsAndKeepsItBeside) {
     ASSERT_EQ(file_bytes(kept[0]), lost);
     remove_kept();
   }
+}
+
+TEST_P(DamagedLogTest, WhoWritesIsToldWhatIsLostAndWhoReadsIsNot) {
+  std::vector<std::string> told;
+  const WarningHandler before =
+      set_warning_handler([&](const std::string& text) { told.push_back(text); });
+  const auto opened = [&](std::size_t bytes, Access access) {
+    write_file(path.str(), {whole.data(), bytes});
+    LogOptions other = options;
+    other.access = access;
+    told.clear();
+    (void)ScalarLog::open(path.str(), shape, {base, {}}, other);
+    return told.size();
+  };
+  EXPECT_EQ(opened(whole.size(), Access::kReadWrite), 0U);
+  EXPECT_EQ(opened(whole.size() - 1, Access::kRead), 0U);
+  ASSERT_EQ(opened(whole.size() - 1, Access::kReadWrite), 1U);
+  EXPECT_THAT(told[0], HasSubstr(path.str()));
+  EXPECT_THAT(told[0], HasSubstr(std::to_string(entry - 1) + " bytes (0 whole entries)"));
+  whole[whole.size() - 1] ^= std::byte{1};
+  ASSERT_EQ(opened(whole.size(), Access::kReadWrite), 1U);
+  EXPECT_THAT(told[0], HasSubstr("(1 whole entries) after it are lost"));
+  EXPECT_THAT(told[0], HasSubstr("are kept beside it"));
+  set_warning_handler(before);
+}
+
+TEST_P(DamagedLogTest, ADamagedHeaderIsNamedWithItsFile) {
+  whole[20] ^= std::byte{1};
+  write_file(path.str(), whole);
+  EXPECT_THAT([&] { open(); }, ThrowsMessage<Corrupt>(AllOf(HasSubstr(path.str()),
+                                                            HasSubstr("put a copy of the log"))));
 }
 
 TEST_P(DamagedLogTest, WhatWasKeptBeforeIsNotInTheWay) {

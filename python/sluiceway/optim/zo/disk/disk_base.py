@@ -66,6 +66,11 @@ class DiskBase:
         weights = [(w.name, w.parameter.detach(), w.group) for w in self._of.weights]
         found = _core.ZoArena.open(weights, **options)
         self.is_new = found is None
+        if self.is_new and self._of.options.opens:
+            raise InvalidArgument(
+                f"{self._of.owner}: {store.path} holds no weights of a run, expected its store; "
+                "put it back there"
+            )
         return found or _core.ZoArena.create(
             weights,
             lambda i: weights[i][1].cpu().contiguous(),

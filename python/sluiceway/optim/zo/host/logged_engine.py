@@ -9,7 +9,7 @@ from typing import Any
 
 from sluiceway import _core
 from sluiceway.base.atomic import replace_file
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import Corrupt, InvalidArgument
 from sluiceway.optim.tier_limits import tier_limits
 from sluiceway.optim.zo.host.base import Base
 from sluiceway.optim.zo.host.log_folder import LOG, LogFolder
@@ -150,24 +150,38 @@ class LoggedEngine(StreamingEngine):
         return here[:both] == log[:both]
 
     def load(self, saved: dict[str, Any], opened: Callable[[], None]) -> None:
-        """Go on from a state that was checked; `opened` is called if there is another engine."""
+        """Go on from a state that was checked; `opened` is called if there is another engine.
+
+        Raises
+        ------
+        Corrupt
+            The state's log does not hold all that it had; nothing was changed.
+        """
         engine = self.get()
         if engine.log_id != saved["log_id"] or engine.entries < saved["entries"]:
             del engine
-            self._replace(saved["log"], opened)
+            self._replace(saved, opened)
         if self.get().entries != saved["entries"]:
             self.get().restore(saved["entries"])
 
-    def _replace(self, log: bytes, opened: Callable[[], None]) -> None:
+    def _replace(self, saved: dict[str, Any], opened: Callable[[], None]) -> None:
         path = self._folder.log
         before, self._engine = path.read_bytes(), None  # Lets go of the file.
         try:
-            replace_file(path, log)  # What was there is empty, or the beginning of this.
+            replace_file(path, saved["log"])  # What was there is empty, or the beginning of this.
             self._engine = self._open()
-        except BaseException:
+            if (found := self._engine.entries) < saved["entries"]:
+                raise Corrupt(f"{found} whole entries")
+        except BaseException as error:
+            self._engine = None
             replace_file(path, before)
             self._engine = self._open()
             opened()
+            if isinstance(error, Corrupt):
+                raise Corrupt(
+                    f"load_state_dict: its log is damaged, expected {saved['entries']} entries up "
+                    f"to step {saved['step']} ({error}); load another copy of the state"
+                ) from None
             raise
         opened()
 

@@ -1,0 +1,74 @@
+"""Weights of any step since the base, made of the base and the log that a save has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.weight_stream import StreamedWeights, saved_buffers
+from sluiceway.optim.state import STATE_KEY
+from sluiceway.optim.zo.optimizer import ZoSgd
+
+
+class LoggedWeights:
+    """Made one after the other, as they are written; a `CopiedWeights`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Of transformers.
+    optimizer : ZoSgd
+        Of tier host or disk in mode log, as it began with the base; gone when this is closed.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: ZoSgd) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weights and buffers."""
+        return sum(t.nbytes for t in self._model.parameters()) + sum(
+            t.nbytes for _, t in saved_buffers(self._model)
+        )
+
+    def go_to(self, step: int, state: dict[str, Any]) -> None:
+        """Let them be of a step of the line that a state of the optimizer ends.
+
+        Raises
+        ------
+        InvalidArgument
+            The base is of a later step, or the state of an earlier one.
+        """
+        first, last = self._optimizer.base_step, state[STATE_KEY]["committed_steps"]
+        if first > last and step != first:
+            raise InvalidArgument(
+                f"--step: is {step}, expected {last}, of which the last save is, or {first}, of "
+                "which the base is that the run has moved to since"
+            )
+        if first <= last and not first <= step <= last:
+            raise InvalidArgument(
+                f"--step: is {step}, expected one of {first} to {last}, as the base is of step "
+                f"{first} and the last save of step {last}"
+            )
+        if first <= last:
+            self._optimizer.load_state_dict(state)
+            self._optimizer.rollback(step)
+
+    def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
+        """One file, as a save of tier disk has."""
+        with StreamedWeights(self._model, to, dtype) as file:
+            for name, t in file.tensors:
+                file.put(name, self._value_of(t))
+                advance(t.nbytes)
+
+    def _value_of(self, t: torch.Tensor) -> torch.Tensor:
+        return self._optimizer.theta(t) if isinstance(t, nn.Parameter) else t.detach()
+
+    def close(self) -> None:
+        """Let go of store and log."""
+        self._optimizer.close(theta=False)
