@@ -38,12 +38,21 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def disarmed() -> Iterator[None]:
+    """An error is reported without a timer that is still to go off."""
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def trained(options: dict, folder, draw: random.Random | None = None) -> tuple[dict, int]:
     """Weights after STEPS steps, and how often a step was interrupted."""
     model, interrupted = decoder(), 0
     if options.get("tier") == "disk":
         options = options | {"store": sluiceway.StoreOptions(path=folder)}
-    with sluiceway.ZoSgd(model, lr=0.05, seed=5, **options) as opt:
+    with sluiceway.ZoSgd(model, lr=0.05, seed=5, **options) as opt, disarmed():
         began = time.monotonic()
         opt.step(lambda: zo_loss(model, zo_ids(0)))
         longest = 2 * (time.monotonic() - began)

@@ -44,9 +44,11 @@ class Undisturbed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self.handle_pending()
+        try:
+            for number in reversed(list(self._before)):  # SIGINT last: from then on it may raise.
+                signal.signal(number, self._before[number])
+        finally:
+            self.handle_pending()
 
     def handle_pending(self) -> None:
         """Handle what was noted."""

@@ -86,18 +86,21 @@ class DeviceTier:
         """Nothing has to be there before."""
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
-        """Move every weight; Ctrl-C waits until all are moved."""
+        """Move every weight."""
         found = [(w, updates[w.group]) for w in self._of.weights]
-        with Undisturbed():
-            for weight, update in found:  # The only part that can run out of memory comes first.
-                self._resident.prepare(weight, update.gamma)
-            for weight, update in found:
-                self._resident.update(
-                    weight, as_float(update.gamma), self.committed_steps, update.scales
-                )
-            for group, update in zip(self._of.param_groups, updates, strict=True):
-                group["gamma"] = update.gamma
-            self.committed_steps += 1
+        for weight, update in found:  # The only part that can run out of memory comes first.
+            self._resident.prepare(weight, update.gamma)
+        for weight, update in found:
+            self._resident.update(
+                weight, as_float(update.gamma), self.committed_steps, update.scales
+            )
+        for group, update in zip(self._of.param_groups, updates, strict=True):
+            group["gamma"] = update.gamma
+        self.committed_steps += 1
+
+    def committing(self) -> AbstractContextManager:
+        """Ctrl-C waits until all weights are moved."""
+        return Undisturbed()
 
     def abandon(self) -> None:
         """Nothing was begun."""

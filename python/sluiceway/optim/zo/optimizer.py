@@ -197,9 +197,10 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
             begun.restore()
             self._tier.abandon()
             raise
-        self._tier.commit(gradients, updates, self.overflowed)
-        self._versions = self._current_versions()
-        self._g = gradients
+        with self._tier.committing():
+            self._tier.commit(gradients, updates, self.overflowed)
+            self._versions = self._current_versions()
+            self._g = gradients
         return torch.tensor(losses, dtype=torch.float32).mean()
 
     @usable_later

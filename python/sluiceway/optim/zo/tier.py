@@ -68,6 +68,9 @@ class Tier(WeightSource, Protocol):
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Make the step that was measured, and write gamma into the groups."""
 
+    def committing(self) -> AbstractContextManager:
+        """Around a commit, and what is kept of it."""
+
     def abandon(self) -> None:
         """The step was not made; the next one is the same."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -191,6 +191,10 @@ class StreamedTier:
             self._commit(gradients, rates, non_finite)
         finally:
             self._end()
+
+    def committing(self) -> AbstractContextManager:
+        """A commit may wait for a lane, which Ctrl-C ends."""
+        return nullcontext()
 
     def _commit(self, g: list[float], rates: list[tuple[float, float]], non_finite: bool) -> None:
         self._engine.get().commit(g, rates, non_finite)
