@@ -184,14 +184,13 @@ def test_a_weight_that_is_frozen_midway_is_not_trained_silently(tier: str, tmp_p
 @pytest.mark.parametrize(
     ("what", "tier"),
     [*(("close", tier) for tier in STREAMED), ("rollback", "host"), ("rollback", "disk"),
-     ("consolidate", "disk"), ("synchronize", "parity")],
+     ("consolidate", "disk")],
 )  # fmt: skip
 def test_what_ends_a_pass_is_refused_inside_of_a_closure(what: str, tier: str, tmp_path) -> None:
     calls = {
         "close": lambda: opt.close(),
         "rollback": lambda: opt.rollback(0),
         "consolidate": lambda: opt.consolidate(),
-        "synchronize": lambda: opt.synchronize(),
     }
     model, again = decoder(), decoder()
     opt = streamed(model, tier, tmp_path / "a")
@@ -212,14 +211,13 @@ def test_what_ends_a_pass_is_refused_inside_of_a_closure(what: str, tier: str, t
         assert torch.equal(a, b)
 
 
-def test_parameters_of_mode_parity_are_of_the_last_step_after_synchronize() -> None:
+def test_parameters_of_mode_parity_are_of_the_last_step_after_state_dict() -> None:
     model = decoder()
     with sluiceway.ZoSgd(model, lr=0.05, tier="host", mode="parity") as opt:
         trained(model, opt)
         stale = [p.clone() for p in model.parameters()]
-        opt.synchronize()
+        opt.state_dict()
         own = [p.clone() for p in model.parameters()]
         assert any(not torch.equal(a, b) for a, b in zip(stale, own, strict=True))
         for p, q in zip(own, model.parameters(), strict=True):
             assert torch.equal(p, opt.theta(q))
-    opt.synchronize()  # Closed: nothing to wait for.

@@ -81,7 +81,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     is its own with master="bf16", rounded at random. A forward of the model, `evaluate()`,
     `theta(p)` and `state_dict()`, the model's too, wait until the last step is in all weights. What
     reads a parameter itself (`p.clone()`, a copy of the model, an average of parameters) does not,
-    and finds an older step in most: call `synchronize()` before. Who drops the optimizer unclosed
+    and finds an older step in most: call `state_dict()` before. Who drops the optimizer unclosed
     is left with weights of no single step, and, of 16 bits with a float32 master, with NaN: close
     it, or use `with`.
 
@@ -380,9 +380,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         return {"zo": zo} | self._tier.stats()
 
     def synchronize(self) -> None:
-        """Steps are applied when `step()` returns; on a GPU, or in mode parity, when this does."""
-        if isinstance(self._tier, ParityTier):
-            self._tier.synchronize()
+        """Steps are applied when `step()` returns; on a GPU, when this does."""
         if self.device.asynchronous:
             torch.cuda.synchronize()
 

@@ -86,12 +86,6 @@ class ParityTier(StreamedTier):
         self._settle()
         self._written.flush()
 
-    def synchronize(self) -> None:
-        """The same for others, who may have closed it."""
-        if self._written.is_open:
-            self.check_between_steps("synchronize")
-            self.flush()
-
     def snapshot(self, state: dict[str, Any]) -> WeightSnapshot:
         """Weights of the last step, with a state that is of it.
 
