@@ -9,35 +9,25 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
+from typing import Any, Self
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error.
     """The run was asked to stop, and what it has done is saved."""
 
 
-class Interrupt:
-    """Watches for SIGINT and SIGTERM while it is entered.
+class SignalHandler:
+    """Handles SIGINT and SIGTERM by `_arrived` while it is entered, in place of whatever did."""
 
-    Until `defer` a signal raises KeyboardInterrupt at once: nothing is in flight. Afterwards the
-    first one only sets `requested`, and a second one raises. What is `in_flight` then has
-    `patience` seconds, and ten times as long as it ever took, until the first one is sent again.
-    """
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
 
-    def __init__(self, patience: float = 20.0) -> None:
-        self.requested = False
-        self._patience = patience
-        self._in_flight = False
-        self._last = signal.SIGINT
-        self._again: threading.Timer | None = None
-        self._deferring = False
-        self._holds: Callable[[], bool] = lambda: False
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._arrived)
+    def __enter__(self) -> Self:
+        for number in self._signals():
+            self._before[number] = signal.getsignal(number)  # Before `_arrived` may look for it.
+            signal.signal(number, self._arrived)
         return self
 
     def __exit__(
@@ -46,8 +36,33 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for number in reversed(list(self._before)):  # SIGINT last: from then on it may raise.
+            signal.signal(number, self._before[number])
+
+    def _signals(self) -> Sequence[int]:
+        return signal.SIGINT, signal.SIGTERM
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+
+class Interrupt(SignalHandler):
+    """Watches for SIGINT and SIGTERM while it is entered.
+
+    Until `defer` a signal raises KeyboardInterrupt at once: nothing is in flight. Afterwards the
+    first one only sets `requested`, and a second one raises. What is `in_flight` then has
+    `patience` seconds, and ten times as long as it ever took, until the first one is sent again.
+    """
+
+    def __init__(self, patience: float = 20.0) -> None:
+        super().__init__()
+        self.requested = False
+        self._patience = patience
+        self._in_flight = False
+        self._last = signal.SIGINT
+        self._again: threading.Timer | None = None
+        self._deferring = False
+        self._holds: Callable[[], bool] = lambda: False
 
     def defer(self) -> None:
         """From now on steps are in flight: let a first signal only set `requested`."""

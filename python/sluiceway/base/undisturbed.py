@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
-from types import FrameType, TracebackType
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from sluiceway.base.interrupt import SignalHandler
 
 
-class Undisturbed:
+class Undisturbed(SignalHandler):
     """While it is entered a first signal is only noted; a second one is handled at once.
 
     What was noted is handled by `handle_pending()`, or at the end of the block, as it would have
@@ -25,30 +25,21 @@ class Undisturbed:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.wake: Callable[[], None] | None = None
-        self._before: dict[int, Callable[..., Any]] = {}
         self._noted: tuple[int, FrameType | None] | None = None
         self._has_come = False
 
-    def __enter__(self) -> Undisturbed:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                if callable(handler := signal.getsignal(number)):
-                    self._before[number] = handler
-                    signal.signal(number, self._arrived)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         try:
-            for number in reversed(list(self._before)):  # SIGINT last: from then on it may raise.
-                signal.signal(number, self._before[number])
+            super().__exit__(*raised)
         finally:
             self.handle_pending()
+
+    def _signals(self) -> Sequence[int]:
+        if threading.current_thread() is not threading.main_thread():
+            return ()
+        return [number for number in super()._signals() if callable(signal.getsignal(number))]
 
     def handle_pending(self) -> None:
         """Handle what was noted."""
