@@ -147,14 +147,10 @@ def both_sides(old: str, new: str, keep: Path | None) -> Iterator[tuple[Path, Si
 def machine() -> dict[str, Any]:
     """What the bits depend on beside the source."""
     import torch
+    from sluiceway.machine.placement import processor_name
 
-    processor = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            processor = line.partition(":")[2].strip()
-            break
     return {
-        "processor": processor,
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,12 +149,20 @@ def _autocast(asked: str | None, device: str) -> tuple[str | None, str]:
     return None, "auto: off, this processor has neither avx512_bf16 nor amx_bf16"
 
 
+def processor_name() -> str:
+    """As the kernel has it, else the architecture."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
 def cpu_flags() -> set[str]:
     """Instruction sets of this processor, as Linux names them; empty where it does not say."""
+    return set(_cpuinfo("flags").split())
+
+
+def _cpuinfo(key: str) -> str:
+    """What Linux says of the first core; empty where it does not."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return set(line.partition(":")[2].split())
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return set()
-    return set()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

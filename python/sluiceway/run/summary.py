@@ -14,6 +14,7 @@ import torch
 
 from sluiceway import __version__
 from sluiceway.config.schema import Config
+from sluiceway.machine.placement import processor_name
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.loop import Workshop
 from sluiceway.run.session import Inputs
@@ -104,14 +105,8 @@ def config_hash(config: Config) -> str:
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory and GPU."""
-    processor = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
-        if line.startswith("model name"):
-            processor = line.partition(":")[2].strip()
-            break
     return {
-        "processor": processor,
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
