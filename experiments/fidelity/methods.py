@@ -151,7 +151,7 @@ class Apollo(torch.optim.Optimizer):
             if (t - 1) % self._every == 0:
                 state["p"] = torch.randn(rank, g.shape[0], generator=self._generator) / rank**0.5
             low = state["p"] @ g
-        direction = _adam_direction(state, low, group, t)
+        direction = adam_direction(state, low, group, t)
         if p.dim() == 2:
             factors = direction.norm(dim=0) / (low.norm(dim=0) + 1e-12)
             direction = g * factors
@@ -163,7 +163,8 @@ class Apollo(torch.optim.Optimizer):
         p.add_(direction.t() if tall else direction, alpha=-group["lr"])
 
 
-def _adam_direction(state: dict, g: torch.Tensor, group: dict, t: int) -> torch.Tensor:
+def adam_direction(state: dict, g: torch.Tensor, group: dict, t: int) -> torch.Tensor:
+    """AdamW's step t without rate and decay; `group` has betas and eps, moments are in `state`."""
     beta1, beta2 = group["betas"]
     m = state.setdefault("m", torch.zeros_like(g)).lerp_(g, 1 - beta1)
     v = state.setdefault("v", torch.zeros_like(g)).mul_(beta2).addcmul_(g, g, value=1 - beta2)

@@ -25,12 +25,14 @@ from typing import Any
 
 import torch
 from eight_bits import EightBits
-from methods import WEIGHT_DECAY, Trainee, block_weights
+from methods import WEIGHT_DECAY, Trainee, adam_direction, block_weights
 from projectors import DRAWS, LEARN_STEPS, Pair, core_shape, generator_of
+from simulate import rounded
 from torch import nn
 
 CODECS = {"sim_block": "block_random", "sim_learned": "sparse_learned", "sim_none": None}
 BETAS, EPS = (0.9, 0.999), 1e-8
+ADAM = {"betas": BETAS, "eps": EPS}
 WIRE_BYTES = 2
 _RMS = 1.0  # The most that a residual's direction has.
 _TINY = 1e-30
@@ -122,7 +124,7 @@ class LeadOptimizer(torch.optim.Optimizer):
                 if p in self._names:
                     self._step_matrix(p, state, group["lr"])
                 else:
-                    p.sub_(group["lr"] * _adam(state, p.grad))
+                    p.sub_(group["lr"] * adam_direction(state, p.grad, ADAM, state["t"]))
 
     def _step_matrix(self, p: torch.Tensor, state: dict[str, Any], lr: float) -> None:
         lead, left = self._lead, p.grad
@@ -132,12 +134,12 @@ class LeadOptimizer(torch.optim.Optimizer):
         if lead.codec is not None and is_turn:
             pair = self._pair(p, left, state)
             core = pair.compress(left)
-            crossed = _rounded(core)
+            crossed = rounded(core)
             left = left - pair.decompress(crossed if lead.feedback else core)
             of_core = state.setdefault("core", {})
             of_core["t"] = of_core.get("t", 0) + 1
             scale = math.sqrt(p.numel() / core.numel()) if lead.projects else 1.0
-            p.sub_(lr * scale * pair.decompress(_rounded(_factored_adam(of_core, crossed))))
+            p.sub_(lr * scale * pair.decompress(rounded(_factored_adam(of_core, crossed))))
         if lead.feedback:
             state["left"] = left
         elif lead.residual and not (lead.turns > 1 and is_turn):
@@ -179,10 +181,6 @@ def transport(state: dict[str, torch.Tensor], a: torch.Tensor, b: torch.Tensor) 
     state["rows"], state["cols"] = rows * cols.mean() / mean, cols * rows.mean() / mean
 
 
-def _rounded(x: torch.Tensor) -> torch.Tensor:
-    return x.bfloat16().to(x.dtype)
-
-
 def _factored_root(state: dict[str, Any], g: torch.Tensor) -> torch.Tensor:
     """The root of the second moment, of the means of rows and columns, unbiased."""
     squares, beta = g.square(), BETAS[1]
@@ -196,10 +194,3 @@ def _factored_adam(state: dict[str, Any], s: torch.Tensor) -> torch.Tensor:
     root = _factored_root(state, s)
     state["m"] = BETAS[0] * state.get("m", torch.zeros_like(s)) + (1 - BETAS[0]) * s
     return state["m"] / (1 - BETAS[0] ** state["t"]) / (root + EPS)
-
-
-def _adam(state: dict[str, Any], g: torch.Tensor) -> torch.Tensor:
-    for name, beta, x in (("m", BETAS[0], g), ("v", BETAS[1], g.square())):
-        state[name] = beta * state.get(name, torch.zeros_like(g)) + (1 - beta) * x
-    first, second = (state[n] / (1 - b ** state["t"]) for n, b in zip("mv", BETAS, strict=True))
-    return first / (second.sqrt() + EPS)
