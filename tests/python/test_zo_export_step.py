@@ -14,7 +14,7 @@ import torch
 from conftest import assert_short_error
 from safetensors.torch import load_file
 from sluiceway.commands.export import export
-from sluiceway.engines.zo_saves.logged_weights import LoggedWeights
+from sluiceway.optim.zo.optimizer import ZoSgd
 
 STEPS = 7
 
@@ -112,17 +112,16 @@ def test_a_step_is_converted_as_a_save_is(sluiceway, run_of, tmp_path):
 def test_of_weights_on_disk_one_is_in_memory_at_a_time(run_of, tmp_path, monkeypatch):
     run = run_of(3, {"tier": "disk"})
     made: list[weakref.ref] = []
-    value_of = LoggedWeights._value_of
+    theta = ZoSgd.theta
 
-    def watched(weights, t):
+    def watched(opt, p):
         assert [ref for ref in made if ref() is not None] == []
-        p = next(weights._model.parameters())
         assert p.untyped_storage().nbytes() == p.element_size()  # The model itself has none.
-        value = value_of(weights, t)
+        value = theta(opt, p)
         made.append(weakref.ref(value))
         return value
 
-    monkeypatch.setattr(LoggedWeights, "_value_of", watched)
+    monkeypatch.setattr(ZoSgd, "theta", watched)
     gc.disable()
     try:
         export(run, tmp_path / "model", step=2)

@@ -132,9 +132,29 @@ def save_streamed(
         What a parameter is, on the host.
     """
     save_configs(model, folder)
-    with StreamedWeights(model, folder) as file:
+    write_weights(model, folder, value_of)
+
+
+def write_weights(
+    model: nn.Module,
+    folder: Path,
+    value_of: Callable[[nn.Parameter], torch.Tensor],
+    dtype: str | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """The weights of that alone.
+
+    Parameters
+    ----------
+    dtype : str or None
+        As of `StreamedWeights`.
+    advance : callable
+        Told the bytes of each tensor, as the model has it.
+    """
+    with StreamedWeights(model, folder, dtype) as file:
         for name, t in file.tensors:
             file.put(name, value_of(t) if isinstance(t, nn.Parameter) else t.detach())
+            advance(t.nbytes)
 
 
 class StreamedWeights:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.weight_stream import StreamedWeights, saved_buffers
+from sluiceway.model.weight_stream import saved_buffers, write_weights
 from sluiceway.optim.state import STATE_KEY
 from sluiceway.optim.zo.optimizer import ZoSgd
 
@@ -61,13 +60,7 @@ class LoggedWeights:
 
     def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
         """One file, as a save of tier disk has."""
-        with StreamedWeights(self._model, to, dtype) as file:
-            for name, t in file.tensors:
-                file.put(name, self._value_of(t))
-                advance(t.nbytes)
-
-    def _value_of(self, t: torch.Tensor) -> torch.Tensor:
-        return self._optimizer.theta(t) if isinstance(t, nn.Parameter) else t.detach()
+        write_weights(self._model, to, self._optimizer.theta, dtype, advance)
 
     def close(self) -> None:
         """Let go of store and log."""
