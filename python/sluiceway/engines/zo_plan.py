@@ -91,7 +91,8 @@ class ZoPlan(DevicePlan):
             self.figures["directions"] = found.figures()
             config = config.model_copy(update={"engine": of(found.chosen)})
         engine = config.engine
-        if (bases := self._planned_bases(engine, rehearsal, speeds)) is not None:
+        if self._plans_bases(engine, speeds):
+            bases = self._planned_bases(engine, self._costs(engine, rehearsal, speeds))
             self.figures["new_bases"] = bases.figures()
             engine = engine.with_base_steps(bases.chosen)
         self._config = config.model_copy(update={"engine": engine})
@@ -239,13 +240,12 @@ class ZoPlan(DevicePlan):
             }
         return self._step_seconds(engine, rehearsal, speeds)
 
-    def _planned_bases(
-        self, engine: ZoSection, rehearsal: Rehearsal, speeds: dict[str, Any]
-    ) -> PlannedBases | None:
-        """None where a config says how often, or nobody knows how fast the drive is."""
-        if not engine.awaits_base_steps or not speeds["disk_gbps"]:
-            return None
-        costs = self._costs(engine, rehearsal, speeds)
+    @staticmethod
+    def _plans_bases(engine: ZoSection, speeds: dict[str, Any]) -> bool:
+        """Not where a config says how often, nor where nobody knows how fast the drive is."""
+        return engine.awaits_base_steps and bool(speeds["disk_gbps"])
+
+    def _planned_bases(self, engine: ZoSection, costs: ConsolidationCosts) -> PlannedBases:
         return costs.choose(engine.most_steps, self._config.train.steps)
 
     def _has_new_bases(self, engine: ZoSection) -> bool:
@@ -260,9 +260,9 @@ class ZoPlan(DevicePlan):
             copies = engine.directions * (_MASTER_BYTES * elements + 2 * size)
             moved = copies + _UPDATE_BYTES * self._elements + self._image_bytes
             return self._computing(engine, rehearsal, moved, speeds)
-        if (bases := self._planned_bases(engine, rehearsal, speeds)) is not None:
-            engine = engine.with_base_steps(bases.chosen)
         costs = self._costs(engine, rehearsal, speeds)
+        if self._plans_bases(engine, speeds):
+            engine = engine.with_base_steps(self._planned_bases(engine, costs).chosen)
         if self._has_new_bases(engine):
             return costs.means(engine.base_steps)[-1]
         return costs.without_base(self._config.train.steps)
