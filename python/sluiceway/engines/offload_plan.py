@@ -22,11 +22,15 @@ from sluiceway.optim.offload.arguments import (
     resolve_policy,
 )
 from sluiceway.optim.offload.cores import core_options, target_of, tensor_specs
-from sluiceway.optim.offload.spill_choice import Rates, choose_spill, no_room_for_cores
+from sluiceway.optim.offload.spill_choice import (
+    ADAM_BYTES,
+    STATE_BYTES,
+    Rates,
+    choose_spill,
+    no_room_for_cores,
+)
 from sluiceway.optim.tier_limits import tier_limits
 
-_STATE_BYTES = 12  # Of an element: two moments and the master, read and written in a step.
-_ADAM_BYTES = 28  # Read and written per element in memory: gradient, moments, master, weight.
 _WAITING_BYTES = 256 << 20  # Most that gradients take on the device until they have left it.
 
 
@@ -150,7 +154,7 @@ class OffloadPlan(DevicePlan):
         Cores, and what becomes of them, count once a step, all else with every backward. Of a
         speculative step that is not made again.
         """
-        states = _STATE_BYTES * self._footprint["stored_elems"]
+        states = STATE_BYTES * self._footprint["stored_elems"]
         links = {
             "d2h": self._backwards * self._whole_bytes + self._footprint["core_d2h_bytes"],
             "h2d": self._weight_bytes,
@@ -199,7 +203,7 @@ class OffloadPlan(DevicePlan):
         out = self._whole_bytes / (1e9 * link.d2h_gbps)
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
-        update = _ADAM_BYTES * self._elements / (1e9 * speeds["host_gbps"])
+        update = ADAM_BYTES * self._elements / (1e9 * speeds["host_gbps"])
         if self._spill == "core" and not self._speculates:
             update += self._codec_seconds  # Once more, by the update.
         if gbps := speeds.get("disk_gbps"):

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 from sluiceway.config.engines.offload import OffloadOptions
 from sluiceway.config.values import Link
+from sluiceway.machine.placement import DTYPES
 
-_STATE_BYTES = 24  # Of an element, read and written.
-_ADAM_BYTES = 28  # Of an element in host memory: gradient, moments, master, weight.
-_WIRE_BYTES = {"bf16": 2, "fp32": 4}
-GRADIENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+STATE_BYTES = 12  # Of an element: two moments and the master, read and written in a step.
+ADAM_BYTES = 28  # Read and written per element in memory: gradient, moments, master, weight.
 # Of an ordinary machine.
 _DISK_GBPS = 3.0
 _HOST_GBPS = 10.0
@@ -68,13 +67,13 @@ def choose_spill(
     disk = (rates.disk_gbps or _DISK_GBPS) if options.tier == "disk" else host
     rate = min(_LINK_GBPS, link.d2h_gbps) if link else _LINK_GBPS
     share = 1.0 if options.d else options.ratio  # At most: shapes are not looked at.
-    out = share**2 * _WIRE_BYTES[options.wire] / rate
+    out = share**2 * DTYPES[options.wire].itemsize / rate
     decompress = _flops(options, share) / (
         _BLOCK_GFLOPS if options.codec == "block_random" else _SPARSE_GFLOPS
     )
-    g, adam = GRADIENT_BYTES[gradients], _ADAM_BYTES / host
-    gradient = max(g / disk, decompress, out) + max((_STATE_BYTES + g) / disk, adam)
-    core = max(decompress, out) + max(_STATE_BYTES / disk, adam + decompress, out)
+    g, adam, states = DTYPES[gradients].itemsize, ADAM_BYTES / host, 2 * STATE_BYTES
+    gradient = max(g / disk, decompress, out) + max((states + g) / disk, adam)
+    core = max(decompress, out) + max(states / disk, adam + decompress, out)
     spill = "core" if core < gradient else "gradient"
     where = f"{disk:.3g} GB/s of disk, " if options.tier == "disk" else ""
     return SpillChoice(
