@@ -98,7 +98,7 @@ def weights_of_new(owner: str, drives: Sequence[str], io: str) -> list[int]:
     Returns
     -------
     list of int
-        None where there is nothing to weigh: one drive, or some that are there.
+        Empty where there is nothing to weigh: one drive, or some that are there.
 
     Raises
     ------

@@ -68,7 +68,7 @@ class DiskBase:
         self.is_new = found is None
         if self.is_new and self._of.options.opens:
             raise InvalidArgument(
-                f"{self._of.owner}: {store.path} holds no weights of a run, expected its store; "
+                f"{self._of.owner}: {store.place} holds no weights of a run, expected its store; "
                 "put it back there"
             )
         return found or _core.ZoArena.create(
