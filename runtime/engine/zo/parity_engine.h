@@ -2,9 +2,10 @@
 // ring that streams them, and what the last steps were.
 //
 // stream() says which weights a forward uses, and in which order; a pass of the ring is then a step
-// or an evaluation. commit() makes the step of the losses that were measured. It is written into a
-// weight when that arrives for the next pass; so host memory is of one step between flush() and the
-// next begin_step() or begin_evaluation() alone, and only then does nobody else write to it.
+// or an evaluation. commit() makes the step of the losses that were measured: what was acquired in
+// the pass has been read by then. It is written into a weight when that arrives for the next pass;
+// so host memory is of one step between flush() and the next begin_step() or begin_evaluation()
+// alone, and only then does nobody else write to it.
 //
 // Weights that no pass streams are caught up in host memory as a pass begins.
 //

@@ -1,5 +1,5 @@
-// ParityEngine: steps are in every weight once, streamed or not, whatever crosses the link; and
-// calls out of their place change nothing.
+// ParityEngine, on the host and on CUDA device 0: steps are in every weight once, streamed or not,
+// whatever crosses the link; and calls out of their place change nothing.
 #include "runtime/engine/zo/parity_engine.h"
 
 #include <gmock/gmock.h>
@@ -12,11 +12,16 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "runtime/device/link_copy.h"
+#include "runtime/memory/buffer.h"
+#include "tests/support/backend.h"
 #include "tests/support/fp8_reference.h"
 #include "tests/support/ring_model.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {
@@ -24,19 +29,22 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-const StreamRef kHost = StreamRef::host();
+using Wire = std::optional<WeightForm>;  // Nothing: masters cross as they are.
+
 constexpr double kLr = 0.25, kDecay = 0.5;  // Their product and 1 less it are exact.
 
-class ParityEngineTest : public testing::TestWithParam<std::optional<WeightForm>> {
+class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire>> {
  protected:
   ParityEngineTest() {
+    stream.enqueue([this](StreamRef ref) { compute = ref; });
+    stream.synchronize();
     for (RingModel* each : {&model, &oracle}) {
       for (const int elements : {67, 4099, 1031}) each->add(elements);
     }
   }
 
-  ParityOptions options(const std::optional<WeightForm>& wire) const {
-    ParityOptions all(DeviceId::host());
+  ParityOptions options() const {
+    ParityOptions all(device);
     all.ring.lanes.limits.fill(Budget::kUnlimited);
     all.masters = {77, family, 0, 2};
     all.directions = 2;
@@ -49,8 +57,8 @@ class ParityEngineTest : public testing::TestWithParam<std::optional<WeightForm>
     engine.begin_step();
     for (const int direction : {0, 1}) {
       if (!streams) break;
-      engine.acquire(0, direction, Side::kPlus, kHost);
-      engine.release(0, direction, kHost);
+      engine.acquire(0, direction, Side::kPlus, compute);
+      engine.release(0, direction, compute);
     }
     commit(engine);
   }
@@ -74,11 +82,11 @@ class ParityEngineTest : public testing::TestWithParam<std::optional<WeightForm>
 
   // What a forward reads of a use: of the master as the oracle has it, or of the image that
   // crosses.
-  void expect_reads(ParityEngine& engine, int use, int direction, bool is_step) {
+  std::array<std::vector<std::byte>, 2> expected(int use, int direction, bool is_step) const {
     const ZoWeight& weight = oracle.uses[static_cast<std::size_t>(use)];
     std::vector<std::byte> crosses(weight.bytes()), plus(weight.bytes()), minus(weight.bytes());
     std::memcpy(crosses.data(), weight.host, weight.bytes());
-    const WeightForm form = GetParam().value_or(weight.dtype());
+    const WeightForm form = wire.value_or(weight.dtype());
     if (form.is_fp8_image()) {
       const auto* const master = static_cast<const float*>(weight.host);
       crosses = reference_fp8_image({master, static_cast<std::size_t>(weight.elements)});
@@ -89,13 +97,36 @@ class ParityEngineTest : public testing::TestWithParam<std::optional<WeightForm>
     }
     const NoiseKey key{77, step, stable_hash(weight.name), static_cast<std::uint32_t>(direction)};
     cpu::perturb(crosses, form, plus, minus, weight.dtype(), {family}, key, is_step ? 1e-3F : 0.0F);
+    return {plus, minus};
+  }
+
+  // Copied by the computing stream, when it comes to that.
+  struct Look {
+    std::string what;
+    std::vector<std::byte> expected;
+    Buffer seen;
+  };
+
+  void look(ParityEngine& engine, int use, int direction, bool is_step) {
+    const DeviceGuard guard(device);
+    const auto sides = expected(use, direction, is_step);
     for (const Side side : {Side::kPlus, Side::kMinus}) {
-      const void* const read = engine.acquire(use, direction, side, kHost);
-      const std::vector<std::byte>& expected = side == Side::kPlus ? plus : minus;
-      EXPECT_EQ(std::memcmp(read, expected.data(), expected.size()), 0)
-          << weight.name << " of step " << step << ", direction " << direction;
+      const std::vector<std::byte>& of_side = sides[side == Side::kPlus ? 0 : 1];
+      looks.push_back({concat("w", use, " of step ", step, ", direction ", direction), of_side,
+                       Buffer(budget, Tier::kPinned, device, of_side.size(), "a look")});
+      out.copy(looks.back().seen.data(), engine.acquire(use, direction, side, compute),
+               of_side.size(), compute);
     }
-    engine.release(use, direction, kHost);
+    engine.release(use, direction, compute);
+  }
+
+  void expect_looks() {
+    wait_for(compute);
+    for (const Look& look : looks) {
+      EXPECT_EQ(std::memcmp(look.seen.data(), look.expected.data(), look.expected.size()), 0)
+          << look.what;
+    }
+    looks.clear();
   }
 
   void expect_masters() {
@@ -105,13 +136,20 @@ class ParityEngineTest : public testing::TestWithParam<std::optional<WeightForm>
     }
   }
 
+  const DeviceId device = std::get<DeviceId>(GetParam());
+  const Wire wire = std::get<Wire>(GetParam());
   RingModel model{5}, oracle{5};
   NoiseFamily family = NoiseFamily::kRademacher;
   std::uint64_t step = 0;
+  Stream stream = Stream::owned(device, {"compute"});
+  StreamRef compute = StreamRef::host();
+  LinkCopy out{device, LinkDirection::kDeviceToHost, {}};
+  Budget budget = Budget::unlimited();
+  std::vector<Look> looks;
 };
 
 TEST_P(ParityEngineTest, WeightsThatNoPassStreamsHaveEveryStepToo) {
-  ParityEngine engine(options(GetParam()));
+  ParityEngine engine(options());
   engine.hold(model.uses);
   take_step(engine, false);
   for (const int streamed : {1, 2, 1}) {
@@ -131,20 +169,22 @@ TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
   for (const int depth : {2, 8}) {
     // Threads would share its elements in smaller parts than an image has.
     if (depth == 8) family = NoiseFamily::kGaussian;
-    ParityOptions deep = options(GetParam());
+    ParityOptions deep = options();
     deep.masters.step = step;
-    deep.ring.depth = ring_depth(depth, !GetParam());
+    deep.ring.depth = ring_depth(depth, !wire);
     ParityEngine engine(deep);
     engine.hold(model.uses);
     engine.stream(model.uses);
     for (int i = 0; i < 4; ++i) {
       engine.begin_step();
       for (const int use : {0, 1, 2}) {
-        for (const int direction : {0, 1}) expect_reads(engine, use, direction, true);
+        for (const int direction : {0, 1}) look(engine, use, direction, true);
       }
+      expect_looks();
       commit(engine);
       engine.begin_evaluation();
-      for (const int use : {0, 1, 2}) expect_reads(engine, use, 0, false);
+      for (const int use : {0, 1, 2}) look(engine, use, 0, false);
+      expect_looks();
       engine.finish();
     }
     engine.flush();
@@ -152,8 +192,36 @@ TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
   }
 }
 
+// An evaluation and a step are enqueued before the device computes any of them.
+TEST_P(ParityEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
+  for (const int depth : {1, 2}) {
+    ParityOptions given = options();
+    given.masters.step = step;
+    given.ring.depth = ring_depth(depth, !wire);
+    ParityEngine engine(given);
+    engine.hold(model.uses);
+    engine.stream(model.uses);
+    for (int i = 0; i < 4; ++i) {
+      Gate gate;
+      gate.hold(stream);
+      engine.begin_evaluation();
+      for (const int use : {0, 1, 2}) look(engine, use, 0, false);
+      engine.finish();
+      engine.begin_step();
+      for (const int use : {0, 1, 2}) {
+        for (const int direction : {0, 1}) look(engine, use, direction, true);
+      }
+      gate.open();
+      expect_looks();
+      commit(engine);
+    }
+    engine.flush();
+    expect_masters();
+  }
+}
+
 TEST_P(ParityEngineTest, WhoeverPutsOtherWeightsThereSaysOfWhichStepTheyAre) {
-  ParityEngine engine(options(GetParam()));
+  ParityEngine engine(options());
   engine.hold(model.uses);
   engine.stream({model.uses[1]});
   take_step(engine);
@@ -178,12 +246,18 @@ TEST_P(ParityEngineTest, WhoeverPutsOtherWeightsThereSaysOfWhichStepTheyAre) {
   expect_masters();
 }
 
-INSTANTIATE_TEST_SUITE_P(Wires, ParityEngineTest,
-                         testing::Values(std::optional<WeightForm>(), DType::kBF16, DType::kF16,
-                                         WeightForm::fp8_image()),
-                         [](const auto& param) {
-                           return param.param ? std::string(to_string(*param.param)) : "as_it_is";
-                         });
+std::string parity_name(const testing::TestParamInfo<std::tuple<DeviceId, Wire>>& param) {
+  const auto& [device, wire] = param.param;
+  const std::string form = wire ? std::string(to_string(*wire)) : "as_it_is";
+  return form + (device.is_host() ? "_cpu" : "_cuda");
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, ParityEngineTest,
+                         testing::Combine(testing::ValuesIn(built_devices()),
+                                          testing::Values(Wire(), Wire(DType::kBF16),
+                                                          Wire(DType::kF16),
+                                                          Wire(WeightForm::fp8_image()))),
+                         parity_name);
 
 TEST(ParityEngineCallsTest, AfterAFailureItGoesOnWithOtherWeights) {
   RingModel model(1);
