@@ -8,7 +8,9 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <latch>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -84,8 +86,7 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
   // crosses.
   std::array<std::vector<std::byte>, 2> expected(int use, int direction, bool is_step) const {
     const ZoWeight& weight = oracle.uses[static_cast<std::size_t>(use)];
-    std::vector<std::byte> crosses(weight.bytes()), plus(weight.bytes()), minus(weight.bytes());
-    std::memcpy(crosses.data(), weight.host, weight.bytes());
+    std::vector<std::byte> crosses = bytes_of(weight), plus(weight.bytes()), minus(weight.bytes());
     const WeightForm form = wire.value_or(weight.dtype());
     if (form.is_fp8_image()) {
       const auto* const master = static_cast<const float*>(weight.host);
@@ -129,11 +130,17 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     looks.clear();
   }
 
-  void expect_masters() {
-    for (std::size_t i = 0; i < model.uses.size(); ++i) {
-      EXPECT_EQ(std::memcmp(model.uses[i].host, oracle.uses[i].host, model.uses[i].bytes()), 0)
-          << "w" << i << " of step " << step;
-    }
+  static std::vector<std::byte> bytes_of(const ZoWeight& weight) {
+    const auto* const bytes = static_cast<const std::byte*>(weight.host);
+    return {bytes, bytes + weight.bytes()};
+  }
+  static std::vector<std::vector<std::byte>> masters_of(const RingModel& of) {
+    std::vector<std::vector<std::byte>> masters;
+    for (const ZoWeight& weight : of.uses) masters.push_back(bytes_of(weight));
+    return masters;
+  }
+  void expect_masters() const {
+    EXPECT_EQ(masters_of(model), masters_of(oracle)) << "step " << step;
   }
 
   const DeviceId device = std::get<DeviceId>(GetParam());
@@ -220,6 +227,28 @@ TEST_P(ParityEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
   }
 }
 
+TEST_P(ParityEngineTest, ASnapshotIsReadOfItsStepWhileStepsGoOn) {
+  ParityEngine engine(options());
+  engine.hold(model.uses);
+  engine.stream({model.uses[0], model.uses[2]});
+  for (int i = 0; i < 2; ++i) take_step(engine);
+  const std::vector<std::vector<std::byte>> then = masters_of(oracle);
+  const std::shared_ptr<MasterSnapshot> taken = engine.begin_snapshot();
+  auto reading = std::async(std::launch::async, [&] {
+    std::vector<std::vector<std::byte>> read;
+    for (std::size_t i = 0; i < model.uses.size(); ++i) {
+      taken->wait(i);
+      read.push_back(bytes_of(model.uses[i]));
+      taken->let_go(i);
+    }
+    return read;
+  });
+  for (int i = 0; i < 3; ++i) take_step(engine);
+  EXPECT_EQ(reading.get(), then);
+  engine.flush();
+  expect_masters();
+}
+
 TEST_P(ParityEngineTest, WhoeverPutsOtherWeightsThereSaysOfWhichStepTheyAre) {
   ParityEngine engine(options());
   engine.hold(model.uses);
@@ -227,11 +256,7 @@ TEST_P(ParityEngineTest, WhoeverPutsOtherWeightsThereSaysOfWhichStepTheyAre) {
   take_step(engine);
   take_step(engine);
   engine.flush();
-  std::vector<std::vector<std::byte>> saved;
-  for (const ZoWeight& weight : oracle.uses) {
-    const auto* const bytes = static_cast<const std::byte*>(weight.host);
-    saved.emplace_back(bytes, bytes + weight.bytes());
-  }
+  const std::vector<std::vector<std::byte>> saved = masters_of(oracle);
   const std::uint64_t then = step;
   for (int i = 0; i < 3; ++i) take_step(engine);
   engine.restart(then);
