@@ -60,11 +60,11 @@ def test_losses_and_weights_are_the_oracles(
     follow(opt, ours, oracle, steps)
 
 
-@pytest.mark.parametrize(("dtype", "steps"), [(torch.bfloat16, 200), (torch.float16, 40)])
-def test_weights_of_16_bits_are_images_of_a_float32_matrix_and_sum(dtype, steps) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_images_of_a_float32_matrix_and_sum(dtype) -> None:
     ours, theirs = (of_dtype(decoder(), dtype) for _ in range(2))
     opt = low_rank(ours, lr=0.01, weight_decay=0.1, seed=0, rank=2, period=15)
-    follow(opt, ours, low_rank_oracle_of(theirs, 2, 15, 0, 1, 0.1), steps)
+    follow(opt, ours, low_rank_oracle_of(theirs, 2, 15, 0, 1, 0.1))
 
 
 class Wide(nn.Module):

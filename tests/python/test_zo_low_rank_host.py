@@ -30,7 +30,7 @@ def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, rank
     )  # fmt: skip
     oracle = low_rank_oracle_of(theirs, rank, period, seed, directions, weight_decay)
     base = [p.detach().clone() for p in ours.parameters()]
-    follow(opt, ours, oracle, 25)
+    follow(opt, ours, oracle, every=10)
     assert all(map(torch.equal, ours.parameters(), base))  # Nothing was written to.
     opt.close()
     assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
@@ -39,7 +39,7 @@ def test_losses_and_weights_are_the_oracles(directions, weight_decay, seed, rank
 def test_weights_of_16_bits_stay_the_base() -> None:
     ours, theirs = (of_dtype(decoder(), torch.bfloat16) for _ in range(2))
     opt = host(ours, lr=0.01, weight_decay=0.1, seed=0, rank=2, period=15)
-    follow(opt, ours, low_rank_oracle_of(theirs, 2, 15, 0, 1, 0.1), 40)
+    follow(opt, ours, low_rank_oracle_of(theirs, 2, 15, 0, 1, 0.1), every=10)
 
 
 @pytest.mark.parametrize(("depth", "lanes"), [(2, 1), (8, 4)])
