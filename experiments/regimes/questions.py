@@ -119,8 +119,8 @@ QUESTIONS = (
     Question("confirm", "What could become a default, on seeds that chose nothing",
              (Setting(), Setting(tokens=OLD_TOKENS), Setting(tokens=OLD_TOKENS, accumulate=4),
               Setting(dtype="bf16")),
-             (ADAMW, RESIDUAL, CORE, SVD, added(CORE, "b1=0"), added(CORE, "kw"),
-              added(RESIDUAL, "kw")),
+             (ADAMW, RESIDUAL, CORE, SVD, at(SVD, 0.5), added(CORE, "b1=0"),
+              *(added(w, "kw") for w in (RESIDUAL, CORE, SVD, at(SVD, 0.5)))),
              (RESIDUAL, CORE), first_seed=SEEDS),
 )  # fmt: skip
 

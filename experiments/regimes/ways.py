@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from leads import Lead, is_lead, lead_trainee
 from methods import WEIGHT_DECAY, Trainee, block_weights, trainee
+from sluiceway.optim.subspace.weight_rates import weight_factors
 from torch import nn
 from train_one import refresh_arguments
 
@@ -93,15 +94,6 @@ def groups_of(model: nn.Module, added: tuple[str, ...]) -> list[dict[str, Any]] 
     if "b1=0" in added:
         groups = [{**group, "betas": (0.0, 0.999)} for group in groups]
     return [*groups, {"params": rest}]
-
-
-@torch.no_grad()
-def weight_factors(matrices: list[nn.Parameter]) -> list[float]:
-    """k_w of each."""
-    sizes = [p.numel() for p in matrices]
-    rms = [p.double().square().mean().sqrt().item() for p in matrices]
-    mean = sum(r * size for r, size in zip(rms, sizes, strict=True)) / sum(sizes)
-    return [r / mean for r in rms]
 
 
 def average_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter],

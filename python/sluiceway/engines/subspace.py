@@ -14,7 +14,7 @@ from sluiceway.engines.protocol import Recorder
 from sluiceway.engines.subspace_plan import SubspacePlan
 from sluiceway.model.uncompressed import group_lines
 from sluiceway.optim.fused.fusing import fused_lines, fused_summary
-from sluiceway.optim.subspace.choices import choice_lines, codec_choices
+from sluiceway.optim.subspace.choices import choice_lines, codec_choices, rate_lines
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 
@@ -53,6 +53,7 @@ class Subspace(GradientEngine):
         return [
             *super().description(),
             *choices,
+            *rate_lines(self.optimizer.rate_factors),
             *fused_lines(fused_summary(self.optimizer)),
             *group_lines(self.optimizer.uncompressed),
         ]
@@ -64,6 +65,7 @@ class Subspace(GradientEngine):
         bias = fused and self.optimizer.fused_linears.bias.summary()
         return {
             "codecs": codec_choices(self.optimizer),
+            "rate_factors": self.optimizer.rate_factors,
             **({"fused": fused, "bias": bias} if fused else {}),
             "metrics": titles,
             "parameters": {"uncompressed": self.optimizer.uncompressed},

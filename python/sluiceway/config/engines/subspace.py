@@ -67,6 +67,13 @@ class SubspaceOptions(CodecOptions):
         to=["weight"],
         in_state=True,
     )
+    weight_rates: Literal["equal", "rms"] = option(
+        "equal",
+        "rms: the learning rate of each compressed weight times its root mean square, as training "
+        "begins, over the mean of all, at least 1/4 and at most 4; weight decay stays as it is. "
+        "equal: every weight has that of its group.",
+        in_state=True,
+    )
     scale: Literal["auto"] | Positive = option(
         "auto", "Factor on the compressed update; auto is 1/f for orthonormal codecs."
     )

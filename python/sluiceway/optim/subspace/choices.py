@@ -66,6 +66,15 @@ def automatic_reason(choice: _core.AutoCodec, tokens_per_step: int, total_steps:
     )
 
 
+def rate_lines(factors: list[float]) -> list[str]:
+    """Nothing where all weights have the rate of their group."""
+    if not factors or set(factors) == {1.0}:
+        return []
+    return [
+        f"learning rates by size of weight: {min(factors):.2f} to {max(factors):.2f} of the group's"
+    ]
+
+
 def choice_lines(choices: list[dict[str, Any]]) -> list[str]:
     """One line a group."""
     return [

@@ -26,6 +26,7 @@ from sluiceway.optim.subspace.state import (
     engine_state,
     restore_engine_state,
 )
+from sluiceway.optim.subspace.weight_rates import weight_factors, with_factors
 
 _ZERO = 1e-20  # A factor on residuals, which divide by it; nothing is left of them beside eps.
 
@@ -122,7 +123,27 @@ class SubspaceAdamW(HookedOptimizer):
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
         self._calibration = Calibration(engine, closure, model, self.weights)
         self._scale = 0.0 if options.scale == "auto" else options.scale
+        self.rate_factors = self._factors_of_rates()
         return engine
+
+    def _factors_of_rates(self) -> list[float]:
+        """Of each of the engine's weights, but one of an embedding or the head, whose it is 1."""
+        factors = [1.0] * len(self.of_engine)
+        if self.options.weight_rates == "rms":
+            sized = {
+                number: matrix
+                for index, w in enumerate(self.weights)
+                if not w.identity
+                for number, matrix in zip(
+                    self.of_engine.numbers(index), w.matrices(w.parameter.detach()), strict=True
+                )
+            }
+            for number, k in zip(sized, weight_factors(list(sized.values())), strict=True):
+                factors[number] = k
+        return factors
+
+    def _hypers(self, *more: float) -> list[tuple[float, ...]]:
+        return with_factors(super()._hypers(*more), self.rate_factors)
 
     @staticmethod
     def _hold_residuals(engine: _core.SubspaceEngine, numbers: range) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.errors import InvalidArgument
@@ -54,6 +55,7 @@ def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
         "arguments": _settled(optimizer.options, dict(optimizer.options)),
         "codecs": [choice["codec"] for choice in optimizer.describe()],
         "refresh": optimizer.engine.refresh_state(),
+        "rate_factors": list(optimizer.rate_factors),
     }
 
 
@@ -82,6 +84,7 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
             )
     theirs, ours = (_settled(options, one) for one in (saved["arguments"], dict(options)))
     check_settings("load_state_dict", theirs, ours)
+    _check_rate_factors(saved, len(choices))
     states = list(engine_states(optimizer, state_dict["state"]))
     for index, values in states:
         name = choices[index]["name"]
@@ -98,6 +101,16 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
     _try_refresh(optimizer.engine, saved["refresh"])
 
 
+def _check_rate_factors(saved: dict[str, Any], count: int) -> None:
+    factors = saved.get("rate_factors", [1.0] * count)  # A state of an earlier version has none.
+    is_list = isinstance(factors, list) and len(factors) == count
+    if not is_list or not all(isinstance(k, float) and 0 < k < math.inf for k in factors):
+        raise InvalidArgument(
+            f"load_state_dict: rate_factors is {factors!r}, expected a positive number for each of "
+            f"{count} weights"
+        )
+
+
 def _try_refresh(engine: _core.SubspaceEngine, values: Any) -> None:
     before = engine.refresh_state()
     try:
@@ -110,4 +123,6 @@ def restore_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -
     """Put back what was checked."""
     for index, values in engine_states(optimizer, state_dict["state"]):
         optimizer.engine.load_weight_state(index, values)
-    optimizer.engine.load_refresh_state(state_dict[STATE_KEY]["refresh"])
+    saved = state_dict[STATE_KEY]
+    optimizer.engine.load_refresh_state(saved["refresh"])
+    optimizer.rate_factors = saved.get("rate_factors", [1.0] * len(optimizer.of_engine))
