@@ -203,6 +203,8 @@ py::bytes run_state(OpenStore& opened, bool pinned) {
 void bind_store(py::module_& m) {
   const py::call_guard<GilReleased> unlocked;
   py::class_<OpenStore>(m, "ChunkStore", "Chunks on disk that change by whole steps.")
+      .def_static("is_drive", &ChunkStore::is_drive, py::arg("path"), unlocked,
+                  "Whether a file or device begins with the header of a drive.")
       .def("describe", &describe,
            "id, version, generation, live and pinned commit, regions, drives, spares of a drive, "
            "run_state_most_bytes, catalogue_bytes, damage of a superblock copy.")

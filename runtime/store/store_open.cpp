@@ -68,13 +68,14 @@ void check_headers(const ChunkStore::Drives& drives) {
     drives[d]->read_now(kHeaderOffset, block.all(), "the header");
     SLUICEWAY_CHECK(is_drive_header(block.all()), "store: ", path,
                     " is no store, or its making was interrupted; expected one; make a new one "
-                    "elsewhere, or remove this file");
+                    "elsewhere, or remove this file if nothing was kept in it");
     const DriveHeader header = decode_header(block.all());
     if (!first) first = header;
     SLUICEWAY_CHECK(header.id == first->id && header.drives == drives.size() && header.drive == d,
                     "store: ", path, " is drive ", header.drive, " of ", header.drives,
                     " of store ", to_hex(header.id), ", expected drive ", d, " of ", drives.size(),
-                    " of store ", to_hex(first->id));
+                    " of store ", to_hex(first->id),
+                    "; name all drives of one store, in their order");
   }
 }
 

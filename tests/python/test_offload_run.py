@@ -169,6 +169,35 @@ def test_a_budget_below_the_least_ring_is_refused_with_both_numbers(
         assert_short_error(done, 3, "64.00 KiB", "2.0", "raise budget.pinned")
 
 
+def test_a_budget_that_the_first_save_would_outgrow_is_refused_as_the_run_begins(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(
+        tiny_model, train={**TRAIN, "save_every": 0}, engine={**ENGINE, "tier": "disk"},
+        store={"chunk": "64KiB"},
+    )  # fmt: skip
+    needed = json.loads(sluiceway("plan", config, "--json").out)["peak_bytes"]["disk"]
+    tight = ["--set", f"budget.disk={int(1.1 * needed)}"]
+    done = sluiceway("train", config, "--out", tmp_path / "out", *tight,
+                     "--set", "train.save_every=2")  # fmt: skip
+    assert_short_error(done, 3, "a third of them for saves", "or set train.save_every: 0")
+    assert not (tmp_path / "out").exists()
+    done = sluiceway("train", config, "--out", tmp_path / "out", *tight)
+    assert done.code == 0, done.err
+
+
+def test_a_plan_refuses_a_path_that_a_run_would_refuse(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(
+        tiny_model, engine={**ENGINE, "tier": "disk"}, store={"path": [str(tmp_path)] * 2}
+    )
+    for command in (["plan", config], ["train", config, "--out", tmp_path / "out"]):
+        assert_short_error(sluiceway(*command), 2, "store: path has", "twice, expected another")
+    done = sluiceway("plan", config, "--set", 'store.path=""')
+    assert_short_error(done, 2, "store.path is the empty text")
+
+
 def test_the_quickstart_on_disk_differs_from_the_first_in_its_engine_alone():
     first, disk = (
         yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())

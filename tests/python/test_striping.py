@@ -22,6 +22,7 @@ from sluiceway.config.file import load_config
 from sluiceway.errors import IoError
 from sluiceway.machine import striping
 from sluiceway.machine.striping import striped_rate, striping_weights
+from sluiceway.store.drives import drive_path
 from small_models import same_bits
 from small_store import make_store
 from zo_models import decoder, on_host, same, zo_train
@@ -186,9 +187,11 @@ def test_weights_on_two_drives_train_as_those_in_memory(tmp_path, memory_disk, r
 # ---- Refusals ----
 
 
-def refused(paths: object, *words_of: str, error: type = sw.InvalidArgument) -> None:
+def refused(
+    paths: object, *words_of: str, error: type = sw.InvalidArgument, **options: object
+) -> None:
     with pytest.raises(error) as raised:
-        offload(words(), paths)
+        offload(words(), paths, **options)
     assert all(word in str(raised.value) for word in words_of), raised.value
 
 
@@ -222,6 +225,42 @@ def test_a_folder_that_is_gone_or_empty_is_named_and_not_made(tmp_path):
     (tmp_path / "kept").rename(paths[1])
     refused(paths[::-1], "drive1.sws is drive 1 of 2", "expected drive 0 of 2")
     offload(words(), paths).close()
+
+
+def test_a_store_whose_making_was_interrupted_is_told_from_one_that_lost_a_header(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for number, path in enumerate(paths):  # As a kill leaves them: headers are written last.
+        path.mkdir()
+        drive_path(path, number).write_bytes(bytes(1 << 20))
+        if number == 0:
+            refused(paths, "drive0.sws has no header of a drive", "then remove what is there")
+    drives = [drive_path(path, number) for number, path in enumerate(paths)]
+    refused(paths, f"{drives[0]} and {drives[1]} have no header", "then remove what is there")
+    for drive in drives:
+        drive.unlink()
+    offload(words(), paths).close()
+    whole = drives[1].read_bytes()
+    drives[1].write_bytes(bytes(4096) + whole[4096:])
+    refused(
+        paths,
+        f"{drives[1]} has no header of a drive, and {drives[0]} has one",
+        "bring back what lay there, or, if nothing was trained yet",
+    )
+    drives[1].write_bytes(whole)
+    offload(words(), paths).close()
+
+
+def test_a_device_that_is_none_is_refused_and_not_made(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    for path, what in ((tmp_path / "none", "is not there"), (tmp_path / "file", "is no block dev")):
+        refused([path], f"{path} {what}", "expected one, as io is 'block'", io="block")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("path", ["", ["a", ""]])
+def test_an_empty_name_is_not_the_current_folder(path):
+    with pytest.raises(sw.InvalidArgument, match=r"is the empty text, expected the name of a"):
+        sw.OffloadAdamW(words(), tier="disk", path=path)
 
 
 def test_a_folder_with_a_drive_of_another_store_is_refused_and_kept(tmp_path):

@@ -67,6 +67,7 @@ def _resume(
     folder: o.RunPath,
     settings: o.Settings = None,
     previous: o.Previous = False,
+    from_save: o.FromSave = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -77,7 +78,7 @@ def _resume(
     """
     from sluiceway.commands.resume import resume
 
-    resume(folder, settings, previous, as_json)
+    resume(folder, settings, previous, from_save, as_json)
 
 
 @app.command("plan")

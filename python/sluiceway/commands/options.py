@@ -58,6 +58,14 @@ Previous = Annotated[
         "before, are dropped.",
     ),
 ]
+FromSave = Annotated[
+    bool,
+    typer.Option(
+        "--last-save",
+        help="Go on from the last save, also where a store holds steps committed after it. These "
+        "steps, and their metrics, are dropped.",
+    ),
+]
 
 # ---- Of eval ----
 

@@ -15,13 +15,17 @@ from sluiceway.run.last_save import has_save, last_save, tell_changes
 from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 
 
-def resume(path: Path, settings: list[str] | None, previous: bool, as_json: bool) -> None:
+def resume(
+    path: Path, settings: list[str] | None, previous: bool, from_save: bool, as_json: bool
+) -> None:
     """Say what `settings` change, train to the end, and print what it came to.
 
     Parameters
     ----------
     previous : bool
         Go on from the save before the last; the last one, and what came after, is dropped.
+    from_save : bool
+        Go on from the last save; what was committed after it is dropped.
     """
     RunFolder.check(path)
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
@@ -32,12 +36,13 @@ def resume(path: Path, settings: list[str] | None, previous: bool, as_json: bool
         after = planned(after, path, as_json)
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:
         recover_folder(folder.checkpoint_path)
-        commits = after.engine.commits and not previous
+        commits = after.engine.commits and not (previous or from_save)
         save = last_save(path, previous) if has_save(path) or not commits else None
         if save is not None:
             tell_changes(save.config, after)
         from sluiceway.run.run import Run
 
         with progress_sink(as_json) as sink:
-            summary = Run(after, folder, interrupt, sink).resume(save)
+            run = Run(after, folder, interrupt, sink)
+            summary = run.resume(save, drops_commits=previous or from_save)
     print_summary(path, summary, as_json)

@@ -70,6 +70,12 @@ class StoreOptions(Options):
     def _names_one(cls, path: Any) -> Any:
         if path == []:
             raise ValueError("is [], expected a path, or a list of one for each disk")
+        for one in path if isinstance(path, list) else [path]:
+            if one is not None and not os.fspath(one):
+                raise ValueError(
+                    "is the empty text, expected the name of a folder or device; . is the current "
+                    "folder"
+                )
         return path
 
     @property

@@ -16,6 +16,7 @@ from sluiceway.engines.offload_plan import OffloadPlan
 from sluiceway.engines.protocol import Ranges, Recorder, Update
 from sluiceway.engines.resident import OPTIMIZER_FILE
 from sluiceway.engines.state_file import read_state, write_state
+from sluiceway.errors import InvalidArgument
 from sluiceway.machine.placement import Placement
 from sluiceway.model.speeds import disk_speed
 from sluiceway.optim.offload.arguments import resolve_gradients
@@ -42,6 +43,7 @@ class Offload(GradientEngine):
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> OffloadAdamW:
         """With lanes of its own, which follow the placement."""
         engine, store = self.config.engine, self.config.store
+        self.plan(model).check_disk()
         arguments: dict[str, Any] = {
             **self.lane_arguments(trace),
             **{name: getattr(engine, name) for name in OffloadOptions.model_fields},
@@ -102,6 +104,15 @@ class Offload(GradientEngine):
         """As every engine; on disk the step of the save is kept from now on, if it was not."""
         super().load(folder)
         self._pins = self.config.engine.commits
+
+    def check_new(self) -> None:
+        """As every engine that commits."""
+        _, steps = self.optimizer.engine.generations[0]
+        if steps:
+            raise InvalidArgument(
+                f"store.path: {self.config.store.place} holds step {steps} of another run, "
+                "expected none as this one begins; resume that run, or choose another path"
+            )
 
     def note_run(self, run: bytes) -> None:
         """Let the commit of the step that was made carry `run`."""

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
+from sluiceway.errors import OutOfMemory
 from sluiceway.machine.placement import DTYPES, Placement, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
@@ -30,6 +32,7 @@ from sluiceway.optim.offload.spill_choice import (
     no_room_for_cores,
 )
 from sluiceway.optim.tier_limits import tier_limits
+from sluiceway.store.folder import refuse_twice
 
 _WAITING_BYTES = 256 << 20  # Most that gradients take on the device until they have left it.
 
@@ -56,6 +59,8 @@ class OffloadPlan(DevicePlan):
         self._gradient_bytes = DTYPES[gradients].itemsize
         self.freed = frozenset(w.name for w in weights)
         self._on_disk = engine.tier == "disk"
+        if self._on_disk:
+            refuse_twice("store", config.store.paths)
         self._speculates = resolve_policy(engine) == "speculative"
         device = config.device
         choice = choose_spill(
@@ -109,6 +114,23 @@ class OffloadPlan(DevicePlan):
     @property
     def _backwards(self) -> int:
         return self._config.train.accumulate
+
+    def check_disk(self) -> None:
+        """Refuse a budget that the store would outgrow, with its first save at the latest.
+
+        Raises
+        ------
+        sluiceway.errors.OutOfMemory
+            It says how much the store takes by then.
+        """
+        limit, needed = self._config.budget.disk, self._footprint["store_bytes"]
+        saves = self._on_disk and self._config.train.save_every
+        if saves and limit is not None and needed > limit:
+            raise OutOfMemory(
+                f"budget.disk: the store needs {needed} bytes ({format_bytes(needed)}), a third of "
+                f"them for saves that training goes on after, the budget is {limit} bytes "
+                f"({format_bytes(limit)}); raise it, or set train.save_every: 0"
+            )
 
     def _host_bytes_of(self, footprint: dict[str, int]) -> int:
         """Tables, cores that have arrived, weights that wait, and the store if it is in memory."""

@@ -61,6 +61,15 @@ class Commits(Protocol):
     A run asks for it where `EngineSection.commits` says so.
     """
 
+    def check_new(self) -> None:
+        """Refuse a store that another run has filled; of a run that begins, after `open`.
+
+        Raises
+        ------
+        sluiceway.errors.InvalidArgument
+            It names the store.
+        """
+
     def note_run(self, run: bytes) -> None:
         """Let the commit of the step that was made carry `run`, whatever it is."""
 

@@ -44,7 +44,6 @@ class Zo(ResidentEngine):
     """The engine of `kind: zo`."""
 
     section = ZoSection
-    _goes_on = False  # From a save or a commit, or what a killed run has left.
 
     def plan(self, model: torch.nn.Module) -> ZoPlan:
         """What copies of perturbed weights and two forwards take."""
@@ -175,7 +174,6 @@ class Zo(ResidentEngine):
         for group, decay in zip(self.optimizer.param_groups, decays, strict=True):
             group["weight_decay"] = decay
         if self._on_disk:
-            self._goes_on = True
             self.note_run(b"")  # The save is what a base of its step is gone on from.
 
     def note_run(self, run: bytes) -> None:
@@ -184,7 +182,6 @@ class Zo(ResidentEngine):
 
     def committed_run(self, save: Path | None) -> bytes | None:
         """What the base carries, if it is of a later step than the save."""
-        self._goes_on = True
         if save is not None:
             saved = read_state(save / OPTIMIZER_FILE)[STATE_KEY]["committed_steps"]
             if self.optimizer.committed_steps <= saved:  # The log is as new as the optimizer.
@@ -199,15 +196,14 @@ class Zo(ResidentEngine):
 
         A loss that is not finite leaves its direction out, and with it the step counts as skipped.
         """
-        self._check_new()
         self.model.eval()
         with ranges.range("forwards and update"):
             loss = self.optimizer.step(self._losses_of(batches))
         return Update(loss.item(), skipped=self.optimizer.overflowed)
 
-    def _check_new(self) -> None:
-        """Refuse the store of another run, whose weights are not the model's."""
-        if self._on_disk and not (self._goes_on or self.optimizer.has_new_store):
+    def check_new(self) -> None:
+        """As every engine that commits: weights of another run are not the model's."""
+        if self._on_disk and not self.optimizer.has_new_store:
             raise InvalidArgument(
                 f"store.path: {self.config.store.place} has the weights of a run, expected none as "
                 "this one begins; choose another path, or resume that run"
@@ -220,7 +216,6 @@ class Zo(ResidentEngine):
 
     def losses(self, batches: Sequence[Batch]) -> list[float]:
         """Each batch a closure, all of them on weights that are brought once."""
-        self._check_new()
         found = [math.nan] * len(batches)
 
         def closure(number: int) -> torch.Tensor:

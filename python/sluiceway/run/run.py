@@ -14,7 +14,7 @@ from sluiceway.config.file import check_config
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
 from sluiceway.engines.protocol import Calibrates, Engine
-from sluiceway.errors import Error, InvalidArgument, IoError
+from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position, RunState, packed, unpacked
@@ -26,6 +26,7 @@ from sluiceway.run.saving.saves import Saves
 from sluiceway.run.session import Inputs, open_workshop, read_inputs, seed_everything
 from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import summarise
+from sluiceway.store.drives import find_drives
 
 
 class Run:
@@ -52,21 +53,39 @@ class Run:
         source = Path(self._config.model.path)
         return self._go(inputs or read_inputs(self._config, source), source, Position())
 
-    def resume(self, save: LastSave | None) -> dict[str, Any]:
+    def resume(self, save: LastSave | None, drops_commits: bool = False) -> dict[str, Any]:
         """Train from a save of this folder, or a later commit, to the end; return the summary.
 
         Parameters
         ----------
         save : LastSave or None
             None: there is none, and the engine commits every step.
+        drops_commits : bool
+            Go on from the save whatever was committed after it.
         """
+        if save is None:
+            self._check_store()
         source = Path(self._config.model.path) if save is None else save.folder
         position = Position() if save is None else save.position
         self._check_steps(position, "save")
         inputs = read_inputs(self._config, source)
         if save is not None:
             self._check_data(save.state, inputs)
-        return self._go(inputs, source, position, save, resumes=True)
+        return self._go(inputs, source, position, save, takes_commits=not drops_commits)
+
+    def _check_store(self) -> None:
+        """Refuse to begin again where a store that had steps is not there."""
+        _, last = self._folder.length_until(self._config.train.steps)
+        if not last:
+            return
+        config = self._config.engine.in_folder(self._config, self._folder.path)
+        try:
+            find_drives([*map(Path, config.store.paths)])
+        except (IoError, InvalidArgument) as error:
+            raise InvalidArgument(
+                f"{self._folder.path}: has made {last} steps and was never saved, and {error}; "
+                "bring it back, or begin again in a new folder"
+            ) from None
 
     def _check_steps(self, position: Position, what: str) -> None:
         if position.step > self._config.train.steps:
@@ -88,7 +107,7 @@ class Run:
         source: Path,
         position: Position,
         save: LastSave | None = None,
-        resumes: bool = False,
+        takes_commits: bool | None = None,  # None: the run begins.
     ) -> dict[str, Any]:
         # A run that is over takes no step, and its trace stays.
         unfinished = position.step < self._config.train.steps
@@ -99,17 +118,21 @@ class Run:
                 native = self._native(inputs) if self._config.compare == "native" else None
                 shop = self._open(inputs, source, trace=unfinished)
                 stack.enter_context(_closing(shop))
-                later = self._later_commit(shop.engine, save, inputs) if resumes else None
+                later = None
+                if takes_commits:
+                    later = self._later_commit(shop.engine, save, inputs)
+                elif takes_commits is None and self._config.engine.commits:
+                    shop.engine.check_new()
                 if later is not None:
                     position = later.position
                     keep, last = self._lines_until(position)
-                    shop.engine.take_commit()
-                    later.put_back(shop.engine)
+                    self._take_up(later, shop.engine, save)
                 elif save is not None:
                     checkpoint.load_into(source, shop.engine)
                     source = self._take_the_place_of_the_last(source)
                 if position.step and last != position.step:
-                    _tell_gap(self._folder.metrics_path, last, position.step)
+                    what = "save" if later is None else "commit"
+                    _tell_gap(self._folder.metrics_path, last, what, position.step)
                 self._folder.cut_back(keep)
             saved = None if save is None else save.step
             return self._train(inputs, shop, position, native, source, saved)
@@ -122,18 +145,17 @@ class Run:
         self, engine: Engine, save: LastSave | None, inputs: Inputs
     ) -> RunState | None:
         """What the engine committed after the save; nothing is put back yet."""
-        goes_back = save is not None and save.folder != self._folder.checkpoint_path
-        if goes_back or not self._config.engine.commits:
+        if not self._config.engine.commits:
             return None
         if (run := engine.committed_run(None if save is None else save.folder)) is None:
             return None
         later = unpacked(run)
         self._check_steps(later.position, "commit")
+        self._check_identity(later)
         self._check_data(later.extra, inputs)
-        if save is None:
-            tell_changes(
-                check_config(later.extra["config"], name=str(self._folder.path)), self._config
-            )
+        committed = check_config(later.extra["config"], name=str(self._folder.path))
+        if save is None or committed != save.config:
+            tell_changes(committed, self._config)
         since = "there is no save" if save is None else f"the last save is of step {save.step}"
         print(
             f"sluiceway: {self._folder.path}: goes on from step {later.position.step}, which was "
@@ -141,6 +163,29 @@ class Run:
             file=sys.stderr,
         )
         return later
+
+    def _check_identity(self, later: RunState) -> None:
+        """Refuse what another run has committed to the store that this one had."""
+        run, ours = later.extra.get("run"), self._folder.identity
+        if None not in (run, ours) and run != ours:
+            place = self._config.engine.in_folder(self._config, self._folder.path).store.place
+            raise InvalidArgument(
+                f"{self._folder.path}: {place} holds step {later.position.step} of another run, "
+                "expected this run's; bring its own drives back, or go on from its last save: "
+                f"sluiceway resume {self._folder.path} --last-save"
+            )
+
+    def _take_up(self, later: RunState, engine: Engine, save: LastSave | None) -> None:
+        try:
+            engine.take_commit()
+        except Corrupt as error:
+            if save is None:
+                raise
+            raise Corrupt(
+                f"{error}; the save of step {save.step} is whole, and this goes on from it: "
+                f"sluiceway resume {self._folder.path} --last-save"
+            ) from None
+        later.put_back(engine)
 
     def _take_the_place_of_the_last(self, source: Path) -> Path:
         """Where a save that was gone back to is from now on."""
@@ -169,7 +214,11 @@ class Run:
         source: Path,
         saved: int | None,
     ) -> dict[str, Any]:
-        extra = {"data": inputs.fingerprint, "config": self._config.resolved()}
+        extra = {
+            "data": inputs.fingerprint,
+            "config": self._config.resolved(),
+            "run": self._folder.identity,
+        }
 
         def note() -> None:
             shop.engine.note_run(packed(position, shop.engine, extra))
@@ -253,10 +302,10 @@ class Run:
         return summary
 
 
-def _tell_gap(metrics: Path, last: int | None, saved: int) -> None:
+def _tell_gap(metrics: Path, last: int | None, what: str, step: int) -> None:
     ends = "has no line" if last is None else f"ends with step {last}"
     print(
-        f"sluiceway: {metrics}: {ends}, but the save is of step {saved}; the run goes on, and its "
+        f"sluiceway: {metrics}: {ends}, but the {what} is of step {step}; the run goes on, and its "
         "figures are without the steps between",
         file=sys.stderr,
     )

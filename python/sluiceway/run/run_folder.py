@@ -1,4 +1,4 @@
-"""The folder of one run: config.yaml, metrics.jsonl, summary.json, trace.json, checkpoint/."""
+"""The folder of a run: its config, its name, metrics, summary, trace and saves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ class RunFolder:
         self.summary_path = path / "summary.json"
         self.trace_path = path / "trace.json"
         self.checkpoint_path = path / "checkpoint"
+        self.identity_path = path / "run.id"
         self._metrics: TextIO | None = None
         self._made: list[Path] = []  # Folders that were not there before, the deepest first.
 
@@ -61,6 +63,7 @@ class RunFolder:
         except OSError as error:
             raise _refused(path, "cannot be made", error) from None
         folder.write_config(config)
+        _replace(folder.identity_path, secrets.token_hex(16) + "\n")
         folder._lock()
         return folder
 
@@ -91,6 +94,14 @@ class RunFolder:
                 errno.ENOENT,
                 str(path),
             )
+
+    @property
+    def identity(self) -> str | None:
+        """By what commits to a store name their run; None where an earlier version began it."""
+        try:
+            return self.identity_path.read_text().strip()
+        except FileNotFoundError:
+            return None
 
     def _can_be_resumed(self) -> bool:
         if not (self.path / CONFIG_FILE).exists():
@@ -210,7 +221,13 @@ class RunFolder:
         if self.checkpoint_path.exists() or (self.path / COMPARISON).exists():
             return
         self.close()
-        made = self.metrics_path, self.path / CONFIG_FILE, self.summary_path, self.trace_path
+        made = (
+            self.metrics_path,
+            self.path / CONFIG_FILE,
+            self.identity_path,
+            self.summary_path,
+            self.trace_path,
+        )
         for path in made:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.path / STORE_FOLDER, ignore_errors=True)  # Ours: the folder was empty.

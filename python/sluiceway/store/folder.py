@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sluiceway import _core
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.store.drives import drive_path, drives_of_folder
 
@@ -48,8 +49,10 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
             f"{owner}: tier is 'disk' and there is no path, expected path= to name a folder on the "
             "disk to be used"
         )
-    _refuse_twice(owner, paths)
+    refuse_twice(owner, paths)
     if io == "block":
+        for path in paths:
+            _check_device(owner, Path(path))
         yield list(paths)
         return
     folders = [Path(path) for path in paths]
@@ -66,7 +69,18 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
         raise
 
 
-def _refuse_twice(owner: str, paths: Sequence[str]) -> None:
+def _check_device(owner: str, path: Path) -> None:
+    if path.is_block_device():
+        return
+    what = "is no block device" if path.exists() else "is not there"
+    raise InvalidArgument(
+        f"{owner}: {path} {what}, expected one, as io is 'block'; choose another path, or another "
+        "io for a folder"
+    )
+
+
+def refuse_twice(owner: str, paths: Sequence[str]) -> None:
+    """Refuse a path that is given twice, by whatever name."""
     first: dict[str, str] = {}
     for path in paths:
         real = os.path.realpath(path)
@@ -84,15 +98,38 @@ def _drives_in(owner: str, folders: list[Path], made: list[Path]) -> list[Path]:
     found = [drives_of_folder(folder) for folder in folders]
     if not any(found):
         return [drive_path(folder, number) for number, folder in enumerate(folders)]
+    if len(folders) > 1:
+        _refuse_half_made(owner, [drive for drives in found for drive in drives])
     for folder, drives in zip(folders, found, strict=True):
         if not drives:
             what = "is not there" if folder in made else "holds no drive"
-            others = " and ".join(str(f) for f, has in zip(folders, found, strict=True) if has)
+            others = [str(f) for f, has in zip(folders, found, strict=True) if has]
+            hold = "holds drives" if len(others) == 1 else "hold drives"
             raise InvalidArgument(
-                f"{owner}: {folder} {what}, and {others} holds drives of a store, expected a drive "
-                "in each folder or in none; bring it back, or choose another path"
+                f"{owner}: {folder} {what}, and {' and '.join(others)} {hold} of a store, expected "
+                "a drive in each folder or in none; bring it back, or choose another path"
             )
     return [drive for drives in found for drive in drives]
+
+
+def _refuse_half_made(owner: str, drives: list[Path]) -> None:
+    """Headers are written last: where one is missing the others say whether there was a store."""
+    without = [drive for drive in drives if not _core.ChunkStore.is_drive(str(drive))]
+    if not without:
+        return
+    named = " and ".join(map(str, without))
+    lacks = "has no header of a drive" if len(without) == 1 else "have no header of a drive"
+    if len(without) == len(drives):
+        raise InvalidArgument(
+            f"{owner}: {named} {lacks}, expected that of a store, whose making was interrupted if "
+            "nothing was trained yet; then remove what is there, or choose another path"
+        )
+    others = " and ".join(str(drive) for drive in drives if drive not in without)
+    raise InvalidArgument(
+        f"{owner}: {named} {lacks}, and {others} has one, expected drives of one store; bring "
+        "back what lay there, or, if nothing was trained yet and the making of the store was "
+        "interrupted, remove all of them"
+    )
 
 
 def _make(owner: str, folder: Path) -> bool:
