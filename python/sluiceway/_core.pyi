@@ -186,6 +186,11 @@ class ChunkStore:
     """
     Chunks on disk that change by whole steps.
     """
+    @staticmethod
+    def is_drive(path: str) -> bool:
+        """
+        Whether a file or device begins with the header of a drive.
+        """
     def catalogue(self) -> bytes:
         """
         What the store's user wrote about its chunks.

@@ -186,6 +186,27 @@ def test_a_budget_that_the_first_save_would_outgrow_is_refused_as_the_run_begins
     assert done.code == 0, done.err
 
 
+def test_gradients_may_wait_elsewhere_in_the_next_sitting(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(
+        tiny_model, train={**TRAIN, "steps": 2, "schedule": "constant"},
+        engine={**ENGINE, "tier": "disk", **CODEC, "spill": "gradient"}, store={"chunk": "8KiB"},
+    )  # fmt: skip
+    for folder in ("whole", "changed"):
+        done = sluiceway("train", config, "--out", tmp_path / folder)
+        assert done.code == 0, done.err
+    for folder, spill in (("whole", "gradient"), ("changed", "core")):
+        done = sluiceway("resume", tmp_path / folder, "--set", "train.steps=6",
+                         "--set", f"engine.spill={spill}")  # fmt: skip
+        assert done.code == 0, done.err
+    assert "engine.spill was gradient, is now core" in done.err
+    found = {
+        f: (weights_hash(tmp_path / f), loss_lines(tmp_path / f)) for f in ("whole", "changed")
+    }
+    assert found["whole"] == found["changed"]
+
+
 def test_a_plan_refuses_a_path_that_a_run_would_refuse(
     sluiceway, tiny_model, write_config, tmp_path
 ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationInfo, field_validator
 
@@ -118,6 +118,7 @@ class OffloadSection(OffloadOptions, TieredSection):
     """The same in a file."""
 
     kind: Literal["offload"] = "offload"
+    changeable: ClassVar[tuple[str, ...]] = ("spill",)  # Where gradients wait changes no bit.
 
     @property
     def commits(self) -> bool:
