@@ -51,7 +51,8 @@ class Run:
     def train(self, inputs: Inputs | None = None) -> dict[str, Any]:
         """Train from the model to the end; return the summary."""
         source = Path(self._config.model.path)
-        return self._go(inputs or read_inputs(self._config, source), source, Position())
+        inputs = inputs or read_inputs(self._config, source)
+        return self._go(inputs, source, Position(), begins=True)
 
     def resume(self, save: LastSave | None, drops_commits: bool = False) -> dict[str, Any]:
         """Train from a save of this folder, or a later commit, to the end; return the summary.
@@ -71,7 +72,7 @@ class Run:
         inputs = read_inputs(self._config, source)
         if save is not None:
             self._check_data(save.state, inputs)
-        return self._go(inputs, source, position, save, takes_commits=not drops_commits)
+        return self._go(inputs, source, position, save, drops_commits=drops_commits)
 
     def _check_store(self) -> None:
         """Refuse to begin again where a store that had steps is not there."""
@@ -107,7 +108,8 @@ class Run:
         source: Path,
         position: Position,
         save: LastSave | None = None,
-        takes_commits: bool | None = None,  # None: the run begins.
+        begins: bool = False,
+        drops_commits: bool = False,
     ) -> dict[str, Any]:
         # A run that is over takes no step, and its trace stays.
         unfinished = position.step < self._config.train.steps
@@ -118,11 +120,10 @@ class Run:
                 native = self._native(inputs) if self._config.compare == "native" else None
                 shop = self._open(inputs, source, trace=unfinished)
                 stack.enter_context(_closing(shop))
-                later = None
-                if takes_commits:
-                    later = self._later_commit(shop.engine, save, inputs)
-                elif takes_commits is None and self._config.engine.commits:
+                if begins and self._config.engine.commits:
                     shop.engine.check_new()
+                looks = not (begins or drops_commits)
+                later = self._later_commit(shop.engine, save, inputs) if looks else None
                 if later is not None:
                     position = later.position
                     keep, last = self._lines_until(position)
