@@ -45,11 +45,12 @@ bool is_there(const StoreOptions& options) {
     return ChunkStore::is_drive(path);
   };
   const auto count = std::ranges::count_if(options.drives, there);
-  SLUICEWAY_CHECK(count == 0 || count == std::ssize(options.drives), "store: ", count, " of ",
-                  options.drives.size(),
-                  " drives are there, expected all of a store or none; bring the others back, or "
-                  "choose another path");
-  return count > 0;
+  if (count == 0 || count == std::ssize(options.drives)) return count > 0;
+  const std::string& missing = *std::ranges::find_if_not(options.drives, there);
+  throw_invalid_argument(concat("store: ", count, " of ", options.drives.size(),
+                                " drives are there, and ", missing,
+                                " is none, expected all of a store or none; bring it back, or "
+                                "choose another path"));
 }
 
 std::unique_ptr<ChunkStore> open_or_create(Budget& budget, const StoreOptions& options,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,9 @@ import typer
 from sluiceway import __version__
 from sluiceway.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG, exit_code, say
 from sluiceway.commands import options as o
+
+_OURS = Path(__file__).parents[1]
+_AS_PYTHON_DOES = warnings.formatwarning
 
 app = typer.Typer(
     name="sluiceway",
@@ -253,8 +257,16 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
+def _formatted(warning: Warning | str, kind: type[Warning], place: str, *line: Any) -> str:
+    """What is warned of from here needs no line of our sources beside it."""
+    if Path(place).is_relative_to(_OURS):
+        return f"sluiceway: {warning}\n"
+    return _AS_PYTHON_DOES(warning, kind, place, *line)
+
+
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
+    warnings.formatwarning = _formatted
     try:
         result = app(args=arguments, prog_name="sluiceway", standalone_mode=False)
         code = result if isinstance(result, int) else DONE
