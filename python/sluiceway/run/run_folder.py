@@ -63,7 +63,8 @@ class RunFolder:
         except OSError as error:
             raise _refused(path, "cannot be made", error) from None
         folder.write_config(config)
-        _replace(folder.identity_path, secrets.token_hex(16) + "\n")
+        if config.engine.commits:
+            _replace(folder.identity_path, secrets.token_hex(16) + "\n")
         folder._lock()
         return folder
 
@@ -97,7 +98,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str | None:
-        """By what commits to a store name their run; None where an earlier version began it."""
+        """By what commits to a store name their run; None where it has none."""
         try:
             return self.identity_path.read_text().strip()
         except FileNotFoundError:
