@@ -91,15 +91,23 @@ class Runner:
         Of the link, each way.
     cores : tuple of int
         Of the device and of the lanes.
+    blocks : int, optional
+        Of the model; None: those of its shape.
     options : dict
         More of the optimizer's.
     """
 
     def __init__(
-        self, case: Case, way: Way, gbps: float | None, cores: tuple[int, int], **options: Any
+        self,
+        case: Case,
+        way: Way,
+        gbps: float | None,
+        cores: tuple[int, int],
+        blocks: int | None = None,
+        **options: Any,
     ) -> None:
         self.way, self.gbps, self._cores = way, gbps, cores
-        self.model = model = case.build(case.layers)
+        self.model = model = case.build(blocks or case.layers)
         self._loss, self._ids = sw.ChunkedLoss(model), case.batch_on(torch.device("cpu"))
         if way.mode is not None:
             options |= {"tier": "host", "_pin": cores} | way.options()
@@ -174,7 +182,7 @@ class Sitting:
         args = self._args
         return {
             "machine": machine(), "cores": self._cores, "shape": args.shape,
-            "tokens": args.tokens, "dtype": "bf16", "layers": self._case.layers,
+            "tokens": args.tokens, "dtype": "bf16", "layers": args.blocks or self._case.layers,
             "crossing_bytes": self.crossing, "compute_at_first": self.compute,
         }  # fmt: skip
 
@@ -203,7 +211,7 @@ class Sitting:
     def _runners(self) -> list[Runner]:
         """One a way; those of a link come when it is known what computing takes."""
         ways = [Way(None), *(Way(mode) for mode in self._args.modes)]
-        found = [Runner(self._case, way, None, self._cores) for way in ways]
+        found = [self._runner(way, None) for way in ways]
         for resident in found[1:]:
             mode = resident.way.mode
             resident.turn(1)
@@ -211,14 +219,17 @@ class Sitting:
             self.compute[mode], self.crossing[mode] = seconds, self._crossing(mode)
             for ratio in self._args.ratios:
                 gbps = self.crossing[mode] / (ratio * seconds) / 1e9
-                found.append(Runner(self._case, Way(mode, ratio), gbps, self._cores))
+                found.append(self._runner(Way(mode, ratio), gbps))
         losses = {str(r.way): r.first["loss"] for r in found if not r.way.has_images}
         if len(set(losses.values())) > 1:  # All begin with the same weights.
             raise AssertionError(f"first steps have the losses {losses}, expected one and the same")
         return found
 
+    def _runner(self, way: Way, gbps: float | None, **options: Any) -> Runner:
+        return Runner(self._case, way, gbps, self._cores, self._args.blocks, **options)
+
     def _crossing(self, mode: str) -> int:
-        runner = Runner(self._case, Way(mode, 0.0), None, self._cores)
+        runner = self._runner(Way(mode, 0.0), None)
         with runner.opt:
             found = runner.turn(self._args.steps)
         return max(round(statistics.fmean(found[way])) for way in ("h2d", "d2h"))
@@ -230,7 +241,7 @@ class Sitting:
         """
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.json"
-            runner, known_us = Runner(self._case, way, gbps, self._cores, trace=trace), []
+            runner, known_us = self._runner(way, gbps, trace=trace), []
             for _ in range(self._args.steps):
                 runner.step()
                 known_us.append(runner.measured_us)
@@ -297,6 +308,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--once", action="store_true", help="a small model, to see that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--shape", default="medium", help="of experiments/step")
+    parser.add_argument("--blocks", type=int, help="of the model; default: those of the shape")
     parser.add_argument("--tokens", type=int, default=256, help="of a step")
     modes = "log, parity, and parity-bf16, parity-fp16 or parity-fp8 with such a wire"
     parser.add_argument("--modes", nargs="+", default=["log"], help=modes)
