@@ -128,22 +128,19 @@ class SubspaceAdamW(HookedOptimizer):
 
     def _factors_of_rates(self) -> list[float]:
         """Of each of the engine's weights, but one of an embedding or the head, whose it is 1."""
-        factors = [1.0] * len(self.of_engine)
-        if self.options.weight_rates == "rms":
-            sized = {
-                number: matrix
-                for index, w in enumerate(self.weights)
-                if not w.identity
-                for number, matrix in zip(
-                    self.of_engine.numbers(index), w.matrices(w.parameter.detach()), strict=True
-                )
-            }
-            for number, k in zip(sized, weight_factors(list(sized.values())), strict=True):
-                factors[number] = k
-        return factors
+        if self.options.weight_rates == "equal":
+            return [1.0] * len(self.of_engine)
+        identity = self.of_engine.spread(w.identity for w in self.weights)
+        matrices = self.of_engine.tensors()
+        sized = [m for m, fixed in zip(matrices, identity, strict=True) if not fixed]
+        factors = iter(weight_factors(sized))
+        return [1.0 if fixed else next(factors) for fixed in identity]
 
     def _hypers(self, *more: float) -> list[tuple[float, ...]]:
-        return with_factors(super()._hypers(*more), self.rate_factors)
+        hypers = super()._hypers(*more)
+        if self.options.weight_rates == "equal":
+            return hypers
+        return with_factors(hypers, self.rate_factors)
 
     @staticmethod
     def _hold_residuals(engine: _core.SubspaceEngine, numbers: range) -> None:

@@ -101,8 +101,13 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
     _try_refresh(optimizer.engine, saved["refresh"])
 
 
+def _rate_factors(saved: dict[str, Any], count: int) -> Any:
+    """As saved; a state of an earlier version has none."""
+    return saved.get("rate_factors", [1.0] * count)
+
+
 def _check_rate_factors(saved: dict[str, Any], count: int) -> None:
-    factors = saved.get("rate_factors", [1.0] * count)  # A state of an earlier version has none.
+    factors = _rate_factors(saved, count)
     is_list = isinstance(factors, list) and len(factors) == count
     if not is_list or not all(isinstance(k, float) and 0 < k < math.inf for k in factors):
         raise InvalidArgument(
@@ -125,4 +130,4 @@ def restore_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -
         optimizer.engine.load_weight_state(index, values)
     saved = state_dict[STATE_KEY]
     optimizer.engine.load_refresh_state(saved["refresh"])
-    optimizer.rate_factors = saved.get("rate_factors", [1.0] * len(optimizer.of_engine))
+    optimizer.rate_factors = _rate_factors(saved, len(optimizer.of_engine))
