@@ -9,6 +9,7 @@ import contextlib
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -18,7 +19,7 @@ class Interrupted(Exception):  # noqa: N818 - it is no error.
     """The run was asked to stop, and what it has done is saved."""
 
 
-class SignalHandler:
+class SignalHandler(ABC):
     """Handles SIGINT and SIGTERM by `_arrived` while it is entered, in place of whatever did."""
 
     def __init__(self) -> None:
@@ -42,8 +43,9 @@ class SignalHandler:
     def _signals(self) -> Sequence[int]:
         return signal.SIGINT, signal.SIGTERM
 
+    @abstractmethod
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        """A signal has come."""
 
 
 class Interrupt(SignalHandler):

@@ -36,13 +36,13 @@ def resume(
         after = planned(after, path, as_json)
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:
         recover_folder(folder.checkpoint_path)
-        commits = after.engine.commits and not (previous or from_save)
+        drops_commits = previous or from_save
+        commits = after.engine.commits and not drops_commits
         save = last_save(path, previous) if has_save(path) or not commits else None
         if save is not None:
             tell_changes(save.config, after)
         from sluiceway.run.run import Run
 
         with progress_sink(as_json) as sink:
-            run = Run(after, folder, interrupt, sink)
-            summary = run.resume(save, drops_commits=previous or from_save)
+            summary = Run(after, folder, interrupt, sink).resume(save, drops_commits)
     print_summary(path, summary, as_json)

@@ -79,14 +79,18 @@ class Run:
         _, last = self._folder.length_until(self._config.train.steps)
         if not last:
             return
-        config = self._config.engine.in_folder(self._config, self._folder.path)
         try:
-            find_drives([*map(Path, config.store.paths)])
+            find_drives([*map(Path, self._placed.store.paths)])
         except (IoError, InvalidArgument) as error:
             raise InvalidArgument(
                 f"{self._folder.path}: has made {last} steps and was never saved, and {error}; "
                 "bring it back, or begin again in a new folder"
             ) from None
+
+    @property
+    def _placed(self) -> Config:
+        """With a path for what is kept in the run's folder."""
+        return self._config.engine.in_folder(self._config, self._folder.path)
 
     def _check_steps(self, position: Position, what: str) -> None:
         if position.step > self._config.train.steps:
@@ -169,10 +173,10 @@ class Run:
         """Refuse what another run has committed to the store that this one had."""
         run, ours = later.extra.get("run"), self._folder.identity
         if None not in (run, ours) and run != ours:
-            place = self._config.engine.in_folder(self._config, self._folder.path).store.place
             raise InvalidArgument(
-                f"{self._folder.path}: {place} holds step {later.position.step} of another run, "
-                "expected this run's; bring its own drives back, or go on from its last save: "
+                f"{self._folder.path}: {self._placed.store.place} holds step "
+                f"{later.position.step} of another run, expected this run's; bring its own drives "
+                "back, or go on from its last save: "
                 f"sluiceway resume {self._folder.path} --last-save"
             )
 
@@ -201,8 +205,7 @@ class Run:
 
     def _open(self, inputs: Inputs, source: Path, trace: bool = True) -> Workshop:
         path = self._folder.trace_path if self._config.trace and trace else None
-        config = self._config.engine.in_folder(self._config, self._folder.path)
-        shop = open_workshop(config, inputs, source, path)
+        shop = open_workshop(self._placed, inputs, source, path)
         seed_everything(self._config.train.seed)  # What loading drew is not part of a run.
         return shop
 
