@@ -32,7 +32,6 @@ from sluiceway.optim.offload.spill_choice import (
     no_room_for_cores,
 )
 from sluiceway.optim.tier_limits import tier_limits
-from sluiceway.store.folder import refuse_twice
 
 _WAITING_BYTES = 256 << 20  # Most that gradients take on the device until they have left it.
 
@@ -59,8 +58,6 @@ class OffloadPlan(DevicePlan):
         self._gradient_bytes = DTYPES[gradients].itemsize
         self.freed = frozenset(w.name for w in weights)
         self._on_disk = engine.tier == "disk"
-        if self._on_disk:
-            refuse_twice("store", config.store.paths)
         self._speculates = resolve_policy(engine) == "speculative"
         device = config.device
         choice = choose_spill(

@@ -10,6 +10,7 @@ from torch import nn
 from sluiceway.config.schema import Config
 from sluiceway.machine.placement import DTYPES
 from sluiceway.model.rehearsal import Rehearsal
+from sluiceway.store.folder import refuse_twice
 
 _FIRST_ORDER_BYTES = 12  # Read and written per parameter: gradient once, weight twice.
 _MOMENT_BYTES = 8  # Read and written, f32.
@@ -88,6 +89,7 @@ class DevicePlan:
     def __init__(
         self, config: Config, elements: int, moments: int = 2, moment_bytes: int | None = None
     ) -> None:
+        refuse_twice("store", config.store.paths)
         self._config = config
         self._elements = elements
         self._moments = moments
