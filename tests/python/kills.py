@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conftest import read_lines, wait_for_step
+
 
 def weights_hash(folder: Path) -> str:
     """Of the last save's weights, byte for byte."""
@@ -53,6 +55,17 @@ def _moment(folder: Path, command: Any, kind: str, first: int, span: float) -> N
         _wait(lambda: _step_of(folder) > first and reading_back.exists(), command)
         span = min(span, 0.005)
     time.sleep(span)
+
+
+def kill_at_step(
+    sluiceway: Any, config: Path, folder: Path, step: int, *more: object, **options: Any
+) -> int:
+    """Train, SIGKILL once metrics have a line of the step; the last step that they then have."""
+    command = sluiceway.start("train", config, "--out", folder, *more, **options)
+    wait_for_step(folder, step)
+    command.signal(signal.SIGKILL)
+    command.wait()
+    return read_lines(folder)[-1]["step"]
 
 
 def _clear_unless(folder: Path, names: tuple[str, ...]) -> None:

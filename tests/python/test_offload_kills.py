@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import assert_short_error, read_lines, wait_for_step
-from kills import kill_often, loss_lines, weights_hash
+from kills import kill_at_step, kill_often, loss_lines, weights_hash
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
 from sluiceway.run.session import read_inputs
@@ -83,11 +83,7 @@ def test_a_run_that_was_never_saved_goes_on_from_the_step_before_the_kill(
     sluiceway, configs, whole, tmp_path
 ):
     killed = tmp_path / "killed"
-    command = sluiceway.start("train", configs[0], "--out", killed)
-    wait_for_step(killed, 20)
-    command.signal(signal.SIGKILL)
-    command.wait()
-    reached = read_lines(killed)[-1]["step"]
+    reached = kill_at_step(sluiceway, configs[0], killed, 20)
     assert not (killed / "checkpoint").exists()
     again = sluiceway("train", configs[0], "--out", killed)
     assert_short_error(again, 2, "is not empty", f"go on with: sluiceway resume {killed}")
@@ -121,10 +117,7 @@ def test_a_speculative_run_with_a_codec_that_is_killed_draws_its_projectors_agai
     assert "engine.codec" not in done.err
     given["engine"]["policy"] = "speculative"  # Of the same bits, with other moments to be killed.
     config.write_text(yaml.safe_dump(given))
-    command = sluiceway.start("train", config, "--out", killed)
-    wait_for_step(killed, 8)
-    command.signal(signal.SIGKILL)
-    command.wait()
+    kill_at_step(sluiceway, config, killed, 8)
     done = sluiceway("resume", killed, "--set", "engine.ratio=0.25")
     assert_short_error(done, 2, "engine.ratio was 0.5, is now 0.25")
     kill_often(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import signal
 
 import pytest
 import torch  # noqa: F401  Before the compiled module.
-from conftest import assert_short_error, read_lines, wait_for_step
-from kills import loss_lines, weights_hash
+from conftest import assert_short_error
+from kills import kill_at_step, loss_lines, weights_hash
 from sluiceway import _core
 
 STEPS = 16
@@ -29,19 +28,11 @@ def config(tiny_model, write_config, paths):
     )
 
 
-def killed_at(sluiceway, config, folder, step, *more):
-    command = sluiceway.start("train", config, "--out", folder, *more)
-    wait_for_step(folder, step)
-    command.signal(signal.SIGKILL)
-    command.wait()
-    return read_lines(folder)[-1]["step"]
-
-
 def test_a_new_run_on_a_store_with_steps_is_refused_before_any_work_and_leaves_nothing(
     sluiceway, config, tmp_path
 ):
     first, second = tmp_path / "first", tmp_path / "second"
-    killed_at(sluiceway, config, first, 3)
+    kill_at_step(sluiceway, config, first, 3)
     done = sluiceway("train", config, "--out", second, "--set", "train.lr=0.1")
     assert_short_error(done, 2, "store.path: ", "of another run, expected none as this one begins")
     assert "held-out" not in done.out
@@ -56,11 +47,11 @@ def test_a_new_run_on_a_store_with_steps_is_refused_before_any_work_and_leaves_n
 
 def test_what_another_run_committed_at_the_same_path_is_refused(sluiceway, config, paths, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    killed_at(sluiceway, config, first, 3)
+    kill_at_step(sluiceway, config, first, 3)
     before = (first / "metrics.jsonl").read_bytes()
     for path in paths:
         shutil.move(path, path.with_name("kept_" + path.name))
-    killed_at(sluiceway, config, second, 5)
+    kill_at_step(sluiceway, config, second, 5)
     done = sluiceway("resume", first)
     assert_short_error(done, 2, "of another run, expected this run's", "--last-save")
     assert (first / "metrics.jsonl").read_bytes() == before
@@ -73,7 +64,7 @@ def test_a_run_without_a_save_does_not_begin_again_where_its_store_is_gone(
     sluiceway, config, paths, tmp_path, lost
 ):
     run = tmp_path / "run"
-    reached = killed_at(sluiceway, config, run, 4)
+    reached = kill_at_step(sluiceway, config, run, 4)
     before = (run / "metrics.jsonl").read_bytes()
     setting = ["--set", "store.path=null"] if lost == "setting" else []
     for path in paths if lost != "setting" else []:
@@ -116,7 +107,7 @@ def test_a_damaged_commit_names_the_save_which_last_save_goes_on_from(
     saving = ["--set", "train.save_every=4"]
     done = sluiceway("train", config, "--out", whole, *saving, "--set", "store.path=null")
     assert done.code == 0, done.err
-    killed_at(sluiceway, config, run, 6, *saving)
+    kill_at_step(sluiceway, config, run, 6, *saving)
     _flip_in_the_last_commit(paths)
     done = sluiceway("resume", run)
     assert_short_error(done, 1, "has checksum", "the save of step 4 is whole", "--last-save")

@@ -7,15 +7,14 @@ import json
 import os
 import random
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sluiceway as sw
-from conftest import assert_short_error, read_lines, wait_for_step
-from kills import loss_lines, weights_hash
+from conftest import assert_short_error, read_lines
+from kills import kill_at_step, loss_lines, weights_hash
 from offload_models import offload, run, words
 from sluiceway import _core
 from sluiceway.config.file import load_config
@@ -290,13 +289,10 @@ def test_a_run_on_two_drives_is_killed_and_resumed_with_the_bits_of_one(
     sluiceway, config, tmp_path, memory_disk
 ):
     two, there = tmp_path / "two", os.path.relpath(memory_disk / "b", tmp_path)
-    command = sluiceway.start(
-        "train", config, "--out", two, "--set", f"store.path=[a, {there}]",
+    kill_at_step(
+        sluiceway, config, two, 2, "--set", f"store.path=[a, {there}]",
         "--set", "train.steps=4000", "--set", "train.schedule=constant", cwd=tmp_path,
     )  # fmt: skip
-    wait_for_step(two, 2)
-    command.signal(signal.SIGKILL)
-    command.wait()
     paths = [str(tmp_path / "a"), str(memory_disk / "b")]
     assert load_config(two / "config.yaml").store.path == paths
     for verb in ("inspect", "verify"):

@@ -54,6 +54,14 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     return all;
   }
 
+  // To go on from the step that the masters are of.
+  ParityOptions options_of(int depth) const {
+    ParityOptions all = options();
+    all.masters.step = step;
+    all.ring.depth = ring_depth(depth, !wire);
+    return all;
+  }
+
   // What is measured plays no part in what the step does.
   void take_step(ParityEngine& engine, bool streams = true) {
     engine.begin_step();
@@ -176,10 +184,7 @@ TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
   for (const int depth : {2, 8}) {
     // Threads would share its elements in smaller parts than an image has.
     if (depth == 8) family = NoiseFamily::kGaussian;
-    ParityOptions deep = options();
-    deep.masters.step = step;
-    deep.ring.depth = ring_depth(depth, !wire);
-    ParityEngine engine(deep);
+    ParityEngine engine(options_of(depth));
     engine.hold(model.uses);
     engine.stream(model.uses);
     for (int i = 0; i < 4; ++i) {
@@ -202,10 +207,7 @@ TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
 // An evaluation and a step are enqueued before the device computes any of them.
 TEST_P(ParityEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
   for (const int depth : {1, 2}) {
-    ParityOptions given = options();
-    given.masters.step = step;
-    given.ring.depth = ring_depth(depth, !wire);
-    ParityEngine engine(given);
+    ParityEngine engine(options_of(depth));
     engine.hold(model.uses);
     engine.stream(model.uses);
     for (int i = 0; i < 4; ++i) {
