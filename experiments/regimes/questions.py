@@ -16,6 +16,17 @@ from stages import Found, tuned
 RATES = (1e-3, 2e-3, 4e-3)
 SEEDS, LONG_SEEDS = 5, 3
 
+
+def added(way: Way, what: str) -> Way:
+    """The way with one of ways.ADDED."""
+    return replace(way, method=f"{way.method}+{what}")
+
+
+def at(way: Way, ratio: float = 0.25, refresh: str = "never") -> Way:
+    """The way with another f, or projectors that are replaced."""
+    return replace(way, ratio=ratio, refresh=refresh)
+
+
 ADAMW, ADAFACTOR = Way("adamw"), Way("adafactor")
 PLAIN_ADAMW, ADAFACTOR_B1 = Way("adamw+b1=0"), Way("adafactor+momentum")
 RESIDUAL = Way("none+residual")  # Nothing is offloaded.
@@ -35,7 +46,8 @@ LEADS = (
 )  # fmt: skip
 # Whom a core has to beat, in each regime.
 BESIDE = (ADAMW, RESIDUAL, CORE, PLAIN_ADAMW, ADAFACTOR, ADAFACTOR_B1, PAPER)
-LONG_WAYS = (ADAMW, RESIDUAL, CORE, ADAFACTOR)
+RATED, HALF_SVD = added(RESIDUAL, "kw"), at(SVD, 0.5)  # What could become a default.
+LONG_WAYS = (ADAMW, RESIDUAL, CORE, ADAFACTOR, RATED, added(HALF_SVD, "kw"))
 OLD_TOKENS = 1024  # Of experiments/fidelity.
 
 
@@ -64,16 +76,6 @@ class Question:
     references: tuple[Way, ...] = (RESIDUAL, ADAMW)
     seeds: int = SEEDS
     first_seed: int = 0
-
-
-def added(way: Way, what: str) -> Way:
-    """The way with one of ways.ADDED."""
-    return replace(way, method=f"{way.method}+{what}")
-
-
-def at(way: Way, ratio: float = 0.25, refresh: str = "never") -> Way:
-    """The way with another f, or projectors that are replaced."""
-    return replace(way, ratio=ratio, refresh=refresh)
 
 
 USUAL = (Setting(),)
@@ -119,9 +121,14 @@ QUESTIONS = (
     Question("confirm", "What could become a default, on seeds that chose nothing",
              (Setting(), Setting(tokens=OLD_TOKENS), Setting(tokens=OLD_TOKENS, accumulate=4),
               Setting(dtype="bf16")),
-             (ADAMW, RESIDUAL, CORE, SVD, at(SVD, 0.5), added(CORE, "b1=0"),
-              *(added(w, "kw") for w in (RESIDUAL, CORE, SVD, at(SVD, 0.5)))),
+             (ADAMW, RESIDUAL, CORE, SVD, HALF_SVD, added(CORE, "b1=0"),
+              *(added(w, "kw") for w in (RESIDUAL, CORE, SVD, HALF_SVD))),
              (RESIDUAL, CORE), first_seed=SEEDS),
+    Question("halves", "Where does a core of half of each side pay?",
+             (Setting(tokens=512), *(Setting(shift=s, tokens=OLD_TOKENS) for s in TEXTS),
+              Setting(tokens=OLD_TOKENS, dtype="bf16")),
+             (ADAMW, RESIDUAL, RATED, HALF_SVD, added(HALF_SVD, "kw")), (RATED, ADAMW),
+             first_seed=SEEDS),
 )  # fmt: skip
 
 
