@@ -129,6 +129,9 @@ QUESTIONS = (
               Setting(tokens=OLD_TOKENS, dtype="bf16")),
              (ADAMW, RESIDUAL, RATED, HALF_SVD, added(HALF_SVD, "kw")), (RATED, ADAMW),
              first_seed=SEEDS),
+    Question("worth", "How many more steps are as good as such a core?",
+             tuple(Setting(tokens=OLD_TOKENS, steps=s) for s in (200, 220, 240)),
+             (RATED, added(HALF_SVD, "kw")), (RATED,), first_seed=SEEDS),
 )  # fmt: skip
 
 
