@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from pydantic import BaseModel
 from sluiceway.config.schema import Config
 
 Keys = tuple[str, ...]
+
+_EXPECTED = "expected "
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,9 @@ class Complaints:
                 return self.where[keys[:length]]
         return self.name
 
-    def text(self, error: dict[str, Any]) -> str:
-        """One line about one error."""
+    def text(self, found: Sequence[dict[str, Any]]) -> str:
+        """One line about the first of these errors, with all that its key could have been."""
+        error = found[0]
         keys = self._keys_of(error)
         dotted = ".".join(keys)
         at = self.place(keys)
@@ -59,9 +63,11 @@ class Complaints:
         if kind == "too_short":
             least = error["ctx"]["min_length"]
             return f"{at}: {dotted} is {value!r}, expected at least {least} value"
-        if kind == "literal_error":
-            return f"{at}: {dotted} is {value!r}, expected {error['ctx']['expected']}"
-        return f"{at}: {dotted} is {value!r}, {_lower(error['msg'])}"
+        said = dict.fromkeys(_expectation(one) for one in found if self._keys_of(one) == keys)
+        if not all(one.startswith(_EXPECTED) for one in said):
+            return f"{at}: {dotted} is {value!r}, {next(iter(said))}"
+        could_be = " or ".join(one.removeprefix(_EXPECTED) for one in said)
+        return f"{at}: {dotted} is {value!r}, {_EXPECTED}{could_be}"
 
     def _keys_of(self, error: dict[str, Any]) -> Keys:
         """Pydantic's location without the parts that are no keys of the file: types, indices."""
@@ -107,6 +113,8 @@ class Complaints:
         return None
 
 
-def _lower(message: str) -> str:
-    message = message.replace("Input should be", "expected").partition(", unable")[0]
+def _expectation(error: dict[str, Any]) -> str:
+    if error["type"] == "literal_error":
+        return f"{_EXPECTED}{error['ctx']['expected']}"
+    message = error["msg"].replace("Input should be ", _EXPECTED).partition(", unable")[0]
     return message[:1].lower() + message[1:]

@@ -50,7 +50,7 @@ def check_config(tree: dict, where: dict[tuple, str] | None = None, name: str = 
     except ValidationError as error:
         found = error.errors(include_url=False)
         found.sort(key=lambda one: one["type"] != "extra_forbidden")  # A misspelling explains more.
-        raise InvalidArgument(complaints.text(found[0])) from None
+        raise InvalidArgument(complaints.text(found)) from None
     for key, said in config.engine.misfits(config):
         raise InvalidArgument(f"{complaints.place(tuple(key.split('.')))}: {key} {said}")
     check_available(config)
