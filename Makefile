@@ -32,7 +32,7 @@ PY_FILES  = $(shell git ls-files '*.py')
   check-bench check-flips check-loop
 
 help:
-	@echo 'make demo     fine-tune a small model five ways over a throttled link, print the table'
+	@echo 'make demo     fine-tune a small model six ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++, the Python and, on the host, the CUDA tests'
 	@echo 'make check    sanitizers, clang, eager spill, CUDA on the host, slow libraries, lint, CUDA, wheel, benches, flips, loop'
 	@echo 'make soak     what takes long: kills and power cuts by the thousand, ten minutes of fuzzing'

@@ -86,7 +86,7 @@ def _subspace(model, method, ratio, lr, seed, refresh, more) -> SubspaceAdamW:
     from sluiceway import Refresh
 
     codec, *chosen = method.split("+")
-    options = {"residual": "none", "second_moment": "full"}
+    options = {"residual": "none", "second_moment": "full", "weight_rates": "equal"}
     for name in chosen:
         options |= OPTIONS[name]
     names = [n for n, _ in block_weights(model)]

@@ -1,4 +1,4 @@
-"""The demo: one model, one throttled link, fine-tuned five ways; then a table and a picture.
+"""The demo: one model, one throttled link, fine-tuned six ways; then a table and a picture.
 
     python experiments/quickstart/demo.py        (what `make demo` runs)
 
@@ -25,11 +25,13 @@ from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train
 SPREAD = Path(__file__).with_name("native_spread.json")
 NATIVE = {"engine": {"kind": "native", "embeddings": "frozen"}}
 BARRIER = {"engine.codec": "identity", "schedule.order": "barrier"}
-# All three train the same weights: the byte embedding and the tied head are frozen.
+CORES = {"engine.codec": "block_random"}
+# All of these train the same weights: the byte embedding and the tied head are frozen.
 FROZEN = {
     "native AdamW": ("native", NATIVE),
     "full gradients": ("barrier", BARRIER),
-    "Sluiceway": ("sluiceway", {}),
+    "cores": ("cores", CORES),
+    "Sluiceway": ("sluiceway", {}),  # The default, which decides whether a core pays.
 }
 
 
@@ -99,7 +101,7 @@ def stands_for(link: dict[str, Any]) -> str:
 def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
     """Build the table; the first run is what the others are measured against."""
     table = Table(
-        title="Five ways to fine-tune the same model over the same link\n" + stands_for(link),
+        title="Six ways to fine-tune the same model over the same link\n" + stands_for(link),
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,
@@ -200,7 +202,9 @@ def main() -> None:
     console.print(kept_gain(frozen, json.loads(SPREAD.read_text())["spread"]))
     console.print(on_disk({name: runs[name] for name in ON_DISK}))
     console.print(
-        "full gradients: offloaded with barriers; medians over steps; bytes of a step, "
+        "full gradients: offloaded with barriers; cores: 1/16 of each gradient's elements; "
+        "Sluiceway: its default, here "
+        f"{runs['Sluiceway'].summary['codecs'][0]['codec']}; medians over steps; bytes of a step, "
         "highest bytes per tier; stall: the device waited for a link or the host"
     )
     console.print(rates_line(link))

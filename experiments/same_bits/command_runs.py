@@ -1,4 +1,4 @@
-"""Runs through the command line: the demo's three ways, and runs that are killed and resumed."""
+"""Runs through the command line: the demo's ways, and runs that are killed and resumed."""
 
 from __future__ import annotations
 

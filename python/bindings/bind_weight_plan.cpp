@@ -92,12 +92,20 @@ void bind_weight_plan(py::module_& m) {
         "Pinned bytes that so many weights share: what scans of their gradients arrive in.");
   py::class_<AutoCodec>(m, "AutoCodec", "What codec=\"auto\" is, and what svd would cost.")
       .def_property_readonly("name", [](const AutoCodec& c) { return std::string(c.name); })
+      .def_readonly("pays", &AutoCodec::pays,
+                    "A core of this ratio, in such a run, ended lower than none.")
       .def_readonly("fits", &AutoCodec::fits, "svd's projectors fit the device budget.")
       .def_readonly("products", &AutoCodec::products, "Of svd, as a share of a run.")
       .def_readonly("calibration", &AutoCodec::calibration, "Likewise.")
       .def_property_readonly_static(
           "most", [](const py::object&) { return kMostOfARun; },
-          "svd is taken where both together are less.");
+          "svd is taken where both together are less.")
+      .def_property_readonly_static(
+          "least_tokens", [](const py::object&) { return kLeastTokens; },
+          "A step has to have as many for a core to pay.")
+      .def_property_readonly_static(
+          "least_ratio", [](const py::object&) { return kLeastRatio; },
+          "A core has to have as much of each side.");
   m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("device_bytes"),
         py::arg("weight_dtype"), py::arg("tokens_per_step"), py::arg("total_steps"),
         py::arg("backwards"), py::arg("refresh_every"), py::arg("on_host"),

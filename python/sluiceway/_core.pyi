@@ -258,6 +258,8 @@ class AutoCodec:
     What codec="auto" is, and what svd would cost.
     """
 
+    least_ratio: typing.ClassVar[float] = 0.5
+    least_tokens: typing.ClassVar[int] = 1024
     most: typing.ClassVar[float] = 0.03
     @property
     def calibration(self) -> float:
@@ -271,6 +273,11 @@ class AutoCodec:
         """
     @property
     def name(self) -> str: ...
+    @property
+    def pays(self) -> bool:
+        """
+        A core of this ratio, in such a run, ended lower than none.
+        """
     @property
     def products(self) -> float:
         """

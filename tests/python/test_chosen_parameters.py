@@ -65,9 +65,11 @@ def test_without_groups_embeddings_are_frozen_until_the_optimizer_closes():
 def test_a_group_and_frozen_embeddings_contradict_each_other():
     model = small_llama()
     with pytest.raises(sw.InvalidArgument, match=rf"{EMBEDDINGS} is in param_groups, but embeddi"):
-        sw.SubspaceAdamW(model, param_groups=decayed(model), embeddings="frozen")
+        sw.SubspaceAdamW(
+            model, codec="block_random", param_groups=decayed(model), embeddings="frozen"
+        )
     rest = [{"params": without_embeddings(model)}]
-    with sw.SubspaceAdamW(model, param_groups=rest, embeddings="frozen"):
+    with sw.SubspaceAdamW(model, codec="block_random", param_groups=rest, embeddings="frozen"):
         assert model.get_parameter(EMBEDDINGS).requires_grad
 
 
@@ -75,7 +77,7 @@ def test_embeddings_the_user_froze_stay_frozen_in_a_group():
     model = small_llama()
     model.get_parameter(EMBEDDINGS).requires_grad_(False)
     groups = [{"params": list(model.parameters())}]
-    with sw.SubspaceAdamW(model, lr=LR, param_groups=groups) as opt:
+    with sw.SubspaceAdamW(model, codec="block_random", lr=LR, param_groups=groups) as opt:
         before = model.get_parameter(EMBEDDINGS).clone()
         train(model, [opt], 2)
         assert opt.frozen == []
@@ -86,7 +88,7 @@ def test_groups_of_small_parameters_only_are_refused():
     model = small_llama()
     groups = [{"params": [p for p in model.parameters() if p.dim() == 1]}]
     with pytest.raises(sw.InvalidArgument, match="no trainable linear weight"):
-        sw.SubspaceAdamW(model, param_groups=groups)
+        sw.SubspaceAdamW(model, codec="block_random", param_groups=groups)
 
 
 def test_a_weight_of_no_group_may_have_a_dtype_that_is_not_compressed():

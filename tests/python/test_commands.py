@@ -36,12 +36,13 @@ def transformers_loss(folder, documents, length, sequences):
 
 @pytest.fixture(scope="module")
 def config(small_model, prose, tmp_path_factory) -> Path:
-    """A run of the default engine with its default codec, compared with plain AdamW."""
+    """A run of the default engine with cores, so that something crosses, beside plain AdamW."""
     path = tmp_path_factory.mktemp("session") / "run.yaml"
     tree = {
         "model": {"path": str(small_model)},
         "data": {"train": [str(prose)], "eval": ["pydoc"], "sequence_length": 32},
         "compare": "native",
+        "engine": {"codec": "block_random"},
         "train": {"steps": STEPS - 1, "micro_batch": 2, "lr": 1e-3, "eval_sequences": 4},
         "device": {"name": "host", "threads": 1},
     }

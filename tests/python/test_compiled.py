@@ -135,7 +135,7 @@ def test_forgetting_what_was_compiled_does_not_forget_to_wait(how):
 def test_residuals_of_a_compiled_model_are_those_of_the_plain_one():
     plain, compiled = make(Tied), make(Tied)
     for model, how in ((plain, lambda model: model), (compiled, HOWS["whole"])):
-        with sw.SubspaceAdamW(model, lr=LR, accumulate=1, link=SLOW) as opt:
+        with sw.SubspaceAdamW(model, codec="block_random", lr=LR, accumulate=1, link=SLOW) as opt:
             train(how(model), opt, 4)
             assert any(choice["residual"] != "none" for choice in opt.describe())
     assert same_bits(plain, compiled)

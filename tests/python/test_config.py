@@ -125,7 +125,7 @@ def test_swapping_two_letters_of_a_long_key_still_finds_it(key, place):
         ("device.link={d2h_gbps: 1}", "device.link.h2d_gbps is missing"),
         ("data.train=[]", "data.train is [], expected at least 1 value"),
         ("engine={kind: nativ}", "engine.kind is 'nativ', expected one of: subspace, native"),
-        ("engine.ratio=1.5", "engine.ratio is 1.5, expected less than or equal to 1"),
+        ("engine.ratio=1.5", "engine.ratio is 1.5, expected 'auto' or less than or equal to 1"),
         ("nonsense", "--set nonsense: expected a.b=value"),
         ("train.lr=[", "'[' is not a YAML value"),
     ],

@@ -153,7 +153,7 @@ def test_slices_that_overlap_are_refused():
     model = make(Mixture)
     model.experts.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH).expand(EXPERTS, WIDTH, WIDTH))
     with pytest.raises(sw.InvalidArgument, match=r"experts.weight has strides \(0, 256, 1\)"):
-        sw.SubspaceAdamW(model)
+        sw.SubspaceAdamW(model, codec="block_random")
 
 
 def resumed(model: nn.Module, stored: io.BytesIO, **arguments) -> sw.SubspaceAdamW:

@@ -97,7 +97,7 @@ class Waves(nn.Module):
 
 def test_what_is_uncompressed_and_large_is_a_line_with_its_reason():
     total = 256 * 256 * 6 + 4 * 256
-    with sw.SubspaceAdamW(Waves()) as opt:
+    with sw.SubspaceAdamW(Waves(), codec="block_random") as opt:
         (group,) = opt.uncompressed  # Vectors are 0.3 %.
     assert group == {
         "why": "convolutions",

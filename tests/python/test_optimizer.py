@@ -117,27 +117,27 @@ def test_a_parameter_changed_behind_its_back_is_named():
 
 def test_errors_name_what_is_and_what_was_expected():
     with pytest.raises(sw.InvalidArgument, match="no trainable linear weight"):
-        sw.SubspaceAdamW(nn.Sequential(nn.LayerNorm(4)))
+        sw.SubspaceAdamW(nn.Sequential(nn.LayerNorm(4)), codec="block_random")
     with pytest.raises(sw.InvalidArgument, match="residual is 'half'"):
-        sw.SubspaceAdamW(make(), residual="half")
+        sw.SubspaceAdamW(make(), codec="block_random", residual="half")
     with pytest.raises(sw.InvalidArgument, match="trains nothing"):
         sw.SubspaceAdamW(make(), codec="none", residual="none")
     with pytest.raises(sw.InvalidArgument, match="nonsense"):
         sw.SubspaceAdamW(make(), codec="nonsense")
     with pytest.raises(sw.InvalidArgument, match=r"ratio is 1\.5"):
-        sw.SubspaceAdamW(make(), ratio=1.5)
+        sw.SubspaceAdamW(make(), codec="block_random", ratio=1.5)
     with pytest.raises(sw.Unavailable, match="lagged"):
-        sw.SubspaceAdamW(make(), norm_mode="lagged")
+        sw.SubspaceAdamW(make(), codec="block_random", norm_mode="lagged")
     with pytest.raises(sw.OutOfMemory, match=r"(?s)bytes.*bytes"):
-        sw.SubspaceAdamW(make(), budget=sw.Budget(host="64KiB"))
+        sw.SubspaceAdamW(make(), codec="block_random", budget=sw.Budget(host="64KiB"))
     with pytest.raises(sw.Unavailable, match="cuda:0"):
-        sw.SubspaceAdamW(make(), device="cuda:0")
+        sw.SubspaceAdamW(make(), codec="block_random", device="cuda:0")
 
 
 def test_refused_construction_leaves_the_model_as_it_was():
     model = make()
     with pytest.raises(sw.OutOfMemory):
-        sw.SubspaceAdamW(model, budget=sw.Budget(pinned=1))
+        sw.SubspaceAdamW(model, codec="block_random", budget=sw.Budget(pinned=1))
     assert all(p.requires_grad for p in model.parameters())
     assert not model._forward_pre_hooks
 

@@ -79,12 +79,12 @@ def test_a_constructor_that_fails_leaves_the_model_as_it_was(spoil, monkeypatch)
     with monkeypatch.context() as patch:
         arguments = spoil(patch)
         with pytest.raises((StageError, sw.Error, ValueError)):
-            sw.SubspaceAdamW(model, lr=LR, **arguments)
+            sw.SubspaceAdamW(model, codec="block_random", lr=LR, **arguments)
         gc.collect()
     assert found(model) == before
     model(torch.zeros(1, 4, dtype=torch.int64)).float().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
     model.zero_grad()
-    with sw.SubspaceAdamW(model, lr=LR):
+    with sw.SubspaceAdamW(model, codec="block_random", lr=LR):
         assert found(model) != before
     assert found(model) == before

@@ -55,9 +55,12 @@ def test_help_has_values_and_sentences():
 @pytest.mark.parametrize(
     ("make_one", "words"),
     [
-        (lambda: sw.SubspaceAdamW(make(), codek="svd"), "'codek', did you mean 'codec'"),
-        (lambda: sw.SubspaceAdamW(make(), learning=1.0), "'learning'"),
-        (lambda: sw.SubspaceAdamW(make(), pin=(0, 1)), "'pin'"),
+        (
+            lambda: sw.SubspaceAdamW(make(), codec="block_random", codek="svd"),
+            "'codek', did you mean 'codec'",
+        ),
+        (lambda: sw.SubspaceAdamW(make(), codec="block_random", learning=1.0), "'learning'"),
+        (lambda: sw.SubspaceAdamW(make(), codec="block_random", pin=(0, 1)), "'pin'"),
         (lambda: sw.Link(1, 1, latency=3), "'latency', did you mean 'latency_us'"),
         (lambda: sw.Link(1), "h2d_gbps"),
         (lambda: sw.Budget(1, 2, 3, 4, 5), "too many positional"),
@@ -87,8 +90,10 @@ def test_a_value_that_cannot_be_is_named_with_what_could(arguments, words):
 
 
 def test_values_from_python_are_not_converted_as_those_of_a_file_are():
-    with pytest.raises(sw.InvalidArgument, match=r"ratio is '0\.5', expected a valid number"):
-        sw.SubspaceAdamW(make(), ratio="0.5")
+    with pytest.raises(
+        sw.InvalidArgument, match=r"ratio is '0\.5', expected auto or a valid number"
+    ):
+        sw.SubspaceAdamW(make(), codec="block_random", ratio="0.5")
     tree = {"model": {"path": "m"}, "data": {"train": ["pydoc"]}}
     config = check_config({**tree, "engine": {"ratio": "5e-1"}})  # YAML 1.1 reads it as text.
     assert config.engine.ratio == 0.5

@@ -31,7 +31,8 @@ def wide_model(tmp_path_factory):
 @pytest.fixture
 def config_of(write_config, wide_model):
     def write(quickstart, **changes):
-        sections = {"engine": {"kind": "subspace"}, **(QUICKSTART if quickstart else WIDE)}
+        engine = {"kind": "subspace", "codec": "block_random"}
+        sections = {"engine": engine, **(QUICKSTART if quickstart else WIDE)}
         for section, keys in changes.items():
             sections[section] = {**sections.get(section, {}), **keys}
         path = REPOSITORY / "experiments/quickstart/model" if quickstart else wide_model
@@ -46,6 +47,8 @@ def config_of(write_config, wide_model):
     "changes",
     [
         {},
+        {"engine": {"codec": "auto"}},
+        {"engine": {"codec": "auto"}, "train": {"accumulate": 4}},
         {"train": {"accumulate": 4}},
         {"engine": {"wire": "int8", "codec": "svd"}},
         {"schedule": {"norm": "speculative"}},
@@ -57,8 +60,9 @@ def config_of(write_config, wide_model):
         {"engine": {**FUSED, "codec": "block_pca"}},
     ],
     ids=[
-        "default", "accumulate", "int8-svd", "speculative", "fused", "fused-checkpointing",
-        "fused-turns", "fused-turns-accumulate", "turns-accumulate", "fused-fitted",
+        "core", "default", "default-accumulate", "accumulate", "int8-svd", "speculative",
+        "fused", "fused-checkpointing", "fused-turns", "fused-turns-accumulate",
+        "turns-accumulate", "fused-fitted",
     ],
 )  # fmt: skip
 def test_a_run_takes_the_memory_that_was_planned(
@@ -71,7 +75,9 @@ def test_a_run_takes_the_memory_that_was_planned(
     peak = json.loads(outcome.out)["peak_bytes"]
     assert plan["host"] == peak["host"]
     assert plan["pinned"] == peak["pinned"]
-    assert plan["device"] == pytest.approx(peak["device"], rel=0.05)
+    # What fits projectors has its peak after that of the activations, and is counted on top.
+    most = 1.07 if "svd" in str(changes) else 1.05
+    assert 0.95 * peak["device"] <= plan["device"] <= most * peak["device"]
     assert plan["process"] == pytest.approx(peak["process"], rel=0.10)
 
 

@@ -41,15 +41,22 @@ def test_auto_is_factored_where_the_codec_leaves_a_complement():
     )
 
 
-def test_auto_codec_is_svd_where_it_fits_a_long_step_and_block_random_where_not():
-    many = 2**20
-    with subspace(make(), codec="auto", tokens_per_step=many) as opt:
-        assert {w["codec"] for w in opt.describe()} == {"svd"}
-        assert {w["residual"] for w in opt.describe()} == {"factored"}
-    narrow = sw.Budget(device="2800KiB")
-    for arguments in ({"tokens_per_step": many, "budget": narrow}, {"tokens_per_step": 512}, {}):
+def test_auto_codec_is_svd_where_it_pays_fits_and_is_cheap_and_none_where_not():
+    def chosen(**arguments):
         with subspace(make(), codec="auto", **arguments) as opt:
-            assert {w["codec"] for w in opt.describe()} == {"block_random"}
+            return {(w["codec"], w["residual"]) for w in opt.describe()}
+
+    many = {"tokens_per_step": 2**20}
+    assert chosen(**many) == {("svd", "factored")}
+    assert chosen() == {("none", "factored")}
+    for arguments in ({"budget": sw.Budget(device="2800KiB")}, {"ratio": 0.25}):
+        assert chosen(**many, **arguments) == {("none", "factored")}
+
+
+def test_auto_codec_is_a_core_where_no_residual_is_to_be():
+    with subspace(make(), codec="auto", residual="none") as opt:
+        assert {w["codec"] for w in opt.describe()} == {"block_random"}
+        assert opt.describe()[0]["core_rows"] == WIDTH // 2
 
 
 def test_a_residual_moves_weights_out_of_the_subspace_of_the_codec():

@@ -70,7 +70,7 @@ def second_moments_around_a_refresh(transport):
     """Of the first weight whose projectors are replaced: means before, and after the same step."""
     model, refresh = make(), sw.Refresh(every=2, transport=transport)
     with sw.SubspaceAdamW(
-        model, lr=LR, codec="svd", second_moment="factored", refresh=refresh
+        model, lr=LR, codec="svd", ratio=0.25, second_moment="factored", refresh=refresh
     ) as opt:
         train(model, opt, 3)
         opt.param_groups[0]["betas"] = (0.9, 1 - 1e-6)  # A step itself changes it by nothing.

@@ -13,7 +13,7 @@ from kills import weights_hash
 def subspace(small_model, write_config):
     def write(**sections):
         sections.setdefault("engine", {})
-        sections["engine"] = {"kind": "subspace", **sections["engine"]}
+        sections["engine"] = {"kind": "subspace", "codec": "block_random", **sections["engine"]}
         return write_config(small_model, **sections)
 
     return write
@@ -169,17 +169,19 @@ def test_codec_without_a_core_needs_a_residual(sluiceway, subspace, tmp_path):
 
 
 def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_path):
-    outcome = sluiceway("train", subspace(), "--out", tmp_path / "out")
-    assert (
-        "256x256: block_random, core 64x64, second moment factored, residual factored; "
-        in outcome.out
-    )
+    config = subspace(engine={"codec": "auto"}, train={"steps": 2})
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert "256x256: none, core 0x0, second moment factored, residual factored; " in outcome.out
+    assert "0 B each way a step (auto: no link is needed, as the residual alone" in outcome.out
     choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
     assert sum(choice["weights"] for choice in choices) == 2 * 7
     (why,) = {c["why"] for c in choices}
-    assert why.startswith("auto: svd's products are ")
-    assert " % of a step of 64 tokens, its calibration " in why
-    assert " % of 6 steps, expected less than 3 % together" in why
+    assert why.endswith("a step, were measured to end lower than the residual alone")
+    train = {"steps": 2, "micro_batch": 64}
+    config = subspace(engine={"codec": "auto"}, train=train)
+    outcome = sluiceway("train", config, "--out", tmp_path / "more")
+    assert " % of a step of 2,048 tokens, its calibration " in outcome.out
+    assert " % of 2 steps, expected less than 3 % together" in outcome.out
 
 
 def test_loss_that_is_not_finite_is_null_in_json(sluiceway, subspace, tmp_path):

@@ -56,6 +56,7 @@ def test_it_is_a_group_for_each_weight_at_its_rate_with_the_decay_of_all(codec, 
     ]
     chosen = {id(p) for p in large}
     groups.append({"params": [p for p in theirs.parameters() if id(p) not in chosen]})
+    options["weight_rates"] = "equal"
     equal = sw.SubspaceAdamW(theirs, lr=LR, weight_decay=DECAY, param_groups=groups, **options)
     with equal as opt:
         train(theirs, opt, 4)
@@ -177,5 +178,7 @@ def test_factors_are_bounded_and_zeros_say_nothing():
 
 
 def test_a_word_that_it_does_not_know_is_refused():
-    with pytest.raises(sw.InvalidArgument, match="weight_rates is 'lars', expected equal or rms"):
+    with pytest.raises(
+        sw.InvalidArgument, match="weight_rates is 'lars', expected auto, equal or rms"
+    ):
         by_rms(make(), weight_rates="lars")

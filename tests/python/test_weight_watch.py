@@ -168,4 +168,4 @@ def test_what_torchs_optimizers_take_is_answered_with_what_to_write(given):
         sw.InvalidArgument,
         match=r"SubspaceAdamW: model is a .*, expected the .*write SubspaceAdamW\(model, lr=",
     ):
-        sw.SubspaceAdamW(given(nn.Linear(256, 256)), lr=LR)
+        sw.SubspaceAdamW(given(nn.Linear(256, 256)), codec="block_random", lr=LR)

@@ -13,11 +13,11 @@ from sluiceway.config.options import Options, option
 Ratio = Annotated[Positive, Field(le=1)]
 
 
-def ratio_option(default: float) -> Any:
+def ratio_option(default: float | str, more: str = "") -> Any:
     """Declare f; engines that do something else with the core have another default."""
     return option(
         default,
-        "f in (0, 1]: cores are round(f m) x round(f n).",
+        f"f in (0, 1]: cores are round(f m) x round(f n).{more}",
         to=["weight"],
         in_state=True,
     )

@@ -22,6 +22,9 @@ from sluiceway.optim.tier_limits import device_limit
 _ADAM_BYTES = 28  # Read and written per element of a core: gradient, moments, result.
 _FIT_BYTES = 6  # Per element of a gradient that projectors learn from: copies in f32 and bf16,
 _FIT_BYTES_ON_CARD = 8  # and on a card both in f32.
+# What svd's range finder holds at its peak, measured over shapes from 768 x 768 to 3072 x 768 with
+# f from 1/16 to 1/2: f32 arrays as long as both sides together and as wide as it has directions.
+_RANGE_ARRAYS, _EXTRA_DIRECTIONS = 3.3, 8
 _MOMENT_BYTES = 4  # Of what is trained plainly on the device: f32 for every dtype of weights.
 
 
@@ -46,9 +49,7 @@ class SubspacePlan(DevicePlan):
             _shapes(selection), config.model.dtype, self._refreshed, self._on_host, **keywords
         )
         learns = any(f.name == codec and f.learns for f in _core.codec_families())
-        largest = max((cost["elements"] for cost in self._costs), default=0)
-        fit_bytes = _FIT_BYTES if self._on_host else _FIT_BYTES_ON_CARD
-        self._fit_bytes = fit_bytes * largest if learns else 0
+        self._fit_bytes = self._fit(selection, codec) if learns else 0
         self.freed = frozenset(w.name for w in selection.compressed)
         self.figures = {"codec": codec, "why": why, "compressed_weights": len(self._costs)}
         self._fused: FusedPlan | None = None
@@ -95,6 +96,22 @@ class SubspacePlan(DevicePlan):
             **weight_keywords(engine, config.train.seed),
         )
         return choice.name, automatic_reason(choice, config.tokens_per_step, config.train.steps)
+
+    def _fit(self, selection: Selection, codec: str) -> int:
+        """Bytes while projectors are fitted, of the weight that needs the most."""
+        each = _FIT_BYTES if self._on_host else _FIT_BYTES_ON_CARD
+        most = 0
+        for weight in selection.compressed:
+            if weight.identity:
+                continue
+            (m, n), cost = weight.shape, self._cost_of(weight, speculative=False, codec=codec)
+            most = max(most, each * m * n)
+            if codec == "svd":
+                widest = max(cost["core_rows"], cost["core_cols"]) + _EXTRA_DIRECTIONS
+                k = min(m, n, widest)
+                arrays = _RANGE_ARRAYS * k * (m + n) + 1.5 * k * k
+                most = max(most, 4 * int(m * n + arrays))
+        return most
 
     def _costs_of(self, selection: Selection, codec: str) -> list[dict[str, Any]]:
         """Bytes and shape of each weight's core."""

@@ -34,6 +34,8 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
                   " steps and ", run.backwards, " backwards a step, expected at least 1 of each");
   std::uint64_t needed = 0;
   Flop all;
+  bool is_large = true;          // Every core.
+  bool has_own_residual = true;  // Every weight: it trains without a core, too.
   std::vector<WeightPlan> plans;
   plans.reserve(specs.size());
   for (WeightSpec spec : specs) {
@@ -43,6 +45,8 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
     const WeightPlan& plan = plans.back();
     needed += plan.device_bytes + plan.projector_bytes + plan.scan_bytes + plan.held_bytes;
     if (!chosen) continue;
+    is_large = is_large && spec.codec.ratio >= kLeastRatio;
+    has_own_residual = has_own_residual && spec.residual == ResidualKind::kFactored;
     const Flop flop = flop_of(spec, plan.core, run);
     all.own += flop.own;
     all.products += flop.products;
@@ -57,8 +61,11 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
     choice.calibration =
         static_cast<double>(fits) * all.fit / (all.own * static_cast<double>(run.steps));
   }
+  choice.pays = is_large && run.tokens_per_step >= kLeastTokens;
   const bool cheap = choice.products + choice.calibration < kMostOfARun;
-  choice.name = choice.fits && cheap ? "svd" : "block_random";
+  const std::string_view instead = has_own_residual ? "none" : "block_random";
+  const bool is_wanted = choice.pays || !has_own_residual;
+  choice.name = is_wanted && choice.fits && cheap ? "svd" : instead;
   return choice;
 }
 

@@ -1,5 +1,10 @@
 // Which family codec="auto" is, and what svd would cost: memory, products of every step, the fit.
 //
+// The residual alone, codec "none", is what a core has to beat: nothing of it crosses the link.
+// experiments/regimes measured where one does: svd with cores of half of each side, from 1,024
+// tokens a step. Elsewhere "auto" is none, or block_random where a residual is not factored, as
+// nobody measured such a residual alone.
+//
 //   products      (backwards + 1 + [residual]) 2 n dm (m + dn)  /  6 m n T      summed over weights
 //   calibration   fits * leading_directions_flop(m, n, dm, dn)  /  6 m n T steps
 //
@@ -17,6 +22,10 @@ namespace sluiceway {
 
 // svd is taken where its products and its calibration together are less than this of a run.
 inline constexpr double kMostOfARun = 0.03;
+// A core was measured to end lower than the residual alone from so many tokens a step,
+inline constexpr std::int64_t kLeastTokens = 1024;
+// and where it has as much of each side as this.
+inline constexpr double kLeastRatio = 0.5;
 
 // How long a run is, and how much of it one step.
 struct RunShape {
@@ -27,7 +36,8 @@ struct RunShape {
 };
 
 struct AutoCodec {
-  std::string_view name;   // svd or block_random.
+  std::string_view name;   // svd, none or block_random.
+  bool pays = false;       // A core of this ratio, in such a run, ended lower than none.
   bool fits = false;       // svd's projectors and all else that these weights need.
   double products = 0;     // Of svd, as a share of a run.
   double calibration = 0;  // Likewise.

@@ -35,12 +35,16 @@ class SubspaceOptions(CodecOptions):
 
     codec: str = option(
         "auto",
-        '"auto" (svd where its projectors fit the device budget and its products and calibration '
-        'together are less than 3 % of the run\'s, else block_random), "svd", "block_random", '
-        '"block_pca", "sparse_learned", "sparse_random", "identity" or "none".',
+        '"auto" (none, the residual alone, which sends nothing; svd where a core was measured to '
+        "end lower: from 1,024 tokens a step and a ratio of 1/2, if its projectors fit the device "
+        "budget and its products and calibration together are less than 3 % of the run's; "
+        'block_random where the residual is not factored), "svd", "block_random", "block_pca", '
+        '"sparse_learned", "sparse_random", "identity" or "none".',
         to=["engine", "weight"],
     )
-    ratio: Ratio = ratio_option(0.25)
+    ratio: Literal["auto"] | Ratio = ratio_option(
+        "auto", " auto: 1/2 for svd and codec auto, else 1/4."
+    )
     residual: Literal["auto", "factored", "sign", "none"] = option(
         "auto",
         "What is done with the part of the gradient that the codec leaves: factored trains with it "
@@ -67,11 +71,12 @@ class SubspaceOptions(CodecOptions):
         to=["weight"],
         in_state=True,
     )
-    weight_rates: Literal["equal", "rms"] = option(
-        "equal",
+    weight_rates: Literal["auto", "equal", "rms"] = option(
+        "auto",
         "rms: the learning rate of each compressed weight times its root mean square, as training "
         "begins, over the mean of all, at least 1/4 and at most 4; weight decay stays as it is. "
-        "equal: every weight has that of its group.",
+        "equal: every weight has that of its group. auto is rms for codecs with orthonormal "
+        "columns and for none, where `experiments/regimes` found a gain, else equal.",
         in_state=True,
     )
     scale: Literal["auto"] | Positive = option(
@@ -98,10 +103,10 @@ class SubspaceOptions(CodecOptions):
     fused: bool = option(
         False,
         "Linear layers compute cores in backward and form no gradient, as `fuse_linears()` makes "
-        "them. The codec auto is then block_random, for which a ratio of 1/2 is right; residual "
-        "auto is none, or factored where `residual_every` is 2 or more: then a weight forms its "
-        "gradient in the steps in which its residual has its turn. `plan` counts the step that "
-        "takes the most: as if gradients were formed, where projectors are fitted or measured.",
+        "them. The codec auto is then block_random, at a ratio of 1/2; residual auto is none, or "
+        "factored where `residual_every` is 2 or more: then a weight forms its gradient in the "
+        "steps in which its residual has its turn. `plan` counts the step that takes the most: as "
+        "if gradients were formed, where projectors are fitted or measured.",
     )
 
     share_inputs: bool = option(
@@ -127,7 +132,7 @@ class SubspaceSection(SubspaceOptions, EngineSection):
 
     kind: Literal["subspace"] = "subspace"
     # By the name that "auto" had come to: what differs from a save's codecs is refused with it.
-    changeable: ClassVar[tuple[str, ...]] = ("codec",)
+    changeable: ClassVar[tuple[str, ...]] = ("codec", "ratio")
 
     @field_validator("codec")
     @classmethod

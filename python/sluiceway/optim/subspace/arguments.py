@@ -28,8 +28,8 @@ class SubspaceArguments(SharedOptions, SubspaceOptions):
 
     tokens_per_step: Count = option(
         1024,
-        'Of all micro-batches: what codec="auto" reckons the products of svd with. Codecs are made '
-        "here, before a forward could tell.",
+        'Of all micro-batches: codec="auto" goes by it, as codecs are made here, before a forward '
+        "could tell.",
         to=["engine"],
     )
     total_steps: Count = option(
@@ -44,6 +44,16 @@ class SubspaceArguments(SharedOptions, SubspaceOptions):
 def resolve_codec(options: SubspaceOptions) -> str:
     """The codec of the options; "auto" is left to the engine, but where linears are fused."""
     return FUSED_CODEC if options.fused and options.codec == "auto" else options.codec
+
+
+def resolve_ratio(codec: str, ratio: float | str) -> float | str:
+    """What "auto" stands for: half of each side for svd, as less of it did not pay, else a quarter.
+
+    What chooses svd or no core, and where that core is none at all, count as svd.
+    """
+    if ratio != "auto":
+        return ratio
+    return 0.5 if codec in ("auto", "svd", "none") else 0.25
 
 
 def resolve_residual(options: SubspaceOptions, residual: str) -> str:
@@ -62,6 +72,13 @@ def resolve_second_moment(codec: str, second_moment: str) -> str:
     if second_moment != "auto":
         return second_moment
     return "factored" if _leaves_complement(codec) else "full"
+
+
+def resolve_weight_rates(codec: str, weight_rates: str) -> str:
+    """What "auto" stands for: rms where it was measured to gain, else as AdamW's."""
+    if weight_rates != "auto":
+        return weight_rates
+    return "rms" if _leaves_complement(codec) else "equal"
 
 
 def has_orthonormal_columns(codec: str, nnz: int) -> bool:
@@ -92,7 +109,8 @@ def weight_keywords(
     q_of : str
         What weights have in common that share Q; empty: this one shares none.
     """
-    given = options.told("weight") | {"seed": seed, "q_of": q_of}
+    ratio = resolve_ratio(options.codec, options.ratio)
+    given = options.told("weight") | {"seed": seed, "q_of": q_of, "ratio": ratio}
     settled = {
         "codec": resolve_codec(options),
         "d": options.d or 0,

@@ -56,11 +56,26 @@ def _reason(identity: bool, asked: str, automatic: str) -> str:
 
 def automatic_reason(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
     """Why codec="auto" came to what it did."""
+    cost = _cost_of_svd(choice, tokens_per_step, total_steps)
+    if choice.name == "none" and not choice.pays:
+        cost = (
+            f"only cores of {choice.least_ratio:g} of each side and more, from "
+            f"{choice.least_tokens:,} tokens a step, were measured to end lower than the residual "
+            "alone"
+        )
+    because = {
+        "none": "no link is needed, as the residual alone trains: ",
+        "svd": "such cores were measured to end lower than none: " if choice.pays else "",
+    }
+    return f"auto: {because.get(choice.name, '')}{cost}"
+
+
+def _cost_of_svd(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
     if not choice.fits:
-        return "auto: svd's projectors do not fit the device budget"
+        return "svd's projectors do not fit the device budget"
     verdict = "less than" if choice.name == "svd" else "expected less than"
     return (
-        f"auto: svd's products are {100 * choice.products:.2f} % of a step of {tokens_per_step:,} "
+        f"svd's products are {100 * choice.products:.2f} % of a step of {tokens_per_step:,} "
         f"tokens, its calibration {100 * choice.calibration:.2f} % of {total_steps:,} steps, "
         f"{verdict} {100 * choice.most:.0f} % together"
     )

@@ -18,7 +18,12 @@ from sluiceway.optim.fused.fusing import FusedLinears, fuse_own
 from sluiceway.optim.guards.chosen import select_compressed
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
 from sluiceway.optim.hyperparameters import check_group
-from sluiceway.optim.subspace.arguments import SubspaceArguments, engine_for, residual_at_once
+from sluiceway.optim.subspace.arguments import (
+    SubspaceArguments,
+    engine_for,
+    residual_at_once,
+    resolve_weight_rates,
+)
 from sluiceway.optim.subspace.calibration import Calibration
 from sluiceway.optim.subspace.residual_gradients import ResidualGradients
 from sluiceway.optim.subspace.state import (
@@ -123,12 +128,14 @@ class SubspaceAdamW(HookedOptimizer):
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
         self._calibration = Calibration(engine, closure, model, self.weights)
         self._scale = 0.0 if options.scale == "auto" else options.scale
+        rates = resolve_weight_rates(options.codec, options.weight_rates)
+        self._has_own_rates = rates == "rms"
         self.rate_factors = self._factors_of_rates()
         return engine
 
     def _factors_of_rates(self) -> list[float]:
         """Of each of the engine's weights, but one of an embedding or the head, whose it is 1."""
-        if self.options.weight_rates == "equal":
+        if not self._has_own_rates:
             return [1.0] * len(self.of_engine)
         identity = self.of_engine.spread(w.identity for w in self.weights)
         matrices = self.of_engine.tensors()
@@ -138,7 +145,7 @@ class SubspaceAdamW(HookedOptimizer):
 
     def _hypers(self, *more: float) -> list[tuple[float, ...]]:
         hypers = super()._hypers(*more)
-        if self.options.weight_rates == "equal":
+        if not self._has_own_rates:
             return hypers
         return with_factors(hypers, self.rate_factors)
 

@@ -16,8 +16,10 @@ from sluiceway.optim.state import (
 )
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
+    resolve_ratio,
     resolve_residual,
     resolve_second_moment,
+    resolve_weight_rates,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any
             name: saved.get(name, SubspaceArguments.model_fields[name].default)
             for name in SubspaceArguments.names(in_state=True)
         },
+        # There was nothing else than equal.
+        "weight_rates": resolve_weight_rates(options.codec, saved.get("weight_rates", "equal")),
+        "ratio": resolve_ratio(options.codec, saved.get("ratio")),
         "residual": resolve_residual(options, saved.get("residual")),
         "second_moment": resolve_second_moment(options.codec, saved.get("second_moment")),
     }

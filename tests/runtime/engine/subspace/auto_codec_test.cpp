@@ -1,4 +1,4 @@
-// What codec="auto" stands for: svd only where it fits the device and costs little of a run.
+// What codec="auto" stands for: svd only where a core pays, fits the device and costs little of a run.
 #include "runtime/engine/subspace/auto_codec.h"
 
 #include <gmock/gmock.h>
@@ -22,10 +22,11 @@ class AutoCodecTest : public testing::Test {
     spec.name = "w";
     spec.rows = spec.cols = 64;
     spec.codec.name = "auto";
+    spec.codec.ratio = 0.5;
     spec.residual = ResidualKind::kFactored;
   }
 
-  std::vector<WeightSpec> specs;  // Of 64 x 64, with a core of 16 x 16.
+  std::vector<WeightSpec> specs;  // Of 64 x 64, with a core of 32 x 32.
   RunShape cheap{.tokens_per_step = 1 << 20, .steps = 1000};
 };
 
@@ -36,19 +37,19 @@ TEST_F(AutoCodecTest, IsSvdWhereItsProjectorsFit) {
   const std::uint64_t needed =
       plan.device_bytes + plan.projector_bytes + plan.held_bytes + 2 * plan.scratch_bytes;
   EXPECT_EQ(auto_codec(specs, DeviceId::host(), needed, cheap).name, "svd");
-  EXPECT_EQ(auto_codec(specs, DeviceId::host(), needed - 1, cheap).name, "block_random");
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), needed - 1, cheap).name, "none");
   EXPECT_FALSE(auto_codec(specs, DeviceId::host(), needed - 1, cheap).fits);
   RunShape refreshed = cheap;
   refreshed.refresh_every = 500;
   const std::uint64_t with_refresh = needed - plan.scratch_bytes + plan.refresh_scratch_bytes;
   ASSERT_GT(with_refresh, needed);
   EXPECT_EQ(auto_codec(specs, DeviceId::host(), with_refresh, refreshed).name, "svd");
-  EXPECT_EQ(auto_codec(specs, DeviceId::host(), with_refresh - 1, refreshed).name, "block_random");
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), with_refresh - 1, refreshed).name, "none");
 }
 
 TEST_F(AutoCodecTest, ProductsAreThreeWithAResidualAndOneMoreForEachMicroBatch) {
-  // P^T G is 2 x 16 x 64 x 64, (P^T G) Q is 2 x 16 x 16 x 64; the weight's own are 6 x 64 x 64 T.
-  const double once = 2.0 * 16 * 64 * (64 + 16) / (6.0 * 64 * 64);
+  // P^T G is 2 x 32 x 64 x 64, (P^T G) Q is 2 x 32 x 32 x 64; the weight's own are 6 x 64 x 64 T.
+  const double once = 2.0 * 32 * 64 * (64 + 32) / (6.0 * 64 * 64);
   RunShape run{.tokens_per_step = 1000, .steps = 1000};
   EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).products, 3 * once / 1000);
   run.backwards = 4;
@@ -59,26 +60,55 @@ TEST_F(AutoCodecTest, ProductsAreThreeWithAResidualAndOneMoreForEachMicroBatch) 
 
 TEST_F(AutoCodecTest, CalibrationIsSpreadOverTheRunAndRepeatedWithEachRefresh) {
   RunShape run{.tokens_per_step = 1000, .steps = 100};
-  const double fit = leading_directions_flop(64, 64, 16, 16) / (6.0 * 64 * 64 * 1000);
+  const double fit = leading_directions_flop(64, 64, 32, 32) / (6.0 * 64 * 64 * 1000);
   EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).calibration, fit / 100);
   run.refresh_every = 25;
   EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).calibration, 5 * fit / 100);
 }
 
-TEST_F(AutoCodecTest, IsBlockRandomWhereBothTogetherCostTooMuch) {
-  RunShape run{.tokens_per_step = 1024, .steps = 1000};
+TEST_F(AutoCodecTest, IsNoneWhereBothTogetherCostTooMuch) {
+  RunShape run{.tokens_per_step = 4096, .steps = 1000};
   const AutoCodec enough = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(enough.products + enough.calibration, kMostOfARun);
   EXPECT_EQ(enough.name, "svd");
   run.steps = 1;  // The calibration alone.
   const AutoCodec brief = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(brief.products, kMostOfARun);
-  EXPECT_EQ(brief.name, "block_random");
-  run = {.tokens_per_step = 256, .steps = 1'000'000};  // The products alone.
+  EXPECT_EQ(brief.name, "none");
+  run = {.tokens_per_step = 1024, .steps = 1'000'000};  // The products alone.
   const AutoCodec small = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(small.calibration, kMostOfARun);
-  EXPECT_TRUE(small.fits);
-  EXPECT_EQ(small.name, "block_random");
+  EXPECT_TRUE(small.fits && small.pays);
+  EXPECT_EQ(small.name, "none");
+}
+
+TEST_F(AutoCodecTest, IsNoneWhereNoCoreWasMeasuredToPay) {
+  for (WeightSpec& spec : specs) spec.rows = spec.cols = 8;  // Cheap at any number of tokens.
+  RunShape run{.tokens_per_step = kLeastTokens, .steps = 1000};
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).name, "svd");
+  run.tokens_per_step -= 1;
+  const AutoCodec few = auto_codec(specs, DeviceId::host(), kRoomy, run);
+  EXPECT_LT(few.products + few.calibration, kMostOfARun);
+  EXPECT_FALSE(few.pays);
+  EXPECT_EQ(few.name, "none");
+  run.tokens_per_step = 1 << 20;
+  specs.push_back(specs[0]);
+  specs[1].codec.ratio = 0.49;
+  EXPECT_FALSE(auto_codec(specs, DeviceId::host(), kRoomy, run).pays);
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).name, "none");
+}
+
+TEST_F(AutoCodecTest, IsACoreWhereTheResidualWouldNotTrainAlone) {
+  RunShape few{.tokens_per_step = 1, .steps = 1};
+  for (const ResidualKind kind : {ResidualKind::kNone, ResidualKind::kSign}) {
+    specs[0].residual = kind;
+    EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, few).name, "block_random");
+    EXPECT_EQ(auto_codec(specs, DeviceId::host(), 0, cheap).name, "block_random");
+    EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, cheap).name, "svd");
+    specs[0].codec.ratio = 0.25;
+    EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, cheap).name, "svd");
+    specs[0].codec.ratio = 0.5;
+  }
 }
 
 TEST_F(AutoCodecTest, OtherCodecsCountTowardsTheMemoryAlone) {
