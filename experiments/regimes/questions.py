@@ -123,7 +123,7 @@ QUESTIONS = (
               Setting(dtype="bf16")),
              (ADAMW, RESIDUAL, CORE, SVD, HALF_SVD, added(CORE, "b1=0"),
               *(added(w, "kw") for w in (RESIDUAL, CORE, SVD, HALF_SVD))),
-             (RESIDUAL, CORE), first_seed=SEEDS),
+             (RATED, RESIDUAL, CORE), first_seed=SEEDS),
     Question("halves", "Where does a core of half of each side pay?",
              (Setting(tokens=512), *(Setting(shift=s, tokens=OLD_TOKENS) for s in TEXTS),
               Setting(tokens=OLD_TOKENS, dtype="bf16")),
