@@ -30,7 +30,7 @@ FOLDER = Path(__file__).resolve().parent
 sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart", "same_bits")]
 
 from checkouts import machine  # noqa: E402
-from demo import BARRIER, NATIVE, choose_link  # noqa: E402
+from demo import BARRIER, CORES, NATIVE, choose_link  # noqa: E402
 from row_lines import Row, append_row, read_rows  # noqa: E402
 from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train  # noqa: E402
 from tables import table  # noqa: E402
@@ -41,12 +41,13 @@ WAYS = {
     "native": NATIVE,
     "full gradients, barriers": BARRIER,
     "the paper's codec": {"engine.codec": "sparse_learned", "train.lr": 8e-3},
-    "the residual alone": {"engine.codec": "none"},
+    "cores": CORES,
+    "svd, half of each side": {"engine.codec": "svd"},
     "Sluiceway": {},
 }
 ACCUMULATE = (1, 8)
 SEEDS = (0, 1, 2)
-LOOKS = 24
+LOOKS, SEQUENCES = 24, 64  # All ways see the same ones.
 SHARE = 0.95  # Of native's gain.
 Curve = Sequence[tuple[float, float]]  # Seconds and loss of every look, from the start.
 
@@ -84,7 +85,8 @@ def row_of(way: str, micro_batches: int, seed: int, steps: int, gbps: float) -> 
     """One run, whose folder is gone afterwards."""
     overrides = {**WAYS[way], "train.steps": steps, "train.accumulate": micro_batches,
                  "train.seed": seed, "train.eval_every": max(1, steps // LOOKS),
-                 "trace": "false", **link_overrides(gbps)}  # fmt: skip
+                 "train.eval_sequences": SEQUENCES, "trace": "false",
+                 **link_overrides(gbps)}  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         folder, log = Path(scratch) / "run", Path(scratch) / "log"
         try:

@@ -147,7 +147,7 @@ def test_file_system_without_o_direct_is_measured_through_the_page_cache():
         assert not disk.has_direct(Path(folder))
         rates = disk.disk_rates(Path(folder), ("read",), size=8 << 20, seconds=0.01)
         assert rates["direct"] is False
-        assert rates["read"]["bytes"] >= 8 << 20
+        assert rates["read"]["bytes"] >= 4 << 20  # A block, however busy the machine is.
         found = {f.name: f for f in examine(Path(folder), quick=True)}
         assert found["O_DIRECT"].verdict == "missing"
         assert "takes memory" in found["O_DIRECT"].advice

@@ -132,7 +132,7 @@ class SubspaceSection(SubspaceOptions, EngineSection):
 
     kind: Literal["subspace"] = "subspace"
     # By the name that "auto" had come to: what differs from a save's codecs is refused with it.
-    changeable: ClassVar[tuple[str, ...]] = ("codec", "ratio")
+    changeable: ClassVar[tuple[str, ...]] = ("codec", "ratio", "weight_rates")
 
     @field_validator("codec")
     @classmethod
