@@ -1,4 +1,4 @@
-// What codec="auto" stands for: svd only where a core pays, fits the device and costs little of a run.
+// What codec="auto" stands for: svd only where a core pays, fits and costs little of a run.
 #include "runtime/engine/subspace/auto_codec.h"
 
 #include <gmock/gmock.h>
