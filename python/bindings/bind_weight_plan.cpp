@@ -72,9 +72,9 @@ std::uint64_t pinned_of_all(std::size_t weights, bool on_host) {
 AutoCodec choose_codec(const Shapes& shapes, std::uint64_t device_bytes,
                        const std::string& weight_dtype, std::int64_t tokens_per_step,
                        std::int64_t total_steps, std::int64_t backwards, std::int64_t refresh_every,
-                       bool on_host, const py::kwargs& options) {
+                       std::int64_t residual_every, bool on_host, const py::kwargs& options) {
   return auto_codec(specs_of(shapes, weight_dtype, options), device_of(on_host), device_bytes,
-                    {tokens_per_step, total_steps, backwards, refresh_every});
+                    {tokens_per_step, total_steps, backwards, refresh_every, residual_every});
 }
 
 }  // namespace
@@ -108,10 +108,11 @@ void bind_weight_plan(py::module_& m) {
           "A core has to have as much of each side.");
   m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("device_bytes"),
         py::arg("weight_dtype"), py::arg("tokens_per_step"), py::arg("total_steps"),
-        py::arg("backwards"), py::arg("refresh_every"), py::arg("on_host"),
+        py::arg("backwards"), py::arg("refresh_every"), py::arg("residual_every"),
+        py::arg("on_host"),
         "What codec=\"auto\" is for weights of these shapes in a run of so many steps, each of so "
-        "many tokens in so many backwards; refresh_every: steps between two fits, 0 for one. More "
-        "keywords as of WeightSpec.");
+        "many tokens in so many backwards; refresh_every: steps between two fits, 0 for one; "
+        "residual_every: between two residuals of a weight. More keywords as of WeightSpec.");
 }
 
 }  // namespace sluiceway

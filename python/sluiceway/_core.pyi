@@ -986,11 +986,12 @@ def auto_codec(
     total_steps: typing.SupportsInt,
     backwards: typing.SupportsInt,
     refresh_every: typing.SupportsInt,
+    residual_every: typing.SupportsInt,
     on_host: bool,
     **kwargs,
 ) -> AutoCodec:
     """
-    What codec="auto" is for weights of these shapes in a run of so many steps, each of so many tokens in so many backwards; refresh_every: steps between two fits, 0 for one. More keywords as of WeightSpec.
+    What codec="auto" is for weights of these shapes in a run of so many steps, each of so many tokens in so many backwards; refresh_every: steps between two fits, 0 for one; residual_every: between two residuals of a weight. More keywords as of WeightSpec.
     """
 
 def bits_checksum(tensor: torch.Tensor) -> int:

@@ -32,7 +32,7 @@ def test_auto_says_why():
         with sw.SubspaceAdamW(make(), **arguments) as opt:
             return codec_choices(opt)[0]["why"]
 
-    alone = "auto: no link is needed, as the residual alone trains: "
+    alone = "auto: these weights need no link, as the residual alone trains: "
     assert reason() == (
         f"{alone}svd's products are 18.75 % of a step of 1,024 tokens, its calibration 0.05 % of "
         "1,000 steps, expected less than 3 % together"

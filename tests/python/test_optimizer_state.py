@@ -176,6 +176,20 @@ def test_auto_that_chooses_another_codec_here_is_refused_by_name_and_what_helps_
     assert same_bits(helped, roomy)
 
 
+@pytest.mark.parametrize(("saved", "here"), [(0.25, 0.5), (0.5, 0.25)])
+def test_without_a_core_a_state_of_another_ratio_is_gone_on_from(saved, here):
+    model, other = make(), make()
+    with sw.SubspaceAdamW(model, lr=LR, codec="none", ratio=saved) as opt:
+        train(model, opt, 2)
+        state = copy.deepcopy(opt.state_dict())
+        other.load_state_dict(copy.deepcopy(model.state_dict()))
+        train(model, opt, 2, first=2)
+    with sw.SubspaceAdamW(other, lr=LR, ratio=here) as opt:  # Of auto.
+        opt.load_state_dict(state)
+        train(other, opt, 2, first=2)
+    assert same_bits(other, model)
+
+
 def test_loading_a_state_holds_no_second_copy_of_it():
     model = make(blocks=6)
     with sw.SubspaceAdamW(model, lr=LR, codec="identity") as opt:

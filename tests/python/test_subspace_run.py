@@ -172,7 +172,10 @@ def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_p
     config = subspace(engine={"codec": "auto"}, train={"steps": 2})
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
     assert "256x256: none, core 0x0, second moment factored, residual factored; " in outcome.out
-    assert "0 B each way a step (auto: no link is needed, as the residual alone" in outcome.out
+    assert (
+        "0 B each way a step (auto: these weights need no link, as the residual alone"
+        in outcome.out
+    )
     choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
     assert sum(choice["weights"] for choice in choices) == 2 * 7
     (why,) = {c["why"] for c in choices}
@@ -182,6 +185,9 @@ def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_p
     outcome = sluiceway("train", config, "--out", tmp_path / "more")
     assert " % of a step of 2,048 tokens, its calibration " in outcome.out
     assert " % of 2 steps, expected less than 3 % together" in outcome.out
+    assert "max_norm 1 clips none of 14 weights without a core" in outcome.out
+    cores = subspace(train={"steps": 1})
+    assert "clips none" not in sluiceway("train", cores, "--out", tmp_path / "cores").out
 
 
 def test_loss_that_is_not_finite_is_null_in_json(sluiceway, subspace, tmp_path):

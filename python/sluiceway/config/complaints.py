@@ -116,5 +116,6 @@ class Complaints:
 def _expectation(error: dict[str, Any]) -> str:
     if error["type"] == "literal_error":
         return f"{_EXPECTED}{error['ctx']['expected']}"
-    message = error["msg"].replace("Input should be ", _EXPECTED).partition(", unable")[0]
+    message = error["msg"].removeprefix("Value error, ").partition(", unable")[0]
+    message = message.replace("Input should be ", _EXPECTED)
     return message[:1].lower() + message[1:]

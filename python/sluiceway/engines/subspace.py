@@ -14,7 +14,7 @@ from sluiceway.engines.protocol import Recorder
 from sluiceway.engines.subspace_plan import SubspacePlan
 from sluiceway.model.uncompressed import group_lines
 from sluiceway.optim.fused.fusing import fused_lines, fused_summary
-from sluiceway.optim.subspace.choices import choice_lines, codec_choices, rate_lines
+from sluiceway.optim.subspace.choices import choice_lines, clip_lines, codec_choices, rate_lines
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 
@@ -54,6 +54,7 @@ class Subspace(GradientEngine):
             *super().description(),
             *choices,
             *rate_lines(self.optimizer.rate_factors),
+            *clip_lines(self.optimizer, self.config.train.max_norm),
             *fused_lines(fused_summary(self.optimizer)),
             *group_lines(self.optimizer.uncompressed),
         ]

@@ -92,6 +92,7 @@ class SubspacePlan(DevicePlan):
             config.train.steps,
             config.train.accumulate,
             engine.refresh.every if engine.refresh else 0,
+            engine.residual_every,
             self._on_host,
             **weight_keywords(engine, config.train.seed),
         )

@@ -46,7 +46,8 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
     needed += plan.device_bytes + plan.projector_bytes + plan.scan_bytes + plan.held_bytes;
     if (!chosen) continue;
     is_large = is_large && spec.codec.ratio >= kLeastRatio;
-    has_own_residual = has_own_residual && spec.residual == ResidualKind::kFactored;
+    has_own_residual =
+        has_own_residual && spec.residual == ResidualKind::kFactored && run.residual_every == 1;
     const Flop flop = flop_of(spec, plan.core, run);
     all.own += flop.own;
     all.products += flop.products;
@@ -61,7 +62,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
     choice.calibration =
         static_cast<double>(fits) * all.fit / (all.own * static_cast<double>(run.steps));
   }
-  choice.pays = is_large && run.tokens_per_step >= kLeastTokens;
+  choice.pays = has_own_residual && is_large && run.tokens_per_step >= kLeastTokens;
   const bool cheap = choice.products + choice.calibration < kMostOfARun;
   const std::string_view instead = has_own_residual ? "none" : "block_random";
   const bool is_wanted = choice.pays || !has_own_residual;

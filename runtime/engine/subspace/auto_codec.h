@@ -2,8 +2,8 @@
 //
 // The residual alone, codec "none", is what a core has to beat: nothing of it crosses the link.
 // experiments/regimes measured where one does: svd with cores of half of each side, from 1,024
-// tokens a step. Elsewhere "auto" is none, or block_random where a residual is not factored, as
-// nobody measured such a residual alone.
+// tokens a step. Elsewhere "auto" is none, or block_random where a residual is not factored, or has
+// turns, as nobody measured such a residual alone.
 //
 //   products      (backwards + 1 + [residual]) 2 n dm (m + dn)  /  6 m n T      summed over weights
 //   calibration   fits * leading_directions_flop(m, n, dm, dn)  /  6 m n T steps
@@ -31,8 +31,9 @@ inline constexpr double kLeastRatio = 0.5;
 struct RunShape {
   std::int64_t tokens_per_step = 1024;  // Of all micro-batches.
   std::int64_t steps = 1000;
-  std::int64_t backwards = 1;      // Micro-batches of a step.
-  std::int64_t refresh_every = 0;  // Steps between two fits of a weight; 0: it is fitted once.
+  std::int64_t backwards = 1;       // Micro-batches of a step.
+  std::int64_t refresh_every = 0;   // Steps between two fits of a weight; 0: it is fitted once.
+  std::int64_t residual_every = 1;  // Steps between two residuals of a weight.
 };
 
 struct AutoCodec {

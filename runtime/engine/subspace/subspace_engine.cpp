@@ -28,6 +28,7 @@ AutoCodec choose_codec(const std::vector<WeightSpec>& specs, const SubspaceOptio
   RunShape run = options.run;
   run.backwards = std::max(1, options.gate.promised_backwards);
   run.refresh_every = options.refresh.every;
+  run.residual_every = options.residual_every;
   return auto_codec(specs, options.lanes.device,
                     budget.limit(Tier::kDevice) - budget.used(Tier::kDevice), run);
 }

@@ -75,8 +75,8 @@ class SubspaceOptions(CodecOptions):
         "auto",
         "rms: the learning rate of each compressed weight times its root mean square, as training "
         "begins, over the mean of all, at least 1/4 and at most 4; weight decay stays as it is. "
-        "equal: every weight has that of its group. auto is rms for codecs with orthonormal "
-        "columns and for none, where `experiments/regimes` found a gain, else equal.",
+        "equal: every weight has that of its group. auto is rms beside a factored residual, where "
+        "`experiments/regimes` found a gain for none, block_random and svd, else equal.",
         in_state=True,
     )
     scale: Literal["auto"] | Positive = option(

@@ -74,11 +74,11 @@ def resolve_second_moment(codec: str, second_moment: str) -> str:
     return "factored" if _leaves_complement(codec) else "full"
 
 
-def resolve_weight_rates(codec: str, weight_rates: str) -> str:
-    """What "auto" stands for: rms where it was measured to gain, else as AdamW's."""
+def resolve_weight_rates(options: SubspaceOptions, weight_rates: str) -> str:
+    """What "auto" stands for: rms beside a factored residual, as that was measured to gain."""
     if weight_rates != "auto":
         return weight_rates
-    return "rms" if _leaves_complement(codec) else "equal"
+    return "rms" if resolve_residual(options, options.residual) == "factored" else "equal"
 
 
 def has_orthonormal_columns(codec: str, nnz: int) -> bool:

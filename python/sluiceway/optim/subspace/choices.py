@@ -64,7 +64,7 @@ def automatic_reason(choice: _core.AutoCodec, tokens_per_step: int, total_steps:
             "alone"
         )
     because = {
-        "none": "no link is needed, as the residual alone trains: ",
+        "none": "these weights need no link, as the residual alone trains: ",
         "svd": "such cores were measured to end lower than none: " if choice.pays else "",
     }
     return f"auto: {because.get(choice.name, '')}{cost}"
@@ -87,6 +87,17 @@ def rate_lines(factors: list[float]) -> list[str]:
         return []
     return [
         f"learning rates by size of weight: {min(factors):.2f} to {max(factors):.2f} of the group's"
+    ]
+
+
+def clip_lines(optimizer: SubspaceAdamW, max_norm: float | None) -> list[str]:
+    """What a limit on the norm of gradients leaves out; nothing where every weight has a core."""
+    coreless = sum(costs["codec"] == "none" for costs in optimizer.describe())
+    if max_norm is None or not coreless:
+        return []
+    return [
+        f"max_norm {max_norm:g} clips none of {coreless} weights without a core: the update of "
+        "each is held to a root mean square of 1 by itself"
     ]
 
 

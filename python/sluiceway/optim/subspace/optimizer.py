@@ -42,10 +42,12 @@ class SubspaceAdamW(HookedOptimizer):
 
     For each compressed weight W (m x n): S = P^T G Q leaves the device during backward, AdamW runs
     on the small core S on the host, and W += -lr scale P D Q^T is applied before the weight's next
-    forward [LSP-Offload, arXiv 2406.10181]. Of a 3-D parameter, experts for one, each slice is such
-    a weight. Norms, biases and small weights are trained with AdamW on the device; `uncompressed`
-    says what of them is more than 1 % of all, and why. Embeddings and head are frozen unless
-    `embeddings="identity"`, or unless they stand in one of the `param_groups`.
+    forward [LSP-Offload, arXiv 2406.10181]. What S leaves of G, the residual, trains W on the
+    device, with neither first moment nor link; where no core was measured to pay, the codec auto
+    has none. Of a 3-D parameter, experts for one, each slice is such a weight. Norms, biases and
+    small weights are trained with AdamW on the device; `uncompressed` says what of them is more
+    than 1 % of all, and why. Embeddings and head are frozen unless `embeddings="identity"`, or
+    unless they stand in one of the `param_groups`.
 
     What differs from torch's own optimizers: updates are applied while the next forward already
     runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
@@ -75,7 +77,10 @@ class SubspaceAdamW(HookedOptimizer):
     lr, betas, eps, weight_decay
         As in torch.optim.AdamW; mutable in `param_groups`.
     max_norm : float, optional
-        Clip the common norm of all gradients at this value inside `step()`.
+        Clip the common norm of all gradients at this value inside `step()`. Residuals have no
+        part in it, nor in any other clipping or scaling of gradients: each is held to a root mean
+        square of 1 by itself. So weights without a core, as the codec auto mostly has them, are
+        not clipped.
     param_groups : iterable of dict, optional
         As torch's; default is one group of all trainable parameters. What stands in a group is
         trained, embeddings and head through the identity codec; what stands in none is left to
@@ -128,7 +133,7 @@ class SubspaceAdamW(HookedOptimizer):
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
         self._calibration = Calibration(engine, closure, model, self.weights)
         self._scale = 0.0 if options.scale == "auto" else options.scale
-        rates = resolve_weight_rates(options.codec, options.weight_rates)
+        rates = resolve_weight_rates(options, options.weight_rates)
         self._has_own_rates = rates == "rms"
         self.rate_factors = self._factors_of_rates()
         return engine

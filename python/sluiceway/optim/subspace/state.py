@@ -37,6 +37,8 @@ _WEIGHT_ENTRIES = (
     "residual_step",
 )
 
+_OF_CORES = ("ratio", "d", "nnz", "block")
+
 
 def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any]:
     """The options that a state depends on: "auto" is as good as what it stands for."""
@@ -47,7 +49,7 @@ def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any
             for name in SubspaceArguments.names(in_state=True)
         },
         # There was nothing else than equal.
-        "weight_rates": resolve_weight_rates(options.codec, saved.get("weight_rates", "equal")),
+        "weight_rates": resolve_weight_rates(options, saved.get("weight_rates", "equal")),
         "ratio": resolve_ratio(options.codec, saved.get("ratio")),
         "residual": resolve_residual(options, saved.get("residual")),
         "second_moment": resolve_second_moment(options.codec, saved.get("second_moment")),
@@ -88,6 +90,9 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
                 f"it is {choice['codec']!r}; make the optimizer with codec={codec!r}"
             )
     theirs, ours = (_settled(options, one) for one in (saved["arguments"], dict(options)))
+    if set(saved["codecs"]) <= {"none", "identity"}:  # No core that they could shape.
+        for name in _OF_CORES:
+            theirs.pop(name), ours.pop(name)
     check_settings("load_state_dict", theirs, ours)
     _check_rate_factors(saved, len(choices))
     states = list(engine_states(optimizer, state_dict["state"]))

@@ -107,8 +107,13 @@ TEST_F(AutoCodecTest, IsACoreWhereTheResidualWouldNotTrainAlone) {
     EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, cheap).name, "svd");
     specs[0].codec.ratio = 0.25;
     EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, cheap).name, "svd");
+    EXPECT_FALSE(auto_codec(specs, DeviceId::host(), kRoomy, cheap).pays);
     specs[0].codec.ratio = 0.5;
   }
+  specs[0].residual = ResidualKind::kFactored;
+  few.residual_every = cheap.residual_every = 2;  // Half of all gradients would be lost.
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, few).name, "block_random");
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, cheap).name, "svd");
 }
 
 TEST_F(AutoCodecTest, OtherCodecsCountTowardsTheMemoryAlone) {
