@@ -34,8 +34,8 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
                   " steps and ", run.backwards, " backwards a step, expected at least 1 of each");
   std::uint64_t needed = 0;
   Flop all;
-  bool is_large = true;          // Every core.
-  bool has_own_residual = true;  // Every weight: it trains without a core, too.
+  bool is_large = true;                             // Every core.
+  bool has_own_residual = run.residual_every == 1;  // Every weight: it trains without a core, too.
   std::vector<WeightPlan> plans;
   plans.reserve(specs.size());
   for (WeightSpec spec : specs) {
@@ -46,8 +46,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
     needed += plan.device_bytes + plan.projector_bytes + plan.scan_bytes + plan.held_bytes;
     if (!chosen) continue;
     is_large = is_large && spec.codec.ratio >= kLeastRatio;
-    has_own_residual =
-        has_own_residual && spec.residual == ResidualKind::kFactored && run.residual_every == 1;
+    has_own_residual = has_own_residual && spec.residual == ResidualKind::kFactored;
     const Flop flop = flop_of(spec, plan.core, run);
     all.own += flop.own;
     all.products += flop.products;
