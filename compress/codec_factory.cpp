@@ -72,4 +72,8 @@ std::size_t project_scratch_elems(const CodecConfig& config, std::int64_t m, std
   return ask(&CodecFamily::project_scratch_elems, config, m, n);
 }
 
+std::uint64_t fit_bytes(const CodecConfig& config, std::int64_t m, std::int64_t n) {
+  return ask(&CodecFamily::fit_bytes, config, m, n);
+}
+
 }  // namespace sluiceway

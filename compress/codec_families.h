@@ -55,7 +55,8 @@ struct CodecFamily {
   Of<std::size_t> range_scratch_elems;  // As GradientCodec's; may be empty: none.
   // As GradientCodec's; may be empty: it projects nothing.
   Of<std::size_t> project_scratch_elems;
-  Of<std::size_t> kept_elems;  // As GradientCodec::kept_elems(); may be empty: none.
+  Of<std::size_t> kept_elems;   // As GradientCodec::kept_elems(); may be empty: none.
+  Of<std::uint64_t> fit_bytes;  // Device; torch's, while projectors are fitted. May be empty: none.
   std::function<std::unique_ptr<GradientCodec>(const CodecRequest& request)> make;
 
   bool leaves_complement(std::int64_t nnz) const noexcept {

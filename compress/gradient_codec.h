@@ -206,13 +206,15 @@ std::unique_ptr<GradientCodec> make_codec(const CodecConfig& config, std::int64_
                                           Budget& budget);
 
 // The shape that make_codec() would give its core, the device bytes of its projectors,
-// scratch_elems(), refresh_scratch_elems(), range_scratch_elems() and project_scratch_elems(),
-// without allocating anything: for `plan`.
+// scratch_elems(), refresh_scratch_elems(), range_scratch_elems(), project_scratch_elems(), and the
+// device bytes that are torch's while projectors are fitted, without allocating anything: for
+// `plan`.
 CoreShape core_shape(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::uint64_t projector_bytes(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t codec_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t refresh_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t range_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
 std::size_t project_scratch_elems(const CodecConfig& config, std::int64_t m, std::int64_t n);
+std::uint64_t fit_bytes(const CodecConfig& config, std::int64_t m, std::int64_t n);
 
 }  // namespace sluiceway

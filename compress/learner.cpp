@@ -41,11 +41,13 @@ at::Tensor tensor_of(void* first, std::array<std::int64_t, 2> shape, std::int64_
       .make_tensor();
 }
 
-at::Tensor as_f32_tensor(const AnyMatrix& g, at::Device device) {
+// `g` itself where it is f32, unless a copy is asked for.
+at::Tensor as_f32_tensor(const AnyMatrix& g, at::Device device, bool copy) {
   const at::ScalarType type = g.dtype == DType::kF32   ? at::kFloat
                               : g.dtype == DType::kF16 ? at::kHalf
                                                        : at::kBFloat16;
-  return tensor_of(g.data, {g.rows, g.cols}, g.stride, type, device).to(at::kFloat);
+  return tensor_of(g.data, {g.rows, g.cols}, g.stride, type, device)
+      .to(at::kFloat, /*non_blocking=*/false, copy);
 }
 
 SparsePattern pattern_of(const LearnableRows& x, at::Device device) {
@@ -93,7 +95,8 @@ class TorchLearner final : public ProjectorLearner {
     const at::Device device = torch_device(stream);
     const at::NoGradGuard no_grad;
     const FullPrecision full_precision;
-    const Directions found = leading_directions_of(as_f32_tensor(g, device), p.cols, q.cols, seed);
+    const Directions found =
+        leading_directions_of(as_f32_tensor(g, device, true), p.cols, q.cols, seed);
     copy_to(p, found.left, device);
     copy_to(q, found.right, device);
     wait_for_torch(device);
@@ -107,7 +110,7 @@ class TorchLearner final : public ProjectorLearner {
     const at::NoGradGuard no_grad;
     const FullPrecision full_precision;
     const LearnOutcome outcome =
-        learn_values(as_f32_tensor(g, device), pattern_of(p, device), pattern_of(q, device),
+        learn_values(as_f32_tensor(g, device, false), pattern_of(p, device), pattern_of(q, device),
                      values_of(p, device), values_of(q, device), options);
     wait_for_torch(device);
     return outcome;

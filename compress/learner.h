@@ -57,14 +57,38 @@ struct LearnableRows {
 inline constexpr std::int64_t kExtraDirections = 8;
 inline constexpr int kPowerIterations = 2;
 
+inline std::int64_t range_columns(std::int64_t m, std::int64_t n, std::int64_t p_cols,
+                                  std::int64_t q_cols) noexcept {
+  return std::min({m, n, std::max(p_cols, q_cols) + kExtraDirections});
+}
+
 // What leading_directions() computes for an m x n gradient: its products with the gradient, then
 // about 9 k^2 for each row of both sides and of the small eigenproblem, k columns wide.
 inline double leading_directions_flop(std::int64_t m, std::int64_t n, std::int64_t p_cols,
                                       std::int64_t q_cols) noexcept {
-  const auto columns = std::min({m, n, std::max(p_cols, q_cols) + kExtraDirections});
   const auto rows = static_cast<double>(m), cols = static_cast<double>(n);
-  const auto k = static_cast<double>(columns);
+  const auto k = static_cast<double>(range_columns(m, n, p_cols, q_cols));
   return 4 * (kPowerIterations + 1) * rows * cols * k + 9 * (rows + cols + k) * k * k;
+}
+
+// At most so many bytes of the device are torch's while leading_directions() works: copies of the
+// gradient, then arrays as long as both sides together. Measured over shapes from 64 x 4096 to
+// 2048 x 2048, f from 1/16 to 1.
+inline std::uint64_t leading_directions_bytes(std::int64_t m, std::int64_t n, std::int64_t p_cols,
+                                              std::int64_t q_cols) noexcept {
+  const auto k = static_cast<double>(range_columns(m, n, p_cols, q_cols));
+  const double elems = static_cast<double>(m) * static_cast<double>(n);
+  const double arrays = 3.5 * k * static_cast<double>(m + n) + 1.5 * k * k;
+  return static_cast<std::uint64_t>(std::max(6 * elems, 4 * (elems + arrays)));
+}
+
+// The same of learn(), of r = nnz nonzeros a row; measured over the same shapes, f to 1/4.
+inline std::uint64_t learn_bytes(std::int64_t m, std::int64_t n, std::int64_t p_cols,
+                                 std::int64_t q_cols, std::int64_t nnz) noexcept {
+  const auto d = static_cast<double>(std::max(p_cols, q_cols)), r = static_cast<double>(nnz);
+  const double elems = static_cast<double>(m) * static_cast<double>(n);
+  return static_cast<std::uint64_t>(20.5 * elems + 12 * r * r * static_cast<double>(m + n) +
+                                    3 * d * d);
 }
 
 class ProjectorLearner {
@@ -89,9 +113,8 @@ class ProjectorLearner {
 //           the same, and hold within 0.1 % of the energy. Equal calls give equal bits on one kind
 //           of processor for an equal number of threads, and on one kind of GPU.
 // Cost:     a step is 4 r m n flop for G Q and G^T P, 4 r d (m + n) for the masked products, about
-//           10 d^3 for products of cores, r^2 (m + n) for the Gram matrices. Memory, in elements of
-//           4 bytes: m n for the transpose of G, as much again unless G is f32 and dense, about
-//           6 d (m + n), 10 d^2 and 3 r^2 (m + n). It is torch's, not the budget's.
+//           10 d^3 for products of cores, r^2 (m + n) for the Gram matrices. Memory, learn_bytes()
+//           and leading_directions_bytes(), is torch's, not the budget's.
 std::unique_ptr<ProjectorLearner> make_torch_learner();
 
 }  // namespace sluiceway

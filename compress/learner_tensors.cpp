@@ -84,14 +84,16 @@ at::Tensor normal_numbers(std::int64_t rows, std::int64_t cols, std::uint64_t se
 
 }  // namespace
 
-Directions leading_directions_of(const at::Tensor& g, std::int64_t left_count,
-                                 std::int64_t right_count, std::uint64_t seed) {
+Directions leading_directions_of(at::Tensor g, std::int64_t left_count, std::int64_t right_count,
+                                 std::uint64_t seed) {
   // Powers of a gradient of 1e-12 would be lost in f32.
-  const at::Tensor largest = g.abs().max();
-  const at::Tensor a = as_factor(largest.item<float>() > 0 ? g / largest : g);
-  const std::int64_t k =
-      std::min({g.size(0), g.size(1), std::max(left_count, right_count) + kExtraDirections});
-  at::Tensor range = product(a, normal_numbers(g.size(1), k, seed, g.device()));
+  const auto [lowest, highest] = at::aminmax(g);
+  const at::Tensor largest = at::maximum(highest, lowest.neg());
+  if (largest.item<float>() > 0) g.div_(largest);
+  const at::Tensor a = as_factor(g);
+  g.reset();  // Its memory is the range's.
+  const std::int64_t k = range_columns(a.size(0), a.size(1), left_count, right_count);
+  at::Tensor range = product(a, normal_numbers(a.size(1), k, seed, a.device()));
   for (int power = 0; power < kPowerIterations; ++power) {
     range = product(a, well_conditioned(product(a.t(), well_conditioned(range))));
   }

@@ -21,8 +21,8 @@ struct Directions {
   at::Tensor left, right;  // f32, orthonormal columns; undefined where none were asked for.
 };
 
-// `g` is dense, f32. No more columns than its shorter side.
-Directions leading_directions_of(const at::Tensor& g, std::int64_t left, std::int64_t right,
+// `g` is dense, f32, and used up. No more columns than its shorter side.
+Directions leading_directions_of(at::Tensor g, std::int64_t left, std::int64_t right,
                                  std::uint64_t seed);
 
 // `p_value` and `q_value` are f32[rows, nnz]; the best ones that were met stay in them.

@@ -170,6 +170,10 @@ CodecFamily sparse_learned_family() {
   family.kept_elems = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
     return SparseProjector::kept_elems(sparse_dims(config, m, n), config.nnz);
   };
+  family.fit_bytes = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    const ProjectorDims dims = sparse_dims(config, m, n);
+    return learn_bytes(m, n, dims.dm, dims.dn, config.nnz);
+  };
   return family;
 }
 

@@ -42,10 +42,21 @@ void fit_shorter(BlockProjector& to, const AnyMatrix& g, ProjectorLearner& learn
 
 }  // namespace
 
-CodecFamily svd_family() { return block_family("svd", {both_sides, fit_both, true}); }
+CodecFamily svd_family() {
+  CodecFamily family = block_family("svd", {both_sides, fit_both, true});
+  family.fit_bytes = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    const BlockLayouts pair = both_sides(config, m, n);
+    return leading_directions_bytes(m, n, pair.p.cols, pair.q.cols);
+  };
+  return family;
+}
 
 CodecFamily galore_family() {
   CodecFamily family = block_family("galore", {shorter_side, fit_shorter, true});
+  family.fit_bytes = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
+    const BlockLayouts pair = shorter_side(config, m, n);
+    return leading_directions_bytes(m, n, m <= n ? pair.p.cols : 0, m > n ? pair.q.cols : 0);
+  };
   family.offered = false;
   return family;
 }

@@ -1,6 +1,9 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
+#include <map>
+#include <string>
+
 #include "python/bindings/bindings.h"
 #include "python/bindings/dtype_name.h"
 #include "python/bindings/weight_options.h"
@@ -42,6 +45,7 @@ IntOfName weight_plan(std::int64_t m, std::int64_t n, const std::string& weight_
   result["host_scratch_bytes"] = plan.host_scratch_bytes;
   result["pinned_bytes"] = plan.pinned_bytes;
   result["held_bytes"] = plan.held_bytes;
+  result["fit_bytes"] = plan.fit_bytes;
   result["project_scratch_elems"] = project_scratch_elems(spec.codec, m, n);
   return result;
 }
@@ -69,12 +73,25 @@ std::uint64_t pinned_of_all(std::size_t weights, bool on_host) {
   return shared_pinned_bytes(weights, device_of(on_host));
 }
 
-AutoCodec choose_codec(const Shapes& shapes, std::uint64_t device_bytes,
+AutoCodec choose_codec(const Shapes& shapes, const std::map<std::string, std::uint64_t>& free,
                        const std::string& weight_dtype, std::int64_t tokens_per_step,
                        std::int64_t total_steps, std::int64_t backwards, std::int64_t refresh_every,
-                       std::int64_t residual_every, bool on_host, const py::kwargs& options) {
-  return auto_codec(specs_of(shapes, weight_dtype, options), device_of(on_host), device_bytes,
-                    {tokens_per_step, total_steps, backwards, refresh_every, residual_every});
+                       std::int64_t residual_every, bool holds_gradients, bool on_host,
+                       const py::kwargs& options) {
+  Budget::Limits limits{};
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    const auto found = free.find(std::string(to_string(static_cast<Tier>(tier))));
+    limits[tier] = found == free.end() ? Budget::kUnlimited : found->second;
+  }
+  return auto_codec(
+      specs_of(shapes, weight_dtype, options), device_of(on_host), limits,
+      {tokens_per_step, total_steps, backwards, refresh_every, residual_every, holds_gradients});
+}
+
+py::object shortage_of(const AutoCodec& choice) {
+  if (!choice.shortage) return py::none();
+  return py::make_tuple(to_string(choice.shortage->tier), choice.shortage->needed,
+                        choice.shortage->free);
 }
 
 }  // namespace
@@ -94,7 +111,9 @@ void bind_weight_plan(py::module_& m) {
       .def_property_readonly("name", [](const AutoCodec& c) { return std::string(c.name); })
       .def_readonly("pays", &AutoCodec::pays,
                     "A core of this ratio, in such a run, ended lower than none.")
-      .def_readonly("fits", &AutoCodec::fits, "svd's projectors fit the device budget.")
+      .def_property_readonly("shortage", &shortage_of,
+                             "A tier that has not what these weights need with svd, and its bytes "
+                             "needed and free; None: it fits.")
       .def_readonly("products", &AutoCodec::products, "Of svd, as a share of a run.")
       .def_readonly("calibration", &AutoCodec::calibration, "Likewise.")
       .def_property_readonly_static(
@@ -106,13 +125,15 @@ void bind_weight_plan(py::module_& m) {
       .def_property_readonly_static(
           "least_ratio", [](const py::object&) { return kLeastRatio; },
           "A core has to have as much of each side.");
-  m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("device_bytes"),
-        py::arg("weight_dtype"), py::arg("tokens_per_step"), py::arg("total_steps"),
-        py::arg("backwards"), py::arg("refresh_every"), py::arg("residual_every"),
+  m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("free"), py::arg("weight_dtype"),
+        py::arg("tokens_per_step"), py::arg("total_steps"), py::arg("backwards"),
+        py::arg("refresh_every"), py::arg("residual_every"), py::arg("holds_gradients"),
         py::arg("on_host"),
         "What codec=\"auto\" is for weights of these shapes in a run of so many steps, each of so "
-        "many tokens in so many backwards; refresh_every: steps between two fits, 0 for one; "
-        "residual_every: between two residuals of a weight. More keywords as of WeightSpec.");
+        "many tokens in so many backwards; free: bytes of each tier, one that is missing has "
+        "enough; refresh_every: steps between two fits, 0 for one; residual_every: between two "
+        "residuals of a weight; holds_gradients: residuals wait for step(). More keywords as of "
+        "WeightSpec.");
 }
 
 }  // namespace sluiceway

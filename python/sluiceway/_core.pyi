@@ -267,11 +267,6 @@ class AutoCodec:
         Likewise.
         """
     @property
-    def fits(self) -> bool:
-        """
-        svd's projectors fit the device budget.
-        """
-    @property
     def name(self) -> str: ...
     @property
     def pays(self) -> bool:
@@ -282,6 +277,11 @@ class AutoCodec:
     def products(self) -> float:
         """
         Of svd, as a share of a run.
+        """
+    @property
+    def shortage(self) -> typing.Any:
+        """
+        A tier that has not what these weights need with svd, and its bytes needed and free; None: it fits.
         """
 
 class WeightSpec:
@@ -980,18 +980,19 @@ def adam_step(
 
 def auto_codec(
     shapes: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt]],
-    device_bytes: typing.SupportsInt,
+    free: collections.abc.Mapping[str, typing.SupportsInt],
     weight_dtype: str,
     tokens_per_step: typing.SupportsInt,
     total_steps: typing.SupportsInt,
     backwards: typing.SupportsInt,
     refresh_every: typing.SupportsInt,
     residual_every: typing.SupportsInt,
+    holds_gradients: bool,
     on_host: bool,
     **kwargs,
 ) -> AutoCodec:
     """
-    What codec="auto" is for weights of these shapes in a run of so many steps, each of so many tokens in so many backwards; refresh_every: steps between two fits, 0 for one; residual_every: between two residuals of a weight. More keywords as of WeightSpec.
+    What codec="auto" is for weights of these shapes in a run of so many steps, each of so many tokens in so many backwards; free: bytes of each tier, one that is missing has enough; refresh_every: steps between two fits, 0 for one; residual_every: between two residuals of a weight; holds_gradients: residuals wait for step(). More keywords as of WeightSpec.
     """
 
 def bits_checksum(tensor: torch.Tensor) -> int:

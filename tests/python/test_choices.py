@@ -6,8 +6,9 @@ import json
 
 import sluiceway as sw
 from conftest import assert_short_error
-from sluiceway.optim.subspace.choices import choice_lines, codec_choices
+from sluiceway.optim.subspace.choices import choice_lines, codec_choices, coreless_lines
 from small_models import make
+from twins import train
 
 
 def test_weights_of_one_kind_are_one_line_with_summed_bytes():
@@ -43,14 +44,17 @@ def test_auto_says_why():
     )
     narrow = sw.Budget(device="2800KiB")
     assert reason(budget=narrow, tokens_per_step=2**20) == (
-        f"{alone}svd's projectors do not fit the device budget"
+        f"{alone}svd would take 4.82 MiB of device memory, where 1.7 MiB are left"
     )
-    too_few, too_small = {"tokens_per_step": 1023}, {"tokens_per_step": 2**20, "ratio": 0.4}
-    for arguments in (too_few, too_small):
-        assert reason(**arguments) == (
-            f"{alone}only cores of 0.5 of each side and more, from 1,024 tokens a step, were "
-            "measured to end lower than the residual alone"
-        )
+    pinned = sw.Budget(pinned="64KiB")
+    assert "KiB of pinned memory, where 64 KiB are left" in reason(
+        budget=pinned, tokens_per_step=2**20
+    )
+    from_where = "a core was measured to end lower than none only from"
+    assert reason(tokens_per_step=1023) == f"{alone}a step has 1,023 tokens, {from_where} 1,024"
+    assert reason(tokens_per_step=2**20, ratio=0.4) == (
+        f"{alone}the ratio is smaller than 0.5, {from_where} there"
+    )
     assert reason(residual="none").startswith("auto: svd's products are 12.50 % of a step")
 
 
@@ -69,6 +73,41 @@ def test_a_resume_may_name_the_codec_that_auto_came_to_and_no_other(
     assert "engine.codec was auto" in outcome.err
 
 
+def test_auto_in_a_resume_is_what_it_was_in_the_save(
+    sluiceway, small_model, write_config, tmp_path
+):
+    svd = {"kind": "subspace", "codec": "svd", "ratio": 0.5}
+    config = write_config(small_model, engine=svd, train={"steps": 2})
+    assert sluiceway("train", config, "--out", tmp_path / "out").code == 0
+    more = ("--set", "engine.codec=auto", "--set", "train.steps=4")  # It would be none by itself.
+    assert sluiceway("resume", tmp_path / "out", *more).code == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert {c["codec"] for c in summary["codecs"]} == {"svd"}
+    assert summary["steps"] == 4
+
+
+def test_a_run_without_a_core_names_the_options_that_only_a_core_has():
+    arguments = {"wire": "fp32", "refresh": sw.Refresh(every=1)}
+    with sw.SubspaceAdamW(make(), codec="none", **arguments) as opt:
+        (line,) = coreless_lines(opt)
+        assert line.startswith("refresh, wire: only of cores, and no weight has one")
+    with sw.SubspaceAdamW(make(), codec="none") as opt:
+        assert coreless_lines(opt) == []
+    with sw.SubspaceAdamW(make(), codec="svd", **arguments) as opt:
+        assert coreless_lines(opt) == []
+
+
+def test_without_a_core_the_closure_of_a_refresh_is_never_run():
+    model = make()
+
+    def refuse():
+        raise AssertionError("nothing is to be measured")
+
+    policy = sw.Refresh(every=1, source="closure", closure=refuse)
+    with sw.SubspaceAdamW(model, codec="none", refresh=policy) as opt:
+        train(model, opt, 2)
+
+
 def test_a_plan_and_a_run_choose_for_the_tokens_of_the_config(sluiceway, small_model, write_config):
     def chosen(**train):
         steps = {"steps": 1000, **train}
@@ -77,7 +116,7 @@ def test_a_plan_and_a_run_choose_for_the_tokens_of_the_config(sluiceway, small_m
 
     few = chosen(micro_batch=2)
     assert (few["codec"], few["tokens_per_step"]) == ("none", 64)
-    assert "from 1,024 tokens a step" in few["why"]
+    assert "a step has 64 tokens" in few["why"]
     many = chosen(micro_batch=512, accumulate=2)
     assert (many["codec"], many["tokens_per_step"]) == ("svd", 32768)
     assert "of a step of 32,768 tokens" in many["why"]

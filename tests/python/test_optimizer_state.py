@@ -158,6 +158,17 @@ def test_state_of_another_codec_is_refused_by_name():
         opt.load_state_dict(state)
 
 
+def test_every_option_that_differs_from_those_of_a_state_is_named_with_what_helps():
+    with sw.SubspaceAdamW(make(), codec="svd", ratio=0.5, weight_update="residual") as opt:
+        state = opt.state_dict()
+    helps = "make the optimizer with .*ratio=0.5, .*weight_update='residual', codec='svd'$"
+    with (
+        sw.SubspaceAdamW(make(), codec="block_random", ratio=0.25) as opt,
+        pytest.raises(sw.InvalidArgument, match=helps),
+    ):
+        opt.load_state_dict(state)
+
+
 def test_auto_that_chooses_another_codec_here_is_refused_by_name_and_what_helps_does_help():
     roomy, narrow, helped = make(), make(), make()
     with sw.SubspaceAdamW(roomy, lr=LR, tokens_per_step=2**20) as opt:

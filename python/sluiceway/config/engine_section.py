@@ -39,6 +39,11 @@ class EngineSection(Section):
         """The same with what the plan has chosen."""
         return self
 
+    def settled(self, saved: dict[str, Any]) -> Self:
+        """The same with what keys that are "auto" had come to in a save."""
+        auto = {key: value for key, value in saved.items() if getattr(self, key, None) == "auto"}
+        return self.model_copy(update=auto)
+
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """Keys of other sections that say what this engine has no use for.
 

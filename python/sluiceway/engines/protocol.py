@@ -55,6 +55,14 @@ class Calibrates(Protocol):
 
 
 @runtime_checkable
+class Settles(Protocol):
+    """What an engine may have besides: keys of its section that are "auto" until it is open."""
+
+    def settled(self) -> dict[str, Any]:
+        """What such keys came to, in plain values; a resume goes on with them."""
+
+
+@runtime_checkable
 class Commits(Protocol):
     """What an engine may have besides: steps that are durable without a save.
 

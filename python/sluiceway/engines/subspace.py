@@ -14,7 +14,18 @@ from sluiceway.engines.protocol import Recorder
 from sluiceway.engines.subspace_plan import SubspacePlan
 from sluiceway.model.uncompressed import group_lines
 from sluiceway.optim.fused.fusing import fused_lines, fused_summary
-from sluiceway.optim.subspace.choices import choice_lines, clip_lines, codec_choices, rate_lines
+from sluiceway.optim.subspace.arguments import (
+    resolve_codec,
+    resolve_ratio,
+    resolve_weight_rates,
+)
+from sluiceway.optim.subspace.choices import (
+    choice_lines,
+    clip_lines,
+    codec_choices,
+    coreless_lines,
+    rate_lines,
+)
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 
@@ -43,6 +54,16 @@ class Subspace(GradientEngine):
         }
         return SubspaceAdamW(model, **arguments)
 
+    def settled(self) -> dict[str, Any]:
+        """What auto came to, for these tokens, steps and budgets."""
+        options = self.optimizer.options
+        codec = resolve_codec(options)
+        return {
+            "codec": self.optimizer.engine.automatic.name if codec == "auto" else codec,
+            "ratio": resolve_ratio(options.codec, options.ratio),
+            "weight_rates": resolve_weight_rates(options, options.weight_rates),
+        }
+
     def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
         """As the optimizer does."""
         self.optimizer.watch_calibration(watch)
@@ -55,6 +76,7 @@ class Subspace(GradientEngine):
             *choices,
             *rate_lines(self.optimizer.rate_factors),
             *clip_lines(self.optimizer, self.config.train.max_norm),
+            *coreless_lines(self.optimizer),
             *fused_lines(fused_summary(self.optimizer)),
             *group_lines(self.optimizer.uncompressed),
         ]

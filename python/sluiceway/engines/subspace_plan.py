@@ -17,21 +17,15 @@ from sluiceway.model.targets import CompressedWeight, Selection, select_weights
 from sluiceway.optim.fused.fused_plan import FusedPlan
 from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
 from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, automatic_reason
-from sluiceway.optim.tier_limits import device_limit
+from sluiceway.optim.tier_limits import tier_limits
 
 _ADAM_BYTES = 28  # Read and written per element of a core: gradient, moments, result.
-_FIT_BYTES = 6  # Per element of a gradient that projectors learn from: copies in f32 and bf16,
-_FIT_BYTES_ON_CARD = 8  # and on a card both in f32.
-# What svd's range finder holds at its peak, measured over shapes from 768 x 768 to 3072 x 768 with
-# f from 1/16 to 1/2: f32 arrays as long as both sides together and as wide as it has directions.
-_RANGE_ARRAYS, _EXTRA_DIRECTIONS = 3.3, 8
+_TIERS = ("device", "host", "pinned")
 _MOMENT_BYTES = 4  # Of what is trained plainly on the device: f32 for every dtype of weights.
 
 
 class SubspacePlan(DevicePlan):
     """Predicted from the shapes of the compressed weights, by the cost model of the lanes."""
-
-    advice = "try a smaller engine.ratio"
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         engine = config.engine
@@ -49,8 +43,13 @@ class SubspacePlan(DevicePlan):
             _shapes(selection), config.model.dtype, self._refreshed, self._on_host, **keywords
         )
         learns = any(f.name == codec and f.learns for f in _core.codec_families())
-        self._fit_bytes = self._fit(selection, codec) if learns else 0
+        # Weights are fitted one after the other.
+        self._fit_bytes = max((cost["fit_bytes"] for cost in self._costs), default=0)
         self.freed = frozenset(w.name for w in selection.compressed)
+        if codec != "none":
+            without = "" if keywords["residual"] == "none" else ", or engine.codec: none"
+            self.advice = f"try a smaller engine.ratio{without}"
+            self.on_device += without
         self.figures = {"codec": codec, "why": why, "compressed_weights": len(self._costs)}
         self._fused: FusedPlan | None = None
         if engine.fused and selection.compressed:
@@ -78,41 +77,33 @@ class SubspacePlan(DevicePlan):
             return engine.codec, AS_CONFIGURED
         if engine.fused:
             return FUSED_CODEC, FOR_FUSED
-        whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-        free = device_limit(config.budget.device, device) - whole
-        for weight in selection.compressed:
-            if weight.identity:
-                cost = self._cost_of(weight, speculative=False)
-                free -= len(weight.names) * (cost["device_bytes"] + cost["scan_bytes"])
         choice = _core.auto_codec(
             _shapes(selection),
-            max(0, free),
+            self._free(model, selection, device),
             config.model.dtype,
             config.tokens_per_step,
             config.train.steps,
             config.train.accumulate,
             engine.refresh.every if engine.refresh else 0,
             engine.residual_every,
+            self._holds_gradients,
             self._on_host,
             **weight_keywords(engine, config.train.seed),
         )
         return choice.name, automatic_reason(choice, config.tokens_per_step, config.train.steps)
 
-    def _fit(self, selection: Selection, codec: str) -> int:
-        """Bytes while projectors are fitted, of the weight that needs the most."""
-        each = _FIT_BYTES if self._on_host else _FIT_BYTES_ON_CARD
-        most = 0
+    def _free(self, model: nn.Module, selection: Selection, device: DeviceOps) -> dict[str, int]:
+        """Bytes of each tier that weights other than embeddings and head may have, as a run has."""
+        limits = zip(_TIERS, tier_limits(self._config.budget, device), strict=False)
+        free = {tier: limit for tier, limit in limits if limit is not None}
+        free["device"] -= sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
         for weight in selection.compressed:
             if weight.identity:
-                continue
-            (m, n), cost = weight.shape, self._cost_of(weight, speculative=False, codec=codec)
-            most = max(most, each * m * n)
-            if codec == "svd":
-                widest = max(cost["core_rows"], cost["core_cols"]) + _EXTRA_DIRECTIONS
-                k = min(m, n, widest)
-                arrays = _RANGE_ARRAYS * k * (m + n) + 1.5 * k * k
-                most = max(most, 4 * int(m * n + arrays))
-        return most
+                cost = self._cost_of(weight, speculative=False)
+                for tier in free:
+                    free[tier] -= len(weight.names) * cost[f"{tier}_bytes"]
+                free["device"] -= len(weight.names) * cost["scan_bytes"]
+        return {tier: max(0, count) for tier, count in free.items()}
 
     def _costs_of(self, selection: Selection, codec: str) -> list[dict[str, Any]]:
         """Bytes and shape of each weight's core."""
@@ -126,10 +117,15 @@ class SubspacePlan(DevicePlan):
             costs += [self._cost_of(weight, speculative, codec)] * len(weight.names)
         return costs
 
+    @property
+    def _holds_gradients(self) -> bool:
+        """Whether residuals wait for `step()`."""
+        return self._config.train.accumulate > 1 or self._config.model.autocast == "fp16"
+
     def _held(self, costs: list[dict[str, Any]]) -> int:
         """Bytes of gradients that wait for `step()`: of the weights that have their turn in it."""
         config = self._config
-        if config.train.accumulate == 1 and config.model.autocast != "fp16":
+        if not self._holds_gradients:
             return 0
         every = config.engine.residual_every
         in_turn = [sum(cost["held_bytes"] for cost in costs[turn::every]) for turn in range(every)]

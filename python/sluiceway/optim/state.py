@@ -172,12 +172,14 @@ def check_moment(what: str, found: Any, shape: tuple[int, ...]) -> None:
 
 def check_settings(caller: str, saved: dict[str, Any], here: dict[str, Any]) -> None:
     """Refuse a state that was saved with other settings than these; `caller` starts the text."""
-    for key, value in here.items():
-        if saved.get(key) != value:
-            raise InvalidArgument(
-                f"{caller}: {key} was {saved.get(key)!r} when it was saved, here it is {value!r}; "
-                "make the optimizer with the saved value"
-            )
+    odd = {name: saved.get(name) for name, value in here.items() if saved.get(name) != value}
+    if odd:
+        found = "; ".join(
+            f"{name} was {value!r} when it was saved, here it is {here[name]!r}"
+            for name, value in odd.items()
+        )
+        wanted = ", ".join(f"{name}={value!r}" for name, value in odd.items())
+        raise InvalidArgument(f"{caller}: {found}; make the optimizer with {wanted}")
 
 
 def check_entries(what: str, found: Any, expected: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.file import check_config
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
-from sluiceway.engines.protocol import Calibrates, Engine
+from sluiceway.engines.protocol import Calibrates, Engine, Settles
 from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
@@ -122,7 +122,7 @@ class Run:
             with self._folder.changed_config(self._config):  # A resume may bring another one.
                 keep, last = self._lines_until(position)
                 native = self._native(inputs) if self._config.compare == "native" else None
-                shop = self._open(inputs, source, trace=unfinished)
+                shop = self._open(inputs, source, save, trace=unfinished)
                 stack.enter_context(_closing(shop))
                 if begins and self._config.engine.commits:
                     shop.engine.check_new()
@@ -203,9 +203,15 @@ class Run:
                 raise IoError(text, error.errno, str(source)) from None
         return place
 
-    def _open(self, inputs: Inputs, source: Path, trace: bool = True) -> Workshop:
+    def _open(
+        self, inputs: Inputs, source: Path, save: LastSave | None = None, trace: bool = True
+    ) -> Workshop:
         path = self._folder.trace_path if self._config.trace and trace else None
-        shop = open_workshop(self._placed, inputs, source, path)
+        config = self._placed
+        if save is not None:
+            settled = config.engine.settled(save.state.get("settled", {}))
+            config = config.model_copy(update={"engine": settled})
+        shop = open_workshop(config, inputs, source, path)
         seed_everything(self._config.train.seed)  # What loading drew is not part of a run.
         return shop
 
@@ -223,6 +229,8 @@ class Run:
             "config": self._config.resolved(),
             "run": self._folder.identity,
         }
+        if isinstance(shop.engine, Settles):
+            extra["settled"] = shop.engine.settled()
 
         def note() -> None:
             shop.engine.note_run(packed(position, shop.engine, extra))

@@ -1,5 +1,6 @@
 #include "runtime/engine/subspace/auto_codec.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "compress/learner.h"
@@ -25,14 +26,37 @@ Flop flop_of(const WeightSpec& spec, const CoreShape& core, const RunShape& run)
           leading_directions_flop(spec.rows, spec.cols, core.rows, core.cols)};
 }
 
+// The first tier that has not what these plans need, while projectors are fitted and after.
+std::optional<Shortage> shortage_of(std::span<const WeightPlan> plans, DeviceId device,
+                                    const Budget::Limits& free, const RunShape& run) {
+  std::uint64_t own = shared_bytes(plans, run.refresh_every > 0, device);
+  std::uint64_t host = 0, pinned = shared_pinned_bytes(plans.size(), device);
+  std::uint64_t fit = 0, host_scratch = 0;
+  for (const WeightPlan& plan : plans) {
+    own += plan.device_bytes + plan.projector_bytes + plan.scan_bytes;
+    if (run.holds_gradients) own += plan.held_bytes;
+    host += plan.host_bytes;
+    pinned += plan.pinned_bytes;
+    fit = std::max(fit, plan.fit_bytes);
+    host_scratch = std::max(host_scratch, plan.host_scratch_bytes);
+  }
+  const Shortage all[] = {{.tier = Tier::kDevice, .needed = own + fit},
+                          {.tier = Tier::kHost, .needed = host + host_scratch},
+                          {.tier = Tier::kPinned, .needed = pinned}};
+  for (Shortage each : all) {
+    each.free = free[static_cast<std::size_t>(each.tier)];
+    if (each.needed > each.free) return each;
+  }
+  return {};
+}
+
 }  // namespace
 
-AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::uint64_t device_bytes,
+AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const Budget::Limits& free,
                      const RunShape& run) {
   SLUICEWAY_CHECK(run.tokens_per_step > 0 && run.steps > 0 && run.backwards > 0,
                   "auto_codec: run has ", run.tokens_per_step, " tokens a step, ", run.steps,
                   " steps and ", run.backwards, " backwards a step, expected at least 1 of each");
-  std::uint64_t needed = 0;
   Flop all;
   bool is_large = true;                             // Every core.
   bool has_own_residual = run.residual_every == 1;  // Every weight: it trains without a core, too.
@@ -42,19 +66,16 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
     const bool chosen = spec.codec.name == "auto";
     if (chosen) spec.codec.name = "svd";
     plans.push_back(plan_weight(spec, false, device));
-    const WeightPlan& plan = plans.back();
-    needed += plan.device_bytes + plan.projector_bytes + plan.scan_bytes + plan.held_bytes;
     if (!chosen) continue;
     is_large = is_large && spec.codec.ratio >= kLeastRatio;
     has_own_residual = has_own_residual && spec.residual == ResidualKind::kFactored;
-    const Flop flop = flop_of(spec, plan.core, run);
+    const Flop flop = flop_of(spec, plans.back().core, run);
     all.own += flop.own;
     all.products += flop.products;
     all.fit += flop.fit;
   }
-  needed += shared_bytes(plans, run.refresh_every > 0, device);
   AutoCodec choice;
-  choice.fits = needed <= device_bytes;
+  choice.shortage = shortage_of(plans, device, free, run);
   if (all.own > 0) {
     const std::int64_t fits = run.refresh_every > 0 ? 1 + run.steps / run.refresh_every : 1;
     choice.products = all.products / all.own;
@@ -65,7 +86,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::ui
   const bool cheap = choice.products + choice.calibration < kMostOfARun;
   const std::string_view instead = has_own_residual ? "none" : "block_random";
   const bool is_wanted = choice.pays || !has_own_residual;
-  choice.name = is_wanted && choice.fits && cheap ? "svd" : instead;
+  choice.name = is_wanted && !choice.shortage && cheap ? "svd" : instead;
   return choice;
 }
 

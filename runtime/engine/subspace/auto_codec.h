@@ -13,10 +13,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
 #include "runtime/engine/subspace/weight_plan.h"
+#include "runtime/memory/budget.h"
 
 namespace sluiceway {
 
@@ -34,19 +36,26 @@ struct RunShape {
   std::int64_t backwards = 1;       // Micro-batches of a step.
   std::int64_t refresh_every = 0;   // Steps between two fits of a weight; 0: it is fitted once.
   std::int64_t residual_every = 1;  // Steps between two residuals of a weight.
+  bool holds_gradients = true;      // Residuals wait for step().
+};
+
+// A tier that has not the bytes which these weights need with svd.
+struct Shortage {
+  Tier tier = Tier::kDevice;
+  std::uint64_t needed = 0, free = 0;
 };
 
 struct AutoCodec {
-  std::string_view name;   // svd, none or block_random.
-  bool pays = false;       // A core of this ratio, in such a run, ended lower than none.
-  bool fits = false;       // svd's projectors and all else that these weights need.
+  std::string_view name;  // svd, none or block_random.
+  bool pays = false;      // A core of this ratio, in such a run, ended lower than none.
+  std::optional<Shortage> shortage;
   double products = 0;     // Of svd, as a share of a run.
   double calibration = 0;  // Likewise.
 };
 
-// Weights of another codec than "auto" count towards the memory alone. InvalidArgument: no tokens,
-// steps or backwards.
-AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, std::uint64_t device_bytes,
+// `free` is what each tier has for these weights. Those of another codec than "auto" count towards
+// the memory alone. InvalidArgument: no tokens, steps or backwards.
+AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const Budget::Limits& free,
                      const RunShape& run);
 
 }  // namespace sluiceway

@@ -14,8 +14,10 @@ Calibration::Calibration(const RefreshPolicy::Config& when, const RefreshOptions
     : source_(when.source),
       policy_(when, static_cast<int>(weights.size())),
       how_(how),
-      learner_(std::move(learner)),
-      weight_count_(static_cast<int>(weights.size())) {
+      learner_(std::move(learner)) {
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i]->has_core()) with_core_.push_back(static_cast<int>(i));
+  }
   const auto learning = std::find_if(weights.begin(), weights.end(),
                                      [](const auto& weight) { return weight->codec->learns(); });
   SLUICEWAY_CHECK(learner_ != nullptr || learning == weights.end(),
@@ -24,16 +26,15 @@ Calibration::Calibration(const RefreshPolicy::Config& when, const RefreshOptions
 }
 
 bool Calibration::due(std::int64_t step, int index, const SubspaceWeight& weight) const {
-  const bool turn = source_ == CalibrationSource::kRolling && policy_.due(step, index);
+  const bool turn =
+      source_ == CalibrationSource::kRolling && weight.has_core() && policy_.due(step, index);
   return turn || weight.codec->wants_calibration();
 }
 
 bool Calibration::closure_due(std::int64_t step) const {
-  if (source_ != CalibrationSource::kClosure) return false;
-  for (int index = 0; index < weight_count_; ++index) {
-    if (policy_.due(step, index)) return true;
-  }
-  return false;
+  return source_ == CalibrationSource::kClosure &&
+         std::any_of(with_core_.begin(), with_core_.end(),
+                     [&](int index) { return policy_.due(step, index); });
 }
 
 void Calibration::measure(std::int64_t step, int index, SubspaceWeight& weight, const AnyMatrix& g,

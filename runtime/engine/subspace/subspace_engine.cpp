@@ -29,8 +29,12 @@ AutoCodec choose_codec(const std::vector<WeightSpec>& specs, const SubspaceOptio
   run.backwards = std::max(1, options.gate.promised_backwards);
   run.refresh_every = options.refresh.every;
   run.residual_every = options.residual_every;
-  return auto_codec(specs, options.lanes.device,
-                    budget.limit(Tier::kDevice) - budget.used(Tier::kDevice), run);
+  run.holds_gradients = !options.residual_at_once || options.gate.promised_backwards != 1;
+  Budget::Limits free{};
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    free[tier] = budget.limit(static_cast<Tier>(tier)) - budget.used(static_cast<Tier>(tier));
+  }
+  return auto_codec(specs, options.lanes.device, free, run);
 }
 
 Calibration::Weights make_weights(std::vector<WeightSpec> specs, std::string_view automatic,

@@ -50,6 +50,7 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative, DeviceId device
   plan.scratch_bytes = sizeof(float) * codec_scratch_elems(spec.codec, spec.rows, spec.cols);
   plan.refresh_scratch_bytes =
       sizeof(float) * refresh_scratch_elems(spec.codec, spec.rows, spec.cols);
+  plan.fit_bytes = fit_bytes(spec.codec, spec.rows, spec.cols);
   const auto elems = static_cast<std::uint64_t>(plan.core.elems());
   const auto second =
       static_cast<std::uint64_t>(second_moment_elems(spec.second_moment, plan.core));

@@ -54,6 +54,7 @@ struct WeightPlan {
   std::uint64_t pinned_bytes = 0;        // Gradient and direction in wire format, in whole pages.
   // Device; the largest takes the place of one of the two where codecs are refreshed.
   std::uint64_t refresh_scratch_bytes = 0;
+  std::uint64_t fit_bytes = 0;  // Device; torch's, not the budget's. Weights are fitted in turn.
 };
 
 // InvalidArgument: no elements, or a rounding that the weight's dtype cannot have.

@@ -12,18 +12,14 @@ if TYPE_CHECKING:
 
 AS_CONFIGURED = "as configured"
 FOR_FUSED = "auto: of fused linears"
+# Options of what happens to a core.
+_OF_CORES = ("refresh", "scale", "wire", "tier", "second_moment")
 _COSTS = ("device_bytes", "host_bytes", "d2h_bytes", "h2d_bytes")
 
 
 def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
     """Weights of one shape and codec as one entry, in the order of the model; bytes are sums."""
     groups: dict[tuple, dict[str, Any]] = {}
-    options = optimizer.options
-    automatic = FOR_FUSED
-    if not options.fused:
-        automatic = automatic_reason(
-            optimizer.engine.automatic, options.tokens_per_step, options.total_steps
-        )
     weights = optimizer.of_engine.spread(optimizer.weights)
     for weight, costs in zip(weights, optimizer.describe(), strict=True):
         shape = list(weight.shape)
@@ -38,7 +34,7 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
                 "core": core,
                 "residual": costs["residual"],
                 "second_moment": costs["second_moment"],
-                "why": _reason(weight.identity, options.codec, automatic),
+                "why": costs["why"],
                 **dict.fromkeys(_COSTS, 0),
             },
         )
@@ -48,31 +44,43 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def _reason(identity: bool, asked: str, automatic: str) -> str:
-    if identity:
-        return "an embedding or the head"
-    return automatic if asked == "auto" else AS_CONFIGURED
+def reasons(optimizer: SubspaceAdamW) -> list[str]:
+    """Why each of the engine's weights has its codec."""
+    options, why = optimizer.options, AS_CONFIGURED
+    if options.codec == "auto":
+        shape = options.tokens_per_step, options.total_steps
+        why = FOR_FUSED if options.fused else automatic_reason(optimizer.engine.automatic, *shape)
+    weights = optimizer.of_engine.spread(optimizer.weights)
+    return ["an embedding or the head" if weight.identity else why for weight in weights]
 
 
 def automatic_reason(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
     """Why codec="auto" came to what it did."""
-    cost = _cost_of_svd(choice, tokens_per_step, total_steps)
-    if choice.name == "none" and not choice.pays:
-        cost = (
-            f"only cores of {choice.least_ratio:g} of each side and more, from "
-            f"{choice.least_tokens:,} tokens a step, were measured to end lower than the residual "
-            "alone"
-        )
     because = {
         "none": "these weights need no link, as the residual alone trains: ",
         "svd": "such cores were measured to end lower than none: " if choice.pays else "",
     }
-    return f"auto: {because.get(choice.name, '')}{cost}"
+    decisive = _cost_of_svd(choice, tokens_per_step, total_steps)
+    if choice.name == "none" and not choice.pays:
+        decisive = _what_pays(choice, tokens_per_step)
+    return f"auto: {because.get(choice.name, '')}{decisive}"
+
+
+def _what_pays(choice: _core.AutoCodec, tokens_per_step: int) -> str:
+    """What this run has less of than every one in which a core was measured to pay."""
+    measured = "a core was measured to end lower than none only from"
+    if tokens_per_step < choice.least_tokens:
+        return f"a step has {tokens_per_step:,} tokens, {measured} {choice.least_tokens:,}"
+    return f"the ratio is smaller than {choice.least_ratio:g}, {measured} there"
 
 
 def _cost_of_svd(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
-    if not choice.fits:
-        return "svd's projectors do not fit the device budget"
+    if choice.shortage is not None:
+        tier, needed, free = choice.shortage
+        return (
+            f"svd would take {format_bytes(needed)} of {tier} memory, where {format_bytes(free)} "
+            "are left"
+        )
     verdict = "less than" if choice.name == "svd" else "expected less than"
     return (
         f"svd's products are {100 * choice.products:.2f} % of a step of {tokens_per_step:,} "
@@ -99,6 +107,17 @@ def clip_lines(optimizer: SubspaceAdamW, max_norm: float | None) -> list[str]:
         f"max_norm {max_norm:g} clips none of {coreless} weights without a core: the update of "
         "each is held to a root mean square of 1 by itself"
     ]
+
+
+def coreless_lines(optimizer: SubspaceAdamW) -> list[str]:
+    """Which of the options that were changed have no part in a run without a single core."""
+    if any(costs["codec"] != "none" for costs in optimizer.describe()):
+        return []
+    fields = type(optimizer.options).model_fields
+    idle = [n for n in _OF_CORES if getattr(optimizer.options, n) != fields[n].default]
+    if not idle:
+        return []
+    return [f"{', '.join(idle)}: only of cores, and no weight has one; codec names one that has"]
 
 
 def choice_lines(choices: list[dict[str, Any]]) -> list[str]:

@@ -25,6 +25,7 @@ from sluiceway.optim.subspace.arguments import (
     resolve_weight_rates,
 )
 from sluiceway.optim.subspace.calibration import Calibration
+from sluiceway.optim.subspace.choices import reasons
 from sluiceway.optim.subspace.residual_gradients import ResidualGradients
 from sluiceway.optim.subspace.state import (
     check_engine_state,
@@ -287,6 +288,11 @@ class SubspaceAdamW(HookedOptimizer):
         if self.fused_linears is not None:
             self.fused_linears.bias.end_step()
         return skipped, norm, clip
+
+    def describe(self) -> list[dict[str, Any]]:
+        """As of every engine; `why` says why a weight has its codec."""
+        described = zip(super().describe(), reasons(self), strict=True)
+        return [{**costs, "why": why} for costs, why in described]
 
     def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
         """Tell `watch`, while projectors are fitted to their first gradients, how many of how many.

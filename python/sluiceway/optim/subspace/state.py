@@ -72,7 +72,7 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
     Raises
     ------
     InvalidArgument, Corrupt
-        The first difference is named.
+        All options that differ are named, and of what is broken the first.
     """
     saved, options = state_dict[STATE_KEY], optimizer.options
     check_entries(f"its {STATE_KEY!r} entry", saved, ("arguments", "codecs", "refresh"))
@@ -83,13 +83,10 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
             f"load_state_dict: codecs is {saved['codecs']!r}, expected one for each of "
             f"{len(choices)} weights"
         )
+    theirs, ours = (_settled(options, one) for one in (saved["arguments"], dict(options)))
     for codec, choice in zip(saved["codecs"], choices, strict=True):
         if codec != choice["codec"]:
-            raise InvalidArgument(
-                f"load_state_dict: codec of {choice['name']} was {codec!r} when it was saved, here "
-                f"it is {choice['codec']!r}; make the optimizer with codec={codec!r}"
-            )
-    theirs, ours = (_settled(options, one) for one in (saved["arguments"], dict(options)))
+            theirs["codec"], ours["codec"] = codec, choice["codec"]
     if set(saved["codecs"]) <= {"none", "identity"}:  # No core that they could shape.
         for name in _OF_CORES:
             theirs.pop(name), ours.pop(name)

@@ -13,7 +13,20 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr std::uint64_t kRoomy = std::uint64_t{1} << 40;
+constexpr Budget::Limits kRoomy = {1ULL << 40, 1ULL << 40, 1ULL << 40, 0};
+constexpr Budget::Limits kNothing = {};
+
+struct Needed {
+  Tier tier;
+  std::uint64_t bytes;
+};
+
+// Enough of every tier but one.
+Budget::Limits room(const Needed& needed) {
+  Budget::Limits limits = kRoomy;
+  limits[static_cast<std::size_t>(needed.tier)] = needed.bytes;
+  return limits;
+}
 
 class AutoCodecTest : public testing::Test {
  protected:
@@ -30,21 +43,44 @@ class AutoCodecTest : public testing::Test {
   RunShape cheap{.tokens_per_step = 1 << 20, .steps = 1000};
 };
 
-TEST_F(AutoCodecTest, IsSvdWhereItsProjectorsFit) {
+// What the weight needs of each tier with svd.
+std::vector<Needed> needed_of(const WeightPlan& plan, DeviceId device) {
+  return {{Tier::kDevice, plan.device_bytes + plan.projector_bytes + plan.scan_bytes +
+                              plan.held_bytes + 2 * plan.scratch_bytes + plan.fit_bytes},
+          {Tier::kHost, plan.host_bytes + plan.host_scratch_bytes},
+          {Tier::kPinned, plan.pinned_bytes + shared_pinned_bytes(1, device)}};
+}
+
+TEST_F(AutoCodecTest, IsSvdWhereEveryTierHasRoomForIt) {
+  specs[0].wire = WireFormat::kInt8;  // Which has scratch on the host.
   std::vector<WeightSpec> svd = specs;
   svd[0].codec.name = "svd";
   const WeightPlan plan = plan_weight(svd[0], false, DeviceId::host());
-  const std::uint64_t needed =
-      plan.device_bytes + plan.projector_bytes + plan.held_bytes + 2 * plan.scratch_bytes;
-  EXPECT_EQ(auto_codec(specs, DeviceId::host(), needed, cheap).name, "svd");
-  EXPECT_EQ(auto_codec(specs, DeviceId::host(), needed - 1, cheap).name, "none");
-  EXPECT_FALSE(auto_codec(specs, DeviceId::host(), needed - 1, cheap).fits);
+  for (const Needed& needed : needed_of(plan, DeviceId::host())) {
+    ASSERT_GT(needed.bytes, 0U) << to_string(needed.tier);
+    EXPECT_EQ(auto_codec(specs, DeviceId::host(), room(needed), cheap).name, "svd");
+    const AutoCodec choice =
+        auto_codec(specs, DeviceId::host(), room({needed.tier, needed.bytes - 1}), cheap);
+    EXPECT_EQ(choice.name, "none") << to_string(needed.tier);
+    ASSERT_TRUE(choice.shortage);
+    EXPECT_EQ(choice.shortage->tier, needed.tier);
+    EXPECT_EQ(choice.shortage->needed, needed.bytes);
+    EXPECT_EQ(choice.shortage->free, needed.bytes - 1);
+  }
+  const std::uint64_t needed = needed_of(plan, DeviceId::host())[0].bytes;
   RunShape refreshed = cheap;
   refreshed.refresh_every = 500;
   const std::uint64_t with_refresh = needed - plan.scratch_bytes + plan.refresh_scratch_bytes;
   ASSERT_GT(with_refresh, needed);
-  EXPECT_EQ(auto_codec(specs, DeviceId::host(), with_refresh, refreshed).name, "svd");
-  EXPECT_EQ(auto_codec(specs, DeviceId::host(), with_refresh - 1, refreshed).name, "none");
+  const auto on_device = [&](std::uint64_t bytes, const RunShape& run) {
+    return auto_codec(specs, DeviceId::host(), room({Tier::kDevice, bytes}), run).name;
+  };
+  EXPECT_EQ(on_device(with_refresh, refreshed), "svd");
+  EXPECT_EQ(on_device(with_refresh - 1, refreshed), "none");
+  RunShape at_once = cheap;
+  at_once.holds_gradients = false;
+  EXPECT_EQ(on_device(needed - plan.held_bytes, at_once), "svd");
+  EXPECT_EQ(on_device(needed - plan.held_bytes - 1, at_once), "none");
 }
 
 TEST_F(AutoCodecTest, ProductsAreThreeWithAResidualAndOneMoreForEachMicroBatch) {
@@ -78,7 +114,7 @@ TEST_F(AutoCodecTest, IsNoneWhereBothTogetherCostTooMuch) {
   run = {.tokens_per_step = 1024, .steps = 1'000'000};  // The products alone.
   const AutoCodec small = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(small.calibration, kMostOfARun);
-  EXPECT_TRUE(small.fits && small.pays);
+  EXPECT_TRUE(!small.shortage && small.pays);
   EXPECT_EQ(small.name, "none");
 }
 
@@ -103,7 +139,7 @@ TEST_F(AutoCodecTest, IsACoreWhereTheResidualWouldNotTrainAlone) {
   for (const ResidualKind kind : {ResidualKind::kNone, ResidualKind::kSign}) {
     specs[0].residual = kind;
     EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, few).name, "block_random");
-    EXPECT_EQ(auto_codec(specs, DeviceId::host(), 0, cheap).name, "block_random");
+    EXPECT_EQ(auto_codec(specs, DeviceId::host(), kNothing, cheap).name, "block_random");
     EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, cheap).name, "svd");
     specs[0].codec.ratio = 0.25;
     EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, cheap).name, "svd");
