@@ -119,9 +119,8 @@ void bind_weight_plan(py::module_& m) {
       .def_property_readonly_static(
           "most", [](const py::object&) { return kMostOfARun; },
           "svd is taken where both together are less.")
-      .def_property_readonly_static(
-          "least_tokens", [](const py::object&) { return kLeastTokens; },
-          "A step has to have as many for a core to pay.")
+      .def_readonly("least_tokens", &AutoCodec::least_tokens,
+                    "A step has to have as many for a core of these weights to pay.")
       .def_property_readonly_static(
           "least_ratio", [](const py::object&) { return kLeastRatio; },
           "A core has to have as much of each side.");

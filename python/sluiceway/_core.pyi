@@ -259,12 +259,16 @@ class AutoCodec:
     """
 
     least_ratio: typing.ClassVar[float] = 0.5
-    least_tokens: typing.ClassVar[int] = 1024
     most: typing.ClassVar[float] = 0.03
     @property
     def calibration(self) -> float:
         """
         Likewise.
+        """
+    @property
+    def least_tokens(self) -> int:
+        """
+        A step has to have as many for a core of these weights to pay.
         """
     @property
     def name(self) -> str: ...

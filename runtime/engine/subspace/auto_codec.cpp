@@ -57,6 +57,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
   SLUICEWAY_CHECK(run.tokens_per_step > 0 && run.steps > 0 && run.backwards > 0,
                   "auto_codec: run has ", run.tokens_per_step, " tokens a step, ", run.steps,
                   " steps and ", run.backwards, " backwards a step, expected at least 1 of each");
+  AutoCodec choice;
   Flop all;
   bool is_large = true;                             // Every core.
   bool has_own_residual = run.residual_every == 1;  // Every weight: it trains without a core, too.
@@ -68,13 +69,14 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
     plans.push_back(plan_weight(spec, false, device));
     if (!chosen) continue;
     is_large = is_large && spec.codec.ratio >= kLeastRatio;
+    choice.least_tokens =
+        std::max(choice.least_tokens, spec.dtype == DType::kF32 ? kLeastTokens : kLeastTokens16Bit);
     has_own_residual = has_own_residual && spec.residual == ResidualKind::kFactored;
     const Flop flop = flop_of(spec, plans.back().core, run);
     all.own += flop.own;
     all.products += flop.products;
     all.fit += flop.fit;
   }
-  AutoCodec choice;
   choice.shortage = shortage_of(plans, device, free, run);
   if (all.own > 0) {
     const std::int64_t fits = run.refresh_every > 0 ? 1 + run.steps / run.refresh_every : 1;
@@ -82,7 +84,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
     choice.calibration =
         static_cast<double>(fits) * all.fit / (all.own * static_cast<double>(run.steps));
   }
-  choice.pays = has_own_residual && is_large && run.tokens_per_step >= kLeastTokens;
+  choice.pays = has_own_residual && is_large && run.tokens_per_step >= choice.least_tokens;
   const bool cheap = choice.products + choice.calibration < kMostOfARun;
   const std::string_view instead = has_own_residual ? "none" : "block_random";
   const bool is_wanted = choice.pays || !has_own_residual;

@@ -2,8 +2,8 @@
 //
 // The residual alone, codec "none", is what a core has to beat: nothing of it crosses the link.
 // experiments/regimes measured where one does: svd with cores of half of each side, from 1,024
-// tokens a step. Elsewhere "auto" is none, or block_random where a residual is not factored, or has
-// turns, as nobody measured such a residual alone.
+// tokens a step, and from 256 where weights are 16-bit. Elsewhere "auto" is none, or block_random
+// where a residual is not factored, or has turns, as nobody measured such a residual alone.
 //
 //   products      (backwards + 1 + [residual]) 2 n dm (m + dn)  /  6 m n T      summed over weights
 //   calibration   fits * leading_directions_flop(m, n, dm, dn)  /  6 m n T steps
@@ -26,6 +26,7 @@ namespace sluiceway {
 inline constexpr double kMostOfARun = 0.03;
 // A core was measured to end lower than the residual alone from so many tokens a step,
 inline constexpr std::int64_t kLeastTokens = 1024;
+inline constexpr std::int64_t kLeastTokens16Bit = 256;  // of 16-bit weights,
 // and where it has as much of each side as this.
 inline constexpr double kLeastRatio = 0.5;
 
@@ -46,8 +47,9 @@ struct Shortage {
 };
 
 struct AutoCodec {
-  std::string_view name;  // svd, none or block_random.
-  bool pays = false;      // A core of this ratio, in such a run, ended lower than none.
+  std::string_view name;          // svd, none or block_random.
+  bool pays = false;              // A core of this ratio, in such a run, ended lower than none.
+  std::int64_t least_tokens = 0;  // A step has to have as many for a core of these weights to pay.
   std::optional<Shortage> shortage;
   double products = 0;     // Of svd, as a share of a run.
   double calibration = 0;  // Likewise.

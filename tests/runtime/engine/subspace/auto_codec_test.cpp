@@ -127,6 +127,13 @@ TEST_F(AutoCodecTest, IsNoneWhereNoCoreWasMeasuredToPay) {
   EXPECT_LT(few.products + few.calibration, kMostOfARun);
   EXPECT_FALSE(few.pays);
   EXPECT_EQ(few.name, "none");
+  specs[0].dtype = DType::kBF16;
+  specs[0].rounding = Rounding::kStochastic;
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).name, "svd");
+  run.tokens_per_step = kLeastTokens16Bit;
+  EXPECT_TRUE(auto_codec(specs, DeviceId::host(), kRoomy, run).pays);
+  run.tokens_per_step -= 1;
+  EXPECT_FALSE(auto_codec(specs, DeviceId::host(), kRoomy, run).pays);
   run.tokens_per_step = 1 << 20;
   specs.push_back(specs[0]);
   specs[1].codec.ratio = 0.49;
