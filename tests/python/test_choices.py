@@ -36,11 +36,11 @@ def test_auto_says_why():
     alone = "auto: these weights need no link, as the residual alone trains: "
     assert reason() == (
         f"{alone}svd's products are 18.75 % of a step of 1,024 tokens, its calibration 0.05 % of "
-        "1,000 steps, expected less than 3 % together"
+        "1,000 steps, expected less than 6 % together"
     )
     assert reason(tokens_per_step=8192, total_steps=200) == (
         "auto: such cores were measured to end lower than none: svd's products are 2.34 % of a "
-        "step of 8,192 tokens, its calibration 0.03 % of 200 steps, less than 3 % together"
+        "step of 8,192 tokens, its calibration 0.03 % of 200 steps, less than 6 % together"
     )
     narrow = sw.Budget(device="2800KiB")
     assert reason(budget=narrow, tokens_per_step=2**20) == (
@@ -120,6 +120,6 @@ def test_a_plan_and_a_run_choose_for_the_tokens_of_the_config(sluiceway, small_m
     many = chosen(micro_batch=512, accumulate=2)
     assert (many["codec"], many["tokens_per_step"]) == ("svd", 32768)
     assert "of a step of 32,768 tokens" in many["why"]
-    brief = chosen(micro_batch=512, steps=1, accumulate=2)
+    brief = chosen(micro_batch=256, steps=1, accumulate=2)
     assert brief["codec"] == "none"
-    assert "of 1 steps, expected less than 3 %" in brief["why"]
+    assert "of 1 steps, expected less than 6 %" in brief["why"]
