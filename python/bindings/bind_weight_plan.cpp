@@ -73,19 +73,27 @@ std::uint64_t pinned_of_all(std::size_t weights, bool on_host) {
   return shared_pinned_bytes(weights, device_of(on_host));
 }
 
-AutoCodec choose_codec(const Shapes& shapes, const std::map<std::string, std::uint64_t>& free,
+// Shape and keywords of each.
+using Weights = std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, py::dict>>;
+
+AutoCodec choose_codec(const Weights& weights, const std::map<std::string, std::uint64_t>& free,
                        const std::string& weight_dtype, std::int64_t tokens_per_step,
                        std::int64_t total_steps, std::int64_t backwards, std::int64_t refresh_every,
-                       std::int64_t residual_every, bool holds_gradients, bool on_host,
-                       const py::kwargs& options) {
+                       std::int64_t residual_every, bool speculative, bool on_host) {
+  std::vector<WeightSpec> specs;
+  specs.reserve(weights.size());
+  for (const auto& [shape, options] : weights) {
+    const auto keywords = py::reinterpret_borrow<py::kwargs>(options);
+    specs.push_back(spec_of(shape.first, shape.second, weight_dtype, keywords));
+  }
   Budget::Limits limits{};
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     const auto found = free.find(std::string(to_string(static_cast<Tier>(tier))));
     limits[tier] = found == free.end() ? Budget::kUnlimited : found->second;
   }
   return auto_codec(
-      specs_of(shapes, weight_dtype, options), device_of(on_host), limits,
-      {tokens_per_step, total_steps, backwards, refresh_every, residual_every, holds_gradients});
+      specs, device_of(on_host), limits,
+      {tokens_per_step, total_steps, backwards, refresh_every, residual_every, speculative});
 }
 
 py::object shortage_of(const AutoCodec& choice) {
@@ -124,15 +132,16 @@ void bind_weight_plan(py::module_& m) {
       .def_property_readonly_static(
           "least_ratio", [](const py::object&) { return kLeastRatio; },
           "A core has to have as much of each side.");
-  m.def("auto_codec", &choose_codec, py::arg("shapes"), py::arg("free"), py::arg("weight_dtype"),
-        py::arg("tokens_per_step"), py::arg("total_steps"), py::arg("backwards"),
-        py::arg("refresh_every"), py::arg("residual_every"), py::arg("holds_gradients"),
-        py::arg("on_host"),
-        "What codec=\"auto\" is for weights of these shapes in a run of so many steps, each of so "
-        "many tokens in so many backwards; free: bytes of each tier, one that is missing has "
-        "enough; refresh_every: steps between two fits, 0 for one; residual_every: between two "
-        "residuals of a weight; holds_gradients: residuals wait for step(). More keywords as of "
-        "WeightSpec.");
+  m.def(
+      "auto_codec", &choose_codec, py::arg("weights"), py::arg("free"), py::arg("weight_dtype"),
+      py::arg("tokens_per_step"), py::arg("total_steps"), py::arg("backwards"),
+      py::arg("refresh_every"), py::arg("residual_every"), py::arg("speculative"),
+      py::arg("on_host"),
+      "What codec=\"auto\" is for weights of these shapes and keywords, those of WeightSpec, in a "
+      "run of so many steps, each of so many tokens in so many backwards; free: bytes of each "
+      "tier, one that is missing has "
+      "enough; refresh_every: steps between two fits, 0 for one; residual_every: between two "
+      "residuals of a weight; speculative: moments are kept twice.");
 }
 
 }  // namespace sluiceway

@@ -259,7 +259,7 @@ class AutoCodec:
     """
 
     least_ratio: typing.ClassVar[float] = 0.5
-    most: typing.ClassVar[float] = 0.03
+    most: typing.ClassVar[float] = 0.06
     @property
     def calibration(self) -> float:
         """
@@ -983,7 +983,7 @@ def adam_step(
     """
 
 def auto_codec(
-    shapes: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt]],
+    weights: collections.abc.Sequence[tuple[tuple[typing.SupportsInt, typing.SupportsInt], dict]],
     free: collections.abc.Mapping[str, typing.SupportsInt],
     weight_dtype: str,
     tokens_per_step: typing.SupportsInt,
@@ -991,12 +991,11 @@ def auto_codec(
     backwards: typing.SupportsInt,
     refresh_every: typing.SupportsInt,
     residual_every: typing.SupportsInt,
-    holds_gradients: bool,
+    speculative: bool,
     on_host: bool,
-    **kwargs,
 ) -> AutoCodec:
     """
-    What codec="auto" is for weights of these shapes in a run of so many steps, each of so many tokens in so many backwards; free: bytes of each tier, one that is missing has enough; refresh_every: steps between two fits, 0 for one; residual_every: between two residuals of a weight; holds_gradients: residuals wait for step(). More keywords as of WeightSpec.
+    What codec="auto" is for weights of these shapes and keywords, those of WeightSpec, in a run of so many steps, each of so many tokens in so many backwards; free: bytes of each tier, one that is missing has enough; refresh_every: steps between two fits, 0 for one; residual_every: between two residuals of a weight; speculative: moments are kept twice.
     """
 
 def bits_checksum(tensor: torch.Tensor) -> int:

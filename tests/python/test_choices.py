@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import sluiceway as sw
 from conftest import assert_short_error
 from sluiceway.optim.subspace.choices import choice_lines, codec_choices, coreless_lines
@@ -44,7 +45,7 @@ def test_auto_says_why():
     )
     narrow = sw.Budget(device="2800KiB")
     assert reason(budget=narrow, tokens_per_step=2**20) == (
-        f"{alone}svd would take 4.82 MiB of device memory, where 1.7 MiB are left"
+        f"{alone}svd would take 4.84 MiB of device memory, where 1.7 MiB are left"
     )
     pinned = sw.Budget(pinned="64KiB")
     assert "KiB of pinned memory, where 64 KiB are left" in reason(
@@ -83,6 +84,7 @@ def test_auto_in_a_resume_is_what_it_was_in_the_save(
     assert sluiceway("resume", tmp_path / "out", *more).code == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert {c["codec"] for c in summary["codecs"]} == {"svd"}
+    assert {c["why"] for c in summary["codecs"]} == {"auto, as it was in the save"}
     assert summary["steps"] == 4
 
 
@@ -90,21 +92,24 @@ def test_a_run_without_a_core_names_the_options_that_only_a_core_has():
     arguments = {"wire": "fp32", "refresh": sw.Refresh(every=1)}
     with sw.SubspaceAdamW(make(), codec="none", **arguments) as opt:
         (line,) = coreless_lines(opt)
-        assert line.startswith("refresh, wire: only of cores, and no weight has one")
-    with sw.SubspaceAdamW(make(), codec="none") as opt:
+        assert line == "refresh, wire: of cores alone, and no weight's gradient has one"
+    with sw.SubspaceAdamW(make(), codec="none", ratio=0.3, embeddings="identity") as opt:
+        assert coreless_lines(opt)[0].startswith("ratio: ")
+    with sw.SubspaceAdamW(make(), ratio=0.3) as opt:
         assert coreless_lines(opt) == []
     with sw.SubspaceAdamW(make(), codec="svd", **arguments) as opt:
         assert coreless_lines(opt) == []
 
 
-def test_without_a_core_the_closure_of_a_refresh_is_never_run():
+@pytest.mark.parametrize("embeddings", ["frozen", "identity"])
+def test_without_projectors_the_closure_of_a_refresh_is_never_run(embeddings):
     model = make()
 
     def refuse():
         raise AssertionError("nothing is to be measured")
 
     policy = sw.Refresh(every=1, source="closure", closure=refuse)
-    with sw.SubspaceAdamW(model, codec="none", refresh=policy) as opt:
+    with sw.SubspaceAdamW(model, codec="none", embeddings=embeddings, refresh=policy) as opt:
         train(model, opt, 2)
 
 

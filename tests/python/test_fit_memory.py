@@ -10,11 +10,12 @@ from sluiceway.machine.device_ops import HostOps
 from sluiceway.optim.subspace.arguments import weight_keywords
 from torch import nn
 
-SHAPES = [(272, 272), (768, 96), (64, 1024), (1024, 64)]
+FITS = [("svd", 0.5), ("svd", 0.1), ("sparse_learned", 0.2), ("sparse_learned", 0.8)]
+SHAPES = [(272, 272), (768, 96), (64, 1024), (1024, 64), (16, 4096)]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("codec", "ratio"), [("svd", 0.5), ("svd", 0.1), ("sparse_learned", 0.2)])
+@pytest.mark.parametrize(("codec", "ratio"), FITS)
 def test_a_fit_holds_no_more_than_its_plan(codec, ratio, dtype):
     ops, torch_dtype = HostOps(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     for m, n in SHAPES:

@@ -158,15 +158,27 @@ def test_state_of_another_codec_is_refused_by_name():
         opt.load_state_dict(state)
 
 
-def test_every_option_that_differs_from_those_of_a_state_is_named_with_what_helps():
+def test_every_option_that_differs_from_those_of_a_state_is_named():
     with sw.SubspaceAdamW(make(), codec="svd", ratio=0.5, weight_update="residual") as opt:
         state = opt.state_dict()
-    helps = "make the optimizer with .*ratio=0.5, .*weight_update='residual', codec='svd'$"
+    all_three = (
+        "ratio was 0.5 when it was saved, here it is 0.25; .*weight_update was 'residual'.*; "
+        "codec was 'svd' .*; make the optimizer with the saved values$"
+    )
     with (
         sw.SubspaceAdamW(make(), codec="block_random", ratio=0.25) as opt,
-        pytest.raises(sw.InvalidArgument, match=helps),
+        pytest.raises(sw.InvalidArgument, match=all_three),
     ):
         opt.load_state_dict(state)
+
+
+@pytest.mark.parametrize("codec", [["x"], {}, None])
+def test_a_codec_of_a_state_that_is_no_name_is_refused(codec):
+    with sw.SubspaceAdamW(make(), codec="svd") as opt:
+        state = opt.state_dict()
+        state["sluiceway"]["codecs"] = [codec] * 4
+        with pytest.raises(sw.InvalidArgument, match="expected a name for each of 4 weights"):
+            opt.load_state_dict(state)
 
 
 def test_auto_that_chooses_another_codec_here_is_refused_by_name_and_what_helps_does_help():

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from pydantic import PrivateAttr
+
 from sluiceway.config.fields import Section
 from sluiceway.errors import InvalidArgument, Unavailable
 
@@ -24,6 +26,7 @@ class EngineSection(Section):
     changeable: ClassVar[tuple[str, ...]] = ()
     # Of keys of `train` that a config leaves out, where the defaults of AdamW do not fit.
     train_defaults: ClassVar[dict[str, Any]] = {}
+    _settled: tuple[str, ...] = PrivateAttr(())  # Keys that "auto" came to in a save.
 
     @property
     def commits(self) -> bool:
@@ -42,7 +45,9 @@ class EngineSection(Section):
     def settled(self, saved: dict[str, Any]) -> Self:
         """The same with what keys that are "auto" had come to in a save."""
         auto = {key: value for key, value in saved.items() if getattr(self, key, None) == "auto"}
-        return self.model_copy(update=auto)
+        copy = self.model_copy(update=auto)
+        copy._settled = tuple(auto)
+        return copy
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """Keys of other sections that say what this engine has no use for.

@@ -126,6 +126,9 @@ class Options(Section, metaclass=_CalledAsAFunction):
         return "no mapping"
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__private_attributes__:
+            super().__setattr__(name, value)
+            return
         raise FrozenInstanceError(f"cannot assign to {name!r} of a {type(self).__name__}")
 
     @classmethod

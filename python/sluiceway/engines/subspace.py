@@ -52,6 +52,8 @@ class Subspace(GradientEngine):
             "tokens_per_step": self.config.tokens_per_step,
             "total_steps": self.config.train.steps,
         }
+        if "codec" in engine._settled:
+            arguments["_why"] = "auto, as it was in the save"
         return SubspaceAdamW(model, **arguments)
 
     def settled(self) -> dict[str, Any]:

@@ -47,9 +47,10 @@ class SubspacePlan(DevicePlan):
         self._fit_bytes = max((cost["fit_bytes"] for cost in self._costs), default=0)
         self.freed = frozenset(w.name for w in selection.compressed)
         if codec != "none":
-            without = "" if keywords["residual"] == "none" else ", or engine.codec: none"
-            self.advice = f"try a smaller engine.ratio{without}"
-            self.on_device += without
+            smaller = [] if codec == "identity" else ["a smaller engine.ratio"]
+            without = [] if engine.residual == "none" else ["engine.codec: none"]
+            self.advice = f"try {' or '.join([*smaller, *without]) or 'a smaller model'}"
+            self.on_device = " or ".join([super().on_device, *without])
         self.figures = {"codec": codec, "why": why, "compressed_weights": len(self._costs)}
         self._fused: FusedPlan | None = None
         if engine.fused and selection.compressed:
@@ -78,70 +79,65 @@ class SubspacePlan(DevicePlan):
         if engine.fused:
             return FUSED_CODEC, FOR_FUSED
         choice = _core.auto_codec(
-            _shapes(selection),
-            self._free(model, selection, device),
+            [
+                (weight.shape, weight_keywords(engine, config.train.seed, weight.identity))
+                for weight in selection.compressed
+                for _ in weight.names
+            ],
+            self._free(model, device),
             config.model.dtype,
             config.tokens_per_step,
             config.train.steps,
             config.train.accumulate,
             engine.refresh.every if engine.refresh else 0,
             engine.residual_every,
-            self._holds_gradients,
+            self._speculative,
             self._on_host,
-            **weight_keywords(engine, config.train.seed),
         )
         return choice.name, automatic_reason(choice, config.tokens_per_step, config.train.steps)
 
-    def _free(self, model: nn.Module, selection: Selection, device: DeviceOps) -> dict[str, int]:
-        """Bytes of each tier that weights other than embeddings and head may have, as a run has."""
+    def _free(self, model: nn.Module, device: DeviceOps) -> dict[str, int]:
+        """Bytes of each tier that compressed weights may have, as a run has them."""
         limits = zip(_TIERS, tier_limits(self._config.budget, device), strict=False)
         free = {tier: limit for tier, limit in limits if limit is not None}
-        free["device"] -= sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-        for weight in selection.compressed:
-            if weight.identity:
-                cost = self._cost_of(weight, speculative=False)
-                for tier in free:
-                    free[tier] -= len(weight.names) * cost[f"{tier}_bytes"]
-                free["device"] -= len(weight.names) * cost["scan_bytes"]
-        return {tier: max(0, count) for tier, count in free.items()}
+        whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+        return free | {"device": max(0, free["device"] - whole)}
+
+    @property
+    def _speculative(self) -> bool:
+        """Whether moments are kept twice from the start.
+
+        With "auto" a second copy is made only where that makes steps shorter and the budget has
+        room: no run needs it.
+        """
+        schedule = self._config.schedule
+        return schedule.norm == "speculative" and schedule.order != "barrier"
 
     def _costs_of(self, selection: Selection, codec: str) -> list[dict[str, Any]]:
         """Bytes and shape of each weight's core."""
-        config = self._config
-        # With "auto" a second copy of the moments is made only where that makes steps shorter and
-        # the budget has room: no run needs it.
-        order, norm = config.schedule.order, config.schedule.norm
-        speculative = norm == "speculative" and order != "barrier"
         costs = []
         for weight in selection.compressed:
-            costs += [self._cost_of(weight, speculative, codec)] * len(weight.names)
+            costs += [self._cost_of(weight, codec)] * len(weight.names)
         return costs
-
-    @property
-    def _holds_gradients(self) -> bool:
-        """Whether residuals wait for `step()`."""
-        return self._config.train.accumulate > 1 or self._config.model.autocast == "fp16"
 
     def _held(self, costs: list[dict[str, Any]]) -> int:
         """Bytes of gradients that wait for `step()`: of the weights that have their turn in it."""
         config = self._config
-        if not self._holds_gradients:
+        if config.train.accumulate == 1 and config.model.autocast != "fp16":
             return 0
         every = config.engine.residual_every
         in_turn = [sum(cost["held_bytes"] for cost in costs[turn::every]) for turn in range(every)]
         # Without a core the norm is that of the gradient itself, which waits in every step.
         return max(in_turn) if any(cost["core_rows"] for cost in costs) else sum(in_turn)
 
-    def _cost_of(
-        self, weight: CompressedWeight, speculative: bool, codec: str | None = None
-    ) -> dict[str, Any]:
+    def _cost_of(self, weight: CompressedWeight, codec: str) -> dict[str, Any]:
         keywords = weight_keywords(self._config.engine, self._config.train.seed, weight.identity)
-        if codec is not None and not weight.identity:
+        if not weight.identity:
             keywords["codec"] = codec
         m, n = weight.shape
         dtype = self._config.model.dtype
         return {
-            **_core.weight_plan(m, n, dtype, speculative, self._on_host, **keywords),
+            **_core.weight_plan(m, n, dtype, self._speculative, self._on_host, **keywords),
             "elements": m * n,
         }
 

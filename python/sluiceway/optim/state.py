@@ -172,14 +172,15 @@ def check_moment(what: str, found: Any, shape: tuple[int, ...]) -> None:
 
 def check_settings(caller: str, saved: dict[str, Any], here: dict[str, Any]) -> None:
     """Refuse a state that was saved with other settings than these; `caller` starts the text."""
-    odd = {name: saved.get(name) for name, value in here.items() if saved.get(name) != value}
+    odd = [name for name, value in here.items() if saved.get(name) != value]
+    odd = [name for name in odd if name in saved] or odd  # The others follow from these.
     if odd:
         found = "; ".join(
-            f"{name} was {value!r} when it was saved, here it is {here[name]!r}"
-            for name, value in odd.items()
+            f"{name} was {saved.get(name)!r} when it was saved, here it is {here[name]!r}"
+            for name in odd
         )
-        wanted = ", ".join(f"{name}={value!r}" for name, value in odd.items())
-        raise InvalidArgument(f"{caller}: {found}; make the optimizer with {wanted}")
+        values = "value" if len(odd) == 1 else "values"
+        raise InvalidArgument(f"{caller}: {found}; make the optimizer with the saved {values}")
 
 
 def check_entries(what: str, found: Any, expected: Sequence[str]) -> None:

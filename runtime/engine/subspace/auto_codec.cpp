@@ -33,8 +33,8 @@ std::optional<Shortage> shortage_of(std::span<const WeightPlan> plans, DeviceId 
   std::uint64_t host = 0, pinned = shared_pinned_bytes(plans.size(), device);
   std::uint64_t fit = 0, host_scratch = 0;
   for (const WeightPlan& plan : plans) {
-    own += plan.device_bytes + plan.projector_bytes + plan.scan_bytes;
-    if (run.holds_gradients) own += plan.held_bytes;
+    // A loss that turns out to be scaled makes every residual wait, whatever was promised.
+    own += plan.device_bytes + plan.projector_bytes + plan.scan_bytes + plan.held_bytes;
     host += plan.host_bytes;
     pinned += plan.pinned_bytes;
     fit = std::max(fit, plan.fit_bytes);
@@ -66,7 +66,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
   for (WeightSpec spec : specs) {
     const bool chosen = spec.codec.name == "auto";
     if (chosen) spec.codec.name = "svd";
-    plans.push_back(plan_weight(spec, false, device));
+    plans.push_back(plan_weight(spec, run.speculative, device));
     if (!chosen) continue;
     is_large = is_large && spec.codec.ratio >= kLeastRatio;
     choice.least_tokens =

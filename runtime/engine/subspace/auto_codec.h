@@ -38,7 +38,7 @@ struct RunShape {
   std::int64_t backwards = 1;       // Micro-batches of a step.
   std::int64_t refresh_every = 0;   // Steps between two fits of a weight; 0: it is fitted once.
   std::int64_t residual_every = 1;  // Steps between two residuals of a weight.
-  bool holds_gradients = true;      // Residuals wait for step().
+  bool speculative = false;         // Moments are kept twice.
 };
 
 // A tier that has not the bytes which these weights need with svd.

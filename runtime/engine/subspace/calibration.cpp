@@ -8,6 +8,11 @@
 #include "runtime/trace/trace.h"
 
 namespace sluiceway {
+namespace {
+
+bool has_projectors(const SubspaceWeight& weight) { return weight.plan.projector_bytes > 0; }
+
+}  // namespace
 
 Calibration::Calibration(const RefreshPolicy::Config& when, const RefreshOptions& how,
                          std::unique_ptr<ProjectorLearner> learner, const Weights& weights)
@@ -16,7 +21,7 @@ Calibration::Calibration(const RefreshPolicy::Config& when, const RefreshOptions
       how_(how),
       learner_(std::move(learner)) {
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (weights[i]->has_core()) with_core_.push_back(static_cast<int>(i));
+    if (has_projectors(*weights[i])) projected_.push_back(static_cast<int>(i));
   }
   const auto learning = std::find_if(weights.begin(), weights.end(),
                                      [](const auto& weight) { return weight->codec->learns(); });
@@ -27,13 +32,13 @@ Calibration::Calibration(const RefreshPolicy::Config& when, const RefreshOptions
 
 bool Calibration::due(std::int64_t step, int index, const SubspaceWeight& weight) const {
   const bool turn =
-      source_ == CalibrationSource::kRolling && weight.has_core() && policy_.due(step, index);
+      source_ == CalibrationSource::kRolling && has_projectors(weight) && policy_.due(step, index);
   return turn || weight.codec->wants_calibration();
 }
 
 bool Calibration::closure_due(std::int64_t step) const {
   return source_ == CalibrationSource::kClosure &&
-         std::any_of(with_core_.begin(), with_core_.end(),
+         std::any_of(projected_.begin(), projected_.end(),
                      [&](int index) { return policy_.due(step, index); });
 }
 

@@ -54,7 +54,7 @@ class Calibration {
   RefreshPolicy policy_;
   RefreshOptions how_;
   std::unique_ptr<ProjectorLearner> learner_;
-  std::vector<int> with_core_;  // Numbers of weights; the others have no projectors.
+  std::vector<int> projected_;  // Numbers of the weights that have projectors.
   bool active_ = false;
   CalibrationUse use_;
   double bias_sum_ = 0;

@@ -29,7 +29,7 @@ AutoCodec choose_codec(const std::vector<WeightSpec>& specs, const SubspaceOptio
   run.backwards = std::max(1, options.gate.promised_backwards);
   run.refresh_every = options.refresh.every;
   run.residual_every = options.residual_every;
-  run.holds_gradients = !options.residual_at_once || options.gate.promised_backwards != 1;
+  run.speculative = NormModeChooser(options.gate.norm, options.lanes.order).speculative();
   Budget::Limits free{};
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     free[tier] = budget.limit(static_cast<Tier>(tier)) - budget.used(static_cast<Tier>(tier));

@@ -19,6 +19,8 @@ from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
 
 FUSED_CODEC = "block_random"
 """What "auto" is where linears are fused: svd's products would be as large as those saved."""
+SHAPES_OF_CORES = ("ratio", "d", "nnz", "block")
+"""Options that say what a core is like; a weight without one has no use for them."""
 # What embeddings that go through the identity codec have in place of the options.
 _IDENTITY = {"codec": "identity", "d": 0, "residual": "none", "second_moment": "full"}
 
@@ -37,6 +39,7 @@ class SubspaceArguments(SharedOptions, SubspaceOptions):
         'Of the whole training: what codec="auto" spreads the calibration of svd over.',
         to=["engine"],
     )
+    why: str = option("", "", alias="_why")  # It has its codec, where a run was resumed.
     # Above this root mean square, a residual's update is clipped; experiments leave the clip out.
     residual_max_rms: float = option(1.0, "", alias="_residual_max_rms", to=["engine"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.sizes import format_bytes
+from sluiceway.optim.subspace.arguments import SHAPES_OF_CORES
 
 if TYPE_CHECKING:
     from sluiceway import _core
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
 
 AS_CONFIGURED = "as configured"
 FOR_FUSED = "auto: of fused linears"
-# Options of what happens to a core.
-_OF_CORES = ("refresh", "scale", "wire", "tier", "second_moment")
+_OF_PROJECTORS = (*SHAPES_OF_CORES, "share_inputs", "refresh", "scale", "second_moment")
+_OF_CORES = ("wire", "tier")
 _COSTS = ("device_bytes", "host_bytes", "d2h_bytes", "h2d_bytes")
 
 
@@ -46,7 +47,8 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
 
 def reasons(optimizer: SubspaceAdamW) -> list[str]:
     """Why each of the engine's weights has its codec."""
-    options, why = optimizer.options, AS_CONFIGURED
+    options = optimizer.options
+    why = options.why or AS_CONFIGURED
     if options.codec == "auto":
         shape = options.tokens_per_step, options.total_steps
         why = FOR_FUSED if options.fused else automatic_reason(optimizer.engine.automatic, *shape)
@@ -110,14 +112,21 @@ def clip_lines(optimizer: SubspaceAdamW, max_norm: float | None) -> list[str]:
 
 
 def coreless_lines(optimizer: SubspaceAdamW) -> list[str]:
-    """Which of the options that were changed have no part in a run without a single core."""
-    if any(costs["codec"] != "none" for costs in optimizer.describe()):
+    """Which of the options that were changed have no part in a run, as no weight has a core."""
+    options, codecs = optimizer.options, {costs["codec"] for costs in optimizer.describe()}
+    if not codecs <= {"none", "identity"}:
         return []
-    fields = type(optimizer.options).model_fields
-    idle = [n for n in _OF_CORES if getattr(optimizer.options, n) != fields[n].default]
+    names = _OF_PROJECTORS if "identity" in codecs else (*_OF_PROJECTORS, *_OF_CORES)
+    fields = type(options).model_fields
+    idle = [
+        name
+        for name in names
+        if getattr(options, name) != fields[name].default
+        and not (name == "ratio" and options.codec == "auto")  # Which goes by it.
+    ]
     if not idle:
         return []
-    return [f"{', '.join(idle)}: only of cores, and no weight has one; codec names one that has"]
+    return [f"{', '.join(idle)}: of cores alone, and no weight's gradient has one"]
 
 
 def choice_lines(choices: list[dict[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ from sluiceway.optim.state import (
     engine_states,
 )
 from sluiceway.optim.subspace.arguments import (
+    SHAPES_OF_CORES,
     SubspaceArguments,
     resolve_ratio,
     resolve_residual,
@@ -36,8 +37,6 @@ _WEIGHT_ENTRIES = (
     "residual",
     "residual_step",
 )
-
-_OF_CORES = ("ratio", "d", "nnz", "block")
 
 
 def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any]:
@@ -78,9 +77,10 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
     check_entries(f"its {STATE_KEY!r} entry", saved, ("arguments", "codecs", "refresh"))
     choices = optimizer.describe()
     check_entries("arguments", saved["arguments"], ())
-    if not isinstance(saved["codecs"], list) or len(saved["codecs"]) != len(choices):
+    is_list = isinstance(saved["codecs"], list) and len(saved["codecs"]) == len(choices)
+    if not is_list or not all(isinstance(codec, str) for codec in saved["codecs"]):
         raise InvalidArgument(
-            f"load_state_dict: codecs is {saved['codecs']!r}, expected one for each of "
+            f"load_state_dict: codecs is {saved['codecs']!r}, expected a name for each of "
             f"{len(choices)} weights"
         )
     theirs, ours = (_settled(options, one) for one in (saved["arguments"], dict(options)))
@@ -88,7 +88,7 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
         if codec != choice["codec"]:
             theirs["codec"], ours["codec"] = codec, choice["codec"]
     if set(saved["codecs"]) <= {"none", "identity"}:  # No core that they could shape.
-        for name in _OF_CORES:
+        for name in SHAPES_OF_CORES:
             theirs.pop(name), ours.pop(name)
     check_settings("load_state_dict", theirs, ours)
     _check_rate_factors(saved, len(choices))

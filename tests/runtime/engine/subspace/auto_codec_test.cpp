@@ -77,10 +77,13 @@ TEST_F(AutoCodecTest, IsSvdWhereEveryTierHasRoomForIt) {
   };
   EXPECT_EQ(on_device(with_refresh, refreshed), "svd");
   EXPECT_EQ(on_device(with_refresh - 1, refreshed), "none");
-  RunShape at_once = cheap;
-  at_once.holds_gradients = false;
-  EXPECT_EQ(on_device(needed - plan.held_bytes, at_once), "svd");
-  EXPECT_EQ(on_device(needed - plan.held_bytes - 1, at_once), "none");
+  RunShape twice = cheap;
+  twice.speculative = true;
+  const Needed once = needed_of(plan, DeviceId::host())[1];
+  const AutoCodec choice = auto_codec(specs, DeviceId::host(), room(once), twice);
+  ASSERT_TRUE(choice.shortage);
+  EXPECT_EQ(choice.shortage->needed,
+            plan_weight(svd[0], true, DeviceId::host()).host_bytes + plan.host_scratch_bytes);
 }
 
 TEST_F(AutoCodecTest, ProductsAreThreeWithAResidualAndOneMoreForEachMicroBatch) {
