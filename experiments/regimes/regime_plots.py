@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from regime_tables import Line
 
 LINEAR = 10  # Thousandths: farther out the scale is logarithmic, for those that are far behind.
-COLOURS = ("#d55e00", "#0072b2")  # Of the references: told apart by eyes of every kind,
-MARKERS = ("o", "s")  # and by shape.
+COLOURS = ("#d55e00", "#0072b2", "#009e73")  # Of the references: told apart by eyes of every kind,
+MARKERS = ("o", "s", "^")  # and by shape.
 
 
 def draw(question: Question, lines: list[Line]) -> Figure:
@@ -37,8 +37,9 @@ def draw(question: Question, lines: list[Line]) -> Figure:
                      fontsize=9)  # fmt: skip
     marks = [plt.Line2D([], [], color=colour, marker=marker, ls="none")
              for colour, marker in zip(COLOURS, MARKERS, strict=True)]  # fmt: skip
-    figure.legend(marks, [f"less {way.name}" for way in question.references], frameon=False,
-                  loc="outside upper center", ncols=2, fontsize=8)  # fmt: skip
+    names = [f"less {way.name}" for way in question.references]
+    figure.legend(marks[: len(names)], names, frameon=False, loc="outside upper center",
+                  ncols=2, fontsize=8)  # fmt: skip
     return figure
 
 
@@ -48,7 +49,7 @@ def _panel(axes: Axes, question: Question, lines: list[Line], ways: list) -> Non
             one = line.differences.get(reference)
             if one is None or not math.isfinite(one.mean):
                 continue
-            place = ways.index(line.way) + (number - 0.5) * 0.24
+            place = ways.index(line.way) + (number - (len(question.references) - 1) / 2) * 0.24
             bar = 1000 * one.margin
             axes.errorbar(1000 * one.mean, place, xerr=bar, fmt=MARKERS[number], ms=4.5,
                           color=COLOURS[number], lw=1.2, capsize=2)  # fmt: skip
