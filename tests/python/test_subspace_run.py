@@ -179,7 +179,7 @@ def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_p
     choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
     assert sum(choice["weights"] for choice in choices) == 2 * 7
     (why,) = {c["why"] for c in choices}
-    assert why.endswith("a step, were measured to end lower than the residual alone")
+    assert why.endswith("a core was measured to end lower than none only from 1,024")
     train = {"steps": 2, "micro_batch": 64}
     config = subspace(engine={"codec": "auto"}, train=train)
     outcome = sluiceway("train", config, "--out", tmp_path / "more")

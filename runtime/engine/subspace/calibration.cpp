@@ -10,7 +10,9 @@
 namespace sluiceway {
 namespace {
 
-bool has_projectors(const SubspaceWeight& weight) { return weight.plan.projector_bytes > 0; }
+bool has_projectors(const SubspaceWeight& weight) {
+  return weight.plan.projector_bytes > 0 || weight.codec->learns();
+}
 
 }  // namespace
 
@@ -32,7 +34,7 @@ Calibration::Calibration(const RefreshPolicy::Config& when, const RefreshOptions
 
 bool Calibration::due(std::int64_t step, int index, const SubspaceWeight& weight) const {
   const bool turn =
-      source_ == CalibrationSource::kRolling && has_projectors(weight) && policy_.due(step, index);
+      source_ == CalibrationSource::kRolling && weight.has_core() && policy_.due(step, index);
   return turn || weight.codec->wants_calibration();
 }
 
