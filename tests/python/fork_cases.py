@@ -40,6 +40,13 @@ def in_child(act):
         return file.read()
 
 
+def assert_refused(said):
+    """A child came back with our error that says what it is."""
+    assert said is not None, "it hangs"
+    assert said.startswith("InvalidArgument: SubspaceAdamW")
+    assert "forked child" in said
+
+
 READS = {
     "forward": lambda model, _: loss_of(model, 1).item(),
     "evaluation": lambda model, _: loss_of(model.eval(), 1).item(),
@@ -56,9 +63,8 @@ def test_a_child_of_a_step_in_flight_is_refused_at_once(read):
     with identity(model, link=SLOW) as opt:
         train(model, opt, 1)
         said = in_child(lambda: read(model, opt))
-        assert said is not None, "it hangs"
+        assert_refused(said)
         assert said.startswith("InvalidArgument: SubspaceAdamW: blocks.")
-        assert "forked child" in said
         assert "call synchronize() before the fork" in said
 
 
@@ -84,10 +90,7 @@ def test_a_child_does_not_train(act):
     with identity(model, link=SLOW) as opt:
         train(model, opt, 1)
         opt.synchronize()
-        said = in_child(lambda: act(model, opt))
-        assert said is not None, "it hangs"
-        assert said.startswith("InvalidArgument: SubspaceAdamW")
-        assert "forked child" in said
+        assert_refused(in_child(lambda: act(model, opt)))
         train(model, opt, 1)
 
 

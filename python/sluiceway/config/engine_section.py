@@ -49,6 +49,10 @@ class EngineSection(Section):
         copy._settled = tuple(auto)
         return copy
 
+    def is_settled(self, key: str) -> bool:
+        """Whether a key that is "auto" was taken from a save."""
+        return key in self._settled
+
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """Keys of other sections that say what this engine has no use for.
 

@@ -52,7 +52,7 @@ class Subspace(GradientEngine):
             "tokens_per_step": self.config.tokens_per_step,
             "total_steps": self.config.train.steps,
         }
-        if "codec" in engine._settled:
+        if engine.is_settled("codec"):
             arguments["_why"] = "auto, as it was in the save"
         return SubspaceAdamW(model, **arguments)
 
