@@ -30,7 +30,7 @@ def at(way: Way, ratio: float = 0.25, refresh: str = "never") -> Way:
 ADAMW, ADAFACTOR = Way("adamw"), Way("adafactor")
 PLAIN_ADAMW, ADAFACTOR_B1 = Way("adamw+b1=0"), Way("adafactor+momentum")
 RESIDUAL = Way("none+residual")  # Nothing is offloaded.
-CORE = Way("block_random+residual+factored_v")  # What `auto` comes to in every setting here.
+CORE = Way("block_random+residual+factored_v")  # The default before these runs.
 CORE_ALONE = Way("block_random+factored_v")
 SVD = Way("svd+residual+factored_v")
 PAPER = Way("sparse_learned")
@@ -46,8 +46,9 @@ LEADS = (
 )  # fmt: skip
 # Whom a core has to beat, in each regime.
 BESIDE = (ADAMW, RESIDUAL, CORE, PLAIN_ADAMW, ADAFACTOR, ADAFACTOR_B1, PAPER)
-RATED, HALF_SVD = added(RESIDUAL, "kw"), at(SVD, 0.5)  # What could become a default.
-LONG_WAYS = (ADAMW, RESIDUAL, CORE, ADAFACTOR, RATED, added(HALF_SVD, "kw"))
+RATED = added(RESIDUAL, "kw")  # What `auto` comes to in every setting here.
+HALF_SVD = at(SVD, 0.5)  # With "kw" what `auto` comes to in wider layers.
+LONG_WAYS = (ADAMW, RATED, added(HALF_SVD, "kw"), ADAFACTOR)
 OLD_TOKENS = 1024  # Of experiments/fidelity.
 
 
@@ -109,11 +110,17 @@ QUESTIONS = (
     Question("leads", "What would what no engine does yet gain?",
              (Setting(), Setting(shift="prose")), (RESIDUAL, CORE, ADAMW, *LEADS),
              (RESIDUAL, CORE)),
-    Question("steps", "And after 1,000 steps?", (Setting(steps=1000),), LONG_WAYS,
-             seeds=LONG_SEEDS),
-    Question("long", "And after 3,000?", (Setting(steps=3000),), LONG_WAYS, seeds=LONG_SEEDS),
+    Question("steps", "And after 1,000 steps?", (Setting(steps=1000),),
+             (*LONG_WAYS, RESIDUAL, CORE), seeds=LONG_SEEDS),
+    Question("stale", "Does a core of half of each side still pay after 1,000 steps?",
+             (Setting(tokens=OLD_TOKENS, steps=1000),),
+             (RATED, *(at(added(SVD, "kw"), 0.5, refresh) for refresh in ("never", "200"))),
+             (RATED,), seeds=LONG_SEEDS),
+    Question("long", "And after 3,000?", (Setting(steps=3000),), LONG_WAYS,
+             (RATED, ADAMW), seeds=LONG_SEEDS),
     Question("scratch", "And with layers drawn anew?",
-             (Setting(start="scratch", steps=3000),), LONG_WAYS, seeds=LONG_SEEDS),
+             (Setting(start="scratch", steps=3000),), LONG_WAYS, (RATED, ADAMW),
+             seeds=LONG_SEEDS),
     Question("alternatives", "README's table: as many tokens as in experiments/fidelity",
              tuple(Setting(shift=s, tokens=OLD_TOKENS) for s in TEXTS),
              (ADAMW, RESIDUAL, RATED, CORE, added(HALF_SVD, "kw"), SVD, ADAFACTOR, Way("lora32"),
