@@ -139,6 +139,10 @@ QUESTIONS = (
     Question("worth", "How many more steps are as good as such a core?",
              tuple(Setting(tokens=OLD_TOKENS, steps=s) for s in (200, 220, 240)),
              (RATED, added(HALF_SVD, "kw")), (RATED,), first_seed=SEEDS),
+    Question("lasting", "Is such a core still worth anything after 1,000 steps, or 500?",
+             (*(Setting(shift=s, tokens=OLD_TOKENS, steps=1000) for s in TEXTS),
+              Setting(steps=1000), Setting(tokens=OLD_TOKENS, steps=500)),
+             (RATED, added(HALF_SVD, "kw")), (RATED,), first_seed=SEEDS),
 )  # fmt: skip
 
 
