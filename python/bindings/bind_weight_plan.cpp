@@ -130,6 +130,9 @@ void bind_weight_plan(py::module_& m) {
       .def_readonly("least_tokens", &AutoCodec::least_tokens,
                     "A step has to have as many for a core of these weights to pay.")
       .def_property_readonly_static(
+          "most_steps", [](const py::object&) { return kMostSteps; },
+          "A run may have as many for a core to pay.")
+      .def_property_readonly_static(
           "least_ratio", [](const py::object&) { return kLeastRatio; },
           "A core has to have as much of each side.");
   m.def(

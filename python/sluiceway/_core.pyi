@@ -260,6 +260,7 @@ class AutoCodec:
 
     least_ratio: typing.ClassVar[float] = 0.5
     most: typing.ClassVar[float] = 0.06
+    most_steps: typing.ClassVar[int] = 500
     @property
     def calibration(self) -> float:
         """

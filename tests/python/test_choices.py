@@ -35,26 +35,26 @@ def test_auto_says_why():
             return codec_choices(opt)[0]["why"]
 
     alone = "auto: these weights need no link, as the residual alone trains: "
-    assert reason() == (
-        f"{alone}svd's products are 18.75 % of a step of 1,024 tokens, its calibration 0.05 % of "
-        "1,000 steps, expected less than 6 % together"
+    only = "a core was measured to end lower than none only"
+    assert reason() == f"{alone}a run has 1,000 steps, {only} up to 500"
+    assert reason(total_steps=500) == (
+        f"{alone}svd's products are 18.75 % of a step of 1,024 tokens, its calibration 0.11 % of "
+        "500 steps, expected less than 6 % together"
     )
     assert reason(tokens_per_step=8192, total_steps=200) == (
         "auto: such cores were measured to end lower than none: svd's products are 2.34 % of a "
         "step of 8,192 tokens, its calibration 0.03 % of 200 steps, less than 6 % together"
     )
+    large = {"tokens_per_step": 2**20, "total_steps": 500}
     narrow = sw.Budget(device="2800KiB")
-    assert reason(budget=narrow, tokens_per_step=2**20) == (
+    assert reason(budget=narrow, **large) == (
         f"{alone}svd would take 4.84 MiB of device memory, where 1.7 MiB are left"
     )
     pinned = sw.Budget(pinned="64KiB")
-    assert "KiB of pinned memory, where 64 KiB are left" in reason(
-        budget=pinned, tokens_per_step=2**20
-    )
-    from_where = "a core was measured to end lower than none only from"
-    assert reason(tokens_per_step=1023) == f"{alone}a step has 1,023 tokens, {from_where} 1,024"
-    assert reason(tokens_per_step=2**20, ratio=0.4) == (
-        f"{alone}the ratio is smaller than 0.5, {from_where} there"
+    assert "KiB of pinned memory, where 64 KiB are left" in reason(budget=pinned, **large)
+    assert reason(tokens_per_step=1023) == f"{alone}a step has 1,023 tokens, {only} from 1,024"
+    assert reason(ratio=0.4, **large) == (
+        f"{alone}the ratio is smaller than 0.5, {only} from there"
     )
     assert reason(residual="none").startswith("auto: svd's products are 12.50 % of a step")
 
@@ -115,7 +115,7 @@ def test_without_projectors_the_closure_of_a_refresh_is_never_run(embeddings):
 
 def test_a_plan_and_a_run_choose_for_the_tokens_of_the_config(sluiceway, small_model, write_config):
     def chosen(**train):
-        steps = {"steps": 1000, **train}
+        steps = {"steps": 500, **train}
         config = write_config(small_model, engine={"kind": "subspace"}, train=steps)
         return json.loads(sluiceway("plan", config, "--json").out)
 

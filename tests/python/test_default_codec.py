@@ -25,7 +25,7 @@ from twins import LR, train
 
 
 def default(model, **arguments):
-    opt = sw.SubspaceAdamW(model, lr=LR, tokens_per_step=2**20, **arguments)
+    opt = sw.SubspaceAdamW(model, lr=LR, tokens_per_step=2**20, total_steps=500, **arguments)
     assert {(w["codec"], w["residual"]) for w in opt.describe()} == {("svd", "factored")}
     return opt
 

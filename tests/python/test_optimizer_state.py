@@ -183,7 +183,7 @@ def test_a_codec_of_a_state_that_is_no_name_is_refused(codec):
 
 def test_auto_that_chooses_another_codec_here_is_refused_by_name_and_what_helps_does_help():
     roomy, narrow, helped = make(), make(), make()
-    with sw.SubspaceAdamW(roomy, lr=LR, tokens_per_step=2**20) as opt:
+    with sw.SubspaceAdamW(roomy, lr=LR, tokens_per_step=2**20, total_steps=500) as opt:
         train(roomy, opt, 1)
         state, weights = copy.deepcopy((opt.state_dict(), roomy.state_dict()))
         train(roomy, opt, 2, first=1)

@@ -46,7 +46,7 @@ def test_auto_codec_is_svd_where_it_pays_fits_and_is_cheap_and_none_where_not():
         with subspace(make(), codec="auto", **arguments) as opt:
             return {(w["codec"], w["residual"]) for w in opt.describe()}
 
-    many = {"tokens_per_step": 2**20}
+    many = {"tokens_per_step": 2**20, "total_steps": 500}
     assert chosen(**many) == {("svd", "factored")}
     assert chosen() == {("none", "factored")}
     for arguments in ({"budget": sw.Budget(device="2800KiB")}, {"ratio": 0.25}):

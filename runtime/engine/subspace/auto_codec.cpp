@@ -84,7 +84,8 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
     choice.calibration =
         static_cast<double>(fits) * all.fit / (all.own * static_cast<double>(run.steps));
   }
-  choice.pays = has_own_residual && is_large && run.tokens_per_step >= choice.least_tokens;
+  choice.pays = has_own_residual && is_large && run.tokens_per_step >= choice.least_tokens &&
+                run.steps <= kMostSteps;
   const bool cheap = choice.products + choice.calibration < kMostOfARun;
   const std::string_view instead = has_own_residual ? "none" : "block_random";
   const bool is_wanted = choice.pays || !has_own_residual;

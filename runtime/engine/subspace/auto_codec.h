@@ -2,8 +2,9 @@
 //
 // The residual alone, codec "none", is what a core has to beat: nothing of it crosses the link.
 // experiments/regimes measured where one does: svd with cores of half of each side, from 1,024
-// tokens a step, and from 256 where weights are 16-bit. Elsewhere "auto" is none, or block_random
-// where a residual is not factored, or has turns, as nobody measured such a residual alone.
+// tokens a step, and from 256 where weights are 16-bit, in runs of up to 500 steps. Elsewhere
+// "auto" is none, or block_random where a residual is not factored, or has turns, as nobody
+// measured such a residual alone.
 //
 //   products      (backwards + 1 + [residual]) 2 n dm (m + dn)  /  6 m n T      summed over weights
 //   calibration   fits * leading_directions_flop(m, n, dm, dn)  /  6 m n T steps
@@ -28,6 +29,8 @@ inline constexpr double kMostOfARun = 0.06;
 // A core was measured to end lower than the residual alone from so many tokens a step,
 inline constexpr std::int64_t kLeastTokens = 1024;
 inline constexpr std::int64_t kLeastTokens16Bit = 256;  // of 16-bit weights,
+// in runs of up to so many steps: after 1,000 most of what it had gained was gone,
+inline constexpr std::int64_t kMostSteps = 500;
 // and where it has as much of each side as this.
 inline constexpr double kLeastRatio = 0.5;
 

@@ -46,7 +46,7 @@ def quickstart():
 
 
 def default(model, **arguments):
-    opt = sw.SubspaceAdamW(model, lr=1e-3, tokens_per_step=2**20, **arguments)
+    opt = sw.SubspaceAdamW(model, lr=1e-3, tokens_per_step=2**20, total_steps=500, **arguments)
     assert {(w["codec"], w["residual"]) for w in opt.describe()} == {("svd", "factored")}
     return opt
 

@@ -36,7 +36,8 @@ class SubspaceArguments(SharedOptions, SubspaceOptions):
     )
     total_steps: Count = option(
         1000,
-        'Of the whole training: what codec="auto" spreads the calibration of svd over.',
+        'Of the whole training: codec="auto" takes svd for short ones, and spreads its '
+        "calibration over them.",
         to=["engine"],
     )
     why: str = option("", "", alias="_why")  # It has its codec, where a run was resumed.

@@ -64,16 +64,18 @@ def automatic_reason(choice: _core.AutoCodec, tokens_per_step: int, total_steps:
     }
     decisive = _cost_of_svd(choice, tokens_per_step, total_steps)
     if choice.name == "none" and not choice.pays:
-        decisive = _what_pays(choice, tokens_per_step)
+        decisive = _what_pays(choice, tokens_per_step, total_steps)
     return f"auto: {because.get(choice.name, '')}{decisive}"
 
 
-def _what_pays(choice: _core.AutoCodec, tokens_per_step: int) -> str:
-    """What this run has less of than every one in which a core was measured to pay."""
-    measured = "a core was measured to end lower than none only from"
+def _what_pays(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
+    """In what this run differs from every one in which a core was measured to pay."""
+    measured = "a core was measured to end lower than none only"
     if tokens_per_step < choice.least_tokens:
-        return f"a step has {tokens_per_step:,} tokens, {measured} {choice.least_tokens:,}"
-    return f"the ratio is smaller than {choice.least_ratio:g}, {measured} there"
+        return f"a step has {tokens_per_step:,} tokens, {measured} from {choice.least_tokens:,}"
+    if total_steps > choice.most_steps:
+        return f"a run has {total_steps:,} steps, {measured} up to {choice.most_steps:,}"
+    return f"the ratio is smaller than {choice.least_ratio:g}, {measured} from there"
 
 
 def _cost_of_svd(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:

@@ -40,7 +40,7 @@ class AutoCodecTest : public testing::Test {
   }
 
   std::vector<WeightSpec> specs;  // Of 64 x 64, with a core of 32 x 32.
-  RunShape cheap{.tokens_per_step = 1 << 20, .steps = 1000};
+  RunShape cheap{.tokens_per_step = 1 << 20, .steps = kMostSteps};
 };
 
 // What the weight needs of each tier with svd.
@@ -69,7 +69,7 @@ TEST_F(AutoCodecTest, IsSvdWhereEveryTierHasRoomForIt) {
   }
   const std::uint64_t needed = needed_of(plan, DeviceId::host())[0].bytes;
   RunShape refreshed = cheap;
-  refreshed.refresh_every = 500;
+  refreshed.refresh_every = 100;
   const std::uint64_t with_refresh = needed - plan.scratch_bytes + plan.refresh_scratch_bytes;
   ASSERT_GT(with_refresh, needed);
   const auto on_device = [&](std::uint64_t bytes, const RunShape& run) {
@@ -106,7 +106,7 @@ TEST_F(AutoCodecTest, CalibrationIsSpreadOverTheRunAndRepeatedWithEachRefresh) {
 }
 
 TEST_F(AutoCodecTest, IsNoneWhereBothTogetherCostTooMuch) {
-  RunShape run{.tokens_per_step = 2048, .steps = 1000};
+  RunShape run{.tokens_per_step = 2048, .steps = kMostSteps};
   const AutoCodec enough = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(enough.products + enough.calibration, kMostOfARun);
   EXPECT_EQ(enough.name, "svd");
@@ -115,7 +115,7 @@ TEST_F(AutoCodecTest, IsNoneWhereBothTogetherCostTooMuch) {
   EXPECT_LT(brief.products, kMostOfARun);
   EXPECT_EQ(brief.name, "none");
   specs[0].rows = specs[0].cols = 128;
-  run = {.tokens_per_step = 1024, .steps = 1'000'000};  // The products alone.
+  run = {.tokens_per_step = 1024, .steps = kMostSteps};  // The products alone.
   const AutoCodec small = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(small.calibration, kMostOfARun);
   EXPECT_TRUE(!small.shortage && small.pays);
@@ -124,13 +124,16 @@ TEST_F(AutoCodecTest, IsNoneWhereBothTogetherCostTooMuch) {
 
 TEST_F(AutoCodecTest, IsNoneWhereNoCoreWasMeasuredToPay) {
   for (WeightSpec& spec : specs) spec.rows = spec.cols = 8;  // Cheap at any number of tokens.
-  RunShape run{.tokens_per_step = kLeastTokens, .steps = 1000};
+  RunShape run{.tokens_per_step = kLeastTokens, .steps = kMostSteps};
   EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).name, "svd");
   run.tokens_per_step -= 1;
   const AutoCodec few = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(few.products + few.calibration, kMostOfARun);
   EXPECT_FALSE(few.pays);
   EXPECT_EQ(few.name, "none");
+  const RunShape long_run{.tokens_per_step = kLeastTokens, .steps = kMostSteps + 1};
+  EXPECT_FALSE(auto_codec(specs, DeviceId::host(), kRoomy, long_run).pays);
+  EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, long_run).name, "none");
   specs[0].dtype = DType::kBF16;
   specs[0].rounding = Rounding::kStochastic;
   EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).name, "svd");
