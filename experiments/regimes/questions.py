@@ -118,6 +118,11 @@ QUESTIONS = (
              (RATED,), seeds=LONG_SEEDS),
     Question("long", "And after 3,000?", (Setting(steps=3000),), LONG_WAYS,
              (RATED, ADAMW), seeds=LONG_SEEDS),
+    Question("ahead", "Is Adafactor ahead there by its decay and its norms, both at 8 times?",
+             (Setting(steps=3000),),
+             (RATED, ADAFACTOR, *(added(RATED, more) for more in
+                                  ("decay8", "norms8", "norms8+decay8"))),
+             (RATED, ADAFACTOR), seeds=LONG_SEEDS),
     Question("scratch", "And with layers drawn anew?",
              (Setting(start="scratch", steps=3000),), LONG_WAYS, (RATED, ADAMW),
              seeds=LONG_SEEDS),

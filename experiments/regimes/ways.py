@@ -3,6 +3,8 @@
     +b1=0       matrices have no first moment, neither AdamW's nor a core's; norms keep theirs
     +kw         the rate of a weight times k_w = RMS(W_w) / mean RMS(W), mean over elements, at the
                 start: for core and residual alike; decay stays as it was
+    +decay8     the weight decay times 8: as large as that of torch's Adafactor at 8 times the rate
+    +norms8     the rate of what is no matrix times 8, likewise; decay stays as it was
     sim_...     what no engine does yet: `leads.py`
     +momentum   the change that a step of a torch optimizer makes in a weight, decay with it, is
                 averaged over steps; Adafactor's own b1 averages the update alone
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 TORCH = ("adamw", "adafactor")  # Optimizers of torch itself.
 MOMENTUM = 0.9
-ADDED = ("b1=0", "kw", "momentum")
+ADDED = ("b1=0", "kw", "momentum", "decay8", "norms8")
+GROUPED = {"b1=0", "kw", "decay8", "norms8"}  # What parameter groups do.
 
 
 def without_added(method: str) -> tuple[str, tuple[str, ...]]:
@@ -81,7 +84,7 @@ def prepared(model: nn.Module, run: Run) -> Iterator[Trainee]:
 
 def groups_of(model: nn.Module, added: tuple[str, ...]) -> list[dict[str, Any]] | None:
     """Parameter groups; None where one will do."""
-    if not {"b1=0", "kw"} & set(added):
+    if not GROUPED & set(added):
         return None
     matrices = [p for _, p in block_weights(model)]
     chosen = {id(p) for p in matrices}
@@ -93,7 +96,14 @@ def groups_of(model: nn.Module, added: tuple[str, ...]) -> list[dict[str, Any]] 
                   for p, k in zip(matrices, factors, strict=True)]  # fmt: skip
     if "b1=0" in added:
         groups = [{**group, "betas": (0.0, 0.999)} for group in groups]
-    return [*groups, {"params": rest}]
+    others: dict[str, Any] = {"params": rest}
+    if "norms8" in added:
+        others |= {"lr_factor": 8.0, "weight_decay": WEIGHT_DECAY / 8}
+    groups.append(others)
+    if "decay8" in added:
+        for group in groups:
+            group["weight_decay"] = 8 * group.get("weight_decay", WEIGHT_DECAY)
+    return groups
 
 
 def average_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter],

@@ -88,6 +88,17 @@ def test_a_weight_with_a_factor_takes_a_larger_step_and_decays_as_the_others():
     assert groups_of(model, ()) is None
 
 
+def test_more_decay_is_of_all_and_a_rate_of_norms_leaves_their_decay():
+    matrices, norms = groups_of(model_of(), ("decay8",))
+    assert matrices["weight_decay"] == norms["weight_decay"] == 8 * WEIGHT_DECAY
+    *matrices, norms = groups_of(model_of(), ("kw", "norms8"))
+    assert all("params" in one and one["lr_factor"] != 8 for one in matrices)
+    assert norms["lr_factor"] * norms["weight_decay"] == pytest.approx(WEIGHT_DECAY)
+    *matrices, norms = groups_of(model_of(), ("kw", "decay8", "norms8"))
+    for one in (*matrices, norms):
+        assert one["lr_factor"] * one["weight_decay"] == pytest.approx(8 * WEIGHT_DECAY)
+
+
 def test_momentum_of_nothing_changes_nothing_and_else_averages_the_steps():
     inputs = torch.randn(6, 16, 45)
     model = model_of()
