@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 TORCH = ("adamw", "adafactor")  # Optimizers of torch itself.
 MOMENTUM = 0.9
 ADDED = ("b1=0", "kw", "momentum", "decay8", "norms8")
-GROUPED = {"b1=0", "kw", "decay8", "norms8"}  # What parameter groups do.
 
 
 def without_added(method: str) -> tuple[str, tuple[str, ...]]:
@@ -84,26 +83,21 @@ def prepared(model: nn.Module, run: Run) -> Iterator[Trainee]:
 
 def groups_of(model: nn.Module, added: tuple[str, ...]) -> list[dict[str, Any]] | None:
     """Parameter groups; None where one will do."""
-    if not GROUPED & set(added):
+    if not {*added} - {"momentum"}:
         return None
+    decay = WEIGHT_DECAY * (8 if "decay8" in added else 1)
+    factor = 8.0 if "norms8" in added else 1.0
     matrices = [p for _, p in block_weights(model)]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
-    groups: list[dict[str, Any]] = [{"params": matrices}]
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": decay}]
     if "kw" in added:
         factors = weight_factors(matrices)
-        groups = [{"params": [p], "lr_factor": k, "weight_decay": WEIGHT_DECAY / k}
+        groups = [{"params": [p], "lr_factor": k, "weight_decay": decay / k}
                   for p, k in zip(matrices, factors, strict=True)]  # fmt: skip
     if "b1=0" in added:
         groups = [{**group, "betas": (0.0, 0.999)} for group in groups]
-    others: dict[str, Any] = {"params": rest}
-    if "norms8" in added:
-        others |= {"lr_factor": 8.0, "weight_decay": WEIGHT_DECAY / 8}
-    groups.append(others)
-    if "decay8" in added:
-        for group in groups:
-            group["weight_decay"] = 8 * group.get("weight_decay", WEIGHT_DECAY)
-    return groups
+    return [*groups, {"params": rest, "lr_factor": factor, "weight_decay": decay / factor}]
 
 
 def average_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter],
