@@ -148,6 +148,11 @@ QUESTIONS = (
              (*(Setting(shift=s, tokens=OLD_TOKENS, steps=1000) for s in TEXTS),
               Setting(steps=1000), Setting(tokens=OLD_TOKENS, steps=500)),
              (RATED, added(HALF_SVD, "kw")), (RATED,), first_seed=SEEDS),
+    Question("norms", "Is a higher rate of what is no matrix as good as k_w is for matrices?",
+             (Setting(), *(Setting(shift=s, tokens=OLD_TOKENS) for s in TEXTS),
+              Setting(tokens=OLD_TOKENS, dtype="bf16"), Setting(steps=1000)),
+             (RATED, *(added(RATED, name) for name in ("norms4", "norms8"))), (RATED,),
+             first_seed=SEEDS),
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@
                 start: for core and residual alike; decay stays as it was
     +decay8     the weight decay times 8: as large as that of torch's Adafactor at 8 times the rate
     +norms8     the rate of what is no matrix times 8, likewise; decay stays as it was
+    +norms4     times 4, the most that k_w may be
     sim_...     what no engine does yet: `leads.py`
     +momentum   the change that a step of a torch optimizer makes in a weight, decay with it, is
                 averaged over steps; Adafactor's own b1 averages the update alone
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 TORCH = ("adamw", "adafactor")  # Optimizers of torch itself.
 MOMENTUM = 0.9
-ADDED = ("b1=0", "kw", "momentum", "decay8", "norms8")
+NORMS = {"norms4": 4.0, "norms8": 8.0}
+ADDED = ("b1=0", "kw", "momentum", "decay8", *NORMS)
 
 
 def without_added(method: str) -> tuple[str, tuple[str, ...]]:
@@ -86,7 +88,7 @@ def groups_of(model: nn.Module, added: tuple[str, ...]) -> list[dict[str, Any]] 
     if not {*added} - {"momentum"}:
         return None
     decay = WEIGHT_DECAY * (8 if "decay8" in added else 1)
-    factor = 8.0 if "norms8" in added else 1.0
+    factor = next((k for name, k in NORMS.items() if name in added), 1.0)
     matrices = [p for _, p in block_weights(model)]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]

@@ -94,6 +94,7 @@ def test_more_decay_is_of_all_and_a_rate_of_norms_leaves_their_decay():
     *matrices, norms = groups_of(model_of(), ("kw", "norms8"))
     assert all("params" in one and one["lr_factor"] != 8 for one in matrices)
     assert norms["lr_factor"] * norms["weight_decay"] == pytest.approx(WEIGHT_DECAY)
+    assert groups_of(model_of(), ("kw", "norms4"))[-1]["lr_factor"] == 4
     *matrices, norms = groups_of(model_of(), ("kw", "decay8", "norms8"))
     for one in (*matrices, norms):
         assert one["lr_factor"] * one["weight_decay"] == pytest.approx(8 * WEIGHT_DECAY)
