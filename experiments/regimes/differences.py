@@ -50,7 +50,7 @@ def paired(found: Found, mine: list[Run], theirs: list[Run]) -> Difference | Non
             if left != right:
                 raise ValueError(
                     f"differences: {key} is {left} of {one.name} and {right} of {other.name}, "
-                    "expected the same; rows of two machines or texts do not mix"
+                    "expected the same; rows of two starts or texts do not mix"
                 )
         values.append(found.loss(one) - found.loss(other))
     return difference(values)

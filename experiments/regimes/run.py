@@ -27,6 +27,7 @@ from hours import Hours  # noqa: E402
 from questions import QUESTIONS  # noqa: E402
 from regime_tables import document, write_results  # noqa: E402
 from row_lines import Row  # noqa: E402
+from run_folder import commit_here  # noqa: E402
 from shelf import Shelf  # noqa: E402
 from starts import make_young  # noqa: E402
 from tasks import perl_modules  # noqa: E402
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="write RESULTS.md and plots/ alone")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     args = parser.parse_args()
+    os.environ["SLUICEWAY_COMMIT"] = commit_here()  # Of the code that workers load.
     shelf = Shelf(args.results)
     if args.table:
         write_results(shelf, args.results.parent)

@@ -56,6 +56,10 @@ def why_not(method: str, dtype: str) -> str | None:
         return f"{base} has parameter groups of its own, expected no +{added[0]}"
     if own_groups and dtype != "fp32":
         return f"{base} would round its weights to nearest, expected fp32 weights"
+    if "b1=0" in added and base == "adafactor":
+        return "adafactor has no first moment, expected no +b1=0"
+    if len(rates := [name for name in added if name in NORMS]) > 1:
+        return f"norms have one rate, expected one of +{' and +'.join(rates)}"
     if "momentum" in added and base not in TORCH:
         return f"+momentum is of torch's optimizers alone, expected one of {', '.join(TORCH)}"
     return None

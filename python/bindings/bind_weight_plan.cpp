@@ -133,8 +133,8 @@ void bind_weight_plan(py::module_& m) {
           "most_steps", [](const py::object&) { return kMostSteps; },
           "A run may have as many for a core to pay.")
       .def_property_readonly_static(
-          "least_ratio", [](const py::object&) { return kLeastRatio; },
-          "A core has to have as much of each side.");
+          "measured_ratio", [](const py::object&) { return kMeasuredRatio; },
+          "A core has to have this much of each side.");
   m.def(
       "auto_codec", &choose_codec, py::arg("weights"), py::arg("free"), py::arg("weight_dtype"),
       py::arg("tokens_per_step"), py::arg("total_steps"), py::arg("backwards"),

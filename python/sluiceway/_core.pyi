@@ -258,7 +258,7 @@ class AutoCodec:
     What codec="auto" is, and what svd would cost.
     """
 
-    least_ratio: typing.ClassVar[float] = 0.5
+    measured_ratio: typing.ClassVar[float] = 0.5
     most: typing.ClassVar[float] = 0.06
     most_steps: typing.ClassVar[int] = 500
     @property

@@ -213,6 +213,21 @@ def test_what_a_card_has_not_is_refused_though_the_budget_has(card_of_16_gib, co
     assert "budget.device is more than it has, 32 GiB" in line
 
 
+def test_a_card_that_is_not_here_has_room_for_svd_where_no_budget_says_else(config, monkeypatch):
+    monkeypatch.setattr(device_ops.HostOps, "offered_bytes", lambda _: 1)
+    here = {"host": "1GiB", "pinned": "1GiB"}
+    pays = {"steps": 500, "micro_batch": 1024}
+
+    def planned(**budget):
+        sections = {"device": {"name": "cuda:9"}, "budget": here | budget, "train": pays}
+        return plan_command.make_plan(config(**sections))
+
+    assert planned()["codec"] == "svd"
+    narrow = planned(device="1MiB")
+    assert narrow["codec"] == "none"
+    assert "of device memory, where 0 B are left" in narrow["why"]
+
+
 def test_a_plan_counts_what_streams_of_a_card_keep_and_where_results_of_kernels_lie(config):
     host = plan_command.make_plan(config(device={"name": "host"}))
     cuda = plan_command.make_plan(config(device={"name": "cuda:9"}))

@@ -36,14 +36,19 @@ def test_auto_says_why():
 
     alone = "auto: these weights need no link, as the residual alone trains: "
     only = "a core was measured to end lower than none only"
-    assert reason() == f"{alone}a run has 1,000 steps, {only} up to 500"
+    assert reason() == (
+        f"{alone}a run has 1,000 steps (assumed; say total_steps=), {only} up to 500"
+    )
+    assert reason(total_steps=501) == f"{alone}a run has 501 steps, {only} up to 500"
     assert reason(total_steps=500) == (
-        f"{alone}svd's products are 18.75 % of a step of 1,024 tokens, its calibration 0.11 % of "
+        f"{alone}svd's products are 18.75 % of a step of 1,024 tokens (assumed; say "
+        "tokens_per_step=) in 1 backward (assumed; say accumulate=), its calibration 0.11 % of "
         "500 steps, expected less than 6 % together"
     )
-    assert reason(tokens_per_step=8192, total_steps=200) == (
-        "auto: such cores were measured to end lower than none: svd's products are 2.34 % of a "
-        "step of 8,192 tokens, its calibration 0.03 % of 200 steps, less than 6 % together"
+    assert reason(tokens_per_step=8192, total_steps=200, accumulate=2) == (
+        "auto: such cores were measured to end lower than none: svd's products are 3.12 % of a "
+        "step of 8,192 tokens in 2 backwards, its calibration 0.03 % of 200 steps, less than 6 % "
+        "together"
     )
     large = {"tokens_per_step": 2**20, "total_steps": 500}
     narrow = sw.Budget(device="2800KiB")
@@ -53,9 +58,8 @@ def test_auto_says_why():
     pinned = sw.Budget(pinned="64KiB")
     assert "KiB of pinned memory, where 64 KiB are left" in reason(budget=pinned, **large)
     assert reason(tokens_per_step=1023) == f"{alone}a step has 1,023 tokens, {only} from 1,024"
-    assert reason(ratio=0.4, **large) == (
-        f"{alone}the ratio is smaller than 0.5, {only} from there"
-    )
+    for ratio in (0.4, 0.6):
+        assert reason(ratio=ratio, **large) == f"{alone}the ratio is not 0.5, {only} there"
     assert reason(residual="none").startswith("auto: svd's products are 12.50 % of a step")
 
 
@@ -71,6 +75,7 @@ def test_a_resume_may_name_the_codec_that_auto_came_to_and_no_other(
     assert_short_error(resumed("svd"), 2, "was 'none' when it was saved")
     outcome = resumed("none")
     assert outcome.code == 0, outcome.err
+    assert "of cores alone" not in outcome.out + outcome.err  # Nobody gave a ratio.
     assert "engine.codec was auto" in outcome.err
 
 
@@ -84,7 +89,7 @@ def test_auto_in_a_resume_is_what_it_was_in_the_save(
     assert sluiceway("resume", tmp_path / "out", *more).code == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert {c["codec"] for c in summary["codecs"]} == {"svd"}
-    assert {c["why"] for c in summary["codecs"]} == {"auto, as it was in the save"}
+    assert {c["why"] for c in summary["codecs"]} == {"as it was in the save"}
     assert summary["steps"] == 4
 
 

@@ -109,6 +109,8 @@ def test_tokens_that_are_no_whole_micro_batches_are_refused():
     [
         ("lora32+kw", "fp32", r"has parameter groups of its own, expected no \+kw"),
         ("apollo", "bf16", "would round its weights to nearest, expected fp32"),
+        ("adafactor+b1=0", "fp32", r"adafactor has no first moment, expected no \+b1=0"),
+        ("adamw+norms4+norms8", "fp32", r"one rate, expected one of \+norms4 and \+norms8"),
         ("none+residual+momentum", "fp32", "of torch's optimizers alone, expected one of adamw"),
     ],
 )
@@ -120,7 +122,7 @@ def test_what_is_not_implemented_is_refused_when_it_is_asked_for(method, dtype, 
 def test_what_could_become_a_default_is_confirmed_by_seeds_that_no_other_question_has():
     confirming = [question for question in QUESTIONS if question.first_seed]
     names = {question.name for question in confirming}
-    assert names == {"confirm", "halves", "worth", "lasting", "norms"}
+    assert names == {"confirm", "halves", "worth", "lasting", "rematch", "norms"}
 
     def seeds(question: Question) -> set[int]:
         return {run.seed for run in wanted(Found({}), question).to_come}

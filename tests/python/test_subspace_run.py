@@ -183,7 +183,7 @@ def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_p
     train = {"steps": 2, "micro_batch": 64}
     config = subspace(engine={"codec": "auto"}, train=train)
     outcome = sluiceway("train", config, "--out", tmp_path / "more")
-    assert " % of a step of 2,048 tokens, its calibration " in outcome.out
+    assert " % of a step of 2,048 tokens in 1 backward, its calibration " in outcome.out
     assert " % of 2 steps, expected less than 6 % together" in outcome.out
     assert "max_norm 1 clips none of 14 weights without a core" in outcome.out
     cores = subspace(train={"steps": 1})

@@ -171,6 +171,8 @@ def test_factors_are_bounded_and_zeros_say_nothing():
     assert weight_factors([]) == []
     assert weight_factors([torch.zeros(4, 4)]) == [1.0]
     assert weight_factors([ones, 0 * ones, ones]) == [1.0, 1.0, 1.0]
+    for odd in (float("inf"), float("nan")):
+        assert weight_factors([ones, odd * ones, 3 * ones]) == pytest.approx([0.5, 1.0, 1.5])
     assert weight_factors([1e-9 * ones] + [ones] * 9)[0] == 0.25
     assert weight_factors([100 * ones] + [ones] * 99)[0] == 4.0
     halves = [ones.bfloat16(), (3 * ones).bfloat16()]

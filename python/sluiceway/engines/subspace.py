@@ -53,7 +53,7 @@ class Subspace(GradientEngine):
             "total_steps": self.config.train.steps,
         }
         if engine.is_settled("codec"):
-            arguments["_why"] = "auto, as it was in the save"
+            arguments["_why"] = "as it was in the save"
         return SubspaceAdamW(model, **arguments)
 
     def settled(self) -> dict[str, Any]:

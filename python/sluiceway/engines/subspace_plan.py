@@ -9,14 +9,14 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
-from sluiceway.machine.device_ops import DeviceOps, HostOps, ops_on
-from sluiceway.machine.placement import DTYPES, choose_placement, is_here
+from sluiceway.machine.device_ops import HostOps, ops_on
+from sluiceway.machine.placement import DTYPES, Placement, choose_placement, is_here
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
 from sluiceway.optim.fused.fused_plan import FusedPlan
 from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
-from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, automatic_reason
+from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, RunLength, automatic_reason
 from sluiceway.optim.tier_limits import tier_limits
 
 _ADAM_BYTES = 28  # Read and written per element of a core: gradient, moments, result.
@@ -34,8 +34,7 @@ class SubspacePlan(DevicePlan):
         super().__init__(config, ordinary, moment_bytes=_MOMENT_BYTES)
         placement = choose_placement(config, of_plan=True)
         self._on_host = placement.name == "host"
-        ops = ops_on(placement.device) if is_here(placement.name) else HostOps()
-        codec, why = self._codec(model, selection, ops)
+        codec, why = self._codec(model, selection, placement)
         self._costs = self._costs_of(selection, codec)
         self._held_bytes = self._held(self._costs)
         keywords = weight_keywords(engine, config.train.seed) | {"codec": codec}
@@ -71,7 +70,9 @@ class SubspacePlan(DevicePlan):
             return engine.refresh.every > 0
         return any(f.name == engine.codec and f.refresh_every > 0 for f in _core.codec_families())
 
-    def _codec(self, model: nn.Module, selection: Selection, device: DeviceOps) -> tuple[str, str]:
+    def _codec(
+        self, model: nn.Module, selection: Selection, placement: Placement
+    ) -> tuple[str, str]:
         """The codec of the config, "auto" resolved as the engine will, and why."""
         config, engine = self._config, self._config.engine
         if engine.codec != "auto":
@@ -84,7 +85,7 @@ class SubspacePlan(DevicePlan):
                 for weight in selection.compressed
                 for _ in weight.names
             ],
-            self._free(model, device),
+            self._free(model, placement),
             config.model.dtype,
             config.tokens_per_step,
             config.train.steps,
@@ -94,14 +95,23 @@ class SubspacePlan(DevicePlan):
             self._speculative,
             self._on_host,
         )
-        return choice.name, automatic_reason(choice, config.tokens_per_step, config.train.steps)
+        run = RunLength(config.tokens_per_step, config.train.steps, config.train.accumulate)
+        return choice.name, automatic_reason(choice, run)
 
-    def _free(self, model: nn.Module, device: DeviceOps) -> dict[str, int]:
-        """Bytes of each tier that compressed weights may have, as a run has them."""
-        limits = zip(_TIERS, tier_limits(self._config.budget, device), strict=False)
-        free = {tier: limit for tier, limit in limits if limit is not None}
-        whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-        return free | {"device": max(0, free["device"] - whole)}
+    def _free(self, model: nn.Module, placement: Placement) -> dict[str, int]:
+        """Bytes of each tier that compressed weights may have, as a run has them.
+
+        A card that is not here has enough, where no budget says what it has.
+        """
+        budget, here = self._config.budget, is_here(placement.name)
+        limits = tier_limits(budget, ops_on(placement.device) if here else HostOps())
+        free = dict(zip(_TIERS, limits, strict=False))
+        if not here and budget.device is None:
+            del free["device"]
+        else:
+            whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+            free["device"] = max(0, free["device"] - whole)
+        return free
 
     @property
     def _speculative(self) -> bool:

@@ -59,7 +59,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
                   " steps and ", run.backwards, " backwards a step, expected at least 1 of each");
   AutoCodec choice;
   Flop all;
-  bool is_large = true;                             // Every core.
+  bool is_measured = true;                          // The ratio of every core.
   bool has_own_residual = run.residual_every == 1;  // Every weight: it trains without a core, too.
   std::vector<WeightPlan> plans;
   plans.reserve(specs.size());
@@ -68,7 +68,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
     if (chosen) spec.codec.name = "svd";
     plans.push_back(plan_weight(spec, run.speculative, device));
     if (!chosen) continue;
-    is_large = is_large && spec.codec.ratio >= kLeastRatio;
+    is_measured = is_measured && spec.codec.ratio == kMeasuredRatio;
     choice.least_tokens =
         std::max(choice.least_tokens, spec.dtype == DType::kF32 ? kLeastTokens : kLeastTokens16Bit);
     has_own_residual = has_own_residual && spec.residual == ResidualKind::kFactored;
@@ -84,7 +84,7 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
     choice.calibration =
         static_cast<double>(fits) * all.fit / (all.own * static_cast<double>(run.steps));
   }
-  choice.pays = has_own_residual && is_large && run.tokens_per_step >= choice.least_tokens &&
+  choice.pays = has_own_residual && is_measured && run.tokens_per_step >= choice.least_tokens &&
                 run.steps <= kMostSteps;
   const bool cheap = choice.products + choice.calibration < kMostOfARun;
   const std::string_view instead = has_own_residual ? "none" : "block_random";

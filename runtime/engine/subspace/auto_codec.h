@@ -31,8 +31,8 @@ inline constexpr std::int64_t kLeastTokens = 1024;
 inline constexpr std::int64_t kLeastTokens16Bit = 256;  // of 16-bit weights,
 // in runs of up to so many steps: after 1,000 most of what it had gained was gone,
 inline constexpr std::int64_t kMostSteps = 500;
-// and where it has as much of each side as this.
-inline constexpr double kLeastRatio = 0.5;
+// and with this much of each side: smaller ones ended no lower, larger ones nobody measured.
+inline constexpr double kMeasuredRatio = 0.5;
 
 // How long a run is, and how much of it one step.
 struct RunShape {

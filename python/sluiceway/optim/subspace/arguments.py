@@ -31,7 +31,7 @@ class SubspaceArguments(SharedOptions, SubspaceOptions):
     tokens_per_step: Count = option(
         1024,
         'Of all micro-batches: codec="auto" goes by it, as codecs are made here, before a forward '
-        "could tell.",
+        "could tell. Where `accumulate` is no number it counts them as one.",
         to=["engine"],
     )
     total_steps: Count = option(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.sizes import format_bytes
-from sluiceway.optim.subspace.arguments import SHAPES_OF_CORES
+from sluiceway.optim.subspace.arguments import SHAPES_OF_CORES, resolve_ratio
 
 if TYPE_CHECKING:
     from sluiceway import _core
@@ -16,6 +18,20 @@ FOR_FUSED = "auto: of fused linears"
 _OF_PROJECTORS = (*SHAPES_OF_CORES, "share_inputs", "refresh", "scale", "second_moment")
 _OF_CORES = ("wire", "tier")
 _COSTS = ("device_bytes", "host_bytes", "d2h_bytes", "h2d_bytes")
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """What codec="auto" goes by, and which of its options somebody gave."""
+
+    tokens_per_step: int
+    total_steps: int
+    backwards: int
+    given: Collection[str] = ("tokens_per_step", "total_steps", "accumulate")
+
+    def said(self, option: str, figure: str) -> str:
+        """The figure, which is an assumption where the option was not given."""
+        return figure if option in self.given else f"{figure} (assumed; say {option}=)"
 
 
 def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
@@ -50,35 +66,41 @@ def reasons(optimizer: SubspaceAdamW) -> list[str]:
     options = optimizer.options
     why = options.why or AS_CONFIGURED
     if options.codec == "auto":
-        shape = options.tokens_per_step, options.total_steps
-        why = FOR_FUSED if options.fused else automatic_reason(optimizer.engine.automatic, *shape)
+        why = FOR_FUSED
+        if not options.fused:
+            backwards = 1 if options.accumulate == "auto" else options.accumulate
+            given = [n for n in options.model_fields_set if getattr(options, n) != "auto"]
+            run = RunLength(options.tokens_per_step, options.total_steps, backwards, given)
+            why = automatic_reason(optimizer.engine.automatic, run)
     weights = optimizer.of_engine.spread(optimizer.weights)
     return ["an embedding or the head" if weight.identity else why for weight in weights]
 
 
-def automatic_reason(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
+def automatic_reason(choice: _core.AutoCodec, run: RunLength) -> str:
     """Why codec="auto" came to what it did."""
     because = {
         "none": "these weights need no link, as the residual alone trains: ",
         "svd": "such cores were measured to end lower than none: " if choice.pays else "",
     }
-    decisive = _cost_of_svd(choice, tokens_per_step, total_steps)
+    decisive = _cost_of_svd(choice, run)
     if choice.name == "none" and not choice.pays:
-        decisive = _what_pays(choice, tokens_per_step, total_steps)
+        decisive = _what_pays(choice, run)
     return f"auto: {because.get(choice.name, '')}{decisive}"
 
 
-def _what_pays(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
+def _what_pays(choice: _core.AutoCodec, run: RunLength) -> str:
     """In what this run differs from every one in which a core was measured to pay."""
     measured = "a core was measured to end lower than none only"
-    if tokens_per_step < choice.least_tokens:
-        return f"a step has {tokens_per_step:,} tokens, {measured} from {choice.least_tokens:,}"
-    if total_steps > choice.most_steps:
-        return f"a run has {total_steps:,} steps, {measured} up to {choice.most_steps:,}"
-    return f"the ratio is smaller than {choice.least_ratio:g}, {measured} from there"
+    if run.tokens_per_step < choice.least_tokens:
+        tokens = run.said("tokens_per_step", f"a step has {run.tokens_per_step:,} tokens")
+        return f"{tokens}, {measured} from {choice.least_tokens:,}"
+    if run.total_steps > choice.most_steps:
+        steps = run.said("total_steps", f"a run has {run.total_steps:,} steps")
+        return f"{steps}, {measured} up to {choice.most_steps:,}"
+    return f"the ratio is not {choice.measured_ratio:g}, {measured} there"
 
 
-def _cost_of_svd(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int) -> str:
+def _cost_of_svd(choice: _core.AutoCodec, run: RunLength) -> str:
     if choice.shortage is not None:
         tier, needed, free = choice.shortage
         return (
@@ -86,9 +108,13 @@ def _cost_of_svd(choice: _core.AutoCodec, tokens_per_step: int, total_steps: int
             "are left"
         )
     verdict = "less than" if choice.name == "svd" else "expected less than"
+    tokens = run.said("tokens_per_step", f"{run.tokens_per_step:,} tokens")
+    plural = "" if run.backwards == 1 else "s"
+    backwards = run.said("accumulate", f"{run.backwards} backward{plural}")
+    steps = run.said("total_steps", f"{run.total_steps:,} steps")
     return (
-        f"svd's products are {100 * choice.products:.2f} % of a step of {tokens_per_step:,} "
-        f"tokens, its calibration {100 * choice.calibration:.2f} % of {total_steps:,} steps, "
+        f"svd's products are {100 * choice.products:.2f} % of a step of {tokens} in {backwards}, "
+        f"its calibration {100 * choice.calibration:.2f} % of {steps}, "
         f"{verdict} {100 * choice.most:.0f} % together"
     )
 
@@ -120,12 +146,11 @@ def coreless_lines(optimizer: SubspaceAdamW) -> list[str]:
         return []
     names = _OF_PROJECTORS if "identity" in codecs else (*_OF_PROJECTORS, *_OF_CORES)
     fields = type(options).model_fields
-    idle = [
-        name
-        for name in names
-        if getattr(options, name) != fields[name].default
-        and not (name == "ratio" and options.codec == "auto")  # Which goes by it.
-    ]
+    idle = [name for name in names if getattr(options, name) != fields[name].default]
+    # What a run that goes on has of the ratio nobody gave, and "auto" goes by any.
+    is_standard = options.ratio == resolve_ratio(options.codec, "auto")
+    if "ratio" in idle and (options.codec == "auto" or is_standard):
+        idle.remove("ratio")
     if not idle:
         return []
     return [f"{', '.join(idle)}: of cores alone, and no weight's gradient has one"]

@@ -46,7 +46,7 @@ def for_trainer(
 
     Examples
     --------
-    >>> door = sw.for_trainer(model, total_steps=500)
+    >>> door = sw.for_trainer(model, tokens_per_step=65_536, total_steps=500)
     >>> Trainer(model=model, args=args, train_dataset=data, optimizer_cls_and_kwargs=door).train()
     """
     check_model("for_trainer", model)

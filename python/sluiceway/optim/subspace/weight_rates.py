@@ -3,7 +3,8 @@
     k_w = RMS(W_w) / mean RMS(W)        the mean over all elements, weights as training begins
 
 The rate of weight w, of its core and of its residual, is k_w times that of its group, and its decay
-is that of the group. k is within [1/4, 4]; a weight of zeros has 1, as its size says nothing.
+is that of the group. k is within [1/4, 4]. A weight of zeros, or one that is not finite, has 1 and
+no part in the mean, as its size says nothing.
 Adafactor scales steps likewise [arXiv 1804.04235, section 8], each by its weight's size as it is.
 """
 
@@ -26,9 +27,9 @@ def weight_factors(matrices: Sequence[torch.Tensor]) -> list[float]:
     sizes = [m.numel() for m in matrices]
     norms = torch.stack([n.to(norms[0].device) for n in norms]).tolist()
     rms = [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
-    known = sum(size for r, size in zip(rms, sizes, strict=True) if r)
-    mean = sum(r * size for r, size in zip(rms, sizes, strict=True)) / max(known, 1)
-    return [min(max(r / mean, _LEAST), _MOST) if r else 1.0 for r in rms]
+    known = [(r, size) for r, size in zip(rms, sizes, strict=True) if r and math.isfinite(r)]
+    mean = sum(r * size for r, size in known) / max(sum(size for _, size in known), 1)
+    return [min(max(r / mean, _LEAST), _MOST) if r and math.isfinite(r) else 1.0 for r in rms]
 
 
 def with_factors(

@@ -143,9 +143,11 @@ TEST_F(AutoCodecTest, IsNoneWhereNoCoreWasMeasuredToPay) {
   EXPECT_FALSE(auto_codec(specs, DeviceId::host(), kRoomy, run).pays);
   run.tokens_per_step = 1 << 20;
   specs.push_back(specs[0]);
-  specs[1].codec.ratio = 0.49;
-  EXPECT_FALSE(auto_codec(specs, DeviceId::host(), kRoomy, run).pays);
-  EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).name, "none");
+  for (const double ratio : {0.49, 0.51}) {
+    specs[1].codec.ratio = ratio;
+    EXPECT_FALSE(auto_codec(specs, DeviceId::host(), kRoomy, run).pays);
+    EXPECT_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).name, "none");
+  }
 }
 
 TEST_F(AutoCodecTest, IsACoreWhereTheResidualWouldNotTrainAlone) {
