@@ -26,7 +26,10 @@ def test_time_to_quality_is_over_native_of_the_same_seed():
     # 95 % of native's gain are reached after 9.5 of its 10 seconds, all of it on ours' next line.
     pairs = pairs_of(rows, "Sluiceway", 1)
     never = float("inf")
-    assert times(pairs, 0.95) == [(pytest.approx(19.0), pytest.approx(9.5)), (never, pytest.approx(7.6))]
+    assert times(pairs, 0.95) == [
+        (pytest.approx(19.0), pytest.approx(9.5)),
+        (never, pytest.approx(7.6)),
+    ]
     assert times(pairs, 1.0) == [(pytest.approx(19 + 0.05 / 0.55), 10.0), (never, 8.0)]
     assert "| 1 | Sluiceway | 2 | 1 of 2 | 1 of 2 | 1 of 2 | -125.0 |" in document(rows)
     assert "| 1 | native | 2 | 9.00 | 1.00 | 1.00 | +0.0 |" in document(rows)
