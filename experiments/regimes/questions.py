@@ -50,6 +50,7 @@ RATED = added(RESIDUAL, "kw")  # What `auto` comes to in every setting here.
 HALF_SVD = at(SVD, 0.5)  # With "kw" what `auto` comes to in wider layers.
 LONG_WAYS = (ADAMW, RATED, added(HALF_SVD, "kw"), ADAFACTOR)
 OLD_TOKENS = 1024  # Of experiments/fidelity.
+LARGE_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,12 @@ QUESTIONS = (
              (*(Setting(shift=s, tokens=OLD_TOKENS, steps=1000) for s in TEXTS),
               Setting(steps=1000), Setting(tokens=OLD_TOKENS, steps=500)),
              (RATED, added(HALF_SVD, "kw")), (RATED,), first_seed=SEEDS),
+    Question("large", "And of large steps, where a core costs least?",
+             tuple(Setting(shift=s, tokens=LARGE_TOKENS) for s in TEXTS),
+             (ADAMW, RATED, added(HALF_SVD, "kw")), (RATED, ADAMW), first_seed=SEEDS),
+    Question("worth_of_large", "How many more steps are as good there?",
+             tuple(Setting(tokens=LARGE_TOKENS, steps=s) for s in (200, 240, 280)), (RATED,),
+             (RATED,), first_seed=SEEDS),
     Question("rematch", "The same on other seeds; cores at f = 1/4, AdamW without momentum",
              tuple(Setting(shift=s, tokens=OLD_TOKENS) for s in TEXTS),
              (ADAMW, RESIDUAL, RATED, CORE, added(HALF_SVD, "kw"), ADAFACTOR, Way("lora32"),
