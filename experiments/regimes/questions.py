@@ -46,8 +46,8 @@ LEADS = (
 )  # fmt: skip
 # Whom a core has to beat, in each regime.
 BESIDE = (ADAMW, RESIDUAL, CORE, PLAIN_ADAMW, ADAFACTOR, ADAFACTOR_B1, PAPER)
-RATED = added(RESIDUAL, "kw")  # What `auto` comes to in every setting here.
-HALF_SVD = at(SVD, 0.5)  # With "kw" what `auto` comes to in wider layers.
+RATED = added(RESIDUAL, "kw")  # What `auto` comes to in steps of up to 1,024 tokens.
+HALF_SVD = at(SVD, 0.5)  # With "kw" what `auto` comes to in larger ones.
 LONG_WAYS = (ADAMW, RATED, added(HALF_SVD, "kw"), ADAFACTOR)
 OLD_TOKENS = 1024  # Of experiments/fidelity.
 LARGE_TOKENS = 4096
