@@ -9,11 +9,10 @@ steps, with calibration and learning and without evaluations; between two looks 
 line. They are divided by those that native of the same seed needs for the same share of its gain,
 so a method that is as good as native has 1 and the length of the schedule plays no part. Runs of
 equal methods end up to 4 % of that gain apart (experiments/quickstart/native_spread.json), so that
-native's last loss is reached by who is as good or not, and 95 % by whoever is. Medians are shown,
-and how many get there where not all do. All have the rate
-of configs/quickstart.yaml, which experiments/quickstart found best for native, but the paper's
-codec, which has its own; gradients are clipped as that config says. A run that the file has is not
-repeated.
+whoever is as good as native may miss its last loss, and reaches 95 %. Medians are shown, and how
+many get there where not all do. All have the rate of configs/quickstart.yaml, which
+experiments/quickstart found best for native, but the paper's codec, which has its own; gradients
+are clipped as that config says. A run that the file has is not repeated.
 """
 
 from __future__ import annotations

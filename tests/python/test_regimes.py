@@ -245,8 +245,7 @@ def test_the_plan_counts_a_run_once_and_takes_seconds_from_rows_of_its_shape():
     assert hours.seconds(run_of(Setting(), ADAMW)) == 20.0
     assert hours.seconds(run_of(Setting(), CORE)) == 20.0
     assert hours.seconds(run_of(Setting(tokens=512), ADAMW)) != 20.0
-    results = Shelf(REPOSITORY / "experiments/regimes/results").all_rows()
-    text = plan(lines, Hours(results.values())).splitlines()
+    text = plan(lines, Hours([])).splitlines()
     (total,) = [line.split() for line in text if line.startswith("all ")]
     (further,) = [line.split() for line in text if line.startswith("further rates")]
     assert total[1] == str(len(runs))

@@ -17,7 +17,6 @@ from sluiceway.engines import engine_of
 from sluiceway.engines.plan import EnginePlan, trained_elements
 from sluiceway.errors import OutOfMemory
 from sluiceway.machine.card import card_memory
-from sluiceway.machine.device_ops import ops_on
 from sluiceway.machine.footprint import FIRST_USE_BYTES, resident_bytes
 from sluiceway.machine.placement import (
     DTYPES,
@@ -34,7 +33,7 @@ from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.speeds import measure_speeds
 from sluiceway.optim.fused.fusing import fused_lines
-from sluiceway.optim.tier_limits import device_limit
+from sluiceway.optim.tier_limits import planned_device_limit
 
 
 def make_plan(config: Config) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def make_plan(config: Config) -> dict[str, Any]:
     plain = rehearsal if like_native else rehearsal_of(build, True)
     with denormals(config, placement):
         speeds = measure_speeds(config, placement, build, disk="disk_read" in plan.links())
-    plan.choose(rehearsal, speeds, lambda: _room(config, placement))
+    plan.choose(rehearsal, speeds, lambda: planned_device_limit(config.budget.device, placement))
     tiers = plan.tiers(rehearsal)
     tiers["process"] = resident + FIRST_USE_BYTES + _in_process(placement, tiers)
     trained = trained_elements(model)
@@ -127,12 +126,6 @@ def _in_process(placement: Placement, tiers: dict[str, int]) -> int:
     on_gpu = placement.device.type == "cuda"
     elsewhere = {"disk", "device"} if on_gpu else {"disk"}
     return sum(count for tier, count in tiers.items() if tier not in elsewhere)
-
-
-def _room(config: Config, placement: Placement) -> int | None:
-    """Bytes that the device tier of a run may have; None: of another machine."""
-    given = config.budget.device
-    return device_limit(given, ops_on(placement.device)) if is_here(placement.name) else given
 
 
 def _card(placement: Placement) -> dict[str, int]:

@@ -9,15 +9,14 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
-from sluiceway.machine.device_ops import HostOps, ops_on
-from sluiceway.machine.placement import DTYPES, Placement, choose_placement, is_here
+from sluiceway.machine.placement import DTYPES, Placement, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
 from sluiceway.optim.fused.fused_plan import FusedPlan
 from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
 from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, RunLength, automatic_reason
-from sluiceway.optim.tier_limits import tier_limits
+from sluiceway.optim.tier_limits import planned_device_limit, tier_limits
 
 _ADAM_BYTES = 28  # Read and written per element of a core: gradient, moments, result.
 _TIERS = ("device", "host", "pinned")
@@ -103,14 +102,14 @@ class SubspacePlan(DevicePlan):
 
         A card that is not here has enough, where no budget says what it has.
         """
-        budget, here = self._config.budget, is_here(placement.name)
-        limits = tier_limits(budget, ops_on(placement.device) if here else HostOps())
-        free = dict(zip(_TIERS, limits, strict=False))
-        if not here and budget.device is None:
+        budget = self._config.budget
+        free = dict(zip(_TIERS, tier_limits(budget), strict=False))
+        limit = planned_device_limit(budget.device, placement)
+        if limit is None:
             del free["device"]
         else:
             whole = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-            free["device"] = max(0, free["device"] - whole)
+            free["device"] = max(0, limit - whole)
         return free
 
     @property

@@ -140,10 +140,6 @@ class GatheringOptimizer(OptimizerWithStates, ABC):
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """What becomes of a gradient; a subclass says it."""
 
-    def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
-        """What becomes of a core of a fused layer; a subclass that has such layers says it."""
-        raise NotImplementedError
-
     def mark(self) -> Any:
         """Of this thread's stream."""
         return self.device.mark()

@@ -44,7 +44,8 @@ class GradientSink(Protocol):
     def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
         """Take what a layer made in place of a gradient; `whole`: no gradient follows it.
 
-        Only weights whose layers the sink's owner has fused have cores.
+        Only weights whose layers the sink's owner has fused have cores, so a sink that fuses none
+        need not have this.
         """
 
     def mark(self) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from sluiceway.config.values import Budget
-from sluiceway.machine.device_ops import DeviceOps, HostOps
+from sluiceway.machine.device_ops import DeviceOps, HostOps, ops_on
+from sluiceway.machine.placement import Placement, is_here
 
 _HOST = HostOps()
 
@@ -13,6 +14,11 @@ _HOST = HostOps()
 def device_limit(given: int | None, device: DeviceOps = _HOST) -> int:
     """Bytes of the device tier: what the budget gives, else what the device has to offer."""
     return device.offered_bytes() if given is None else given
+
+
+def planned_device_limit(given: int | None, placement: Placement) -> int | None:
+    """The same for a plan; None: the device is of another machine, and no budget says."""
+    return device_limit(given, ops_on(placement.device)) if is_here(placement.name) else given
 
 
 def tier_limits(budget: Budget | None, device: DeviceOps = _HOST) -> list[int | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.sizes import format_bytes
-from sluiceway.optim.subspace.arguments import SHAPES_OF_CORES, resolve_ratio
+from sluiceway.optim.subspace.arguments import SHAPES_OF_CORES, SubspaceArguments, resolve_ratio
 
 if TYPE_CHECKING:
     from sluiceway import _core
@@ -64,16 +64,21 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
 def reasons(optimizer: SubspaceAdamW) -> list[str]:
     """Why each of the engine's weights has its codec."""
     options = optimizer.options
-    why = options.why or AS_CONFIGURED
-    if options.codec == "auto":
+    if options.codec != "auto":
+        why = options.why or AS_CONFIGURED
+    elif options.fused:
         why = FOR_FUSED
-        if not options.fused:
-            backwards = 1 if options.accumulate == "auto" else options.accumulate
-            given = [n for n in options.model_fields_set if getattr(options, n) != "auto"]
-            run = RunLength(options.tokens_per_step, options.total_steps, backwards, given)
-            why = automatic_reason(optimizer.engine.automatic, run)
+    else:
+        why = automatic_reason(optimizer.engine.automatic, _run_of(options))
     weights = optimizer.of_engine.spread(optimizer.weights)
     return ["an embedding or the head" if weight.identity else why for weight in weights]
+
+
+def _run_of(options: SubspaceArguments) -> RunLength:
+    """As the engine counts: a number of backwards that nobody promised is one."""
+    backwards = 1 if options.accumulate == "auto" else options.accumulate
+    given = [name for name in options.model_fields_set if getattr(options, name) != "auto"]
+    return RunLength(options.tokens_per_step, options.total_steps, backwards, given)
 
 
 def automatic_reason(choice: _core.AutoCodec, run: RunLength) -> str:
@@ -147,7 +152,7 @@ def coreless_lines(optimizer: SubspaceAdamW) -> list[str]:
     names = _OF_PROJECTORS if "identity" in codecs else (*_OF_PROJECTORS, *_OF_CORES)
     fields = type(options).model_fields
     idle = [name for name in names if getattr(options, name) != fields[name].default]
-    # What a run that goes on has of the ratio nobody gave, and "auto" goes by any.
+    # A run that goes on has the standard ratio though nobody gave one, and "auto" goes by any.
     is_standard = options.ratio == resolve_ratio(options.codec, "auto")
     if "ratio" in idle and (options.codec == "auto" or is_standard):
         idle.remove("ratio")

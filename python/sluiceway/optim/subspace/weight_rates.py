@@ -27,9 +27,10 @@ def weight_factors(matrices: Sequence[torch.Tensor]) -> list[float]:
     sizes = [m.numel() for m in matrices]
     norms = torch.stack([n.to(norms[0].device) for n in norms]).tolist()
     rms = [norm / math.sqrt(size) for norm, size in zip(norms, sizes, strict=True)]
-    known = [(r, size) for r, size in zip(rms, sizes, strict=True) if r and math.isfinite(r)]
-    mean = sum(r * size for r, size in known) / max(sum(size for _, size in known), 1)
-    return [min(max(r / mean, _LEAST), _MOST) if r and math.isfinite(r) else 1.0 for r in rms]
+    rms = [r if math.isfinite(r) else 0.0 for r in rms]
+    known = sum(size for r, size in zip(rms, sizes, strict=True) if r)
+    mean = sum(r * size for r, size in zip(rms, sizes, strict=True)) / max(known, 1)
+    return [min(max(r / mean, _LEAST), _MOST) if r else 1.0 for r in rms]
 
 
 def with_factors(
