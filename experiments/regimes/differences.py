@@ -64,6 +64,25 @@ def difference(values: list[float]) -> Difference:
     return Difference(statistics.fmean(values), error, len(values))
 
 
+def worth_in_steps(
+    found: Found, mine: list[Run], theirs: list[Run], longer: list[Run]
+) -> Difference | None:
+    """How many more steps `theirs` would need to be as low as `mine`, by the slope to `longer`.
+
+    The ratio of two means of pairs, gain of `mine` over gain of `longer`; its error by the delta
+    method, with the covariance of the two. None where a run is missing.
+    """
+    if not all(map(found.has, [*mine, *theirs, *longer])):
+        return None
+    gains = [found.loss(b) - found.loss(a) for a, b in zip(mine, theirs, strict=True)]
+    more = [found.loss(b) - found.loss(c) for c, b in zip(longer, theirs, strict=True)]
+    ratio = statistics.fmean(gains) / statistics.fmean(more)
+    rest = difference([gain - ratio * other for gain, other in zip(gains, more, strict=True)])
+    steps = longer[0].steps - theirs[0].steps
+    error = None if rest.error is None else rest.error / abs(statistics.fmean(more)) * steps
+    return Difference(ratio * steps, error, len(gains))
+
+
 def share(found: Found, mine: list[Run], native: list[Run]) -> float | None:
     """Mean over seeds of a gain over that of `native`; None where a run is missing."""
     if not all(map(found.has, [*mine, *native])):

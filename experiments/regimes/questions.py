@@ -82,6 +82,8 @@ class Question:
 
 USUAL = (Setting(),)
 TEXTS = ("perl", "prose", "cpp")
+# Questions of which the first two settings differ in steps alone.
+WORTHS = ("worth", "worth_of_large")
 QUESTIONS = (
     Question("core", "Does a core add anything to the residual alone?", USUAL,
              (ADAMW, RESIDUAL, CORE)),

@@ -7,9 +7,20 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from differences import Difference, paired, share
+from differences import Difference, paired, share, worth_in_steps
 from fine_tunes import Run, Setting, Way
-from questions import ADAMW, QUESTIONS, Question, cells, chosen_rate, final_runs
+from questions import (
+    ADAMW,
+    HALF_SVD,
+    QUESTIONS,
+    RATED,
+    WORTHS,
+    Question,
+    added,
+    cells,
+    chosen_rate,
+    final_runs,
+)
 from shelf import Shelf
 from stages import HIGHEST, LOWEST, Found
 from tables import kib, number, table
@@ -78,6 +89,25 @@ def question_table(question: Question, found: Found) -> str:
     return table(columns, rows)
 
 
+def worth_table(found: Found) -> str:
+    """Markdown: steps of the residual alone that are as good as cores of half of each side."""
+    rows = []
+    for question in QUESTIONS:
+        if question.name not in WORTHS:
+            continue
+        short, longer = question.settings[:2]
+        asked = ((short, added(HALF_SVD, "kw")), (short, RATED), (longer, RATED))
+        worth = worth_in_steps(found, *(final_runs(found, question, *one) for one in asked))
+        if worth is not None and worth.error is not None:
+            low = (worth.mean - 2 * worth.error) / short.steps
+            rows.append((f"{short.tokens:,}", str(short.steps), str(longer.steps),
+                         f"{worth.mean:.1f} ± {worth.error:.1f}",
+                         f"{100 * worth.mean / short.steps:.1f} %", f"{100 * low:.1f} %",
+                         str(worth.pairs)))  # fmt: skip
+    return table(("tokens a step", "steps", "slope to", "worth in steps", "of the run",
+                  "less two standard errors", "seeds"), rows)  # fmt: skip
+
+
 HEAD = """# What a core is worth: results
 
 Written by `python experiments/regimes/run.py --table` from `results/`; code of {commits}.
@@ -105,6 +135,8 @@ def document(shelf: Shelf) -> str:
         parts.append(f"![differences](plots/{question.name}.png)\n")
         if len(lines) < asked:
             parts.append(f"Rows not complete: {asked - len(lines)}.\n")
+    parts.append("## What `svd` at f = 1/2 is worth in steps of the residual alone\n")
+    parts.append(f"{worth_table(found)}\n")
     return "\n".join(parts)
 
 

@@ -124,9 +124,7 @@ void bind_weight_plan(py::module_& m) {
                              "needed and free; None: it fits.")
       .def_readonly("products", &AutoCodec::products, "Of svd, as a share of a run.")
       .def_readonly("calibration", &AutoCodec::calibration, "Likewise.")
-      .def_property_readonly_static(
-          "most", [](const py::object&) { return kMostOfARun; },
-          "svd is taken where both together are less.")
+      .def_readonly("most", &AutoCodec::most, "svd is taken where both together are less.")
       .def_readonly("least_tokens", &AutoCodec::least_tokens,
                     "A step has to have as many for a core of these weights to pay.")
       .def_property_readonly_static(

@@ -259,7 +259,6 @@ class AutoCodec:
     """
 
     measured_ratio: typing.ClassVar[float] = 0.5
-    most: typing.ClassVar[float] = 0.06
     most_steps: typing.ClassVar[int] = 500
     @property
     def calibration(self) -> float:
@@ -270,6 +269,11 @@ class AutoCodec:
     def least_tokens(self) -> int:
         """
         A step has to have as many for a core of these weights to pay.
+        """
+    @property
+    def most(self) -> float:
+        """
+        svd is taken where both together are less.
         """
     @property
     def name(self) -> str: ...

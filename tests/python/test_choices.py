@@ -47,8 +47,8 @@ def test_auto_says_why():
     )
     assert reason(tokens_per_step=8192, total_steps=200, accumulate=2) == (
         "auto: such cores were measured to end lower than none: svd's products are 3.12 % of a "
-        "step of 8,192 tokens in 2 backwards, its calibration 0.03 % of 200 steps, less than 6 % "
-        "together"
+        "step of 8,192 tokens in 2 backwards, its calibration 0.03 % of 200 steps, less than "
+        "14 % together"
     )
     large = {"tokens_per_step": 2**20, "total_steps": 500}
     narrow = sw.Budget(device="2800KiB")
@@ -130,6 +130,6 @@ def test_a_plan_and_a_run_choose_for_the_tokens_of_the_config(sluiceway, small_m
     many = chosen(micro_batch=512, accumulate=2)
     assert (many["codec"], many["tokens_per_step"]) == ("svd", 32768)
     assert "of a step of 32,768 tokens" in many["why"]
-    brief = chosen(micro_batch=256, steps=1, accumulate=2)
+    brief = chosen(micro_batch=64, steps=1, accumulate=2)
     assert brief["codec"] == "none"
-    assert "of 1 steps, expected less than 6 %" in brief["why"]
+    assert "of 1 steps, expected less than 14 %" in brief["why"]

@@ -276,6 +276,25 @@ def test_differences_are_paired_by_seed_as_numpy_has_them():
     assert share == pytest.approx(((2 - a) / (2 - b)).mean())
 
 
+def test_a_core_is_worth_its_gain_over_the_gain_of_more_steps():
+    random = np.random.default_rng()
+    gains, more = random.uniform(0.01, 0.02, 5), random.uniform(0.01, 0.02, 5)
+    ways = {"mine": (CORE, 200), "theirs": (RESIDUAL, 200), "longer": (RESIDUAL, 220)}
+    mine, theirs, longer = (
+        [replace(run_of(Setting(steps=steps), way), lr=1e-3, seed=s) for s in range(5)]
+        for way, steps in ways.values()
+    )
+    found = found_of(*zip(mine, 1.5 - gains, strict=True), *((run, 1.5) for run in theirs),
+                     *zip(longer, 1.5 - more, strict=True))  # fmt: skip
+    worth = differences.worth_in_steps(found, mine, theirs, longer)
+    ratio, covariance = gains.mean() / more.mean(), np.cov(gains, more, ddof=1) / 5
+    direction = np.array([1, -ratio]) / more.mean()  # Of the ratio, by the two means.
+    assert worth.mean == pytest.approx(20 * ratio)
+    assert worth.error == pytest.approx(20 * np.sqrt(direction @ covariance @ direction))
+    assert worth.pairs == 5
+    assert differences.worth_in_steps(Found({}), mine, theirs, longer) is None
+
+
 def test_rows_of_another_start_are_refused_and_missing_ones_give_nothing():
     first, second, _ = three_runs()
     one, other = replace(first, method="none+residual"), first

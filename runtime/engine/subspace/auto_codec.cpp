@@ -86,7 +86,8 @@ AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const B
   }
   choice.pays = has_own_residual && is_measured && run.tokens_per_step >= choice.least_tokens &&
                 run.steps <= kMostSteps;
-  const bool cheap = choice.products + choice.calibration < kMostOfARun;
+  if (run.tokens_per_step >= kLargeStep) choice.most = kMostOfALargeStepRun;
+  const bool cheap = choice.products + choice.calibration < choice.most;
   const std::string_view instead = has_own_residual ? "none" : "block_random";
   const bool is_wanted = choice.pays || !has_own_residual;
   choice.name = is_wanted && !choice.shortage && cheap ? "svd" : instead;

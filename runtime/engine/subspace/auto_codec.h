@@ -24,8 +24,12 @@
 namespace sluiceway {
 
 // svd is taken where its products and its calibration together are less than this of a run: such a
-// core was measured to be worth 11 % more steps, 6 % where two standard errors are taken off.
+// core was measured to be worth 11 % more steps of 1,024 tokens, 6 % where two standard errors are
+// taken off,
 inline constexpr double kMostOfARun = 0.06;
+// and 21 % more of 4,096, 14 % likewise.
+inline constexpr double kMostOfALargeStepRun = 0.14;
+inline constexpr std::int64_t kLargeStep = 4096;
 // A core was measured to end lower than the residual alone from so many tokens a step,
 inline constexpr std::int64_t kLeastTokens = 1024;
 inline constexpr std::int64_t kLeastTokens16Bit = 256;  // of 16-bit weights,
@@ -55,8 +59,9 @@ struct AutoCodec {
   bool pays = false;              // A core of this ratio, in such a run, ended lower than none.
   std::int64_t least_tokens = 0;  // A step has to have as many for a core of these weights to pay.
   std::optional<Shortage> shortage;
-  double products = 0;     // Of svd, as a share of a run.
-  double calibration = 0;  // Likewise.
+  double products = 0;        // Of svd, as a share of a run.
+  double calibration = 0;     // Likewise.
+  double most = kMostOfARun;  // Both together have to be less.
 };
 
 // `free` is what each tier has for these weights. Those of another codec than "auto" count towards

@@ -122,6 +122,25 @@ TEST_F(AutoCodecTest, IsNoneWhereBothTogetherCostTooMuch) {
   EXPECT_EQ(small.name, "none");
 }
 
+TEST_F(AutoCodecTest, MayTakeMoreOfARunOfLargeSteps) {
+  specs[0].rows = specs[0].cols = 600;  // Products are 450 / T of a step.
+  RunShape run{.tokens_per_step = kLargeStep, .steps = kMostSteps};
+  const AutoCodec large = auto_codec(specs, DeviceId::host(), kRoomy, run);
+  EXPECT_DOUBLE_EQ(large.most, kMostOfALargeStepRun);
+  EXPECT_GT(large.products, kMostOfARun);
+  EXPECT_EQ(large.name, "svd");
+  run.tokens_per_step -= 1;
+  const AutoCodec small = auto_codec(specs, DeviceId::host(), kRoomy, run);
+  EXPECT_DOUBLE_EQ(small.most, kMostOfARun);
+  EXPECT_TRUE(small.pays);
+  EXPECT_EQ(small.name, "none");
+  run.tokens_per_step = kLargeStep;
+  specs[0].rows = specs[0].cols = 800;  // 600 / T.
+  const AutoCodec wide = auto_codec(specs, DeviceId::host(), kRoomy, run);
+  EXPECT_GT(wide.products, kMostOfALargeStepRun);
+  EXPECT_EQ(wide.name, "none");
+}
+
 TEST_F(AutoCodecTest, IsNoneWhereNoCoreWasMeasuredToPay) {
   for (WeightSpec& spec : specs) spec.rows = spec.cols = 8;  // Cheap at any number of tokens.
   RunShape run{.tokens_per_step = kLeastTokens, .steps = kMostSteps};
