@@ -41,6 +41,12 @@ def paired(found: Found, mine: list[Run], theirs: list[Run]) -> Difference | Non
     ValueError
         Two of a pair had another start, order of the text, or held-out text.
     """
+    values = paired_values(found, mine, theirs)
+    return None if values is None else difference(values)
+
+
+def paired_values(found: Found, mine: list[Run], theirs: list[Run]) -> list[float] | None:
+    """As paired(), one a seed."""
     if not all(map(found.has, [*mine, *theirs])):
         return None
     values = []
@@ -53,7 +59,7 @@ def paired(found: Found, mine: list[Run], theirs: list[Run]) -> Difference | Non
                     "expected the same; rows of two starts or texts do not mix"
                 )
         values.append(found.loss(one) - found.loss(other))
-    return difference(values)
+    return values
 
 
 def difference(values: list[float]) -> Difference:
@@ -70,17 +76,16 @@ def worth_in_steps(
     """How many more steps `theirs` would need to be as low as `mine`, by the slope to `longer`.
 
     The ratio of two means of pairs, gain of `mine` over gain of `longer`; its error by the delta
-    method, with the covariance of the two. None where a run is missing.
+    method, with the covariance of the two. None where a run is missing. Raises as paired() does.
     """
-    if not all(map(found.has, [*mine, *theirs, *longer])):
+    gains, more = (paired_values(found, theirs, runs) for runs in (mine, longer))
+    if gains is None or more is None:
         return None
-    gains = [found.loss(b) - found.loss(a) for a, b in zip(mine, theirs, strict=True)]
-    more = [found.loss(b) - found.loss(c) for c, b in zip(longer, theirs, strict=True)]
-    ratio = statistics.fmean(gains) / statistics.fmean(more)
-    rest = difference([gain - ratio * other for gain, other in zip(gains, more, strict=True)])
-    steps = longer[0].steps - theirs[0].steps
-    error = None if rest.error is None else rest.error / abs(statistics.fmean(more)) * steps
-    return Difference(ratio * steps, error, len(gains))
+    steps_a_gain = (longer[0].steps - theirs[0].steps) / statistics.fmean(more)
+    worth = statistics.fmean(gains) * steps_a_gain
+    rest = [gain * steps_a_gain - worth * other / statistics.fmean(more)
+            for gain, other in zip(gains, more, strict=True)]  # fmt: skip
+    return Difference(worth, difference(rest).error, len(gains))
 
 
 def share(found: Found, mine: list[Run], native: list[Run]) -> float | None:
