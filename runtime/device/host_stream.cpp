@@ -10,14 +10,22 @@ namespace sluiceway {
 namespace {
 
 // What the task holds is let go before anybody hears that it is done.
-void run(Stream::Task& task, const Stream::Done& done, FirstError& error) noexcept {
+void run(const WorkerTarget& target, Stream::Task& task, const Stream::Done& done,
+         FirstError& error) noexcept {
   Completion completion;
   completion.begin_us = now_us();
-  try {
-    task(StreamRef::host());
-  } catch (...) {
-    completion.error = std::current_exception();
-  }
+  const auto keep_first = [&completion](const auto& act) {
+    try {
+      act();
+    } catch (...) {
+      if (completion.error == nullptr) completion.error = std::current_exception();
+    }
+  };
+  keep_first([&] {
+    const DeviceGuard guard(target.stream.device());
+    keep_first([&] { task(target.stream); });
+    target.finish();
+  });
   completion.end_us = now_us();
   task = nullptr;
   if (done) {
@@ -29,13 +37,14 @@ void run(Stream::Task& task, const Stream::Done& done, FirstError& error) noexce
 
 }  // namespace
 
-WorkerStream::WorkerStream(Stream::Options options)
-    : error_(std::make_shared<FirstError>()), worker_({std::move(options.name), options.cpu}) {}
+WorkerStream::WorkerStream(const Stream::Options& options, WorkerTarget target)
+    : target_(std::make_shared<const WorkerTarget>(std::move(target))),
+      error_(std::make_shared<FirstError>()),
+      worker_({options.name, options.cpu}) {}
 
 void WorkerStream::enqueue(Stream::Task task, Stream::Done done) {
-  worker_.post([task = std::move(task), done = std::move(done), error = error_]() mutable {
-    run(task, done, *error);
-  });
+  worker_.post([task = std::move(task), done = std::move(done), target = target_,
+                error = error_]() mutable { run(*target, task, done, *error); });
 }
 
 void WorkerStream::wait(const Event& event) {
@@ -62,6 +71,9 @@ void WorkerStream::synchronize() {
   error_->rethrow();
 }
 
-void InlineStream::enqueue(Stream::Task task, Stream::Done done) { run(task, done, error_); }
+void InlineStream::enqueue(Stream::Task task, Stream::Done done) {
+  static const WorkerTarget host;
+  run(host, task, done, error_);
+}
 
 }  // namespace sluiceway

@@ -1,7 +1,9 @@
-// The streams that run on the processor; every build has them.
+// The streams whose tasks run on a thread of the processor; every build has them.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "runtime/device/first_error.h"
 #include "runtime/device/stream_backend.h"
@@ -9,21 +11,29 @@
 
 namespace sluiceway {
 
+// What the tasks of a WorkerStream launch on: nothing of the host, or the stream of a CUDA device.
+struct WorkerTarget {
+  StreamRef stream = StreamRef::host();
+  std::function<void()> finish = [] {};  // Waits until the device has done what a task launched.
+};
+
 // First in, first out on a thread of its own. A task that throws does not stop those behind it.
 //
 // Errors: synchronize() throws InvalidArgument in a task of this stream: it would wait for itself.
 class WorkerStream final : public StreamBackend {
  public:
-  explicit WorkerStream(Stream::Options options);
+  explicit WorkerStream(const Stream::Options& options, WorkerTarget target = {});
 
   void enqueue(Stream::Task task, Stream::Done done) override;
   void wait(const Event& event) override;
   Event record() override;
   void synchronize() override;
-  DeviceId device() const noexcept override { return DeviceId::host(); }
+  DeviceId device() const noexcept override { return target_->stream.device(); }
 
  private:
-  std::shared_ptr<FirstError> error_;  // Shared with the jobs, which may outlive the stream.
+  // Shared with the jobs, which may outlive the stream.
+  std::shared_ptr<const WorkerTarget> target_;
+  std::shared_ptr<FirstError> error_;
   Worker worker_;
 };
 

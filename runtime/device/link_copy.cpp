@@ -7,7 +7,6 @@
 #include "kernels/base/check.h"
 #include "runtime/device/cuda_backend.h"
 #include "runtime/device/device_memory.h"
-#include "runtime/device/paced_copies.h"
 #include "runtime/device/wire.h"
 
 namespace sluiceway {
@@ -30,11 +29,7 @@ LinkCopy::LinkCopy(DeviceId device, LinkDirection direction, Config config)
                   "link_copy: latency is ", config.latency_us, " us, expected 0 to ",
                   kMostLatencyUs);
   check_device(device);
-  if (config.gbps == 0 && config.latency_us == 0) return;
-  wire_ = std::make_shared<Wire>(config.gbps, config.latency_us);
-  if (device.is_host()) return;
-  const bool down = direction == LinkDirection::kDeviceToHost;
-  paced_ = std::make_unique<PacedCopies>(wire_, down ? "sw-d2h-timer" : "sw-h2d-timer");
+  if (config.is_paced()) wire_ = std::make_unique<Wire>(config.gbps, config.latency_us);
 }
 
 LinkCopy::~LinkCopy() = default;
@@ -44,24 +39,26 @@ void LinkCopy::copy(void* dst, const void* src, std::size_t bytes, StreamRef str
                   ", expected ", to_string(device_), ", as the link");
   SLUICEWAY_CHECK(bytes == 0 || (dst != nullptr && src != nullptr), "link_copy: null pointer for ",
                   bytes, " bytes");
-  if (device_.is_host()) return cross(bytes, [&] { copy_now(dst, src, bytes); });
-  const auto enqueue = [&] { cuda::copy_bytes_async(stream, dst, src, bytes, direction_); };
-  if (paced_ == nullptr) {
-    enqueue();
-  } else {
-    paced_->copy(stream, bytes, enqueue);
-  }
-  bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (wire_ != nullptr) wait_for(stream);  // The wire is taken when the stream has come this far.
+  cross_paced(bytes, [&] {
+    if (device_.is_host()) return copy_now(dst, src, bytes);
+    cuda::copy_bytes_async(stream, dst, src, bytes, direction_);
+    if (wire_ != nullptr) wait_for(stream);
+  });
 }
 
 void LinkCopy::cross(std::size_t bytes, const std::function<void()>& work) {
   SLUICEWAY_CHECK(device_.is_host(), "link_copy: work on the link of ", to_string(device_),
                   ", expected the host device; copy() what the work has made");
+  cross_paced(bytes, work);
+}
+
+void LinkCopy::cross_paced(std::size_t bytes, const std::function<void()>& work) {
   if (wire_ == nullptr) {
     work();
   } else {
     const WireSchedule::Slot slot = wire_->take(bytes);
-    work();  // It may take longer: the processor copies slower than this link.
+    work();  // It may take longer: processor or bus copy slower than this link.
     if (Wire::sleep_until_due(slot)) wire_->woke(slot);
   }
   bytes_.fetch_add(bytes, std::memory_order_relaxed);

@@ -4,9 +4,9 @@
 //
 // Copies share a wire (wire.h): one after the other, each as long as that, less what the copy
 // before it overslept, so sums are exact, whatever timers do. gbps = 0 means unthrottled, a latency
-// remains. On the host device the thread that copies sleeps. On CUDA the copy is asynchronous as
-// ever, and its stream then waits for the rest of the time (paced_copies.h); with neither rate nor
-// latency it runs at the speed of the bus. Every byte is counted where it crosses.
+// remains. A link with a rate or a latency is paced: the thread that copies sleeps until the copy
+// is due, on CUDA after the bus has moved it. With neither, a copy on CUDA is asynchronous and runs
+// at the speed of the bus. Every byte is counted where it crosses.
 //
 // Thread safety: copy() and bytes() from any thread; two copies on one link share its rate.
 #pragma once
@@ -22,7 +22,6 @@
 
 namespace sluiceway {
 
-class PacedCopies;
 class Wire;
 
 enum class LinkDirection { kDeviceToHost, kHostToDevice };
@@ -32,6 +31,8 @@ class LinkCopy {
   struct Config {
     double gbps = 0;  // 1e9 bytes per second; 0: unthrottled.
     double latency_us = 0;
+
+    bool is_paced() const noexcept { return gbps != 0 || latency_us != 0; }
   };
 
   LinkCopy(DeviceId device, LinkDirection direction, Config config);  // InvalidArgument: rate.
@@ -39,8 +40,9 @@ class LinkCopy {
   LinkCopy(const LinkCopy&) = delete;
   LinkCopy& operator=(const LinkCopy&) = delete;
 
-  // To be called from a task of the stream that `stream` refers to: on the host device it returns
-  // when the bytes have crossed, on CUDA when the copy is enqueued.
+  // To be called from a task of the stream that `stream` refers to. It returns when the bytes have
+  // crossed; on CUDA over a link that is not paced, when the copy is enqueued. A stream for paced
+  // copies has a thread of its own (Stream::Options::own_thread).
   void copy(void* dst, const void* src, std::size_t bytes, StreamRef stream);
 
   // On the host device, for a copy that does more than copy: `work` makes the `bytes` that cross.
@@ -50,11 +52,12 @@ class LinkCopy {
   std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
 
  private:
+  void cross_paced(std::size_t bytes, const std::function<void()>& work);
+
   DeviceId device_;
   LinkDirection direction_;
   std::atomic<std::uint64_t> bytes_{0};
-  std::shared_ptr<Wire> wire_;          // Null: neither rate nor latency.
-  std::unique_ptr<PacedCopies> paced_;  // Of CUDA, where there is a wire.
+  std::unique_ptr<Wire> wire_;  // Null: not paced.
 };
 
 }  // namespace sluiceway

@@ -59,6 +59,11 @@ void wait_for(StreamRef stream) {
   if (!stream.is_host()) cuda::wait_for(stream);
 }
 
+void enqueue_wait(StreamRef stream, const Event& event) {
+  if (stream.is_host()) return event.wait();
+  cuda::enqueue_wait(stream, event);
+}
+
 DeviceGuard::DeviceGuard(DeviceId device) {
   if (!device.is_host()) previous_ = cuda::select_device(device.ordinal());
 }

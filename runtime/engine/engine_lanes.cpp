@@ -54,9 +54,13 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
   streams_.reserve(lanes.size());  // The executor holds their addresses.
   for (const LaneSpec& lane : lanes) {
     const auto id = static_cast<LaneId>(streams_.size());
+    const LinkCopy::Config& link =
+        lane.crosses == LinkDirection::kDeviceToHost ? options.d2h : options.h2d;
     const Stream::Options thread{
-        "sw-" + lane.name, lane.cpu,
-        lane.is_urgent ? Stream::Priority::kHigh : Stream::Priority::kDefault};
+        .name = "sw-" + lane.name,
+        .cpu = lane.cpu,
+        .priority = lane.is_urgent ? Stream::Priority::kHigh : Stream::Priority::kDefault,
+        .own_thread = lane.crosses.has_value() && link.is_paced()};
     streams_.push_back(lane.runs == LaneSpec::Runs::kOnDevice
                            ? Stream::owned(options.device, thread)
                            : Stream::host(thread));
@@ -79,10 +83,9 @@ Stream& EngineLanes::compute(StreamRef compute) {
 
 void EngineLanes::acquire(int key, StreamRef compute) {
   if (compute.is_host()) return wait(key);
-  const Event done = executor_->completion(key);
-  if (done.happened()) return;
+  if (!executor_->moves(key)) return;
   Stream& stream = this->compute(compute);
-  stall_clock_->time_wait(compute, [&] { stream.wait(done); });
+  stall_clock_->time_wait(compute, [&] { executor_->acquire(key, stream); });
 }
 
 void EngineLanes::wait(int key) {
@@ -91,7 +94,7 @@ void EngineLanes::wait(int key) {
     const double stall = executor_->wait(key);
     if (stall > 0 && trace_->enabled()) trace_->add_range(device_row_, "stall", begin_us, now_us());
     stall_seconds_ += stall;
-  } else if (compute_ref_ && !executor_->completion(key).happened()) {
+  } else if (compute_ref_ && executor_->moves(key)) {
     stall_clock_->time_wait(*compute_ref_, [&] { executor_->wait(key); });
   } else {  // It costs the device nothing, or nobody has computed yet.
     executor_->wait(key);

@@ -34,14 +34,18 @@ struct LaneSpec {
   int depth = 1;           // Hops in flight.
   int cpu = -1;            // Processor for its thread; -1 leaves it free.
   bool is_urgent = false;  // The next forward waits for it: before other work of the device.
+  // The link that its hops cross. Where that is paced, the hops run on the lane's own thread, which
+  // sleeps as long as a copy takes: a stream of a device never does (stream.h, D1).
+  std::optional<LinkDirection> crosses = std::nullopt;
 };
 
 // Counts since the last take_use(), but for peaks, which are since the start.
 struct EngineUse {
   std::uint64_t d2h_bytes = 0, h2d_bytes = 0;
-  // A forward waited, and the device's lane was idle. On the host device the thread waited. On a
-  // CUDA device it is the computing stream that stood still, and what it has not come to yet is in
-  // a later look (stall_clock.h).
+  // The device had nothing to run because a weight's update was late: a forward waited, and the
+  // device's lane was idle. On the host device the thread waited. On a CUDA device it is the
+  // computing stream that stood still, behind a thread that waited or by itself, and what it has
+  // not come to yet is in a later look (stall_clock.h).
   double stall_seconds = 0;
   std::vector<double> lane_seconds;                      // Busy.
   std::array<std::uint64_t, kTierCount> used{}, peak{};  // By tier.
@@ -85,8 +89,8 @@ class EngineLanes {
 
   // Blocks until every payload of this key that is not held is through.
   void wait(int key);
-  // As wait() for the work on `compute` that is enqueued later: where the device can wait by
-  // itself, the calling thread does not.
+  // As wait() for the work on `compute` that is enqueued later. On a CUDA device the thread waits
+  // until the last hops of the key have been enqueued, and the stream waits for these.
   void acquire(int key, StreamRef compute);
 
   void note_device_times(double forward_s, double backward_s);  // Of the last step.

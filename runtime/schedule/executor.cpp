@@ -52,6 +52,7 @@ void Executor::release() {
   s.old_before_gate += std::exchange(s.new_before_gate, 0);
   for (State::Key& key : s.keys) key.moving = key.payloads;
   s.moving = s.items.size();
+  s.count_unsent(lock);
   s.open_gates(lock, gone);
   s.dispatch(lock);
   s.destroy(lock, gone);
@@ -120,15 +121,17 @@ double Executor::wait(int key) {
   return std::max(stall_s, 0.0);
 }
 
-Event Executor::completion(int key) {
+void Executor::acquire(int key, Stream& reader) {
   State& s = *state_;
-  State::Key& asked_for = s.checked_key("completion", key);
-  State::Lock lock(s.mutex);
-  s.throw_if_failed(lock);
-  if (s.moving_for(asked_for) == 0) return {};
-  auto& done = s.plan.forward_waits_for_all() ? s.all_done : asked_for.done;
-  if (done == nullptr) done = std::make_shared<HostEvent>();
-  return Event(done);
+  const State::Key& asked_for = s.checked_key("acquire", key);
+  std::vector<Event> ends;
+  {
+    State::Lock lock(s.mutex);
+    s.wait_until(lock, [&] { return s.error || s.unsent_for(asked_for) == 0; });
+    s.throw_if_failed(lock);
+    ends = s.ends_for(asked_for);
+  }
+  for (const Event& end : ends) reader.wait(end);
 }
 
 void Executor::drain() {
@@ -152,6 +155,14 @@ bool Executor::busy(int key) const {
   State::Lock lock(s.mutex);
   s.throw_if_failed(lock);
   return asked_for.payloads > 0;
+}
+
+bool Executor::moves(int key) const {
+  State& s = *state_;
+  const State::Key& asked_for = s.checked_key("moves", key);
+  State::Lock lock(s.mutex);
+  s.throw_if_failed(lock);
+  return s.moving_for(asked_for) > 0;
 }
 
 bool Executor::has_failed() const noexcept {

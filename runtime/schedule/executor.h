@@ -22,8 +22,11 @@
 //       behind an event of its device included, finishes, and only then a call throws it.
 //   I7  A free lane never leaves a ready payload waiting, no wait is forgotten, and streams that
 //       run a task inside enqueue() recurse no deeper than there are lanes.
-//   I8  wait() returns, and completion() happens, when the key has no payload in the lanes but held
-//       ones (kBarrier: when no key has).
+//   I8  wait() returns when the key has no payload in the lanes but held ones (kBarrier: when no
+//       key has). acquire() returns earlier: when the last hop of each of these payloads has been
+//       given to a stream of a device, or has finished. The reader's stream then waits for recorded
+//       events of these hops. No stream of a device ever waits for a payload that a thread still
+//       has to hand over (stream.h, D1): the thread that calls acquire() waits for that.
 //   I9  A wait that Config::check_interrupt ends has changed nothing, and can be begun again.
 //   I10 After give_up_after() no call waits for ever: a lane in which nothing finishes fails the
 //       executor, and no stream gets anything any more.
@@ -91,11 +94,12 @@ class Executor {
   // stall.
   double wait(int key);
 
-  // As wait(), for a stream to wait for. It happens after a failure too, which the next call says.
-  Event completion(int key);
+  // As wait(), for work that `reader` is given from now on (I8).
+  void acquire(int key, Stream& reader);
 
-  void drain();              // wait() for all keys; payloads that are held must be released first.
-  bool busy(int key) const;  // Whether the key has a payload in the lanes, held or not.
+  void drain();               // wait() for all keys; payloads that are held must be released first.
+  bool busy(int key) const;   // Whether the key has a payload in the lanes, held or not.
+  bool moves(int key) const;  // Whether wait() would block now.
   bool has_failed() const noexcept;  // Whether other calls throw; known before what failed goes.
   void set_transition(std::uint64_t deadline);
 

@@ -98,6 +98,25 @@ void Executor::State::throw_if_failed(Lock& lock) {
   std::rethrow_exception(error);
 }
 
+void Executor::State::count_unsent(Lock&) {
+  unsent = 0;
+  for (Key& key : keys) key.unsent = 0;
+  for (Item& item : items) {
+    if (item.is_sent || held_back(item)) continue;
+    ++key_of(item).unsent;
+    ++unsent;
+  }
+}
+
+std::vector<Event> Executor::State::ends_for(const Key& key) const {
+  if (!plan.forward_waits_for_all()) return key.ends;
+  std::vector<Event> ends;
+  for (const LaneState& lane : lanes) {
+    if (lane.last_end.state() != nullptr) ends.push_back(lane.last_end);
+  }
+  return ends;
+}
+
 // ---- Into a lane, and out of the lanes ----------------------------------------------------------
 
 void Executor::State::make_room(Lock&) {
@@ -133,6 +152,8 @@ void Executor::State::add(Lock&, Item* item) {
   if (held_back(*item)) return;
   ++key.moving;
   ++moving;
+  ++key.unsent;
+  ++unsent;
 }
 
 void Executor::State::leave_before_gate(const Item& item) noexcept {
@@ -188,10 +209,17 @@ void Executor::State::advance(Lock& lock, Item* item, Items& gone) {
 void Executor::State::take_out(Lock&, Item* item, Items& gone) {
   if (item->gate != kNone && item->hop < item->gate) leave_before_gate(*item);
   Key& key = key_of(*item);
-  --key.payloads;
+  if (--key.payloads == 0) {
+    key.ends_in.clear();
+    key.ends.clear();
+  }
   if (!held_back(*item)) {
-    if (--key.moving == 0 && !plan.forward_waits_for_all()) item->done = std::move(key.done);
-    if (--moving == 0 && plan.forward_waits_for_all()) item->done = std::move(all_done);
+    --key.moving;
+    --moving;
+    if (!item->is_sent) {
+      --key.unsent;
+      --unsent;
+    }
   }
   gone.splice(gone.end(), items, item->self);
   changed.notify_all();
@@ -235,11 +263,7 @@ void Executor::State::destroy(Lock& lock, Items& gone) {
   if (gone.empty()) return;
   ++destroying;
   lock.unlock();
-  while (!gone.empty()) {
-    const std::shared_ptr<HostEvent> done = std::move(gone.front().done);
-    gone.pop_front();
-    if (done) done->set();
-  }
+  gone.clear();
   lock.lock();
   --destroying;
   if (idle()) changed.notify_all();

@@ -10,8 +10,10 @@
 // deeper than there are lanes.
 //
 // Where the next hop's stream is of the same device, the thread that handed out a hop moves the
-// item on at once, with an event for the next stream (go_ahead). The item then has several hops in
+// item on at once, with an event for the next stream (move_on). The item then has several hops in
 // flight; it is taken out, parked or moved to another device only when all of them have finished.
+// Behind the last hop, on a device, that thread records an event too: the item counts as sent, and
+// whoever acquires its key waits for that event on the device.
 //
 // Functions that take a Lock expect the mutex to be held.
 #pragma once
@@ -29,7 +31,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/device/event_state.h"
+#include "runtime/device/event.h"
 #include "runtime/schedule/executor.h"
 #include "runtime/schedule/step_plan.h"
 
@@ -54,18 +56,18 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
     std::uint64_t step = 0;
     std::uint64_t arrival = 0;
     Rank rank;
-    std::size_t gate = kNone;         // Its first hop behind the gate, or the end; kNone: no gate.
-    std::size_t device_hop = kNone;   // Its hop in the device lane.
-    std::size_t hop = 0;              // The current one.
-    std::size_t started = 0;          // Hops given to their streams,
-    std::size_t finished = 0;         // and those of them that have finished.
-    Place place = Place::kParked;     // Of the current hop.
-    bool handed_out = false;          // A thread of ours will move it on when enqueue() returns.
-    bool on_device = false;           // Its hop in the device lane is being worked on.
-    std::uint64_t recalled_by = 0;    // Number of the recall() that waits for it; 0: none.
-    Event after;                      // Where what comes before has not finished: what to wait for.
-    std::vector<double> seconds;      // By hop.
-    std::shared_ptr<HostEvent> done;  // Happens when the item is destroyed.
+    std::size_t gate = kNone;        // Its first hop behind the gate, or the end; kNone: no gate.
+    std::size_t device_hop = kNone;  // Its hop in the device lane.
+    std::size_t hop = 0;             // The current one.
+    std::size_t started = 0;         // Hops given to their streams,
+    std::size_t finished = 0;        // and those of them that have finished.
+    Place place = Place::kParked;    // Of the current hop.
+    bool handed_out = false;         // A thread of ours will move it on when enqueue() returns.
+    bool is_sent = false;            // Its last hop is in a stream, with an event behind it.
+    bool on_device = false;          // Its hop in the device lane is being worked on.
+    std::uint64_t recalled_by = 0;   // Number of the recall() that waits for it; 0: none.
+    Event after;                     // Where what comes before has not finished: what to wait for.
+    std::vector<double> seconds;     // By hop.
   };
 
   struct LaneState {
@@ -74,15 +76,18 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
     bool dispatching = false;
     double busy_since_s = 0;  // Since it had nothing, or since its last hop finished.
     double longest_s = 0;     // Of the hops that finished.
+    Event last_end;           // Behind the last hop here of the item that was sent last.
   };
 
   struct Key {
     std::size_t payloads = 0;
-    std::size_t moving = 0;           // Of `payloads`: not held back.
-    std::uint64_t step = 0;           // Of `gathered`.
-    std::vector<double> gathered;     // Seconds by lane of the payloads of `step` so far,
-    std::vector<double> last;         // and when none was moving.
-    std::shared_ptr<HostEvent> done;  // Happens when none is moving; made when asked for.
+    std::size_t moving = 0;        // Of `payloads`: not held back.
+    std::size_t unsent = 0;        // Of `moving`: not sent.
+    std::vector<LaneId> ends_in;   // Lanes in which payloads of `payloads` have been sent,
+    std::vector<Event> ends;       // and what the last of each lane ends with.
+    std::uint64_t step = 0;        // Of `gathered`.
+    std::vector<double> gathered;  // Seconds by lane of the payloads of `step` so far,
+    std::vector<double> last;      // and when none was moving.
   };
 
   explicit State(Config given);
@@ -129,6 +134,12 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   std::size_t moving_for(const Key& key) const noexcept {
     return plan.forward_waits_for_all() ? moving : key.moving;
   }
+  // Payloads that acquire() waits for on the host, and what the device waits for behind it.
+  std::size_t unsent_for(const Key& key) const noexcept {
+    return plan.forward_waits_for_all() ? unsent : key.unsent;
+  }
+  std::vector<Event> ends_for(const Key& key) const;
+  void count_unsent(Lock& lock);
   // Marks and stops what has not passed its hold; returns one that has, if there is any.
   const Item* mark_recalled(Lock& lock, int key, std::uint64_t number);
   std::string_view lane_name(const Item& item, std::size_t hop) const noexcept;
@@ -145,6 +156,7 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   std::uint64_t recalls = 0;   // Calls of recall().
   Items items;                 // In the lanes, in order of arrival.
   std::size_t moving = 0;      // Of `items`: not held back.
+  std::size_t unsent = 0;      // Of `moving`: not sent.
   std::vector<Key> keys;
   std::vector<Item*> parked;
   std::vector<LaneState> lanes;
@@ -154,10 +166,9 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   std::size_t destroying = 0;
   bool closing = false;
   std::exception_ptr error;
-  std::optional<Seconds> patience;      // With a lane in which nothing finishes,
-  double patient_since_s = 0;           // which counts from here.
-  bool given_up = false;                // A lane: nobody waits for it.
-  std::shared_ptr<HostEvent> all_done;  // As Key::done, for all keys.
+  std::optional<Seconds> patience;  // With a lane in which nothing finishes,
+  double patient_since_s = 0;       // which counts from here.
+  bool given_up = false;            // A lane: nobody waits for it.
   LaneUse use;
 
  private:
@@ -169,8 +180,11 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   static bool goes_later(const Item* a, const Item* b) noexcept;  // Puts the lowest rank on top.
   void start_next(std::size_t lane, Lock& lock);
   void hand_over(Item* item, std::size_t hop, const Event& after);
+  const Stream& stream_of(const Item& item, std::size_t hop) const noexcept;
   bool may_go_ahead(const Item& item) const noexcept;
-  void go_ahead(Lock& lock, Item* item, const std::optional<Event>& reached);
+  bool ends_on_device(const Item& item) const noexcept;
+  void move_on(Lock& lock, Item* item, const std::optional<Event>& reached);
+  void note_sent(Lock& lock, Item* item, const Event& end);
   void settle(Lock& lock, Item* item, Items& gone);
   void advance(Lock& lock, Item* item, Items& gone);
   void leave_before_gate(const Item& item) noexcept;

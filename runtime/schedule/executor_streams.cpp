@@ -66,7 +66,7 @@ void Executor::State::start_next(std::size_t lane, Lock& lock) {
   note_device(*item);
   const std::size_t hop = item->hop;
   const Event after = std::exchange(item->after, Event());
-  const bool ahead = item->handed_out = may_go_ahead(*item);
+  const bool on_device = item->handed_out = may_go_ahead(*item) || ends_on_device(*item);
   lock.unlock();
   try {
     hand_over(item, hop, after);
@@ -74,10 +74,10 @@ void Executor::State::start_next(std::size_t lane, Lock& lock) {
     const double now = now_us();
     complete(item, hop, {.begin_us = now, .end_us = now, .error = std::current_exception()});
   }
-  if (!ahead) return lock.lock();  // The item may be gone.
+  if (!on_device) return lock.lock();  // The item may be gone.
   const std::optional<Event> reached = record(*config.lanes[lane].stream);
   lock.lock();
-  go_ahead(lock, item, reached);
+  move_on(lock, item, reached);
 }
 
 void Executor::State::hand_over(Item* item, std::size_t hop, const Event& after) {
@@ -109,26 +109,55 @@ void Executor::State::hand_over(Item* item, std::size_t hop, const Event& after)
 
 // ---- Several hops of one device in flight -------------------------------------------------------
 
+const Stream& Executor::State::stream_of(const Item& item, std::size_t hop) const noexcept {
+  return *config.lanes[static_cast<std::size_t>(item.payload.hops[hop].lane)].stream;
+}
+
 bool Executor::State::may_go_ahead(const Item& item) const noexcept {
   const std::vector<Hop>& hops = item.payload.hops;
   const std::size_t next = item.hop + 1;
   if (next >= hops.size() || !hops[item.hop].run || !hops[next].run) return false;
-  const auto stream = [&](std::size_t hop) -> const Stream& {
-    return *config.lanes[static_cast<std::size_t>(hops[hop].lane)].stream;
-  };
-  return stream(next).device_waits_for(stream(item.hop)) && !must_park(item, next);
+  return stream_of(item, next).device_waits_for(stream_of(item, item.hop)) &&
+         !must_park(item, next);
 }
 
-void Executor::State::go_ahead(Lock& lock, Item* item, const std::optional<Event>& reached) {
+bool Executor::State::ends_on_device(const Item& item) const noexcept {
+  const Stream& stream = stream_of(item, item.hop);
+  return item.hop + 1 == item.payload.hops.size() && item.payload.hops[item.hop].run &&
+         stream.device_waits_for(stream);
+}
+
+void Executor::State::move_on(Lock& lock, Item* item, const std::optional<Event>& reached) {
   Items gone;
   item->handed_out = false;
-  if (reached && item->in_flight() && !error && item->recalled_by == 0) {
+  if (!reached || !item->in_flight() || error || item->recalled_by != 0) {
+    settle(lock, item, gone);
+  } else if (item->hop + 1 == item->payload.hops.size()) {
+    note_sent(lock, item, *reached);
+  } else {
     item->after = *reached;
     advance(lock, item, gone);
-  } else {
-    settle(lock, item, gone);
   }
   destroy(lock, gone);
+}
+
+// One thread at a time is at a lane's stream, so of two events the later one is behind the other.
+void Executor::State::note_sent(Lock&, Item* item, const Event& end) {
+  const LaneId lane = item->payload.hops[item->hop].lane;
+  Key& key = key_of(*item);
+  const auto known = std::find(key.ends_in.begin(), key.ends_in.end(), lane);
+  if (known == key.ends_in.end()) {
+    key.ends_in.push_back(lane);
+    key.ends.push_back(end);
+  } else {
+    key.ends[static_cast<std::size_t>(known - key.ends_in.begin())] = end;
+  }
+  lanes[static_cast<std::size_t>(lane)].last_end = end;
+  item->is_sent = true;
+  if (held_back(*item)) return;
+  --key.unsent;
+  --unsent;
+  changed.notify_all();
 }
 
 void Executor::State::complete(Item* item, std::size_t hop, const Completion& completion) noexcept {

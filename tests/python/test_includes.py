@@ -1,4 +1,6 @@
-"""Who may include whom: rooms look only to their left, and some headers belong to some files.
+"""Who may include whom, and what the product never calls.
+
+Rooms look only to their left, and some headers belong to some files.
 
 The rules are checked on this tree, and on small bad trees to show that each of them can fail.
 """
@@ -31,6 +33,13 @@ CUDA = re.compile(
     r"|device_launch_parameters|cub/|thrust/|nv/|nvtx3/)"
 )
 LIBURING = re.compile(r"liburing")
+
+# Calls that let a stream of a device wait for a thread of the host (runtime/device/stream.h, D1).
+HOLDS_A_DEVICE = re.compile(
+    r"\b(cu(da)?LaunchHostFunc\w*|cu(da)?StreamAddCallback|cuStream(Wait|Write|Batch)\w*Value\w*"
+    r"|cuStreamBatchMemOp\w*|cu(da)?GraphAdd(Host|BatchMemOp)Node|cudaHostFn_t)\b"
+)
+PRODUCT = ("kernels/", "runtime/", "compress/", "python/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 BUILD_FLAG = re.compile(
@@ -87,6 +96,8 @@ def complaints_about(root: Path, path: str) -> list[str]:
             found.append(f"{path}: {header}: {target} stands to the right of {room}")
     if path.endswith((".h", ".cuh")) and BUILD_FLAG.search(text):
         found.append(f"{path}: headers never test build flags")
+    if path.startswith(PRODUCT) and (held := HOLDS_A_DEVICE.search(text)):
+        found.append(f"{path}: {held.group()}: no stream of a device waits for the host")
     return found
 
 
@@ -160,6 +171,12 @@ def test_a_tree_that_keeps_the_rules_is_silent(tmp_path: Path) -> None:
         ("runtime/store/posix_io.cpp", "#include <liburing.h>", "may include liburing"),
         ("kernels/bad.h", "#ifdef SLUICEWAY_CUDA", "build flags"),
         ("kernels/bad.cuh", "#if defined(SLUICEWAY_CUDA)", "build flags"),
+        (
+            "runtime/device/cuda/bad.cpp",
+            "cuStreamWaitValue32_v2(s, a, 1, 0);",
+            "waits for the host",
+        ),
+        ("runtime/engine/bad.cpp", "cudaLaunchHostFunc(s, call, p);", "waits for the host"),
     ],
 )
 def test_each_broken_rule_is_named(tmp_path: Path, path: str, text: str, rule: str) -> None:

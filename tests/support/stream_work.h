@@ -4,32 +4,33 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "runtime/device/cuda_backend.h"
 #include "runtime/device/stream.h"
+#include "tests/support/stream_hold.h"
 
 namespace sluiceway::test {
 
 // A task whose `work` runs where that of the stream does: on the host's worker, or between what a
-// CUDA stream does before and what it does later, on a thread of the driver. There it must neither
-// call CUDA nor wait for another stream, since the driver may have one such thread for all.
+// CUDA stream does before and what it does later (call_in_stream()).
 inline Stream::Task task_of(std::function<void()> work) {
   return [work = std::move(work)](StreamRef stream) {
     if (stream.is_host()) return work();
-    cuda::call_on_host(stream, work);
+    call_in_stream(stream, work);
   };
 }
 
 inline void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 // Holds streams until open() is called, or its life ends: before that of the streams, which else
-// would wait for ever where a test fails.
+// would wait for ever where a test fails. `device`: that of the streams, if not the host.
 class Gate {
  public:
-  Gate() {
+  explicit Gate(DeviceId device = DeviceId::host()) {
+    if (!device.is_host()) word_.emplace(device);
     host_.enqueue([this](StreamRef) { opened_.get_future().wait(); });
     event_ = host_.record();
   }
@@ -38,15 +39,21 @@ class Gate {
   ~Gate() {
     if (!is_open_) open();
   }
-  void hold(Stream& stream) { stream.wait(event_); }
-  const Event& event() const { return event_; }  // It is open.
+  void hold(Stream& stream) {
+    if (stream.device().is_host()) return stream.wait(event_);
+    stream.enqueue([this](StreamRef ref) { hold(ref); });
+  }
+  void hold(StreamRef stream) const { word_.value().hold(stream); }  // Of a device.
+  const Event& event() const { return event_; }                      // It is open, on the host.
   void open() {
     is_open_ = true;
     opened_.set_value();
+    if (word_) word_->raise();
   }
 
  private:
   bool is_open_ = false;
+  std::optional<HoldWord> word_;
   std::promise<void> opened_;
   Stream host_ = Stream::host({"gate"});
   Event event_;

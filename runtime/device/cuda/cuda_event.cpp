@@ -1,20 +1,70 @@
 #include "runtime/device/cuda/cuda_event.h"
 
+#include <array>
+#include <map>
+#include <vector>
+
 #include "runtime/device/cuda/cuda_check.h"
 
 namespace sluiceway::cuda {
+namespace {
 
-OwnedEvent::OwnedEvent(cudaStream_t stream, Timing timing) {
-  const unsigned flags =
-      cudaEventBlockingSync | (timing == Timing::kOff ? cudaEventDisableTiming : 0U);
-  SLUICEWAY_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags));
+// Events that nobody has, by device and timing. The driver may wait for an idle device when it
+// destroys one, so events are used again instead: a step that is like the one before makes none.
+//
+// An event may come back before the device has reached it. That is fine: a stream that waits for
+// it waits for what it stood for at that call, whatever it is recorded for later.
+class FreeEvents {
+ public:
+  static FreeEvents& of_process() {
+    static FreeEvents* const all = new FreeEvents;  // Streams may end after every static object.
+    return *all;
+  }
+
+  cudaEvent_t take(int device, OwnedEvent::Timing timing) {
+    {
+      const std::lock_guard lock(mutex_);
+      std::vector<cudaEvent_t>& free = free_[{device, timing}];
+      if (!free.empty()) {
+        cudaEvent_t const event = free.back();
+        free.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    const unsigned flags =
+        cudaEventBlockingSync | (timing == OwnedEvent::Timing::kOff ? cudaEventDisableTiming : 0U);
+    SLUICEWAY_CUDA_CHECK(cudaEventCreateWithFlags(&event, flags));
+    const std::lock_guard lock(mutex_);
+    std::vector<cudaEvent_t>& free = free_[{device, timing}];
+    free.reserve(++made_[{device, timing}]);  // So that give_back() never allocates.
+    return event;
+  }
+
+  void give_back(int device, OwnedEvent::Timing timing, cudaEvent_t event) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.find({device, timing})->second.push_back(event);
+  }
+
+ private:
+  using Kind = std::pair<int, OwnedEvent::Timing>;
+  std::mutex mutex_;
+  std::map<Kind, std::vector<cudaEvent_t>> free_;
+  std::map<Kind, std::size_t> made_;
+};
+
+}  // namespace
+
+OwnedEvent::OwnedEvent(cudaStream_t stream, Timing timing) : timing_(timing) {
+  SLUICEWAY_CUDA_CHECK(cudaGetDevice(&device_));
+  event_ = FreeEvents::of_process().take(device_, timing);
   const cudaError_t recorded = cudaEventRecord(event_, stream);
-  if (recorded != cudaSuccess) drop(cudaEventDestroy(event_));
+  if (recorded != cudaSuccess) FreeEvents::of_process().give_back(device_, timing, event_);
   check(recorded, "cudaEventRecord", __FILE__, __LINE__);
 }
 
 OwnedEvent::~OwnedEvent() {
-  if (event_ != nullptr) drop(cudaEventDestroy(event_));
+  if (event_ != nullptr) FreeEvents::of_process().give_back(device_, timing_, event_);
 }
 
 void OwnedEvent::record(cudaStream_t stream) {

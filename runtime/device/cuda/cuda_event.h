@@ -17,15 +17,21 @@ class OwnedEvent {  // Move-only.
  public:
   enum class Timing { kOff, kOn };
 
-  // Recorded on `stream`, whose device is current. A thread that waits for it sleeps.
+  // Recorded on `stream`, whose device is current. A thread that waits for it sleeps. Events are
+  // taken from those that were let go of before.
   OwnedEvent(cudaStream_t stream, Timing timing);
-  OwnedEvent(OwnedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  OwnedEvent(OwnedEvent&& other) noexcept
+      : timing_(other.timing_),
+        device_(other.device_),
+        event_(std::exchange(other.event_, nullptr)) {}
   OwnedEvent& operator=(OwnedEvent&&) = delete;
   ~OwnedEvent();
   void record(cudaStream_t stream);  // Again; the stream's device is current.
   cudaEvent_t get() const noexcept { return event_; }
 
  private:
+  Timing timing_;
+  int device_ = 0;
   cudaEvent_t event_ = nullptr;
 };
 

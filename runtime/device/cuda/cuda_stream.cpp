@@ -8,6 +8,7 @@
 #include "runtime/device/cuda_backend.h"
 #include "runtime/device/device_memory.h"
 #include "runtime/device/first_error.h"
+#include "runtime/device/host_stream.h"
 #include "runtime/device/worker.h"
 #include "runtime/trace/trace.h"
 
@@ -129,14 +130,7 @@ class CudaStream final : public StreamBackend {
 
   void wait(const Event& event) override {
     const DeviceGuard guard(device_);
-    if (event.happened()) return;
-    if (const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.state().get())) {
-      SLUICEWAY_CUDA_CHECK(cudaStreamWaitEvent(stream_.get(), cuda_event->get(), 0));
-      return;
-    }
-    hold_until(
-        event, make_signal(device_), [this](std::uint32_t* word) { hold_for(word, ref()); },
-        [this] { return record(); });
+    cuda::enqueue_wait(ref(), event);
   }
 
   Event record() override {
@@ -173,8 +167,12 @@ class CudaStream final : public StreamBackend {
 }  // namespace
 
 std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::Options& options) {
-  return std::make_unique<CudaStream>(device, StreamHandle::create(device, options.priority),
-                                      options);
+  StreamHandle stream = StreamHandle::create(device, options.priority);
+  if (!options.own_thread) return std::make_unique<CudaStream>(device, std::move(stream), options);
+  const auto shared = std::make_shared<const StreamHandle>(std::move(stream));
+  return std::make_unique<WorkerStream>(
+      options, WorkerTarget{StreamRef::cuda(device.ordinal(), shared->get()),
+                            [shared] { sleep_until_idle(shared->get()); }});
 }
 
 std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
@@ -189,6 +187,19 @@ std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
 void wait_for(StreamRef stream) {
   const DeviceGuard guard(stream.device());
   sleep_until_idle(static_cast<cudaStream_t>(stream.native()));
+}
+
+// The device of `stream` is current. D1 (stream.h) is kept here: of all events only those that the
+// device reaches by itself are handed to it.
+void enqueue_wait(StreamRef stream, const Event& event) {
+  if (const auto* recorded = dynamic_cast<const CudaEvent*>(event.state().get())) {
+    SLUICEWAY_CUDA_CHECK(
+        cudaStreamWaitEvent(static_cast<cudaStream_t>(stream.native()), recorded->get(), 0));
+    return;
+  }
+  SLUICEWAY_CHECK(event.happened(), "stream: a stream of ", to_string(stream.device()),
+                  " was told to wait for an event of the host that has not happened, expected one "
+                  "that a stream of a device has recorded; wait for it on this thread first");
 }
 
 }  // namespace sluiceway::cuda

@@ -25,6 +25,8 @@ std::unique_ptr<StreamBackend> make_borrowed_stream(StreamRef stream) {
 
 void wait_for(StreamRef stream) { unavailable(stream.device().ordinal()); }
 
+void enqueue_wait(StreamRef stream, const Event&) { unavailable(stream.device().ordinal()); }
+
 std::unique_ptr<TimeMark> make_time_mark(DeviceId device) { unavailable(device.ordinal()); }
 
 int select_device(int ordinal) { unavailable(ordinal); }
@@ -46,13 +48,5 @@ void copy_bytes(int ordinal, void*, const void*, std::size_t) { unavailable(ordi
 void copy_bytes_async(StreamRef stream, void*, const void*, std::size_t, LinkDirection) {
   unavailable(stream.device().ordinal());
 }
-
-void call_on_host(StreamRef stream, const std::function<void()>&) {
-  unavailable(stream.device().ordinal());
-}
-
-std::shared_ptr<HostSignal> make_signal(DeviceId device) { unavailable(device.ordinal()); }
-
-void hold_for(std::uint32_t*, StreamRef stream) { unavailable(stream.device().ordinal()); }
 
 }  // namespace sluiceway::cuda

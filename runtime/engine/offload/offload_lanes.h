@@ -29,10 +29,13 @@ inline constexpr int kDepth = 16;  // Chunks of which each lane of a drive has r
 
 inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu) {
   using enum LaneSpec::Runs;
-  return {{"d2h", kOnHost, 1, lane_cpu},          {"decompress", kOnHost, kDepth, lane_cpu},
-          {"spill", kOnHost, kDepth, lane_cpu},   {"fetch", kOnHost, kDepth, lane_cpu},
-          {"host", kOnHost, 1, lane_cpu},         {"store", kOnHost, kDepth, lane_cpu},
-          {"h2d", kOnDevice, 1, device_cpu, true}};
+  return {{"d2h", kOnHost, 1, lane_cpu},
+          {"decompress", kOnHost, kDepth, lane_cpu},
+          {"spill", kOnHost, kDepth, lane_cpu},
+          {"fetch", kOnHost, kDepth, lane_cpu},
+          {"host", kOnHost, 1, lane_cpu},
+          {"store", kOnHost, kDepth, lane_cpu},
+          {"h2d", kOnDevice, 1, device_cpu, true, LinkDirection::kHostToDevice}};
 }
 
 }  // namespace sluiceway::offload_lanes

@@ -115,8 +115,7 @@ std::vector<PieceUpdate> OffloadEngine::updates_of(int chunk, const OffloadReque
   return updates;
 }
 
-// To where the weights of a chunk are on the device, behind what may still read them there. No
-// deadlock: what that waits for are updates of steps before, which no lane has any more.
+// To where the weights of a chunk are on the device, behind what may still read them there.
 ChunkUpdate::Emit OffloadEngine::emit_to(int chunk, const OffloadRequest& request) {
   std::vector<void*> targets;
   for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
@@ -128,7 +127,7 @@ ChunkUpdate::Emit OffloadEngine::emit_to(int chunk, const OffloadRequest& reques
              const ChunkPiece& piece, std::span<const std::byte> bytes, StreamRef stream) {
     const auto& pieces = plan_.chunks()[at(chunk)].pieces;
     const auto p = static_cast<std::size_t>(&piece - pieces.data());
-    lanes_.stream(kH2d).wait(reached);
+    enqueue_wait(stream, reached);
     lanes_.h2d().copy(targets[p], bytes.data(), bytes.size(), stream);
   };
 }

@@ -192,16 +192,18 @@ void SubspaceEngine::send(int index, When when) {
   SubspaceWeight& weight = *weights_[at(index)];
   if (weight.has_core()) scan(index, true);
   Payload payload;
-  payload.after = reached();
   payload.key = index;
   payload.deadline = static_cast<std::uint64_t>(index);
   payload.name = weight.spec.name;
   weight.gathering.target = weight.moments.live();
   std::optional<Forecast> forecast;
-  if (weight.crosses()) forecast = add_link_hops(index, payload, when);
+  if (weight.crosses()) {
+    payload.after = reached();
+    forecast = add_link_hops(index, payload, when);
+  }
   if (!payload.hold_before) payload.hold_before = payload.hops.size();
   payload.hops.push_back({kApply, [this, &weight, live = weight.moments.live()](StreamRef stream) {
-                            lanes_.stream(kApply).wait(weight.applying.reached);
+                            enqueue_wait(stream, weight.applying.reached);
                             if (weight.has_core() && !weight.crosses()) {
                               weight.staging.update(weight.moments, live, live,
                                                     weight.applying.adam, weight.applying.factor,

@@ -205,7 +205,6 @@ class SubspaceEngine {
   bool residual_applies(int index) const;  // It has its turn, and all that it needs.
   ResidualStep residual_step(const SubspaceWeight& weight, const WeightHyper& hyper) const;
   int residuals_kept() const;
-  void wait_for_stragglers();
   void begin_update(int index, const StepRequest& request, float factor);
   void ensure_spares();
 

@@ -13,9 +13,10 @@ inline constexpr LanePlan kPlan{.gather_before = kHost, .device_lane = kApply};
 
 inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu) {
   using enum LaneSpec::Runs;
-  return {{"d2h", kOnDevice, 1, lane_cpu},
+  using enum LinkDirection;
+  return {{"d2h", kOnDevice, 1, lane_cpu, false, kDeviceToHost},
           {"host", kOnHost, 1, lane_cpu},
-          {"h2d", kOnDevice, 1, lane_cpu},
+          {"h2d", kOnDevice, 1, lane_cpu, false, kHostToDevice},
           {"apply", kOnDevice, 1, device_cpu, true}};
 }
 

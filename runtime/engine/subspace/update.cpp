@@ -38,7 +38,6 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
     return outcome;
   }
   const float factor = request.factor * outcome.clip_factor;
-  wait_for_stragglers();
   reached_ = reached();
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     const int index = static_cast<int>(i);
@@ -59,16 +58,6 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
     }
   });
   return outcome;
-}
-
-// What the step applies waits, in its lane, for all that was enqueued on the stream that computes,
-// and that stream may wait for a weight of an earlier step which had no gradient in this one: that
-// one must have left the lane.
-void SubspaceEngine::wait_for_stragglers() {
-  if (compute_.is_host()) return;
-  for (int index = 0; index < static_cast<int>(weights_.size()); ++index) {
-    if (gate_.backwards(index) == 0) wait(index);
-  }
 }
 
 // Of a step that is skipped: only then does anybody wait to hear what came of residuals.

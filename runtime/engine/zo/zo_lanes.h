@@ -28,16 +28,17 @@ struct Depths {  // Hops in flight.
 
 inline std::vector<LaneSpec> specs(const Depths& depths, int device_cpu, int lane_cpu) {
   using enum LaneSpec::Runs;
+  using enum LinkDirection;
   std::vector<LaneSpec> all = {{"free", kOnHost, std::max(1, depths.free), lane_cpu},
                                {"disk", kOnHost, std::max(1, depths.reads), lane_cpu},
                                {"staged", kOnHost, std::max(1, depths.staged), lane_cpu},
-                               {"h2d", kOnDevice, 2, lane_cpu},
+                               {"h2d", kOnDevice, 2, lane_cpu, false, kHostToDevice},
                                {"ready", kOnHost, std::max(1, depths.ready), lane_cpu}};
   for (int i = 0; i < depths.perturb_lanes; ++i) {
     all.push_back(
         {"perturb" + (i == 0 ? std::string() : std::to_string(i)), kOnDevice, 1, device_cpu, true});
   }
-  if (depths.goes_down) all.push_back({"down", kOnDevice, 2, lane_cpu});
+  if (depths.goes_down) all.push_back({"down", kOnDevice, 2, lane_cpu, false, kDeviceToHost});
   return all;
 }
 

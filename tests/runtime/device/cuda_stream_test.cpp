@@ -72,36 +72,62 @@ TEST_F(CudaStreamTest, DoneComesInOrderWithTheTimeTheDeviceTook) {
   EXPECT_THAT(elapsed_us, testing::Each(testing::Gt(0)));
 }
 
-TEST_F(CudaStreamTest, WaitsForAnEventOfAWorker) {
+// D1
+TEST_F(CudaStreamTest, NeverWaitsForAThreadOfTheHost) {
+  Gate gate;
+  const auto refused = ThrowsMessage<InvalidArgument>(
+      HasSubstr("event of the host that has not happened, expected one that a stream of a device"));
+  EXPECT_THAT([&] { stream.wait(gate.event()); }, refused);
+  stream.enqueue(
+      [&](StreamRef ref) { EXPECT_THAT([&] { enqueue_wait(ref, gate.event()); }, refused); });
+  stream.synchronize();
+  gate.open();
+  gate.event().wait();
+  stream.wait(gate.event());
+  stream.wait(Event());
+  stream.synchronize();
+}
+
+TEST_F(CudaStreamTest, ATaskMayLetItsStreamWaitForAnother) {
   const Allocation source = pinned(kBytes);
   const Allocation device = on_device(kBytes);
   const Allocation target = pinned(kBytes);
-  Stream host = Stream::host({"host"});
-  std::promise<void> opened;
-  host.enqueue([&](StreamRef) {
-    opened.get_future().wait();
-    std::memset(source.data(), 'n', kBytes);
-  });
-  std::memset(source.data(), 'o', kBytes);
-  stream.wait(host.record());
+  std::memset(source.data(), 'w', kBytes);
+  Stream second = Stream::owned(kCuda0, {"second"});
   stream.enqueue(copy(up, device, source));
-  const Event copied = stream.record();
-  EXPECT_FALSE(copied.happened());
-  opened.set_value();
-  stream.enqueue(copy(down, target, device));
-  stream.synchronize();
-  EXPECT_TRUE(copied.happened());
-  EXPECT_EQ(target.data()[kBytes - 1], 'n');
+  second.enqueue([&, reached = stream.record()](StreamRef ref) {
+    enqueue_wait(ref, reached);
+    down.copy(target.data(), device.data(), kBytes, ref);
+  });
+  second.synchronize();
+  EXPECT_EQ(target.data()[kBytes - 1], 'w');
 }
 
-TEST_F(CudaStreamTest, ManyWaitsForWorkersUseTheirSignalsAgain) {
-  Stream host = Stream::host({"host"});
-  for (int i = 0; i < 5000; ++i) {
-    host.enqueue([](StreamRef) {});
-    stream.wait(host.record());
-    if (i % 100 == 0) stream.synchronize();
-  }
-  stream.synchronize();
+TEST_F(CudaStreamTest, TasksOfAStreamWithItsOwnThreadSleepThereAndLeaveNothingOnTheDevice) {
+  const Allocation source = pinned(kBytes);
+  const Allocation device = on_device(kBytes);
+  const Allocation target = pinned(kBytes);
+  std::memset(source.data(), 't', kBytes);
+  std::memset(target.data(), '-', kBytes);
+  Stream own = Stream::owned(kCuda0, {.name = "own", .own_thread = true});
+  EXPECT_EQ(own.device(), kCuda0);
+  EXPECT_FALSE(stream.device_waits_for(own));
+  stream.enqueue(copy(up, device, source));
+  own.wait(stream.record());
+  char seen = 0;
+  std::thread::id ran_on;
+  own.enqueue(
+      [&](StreamRef ref) {
+        ran_on = std::this_thread::get_id();
+        down.copy(target.data(), device.data(), kBytes, ref);
+      },
+      [&](const Completion&) { seen = target.data()[kBytes - 1]; });
+  const Event ended = own.record();
+  ended.wait();
+  EXPECT_EQ(seen, 't');
+  EXPECT_NE(ran_on, std::this_thread::get_id());
+  own.enqueue([](StreamRef) { throw InvalidArgument("thrown in a task"); });
+  EXPECT_THAT([&] { own.synchronize(); }, ThrowsMessage<InvalidArgument>("thrown in a task"));
 }
 
 TEST_F(CudaStreamTest, WorkerWaitsForItsEvent) {
@@ -133,15 +159,13 @@ TEST_F(CudaStreamTest, WaitsForAnotherCudaStream) {
 }
 
 TEST_F(CudaStreamTest, TaskLivesUntilTheDeviceIsDoneWithIt) {
-  Stream host = Stream::host({"host"});
-  std::promise<void> opened;
-  host.enqueue([&](StreamRef) { opened.get_future().wait(); });
-  stream.wait(host.record());
+  Gate gate(kCuda0);
+  gate.hold(stream);
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = held;
   stream.enqueue([held = std::move(held)](StreamRef) {});
   EXPECT_FALSE(watch.expired());
-  opened.set_value();
+  gate.open();
   stream.synchronize();
   EXPECT_TRUE(watch.expired());
 }
@@ -173,7 +197,7 @@ TEST_F(CudaStreamTest, MarksTellTheTimeBetweenThemWhenBothArePassedAndAreRecorde
   };
   EXPECT_EQ(end->seconds_since(*begin), std::nullopt);
   for (int round = 0; round < 3; ++round) {
-    Gate gate;
+    Gate gate(kCuda0);
     record(stream, *begin);
     stream.synchronize();
     gate.hold(other);

@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, StreamAsyncTest, testing::ValuesIn(built_devic
 
 TEST_P(StreamAsyncTest, EnqueueReturnsBeforeTheTaskRan) {
   Stream stream = make("async");
-  Gate gate;
+  Gate gate(GetParam());
   gate.hold(stream);
   bool ran = false;
   stream.enqueue(task_of([&] { ran = true; }));
@@ -41,7 +41,7 @@ TEST_P(StreamAsyncTest, StreamsRunSideBySide) {
   Stream first = make("first");
   Stream second = make("second");
   for (const auto& [held, free] : {std::pair{&first, &second}, {&second, &first}}) {
-    Gate gate;
+    Gate gate(GetParam());
     gate.hold(*held);
     const Event event = held->record();
     bool ran = false;
@@ -68,7 +68,7 @@ TEST_P(StreamAsyncTest, ChainOfWaitingStreamsUnwindsInOrder) {
   std::vector<int> order;
   std::vector<Stream> streams;
   for (int i = 0; i < kStreams; ++i) streams.push_back(make("chain"));
-  Gate gate;
+  Gate gate(GetParam());
   gate.hold(streams[0]);
   Event previous = streams[0].record();
   for (int i = 1; i < kStreams; ++i) {

@@ -212,13 +212,14 @@ TEST_P(StreamTest, DoneMayEnqueueOnItsOwnStreamAndOnAnother) {
 }
 
 TEST_P(StreamTest, WaitHoldsLaterWorkUntilTheEventOfAnotherStream) {
-  Stream other = Stream::host({"other"});
+  // A stream of a device waits for none of the host.
+  Stream other = Stream::owned(GetParam().device, {"other"});
   bool written = false;
   bool seen = false;
-  other.enqueue([&](StreamRef) {
+  other.enqueue(task_of([&] {
     sleep_ms(20);
     written = true;
-  });
+  }));
   stream.wait(other.record());
   stream.enqueue(task_of([&] { seen = written; }));
   stream.synchronize();

@@ -51,20 +51,33 @@ class CudaLanesTest : public testing::Test {
   double begin_us = now_us();
 };
 
-TEST_F(CudaLanesTest, WhatTheDeviceWaitsForIsAStallInALaterLookForWhichNobodyWaits) {
-  Gate gate;
-  submit([opened = gate.event()](StreamRef) { opened.wait(); }, nothing);
+TEST_F(CudaLanesTest, AnUpdateThatIsLateIsAStall) {
+  submit([](StreamRef) { sleep_ms(120); }, nothing);
   lanes.acquire(0, compute_ref);
-  const Event reached = compute.record();
-  EXPECT_EQ(lanes.take_use().stall_seconds, 0);
-  EXPECT_FALSE(reached.happened());
-  sleep_ms(120);
-  EXPECT_EQ(lanes.take_use().stall_seconds, 0);
-  gate.open();
   const double found_s = stall_s();
   EXPECT_GE(found_s, 0.060);
   EXPECT_LE(found_s, since_begin_s());
   EXPECT_EQ(lanes.take_use().stall_seconds, 0);
+}
+
+TEST_F(CudaLanesTest, AcquireReturnsWhenTheUpdateIsEnqueuedThoughTheDeviceHasNotRunIt) {
+  Gate gate(kCuda0);
+  submit(nothing, [&gate](StreamRef ref) { gate.hold(ref); });
+  lanes.acquire(0, compute_ref);
+  const Event reached = compute.record();
+  EXPECT_TRUE(lanes.executor().busy(0));
+  EXPECT_FALSE(reached.happened());
+  gate.open();
+  reached.wait();
+}
+
+TEST_F(CudaLanesTest, WhatTheDeviceHasNotComeToIsToldInALaterLook) {
+  compute.enqueue(task_of([] { sleep_ms(150); }));
+  submit([](StreamRef) { sleep_ms(30); }, task_of([] { sleep_ms(240); }));
+  lanes.acquire(0, compute_ref);
+  EXPECT_EQ(lanes.take_use().stall_seconds, 0);
+  const double found_s = stall_s();
+  EXPECT_LE(found_s, since_begin_s() - 0.240);
 }
 
 TEST_F(CudaLanesTest, AWaitWhileItsLaneWorksIsNoStall) {
@@ -85,12 +98,14 @@ TEST_F(CudaLanesTest, AThreadThatIsBlockedCostsWhatTheDeviceStandsStill) {
   EXPECT_GE(idle_s, 0.030);
   EXPECT_LE(idle_s, since_begin_s());
 
-  begin_us = now_us();
-  compute.enqueue(task_of([] { sleep_ms(120); }));
-  submit(slowly, nothing);
-  lanes.wait(0);
-  const double busy_s = stall_s();
-  EXPECT_LE(busy_s, since_begin_s() - 0.120);
+  for (const bool acquires : {false, true}) {
+    begin_us = now_us();
+    compute.enqueue(task_of([] { sleep_ms(120); }));
+    submit(slowly, nothing);
+    acquires ? lanes.acquire(0, compute_ref) : lanes.wait(0);
+    const double busy_s = stall_s();
+    EXPECT_LE(busy_s, since_begin_s() - 0.120);
+  }
 }
 
 TEST_F(CudaLanesTest, WhatIsThroughBeforeItIsWaitedForIsNone) {

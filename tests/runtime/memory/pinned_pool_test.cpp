@@ -192,7 +192,7 @@ TEST_P(PinnedPoolTest, WaitingAcquireIsServedWhenALeaseComesBack) {
 
 TEST_P(PinnedPoolTest, RetiredPieceIsNotReusedBeforeItsEvent) {
   Stream stream = Stream::owned(GetParam(), {"copy"});
-  Gate gate;
+  Gate gate(GetParam());
   gate.hold(stream);
   auto lease = pool.acquire(kSlab, "copying", kAtOnce);
   lease.retire(stream.record());

@@ -249,6 +249,81 @@ TEST_F(ExecutorDeviceTest, AnotherDeviceAndAHostStreamAreWaitedForByTheHost) {
   EXPECT_TRUE(worked);
 }
 
+// I8
+TEST_F(ExecutorDeviceTest, AcquireReturnsWhenTheLastHopIsEnqueuedAndTheReaderWaitsOnTheDevice) {
+  make(2);
+  Stream reader = DeviceDouble::stream(0);
+  Latch latch;
+  executor->submit(blocked_payload(0, latch, 3));
+  executor->acquire(0, reader);
+  reader.enqueue([&](StreamRef ref) { DeviceDouble::launch(ref, [&] { log.add(99, kCheck); }); });
+  EXPECT_TRUE(executor->moves(0));
+  latch.wait_for_arrival();
+  std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_THAT(log.entries(), IsEmpty());
+  latch.open();
+  reader.synchronize();
+  EXPECT_THAT(log.layers_in(kCheck), ElementsAre(0, 99));
+  executor->drain();
+  EXPECT_FALSE(executor->moves(0));
+}
+
+// I8: the thread waits for what the host has still to do, the stream only for what it was given.
+TEST_F(ExecutorDeviceTest, AcquireWaitsOnItsThreadForHopsOfTheHost) {
+  streams.push_back(DeviceDouble::stream(0));
+  streams.push_back(Stream::host({.name = "work"}));
+  streams.push_back(DeviceDouble::stream(0));
+  make(1);
+  Stream reader = DeviceDouble::stream(0);
+  Payload p = payload(0, 3);
+  Latch latch;
+  p.hops[1].run = [&](StreamRef) { latch.pass(); };
+  executor->submit(std::move(p));
+  latch.wait_for_arrival();
+  EXPECT_THAT(called.lanes_of(0), ElementsAre(kCopy));
+  std::thread opener([&] {
+    std::this_thread::sleep_for(milliseconds(20));
+    latch.open();
+  });
+  executor->acquire(0, reader);
+  EXPECT_THAT(called.lanes_of(0), ElementsAre(kCopy, kCheck));
+  reader.synchronize();
+  EXPECT_THAT(log.layers_in(kCheck), ElementsAre(0));
+  opener.join();
+}
+
+// I8: a wait that is called off can be begun again, and many payloads have one end in a lane.
+TEST_F(ExecutorDeviceTest, AcquireIsForEveryPayloadOfTheKey) {
+  make(1);
+  Stream reader = DeviceDouble::stream(0);
+  Latch latch;
+  executor->submit(payload(0, 3));
+  executor->submit(blocked_payload(0, latch, 1));
+  executor->submit(payload(0, 3));
+  std::thread opener([&] {
+    latch.wait_for_arrival();
+    std::this_thread::sleep_for(milliseconds(20));
+    latch.open();
+  });
+  executor->acquire(0, reader);
+  reader.synchronize();
+  EXPECT_THAT(log.layers_in(kCopy), ElementsAre(0, 0, 0));
+  EXPECT_THAT(log.layers_in(kCheck), ElementsAre(0, 0));
+  opener.join();
+}
+
+// I8
+TEST_F(ExecutorDeviceTest, UnderTheBarrierAReaderWaitsForEveryKeyOfTheDevice) {
+  make(2, Order::kBarrier, {.gather_before = kWork});
+  Stream reader = DeviceDouble::stream(0);
+  executor->submit(payload(1, 3));
+  executor->submit(payload(0, 3));
+  executor->release();
+  executor->acquire(0, reader);
+  reader.synchronize();
+  EXPECT_THAT(log.layers_in(kCheck), ElementsAre(1, 0));
+}
+
 TEST_F(ExecutorDeviceTest, TheDeviceLaneIsBusyFromWhenTheHopBeforeHasFinished) {
   make(1, Order::kEdf, {.device_lane = kWork});
   Payload p = payload(0);

@@ -56,7 +56,9 @@ TEST_P(ExecutorFailureTest, EveryLaterCallNamesLaneAndPayload) {
   EXPECT_THAT([&] { f.executor->release(); }, names_both);
   EXPECT_THAT([&] { f.executor->recall(2); }, names_both);
   EXPECT_THAT([&] { f.executor->busy(2); }, names_both);
-  EXPECT_THAT([&] { f.executor->completion(2); }, names_both);
+  EXPECT_THAT([&] { f.executor->moves(2); }, names_both);
+  Stream reader = Stream::borrowed(StreamRef::host());
+  EXPECT_THAT([&] { f.executor->acquire(2, reader); }, names_both);
   EXPECT_THAT([&] { f.executor->set_transition(1); }, names_both);
   EXPECT_EQ(f.log.entries().size(),
             static_cast<std::size_t>(lane()));  // It went no further, nothing followed.

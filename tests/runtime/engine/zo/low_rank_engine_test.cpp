@@ -159,7 +159,7 @@ TEST_P(LowRankEngineTest, FactorsAreReadOnEveryStreamBeforeTheyAreWritten) {
     return Buffer(budget, Tier::kDevice, GetParam(), vector.bytes(), "a copy");
   };
   const Buffer base = buffer(), theta = buffer();
-  Gate gate;
+  Gate gate(GetParam());
   gate.hold(all.stream);
   low_rank.make_alone(stable_hash(vector.name), {{base.data(), base.size()}, theta.data(), nullptr},
                       engine.updates(), nullptr, all.compute);

@@ -204,15 +204,19 @@ TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
   }
 }
 
-// An evaluation and a step are enqueued before the device computes any of them.
+// An evaluation and a step are enqueued as far as the ring allows before the device computes.
 TEST_P(ParityEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
   for (const int depth : {1, 2}) {
     ParityEngine engine(options_of(depth));
     engine.hold(model.uses);
     engine.stream(model.uses);
     for (int i = 0; i < 4; ++i) {
-      Gate gate;
+      Gate gate(device);
       gate.hold(stream);
+      const std::jthread opener([&gate] {
+        sleep_ms(20);
+        gate.open();
+      });
       engine.begin_evaluation();
       for (const int use : {0, 1, 2}) look(engine, use, 0, false);
       engine.finish();
@@ -220,7 +224,6 @@ TEST_P(ParityEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
       for (const int use : {0, 1, 2}) {
         for (const int direction : {0, 1}) look(engine, use, direction, true);
       }
-      gate.open();
       expect_looks();
       commit(engine);
     }
