@@ -220,11 +220,13 @@ TEST_F(SimtDeviceTest, WaitsThatFailNameTheCall) {
   Stream first = Stream::owned(kCuda0, {"first"}), second = Stream::owned(kCuda0, {"second"});
   const Allocation device = on_device(kBytes), source = pinned(kBytes);
   LinkCopy up(kCuda0, LinkDirection::kHostToDevice, {});
+  Event behind;  // Outlives the hold: to destroy it waits for the device.
   {
     const simt::Hold hold;  // The copy does not start: its event has not happened.
     first.enqueue([&](StreamRef ref) { up.copy(device.data(), source.data(), kBytes, ref); });
+    behind = first.record();
     const simt::Fault fault("cudaStreamWaitEvent", cudaErrorInvalidResourceHandle);
-    EXPECT_THAT([&] { second.wait(first.record()); },
+    EXPECT_THAT([&] { second.wait(behind); },
                 ThrowsMessage<CudaError>(HasSubstr("cudaStreamWaitEvent")));
   }
   first.synchronize();

@@ -1,4 +1,6 @@
 // EngineLanes on CUDA device 0: who goes first there, and what passes links that have a rate.
+#include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -7,12 +9,15 @@
 #include "tests/runtime/device/cuda_bytes.h"
 #include "tests/simt/planted.h"
 #include "tests/support/device_array.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {
 
+using testing::AllOf;
 using testing::Each;
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 constexpr LanePlan kPlan{.device_lane = 2};
 
@@ -89,6 +94,82 @@ TEST_F(SimtLanesTest, PayloadsPassPacedLinksInOrderAndNeverTooEarly) {
                   Each(static_cast<float>(key) + 1.0F));
     }
   }
+}
+
+// A step is enqueued while the device is held, by a lane that allocates or by one that did so
+// before.
+class SimtLaneStepTest : public SimtLanesTest {
+ protected:
+  static constexpr std::size_t kElems = 1000, kBytes = kElems * sizeof(float);
+
+  static std::vector<LaneSpec> host_first() {
+    using enum LaneSpec::Runs;
+    return {{"host", kOnHost}, {"h2d", kOnDevice}, {"apply", kOnDevice, 1, -1, true}};
+  }
+
+  Payload payload(bool allocates) {
+    Payload made{.name = "core"};
+    made.hops = {{0, [](StreamRef) {}},
+                 {1,
+                  [this, allocates](StreamRef stream) {
+                    if (allocates) extra_.emplace(kElems);
+                    lanes_.h2d().copy(target_.data(), staging_.data(), kBytes, stream);
+                  }},
+                 {2, [this](StreamRef stream) {
+                    cuda::launch("add_one", add_one, {1, kElems}, stream, target_.data());
+                  }}};
+    return made;
+  }
+
+  void step(bool allocates) {
+    lanes_.executor().submit(payload(allocates));
+    lanes_.executor().release();
+  }
+
+  EngineLanes lanes_{options_with(0), host_first(), kPlan, 1};
+  Allocation staging_ = pinned(kBytes);
+  DeviceArray<float> target_{kElems};
+  DeviceArray<float> busy_{std::vector<float>(kElems)};
+  std::optional<DeviceArray<float>> extra_;
+  Stream compute_ = Stream::owned(kCuda0, {"compute"});
+
+  void SetUp() override {
+    std::memset(staging_.data(), 0, kBytes);
+    compute_.enqueue([this](StreamRef stream) {
+      cuda::launch("add_one", add_one, {1, kElems}, stream, busy_.data());
+    });
+    step(false);  // Loads what it launches.
+    lanes_.wait(0);
+    compute_.synchronize();
+  }
+};
+
+TEST_F(SimtLaneStepTest, LaneThatAllocatesInAStepIsFound) {
+  {
+    const simt::Hold hold;
+    compute_.enqueue([this](StreamRef stream) {
+      cuda::launch("add_one", add_one, {1, kElems}, stream, busy_.data());
+    });
+    step(true);
+    EXPECT_THROW(lanes_.wait(0), Error);
+  }
+  EXPECT_THAT(simt::take_findings(),
+              ElementsAre(AllOf(HasSubstr("thread sw-host holds the driver in cudaMalloc"),
+                                HasSubstr("waits until thread main lets go of the device"))));
+}
+
+TEST_F(SimtLaneStepTest, LaneThatHasAllItNeedsEnqueuesWhileTheDeviceIsHeld) {
+  simt::reset_calls();
+  {
+    const simt::Hold hold;
+    compute_.enqueue([this](StreamRef stream) {
+      cuda::launch("add_one", add_one, {1, kElems}, stream, busy_.data());
+    });
+    step(false);
+    while (simt::calls().total("cudaMemcpyAsync") == 0) sleep_ms(1);
+  }
+  lanes_.wait(0);
+  EXPECT_THAT(target_.values(), Each(1.0F));
 }
 
 }  // namespace

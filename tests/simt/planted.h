@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ inline std::string finding_of(const std::function<void(StreamRef)>& work) {
 class SimtTest : public testing::Test {
  protected:
   static constexpr int kSeeds = 5;
+
+  // Kernels of these tests are in no list.
+  std::optional<simt::UnlistedKernels> unlisted_{std::in_place};
 
   void TearDown() override {
     EXPECT_THAT(simt::take_findings(), testing::IsEmpty());

@@ -1,11 +1,13 @@
 #include "tests/support/simt/calls.h"
 
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/check.h"
+#include "tests/support/simt/board.h"
 #include "tests/support/simt/findings.h"
 #include "tests/support/simt/simt.h"
 
@@ -33,6 +35,16 @@ Faults& faults() {
   return *all;
 }
 
+struct Counts {
+  std::mutex mutex;
+  Calls calls;
+};
+
+Counts& counts() {
+  static Counts* const all = new Counts;
+  return *all;
+}
+
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local bool in_host_function = false;
 
@@ -54,7 +66,33 @@ int Fault::times() const {
   return times_;
 }
 
+void count(const char* call) {
+  const std::string thread = this_thread_name();
+  const std::lock_guard lock(counts().mutex);
+  ++counts().calls.by_thread[thread][call];
+}
+
+Calls calls() {
+  const std::lock_guard lock(counts().mutex);
+  return counts().calls;
+}
+
+void reset_calls() {
+  const std::lock_guard lock(counts().mutex);
+  counts().calls = {};
+}
+
+std::uint64_t Calls::total(const std::string& call) const {
+  std::uint64_t sum = 0;
+  for (const auto& [thread, times] : by_thread) {
+    const auto found = times.find(call);
+    if (found != times.end()) sum += found->second;
+  }
+  return sum;
+}
+
 cudaError_t refused(const char* call) {
+  count(call);
   if (in_host_function) {
     report(cudaErrorLaunchFailure, concat("simt: ", call,
                                           " in a host function of a stream, expected none of the "

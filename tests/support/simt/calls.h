@@ -1,24 +1,54 @@
 // What every call of the CUDA runtime has in common: faults that a test asked for, calls where none
-// is allowed, and the last error of the calling thread.
+// is allowed, how many were made, the driver's lock, and the last error of the calling thread.
 //
 // Thread safety: every call from any thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <type_traits>
+
+#include "tests/support/simt/driver.h"
+
 namespace sluiceway::simt {
 
-// Other than success: what the call returns without having done anything.
+// Counts the call. Other than success: what it returns without having done anything.
 cudaError_t refused(const char* call);
+
+inline constexpr const char* kLockTaken = "driver's lock";
+inline constexpr const char* kIdleWait = "wait for idle streams";
+void count(const char* call);
 
 cudaError_t note(cudaError_t result) noexcept;  // The thread's last error, if it is one.
 cudaError_t take_last_error() noexcept;
 
-// The body of the call of this name.
+// The body of the call of this name, without the driver's lock.
 template <typename Body>
 cudaError_t call(const char* name, Body body) {
   const cudaError_t refusal = refused(name);
   return note(refusal == cudaSuccess ? body() : refusal);
+}
+
+// The same with the lock. `body` may take the turn, to wait for idle streams.
+template <typename Body>
+cudaError_t call_locked(const char* name, Body body) {
+  return call(name, [&] {
+    const DriverTurn turn(name);
+    if constexpr (std::is_invocable_v<Body, const DriverTurn&>) {
+      return body(turn);
+    } else {
+      return body();
+    }
+  });
+}
+
+// The same with the lock, once every stream is idle.
+template <typename Body>
+cudaError_t call_when_idle(const char* name, Body body) {
+  return call_locked(name, [&](const DriverTurn& turn) {
+    turn.wait_until_idle();
+    return body();
+  });
 }
 
 // While one is alive, its thread is inside a host function of a stream.

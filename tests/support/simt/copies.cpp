@@ -10,6 +10,7 @@
 #include "kernels/base/check.h"
 #include "tests/support/simt/arena.h"
 #include "tests/support/simt/device_bytes.h"
+#include "tests/support/simt/driver.h"
 #include "tests/support/simt/findings.h"
 #include "tests/support/simt/host_ranges.h"
 
@@ -116,11 +117,14 @@ cudaError_t enqueue_copy(Worker& worker, void* dst, const void* src, std::size_t
   if (!copy->to_device && !waits) copy->stay = std::make_unique<Stay>(dst, bytes, true);
   std::string name = copy->name;
   std::function<void()> before = [copy] { prepare(*copy); };
-  worker.enqueue(
-      std::move(name),
-      [copy = std::move(copy)](Running& running, Workshop&) { run(*copy, running); },
-      std::move(before));
-  if (waits) worker.wait_idle();
+  {
+    const DriverTurn turn("cudaMemcpyAsync");
+    worker.enqueue(
+        std::move(name),
+        [copy = std::move(copy)](Running& running, Workshop&) { run(*copy, running); },
+        std::move(before));
+  }
+  if (waits) worker.wait_idle("cudaMemcpyAsync");
   return device_error();
 }
 

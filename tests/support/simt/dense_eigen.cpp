@@ -5,8 +5,10 @@
 #include "kernels/cuda/dense.h"
 #include "kernels/cuda/error_text.cuh"
 #include "tests/support/simt/arena.h"
+#include "tests/support/simt/calls.h"
 #include "tests/support/simt/device_bytes.h"
 #include "tests/support/simt/findings.h"
+#include "tests/support/simt/loading.h"
 #include "tests/support/simt/streams.h"
 
 namespace sluiceway::cuda {
@@ -43,8 +45,6 @@ void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<
           StreamRef stream) {
   check_gemm(a, b, c);
   if (c.elems() == 0) return;
-  const cudaError_t failed = simt::device_error();
-  if (failed != cudaSuccess) throw CudaError(error_text(failed, "gemm"));
   const std::string name = "gemm";
   const auto work = [=](simt::Running& running, simt::Workshop&) {
     const bool allowed = use_rows(running, name, a.x, Use::kRead) &&
@@ -60,7 +60,16 @@ void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<
       sum = (beta * sum + product).eval();
     }
   };
-  simt::worker_of(static_cast<cudaStream_t>(stream.native())).enqueue(name, work);
+  const auto shape_of = [](const Factor& factor) {
+    return concat(factor.rows(), "x", factor.cols(), factor.transposed ? " (transposed)" : "");
+  };
+  simt::count("gemm");
+  simt::Worker& worker = simt::worker_of(static_cast<cudaStream_t>(stream.native()));
+  const simt::LaunchTurn turn(worker.device(),
+                              concat("gemm of ", shape_of(a), " and ", shape_of(b)));
+  const cudaError_t failed = simt::device_error();
+  if (failed != cudaSuccess) throw CudaError(error_text(failed, "gemm"));
+  worker.enqueue(name, work);
 }
 
 }  // namespace sluiceway::cuda

@@ -13,6 +13,7 @@
 #include "tests/support/simt/findings.h"
 #include "tests/support/simt/grid.h"
 #include "tests/support/simt/host_ranges.h"
+#include "tests/support/simt/loading.h"
 #include "tests/support/simt/simt.h"
 #include "tests/support/simt/streams.h"
 #include "tests/support/simt/symbols.h"
@@ -38,6 +39,8 @@ cudaError_t enqueue_kernel(const cudaLaunchConfig_t& config, Kernel kernel) {
   const std::string name = concat("kernel ", function_name(launch->kernel.address));
   const cudaError_t wrong = expect_current(name.c_str(), "a stream", worker.device());
   if (wrong != cudaSuccess) return note(wrong);
+  const LaunchTurn turn(worker.device(), launch->kernel.address);
+  if (device_error() != cudaSuccess) return device_error();
   worker.enqueue(name, [launch](Running& running, Workshop& workshop) {
     Grid(*launch, running, workshop).run();
   });
@@ -139,27 +142,29 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
-  return simt::call(__func__, [&] {
+  return simt::call_when_idle(__func__, [&] {
     if (simt::device_error() != cudaSuccess) return simt::device_error();
     *pointer = current_arena().allocate(bytes);
     return *pointer == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
   });
 }
 
-// At once, where a real device would first finish what it does: nobody should rely on that.
+// The memory is gone at once, and the call waits only then: nobody should rely on a wait before.
 cudaError_t cudaFree(void* pointer) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&](const simt::DriverTurn& turn) {
     if (pointer == nullptr) return cudaSuccess;
     simt::Arena* const arena = simt::Arena::holding(pointer);
     if (arena == nullptr) return cudaErrorInvalidValue;
     const cudaError_t wrong = simt::expect_current("cudaFree", "memory", arena->device());
     if (wrong != cudaSuccess) return wrong;
-    return arena->release(pointer) ? simt::device_error() : cudaErrorInvalidValue;
+    if (!arena->release(pointer)) return cudaErrorInvalidValue;
+    turn.wait_until_idle();
+    return simt::device_error();
   });
 }
 
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     *free_bytes = current_arena().free_bytes();
     *total_bytes = simt::Arena::kBytes;
     return cudaSuccess;
@@ -167,26 +172,28 @@ cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
 }
 
 cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned) {
-  return simt::call(__func__, [&] {
+  return simt::call_when_idle(__func__, [&] {
     return simt::register_pages(pointer, bytes) ? cudaSuccess
                                                 : cudaErrorHostMemoryAlreadyRegistered;
   });
 }
 
+// As of cudaFree, who relies on the wait is found.
 cudaError_t cudaHostUnregister(void* pointer) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&](const simt::DriverTurn& turn) {
     if (simt::in_use(pointer)) {
       simt::report(cudaErrorLaunchFailure,
                    sluiceway::concat("simt: cudaHostUnregister of ", pointer,
                                      ": a copy of it is not done, expected that streams have left "
                                      "it; wait for an event behind the copy"));
     }
+    turn.wait_until_idle();
     return simt::unregister_pages(pointer) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
   });
 }
 
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
-  return simt::call(__func__, [&] {
+  return simt::call_when_idle(__func__, [&] {
     *pointer = std::malloc(bytes);
     const bool registered = *pointer != nullptr && simt::register_pages(*pointer, bytes);
     return registered ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -194,7 +201,7 @@ cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
 }
 
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     *device = host;
     return simt::page_locked(host, 1) ? cudaSuccess : cudaErrorInvalidValue;
   });
@@ -210,7 +217,7 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, std::size_t bytes, cudaM
 }
 
 cudaError_t cudaMemsetAsync(void* dst, int value, std::size_t bytes, cudaStream_t stream) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     const cudaError_t wrong = ready("cudaMemsetAsync", stream);
     if (wrong != cudaSuccess) return wrong;
     return simt::enqueue_fill(simt::worker_of(stream), dst, value, bytes);

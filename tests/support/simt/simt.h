@@ -9,6 +9,12 @@
 // each byte of device and shared memory has a record of who wrote and who read it last. Streams are
 // threads; copies come late on purpose.
 //
+// The driver has one lock. Every call that enqueues work takes it briefly. These calls keep it
+// until every stream is idle: cudaMalloc, cudaFree, page-locking, creating or destroying a stream,
+// destroying an event, the first launch of a kernel that cudaFuncGetAttributes has not loaded, and
+// the first product of each shape. A real driver waits there sometimes; this one always does
+// (driver.h).
+//
 // There are two devices; threads start with the one that CUDA does not start with
 // (current_device.h).
 //
@@ -23,6 +29,9 @@
 //              shuffle or vote with a lane that does not take part
 //   host copy  memory of the host that changes, or is unregistered, before its copy has read it
 //   host call  a call of CUDA in a host function of a stream
+//   driver     a call that keeps the driver's lock and waits for a stream that waits for the host,
+//              with the names of all who wait; a launch that loads its kernel on a device where
+//              kernels were loaded beforehand
 //   device     a launch, copy, fill, event or free while another device is current than that of its
 //              stream or memory; a kernel of one device with memory of the other
 //
@@ -33,6 +42,10 @@
 // The host has no access to device memory while no kernel runs: it is told which allocation it
 // touched, and killed by SIGSEGV.
 //
+// Not modelled: the time that a call of the driver takes; a full queue, which blocks the launch;
+// streams that share a queue of the hardware and so wait for each other; code that a library loads
+// for another reason than a new shape, and memory that it allocates; graphs.
+//
 // Not seen: an access past a static shared array whose bytes are a multiple of 8192, into the next;
 // a misaligned one of a static shared array, which starts at more than its type asks for; the store
 // of a structure straight from a call, where the function is neither __device__ nor a make_*; a
@@ -42,6 +55,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -55,14 +69,42 @@ void set_seed(std::uint64_t seed);
 std::vector<std::string> take_findings();
 
 // While one is alive, no kernel and no copy starts: what the host does meanwhile is surely early.
-// A call that waits for a stream never returns then.
+// The thread that made it must end it. Load and allocate before: a call of that thread that waits
+// for a stream with work, or for idle streams, would never return and is a finding.
 class Hold {
  public:
   Hold();
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
   ~Hold();
+
+ private:
+  int thread_id_;
 };
+
+// Makes a stream (a cudaStream_t) wait until a thread of the host stores 1 in *word. Tests plant
+// this bug with it; the runtime that the product sees has no such call.
+void wait_for_word(void* stream, std::uint32_t* word);
+
+// While one is alive, any launch may load its kernel: for tests with kernels of their own.
+class UnlistedKernels {
+ public:
+  UnlistedKernels();
+  UnlistedKernels(const UnlistedKernels&) = delete;
+  UnlistedKernels& operator=(const UnlistedKernels&) = delete;
+  ~UnlistedKernels();
+};
+
+// The number of calls of the runtime since reset_calls(), by the name of the calling thread and of
+// the call. The program's first thread is "main". Beside the runtime's own names there are "gemm"
+// and "sparse_product", "driver's lock" (times that the lock was taken) and "wait for idle streams"
+// (times that a call kept the lock because a stream had work).
+struct Calls {
+  std::map<std::string, std::map<std::string, std::uint64_t>> by_thread;
+  std::uint64_t total(const std::string& call) const;
+};
+Calls calls();
+void reset_calls();
 
 int live_handles();  // Streams and events that were made and not destroyed.
 

@@ -5,8 +5,10 @@
 #include "kernels/cuda/error_text.cuh"
 #include "kernels/cuda/sparse_product.h"
 #include "tests/support/simt/arena.h"
+#include "tests/support/simt/calls.h"
 #include "tests/support/simt/device_bytes.h"
 #include "tests/support/simt/findings.h"
+#include "tests/support/simt/loading.h"
 #include "tests/support/simt/streams.h"
 
 namespace sluiceway::cuda {
@@ -76,8 +78,6 @@ SparseProduct::SparseProduct(const SparseMatrix& a, Form form, MatrixView<const 
 SparseProduct::~SparseProduct() = default;
 
 void SparseProduct::run(float alpha, float beta) const {
-  const cudaError_t failed = simt::device_error();
-  if (failed != cudaSuccess) throw CudaError(error_text(failed, "sparse_product"));
   const auto work = [=, of = *state_](simt::Running& running, simt::Workshop&) {
     const bool allowed = use_row(running, of.a.offset, of.a.rows + 1, Use::kRead) &&
                          use_row(running, of.a.column, of.a.nonzeros, Use::kRead) &&
@@ -98,8 +98,15 @@ void SparseProduct::run(float alpha, float beta) const {
     if (beta != 0.0F) product += beta * c;
     c = product;
   };
-  simt::worker_of(static_cast<cudaStream_t>(state_->stream.native()))
-      .enqueue("sparse_product", work);
+  simt::count("sparse_product");
+  simt::Worker& worker = simt::worker_of(static_cast<cudaStream_t>(state_->stream.native()));
+  const simt::LaunchTurn turn(
+      worker.device(),
+      concat("sparse_product of ", state_->a.rows, "x", state_->a.cols, " and ", state_->b.rows,
+             "x", state_->b.cols, state_->form == Form::kPlain ? "" : " (transposed)"));
+  const cudaError_t failed = simt::device_error();
+  if (failed != cudaSuccess) throw CudaError(error_text(failed, "sparse_product"));
+  worker.enqueue("sparse_product", work);
 }
 
 }  // namespace sluiceway::cuda

@@ -10,10 +10,13 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "kernels/base/check.h"
 #include "tests/support/simt/arena.h"
+#include "tests/support/simt/board.h"
 #include "tests/support/simt/calls.h"
 #include "tests/support/simt/copies.h"
 #include "tests/support/simt/current_device.h"
@@ -58,6 +61,7 @@ struct EventState {
   std::condition_variable changed;
   std::uint64_t recorded = 0;
   std::uint64_t happened = 0;
+  std::string stream;  // Its last recording is there.
   Clock clock;
   std::chrono::steady_clock::time_point time;
 
@@ -69,9 +73,29 @@ struct EventState {
     changed.notify_all();
   }
 
-  Clock wait(std::uint64_t which) {
+  // By the host, in this call.
+  Clock wait(std::uint64_t which, const char* call) {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return happened >= which; });
+    wait_on_host(call, "an event of " + stream, lock, changed, [&] { return happened >= which; });
+    return clock;
+  }
+
+  // By the stream whose work the calling thread does.
+  Clock wait_as_stream(std::uint64_t which) {
+    std::unique_lock lock(mutex);
+    if (happened >= which) return clock;
+    std::string text = "waits for an event of " + stream;
+    lock.unlock();
+    {
+      const Blocked blocked({Obstacle::By::kEvent, std::move(text), [this, which] {
+                               const std::lock_guard held(mutex);
+                               return happened >= which;
+                             }});
+      lock.lock();
+      changed.wait(lock, [&] { return happened >= which; });
+      lock.unlock();
+    }
+    lock.lock();
     return clock;
   }
 };
@@ -85,6 +109,23 @@ Worker& worker_of_this_thread() {
   return *worker;
 }
 
+void enqueue_word_wait(Worker& worker, std::uint32_t* word, std::uint32_t value) {
+  const auto is_over = [word, value] {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value || device_error() != cudaSuccess;
+  };
+  worker.enqueue_control(
+      [awaited = std::make_shared<AwaitedWord>(), word, value, is_over](Clock& clock) {
+        if (!is_over()) {
+          const Blocked blocked({Obstacle::By::kHost,
+                                 concat("waits until the host sets the word at ",
+                                        static_cast<const void*>(word), " to ", value),
+                                 is_over});
+          while (!is_over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+        clock.merge(*host_clock());
+      });
+}
+
 CUresult wait_value(CUstream stream, CUdeviceptr address, std::uint32_t value, unsigned flags) {
   if (flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_INVALID_VALUE;
   if (refused("cuStreamWaitValue32") != cudaSuccess) return CUDA_ERROR_INVALID_VALUE;
@@ -92,13 +133,8 @@ CUresult wait_value(CUstream stream, CUdeviceptr address, std::uint32_t value, u
   if (expect_current("cuStreamWaitValue32", "a stream", worker.device()) != cudaSuccess) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  worker.enqueue_control([awaited = std::make_shared<AwaitedWord>(), address, value](Clock& clock) {
-    auto* const word = reinterpret_cast<std::uint32_t*>(address);
-    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value && device_error() == cudaSuccess) {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    clock.merge(*host_clock());
-  });
+  const DriverTurn turn("cuStreamWaitValue32");
+  enqueue_word_wait(worker, reinterpret_cast<std::uint32_t*>(address), value);
   return CUDA_SUCCESS;
 }
 
@@ -113,6 +149,11 @@ Worker& worker_of(cudaStream_t stream) {
   CUstream_st*& default_stream = default_streams[static_cast<std::size_t>(current_device())];
   if (default_stream == nullptr) default_stream = new CUstream_st;
   return default_stream->worker;
+}
+
+void wait_for_word(void* stream, std::uint32_t* word) {
+  const DriverTurn turn("wait_for_word()");
+  enqueue_word_wait(worker_of(static_cast<cudaStream_t>(stream)), word, 1);
 }
 
 }  // namespace sluiceway::simt
@@ -131,26 +172,28 @@ namespace {
 
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;  // The lowest number goes first.
 
+cudaError_t create_stream(cudaStream_t* stream, int priority) {
+  if (simt::device_error() != cudaSuccess) return simt::device_error();
+  *stream = new CUstream_st;
+  (*stream)->priority = std::clamp(priority, kGreatestPriority, kLeastPriority);
+  return cudaSuccess;
+}
+
 }  // namespace
 
 extern "C" {
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return cudaStreamCreateWithPriority(stream, flags, kLeastPriority);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return simt::call_when_idle(__func__, [&] { return create_stream(stream, kLeastPriority); });
 }
 
 // The machine has no use for it: streams run when they can.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
-  return simt::call(__func__, [&] {
-    if (simt::device_error() != cudaSuccess) return simt::device_error();
-    *stream = new CUstream_st;
-    (*stream)->priority = std::clamp(priority, kGreatestPriority, kLeastPriority);
-    return cudaSuccess;
-  });
+  return simt::call_when_idle(__func__, [&] { return create_stream(stream, priority); });
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     *priority = stream->priority;
     return cudaSuccess;
   });
@@ -167,7 +210,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 // What the function tells the host is not taken as a wait of the host. Not called once the device
 // has failed.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     if (simt::device_error() != cudaSuccess) return simt::device_error();
     simt::Worker& worker = simt::worker_of(stream);
     const cudaError_t wrong =
@@ -176,6 +219,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     worker.enqueue_control([=](simt::Clock&) {
       if (simt::device_error() != cudaSuccess) return;
       const simt::InHostFunction inside;
+      const simt::Blocked blocked(
+          {simt::Obstacle::By::kHost, "waits for a host function that has not returned", nullptr});
       function(user);
     });
     return cudaSuccess;
@@ -183,7 +228,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  return simt::call(__func__, [&] {
+  return simt::call_when_idle(__func__, [&] {
     delete stream;
     return cudaSuccess;
   });
@@ -191,25 +236,25 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return simt::call(__func__, [&] {
-    simt::worker_of(stream).wait_idle();
+    simt::worker_of(stream).wait_idle("cudaStreamSynchronize");
     return simt::device_error();
   });
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     const auto state = event->state;
     std::unique_lock lock(state->mutex);
     const std::uint64_t which = state->recorded;
     lock.unlock();
     simt::worker_of(stream).enqueue_control(
-        [state, which](simt::Clock& clock) { clock.merge(state->wait(which)); });
+        [state, which](simt::Clock& clock) { clock.merge(state->wait_as_stream(which)); });
     return simt::device_error();
   });
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     if (simt::device_error() != cudaSuccess) return simt::device_error();
     *event = new CUevent_st;
     (*event)->is_timed = (flags & cudaEventDisableTiming) == 0;
@@ -218,14 +263,14 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  return simt::call(__func__, [&] {
+  return simt::call_when_idle(__func__, [&] {
     delete event;
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     simt::Worker& worker = simt::worker_of(stream);
     for (const auto& [what, device] :
          {std::pair("an event", event->device), std::pair("a stream", worker.device())}) {
@@ -233,8 +278,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
       if (wrong != cudaSuccess) return wrong;
     }
     const auto state = event->state;
+    std::string name = worker.name();
     std::unique_lock lock(state->mutex);
     const std::uint64_t which = ++state->recorded;
+    state->stream = std::move(name);
     lock.unlock();
     worker.enqueue_control([state, which](simt::Clock& clock) { state->happen(which, clock); });
     return simt::device_error();
@@ -242,7 +289,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     const auto state = event->state;
     std::unique_lock lock(state->mutex);
     if (state->happened < state->recorded) return cudaErrorNotReady;
@@ -256,16 +303,19 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return simt::call(__func__, [&] {
     const auto state = event->state;
-    std::unique_lock lock(state->mutex);
-    const std::uint64_t which = state->recorded;
-    lock.unlock();
-    simt::host_has_waited(state->wait(which));
+    std::uint64_t which = 0;
+    {
+      const simt::DriverTurn turn("cudaEventSynchronize");
+      const std::lock_guard lock(state->mutex);
+      which = state->recorded;
+    }
+    simt::host_has_waited(state->wait(which, "cudaEventSynchronize"));
     return simt::device_error();
   });
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-  return simt::call(__func__, [&] {
+  return simt::call_locked(__func__, [&] {
     const std::scoped_lock lock(begin->state->mutex, end->state->mutex);
     for (const cudaEvent_t event : {begin, end}) {
       const simt::EventState& state = *event->state;

@@ -6,9 +6,10 @@
 #include <utility>
 
 #include "tests/support/simt/crew.h"
+#include "tests/support/simt/driver.h"
 #include "tests/support/simt/findings.h"
+#include "tests/support/simt/gate.h"
 #include "tests/support/simt/random.h"
-#include "tests/support/simt/simt.h"
 
 namespace sluiceway::simt {
 namespace {
@@ -18,22 +19,6 @@ struct Workers {
   std::set<Worker*> all;
 };
 
-struct Gate {
-  std::mutex mutex;
-  std::condition_variable changed;
-  int holds = 0;
-};
-
-Gate& gate() {
-  static Gate* const one = new Gate;
-  return *one;
-}
-
-void pass_gate() {
-  std::unique_lock lock(gate().mutex);
-  gate().changed.wait(lock, [] { return gate().holds == 0; });
-}
-
 Workers& workers() {
   static Workers* const all = new Workers;
   return *all;
@@ -41,19 +26,8 @@ Workers& workers() {
 
 }  // namespace
 
-Hold::Hold() {
-  const std::lock_guard lock(gate().mutex);
-  ++gate().holds;
-}
-
-Hold::~Hold() {
-  const std::lock_guard lock(gate().mutex);
-  --gate().holds;
-  gate().changed.notify_all();
-}
-
 Worker::Worker(int device, Pace pace)
-    : device_(device), pace_(pace), number_(take_stream_number()) {
+    : device_(device), pace_(pace), number_(take_stream_number()), standing_(number_) {
   start([this](Workshop& workshop) { work(workshop); });
   const std::lock_guard lock(workers().mutex);
   workers().all.insert(this);
@@ -79,6 +53,7 @@ void Worker::push(Task task) {
   task.host = host_clock();
   tasks_.push_back(std::move(task));
   ++pushed_;
+  standing_.enqueued();
   changed_.notify_all();
 }
 
@@ -92,12 +67,12 @@ void Worker::enqueue_control(std::function<void(Clock&)> work) {
   push({0, nullptr, nullptr, nullptr, std::move(work)});
 }
 
-void Worker::wait_idle() {
+void Worker::wait_idle(const char* call) {
   Clock clock;
   {
     std::unique_lock lock(mutex_);
     const std::uint64_t goal = pushed_;
-    changed_.wait(lock, [&] { return finished_ >= goal; });
+    wait_on_host(call, standing_.name(), lock, changed_, [&] { return finished_ >= goal; });
     clock = clock_;
   }
   host_has_waited(clock);
@@ -105,10 +80,11 @@ void Worker::wait_idle() {
 
 void Worker::wait_until_all_are_idle() {
   const std::lock_guard lock(workers().mutex);
-  for (Worker* const worker : workers().all) worker->wait_idle();
+  for (Worker* const worker : workers().all) worker->wait_idle("take_findings()");
 }
 
 void Worker::work(Workshop& workshop) {
+  standing_.work_here();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return !tasks_.empty() || closing_; });
@@ -121,6 +97,7 @@ void Worker::work(Workshop& workshop) {
     task = {};  // What it held is gone before anybody hears that it is done.
     lock.lock();
     ++finished_;
+    standing_.finished();
     changed_.notify_all();
   }
   closed_ = true;

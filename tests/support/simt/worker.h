@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 
+#include "tests/support/simt/board.h"
 #include "tests/support/simt/order.h"
 #include "tests/support/simt/workshop.h"
 
@@ -35,7 +36,9 @@ class Worker {
 
   int device() const noexcept { return device_; }
 
-  void wait_idle();  // Then the host has waited for all of it.
+  std::string name() const { return standing_.name(); }
+
+  void wait_idle(const char* call);  // Of the host, which has then waited for all of it.
   static void wait_until_all_are_idle();
 
  private:
@@ -55,6 +58,7 @@ class Worker {
   int device_;
   Pace pace_;
   std::uint32_t number_;
+  Standing standing_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;

@@ -51,3 +51,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return sluiceway::simt::enqueue_kernel(
       *config, {reinterpret_cast<const void*>(kernel), &Call::run, std::move(call), sizeof(Call)});
 }
+
+template <typename... Params>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Params...)) {
+  return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
+}

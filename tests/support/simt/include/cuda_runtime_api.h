@@ -65,6 +65,11 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs;
 };
 
+struct cudaFuncAttributes {
+  int maxThreadsPerBlock;
+  int maxDynamicSharedSizeBytes;
+};
+
 extern "C" {
 
 const char* cudaGetErrorName(cudaError_t error);
@@ -74,6 +79,9 @@ cudaError_t cudaGetLastError();
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
+
+// Loads the kernel on the current device.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes);
 cudaError_t cudaFree(void* pointer);
