@@ -149,6 +149,19 @@ def bound_table(results: Row) -> list[str]:
     return lines
 
 
+def launched_table(results: Row) -> list[str]:
+    """Milliseconds a step by who waits for an update that is late."""
+    lines = [
+        "| ratio | launch, ms | the thread waits, ms | the device waits, ms | thread / device |",
+        "|---|---|---|---|---|",
+    ]
+    for row in results["launched"]:
+        cells = [row["ratio"], f"{1e3 * row['launch_s']:.2f}"]
+        cells += [f"{1e3 * row[way]:.1f}" for way in ("thread_waits_s", "device_waits_s")]
+        lines.append("| " + " | ".join([*cells, f"{row['thread_to_device']:.3f}"]) + " |")
+    return lines
+
+
 def model_table(results: Row) -> list[str]:
     """How edf compares with the best other order on random sets of layers."""
     lines = [
@@ -224,6 +237,15 @@ def readme(results: Row, failures: list[str]) -> str:
         "the busiest resource, plus the largest layer's d2h, host and h2d.",
         "",
         *bound_table(results),
+        "",
+        "## Who waits for an update that is late",
+        "",
+        "The device is a thread of its own, and another thread launches its work, layer by layer.",
+        "A real device must not wait for the host (docs/schedule.md section 1), so the launching",
+        "thread waits. While it waits it launches nothing: the next layer's launch then comes",
+        "between the update and the forward. Equal layers, edf, no norm barrier.",
+        "",
+        *launched_table(results),
         "",
         *normal_section(),
         "## In the model: edf against the best of the other three",

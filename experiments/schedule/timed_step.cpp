@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 
 #include "experiments/schedule/four_lanes.h"
+#include "runtime/device/event_state.h"
 #include "runtime/device/stream.h"
 #include "runtime/schedule/executor.h"
 
@@ -60,6 +63,39 @@ class TimedStep {
     return Clock::now();
   }
 
+  // As run(), with `device` doing what this thread launches.
+  Clock::time_point launch(Stream& device, Launching launching) {
+    done_.resize(layers_.size());
+    const auto enqueue = [&](double seconds) {
+      take(launching.launch_s);
+      device.enqueue([seconds](StreamRef) { take(seconds); });
+    };
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      if (launching.waiter == Waiter::kThread) {
+        executor_->acquire(static_cast<int>(l), device);
+      } else {
+        device.wait(Event(done_[l]));
+      }
+      enqueue(layers_[l].forward);
+    }
+    for (std::size_t l = layers_.size(); l-- > 0;) {
+      enqueue(layers_[l].backward);
+      executor_->wait(
+          static_cast<int>(l));  // As a hook does before it changes the weight's records.
+      Payload p = payload(l);
+      p.after = device.record();
+      const auto done = done_[l] = std::make_shared<HostEvent>();
+      p.hops.back().run = [apply = p.hops.back().run, done](StreamRef ref) {
+        apply(ref);
+        done->set();
+      };
+      executor_->submit(std::move(p));
+    }
+    device.synchronize();
+    executor_->release();
+    return Clock::now();
+  }
+
   void drain() { executor_->drain(); }
 
  private:
@@ -81,7 +117,19 @@ class TimedStep {
   const NormBarrier barrier_;
   std::vector<Stream> streams_;  // Before the executor: they outlive it.
   std::optional<Executor> executor_;
+  std::vector<std::shared_ptr<HostEvent>> done_;  // By layer: its last update was applied.
 };
+
+std::vector<double> seconds_of(int steps, const std::function<Clock::time_point()>& step) {
+  std::vector<double> seconds;
+  Clock::time_point before = step();
+  for (int i = 0; i < steps; ++i) {
+    const Clock::time_point end = step();
+    seconds.push_back(std::chrono::duration<double>(end - before).count());
+    before = end;
+  }
+  return seconds;
+}
 
 }  // namespace
 
@@ -89,13 +137,17 @@ std::vector<double> run_timed_steps(const std::vector<LayerCost>& layers, Order 
                                     NormBarrier barrier, int steps) {
   prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);  // As the streams' threads have it.
   TimedStep step(layers, order, barrier);
-  std::vector<double> seconds;
-  Clock::time_point before = step.run();
-  for (int i = 0; i < steps; ++i) {
-    const Clock::time_point end = step.run();
-    seconds.push_back(std::chrono::duration<double>(end - before).count());
-    before = end;
-  }
+  std::vector<double> seconds = seconds_of(steps, [&] { return step.run(); });
+  step.drain();
+  return seconds;
+}
+
+std::vector<double> run_launched_steps(const std::vector<LayerCost>& layers, Launching launching,
+                                       int steps) {
+  prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+  Stream device = Stream::host({.name = "device"});
+  TimedStep step(layers, Order::kEdf, NormBarrier::kNone);
+  std::vector<double> seconds = seconds_of(steps, [&] { return step.launch(device, launching); });
   step.drain();
   return seconds;
 }

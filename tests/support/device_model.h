@@ -15,12 +15,12 @@
 
 #include "kernels/compress.h"
 #include "runtime/device/device_memory.h"
-#include "runtime/device/event_state.h"
 #include "runtime/device/stream.h"
 #include "runtime/memory/budget.h"
 #include "runtime/memory/buffer.h"
 #include "tests/support/matrix.h"
 #include "tests/support/rng.h"
+#include "tests/support/stream_hold.h"
 
 namespace sluiceway::test {
 
@@ -89,10 +89,10 @@ class DeviceModel {
     return matrix;
   }
 
-  // What is enqueued on the computing stream from now on waits until the event is set.
-  std::shared_ptr<HostEvent> hold() {
-    auto held = std::make_shared<HostEvent>();
-    stream_.wait(Event(held));
+  // What is enqueued on the computing stream from now on waits until the word is raised.
+  HoldWord hold() {
+    const HoldWord held(device_);
+    held.hold(compute_);
     return held;
   }
   Event reached() { return stream_.record(); }  // All that it was given so far is done.

@@ -51,7 +51,7 @@ class DeviceDouble final : public StreamBackend {
       completion->end_us = now_us();
       watcher_.post([completion, task, done]() mutable {
         task = nullptr;
-        done(*completion);
+        if (done) done(*completion);
       });
     });
   }

@@ -55,44 +55,45 @@ struct CUstream_st {
 namespace sluiceway::simt {
 namespace {
 
-// Outlives the event's handle where a stream still has to reach it.
-struct EventState {
+// One recording of an event. Whoever waits for it waits for this one, whatever the event is
+// recorded for later; and it outlives the event's handle where a stream still has to reach it.
+struct Recording {
+  explicit Recording(std::string in) : stream(std::move(in)) {}
+
+  const std::string stream;
   std::mutex mutex;
   std::condition_variable changed;
-  std::uint64_t recorded = 0;
-  std::uint64_t happened = 0;
-  std::string stream;  // Its last recording is there.
+  bool has_happened = false;
   Clock clock;
   std::chrono::steady_clock::time_point time;
 
-  void happen(std::uint64_t which, const Clock& waited) {
+  void happen(const Clock& waited) {
     const std::lock_guard lock(mutex);
-    happened = std::max(happened, which);
+    has_happened = true;
     clock = waited;
     time = std::chrono::steady_clock::now();
     changed.notify_all();
   }
 
   // By the host, in this call.
-  Clock wait(std::uint64_t which, const char* call) {
+  Clock wait(const char* call) {
     std::unique_lock lock(mutex);
-    wait_on_host(call, "an event of " + stream, lock, changed, [&] { return happened >= which; });
+    wait_on_host(call, "an event of " + stream, lock, changed, [&] { return has_happened; });
     return clock;
   }
 
   // By the stream whose work the calling thread does.
-  Clock wait_as_stream(std::uint64_t which) {
+  Clock wait_as_stream() {
     std::unique_lock lock(mutex);
-    if (happened >= which) return clock;
-    std::string text = "waits for an event of " + stream;
+    if (has_happened) return clock;
     lock.unlock();
     {
-      const Blocked blocked({Obstacle::By::kEvent, std::move(text), [this, which] {
+      const Blocked blocked({Obstacle::By::kEvent, "waits for an event of " + stream, [this] {
                                const std::lock_guard held(mutex);
-                               return happened >= which;
+                               return has_happened;
                              }});
       lock.lock();
-      changed.wait(lock, [&] { return happened >= which; });
+      changed.wait(lock, [&] { return has_happened; });
       lock.unlock();
     }
     lock.lock();
@@ -159,11 +160,22 @@ void wait_for_word(void* stream, std::uint32_t* word) {
 }  // namespace sluiceway::simt
 
 struct CUevent_st {
+  using Recording = sluiceway::simt::Recording;
+
+  std::shared_ptr<Recording> last() const {  // Null: it was never recorded.
+    const std::lock_guard lock(mutex);
+    return recording;
+  }
+  void set(std::shared_ptr<Recording> next) {
+    const std::lock_guard lock(mutex);
+    recording = std::move(next);
+  }
+
   sluiceway::simt::Handle handle;
   bool is_timed = true;
   int device = sluiceway::simt::current_device();
-  std::shared_ptr<sluiceway::simt::EventState> state =
-      std::make_shared<sluiceway::simt::EventState>();
+  mutable std::mutex mutex;
+  std::shared_ptr<Recording> recording;
 };
 
 namespace simt = sluiceway::simt;
@@ -243,12 +255,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return simt::call_locked(__func__, [&] {
-    const auto state = event->state;
-    std::unique_lock lock(state->mutex);
-    const std::uint64_t which = state->recorded;
-    lock.unlock();
-    simt::worker_of(stream).enqueue_control(
-        [state, which](simt::Clock& clock) { clock.merge(state->wait_as_stream(which)); });
+    if (const auto recording = event->last()) {
+      simt::worker_of(stream).enqueue_control(
+          [recording](simt::Clock& clock) { clock.merge(recording->wait_as_stream()); });
+    }
     return simt::device_error();
   });
 }
@@ -277,23 +287,20 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
       const cudaError_t wrong = simt::expect_current("cudaEventRecord", what, device);
       if (wrong != cudaSuccess) return wrong;
     }
-    const auto state = event->state;
-    std::string name = worker.name();
-    std::unique_lock lock(state->mutex);
-    const std::uint64_t which = ++state->recorded;
-    state->stream = std::move(name);
-    lock.unlock();
-    worker.enqueue_control([state, which](simt::Clock& clock) { state->happen(which, clock); });
+    const auto recording = std::make_shared<simt::Recording>(worker.name());
+    event->set(recording);
+    worker.enqueue_control([recording](simt::Clock& clock) { recording->happen(clock); });
     return simt::device_error();
   });
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return simt::call_locked(__func__, [&] {
-    const auto state = event->state;
-    std::unique_lock lock(state->mutex);
-    if (state->happened < state->recorded) return cudaErrorNotReady;
-    const simt::Clock clock = state->clock;
+    const auto recording = event->last();
+    if (recording == nullptr) return simt::device_error();
+    std::unique_lock lock(recording->mutex);
+    if (!recording->has_happened) return cudaErrorNotReady;
+    const simt::Clock clock = recording->clock;
     lock.unlock();
     simt::host_has_waited(clock);
     return simt::device_error();
@@ -302,28 +309,28 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return simt::call(__func__, [&] {
-    const auto state = event->state;
-    std::uint64_t which = 0;
+    std::shared_ptr<simt::Recording> recording;
     {
       const simt::DriverTurn turn("cudaEventSynchronize");
-      const std::lock_guard lock(state->mutex);
-      which = state->recorded;
+      recording = event->last();
     }
-    simt::host_has_waited(state->wait(which, "cudaEventSynchronize"));
+    if (recording != nullptr) simt::host_has_waited(recording->wait("cudaEventSynchronize"));
     return simt::device_error();
   });
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   return simt::call_locked(__func__, [&] {
-    const std::scoped_lock lock(begin->state->mutex, end->state->mutex);
-    for (const cudaEvent_t event : {begin, end}) {
-      const simt::EventState& state = *event->state;
-      if (!event->is_timed || state.recorded == 0) return cudaErrorInvalidResourceHandle;
-      if (state.happened < state.recorded) return cudaErrorNotReady;
+    std::array<std::chrono::steady_clock::time_point, 2> times;
+    for (const bool is_end : {false, true}) {
+      const cudaEvent_t event = is_end ? end : begin;
+      const auto recording = event->last();
+      if (!event->is_timed || recording == nullptr) return cudaErrorInvalidResourceHandle;
+      const std::lock_guard lock(recording->mutex);
+      if (!recording->has_happened) return cudaErrorNotReady;
+      times[is_end ? 1 : 0] = recording->time;
     }
-    const std::chrono::duration<float, std::milli> elapsed = end->state->time - begin->state->time;
-    *milliseconds = elapsed.count();
+    *milliseconds = std::chrono::duration<float, std::milli>(times[1] - times[0]).count();
     return simt::device_error();
   });
 }

@@ -164,10 +164,10 @@ TEST(CudaEngineTest, ABackwardEndsWhileTheDeviceIsBehindAndTellsItsNormWhenItIsA
     each->forward(1);
   }
   on_host.backward(1);
-  const auto held = on_device.hold();
+  const HoldWord held = on_device.hold();
   on_device.backward(1);
   EXPECT_FALSE(on_device.reached().happened());
-  held->set();
+  held.raise();
   const double expected = on_host.engine().gathered_norm().norm;
   EXPECT_NEAR(on_device.engine().gathered_norm().norm, expected, 1e-4 * expected);
   EXPECT_NEAR(on_device.engine().gradient_scan(1).sum_squares,

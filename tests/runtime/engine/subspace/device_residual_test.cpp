@@ -8,12 +8,12 @@
 
 #include "compress/gradient_residual.h"
 #include "runtime/device/device_memory.h"
-#include "runtime/device/event_state.h"
 #include "runtime/device/stream.h"
 #include "runtime/memory/budget.h"
 #include "runtime/memory/buffer.h"
 #include "tests/support/matrix.h"
 #include "tests/support/rng.h"
+#include "tests/support/stream_hold.h"
 #include "tests/support/tolerance.h"
 
 namespace sluiceway::test {
@@ -38,7 +38,13 @@ class Side {
   Side(const Side&) = delete;
 
   void apply(const Matrix& gradient, double max_rms = 1) {
-    gradients_.push_back(placed(gradient));
+    put(gradient);
+    apply_last(max_rms);
+  }
+
+  // The two halves of apply(): the second allocates nothing.
+  void put(const Matrix& gradient) { gradients_.push_back(placed(gradient)); }
+  void apply_last(double max_rms = 1) {
     const AnyMatrix g = view(gradients_.back());
     const CoreShape shape = codec_->core();
     const MatrixView<float> s(core_.as<float>().data(), shape.rows, shape.cols);
@@ -51,9 +57,9 @@ class Side {
     });
   }
 
-  std::shared_ptr<HostEvent> hold() {  // What is enqueued from now on waits until it is set.
-    auto held = std::make_shared<HostEvent>();
-    stream_.wait(Event(held));
+  HoldWord hold() {  // What is enqueued from now on waits until it is raised.
+    const HoldWord held(device_);
+    stream_.enqueue([&held](StreamRef ref) { held.hold(ref); });
     return held;
   }
   bool is_done() { return stream_.record().happened(); }
@@ -150,10 +156,11 @@ TEST_P(DeviceResidualTest, NobodyWaitsForADeviceThatIsBehind) {
   side.apply(rng.matrix(kM, kN));  // The stream has its scratch after this one.
   side.trained();
   const Matrix g = rng.matrix(kM, kN), before = side.weight();
-  const std::shared_ptr<HostEvent> held = side.hold();
-  side.apply(g);
+  side.put(g);
+  const HoldWord held = side.hold();
+  side.apply_last();
   EXPECT_FALSE(side.is_done());
-  held->set();
+  held.raise();
   EXPECT_TRUE(side.trained());
   EXPECT_NE(side.weight(), before);
 }

@@ -123,7 +123,7 @@ class DeviceRun {
     outcomes_.push_back(engine_->step({hypers, weights}));
   }
 
-  std::shared_ptr<HostEvent> hold() { return model_.hold(); }
+  HoldWord hold() { return model_.hold(); }
   Event reached() { return model_.reached(); }
 
   const std::vector<StepOutcome>& outcomes() const { return outcomes_; }
