@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/device/link_copy.h"
@@ -52,8 +53,17 @@ struct Look {
   Side side;
   std::optional<StepNoise> noise;
   ZoUpdates updates;
-  Buffer seen;
+  const std::byte* seen;
 };
+
+// Page-locked memory for every look of a run. Page-locking may wait for the device, so all of it
+// comes before the device is held.
+Buffer memory_for_looks(Budget& budget, const RingModel& model, int directions) {
+  std::size_t bytes = 0;
+  for (const ZoWeight& use : model.uses) bytes += use.bytes();
+  return {budget, Tier::kPinned, kCuda0, bytes * kPasses * 2 * static_cast<std::size_t>(directions),
+          "looks"};
+}
 
 TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
   RingModel model(20261123);
@@ -65,6 +75,8 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
   MemorySource source(model.sourced(), {});
   Budget budget = Budget::unlimited();
   LinkCopy out(kCuda0, LinkDirection::kDeviceToHost, {});
+  const Buffer memory = memory_for_looks(budget, model, GetParam().directions);
+  std::byte* free_memory = memory.data();
   std::vector<Look> looks;
   {
     Stream compute = Stream::owned(kCuda0, {"compute"});
@@ -79,11 +91,10 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
                           const std::optional<StepNoise>& noise) {
       const void* const from = ring.acquire(use, direction, side, ref);
       const std::size_t bytes = model.uses[static_cast<std::size_t>(use)].bytes();
-      Look& made = looks.emplace_back(Look{pass, use, direction, side, noise, updates,
-                                           Buffer(budget, Tier::kPinned, kCuda0, bytes, "")});
-      compute.enqueue([&out, from, bytes, to = made.seen.data()](StreamRef stream) {
-        out.copy(to, from, bytes, stream);
-      });
+      std::byte* const to = std::exchange(free_memory, free_memory + bytes);
+      looks.push_back({pass, use, direction, side, noise, updates, to});
+      compute.enqueue(
+          [&out, from, bytes, to](StreamRef stream) { out.copy(to, from, bytes, stream); });
     };
     for (int pass = 0; pass < kPasses; ++pass) {
       std::vector<StepNoise> noises;
@@ -119,7 +130,7 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
   for (const Look& look : looks) {
     const std::vector<std::byte> expected =
         model.expected(look.use, look.side, look.noise, look.updates, GetParam().family);
-    EXPECT_EQ(std::memcmp(look.seen.data(), expected.data(), expected.size()), 0)
+    EXPECT_EQ(std::memcmp(look.seen, expected.data(), expected.size()), 0)
         << "pass " << look.pass << ", use " << look.use << ", direction " << look.direction
         << (look.side == Side::kPlus ? "+" : "-");
   }
