@@ -279,9 +279,7 @@ TEST_F(SimtDeviceTest, HostFunctionThatCallsCudaIsFound) {
   Stream stream = Stream::owned(kCuda0, {"stream"});
   void* pointer = nullptr;
   stream.enqueue([&](StreamRef ref) {
-    const auto allocate = [](void* out) { cudaMalloc(static_cast<void**>(out), 8); };
-    EXPECT_EQ(cudaLaunchHostFunc(static_cast<cudaStream_t>(ref.native()), allocate, &pointer),
-              cudaSuccess);
+    simt::call_on_host(ref.native(), [&pointer] { cudaMalloc(&pointer, 8); });
   });
   EXPECT_THAT([&] { stream.synchronize(); }, ThrowsMessage<CudaError>(HasSubstr("host function")));
   EXPECT_EQ(pointer, nullptr);

@@ -119,7 +119,8 @@ TEST_F(SimtDriverTest, StreamThatWaitsForTheHost) {
         simt::take_findings(),
         ElementsAre(AllOf(
             HasSubstr("thread main holds the driver in cudaMalloc, which waits for idle streams"),
-            HasSubstr("thread sw-h2d waits for the driver in a launch of kernel test::add_one(float*)"),
+            HasSubstr(
+                "thread sw-h2d waits for the driver in a launch of kernel test::add_one(float*)"),
             HasSubstr("(last used by thread main) waits until the host sets the word at 0x"),
             HasSubstr("(last used by thread main) waits for an event of stream "))));
     EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
@@ -206,11 +207,11 @@ TEST_F(SimtDriverTest, ThreadThatHoldsTheDeviceWaitsForTheDriver) {
   EXPECT_EQ(launch(second, &add_two), cudaErrorLaunchFailure);
   lane.join();
   hold.reset();
-  EXPECT_THAT(
-      simt::take_findings(),
-      ElementsAre(AllOf(HasSubstr("thread sw-d2h holds the driver in cudaMalloc"),
-                        HasSubstr("thread main waits for the driver in a launch of kernel test::add_two"),
-                        HasSubstr("waits until thread main lets go of the device"))));
+  EXPECT_THAT(simt::take_findings(),
+              ElementsAre(AllOf(
+                  HasSubstr("thread sw-d2h holds the driver in cudaMalloc"),
+                  HasSubstr("thread main waits for the driver in a launch of kernel test::add_two"),
+                  HasSubstr("waits until thread main lets go of the device"))));
 }
 
 TEST_F(SimtDriverTest, FirstProductOfAShapeWaits) {
@@ -295,9 +296,10 @@ TEST_F(SimtDriverTest, KernelThatIsNotInTheList) {
   unlisted_.reset();
   EXPECT_EQ(launch(first, &add_five), cudaSuccess);
   EXPECT_EQ(launch(first, &add_six), cudaErrorLaunchFailure);
-  EXPECT_THAT(simt::take_findings(),
-              ElementsAre(AllOf(HasSubstr("kernel test::add_six(float*) was launched on CUDA device 0"),
-                                HasSubstr("is not in the list of kernels that are loaded when"))));
+  EXPECT_THAT(
+      simt::take_findings(),
+      ElementsAre(AllOf(HasSubstr("kernel test::add_six(float*) was launched on CUDA device 0"),
+                        HasSubstr("is not in the list of kernels that are loaded when"))));
 }
 
 TEST_F(SimtDriverTest, CallsAreCountedByThread) {

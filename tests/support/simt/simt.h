@@ -55,6 +55,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -85,6 +86,10 @@ class Hold {
 // Makes a stream (a cudaStream_t) wait until a thread of the host stores 1 in *word. Tests plant
 // this bug with it; the runtime that the product sees has no such call.
 void wait_for_word(void* stream, std::uint32_t* word);
+
+// Makes a stream call `function` after the work that was enqueued before, and go on when it
+// returns. The function must not call CUDA.
+void call_on_host(void* stream, std::function<void()> function);
 
 // While one is alive, any launch may load its kernel: for tests with kernels of their own.
 class UnlistedKernels {

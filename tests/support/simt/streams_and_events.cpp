@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -127,6 +128,18 @@ void enqueue_word_wait(Worker& worker, std::uint32_t* word, std::uint32_t value)
       });
 }
 
+// What the function tells the host is not taken as a wait of the host. It is not called once the
+// device has failed.
+void enqueue_host_function(Worker& worker, std::function<void()> function) {
+  worker.enqueue_control([function = std::move(function)](Clock&) {
+    if (device_error() != cudaSuccess) return;
+    const InHostFunction inside;
+    const Blocked blocked(
+        {Obstacle::By::kHost, "waits for a host function that has not returned", nullptr});
+    function();
+  });
+}
+
 CUresult wait_value(CUstream stream, CUdeviceptr address, std::uint32_t value, unsigned flags) {
   if (flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_INVALID_VALUE;
   if (refused("cuStreamWaitValue32") != cudaSuccess) return CUDA_ERROR_INVALID_VALUE;
@@ -155,6 +168,11 @@ Worker& worker_of(cudaStream_t stream) {
 void wait_for_word(void* stream, std::uint32_t* word) {
   const DriverTurn turn("wait_for_word()");
   enqueue_word_wait(worker_of(static_cast<cudaStream_t>(stream)), word, 1);
+}
+
+void call_on_host(void* stream, std::function<void()> function) {
+  const DriverTurn turn("call_on_host()");
+  enqueue_host_function(worker_of(static_cast<cudaStream_t>(stream)), std::move(function));
 }
 
 }  // namespace sluiceway::simt
@@ -219,8 +237,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   });
 }
 
-// What the function tells the host is not taken as a wait of the host. Not called once the device
-// has failed.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user) {
   return simt::call_locked(__func__, [&] {
     if (simt::device_error() != cudaSuccess) return simt::device_error();
@@ -228,13 +244,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     const cudaError_t wrong =
         simt::expect_current("cudaLaunchHostFunc", "a stream", worker.device());
     if (wrong != cudaSuccess) return wrong;
-    worker.enqueue_control([=](simt::Clock&) {
-      if (simt::device_error() != cudaSuccess) return;
-      const simt::InHostFunction inside;
-      const simt::Blocked blocked(
-          {simt::Obstacle::By::kHost, "waits for a host function that has not returned", nullptr});
-      function(user);
-    });
+    simt::enqueue_host_function(worker, [=] { function(user); });
     return cudaSuccess;
   });
 }
