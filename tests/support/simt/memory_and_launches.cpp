@@ -138,6 +138,14 @@ cudaError_t cudaSetDevice(int device) {
   });
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  return simt::call(__func__, [&] {
+    if (simt::device_error() != cudaSuccess) return simt::device_error();
+    *attributes = {0, simt::Workshop::kThreads};
+    return cudaSuccess;
+  });
+}
+
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
   return simt::call(__func__, [&] {
     if (simt::device_error() != cudaSuccess) return simt::device_error();
