@@ -82,7 +82,8 @@ SparseColumns columns_of(const SparseRows& p, std::span<float> scratch, StreamRe
   std::int32_t* const row = offset + p.cols + 1;
   auto* const value = scratch.data() + p.cols + 1 + entries;
   const auto blocks = static_cast<unsigned>((p.cols + kListedCols - 1) / kListedCols);
-  launch("project_rows", list_columns, {blocks, kMaxThreads}, stream, p, offset, row, value);
+  launch("project_rows", Kernel<list_columns>(), {blocks, kMaxThreads}, stream, p, offset, row,
+         value);
   return {offset, row, value, p.rows, p.cols};
 }
 

@@ -92,8 +92,9 @@ void run_compress_sparse(MatrixView<float> s, float beta, MatrixView<const T> g,
     const MatrixView<float> y(rows_of_y, rows, s.cols);
     run_project_columns("compress", g.row_range(first, first + rows), q,
                         {rows_of_y, rows, s.cols, s.cols, DType::kF32}, stream);
-    launch("compress", scatter_rows, {static_cast<unsigned>(s.rows * slices), kMaxThreads}, stream,
-           s, first == 0 ? beta : 1.0F, p.row_range(first, first + rows), y, slices);
+    launch("compress", Kernel<scatter_rows>(),
+           {static_cast<unsigned>(s.rows * slices), kMaxThreads}, stream, s,
+           first == 0 ? beta : 1.0F, p.row_range(first, first + rows), y, slices);
     first += rows;
   } while (first < g.rows);
 }

@@ -89,10 +89,12 @@ void run_project_columns(const char* name, MatrixView<const T> g, const SparseCo
            y, slices);
   };
   const std::size_t row_bytes = static_cast<std::size_t>(g.cols) * sizeof(float);
-  if (4 * row_bytes <= kGatherBytes) return run(project_columns<4, true, T>, 4, 4 * row_bytes);
-  if (2 * row_bytes <= kGatherBytes) return run(project_columns<2, true, T>, 2, 2 * row_bytes);
-  if (row_bytes <= kGatherBytes) return run(project_columns<1, true, T>, 1, row_bytes);
-  run(project_columns<1, false, T>, 1, 0);
+  if (4 * row_bytes <= kGatherBytes)
+    return run(Kernel<project_columns<4, true, T>>(), 4, 4 * row_bytes);
+  if (2 * row_bytes <= kGatherBytes)
+    return run(Kernel<project_columns<2, true, T>>(), 2, 2 * row_bytes);
+  if (row_bytes <= kGatherBytes) return run(Kernel<project_columns<1, true, T>>(), 1, row_bytes);
+  run(Kernel<project_columns<1, false, T>>(), 1, 0);
 }
 
 }  // namespace sluiceway::cuda
