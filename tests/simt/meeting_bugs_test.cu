@@ -20,7 +20,7 @@ class SimtMeetingTest : public SimtTest {
   template <typename Kernel>
   std::function<void(StreamRef)> on_warps(Kernel kernel, unsigned threads) {
     return [this, kernel, threads](StreamRef stream) {
-      cuda::launch("kernel", kernel, {2, threads}, stream, y.data());
+      cuda::launch("kernel", cuda::Kernel<kernel>(), {2, threads}, stream, y.data());
     };
   }
 };
