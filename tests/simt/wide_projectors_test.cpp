@@ -65,6 +65,22 @@ TEST_P(WideProjectorsTest, WiderRowsAreTheLibrarys) {
   EXPECT_NO_THROW(rows.compress());
 }
 
+TEST_P(WideProjectorsTest, HandleIsMadeForThoseThatNeedOne) {
+  const simt::Fault sparse("cusparseCreate", kNotSupported), dense("cublasCreate", kNotSupported);
+  const DeviceId device = DeviceId::cuda(0);
+  const auto rows = [](std::int64_t count) { return SparseRows{nullptr, nullptr, count, 5, 1}; };
+  const auto group = [](std::int64_t kept) {
+    return BlockRows{nullptr, 100, kept, 100, kept, kept};
+  };
+  EXPECT_NO_THROW(prepare_products(rows(12288), rows(12288), device));
+  EXPECT_NO_THROW(prepare_products(group(63), group(64), device));
+  EXPECT_NO_THROW(prepare_products(rows(12289), rows(7), DeviceId::host()));
+  const auto refused = [](const char* call) { return ThrowsMessage<CudaError>(HasSubstr(call)); };
+  EXPECT_THAT([&] { prepare_products(rows(7), rows(12289), device); }, refused("cusparseCreate"));
+  EXPECT_THAT([&] { prepare_products(rows(12289), rows(7), device); }, refused("cusparseCreate"));
+  EXPECT_THAT([&] { prepare_products(group(64), group(64), device); }, refused("cublasCreate"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Simt, WideProjectorsTest,
                          testing::Values(Backend{DeviceId::cuda(0), 0, "cuda"}), backend_name);
 

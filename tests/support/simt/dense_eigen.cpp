@@ -5,6 +5,7 @@
 #include "kernels/cuda/dense.h"
 #include "kernels/cuda/error_text.cuh"
 #include "tests/support/simt/arena.h"
+#include "tests/support/simt/calls.h"
 #include "tests/support/simt/device_bytes.h"
 #include "tests/support/simt/findings.h"
 #include "tests/support/simt/streams.h"
@@ -39,7 +40,10 @@ bool use_rows(simt::Running& running, const std::string& name, MatrixView<T> x, 
 
 }  // namespace
 
-void prepare_gemm(DeviceId) {}
+void prepare_gemm(DeviceId) {
+  const cudaError_t refusal = simt::refused("cublasCreate");
+  if (refusal != cudaSuccess) throw CudaError(error_text(refusal, "cublasCreate"));
+}
 
 void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<float> c,
           StreamRef stream) {

@@ -60,7 +60,10 @@ Sparse values(const SparseMatrix& a) {
 
 }  // namespace
 
-void prepare_sparse_product(DeviceId) {}
+void prepare_sparse_product(DeviceId) {
+  const cudaError_t refusal = simt::refused("cusparseCreate");
+  if (refusal != cudaSuccess) throw CudaError(error_text(refusal, "cusparseCreate"));
+}
 
 void sparse_product(float alpha, const SparseMatrix& a, SparseForm form, MatrixView<const float> b,
                     float beta, MatrixView<float> c, SumOrder, StreamRef stream) {
