@@ -81,6 +81,7 @@ class ProjectedCodec : public GradientCodec {
         projector_(std::forward<Arguments>(arguments)...),
         header_(header_of(request, projector_.dims())) {
     header_.nnz = nnz_or_block;
+    prepare_products(projector_.p(), projector_.q(), request.device);
   }
 
   // Of a codec whose values a seed does not give again: they are part of its state.

@@ -137,8 +137,12 @@ SparseProjector::SparseProjector(const ProjectorDims& dims, std::int64_t nnz,
       column_offset_(home.array(dims.dn + 1, sizeof(std::int32_t))),
       column_row_(home.array(dims.n * q_.nnz, sizeof(std::int32_t))),
       column_value_(home.array(dims.n * q_.nnz, sizeof(float))),
-      columns_{column_offset_.as<std::int32_t>().data(), column_row_.as<std::int32_t>().data(),
-               column_value_.as<float>().data(), dims.n, dims.dn} {}
+      columns_{column_offset_.as<std::int32_t>().data(),
+               column_row_.as<std::int32_t>().data(),
+               column_value_.as<float>().data(),
+               dims.n,
+               dims.dn,
+               dims.n * q_.nnz} {}
 
 SparseProjector::SparseProjector(const ProjectorDims& dims, std::int64_t nnz, const DrawKey& key,
                                  DeviceId device, Budget& budget)

@@ -142,7 +142,7 @@ void run_adam(const char* name, std::span<const G> g, float grad_scale, const Ad
   const auto grid = static_cast<unsigned>((g.size() + kBlockElems - 1) / kBlockElems);
   const AdamArrays<G> arrays{g.data(), moments.m_in.data(), moments.v_in.data(),
                              moments.m_out.data(), moments.v_out.data()};
-  launch(name, adam_pass<G, Weight>, {grid, kMaxThreads}, stream,
+  launch(name, Kernel<adam_pass<G, Weight>>(), {grid, kMaxThreads}, stream,
          AdamCoefficients::of(grad_scale, hyper), arrays, static_cast<std::int64_t>(g.size()),
          weight);
 }

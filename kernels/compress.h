@@ -10,7 +10,9 @@
 //   scratch         f32               compress_scratch_elems() elements           written
 //
 // Numerics: products and sums in f32, ordered by the shapes alone: equal bits from call to call on
-//           one instruction set. Instruction sets agree to 1e-6 + 4 eps sum |p g q|.
+//           one instruction set. Instruction sets agree to 1e-6 + 4 eps sum |p g q|. On a device a
+//           library multiplies by dense projectors (cuda/one_group.h), and by sparse ones where g
+//           has more than 12,288 columns (cuda/project_columns.h): in its own order of sums.
 // Aliasing: s and scratch overlap nothing.
 // Errors:   InvalidArgument, naming both shapes, before any element of s or scratch changes.
 //           Sparse indices are trusted: sparse_columns() has checked those of q.
@@ -47,6 +49,9 @@ void compress(MatrixView<float> s, float beta, const AnyMatrix& g);  // Identity
 
 namespace sluiceway::cuda {
 
+void prepare_products(const SparseRows& p, const SparseRows& q, DeviceId device);
+void prepare_products(const BlockRows& p, const BlockRows& q, DeviceId device);
+
 // Enqueues on `stream` and returns; all pointers are device pointers and stay valid until then.
 // Unavailable where this build has no such half, CudaError if the launch is refused.
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,
@@ -58,6 +63,16 @@ void compress(MatrixView<float> s, float beta, const AnyMatrix& g, StreamRef str
 }  // namespace sluiceway::cuda
 
 namespace sluiceway {
+
+// Makes what a vendor's library keeps for a device, where products with such projectors are the
+// library's: compress(), and decompress() and project_rows(), which else would make it in their
+// first call, and may wait until the device is idle. Their shapes alone count.
+inline void prepare_products(const SparseRows& p, const SparseRows& q, DeviceId device) {
+  if (!device.is_host()) cuda::prepare_products(p, q, device);
+}
+inline void prepare_products(const BlockRows& p, const BlockRows& q, DeviceId device) {
+  if (!device.is_host()) cuda::prepare_products(p, q, device);
+}
 
 // On the device of `stream`: the only place that chooses between the halves.
 inline void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,

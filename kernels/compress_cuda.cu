@@ -5,6 +5,7 @@
 #include "kernels/cuda/compress_sparse.cuh"
 #include "kernels/cuda/one_group.h"
 #include "kernels/cuda/row_pass.cuh"
+#include "kernels/cuda/sparse_product.h"
 #include "kernels/projector_checks.h"
 
 namespace sluiceway::cuda {
@@ -58,10 +59,19 @@ void compress_dense(MatrixView<float> s, float beta, const AnyMatrix& g, const B
 
 }  // namespace
 
+// Of a linear layer p meets rows as well, those of its output's gradient.
+void prepare_products(const SparseRows& p, const SparseRows& q, DeviceId device) {
+  if (is_wide(p.rows) || is_wide(q.rows)) prepare_sparse_product(device);
+}
+
+void prepare_products(const BlockRows& p, const BlockRows& q, DeviceId device) {
+  if (is_dense(p) && is_dense(q)) prepare_gemm(device);
+}
+
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,
               const SparseColumns& q, std::span<float> scratch, StreamRef stream) {
   check_compress(s, g, p, q, scratch);
-  with_elements(g, [&](auto view) { run_compress_sparse(s, beta, view, p, q, scratch, stream); });
+  run_compress_sparse(s, beta, g, p, q, scratch, stream);
 }
 
 // For groups that are not dense, P_g^T G is in shared memory, and scratch is not used.

@@ -167,6 +167,8 @@ std::int64_t project_scratch_elems(const SparseRows& p) {
   const std::int64_t of_panels = kPadElems + ScratchCutter::cost(p.rows * kPanelRows) +
                                  2 * ScratchCutter::cost(p.cols * kPanelRows);
   const std::int64_t of_columns = p.cols + 1 + 2 * p.rows * p.nnz;  // On a device: p by column.
+  // A device lists p by column, and then has a library for wide rows, which it makes in panels too.
+  if (p.rows > kMostStagedCols) return of_panels + of_columns;
   return std::max(of_panels, of_columns);
 }
 

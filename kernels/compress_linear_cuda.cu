@@ -3,7 +3,8 @@
 #include "kernels/base/check.h"
 #include "kernels/compress_linear.h"
 #include "kernels/cuda/project_blocks.cuh"
-#include "kernels/cuda/project_columns.cuh"
+#include "kernels/cuda/project_columns.h"
+#include "kernels/cuda/reduce.cuh"
 #include "kernels/projector_checks.h"
 
 namespace sluiceway::cuda {
@@ -82,8 +83,9 @@ SparseColumns columns_of(const SparseRows& p, std::span<float> scratch, StreamRe
   std::int32_t* const row = offset + p.cols + 1;
   auto* const value = scratch.data() + p.cols + 1 + entries;
   const auto blocks = static_cast<unsigned>((p.cols + kListedCols - 1) / kListedCols);
-  launch("project_rows", list_columns, {blocks, kMaxThreads}, stream, p, offset, row, value);
-  return {offset, row, value, p.rows, p.cols};
+  launch("project_rows", Kernel<list_columns>(), {blocks, kMaxThreads}, stream, p, offset, row,
+         value);
+  return {offset, row, value, p.rows, p.cols, entries};
 }
 
 }  // namespace
@@ -93,8 +95,8 @@ void project_rows(const AnyMatrix& w, const AnyMatrix& g, const SparseRows& p,
   check_project(w, g, p, scratch);
   if (g.rows == 0) return;
   const SparseColumns columns = columns_of(p, scratch, stream);
-  with_elements(g,
-                [&](auto view) { run_project_columns("project_rows", view, columns, w, stream); });
+  const auto listed = static_cast<std::size_t>(p.cols + 1 + 2 * columns.nonzeros);
+  project_columns("project_rows", g, columns, w, scratch.subspan(listed), stream);
 }
 
 // Both factors of a tile are in shared memory: scratch is not used.

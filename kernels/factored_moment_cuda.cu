@@ -79,10 +79,11 @@ void advance_moment(const FactoredMoment& from, const FactoredMoment& means, con
                         step};
   const StreamScratch scratch(stream);
   auto* const totals = reinterpret_cast<MomentTotals*>(scratch.parts<std::byte>() + kTotalsAt);
-  launch("advance_moment", sum_moment, {row_col_blocks(elems), kMaxThreads}, stream, pass, verdict,
-         scratch.ticket(), scratch.parts<RowColSum>(), totals);
+  launch("advance_moment", Kernel<sum_moment>(), {row_col_blocks(elems), kMaxThreads}, stream, pass,
+         verdict, scratch.ticket(), scratch.parts<RowColSum>(), totals);
   const auto blocks = static_cast<unsigned>((elems + kMaxThreads - 1) / kMaxThreads);
-  launch("advance_moment", write_roots, {blocks, kMaxThreads}, stream, pass, verdict, totals);
+  launch("advance_moment", Kernel<write_roots>(), {blocks, kMaxThreads}, stream, pass, verdict,
+         totals);
 }
 
 }  // namespace sluiceway::cuda

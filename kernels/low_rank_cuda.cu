@@ -81,7 +81,7 @@ void launch_patches(const char* name, const AnyMatrix& w, std::uint64_t first, f
   const auto blocks = [](std::int64_t elems, std::int64_t each) {
     return static_cast<unsigned>((elems + each - 1) / each);
   };
-  launch(name, low_rank_patches<Sink>,
+  launch(name, Kernel<low_rank_patches<Sink>>(),
          {dim3(blocks(w.rows, kBlockRows), blocks(w.cols, kBlockCols)), kLanes * kWarps}, stream,
          Input{w.data, w.dtype}, Extent{w.rows, w.cols}, first, gamma, pending, direction, eps,
          sink);

@@ -28,8 +28,8 @@ __global__ void draw_tiles(float* out, std::int64_t elems, std::uint64_t first, 
 void draw_noise(std::span<float> out, const NoiseKey& key, std::uint64_t first, NoiseFamily family,
                 StreamRef stream) {
   with_family(family, [&]<class Noise>(Noise) {
-    launch("draw_noise", draw_tiles<Noise>, {tiles_of(first, out.size()), kTileThreads}, stream,
-           out.data(), static_cast<std::int64_t>(out.size()), first, NoiseSource::of(key),
+    launch("draw_noise", Kernel<draw_tiles<Noise>>(), {tiles_of(first, out.size()), kTileThreads},
+           stream, out.data(), static_cast<std::int64_t>(out.size()), first, NoiseSource::of(key),
            NoiseTables::of_host());
   });
 }

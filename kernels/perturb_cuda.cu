@@ -83,9 +83,10 @@ void launch_updates(const char* name, const WeightInput& w, std::size_t elems, c
   draws.pending = draws.count;
   if (direction != nullptr) draws.draw[draws.count++] = *direction;
   with_family(theta.family, [&]<class Noise>(Noise) {
-    launch(name, update_tiles<Noise, Sink, kCapacity>, {tiles_of(theta.first, elems), kTileThreads},
-           stream, w, static_cast<std::int64_t>(elems), theta.first, theta.gamma, sink,
-           NoiseTables::of_host(), draws);
+    launch(name, Kernel<update_tiles<Noise, Sink, kCapacity>>(),
+           {tiles_of(theta.first, elems), kTileThreads}, stream, w,
+           static_cast<std::int64_t>(elems), theta.first, theta.gamma, sink, NoiseTables::of_host(),
+           draws);
   });
 }
 

@@ -57,7 +57,7 @@ void fill_words(const NoiseKey& key, std::uint64_t first, std::uint64_t end, con
   const std::uint64_t first_block = first / 64 * 16;
   const std::uint64_t blocks = first == end ? 0 : (end + 63) / 64 * 16 - first_block;
   const auto grid = static_cast<unsigned>((blocks + kThreads - 1) / kThreads);
-  launch("fill_noise", fill_noise<Sink>, {grid, kThreads}, stream, NoiseSource::of(key),
+  launch("fill_noise", Kernel<fill_noise<Sink>>(), {grid, kThreads}, stream, NoiseSource::of(key),
          first_block, blocks, sink);
 }
 

@@ -18,6 +18,10 @@ inline constexpr std::int64_t kDenseSlab = 64;  // Rows that a dense Q is read f
 inline constexpr std::int64_t kDenseDepth = 128;  // Terms of a dense sum at once: 8 KiB a panel.
 inline constexpr std::int64_t kPadElems = 16;     // Widest vector; also 64 bytes, a cache line.
 
+// Columns of a gradient of which a block of a CUDA device has a row in its shared memory. Where
+// there are more, a library multiplies by a sparse projector.
+inline constexpr std::int64_t kMostStagedCols = 12288;
+
 constexpr std::int64_t padded(std::int64_t elems) noexcept {
   return (elems + kPadElems - 1) / kPadElems * kPadElems;
 }

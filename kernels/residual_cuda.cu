@@ -147,8 +147,8 @@ void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
   const Vectors means{rows.data(), cols.data(), count,
                       count + static_cast<std::int64_t>(cols.size())};
   const StreamScratch scratch(stream);
-  launch("judge_residual", judge_means, {row_col_blocks(means.elems), kMaxThreads}, stream, means,
-         share, lr, scratch.ticket(), scratch.parts<RowColSum>(), verdict);
+  launch("judge_residual", Kernel<judge_means>(), {row_col_blocks(means.elems), kMaxThreads},
+         stream, means, share, lr, scratch.ticket(), scratch.parts<RowColSum>(), verdict);
 }
 
 void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredRoots& roots,
@@ -157,7 +157,7 @@ void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredR
   const StreamScratch scratch(stream);
   const RowTiles tiles = RowTiles::of(r.rows, r.cols, kRmsLimits);
   with_elements(r, [&]<typename R>(MatrixView<const R> view) {
-    launch("residual_clip", root_mean_square<R>, {tiles.grid.blocks, kMaxThreads}, stream,
+    launch("residual_clip", Kernel<root_mean_square<R>>(), {tiles.grid.blocks, kMaxThreads}, stream,
            SquaresOp<R>{view, Normalized::by(roots)}, tiles, scratch.ticket(),
            scratch.parts<double>(), lr, max_rms, verdict);
   });

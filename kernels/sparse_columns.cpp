@@ -44,7 +44,7 @@ SparseColumns sparse_columns(const SparseRows& q, std::span<std::int32_t> offset
     row[at] = static_cast<std::int32_t>(e / q.nnz);
     value[at] = q.value[e];
   }
-  return {offset.data(), row.data(), value.data(), q.rows, q.cols};
+  return {offset.data(), row.data(), value.data(), q.rows, q.cols, nonzeros};
 }
 
 }  // namespace sluiceway

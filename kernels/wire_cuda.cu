@@ -123,7 +123,8 @@ template <class Wire>
 void run_unpack(const Wire& wire, std::span<float> values, StreamRef stream) {
   const auto n = static_cast<std::int64_t>(values.size());
   const auto grid = static_cast<unsigned>((n + kScanTile - 1) / kScanTile);
-  launch("unpack", unpack_wire<Wire>, {grid, kMaxThreads}, stream, wire, values.data(), n);
+  launch("unpack", Kernel<unpack_wire<Wire>>(), {grid, kMaxThreads}, stream, wire, values.data(),
+         n);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ struct SparseSide {
   }
   SparseRows view() const { return {index.data(), value.data(), rows, cols, nnz}; }
   SparseColumns columns() const {
-    return {offset.data(), row.data(), column_value.data(), rows, cols};
+    return {offset.data(), row.data(), column_value.data(), rows, cols, rows * nnz};
   }
 };
 

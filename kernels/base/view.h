@@ -50,6 +50,10 @@ struct AnyMatrix {
   constexpr MatrixView<T> as() const noexcept {
     return {static_cast<T*>(data), rows, cols, stride};
   }
+  AnyMatrix row_range(std::int64_t first, std::int64_t last) const noexcept {
+    const std::int64_t bytes = first * stride * static_cast<std::int64_t>(size_bytes(dtype));
+    return {static_cast<std::byte*>(data) + bytes, last - first, cols, stride, dtype};
+  }
 };
 
 // A (rows x cols) projector with `nnz` nonzeros in each row.
@@ -71,14 +75,15 @@ struct SparseRows {
 // The same (rows x cols) projector by column: sparse_columns() of kernels/sparse_columns.h.
 //
 //   offset  cols + 1  i32   nonzeros of column c are [offset[c], offset[c + 1])
-//   row     offset[cols]  i32   their rows, ascending within a column
-//   value   offset[cols]  f32   their values
+//   row     nonzeros  i32   their rows, ascending within a column
+//   value   nonzeros  f32   their values
 struct SparseColumns {
   const std::int32_t* offset = nullptr;
   const std::int32_t* row = nullptr;
   const float* value = nullptr;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
+  std::int64_t nonzeros = 0;  // offset[cols], for who cannot read it.
 };
 
 // A (rows x cols) block-diagonal projector with orthonormal columns.

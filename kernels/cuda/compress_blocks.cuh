@@ -188,7 +188,7 @@ void run_compress_blocks(MatrixView<float> s, float beta, MatrixView<const T> g,
                          const BlockRows& q, StreamRef stream) {
   const CompressCut cut = CompressCut::of(p, q);
   const Shape shape{GridLimits().blocks(cut.items), kCompressThreads, kLeftElems * sizeof(float)};
-  launch("compress", compress_blocks<T>, shape, stream, s, beta, g, p, q, cut);
+  launch("compress", Kernel<compress_blocks<T>>(), shape, stream, s, beta, g, p, q, cut);
 }
 
 }  // namespace sluiceway::cuda

@@ -1,10 +1,10 @@
 // S <- beta S + P^T G Q for sparse projectors, by panels of rows of G:
 //
-//   Y = G_panel Q             gathered by columns of Q
+//   Y = G_panel Q             project_columns.h
 //   S <- S + P_panel^T Y      row a of S takes rows i of Y where P has (i, a), i ascending
 //
-// Y is in the stream's scratch, as many rows as fit, so a gradient of 4096 rows takes four panels
-// at dn = 1024. Each element of S is summed by one thread, in the order of the rows of G: no
+// Y is in scratch, as many rows as fit, so a gradient of 4096 rows takes four panels at dn = 1024
+// in the stream's. Each element of S is summed by one thread, in the order of the rows of G: no
 // atomics, and no cut into panels shows in the bits.
 #pragma once
 
@@ -12,12 +12,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <span>
 
 #include "kernels/base/view.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/project_columns.cuh"
+#include "kernels/cuda/project_columns.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/stream_scratch.cuh"
+#include "kernels/projector_shapes.h"
 
 namespace sluiceway::cuda {
 
@@ -70,30 +73,46 @@ __global__ void scatter_rows(MatrixView<float> s, float beta, SparseRows p,
   }
 }
 
-// The larger of the stream's scratch and the caller's holds Y.
-template <typename T>
-void run_compress_sparse(MatrixView<float> s, float beta, MatrixView<const T> g,
-                         const SparseRows& p, const SparseColumns& q, std::span<float> scratch,
-                         StreamRef stream) {
+// Rows of Y at a time, where they lie, and what is left for the product that makes them.
+struct SparsePanel {
+  float* y;
+  std::int64_t rows;
+  std::span<float> rest;
+
+  static SparsePanel in(std::span<float> scratch, DType g, const SparseColumns& q) {
+    const std::int64_t elems = static_cast<std::int64_t>(scratch.size()) - 4 * kPadElems;
+    const std::int64_t rows = elems / (q.cols + library_row_elems(g, q, DType::kF32));
+    ScratchCutter cut(scratch);
+    float* const y = cut.take(rows * q.cols);
+    return {y, rows, cut.rest()};
+  }
+};
+
+inline void run_compress_sparse(MatrixView<float> s, float beta, const AnyMatrix& g,
+                                const SparseRows& p, const SparseColumns& q,
+                                std::span<float> scratch, StreamRef stream) {
   if (s.elems() == 0) return;
-  const StreamScratch piece(stream);
-  const bool caller_has_more = scratch.size() > StreamScratch::capacity<float>();
-  const auto room = static_cast<std::int64_t>(caller_has_more ? scratch.size()
-                                                              : StreamScratch::capacity<float>());
-  float* const rows_of_y = caller_has_more ? scratch.data() : piece.parts<float>();
+  // The larger of the caller's scratch and the stream's, which is the library's where G is wide.
+  std::optional<StreamScratch> piece;
+  if (!is_wide(q.rows) && scratch.size() < StreamScratch::capacity<float>()) {
+    piece.emplace(stream);
+    scratch = {piece->parts<float>(), StreamScratch::capacity<float>()};
+  }
+  const SparsePanel panel = SparsePanel::in(scratch, g.dtype, q);
   // 32-bit arithmetic finds the row of an entry of P.
   const std::int64_t most = (std::int64_t{1} << 31) / std::max<std::int64_t>(p.nnz, 1);
-  const std::int64_t panel = std::clamp<std::int64_t>(room / s.cols, 1, most);
+  const std::int64_t at_once = std::clamp<std::int64_t>(panel.rows, 1, most);
   const std::int64_t slices =
       (s.cols + kMaxThreads * kScatterCols - 1) / (kMaxThreads * kScatterCols);
   std::int64_t first = 0;
   do {  // Once even without a row: S is scaled.
-    const std::int64_t rows = std::min(panel, g.rows - first);
-    const MatrixView<float> y(rows_of_y, rows, s.cols);
-    run_project_columns("compress", g.row_range(first, first + rows), q,
-                        {rows_of_y, rows, s.cols, s.cols, DType::kF32}, stream);
-    launch("compress", scatter_rows, {static_cast<unsigned>(s.rows * slices), kMaxThreads}, stream,
-           s, first == 0 ? beta : 1.0F, p.row_range(first, first + rows), y, slices);
+    const std::int64_t rows = std::min(at_once, g.rows - first);
+    const MatrixView<float> y(panel.y, rows, s.cols);
+    project_columns("compress", g.row_range(first, first + rows), q,
+                    {panel.y, rows, s.cols, s.cols, DType::kF32}, panel.rest, stream);
+    launch("compress", Kernel<scatter_rows>(),
+           {static_cast<unsigned>(s.rows * slices), kMaxThreads}, stream, s,
+           first == 0 ? beta : 1.0F, p.row_range(first, first + rows), y, slices);
     first += rows;
   } while (first < g.rows);
 }

@@ -35,6 +35,10 @@ struct Factor {
   std::int64_t cols() const noexcept { return transposed ? x.rows : x.cols; }
 };
 
+// Makes what the library keeps for a device, which else the first product there makes: that
+// allocates, and may wait until the device is idle.
+void prepare_gemm(DeviceId device);
+
 // Enqueues on `stream`; all memory is the device's and stays valid until then.
 void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<float> c,
           StreamRef stream);

@@ -213,7 +213,7 @@ void run_expand_blocks(const char* name, MatrixView<const D> d, const BlockRows&
   const ExpandCut cut = ExpandCut::of(p, q);
   const Shape shape{static_cast<unsigned>(limits.blocks(cut.items)), kExpandThreads,
                     static_cast<std::size_t>(cut.depth * cut.cols()) * sizeof(float)};
-  launch(name, expand_blocks<D, Sink>, shape, stream, d, p, q, cut, sink);
+  launch(name, Kernel<expand_blocks<D, Sink>>(), shape, stream, d, p, q, cut, sink);
 }
 
 }  // namespace sluiceway::cuda

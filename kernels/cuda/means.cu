@@ -96,8 +96,8 @@ __global__ void join_parts(const float* parts, std::int64_t count, std::int64_t 
 void join(const float* parts, std::int64_t count, std::int64_t elems, float factor, bool more,
           float* means, StreamRef stream) {
   const auto grid = static_cast<unsigned>((elems + kMaxThreads - 1) / kMaxThreads);
-  launch("mean_squares", join_parts, {grid, kMaxThreads}, stream, parts, count, elems, factor, more,
-         means);
+  launch("mean_squares", Kernel<join_parts>(), {grid, kMaxThreads}, stream, parts, count, elems,
+         factor, more, means);
 }
 
 template <typename T>
@@ -118,7 +118,7 @@ void means_of(MatrixView<const T> g, float* rows, float* cols, float scale, Stre
       const std::int64_t height = std::min(most_rows, g.rows - row);
       const MatrixView<const T> part(g.row(row) + col, height, width, g.stride);
       const Parts parts = Parts::of(height, width, scratch.parts<float>());
-      launch("mean_squares", sum_squares<T>,
+      launch("mean_squares", Kernel<sum_squares<T>>(),
              {static_cast<unsigned>(parts.strips * parts.slabs), kMaxThreads}, stream, part, scale,
              parts);
       join(parts.of_rows, parts.strips, height, per_row, col > 0, rows + row, stream);

@@ -195,7 +195,7 @@ void run_project_blocks(const char* name, const AnyMatrix& w, MatrixView<const T
   const ProjectCut cut = ProjectCut::of(p, g.rows);
   const auto elems = static_cast<std::size_t>(cut.staged_rows() + cut.staged_values());
   const Shape shape{GridLimits().blocks(cut.items), kProjectThreads, elems * sizeof(float)};
-  launch(name, project_blocks<T>, shape, stream, w, g, p, cut);
+  launch(name, Kernel<project_blocks<T>>(), shape, stream, w, g, p, cut);
 }
 
 }  // namespace sluiceway::cuda

@@ -54,7 +54,7 @@ template <class Op>
 void run_row_pass(const char* name, const Op& op, std::int64_t rows, std::int64_t cols,
                   StreamRef stream) {
   const RowTiles tiles = RowTiles::of(rows, cols, kPassLimits);
-  launch(name, row_pass<Op>, {tiles.grid.blocks, kMaxThreads}, stream, op, tiles);
+  launch(name, Kernel<row_pass<Op>>(), {tiles.grid.blocks, kMaxThreads}, stream, op, tiles);
 }
 
 }  // namespace sluiceway::cuda

@@ -123,7 +123,7 @@ void run_scan(const char* name, const Pass& pass, std::int64_t rows, std::int64_
   const StreamScratch scratch(stream);
   const TileGrid grid = TileGrid::of(rows, (cols + kScanTile - 1) / kScanTile, kScanLimits);
   static_assert(kScanLimits.most <= static_cast<std::int64_t>(StreamScratch::capacity<ScanPart>()));
-  launch(name, scan_pass<Pass>, {grid.blocks, kMaxThreads}, stream, pass, grid, cols,
+  launch(name, Kernel<scan_pass<Pass>>(), {grid.blocks, kMaxThreads}, stream, pass, grid, cols,
          scratch.ticket(), scratch.parts<ScanPart>(), result);
 }
 

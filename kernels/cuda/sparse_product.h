@@ -1,26 +1,29 @@
-// A sparse matrix times a dense one on a CUDA device, by the vendor's library: what benchmarks put
-// beside the kernels of projectors.
+// A sparse matrix times a dense one on a CUDA device, by the vendor's library: for projectors that
+// our kernels do not cover (project_columns.h), and for benchmarks, which put it beside our
+// kernels.
 //
-//   c <- alpha A b + beta c                  or, of transposes in place,  c^T <- alpha A b^T + beta
-//   c^T
+//   c <- alpha A b + beta c           or, of transposes in place,  c^T <- alpha A b^T + beta c^T
 //
 //   name    shape           dtype   layout                                       access
 //   a       m x k           f32     by row: offset i32[m + 1], column i32, value read
 //   b       k x n or n x k  f32     row-major, stride in elements                read
-//   c       m x n or n x m  f32     row-major, stride in elements                read, write
+//   c       m x n or n x m  f32     row-major, stride in elements                write; read unless
+//                                                                                beta is 0
 //
 // cuSPARSE stands behind it; on the machine of tests/support/simt, Eigen does.
 //
-// Ownership:     keeps the pointers of a, b and c, and the library's workspace.
-// Lifetime:      outlives what run() has enqueued.
-// Thread safety: one thread at a time.
-// Numerics:      products and sums in f32, in an order that is the library's own.
-// Errors:        InvalidArgument, naming the shapes. CudaError: what the library refused.
+// The library works in the scratch of the stream (stream_scratch.cuh).
+//
+// Thread safety: any thread; calls for one device take turns to enqueue.
+// Numerics:      products and sums in f32, in an order that is the library's own; kFixed has equal
+//                bits from call to call.
+// Aliasing:      c overlaps neither a nor b.
+// Errors:        InvalidArgument, naming the shapes, before anything is enqueued. CudaError: what
+//                the library refused, or asks for more scratch than a stream has.
 // Cost:          2 n flop a nonzero.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "kernels/base/check.h"
 #include "kernels/base/stream_ref.h"
@@ -35,27 +38,20 @@ struct SparseMatrix {
   std::int64_t rows = 0, cols = 0, nonzeros = 0;
 };
 
-class SparseProduct {
- public:
-  enum class Form { kPlain, kTransposed };
+enum class SparseForm { kPlain, kTransposed };
+enum class SumOrder { kFixed, kFastest };
 
-  SparseProduct(const SparseMatrix& a, Form form, MatrixView<const float> b, MatrixView<float> c,
-                StreamRef stream);
-  SparseProduct(const SparseProduct&) = delete;
-  SparseProduct& operator=(const SparseProduct&) = delete;
-  ~SparseProduct();
+// Makes what the library keeps for a device, which else the first product there makes: that
+// allocates, and may wait until the device is idle.
+void prepare_sparse_product(DeviceId device);
 
-  // Enqueues on the stream that it was made for.
-  void run(float alpha, float beta) const;
+// Enqueues on `stream`; all memory is the device's and stays valid until then.
+void sparse_product(float alpha, const SparseMatrix& a, SparseForm form, MatrixView<const float> b,
+                    float beta, MatrixView<float> c, SumOrder order, StreamRef stream);
 
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
-inline void check_sparse_product(const SparseMatrix& a, SparseProduct::Form form,
+inline void check_sparse_product(const SparseMatrix& a, SparseForm form,
                                  const MatrixView<const float>& b, const MatrixView<float>& c) {
-  const bool plain = form == SparseProduct::Form::kPlain;
+  const bool plain = form == SparseForm::kPlain;
   const std::int64_t b_rows = plain ? b.rows : b.cols, b_cols = plain ? b.cols : b.rows;
   const std::int64_t c_rows = plain ? c.rows : c.cols, c_cols = plain ? c.cols : c.rows;
   SLUICEWAY_CHECK(a.cols == b_rows && a.rows == c_rows && b_cols == c_cols, "sparse_product: a is ",

@@ -1,16 +1,13 @@
-#include <cuda_runtime.h>
 #include <cusparse.h>
 
-#include "kernels/cuda/launch.cuh"
+#include <cstddef>
+
+#include "kernels/cuda/library_turn.cuh"
 #include "kernels/cuda/sparse_product.h"
+#include "kernels/cuda/stream_scratch.cuh"
 
 namespace sluiceway::cuda {
 namespace {
-
-// Those that NVIDIA names as the fastest where b and c lie by row, and by column.
-cusparseSpMMAlg_t algorithm_of(SparseProduct::Form form) {
-  return form == SparseProduct::Form::kPlain ? CUSPARSE_SPMM_CSR_ALG2 : CUSPARSE_SPMM_CSR_ALG1;
-}
 
 void check_status(cusparseStatus_t status, const char* call) {
   if (status == CUSPARSE_STATUS_SUCCESS) return;
@@ -18,73 +15,84 @@ void check_status(cusparseStatus_t status, const char* call) {
                          "), expected CUSPARSE_STATUS_SUCCESS"));
 }
 
-// Row-major, or its transpose: the same elements by column.
-cusparseDnMatDescr_t describe(MatrixView<const float> x, SparseProduct::Form form) {
-  const bool plain = form == SparseProduct::Form::kPlain;
-  cusparseDnMatDescr_t described = nullptr;
-  check_status(cusparseCreateDnMat(&described, plain ? x.rows : x.cols, plain ? x.cols : x.rows,
-                                   x.stride, const_cast<float*>(x.data), CUDA_R_32F,
-                                   plain ? CUSPARSE_ORDER_ROW : CUSPARSE_ORDER_COL),
-               "cusparseCreateDnMat");
-  return described;
+LibraryTurn<cusparseHandle_t> turn_on(DeviceId device) {
+  return {"sparse_product", device,
+          [](cusparseHandle_t* handle) { check_status(cusparseCreate(handle), "cusparseCreate"); }};
 }
+
+// NVIDIA promises equal bits for the third alone, and names the second and the first as the fastest
+// where b and c lie by row, and by column.
+cusparseSpMMAlg_t algorithm_of(SparseForm form, SumOrder order) {
+  if (order == SumOrder::kFixed) return CUSPARSE_SPMM_CSR_ALG3;
+  return form == SparseForm::kPlain ? CUSPARSE_SPMM_CSR_ALG2 : CUSPARSE_SPMM_CSR_ALG1;
+}
+
+// Of a matrix, as the library describes it; memory of the host alone.
+class SparseDescription {
+ public:
+  explicit SparseDescription(const SparseMatrix& a) {
+    check_status(cusparseCreateConstCsr(&is_, a.rows, a.cols, a.nonzeros, a.offset, a.column,
+                                        a.value, CUSPARSE_INDEX_32I, CUSPARSE_INDEX_32I,
+                                        CUSPARSE_INDEX_BASE_ZERO, CUDA_R_32F),
+                 "cusparseCreateConstCsr");
+  }
+  SparseDescription(const SparseDescription&) = delete;
+  SparseDescription& operator=(const SparseDescription&) = delete;
+  ~SparseDescription() { cusparseDestroySpMat(is_); }
+  cusparseConstSpMatDescr_t get() const noexcept { return is_; }
+
+ private:
+  cusparseConstSpMatDescr_t is_ = nullptr;
+};
+
+// Row-major, or its transpose: the same elements by column.
+class DenseDescription {
+ public:
+  DenseDescription(MatrixView<const float> x, SparseForm form) {
+    const bool plain = form == SparseForm::kPlain;
+    check_status(cusparseCreateDnMat(&is_, plain ? x.rows : x.cols, plain ? x.cols : x.rows,
+                                     x.stride, const_cast<float*>(x.data), CUDA_R_32F,
+                                     plain ? CUSPARSE_ORDER_ROW : CUSPARSE_ORDER_COL),
+                 "cusparseCreateDnMat");
+  }
+  DenseDescription(const DenseDescription&) = delete;
+  DenseDescription& operator=(const DenseDescription&) = delete;
+  ~DenseDescription() { cusparseDestroyDnMat(is_); }
+  cusparseDnMatDescr_t get() const noexcept { return is_; }
+
+ private:
+  cusparseDnMatDescr_t is_ = nullptr;
+};
 
 }  // namespace
 
-struct SparseProduct::State {
-  StreamRef stream;
-  cusparseSpMMAlg_t algorithm;
-  cusparseHandle_t handle = nullptr;
-  cusparseSpMatDescr_t a = nullptr;
-  cusparseDnMatDescr_t b = nullptr, c = nullptr;
-  void* workspace = nullptr;
+void prepare_sparse_product(DeviceId device) { turn_on(device); }
 
-  State(StreamRef of, Form form) : stream(of), algorithm(algorithm_of(form)) {}
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() {
-    const LaunchDevice device("cusparseDestroy", stream.device().ordinal());
-    cudaFree(workspace);
-    if (c != nullptr) cusparseDestroyDnMat(c);
-    if (b != nullptr) cusparseDestroyDnMat(b);
-    if (a != nullptr) cusparseDestroySpMat(a);
-    if (handle != nullptr) cusparseDestroy(handle);
-  }
-};
-
-SparseProduct::SparseProduct(const SparseMatrix& a, Form form, MatrixView<const float> b,
-                             MatrixView<float> c, StreamRef stream)
-    : state_(std::make_unique<State>(stream, form)) {
+void sparse_product(float alpha, const SparseMatrix& a, SparseForm form, MatrixView<const float> b,
+                    float beta, MatrixView<float> c, SumOrder order, StreamRef stream) {
   check_sparse_product(a, form, b, c);
-  State& state = *state_;
-  const LaunchDevice device("cusparseSpMM", stream.device().ordinal());
-  check_status(cusparseCreate(&state.handle), "cusparseCreate");
-  check_status(cusparseSetStream(state.handle, static_cast<cudaStream_t>(stream.native())),
+  if (c.elems() == 0) return;
+  const cusparseSpMMAlg_t algorithm = algorithm_of(form, order);
+  const SparseDescription left(a);
+  const DenseDescription right(b, form), out(c, form);
+  const StreamScratch scratch(stream);
+  const auto turn = turn_on(stream.device());
+  check_status(cusparseSetStream(turn.handle(), static_cast<cudaStream_t>(stream.native())),
                "cusparseSetStream");
-  check_status(cusparseCreateCsr(
-                   &state.a, a.rows, a.cols, a.nonzeros, const_cast<std::int32_t*>(a.offset),
-                   const_cast<std::int32_t*>(a.column), const_cast<float*>(a.value),
-                   CUSPARSE_INDEX_32I, CUSPARSE_INDEX_32I, CUSPARSE_INDEX_BASE_ZERO, CUDA_R_32F),
-               "cusparseCreateCsr");
-  state.b = describe(b, form);
-  state.c = describe(c, form);
-  const float alpha = 1.0F, beta = 1.0F;
   std::size_t bytes = 0;
-  check_status(cusparseSpMM_bufferSize(state.handle, CUSPARSE_OPERATION_NON_TRANSPOSE,
-                                       CUSPARSE_OPERATION_NON_TRANSPOSE, &alpha, state.a, state.b,
-                                       &beta, state.c, CUDA_R_32F, state.algorithm, &bytes),
-               "cusparseSpMM_bufferSize");
-  if (bytes > 0) check_launch(cudaMalloc(&state.workspace, bytes), "cudaMalloc");
-}
-
-SparseProduct::~SparseProduct() = default;
-
-void SparseProduct::run(float alpha, float beta) const {
-  const State& state = *state_;
-  const LaunchDevice device("cusparseSpMM", state.stream.device().ordinal());
-  check_status(cusparseSpMM(state.handle, CUSPARSE_OPERATION_NON_TRANSPOSE,
-                            CUSPARSE_OPERATION_NON_TRANSPOSE, &alpha, state.a, state.b, &beta,
-                            state.c, CUDA_R_32F, state.algorithm, state.workspace),
+  check_status(
+      cusparseSpMM_bufferSize(turn.handle(), CUSPARSE_OPERATION_NON_TRANSPOSE,
+                              CUSPARSE_OPERATION_NON_TRANSPOSE, &alpha, left.get(), right.get(),
+                              &beta, out.get(), CUDA_R_32F, algorithm, &bytes),
+      "cusparseSpMM_bufferSize");
+  if (bytes > StreamScratch::capacity<std::byte>()) {
+    throw CudaError(concat("sparse_product: the library asks for ", format_bytes(bytes),
+                           " of scratch for ", a.nonzeros, " nonzeros, expected at most ",
+                           format_bytes(StreamScratch::capacity<std::byte>())));
+  }
+  check_status(cusparseSpMM(turn.handle(), CUSPARSE_OPERATION_NON_TRANSPOSE,
+                            CUSPARSE_OPERATION_NON_TRANSPOSE, &alpha, left.get(), right.get(),
+                            &beta, out.get(), CUDA_R_32F, algorithm, scratch.parts<std::byte>()),
                "cusparseSpMM");
 }
 

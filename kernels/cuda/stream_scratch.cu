@@ -6,6 +6,7 @@
 #include "kernels/base/check.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/one_stream.cuh"
+#include "kernels/cuda/prepare_stream.h"
 #include "kernels/cuda/stream_scratch.cuh"
 
 namespace sluiceway::cuda {
@@ -45,6 +46,10 @@ StreamScratch::StreamScratch(StreamRef stream) {
     piece.bytes = static_cast<std::byte*>(bytes);
   }
   bytes_ = piece.bytes;
+}
+
+void prepare_stream(StreamRef stream) {
+  if (!stream.is_host()) const StreamScratch made(stream);
 }
 
 }  // namespace sluiceway::cuda

@@ -2,14 +2,14 @@
 // a grid's result before they are one.
 //
 //   const StreamScratch scratch(stream);  // Holds the scratch until the launches are enqueued.
-//   launch("sum", sum, shape, stream, scratch.ticket(), scratch.parts<double>(), result);
+//   launch("sum", Kernel<sum>(), shape, stream, scratch.ticket(), scratch.parts<double>(), result);
 //
 // Kernels of one stream run one after another, so one piece a stream is enough, and kernels of
 // different streams never share one. A stream gets its piece with its first call, and it stays
 // until the process ends, as a vendor library's workspace does: no later call allocates. Results
 // have no room for it (a ScanResult has 24 bytes), and memory of the module would be shared by
 // streams. An engine reserves it in its budget, for the few streams that compute
-// (stream_scratch_bytes.h).
+// (stream_scratch_bytes.h), and has it made before its first step (prepare_stream.h).
 //
 // Thread safety: any thread; a second one that launches on the same stream waits for the first, so
 //                that what is between two launches of one operation stays there.

@@ -4,6 +4,14 @@
 
 namespace sluiceway::cuda {
 
+void prepare_products(const SparseRows&, const SparseRows&, DeviceId) {
+  throw_no_half("prepare_products");
+}
+
+void prepare_products(const BlockRows&, const BlockRows&, DeviceId) {
+  throw_no_half("prepare_products");
+}
+
 void compress(MatrixView<float>, float, const AnyMatrix&, const SparseRows&, const SparseColumns&,
               std::span<float>, StreamRef) {
   throw_no_half("compress");

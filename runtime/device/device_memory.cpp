@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "kernels/base/check.h"
+#include "kernels/cuda/load_kernels.h"
 #include "runtime/device/cuda_backend.h"
 #include "runtime/trace/warning.h"
 
@@ -45,7 +46,10 @@ void warn_of_pageable_memory(DeviceId device, std::size_t bytes, const std::stri
 
 int device_count() noexcept { return cuda::device_count(); }
 
-void check_device(DeviceId device) { const DeviceGuard guard(device); }
+void check_device(DeviceId device) {
+  const DeviceGuard guard(device);
+  cuda::load_kernels(device);
+}
 
 void* allocate_device_bytes(DeviceId device, std::size_t bytes) {
   if (bytes == 0) return nullptr;

@@ -29,7 +29,9 @@ constexpr T round_up(T count, std::type_identity_t<T> unit) noexcept {
 }
 
 int device_count() noexcept;         // CUDA devices; 0 in a build without CUDA.
-void check_device(DeviceId device);  // Throws as above unless the device can be used.
+// Throws as above unless the device can be used. Loads our kernels onto it the first time, so that
+// no step meets a first launch, which may wait until the device is idle.
+void check_device(DeviceId device);
 
 void* allocate_device_bytes(DeviceId device, std::size_t bytes);
 void free_device_bytes(DeviceId device, void* pointer, std::size_t bytes) noexcept;

@@ -5,7 +5,9 @@
 #include <cstdint>
 
 #include "kernels/base/device_id.h"
+#include "kernels/cuda/prepare_stream.h"
 #include "kernels/cuda/stream_scratch_bytes.h"
+#include "runtime/device/stream.h"
 
 namespace sluiceway {
 
@@ -14,6 +16,15 @@ inline constexpr int kComputingStreams = 2;
 // Device tier; the engine reserves it, and the streams allocate it.
 constexpr std::uint64_t engine_scratch_bytes(DeviceId device) noexcept {
   return cuda::stream_scratch_bytes(device, kComputingStreams);
+}
+
+// Allocates that scratch for the engine's own stream and for the framework's default one, so that
+// no step does: to allocate may wait until the device is idle. OutOfMemory: the device refuses it.
+inline void prepare_computing_streams(Stream& own) {
+  if (own.device().is_host()) return;
+  cuda::prepare_stream(StreamRef::cuda(own.device().ordinal(), nullptr));
+  own.enqueue([](StreamRef stream) { cuda::prepare_stream(stream); });
+  own.synchronize();
 }
 
 }  // namespace sluiceway

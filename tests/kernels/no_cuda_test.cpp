@@ -9,6 +9,8 @@
 #include "kernels/bias_norm.h"
 #include "kernels/compress.h"
 #include "kernels/compress_linear.h"
+#include "kernels/cuda/load_kernels.h"
+#include "kernels/cuda/prepare_stream.h"
 #include "kernels/decompress.h"
 #include "kernels/factored_adam.h"
 #include "kernels/gradient_copy.h"
@@ -63,6 +65,9 @@ TEST(NoCudaTest, EveryKernelOfAWeightSaysThatItIsUnavailable) {
   });
   refused("bias_norm",
           [&] { cuda::bias_norm(nullptr, no.any, no.blocks, no.blocks, no.out, no.stream); });
+  const DeviceId device = no.stream.device();
+  refused("prepare_products", [&] { cuda::prepare_products(no.sparse, no.sparse, device); });
+  refused("prepare_products", [&] { cuda::prepare_products(no.blocks, no.blocks, device); });
   refused("compress",
           [&] { cuda::compress(no.core, 0, no.any, no.sparse, no.columns, no.out, no.stream); });
   refused("compress",
@@ -136,6 +141,17 @@ TEST(NoCudaTest, EveryKernelOfAChunkSaysThatItIsUnavailable) {
   });
   refused("pack", [&] { cuda::pack(WireFormat::kInt8, no.in, no.bytes, nullptr, no.stream); });
   refused("unpack", [&] { cuda::unpack(WireFormat::kInt8, no.bytes, no.out, no.stream); });
+}
+
+TEST(NoCudaTest, DeviceAndStreamCannotBeMadeReady) {
+  using cuda::load_kernels;
+  using cuda::prepare_stream;
+  const StreamRef stream = StreamRef::cuda(0, nullptr);
+  expect_unavailable("load_kernels", [&] { load_kernels(stream.device()); });
+  expect_unavailable("prepare_stream", [&] { prepare_stream(stream); });
+  EXPECT_EQ(load_kernels(DeviceId::host()), 0U);
+  EXPECT_NO_THROW(prepare_stream(StreamRef::host()));
+  EXPECT_NO_THROW(prepare_products(BlockRows{}, BlockRows{}, DeviceId::host()));
 }
 
 // The dispatch sends a CUDA stream to the CUDA half.

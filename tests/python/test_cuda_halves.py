@@ -29,7 +29,10 @@ def declared(namespace: str) -> Counter[str]:
 
 def test_the_reader_sees_overloads_and_templates() -> None:
     text = (KERNELS / "compress.h").read_text("utf-8")
-    assert functions(text, "sluiceway::cuda") == {"compress": 3}
+    assert functions(text, "sluiceway::cuda") == {
+        "compress": 3,
+        "prepare_products": 2,
+    }
     assert functions((KERNELS / "adam.h").read_text("utf-8"), "sluiceway::cuda") == {
         "adam_direction": 1,
         "adam_step": 1,

@@ -28,7 +28,7 @@ class SimtTwoDevicesTest : public SimtTest {
   }
   // By the stream's own device, or by whichever is current.
   static void launch_set_all(StreamRef ref, float* x, bool guarded) {
-    if (guarded) return cuda::launch("set_all", set_all, {1, kElems}, ref, x, 3.0F);
+    if (guarded) return cuda::launch("set_all", cuda::Kernel<set_all>(), {1, kElems}, ref, x, 3.0F);
     const cudaLaunchConfig_t config{1,       kElems, 0, static_cast<cudaStream_t>(ref.native()),
                                     nullptr, 0};
     cuda::check_launch(cudaLaunchKernelEx(&config, set_all, x, 3.0F), "set_all");

@@ -270,7 +270,9 @@ TEST_F(SimtDeviceTest, LaunchThatIsRefusedNamesItsKernel) {
   const simt::Fault fault("cudaLaunchKernelEx", cudaErrorNotSupported);
   EXPECT_THAT(
       [] {
-        run_on_stream(kCuda0, [](StreamRef ref) { cuda::launch("nothing", nothing, {1, 1}, ref); });
+        run_on_stream(kCuda0, [](StreamRef ref) {
+          cuda::launch("nothing", cuda::Kernel<nothing>(), {1, 1}, ref);
+        });
       },
       ThrowsMessage<CudaError>(HasSubstr("nothing: cudaErrorNotSupported (801)")));
 }

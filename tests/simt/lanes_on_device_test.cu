@@ -80,7 +80,7 @@ TEST_F(SimtLanesTest, PayloadsPassPacedLinksInOrderAndNeverTooEarly) {
                       {1, [&lanes, place, target,
                            bytes](StreamRef s) { lanes.h2d().copy(target, place, bytes, s); }},
                       {2, [target](StreamRef s) {
-                         cuda::launch("add_one", add_one, {1, 1000}, s, target);
+                         cuda::launch("add_one", cuda::Kernel<add_one>(), {1, 1000}, s, target);
                        }}};
       lanes.executor().submit(std::move(payload));
     }

@@ -41,13 +41,14 @@ __global__ void two_barriers(int*) {
 TEST_F(SimtMeetingTest, BarrierThatNotAllThreadsReach) {
   const auto matcher = AllOf(HasSubstr("waits at the __syncthreads at meeting_bugs_test.cu:"),
                              HasSubstr("has left the kernel"));
-  expect_found("some_leave", matcher, on_warps(some_leave, 64));
-  expect_nothing(on_warps(some_leave, 32));
+  expect_found("some_leave", matcher, on_warps(cuda::Kernel<some_leave>(), 64));
+  expect_nothing(on_warps(cuda::Kernel<some_leave>(), 32));
 }
 
 TEST_F(SimtMeetingTest, BarriersOfTwoBranches) {
-  expect_found("two_barriers", HasSubstr("is at the __syncthreads at"), on_warps(two_barriers, 64));
-  expect_nothing(on_warps(two_barriers, 32));
+  expect_found("two_barriers", HasSubstr("is at the __syncthreads at"),
+               on_warps(cuda::Kernel<two_barriers>(), 64));
+  expect_nothing(on_warps(cuda::Kernel<two_barriers>(), 32));
 }
 
 template <bool kRight>
@@ -61,8 +62,8 @@ __global__ void shuffle_in_branch(int* y) {
 
 TEST_F(SimtMeetingTest, ShuffleFromALaneThatIsNotThere) {
   expect_found("shuffle_in_branch<false>", HasSubstr("has left the kernel"),
-               on_warps(shuffle_in_branch<false>, 64));
-  expect_nothing(on_warps(shuffle_in_branch<true>, 64));
+               on_warps(cuda::Kernel<shuffle_in_branch<false>>(), 64));
+  expect_nothing(on_warps(cuda::Kernel<shuffle_in_branch<true>>(), 64));
   EXPECT_EQ(y.values()[5], 21);
   EXPECT_EQ(y.values()[50], 34);
 }
@@ -75,7 +76,7 @@ __global__ void shuffle_outside_mask(int* y) {
 
 TEST_F(SimtMeetingTest, ShuffleFromALaneOutsideOfTheMask) {
   expect_found("shuffle_outside_mask", HasSubstr("leaves out lane 9, from which it reads"),
-               on_warps(shuffle_outside_mask, 32));
+               on_warps(cuda::Kernel<shuffle_outside_mask>(), 32));
 }
 
 __global__ void vote(int* y) {
@@ -86,8 +87,8 @@ __global__ void vote(int* y) {
 }
 
 TEST_F(SimtMeetingTest, WarpThatIsNotWhole) {
-  expect_found("vote", HasSubstr("its warp has 8 lanes"), on_warps(vote, 40));
-  expect_nothing(on_warps(vote, 32));
+  expect_found("vote", HasSubstr("its warp has 8 lanes"), on_warps(cuda::Kernel<vote>(), 40));
+  expect_nothing(on_warps(cuda::Kernel<vote>(), 32));
   EXPECT_EQ(y.values()[7], 1);
 }
 
@@ -98,7 +99,7 @@ __global__ void vote_or_barrier(int* y) {
 
 TEST_F(SimtMeetingTest, LanesThatWaitForEachOtherElsewhere) {
   expect_found("vote_or_barrier", AnyOf(HasSubstr("waits at the"), HasSubstr("calls the")),
-               on_warps(vote_or_barrier, 32));
+               on_warps(cuda::Kernel<vote_or_barrier>(), 32));
 }
 
 // Lane i of a row: what __shfl_up, _down, _sync of width 8 give to lane i, and eight bytes at once.
@@ -114,7 +115,7 @@ __global__ void shuffles(int* y) {
 }
 
 TEST_F(SimtMeetingTest, ShufflesMoveWhatCudaMoves) {
-  expect_nothing(on_warps(shuffles, 32));
+  expect_nothing(on_warps(cuda::Kernel<shuffles>(), 32));
   const std::vector<int> all = y.values();
   EXPECT_THAT(std::vector<int>(all.begin(), all.begin() + 7),
               ElementsAre(1, 4, 2, 10, 13, 10, 125));

@@ -32,24 +32,27 @@ TEST_F(SimtMemoryTest, TailThatIsOffByOne) {
                HasSubstr("reads 4 bytes, among them 0 bytes past the end of an "
                          "allocation of 400 bytes"),
                [&](StreamRef stream) {
-                 cuda::launch("scale", scale<false>, shape, stream, x.data(), kElems, y.data());
+                 cuda::launch("scale", cuda::Kernel<scale<false>>(), shape, stream, x.data(),
+                              kElems, y.data());
                });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("scale", scale<true>, shape, stream, x.data(), kElems, y.data());
+    cuda::launch("scale", cuda::Kernel<scale<true>>(), shape, stream, x.data(), kElems, y.data());
   });
 }
 
 TEST_F(SimtMemoryTest, ElementBeforeTheFirst) {
   expect_found("scale<true>", HasSubstr("4 bytes before an allocation of 400 bytes"),
                [&](StreamRef stream) {
-                 cuda::launch("scale", scale<true>, {1, 32}, stream, x.data(), 1U, y.data() - 1);
+                 cuda::launch("scale", cuda::Kernel<scale<true>>(), {1, 32}, stream, x.data(), 1U,
+                              y.data() - 1);
                });
 }
 
 TEST_F(SimtMemoryTest, ReadOfWhatNobodyHasWritten) {
   const DeviceArray<float> nothing(kElems);
   expect_found("scale<true>", HasSubstr("which nobody has written"), [&](StreamRef stream) {
-    cuda::launch("scale", scale<true>, {4, 32}, stream, nothing.data(), kElems, y.data());
+    cuda::launch("scale", cuda::Kernel<scale<true>>(), {4, 32}, stream, nothing.data(), kElems,
+                 y.data());
   });
 }
 
@@ -59,14 +62,16 @@ TEST_F(SimtMemoryTest, UseAfterFree) {
   gone.release();
   expect_found("scale<true>", HasSubstr("of an allocation of 400 bytes that was freed"),
                [&](StreamRef stream) {
-                 cuda::launch("scale", scale<true>, {4, 32}, stream, dangling, kElems, y.data());
+                 cuda::launch("scale", cuda::Kernel<scale<true>>(), {4, 32}, stream, dangling,
+                              kElems, y.data());
                });
 }
 
 TEST_F(SimtMemoryTest, PointerOfTheHost) {
   const std::vector<float> host(kElems, 1.0F);
   expect_found("scale<true>", HasSubstr("of the host's memory"), [&](StreamRef stream) {
-    cuda::launch("scale", scale<true>, {4, 32}, stream, host.data(), kElems, y.data());
+    cuda::launch("scale", cuda::Kernel<scale<true>>(), {4, 32}, stream, host.data(), kElems,
+                 y.data());
   });
 }
 
@@ -77,10 +82,10 @@ __global__ void add_quads(const float* x, float* y) {
 
 TEST_F(SimtMemoryTest, VectorLoadFromAMisalignedAddress) {
   expect_found("add_quads", HasSubstr("reads 16 bytes at"), [&](StreamRef stream) {
-    cuda::launch("add_quads", add_quads, {1, 8}, stream, x.data() + 1, y.data());
+    cuda::launch("add_quads", cuda::Kernel<add_quads>(), {1, 8}, stream, x.data() + 1, y.data());
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("add_quads", add_quads, {1, 8}, stream, x.data() + 4, y.data());
+    cuda::launch("add_quads", cuda::Kernel<add_quads>(), {1, 8}, stream, x.data() + 4, y.data());
   });
 }
 
@@ -98,13 +103,14 @@ __global__ void fill_quads(float* y, unsigned quads) {
 TEST_F(SimtMemoryTest, StoreOfAVectorThatACallReturns) {
   expect_found("fill_quads<false>", HasSubstr("writes 16 bytes, among them 0 bytes past the end"),
                [&](StreamRef stream) {
-                 cuda::launch("fill_quads", fill_quads<false>, {1, 32}, stream, y.data(), 25U);
+                 cuda::launch("fill_quads", cuda::Kernel<fill_quads<false>>(), {1, 32}, stream,
+                              y.data(), 25U);
                });
   expect_found("fill_quads<true>", HasSubstr("writes 16 bytes at"), [&](StreamRef stream) {
-    cuda::launch("fill_quads", fill_quads<true>, {1, 32}, stream, y.data() + 1, 8U);
+    cuda::launch("fill_quads", cuda::Kernel<fill_quads<true>>(), {1, 32}, stream, y.data() + 1, 8U);
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("fill_quads", fill_quads<true>, {1, 32}, stream, y.data(), 25U);
+    cuda::launch("fill_quads", cuda::Kernel<fill_quads<true>>(), {1, 32}, stream, y.data(), 25U);
   });
 }
 
@@ -131,10 +137,11 @@ TEST_F(SimtMemoryTest, StoreOfAStructureThatADeviceFunctionReturns) {
   expect_found("fill_triples<false>",
                AnyOf(HasSubstr("not written"), HasSubstr("was written by thread")),
                [&](StreamRef stream) {
-                 cuda::launch("fill_triples", fill_triples<false>, {1, 32}, stream, y.data());
+                 cuda::launch("fill_triples", cuda::Kernel<fill_triples<false>>(), {1, 32}, stream,
+                              y.data());
                });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("fill_triples", fill_triples<true>, {1, 32}, stream, y.data());
+    cuda::launch("fill_triples", cuda::Kernel<fill_triples<true>>(), {1, 32}, stream, y.data());
   });
 }
 
@@ -144,10 +151,12 @@ __global__ void copy_words(const float* x, float* y, unsigned elems) {
 
 TEST_F(SimtMemoryTest, BytesThatMemcpyMovesAreSeen) {
   expect_found("copy_words", HasSubstr("past the end of"), [&](StreamRef stream) {
-    cuda::launch("copy_words", copy_words, {1, 1}, stream, x.data(), y.data(), kElems + 1);
+    cuda::launch("copy_words", cuda::Kernel<copy_words>(), {1, 1}, stream, x.data(), y.data(),
+                 kElems + 1);
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("copy_words", copy_words, {1, 1}, stream, x.data(), y.data(), kElems);
+    cuda::launch("copy_words", cuda::Kernel<copy_words>(), {1, 1}, stream, x.data(), y.data(),
+                 kElems);
   });
 }
 
@@ -160,10 +169,11 @@ __global__ void largest(const float* x, unsigned elems, float* y) {
 
 TEST_F(SimtMemoryTest, LoadsOfInlineFunctionsAreSeen) {
   expect_found("largest", HasSubstr("past the end of"), [&](StreamRef stream) {
-    cuda::launch("largest", largest, {1, 1}, stream, x.data(), kElems + 1, y.data());
+    cuda::launch("largest", cuda::Kernel<largest>(), {1, 1}, stream, x.data(), kElems + 1,
+                 y.data());
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("largest", largest, {1, 1}, stream, x.data(), kElems, y.data());
+    cuda::launch("largest", cuda::Kernel<largest>(), {1, 1}, stream, x.data(), kElems, y.data());
   });
 }
 
@@ -175,12 +185,12 @@ __global__ void fill_shared(float* y) {
 }
 
 TEST_F(SimtMemoryTest, DynamicSharedMemoryThatIsTooSmall) {
-  expect_found("fill_shared", HasSubstr("128 bytes of dynamic shared memory"),
-               [&](StreamRef stream) {
-                 cuda::launch("fill_shared", fill_shared, {1, 64, 128}, stream, y.data());
-               });
+  expect_found(
+      "fill_shared", HasSubstr("128 bytes of dynamic shared memory"), [&](StreamRef stream) {
+        cuda::launch("fill_shared", cuda::Kernel<fill_shared>(), {1, 64, 128}, stream, y.data());
+      });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("fill_shared", fill_shared, {1, 64, 256}, stream, y.data());
+    cuda::launch("fill_shared", cuda::Kernel<fill_shared>(), {1, 64, 256}, stream, y.data());
   });
 }
 
@@ -199,10 +209,11 @@ TEST_F(SimtMemoryTest, ElementPastAStaticSharedArray) {
                ContainsRegex("writes 4 bytes of shared memory, 0 bytes past the end of "
                              ".*shift_in_tile<false>.*::tile, of 128 bytes"),
                [&](StreamRef stream) {
-                 cuda::launch("shift_in_tile", shift_in_tile<false>, {1, 32}, stream, y.data());
+                 cuda::launch("shift_in_tile", cuda::Kernel<shift_in_tile<false>>(), {1, 32},
+                              stream, y.data());
                });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("shift_in_tile", shift_in_tile<true>, {1, 32}, stream, y.data());
+    cuda::launch("shift_in_tile", cuda::Kernel<shift_in_tile<true>>(), {1, 32}, stream, y.data());
   });
 }
 
@@ -214,10 +225,10 @@ __global__ void leave_shared(float* y) {
 }
 
 TEST_F(SimtMemoryTest, SharedMemoryOfTheBlockBefore) {
-  expect_found("leave_shared", HasSubstr("which this block has not written"),
-               [&](StreamRef stream) {
-                 cuda::launch("leave_shared", leave_shared, {8, 1}, stream, y.data());
-               });
+  expect_found(
+      "leave_shared", HasSubstr("which this block has not written"), [&](StreamRef stream) {
+        cuda::launch("leave_shared", cuda::Kernel<leave_shared>(), {8, 1}, stream, y.data());
+      });
 }
 
 TEST_F(SimtMemoryTest, HostThatFollowsADevicePointer) {

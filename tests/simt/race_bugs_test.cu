@@ -28,10 +28,12 @@ __global__ void reverse(const float* x, float* y) {
 TEST_F(SimtRaceTest, MissingBarrierBeforeTheRead) {
   const auto matcher = AnyOf(HasSubstr("not written"), HasSubstr("was written by thread"));
   expect_found("reverse<false>", matcher, [&](StreamRef stream) {
-    cuda::launch("reverse", reverse<false>, {1, kThreads}, stream, x.data(), y.data());
+    cuda::launch("reverse", cuda::Kernel<reverse<false>>(), {1, kThreads}, stream, x.data(),
+                 y.data());
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("reverse", reverse<true>, {1, kThreads}, stream, x.data(), y.data());
+    cuda::launch("reverse", cuda::Kernel<reverse<true>>(), {1, kThreads}, stream, x.data(),
+                 y.data());
   });
 }
 
@@ -51,10 +53,11 @@ __global__ void rounds(const float* x, float* y) {
 TEST_F(SimtRaceTest, MissingBarrierBeforeTheTileIsUsedAgain) {
   const auto matcher = AnyOf(HasSubstr("was read by thread"), HasSubstr("was written by thread"));
   expect_found("rounds<false>", matcher, [&](StreamRef stream) {
-    cuda::launch("rounds", rounds<false>, {1, kThreads}, stream, x.data(), y.data());
+    cuda::launch("rounds", cuda::Kernel<rounds<false>>(), {1, kThreads}, stream, x.data(),
+                 y.data());
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("rounds", rounds<true>, {1, kThreads}, stream, x.data(), y.data());
+    cuda::launch("rounds", cuda::Kernel<rounds<true>>(), {1, kThreads}, stream, x.data(), y.data());
   });
 }
 
@@ -70,10 +73,12 @@ __global__ void within_warps(const float* x, float* y) {
 
 TEST_F(SimtRaceTest, LanesNeedSyncwarp) {
   expect_found("within_warps<false>", testing::_, [&](StreamRef stream) {
-    cuda::launch("within_warps", within_warps<false>, {1, kThreads}, stream, x.data(), y.data());
+    cuda::launch("within_warps", cuda::Kernel<within_warps<false>>(), {1, kThreads}, stream,
+                 x.data(), y.data());
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("within_warps", within_warps<true>, {1, kThreads}, stream, x.data(), y.data());
+    cuda::launch("within_warps", cuda::Kernel<within_warps<true>>(), {1, kThreads}, stream,
+                 x.data(), y.data());
   });
 }
 
@@ -89,10 +94,10 @@ __global__ void count_all(unsigned* count) {
 TEST_F(SimtRaceTest, SumsWithoutAnAtomic) {
   const auto matcher = AnyOf(HasSubstr("it needs a barrier"), HasSubstr("blocks need"));
   expect_found("count_all<false>", matcher, [&](StreamRef stream) {
-    cuda::launch("count_all", count_all<false>, {3, 32}, stream, count.data());
+    cuda::launch("count_all", cuda::Kernel<count_all<false>>(), {3, 32}, stream, count.data());
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("count_all", count_all<true>, {3, 32}, stream, count.data());
+    cuda::launch("count_all", cuda::Kernel<count_all<true>>(), {3, 32}, stream, count.data());
   });
   EXPECT_EQ(count.values()[0] / 96, SimtTest::kSeeds);
 }
@@ -112,13 +117,13 @@ TEST_F(SimtRaceTest, BlocksNeedAFenceBeforeTheirTicket) {
   expect_found("last_block<false>", HasSubstr("blocks need a __threadfence"),
                [&](StreamRef stream) {
                  const DeviceArray<unsigned> tickets(std::vector<unsigned>{0});
-                 cuda::launch("last_block", last_block<false>, {9, 1}, stream, y.data(),
-                              count.data(), sum.data());
+                 cuda::launch("last_block", cuda::Kernel<last_block<false>>(), {9, 1}, stream,
+                              y.data(), count.data(), sum.data());
                });
   const DeviceArray<unsigned> tickets(std::vector<unsigned>{0});
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("last_block", last_block<true>, {9, 1}, stream, y.data(), tickets.data(),
-                 sum.data());
+    cuda::launch("last_block", cuda::Kernel<last_block<true>>(), {9, 1}, stream, y.data(),
+                 tickets.data(), sum.data());
   });
   EXPECT_EQ(sum.values()[0], 9.0F);
 }
@@ -127,11 +132,11 @@ __global__ void neighbours(float* y) { y[(threadIdx.x + blockIdx.x) % 96] = 1.0F
 
 TEST_F(SimtRaceTest, BlocksThatWriteTheSameByte) {
   expect_found("neighbours", HasSubstr("was written by thread"), [&](StreamRef stream) {
-    cuda::launch("neighbours", neighbours, {2, 32}, stream, y.data());
+    cuda::launch("neighbours", cuda::Kernel<neighbours>(), {2, 32}, stream, y.data());
   });
   expect_nothing([&](StreamRef stream) {
-    cuda::launch("neighbours", neighbours, {1, 32}, stream, y.data());
-    cuda::launch("neighbours", neighbours, {1, 32}, stream, y.data());
+    cuda::launch("neighbours", cuda::Kernel<neighbours>(), {1, 32}, stream, y.data());
+    cuda::launch("neighbours", cuda::Kernel<neighbours>(), {1, 32}, stream, y.data());
   });
 }
 
@@ -145,8 +150,8 @@ TEST_F(SimtRaceTest, SeedChoosesTheOrderAndRepeatsIt) {
     const DeviceArray<unsigned> places(kThreads);
     const DeviceArray<unsigned> fresh(std::vector<unsigned>{0});
     run_on_stream(DeviceId::cuda(0), [&](StreamRef stream) {
-      cuda::launch("order_of_threads", order_of_threads, {1, kThreads}, stream, fresh.data(),
-                   places.data());
+      cuda::launch("order_of_threads", cuda::Kernel<order_of_threads>(), {1, kThreads}, stream,
+                   fresh.data(), places.data());
     });
     return places.values();
   };

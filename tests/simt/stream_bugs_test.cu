@@ -43,7 +43,7 @@ class SimtStreamTest : public SimtTest {
 
   void add(Stream& on) {
     on.enqueue([this](StreamRef ref) {
-      cuda::launch("add_one", add_one, {1, kThreads}, ref, x.data());
+      cuda::launch("add_one", cuda::Kernel<add_one>(), {1, kThreads}, ref, x.data());
     });
   }
   void copy_up(Stream& on, const Pinned& from) {

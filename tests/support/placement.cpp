@@ -61,7 +61,7 @@ SparseRows Placement::placed(const SparseRows& x) const {
 }
 
 SparseColumns Placement::placed(const SparseColumns& x) const {
-  return {on_device(x.offset), on_device(x.row), on_device(x.value), x.rows, x.cols};
+  return {on_device(x.offset), on_device(x.row), on_device(x.value), x.rows, x.cols, x.nonzeros};
 }
 
 BlockRows Placement::placed(const BlockRows& x) const {

@@ -23,7 +23,7 @@ struct OwnedSparseRows {
 
   SparseRows view() const { return {index.data(), value.data(), rows, cols, nnz}; }
   SparseColumns columns() const {
-    return {offset.data(), row.data(), column_value.data(), rows, cols};
+    return {offset.data(), row.data(), column_value.data(), rows, cols, rows * nnz};
   }
 };
 

@@ -2,8 +2,6 @@
 // first checks that both agree, and fails where they do not.
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <optional>
 
 #include "experiments/bench/device/projector_there.h"
 #include "kernels/compress.h"
@@ -15,8 +13,7 @@ namespace sluiceway::bench {
 namespace {
 
 using cuda::Factor;
-using cuda::SparseProduct;
-using Form = SparseProduct::Form;
+using cuda::SparseForm;
 
 enum class Family { kSparse, kBlocks };
 
@@ -100,43 +97,25 @@ void by_gemm(const Case& c, Product product, StreamRef stream) {
   }
 }
 
-// The library's plans are made for one stream, with the first call.
-class BySparseLibrary {
- public:
-  BySparseLibrary(const Case& c, Product product) : c_(c), product_(product) {}
-
-  void operator()(StreamRef stream) {
-    if (!first_) plan(stream);
-    first_->run(1, 0);
-    if (second_) second_->run(1, 0);
+void by_sparse_library(const Case& c, Product product, StreamRef stream) {
+  const auto half = matrix_of(c.half, c.d, c.n);
+  const auto multiply = [&](const cuda::SparseMatrix& a, SparseForm form, MatrixView<const float> b,
+                            MatrixView<float> out) {
+    cuda::sparse_product(1, a, form, b, 0, out, cuda::SumOrder::kFastest, stream);
+  };
+  switch (product) {
+    case Product::kCompress:
+      multiply(c.p.transposed(), SparseForm::kPlain, matrix_of(c.g, c.n, c.n), half);
+      return multiply(c.p.transposed(), SparseForm::kTransposed, half,
+                      matrix_of(c.core_out, c.d, c.d));
+    case Product::kDecompress:
+      multiply(c.p.plain(), SparseForm::kTransposed, matrix_of(c.core, c.d, c.d), half);
+      return multiply(c.p.plain(), SparseForm::kPlain, half, matrix_of(c.weight_out, c.n, c.n));
+    case Product::kLinear:
+      return multiply(c.p.transposed(), SparseForm::kTransposed, matrix_of(c.x, c.tokens, c.n),
+                      matrix_of(c.x_out, c.tokens, c.d));
   }
-
- private:
-  void plan(StreamRef stream) {
-    const auto half = matrix_of(c_.half, c_.d, c_.n);
-    switch (product_) {
-      case Product::kCompress:
-        first_.emplace(c_.p.transposed(), Form::kPlain, matrix_of(c_.g, c_.n, c_.n), half, stream);
-        second_.emplace(c_.p.transposed(), Form::kTransposed, half,
-                        matrix_of(c_.core_out, c_.d, c_.d), stream);
-        return;
-      case Product::kDecompress:
-        first_.emplace(c_.p.plain(), Form::kTransposed, matrix_of(c_.core, c_.d, c_.d), half,
-                       stream);
-        second_.emplace(c_.p.plain(), Form::kPlain, half, matrix_of(c_.weight_out, c_.n, c_.n),
-                        stream);
-        return;
-      case Product::kLinear:
-        first_.emplace(c_.p.transposed(), Form::kTransposed, matrix_of(c_.x, c_.tokens, c_.n),
-                       matrix_of(c_.x_out, c_.tokens, c_.d), stream);
-        return;
-    }
-  }
-
-  const Case& c_;
-  Product product_;
-  std::optional<SparseProduct> first_, second_;
-};
+}
 
 // Largest difference, in units of the largest element.
 double difference(const DeviceArray<float>& a, const DeviceArray<float>& b) {
@@ -165,9 +144,8 @@ void library_row(benchmark::State& state, std::int64_t share, Family family, Pro
                  bool sparse) {
   const Case c(device_sizes().side, share, family);
   const DeviceArray<float> scratch(count(std::max(scratch_elems(c.p), scratch_elems(c.blocks))));
-  BySparseLibrary by_sparse_library(c, product);
   const DeviceWork theirs = [&](StreamRef stream) {
-    if (sparse) return by_sparse_library(stream);
+    if (sparse) return by_sparse_library(c, product, stream);
     by_gemm(c, product, stream);
   };
   const DeviceWork our_own = [&](StreamRef stream) {

@@ -55,7 +55,8 @@ double device_seconds(const DeviceWork& work) {
   bench().stream.enqueue([](StreamRef stream) {
     const cuda::Shape shape{device_sizes().blocks, 256};
     auto* const fours = reinterpret_cast<float4*>(bench().swept.data());
-    cuda::launch("sweep", sweep, shape, stream, fours, device_sizes().swept_elems / 4);
+    cuda::launch("sweep", cuda::Kernel<sweep>(), shape, stream, fours,
+                 device_sizes().swept_elems / 4);
   });
   return seconds(work);
 }

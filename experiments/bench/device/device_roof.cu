@@ -101,15 +101,15 @@ class DeviceRoof {
     const std::int64_t fours = elems_ / 4;
     const cuda::Shape shape{blocks_, kThreads};
     if (which == &Roof::read_gb_per_s) {
-      cuda::launch("read_all", read_all, shape, stream, a, fours, b_.data());
+      cuda::launch("read_all", cuda::Kernel<read_all>(), shape, stream, a, fours, b_.data());
     } else if (which == &Roof::copy_gb_per_s) {
-      cuda::launch("copy_all", copy_all, shape, stream, a, b, fours);
+      cuda::launch("copy_all", cuda::Kernel<copy_all>(), shape, stream, a, b, fours);
     } else if (which == &Roof::triad_gb_per_s) {
-      cuda::launch("triad_all", triad_all, shape, stream, a, b, c, fours);
+      cuda::launch("triad_all", cuda::Kernel<triad_all>(), shape, stream, a, b, c, fours);
     } else if (which == &Roof::update_gb_per_s) {
-      cuda::launch("update_all", update_all, shape, stream, a, fours);
+      cuda::launch("update_all", cuda::Kernel<update_all>(), shape, stream, a, fours);
     } else {
-      cuda::launch("multiply_add", multiply_add, shape, stream, rounds_, b_.data());
+      cuda::launch("multiply_add", cuda::Kernel<multiply_add>(), shape, stream, rounds_, b_.data());
     }
   }
 

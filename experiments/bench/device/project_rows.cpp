@@ -98,6 +98,23 @@ void bias_row(benchmark::State& state, const Layer& layer) {
                 });
 }
 
+// A gradient of so many columns, on both sides of what our kernel covers (project_columns.h). The
+// scratch is what a codec asks for.
+void wide_row(benchmark::State& state, std::int64_t cols) {
+  const std::int64_t rows = device_sizes().side / 4;
+  const SparseThere p(rows, rows / 4, kNonzeros), q(cols, cols / 4, kNonzeros);
+  const auto g = random_there<bf16>(rows * cols, 1);
+  const DeviceArray<float> s(count(p.cols() * q.cols()));
+  const DeviceArray<float> scratch(count(bias_norm_scratch_elems(p.by_row(), q.by_row())));
+  const double nonzeros = p.nonzeros_a_row() * static_cast<double>(rows);
+  run_on_device(state, static_cast<double>(rows * cols) * sizeof(bf16),
+                2 * nonzeros * static_cast<double>(cols + q.cols()), &Roof::read_gb_per_s,
+                [&](StreamRef stream) {
+                  compress(matrix_of(s, p.cols(), q.cols()), 0.0F, any_of(g, rows, cols),
+                           p.by_row(), q.by_column(), span_of(scratch), stream);
+                });
+}
+
 template <typename T, class Side>
 void add_family(const std::string& family, const Layer& layer, Side (Layer::*make)() const) {
   const std::string of = family + "<" + (sizeof(T) == 4 ? "float" : "bf16") +
@@ -132,6 +149,10 @@ void add_project_rows() {
             [=](benchmark::State& state) { bias_row(state, layer); });
   }
   add_family<bf16>("dense", {device_sizes().side, 4}, &Layer::dense);
+  for (const std::int64_t cols : {12288, 14336}) {
+    add_row("compress_wide_sparse<bf16>/n:" + std::to_string(cols),
+            [=](benchmark::State& state) { wide_row(state, cols); });
+  }
 }
 
 }  // namespace sluiceway::bench

@@ -45,7 +45,7 @@ class SparseThere {
     return {index_.data(), value_.data(), side_.rows, side_.cols, side_.nnz};
   }
   SparseColumns by_column() const {
-    return {offset_.data(), row_.data(), column_value_.data(), side_.rows, side_.cols};
+    return {offset_.data(), row_.data(), column_value_.data(), side_.rows, side_.cols, nonzeros()};
   }
   SparseColumns right_of_compress() const { return by_column(); }
 

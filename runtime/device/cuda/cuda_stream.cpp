@@ -167,6 +167,7 @@ class CudaStream final : public StreamBackend {
 }  // namespace
 
 std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::Options& options) {
+  check_device(device);
   StreamHandle stream = StreamHandle::create(device, options.priority);
   if (!options.own_thread) return std::make_unique<CudaStream>(device, std::move(stream), options);
   const auto shared = std::make_shared<const StreamHandle>(std::move(stream));

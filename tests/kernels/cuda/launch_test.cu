@@ -8,6 +8,7 @@
 
 #include "kernels/base/view.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/load_kernels.h"
 #include "kernels/cuda/shared.cuh"
 #include "tests/support/backend.h"
 #include "tests/support/device_array.h"
@@ -64,8 +65,8 @@ TEST(LaunchTest, SharedMemoryShufflesAndBarriersGiveTheSumsOfBlocks) {
   const DeviceArray<float> input(x);
   const DeviceArray<float> sums(4);
   run_on_stream(DeviceId::cuda(0), [&](StreamRef stream) {
-    cuda::launch("block_sums", block_sums, {4, kThreads, kThreads * sizeof(float)}, stream,
-                 input.data(), static_cast<std::int64_t>(x.size()), sums.data());
+    cuda::launch("block_sums", cuda::Kernel<block_sums>(), {4, kThreads, kThreads * sizeof(float)},
+                 stream, input.data(), static_cast<std::int64_t>(x.size()), sums.data());
   });
   EXPECT_THAT(sums.values(), ElementsAre(2080, 6176, 10272, 193 + 194 + 195 + 196 + 197));
 }
@@ -73,7 +74,7 @@ TEST(LaunchTest, SharedMemoryShufflesAndBarriersGiveTheSumsOfBlocks) {
 TEST(LaunchTest, ArgumentsBecomeTheKernelsParameters) {
   const DeviceArray<float> w(std::vector<float>{1, 2, 3, 4, 5, 6});
   run_on_stream(DeviceId::cuda(0), [&](StreamRef stream) {
-    cuda::launch("scale_rows", scale_rows<float>, {2, 32}, stream,
+    cuda::launch("scale_rows", cuda::Kernel<scale_rows<float>>(), {2, 32}, stream,
                  MatrixView<float>(w.data(), 2, 2, 3), 2, 10);  // From int to float and int64.
   });
   EXPECT_THAT(w.values(), ElementsAre(12, 14, 3, 18, 20, 6));
@@ -85,16 +86,22 @@ TEST(LaunchTest, LastBlockSeesWhatTheOthersWroteBeforeTheirFence) {
   const DeviceArray<unsigned> tickets(std::vector<unsigned>{0});
   const DeviceArray<float> sum(1);
   run_on_stream(DeviceId::cuda(0), [&](StreamRef stream) {
-    cuda::launch("grid_sum", grid_sum, {37, 32}, stream, x.data(), parts.data(), tickets.data(),
-                 sum.data());
+    cuda::launch("grid_sum", cuda::Kernel<grid_sum>(), {37, 32}, stream, x.data(), parts.data(),
+                 tickets.data(), sum.data());
   });
   EXPECT_THAT(sum.values(), ElementsAre(18.5F));
+}
+
+TEST(LaunchTest, KernelsAreLoadedOnceADevice) {
+  cuda::load_kernels(DeviceId::cuda(0));
+  EXPECT_EQ(cuda::load_kernels(DeviceId::cuda(0)), 0U);
+  EXPECT_EQ(cuda::load_kernels(DeviceId::host()), 0U);
 }
 
 TEST(LaunchTest, EmptyGridLaunchesNothing) {
   const DeviceArray<float> w(std::vector<float>{7});
   run_on_stream(DeviceId::cuda(0), [&](StreamRef stream) {
-    cuda::launch("scale_rows", scale_rows<float>, {0, 32}, stream,
+    cuda::launch("scale_rows", cuda::Kernel<scale_rows<float>>(), {0, 32}, stream,
                  MatrixView<float>(w.data(), 0, 1), 2, 0);
   });
   EXPECT_THAT(w.values(), Each(7));
@@ -104,8 +111,8 @@ TEST(LaunchTest, RefusedLaunchNamesTheKernel) {
   EXPECT_THAT(
       [] {
         run_on_stream(DeviceId::cuda(0), [](StreamRef stream) {
-          cuda::launch("scale_rows", scale_rows<float>, {1, 4096}, stream, MatrixView<float>(), 2,
-                       0);
+          cuda::launch("scale_rows", cuda::Kernel<scale_rows<float>>(), {1, 4096}, stream,
+                       MatrixView<float>(), 2, 0);
         });
       },
       ThrowsMessage<CudaError>(AllOf(HasSubstr("scale_rows"), HasSubstr("expected cudaSuccess"))));

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/cuda/prepare_stream.h"
 #include "kernels/cuda/stream_scratch.cuh"
 #include "kernels/overflow_scan.h"
 #include "runtime/device/stream.h"
@@ -35,6 +36,23 @@ TEST(CudaStreamScratchTest, EachStreamKeepsAPieceOfItsOwn) {
   EXPECT_NE(ticket, nullptr);
   EXPECT_NE(ticket_of(second), ticket);
   EXPECT_EQ(ticket_of(first), ticket);
+}
+
+TEST(CudaStreamScratchTest, PreparedStreamHasItsPiece) {
+  Stream stream = stream_of("sw-first");
+  const auto free_bytes = [] {
+    std::size_t free = 0, total = 0;
+    EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    return free;
+  };
+  stream.enqueue([&](StreamRef ref) {
+    cuda::prepare_stream(ref);
+    const std::size_t before = free_bytes();
+    EXPECT_NE(cuda::StreamScratch(ref).ticket(), nullptr);
+    cuda::prepare_stream(ref);
+    EXPECT_EQ(free_bytes(), before);
+  });
+  stream.synchronize();
 }
 
 TEST(CudaStreamScratchTest, HandleThatEveryThreadHasIsRefused) {

@@ -41,6 +41,12 @@ bool use_rows(simt::Running& running, const std::string& name, MatrixView<T> x, 
 
 }  // namespace
 
+void prepare_gemm(DeviceId) {
+  const cudaError_t refusal = simt::refused("cublasCreate");
+  if (refusal != cudaSuccess) throw CudaError(error_text(refusal, "cublasCreate"));
+  simt::DriverTurn("cublasCreate").wait_until_idle();
+}
+
 void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<float> c,
           StreamRef stream) {
   check_gemm(a, b, c);

@@ -13,14 +13,6 @@
 
 namespace sluiceway::cuda {
 
-struct SparseProduct::State {
-  SparseMatrix a;
-  Form form;
-  MatrixView<const float> b;
-  MatrixView<float> c;
-  StreamRef stream;
-};
-
 namespace {
 
 using simt::Arena;
@@ -69,43 +61,44 @@ Sparse values(const SparseMatrix& a) {
 
 }  // namespace
 
-SparseProduct::SparseProduct(const SparseMatrix& a, Form form, MatrixView<const float> b,
-                             MatrixView<float> c, StreamRef stream)
-    : state_(std::make_unique<State>(State{a, form, b, c, stream})) {
-  check_sparse_product(a, form, b, c);
+void prepare_sparse_product(DeviceId) {
+  const cudaError_t refusal = simt::refused("cusparseCreate");
+  if (refusal != cudaSuccess) throw CudaError(error_text(refusal, "cusparseCreate"));
+  simt::DriverTurn("cusparseCreate").wait_until_idle();
 }
 
-SparseProduct::~SparseProduct() = default;
-
-void SparseProduct::run(float alpha, float beta) const {
-  const auto work = [=, of = *state_](simt::Running& running, simt::Workshop&) {
-    const bool allowed = use_row(running, of.a.offset, of.a.rows + 1, Use::kRead) &&
-                         use_row(running, of.a.column, of.a.nonzeros, Use::kRead) &&
-                         use_row(running, of.a.value, of.a.nonzeros, Use::kRead) &&
-                         use_rows(running, of.b, Use::kRead) &&
-                         (beta == 0.0F || use_rows(running, of.c, Use::kRead)) &&
-                         use_rows(running, of.c, Use::kWritten);
-    if (!allowed) return;
-    const Sparse a = values(of.a);
-    const auto b = map<const Rows>(of.b);
-    auto c = map<Rows>(of.c);
-    Rows product;
-    if (of.form == Form::kPlain) {
-      product = alpha * (a * b);
-    } else {
-      product = alpha * (b * a.transpose());
-    }
-    if (beta != 0.0F) product += beta * c;
-    c = product;
-  };
-  simt::count("sparse_product");
-  simt::Worker& worker = simt::worker_of(static_cast<cudaStream_t>(state_->stream.native()));
-  const simt::LaunchTurn turn(
-      worker.device(),
-      concat("sparse_product of ", state_->a.rows, "x", state_->a.cols, " and ", state_->b.rows,
-             "x", state_->b.cols, state_->form == Form::kPlain ? "" : " (transposed)"));
+void sparse_product(float alpha, const SparseMatrix& a, SparseForm form, MatrixView<const float> b,
+                    float beta, MatrixView<float> c, SumOrder, StreamRef stream) {
+  check_sparse_product(a, form, b, c);
+  if (c.elems() == 0) return;
   const cudaError_t failed = simt::device_error();
   if (failed != cudaSuccess) throw CudaError(error_text(failed, "sparse_product"));
+  const cudaError_t refusal = simt::refused("cusparseSpMM");
+  if (refusal != cudaSuccess) throw CudaError(error_text(refusal, "cusparseSpMM"));
+  const auto work = [=](simt::Running& running, simt::Workshop&) {
+    const bool allowed =
+        use_row(running, a.offset, a.rows + 1, Use::kRead) &&
+        use_row(running, a.column, a.nonzeros, Use::kRead) &&
+        use_row(running, a.value, a.nonzeros, Use::kRead) && use_rows(running, b, Use::kRead) &&
+        (beta == 0.0F || use_rows(running, c, Use::kRead)) && use_rows(running, c, Use::kWritten);
+    if (!allowed) return;
+    const Sparse left = values(a);
+    const auto right = map<const Rows>(b);
+    auto sum = map<Rows>(c);
+    Rows product;
+    if (form == SparseForm::kPlain) {
+      product = alpha * (left * right);
+    } else {
+      product = alpha * (right * left.transpose());
+    }
+    if (beta != 0.0F) product += beta * sum;
+    sum = product;
+  };
+  simt::count("sparse_product");
+  simt::Worker& worker = simt::worker_of(static_cast<cudaStream_t>(stream.native()));
+  const simt::LaunchTurn turn(worker.device(),
+                              concat("sparse_product of ", a.rows, "x", a.cols, " and ", b.rows,
+                                     "x", b.cols, form == SparseForm::kPlain ? "" : " (transposed)"));
   worker.enqueue("sparse_product", work);
 }
 

@@ -66,6 +66,7 @@ struct cudaLaunchConfig_t {
 };
 
 struct cudaFuncAttributes {
+  std::size_t sharedSizeBytes;
   int maxThreadsPerBlock;
   int maxDynamicSharedSizeBytes;
 };
