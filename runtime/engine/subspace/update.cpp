@@ -29,6 +29,7 @@ void SubspaceEngine::check_request(const StepRequest& request) const {
 
 StepOutcome SubspaceEngine::step(const StepRequest& request) {
   check_request(request);
+  compute_.move_to_step(request.compute);
   note_scans();
   StepOutcome outcome =
       gate_.decide(request.factor, request.other_sum_squares, request.own_factors);
@@ -39,7 +40,7 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
   }
   const float factor = request.factor * outcome.clip_factor;
   wait_for_stragglers();
-  reached_ = reached();
+  reached_ = compute_.reached();
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     const int index = static_cast<int>(i);
     const float own = request.own_factors.empty() ? 1 : request.own_factors[i];
@@ -65,7 +66,7 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
 // and that stream may wait for a weight of an earlier step which had no gradient in this one: that
 // one must have left the lane.
 void SubspaceEngine::wait_for_stragglers() {
-  if (compute_.is_host()) return;
+  if (compute_.ref().is_host()) return;
   for (int index = 0; index < static_cast<int>(weights_.size()); ++index) {
     if (gate_.backwards(index) == 0) wait(index);
   }
@@ -75,7 +76,7 @@ void SubspaceEngine::wait_for_stragglers() {
 int SubspaceEngine::residuals_kept() const {
   return static_cast<int>(
       std::count_if(weights_.begin(), weights_.end(), [this](const auto& weight) {
-        return weight->gathering.residual_applied && weight->residual->trained(compute_);
+        return weight->gathering.residual_applied && weight->residual->trained(compute_.ref());
       }));
 }
 

@@ -290,7 +290,13 @@ class OffloadAdamW(HookedOptimizer):
             self._refuse_guessed_clip(factor / unscale)
         self._edited.take_over()
         outcome = self.engine.step(
-            self._hypers(), weights, factor, squares, own_factors, self.options.exact_norm
+            self._hypers(),
+            weights,
+            factor,
+            squares,
+            own_factors,
+            self.options.exact_norm,
+            self.device.compute(),
         )
         skipped, _, _ = outcome
         if not skipped:

@@ -282,7 +282,7 @@ class SubspaceAdamW(HookedOptimizer):
         hypers = self._hypers(self._scale)
         own = self.of_engine.spread(own_factors) if own_factors else []
         skipped, norm, clip, kept = self.engine.step(
-            hypers, weights, factor, squares, of_residuals, own
+            hypers, weights, factor, squares, of_residuals, own, self.device.compute()
         )
         self._gradients.lend(kept)
         if self.fused_linears is not None:

@@ -13,6 +13,7 @@
 #include "runtime/memory/buffer.h"
 #include "tests/support/memory_source.h"
 #include "tests/support/ring_model.h"
+#include "tests/support/side_streams.h"
 #include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
@@ -30,6 +31,7 @@ struct RingCase {
   NoiseFamily family = NoiseFamily::kRademacher;
   LinkCopy::Config link = {};
   bool is_read = false;  // All but one weight, from a source.
+  int side_streams = 0;  // The sides of a pair are read on so many streams beside the model's.
 };
 
 class CudaRingTest : public testing::TestWithParam<RingCase> {
@@ -71,19 +73,20 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
     StreamRef ref = StreamRef::host();
     compute.enqueue([&](StreamRef stream) { ref = stream; });
     Gate gate;
+    SideStreams streams(ref, GetParam().side_streams);
     WeightRingOptions given = options();
     given.source = &source;
     WeightRing ring(given, model.uses);
     ZoUpdates updates;
     const auto look = [&](int pass, int use, int direction, Side side,
                           const std::optional<StepNoise>& noise) {
-      const void* const from = ring.acquire(use, direction, side, ref);
+      const StreamRef stream = streams.at(use + static_cast<int>(side));
+      const void* const from = ring.acquire(use, direction, side, stream);
       const std::size_t bytes = model.uses[static_cast<std::size_t>(use)].bytes();
       Look& made = looks.emplace_back(Look{pass, use, direction, side, noise, updates,
                                            Buffer(budget, Tier::kPinned, kCuda0, bytes, "")});
-      compute.enqueue([&out, from, bytes, to = made.seen.data()](StreamRef stream) {
-        out.copy(to, from, bytes, stream);
-      });
+      const DeviceGuard guard(kCuda0);
+      out.copy(made.seen.data(), from, bytes, stream);
     };
     for (int pass = 0; pass < kPasses; ++pass) {
       std::vector<StepNoise> noises;
@@ -98,9 +101,11 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughNobodyWaits) {
         for (int d = 0; d < std::max(1, static_cast<int>(noises.size())); ++d) {
           std::optional<StepNoise> noise;
           if (!noises.empty()) noise = noises[static_cast<std::size_t>(d)];
+          streams.fork();
           for (const int use : module) {
             for (const Side side : {Side::kPlus, Side::kMinus}) look(pass, use, d, side, noise);
           }
+          streams.join();
           for (const int use : module) ring.release(use, d, ref);
         }
       }
@@ -147,7 +152,8 @@ INSTANTIATE_TEST_SUITE_P(
                              .directions = 2,
                              .resident_room = 6000,
                              .is_read = true},
-                    RingCase{.name = "slow", .depth = {2, 2}, .link = {.gbps = 0.05}}),
+                    RingCase{.name = "slow", .depth = {2, 2}, .link = {.gbps = 0.05}},
+                    RingCase{.name = "streams", .depth = {2, 2}, .side_streams = 2}),
     [](const auto& param) { return param.param.name; });
 
 }  // namespace
