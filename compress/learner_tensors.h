@@ -6,6 +6,8 @@
 //
 // Numerics: those of learner.h. Random numbers are drawn on the host, the same for every device;
 //           sums are made in one order on each kind of device, so equal calls give equal bits.
+//           Where the rank of a gradient is lower than the number of directions that are asked for,
+//           those beyond it are what rounding makes of them: two kinds of devices have others.
 #pragma once
 
 #include <ATen/core/Tensor.h>

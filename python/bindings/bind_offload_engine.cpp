@@ -116,12 +116,13 @@ void expect(OffloadEngine& engine, const Hypers& hyper, float factor) {
 std::tuple<bool, double, float> step(OffloadEngine& engine, const Hypers& hyper,
                                      const std::vector<at::Tensor>& weights, float factor,
                                      double other_sum_squares,
-                                     const std::vector<float>& own_factors, bool norm) {
+                                     const std::vector<float>& own_factors, bool norm,
+                                     const StreamRef& compute) {
   const std::vector<TensorHyper> hypers = hypers_of(hyper);
   const std::vector<AnyMatrix> views = views_of(weights);
   const GilReleased unlocked;
   const StepOutcome outcome =
-      engine.step({hypers, views, factor, other_sum_squares, own_factors, norm});
+      engine.step({hypers, views, factor, other_sum_squares, own_factors, norm, compute});
   return {outcome.skipped, outcome.grad_norm, outcome.clip_factor};
 }
 
@@ -229,7 +230,8 @@ void bind_offload_engine(py::module_& m) {
       .def("expect", &expect, py::arg("hyper"), py::arg("factor"),
            "With what the next step will be made, where the policy is speculative.")
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
-           py::arg("other_sum_squares"), py::arg("own_factors"), py::arg("norm"))
+           py::arg("other_sum_squares"), py::arg("own_factors"), py::arg("norm"),
+           py::arg("compute"), "Updates come after all that `compute` was given by now.")
       .def("close", &close_engine<OffloadEngine>, py::arg("lent"),
            "drop() and commit(). Timeout: a lane is stuck; what was `lent` to it is kept.")
       .def("take_stats", &take_stats)

@@ -128,13 +128,15 @@ void prepare(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::
 std::tuple<bool, double, float, int> step(SubspaceEngine& engine, const Hypers& hyper,
                                           const std::vector<at::Tensor>& weights, float factor,
                                           double other_sum_squares, float unscale,
-                                          const std::vector<float>& own_factors) {
+                                          const std::vector<float>& own_factors,
+                                          const StreamRef& compute) {
   const std::vector<WeightHyper> hypers = hypers_of(hyper);
   const std::vector<AnyMatrix> views = views_of(weights);
   StepOutcome outcome;
   {
     const GilReleased unlocked;
-    outcome = engine.step({hypers, views, factor, other_sum_squares, unscale, own_factors});
+    outcome =
+        engine.step({hypers, views, factor, other_sum_squares, unscale, own_factors, compute});
   }
   return {outcome.skipped, outcome.grad_norm, outcome.clip_factor, outcome.residuals_kept};
 }
@@ -213,7 +215,8 @@ void bind_subspace_engine(py::module_& m) {
           unlocked,
           "Norm of all gradients so far, and whether they are finite; on a device it waits.")
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
-           py::arg("other_sum_squares"), py::arg("unscale"), py::arg("own_factors"))
+           py::arg("other_sum_squares"), py::arg("unscale"), py::arg("own_factors"),
+           py::arg("compute"), "Updates come after all that `compute` was given by now.")
       .def("close", &close_engine<SubspaceEngine>, py::arg("lent"),
            "drop() and synchronize(). Timeout: a lane is stuck; what was `lent` to it is kept.")
       .def("uncalibrated", &SubspaceEngine::uncalibrated,

@@ -450,7 +450,11 @@ class SubspaceEngine:
         other_sum_squares: typing.SupportsFloat,
         unscale: typing.SupportsFloat,
         own_factors: collections.abc.Sequence[typing.SupportsFloat],
-    ) -> tuple[bool, float, float, int]: ...
+        compute: Stream,
+    ) -> tuple[bool, float, float, int]:
+        """
+        Updates come after all that `compute` was given by now.
+        """
     def synchronize(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
     def uncalibrated(self) -> int:
@@ -630,7 +634,11 @@ class OffloadEngine:
         other_sum_squares: typing.SupportsFloat,
         own_factors: collections.abc.Sequence[typing.SupportsFloat],
         norm: bool,
-    ) -> tuple[bool, float, float]: ...
+        compute: Stream,
+    ) -> tuple[bool, float, float]:
+        """
+        Updates come after all that `compute` was given by now.
+        """
     def synchronize(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
     def tensor_state(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]:

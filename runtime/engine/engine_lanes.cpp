@@ -1,5 +1,6 @@
 #include "runtime/engine/engine_lanes.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -74,11 +75,12 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
 }
 
 Stream& EngineLanes::compute(StreamRef compute) {
-  if (compute_ref_ != compute) {
-    compute_ = Stream::borrowed(compute);
-    compute_ref_ = compute;
-  }
-  return *compute_;
+  compute_ref_ = compute;
+  const auto known = std::find_if(borrowed_.begin(), borrowed_.end(),
+                                  [&](const auto& each) { return each.first == compute; });
+  if (known != borrowed_.end()) return *known->second;
+  auto stream = std::make_unique<Stream>(Stream::borrowed(compute));
+  return *borrowed_.emplace_back(compute, std::move(stream)).second;
 }
 
 void EngineLanes::acquire(int key, StreamRef compute) {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/device/link_copy.h"
@@ -84,7 +85,8 @@ class EngineLanes {
 
   Stream& stream(LaneId lane) { return streams_.at(static_cast<std::size_t>(lane)); }
 
-  // The framework's stream that `compute` refers to; both outlive the lanes.
+  // The framework's stream that `compute` refers to, which outlives the lanes. It stays where it
+  // is.
   Stream& compute(StreamRef compute);
 
   // Blocks until every payload of this key that is not held is through.
@@ -115,10 +117,10 @@ class EngineLanes {
   std::vector<Stream> streams_;
   std::unique_ptr<Executor> executor_;  // After the streams: it drains before they end.
   double forward_s_ = 0, backward_s_ = 0;
-  double stall_seconds_ = 0;  // Of the host device.
-  // The framework's stream that compute() was last asked for, and ours over it.
-  std::optional<StreamRef> compute_ref_;
-  std::optional<Stream> compute_;
+  double stall_seconds_ = 0;              // Of the host device.
+  std::optional<StreamRef> compute_ref_;  // The framework's stream that was last asked for.
+  // Ours over each of the framework's. It has a few, and uses them again.
+  std::vector<std::pair<StreamRef, std::unique_ptr<Stream>>> borrowed_;
   std::uint64_t counted_d2h_ = 0, counted_h2d_ = 0;
 };
 

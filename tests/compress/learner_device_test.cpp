@@ -2,7 +2,8 @@
 //
 // The device is made up: torch's key for devices that are none of its own. Its memory is the
 // host's, and every operator is passed on to the CPU's, but one whose operands lie on two devices
-// is refused, as a GPU refuses it, and what crosses to the host is counted.
+// is refused, as a GPU refuses it, and so is one that draws random numbers, which a device's own
+// generator would make other ones than the host's. What crosses to the host is counted.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
@@ -14,6 +15,7 @@
 #include <torch/library.h>
 
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "compress/learner_tensors.h"
@@ -101,8 +103,16 @@ void refuse_two_devices(const c10::OperatorHandle& op, const torch::jit::Stack& 
   }
 }
 
+void refuse_draws(const c10::OperatorHandle& op) {
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    TORCH_CHECK(argument.type()->str().find("Generator") == std::string::npos, op.schema().name(),
+                ": draws random numbers on ", kOther, ", expected on the host");
+  }
+}
+
 void by_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   refuse_two_devices(op, *stack);
+  refuse_draws(op);
   ++operator_depth;
   at::native::cpu_fallback(op, stack);
   --operator_depth;
@@ -176,6 +186,13 @@ TEST_F(LearnerDeviceTest, OperandsOnTwoDevicesAreRefused) {
   EXPECT_THROW(here + there, c10::Error);
   EXPECT_THROW(there.index_select(0, at::zeros({3}, at::kLong)), c10::Error);
   EXPECT_NO_THROW(there + there);
+}
+
+TEST_F(LearnerDeviceTest, ADrawByTheDeviceIsRefused) {
+  const at::TensorOptions there = at::TensorOptions().dtype(at::kFloat).device(kOther);
+  EXPECT_THROW(at::randn({3, 2}, there), c10::Error);
+  EXPECT_THROW(at::empty({3}, there).uniform_(), c10::Error);
+  EXPECT_NO_THROW(at::randn({3, 2}).to(kOther));
 }
 
 TEST_F(LearnerDeviceTest, LearnsWhereTheGradientLiesAsOnTheHost) {

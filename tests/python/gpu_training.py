@@ -22,9 +22,11 @@ STEPS = 20
 CLOSE = 1e-2  # Of an update; another seed's is about 1.4 away.
 SAME = 1e-4  # Of the same work on the same device.
 
+# The first gradients of these models have a rank of 8 to 24. Directions of svd beyond the rank are
+# what rounding makes of them, so no two devices have the same: svd is asked for 8.
 WAYS = {
     "hooks": {"codec": "block_random"},
-    "svd": {"codec": "svd"},
+    "svd": {"codec": "svd", "ratio": 1 / 32},
     "identity": {"codec": "identity", "wire": "fp32"},
     "fused": {"codec": "block_random", "fused": True, "residual": "none"},
     "turns": {"codec": "block_random", "fused": True, "residual": "factored", "residual_every": 2},

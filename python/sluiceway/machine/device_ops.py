@@ -27,6 +27,15 @@ class DeviceOps(Protocol):
     def compute(self) -> _core.Stream:
         """The stream that torch computes on at present, in the thread that asks."""
 
+    def stream(self) -> Any:
+        """The same as torch knows it, for `follow`."""
+
+    def follow(self, stream: Any, value: torch.Tensor) -> None:
+        """Let this thread's stream come after all that `stream` was given by now.
+
+        The memory of `value`, which that one made, is not used again before this one is done.
+        """
+
     def offered_bytes(self) -> int:
         """What may be held on the device where no budget says it."""
 
@@ -67,6 +76,12 @@ class HostOps:
     def compute(self) -> _core.Stream:
         """Always the same."""
         return _HOST
+
+    def stream(self) -> None:
+        """There is one."""
+
+    def follow(self, stream: None, value: torch.Tensor) -> None:
+        """All is done."""
 
     def offered_bytes(self) -> int:
         """Half of the machine's memory: the other half is for the host."""
@@ -125,6 +140,17 @@ class CudaOps:
             self._ordinal, torch.cuda.current_stream(self._ordinal).cuda_stream
         )
 
+    def stream(self) -> torch.cuda.Stream:
+        """Of the thread that asks."""
+        return torch.cuda.current_stream(self._ordinal)
+
+    def follow(self, stream: torch.cuda.Stream, value: torch.Tensor) -> None:
+        """An event between the two, unless they are one."""
+        here = self.stream()
+        if here != stream:
+            here.wait_stream(stream)
+            value.record_stream(here)
+
     def offered_bytes(self) -> int:
         """All memory of the card."""
         return torch.cuda.get_device_properties(self._ordinal).total_memory
@@ -180,6 +206,26 @@ _HOST = _core.Stream.host()
 def ops_on(device: torch.device) -> DeviceOps:
     """Of the host device or a CUDA device that is there."""
     return CudaOps(device.index or 0) if device.type == "cuda" else HostOps()
+
+
+class Made:
+    """A tensor that this thread's stream makes, and that is read on another one perhaps.
+
+    Autograd runs a part of a backward on the stream of its forward, and orders the gradients that
+    it carries from one stream to another. What else passes between forward, backward and step does
+    so in here.
+    """
+
+    __slots__ = ("_ops", "_stream", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._ops = tensor, ops_on(tensor.device)
+        self._stream = self._ops.stream()
+
+    def take(self) -> torch.Tensor:
+        """The tensor, which is there for what this thread's stream does from now on."""
+        self._ops.follow(self._stream, self._tensor)
+        return self._tensor
 
 
 def device_ops(owner: str, asked: str, parameters: Iterable[tuple[str, torch.Tensor]]) -> DeviceOps:

@@ -34,6 +34,7 @@ from sluiceway.optim.open_model.compilation import CompilationWatch
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from sluiceway.optim.open_model.ownership import ModelOwnership
 from sluiceway.optim.ordinary import OrdinaryParameters
+from sluiceway.optim.plain_state import plain_state
 from sluiceway.optim.state import (
     STATE_KEY,
     check_frame,
@@ -209,6 +210,8 @@ class HookedOptimizer(WholeStepOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a `state_dict()`; training goes on from it bit for bit.
 
+        Its tensors may be on any device, as Accelerate leaves them, in any kind of dictionary.
+
         Raises
         ------
         Error
@@ -218,6 +221,7 @@ class HookedOptimizer(WholeStepOptimizer):
             Ctrl-C; if something was put back by then, nothing but another load is taken.
         """
         self._check_open()
+        state_dict = plain_state(state_dict, to_host=True)
         check_frame(self, state_dict)
         self._check_own_state(state_dict)
         self._refuse_gathered()

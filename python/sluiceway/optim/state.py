@@ -201,8 +201,9 @@ def restore_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> Non
     dict.clear(optimizer.state)
     for number, values in state_dict["state"].items():
         if number not in compressed:
-            optimizer.state[parameters[number]] = {
-                key: _contiguous_copy(value) if isinstance(value, torch.Tensor) else value
+            p = parameters[number]
+            optimizer.state[p] = {
+                key: _copy_beside(p, value) if isinstance(value, torch.Tensor) else value
                 for key, value in values.items()
             }
     optimizer.engine.committed_steps = saved["committed_steps"]
@@ -210,5 +211,6 @@ def restore_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> Non
     optimizer._standing.skipped_steps = saved["skipped_steps"]
 
 
-def _contiguous_copy(moment: torch.Tensor) -> torch.Tensor:
-    return moment.clone(memory_format=torch.contiguous_format)
+def _copy_beside(parameter: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty(moment.shape, dtype=moment.dtype, device=parameter.device)
+    return copy.copy_(moment)

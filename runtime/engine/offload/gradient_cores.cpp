@@ -93,8 +93,8 @@ CodecConfig GradientCores::config_of(std::int64_t draw) const {
 void GradientCores::draw(Weight& weight, std::int64_t step) {
   const std::int64_t draws = options_.redraw > 0 ? step / options_.redraw : 0;
   if (weight.draws == draws) return;
-  wait_for(weight.compute);  // A core that was dropped may still be made with the last.
-  weight.draws = kNotDrawn;  // If anything below throws, the next gradient draws again.
+  wait_for(exit_.compute());  // A core that was dropped may still be made with the last.
+  weight.draws = kNotDrawn;   // If anything below throws, the next gradient draws again.
   // The budget has room for one, and on the host for the one that the device's is drawn in.
   weight.codec.reset();
   weight.twin.reset();
@@ -112,7 +112,7 @@ void GradientCores::draw(Weight& weight, std::int64_t step) {
 
 // ---- Gradients come -----------------------------------------------------------------------------
 
-void GradientCores::add(int tensor, const AnyMatrix& g, std::int64_t step, StreamRef compute) {
+void GradientCores::add(int tensor, const AnyMatrix& g, std::int64_t step) {
   Weight& weight = *weights_.at(at(tensor));
   // A core that is on its way is not changed.
   lanes_.wait(groups_.spill(groups_.of_tensor(tensor)));
@@ -123,10 +123,9 @@ void GradientCores::add(int tensor, const AnyMatrix& g, std::int64_t step, Strea
                          g.dtype};
   weight.codec->compress(matrix, weight.summed ? 1.0F : 0.0F,
                          {weight.core.as<float>().data(), shape.rows, shape.cols},
-                         scratch_.as<float>(), compute);
+                         scratch_.as<float>(), exit_.compute());
   weight.summed = true;
   weight.is_packed = weight.sent = false;
-  weight.compute = compute;
 }
 
 std::span<const std::byte> GradientCores::outgoing(Weight& weight) {
@@ -134,7 +133,7 @@ std::span<const std::byte> GradientCores::outgoing(Weight& weight) {
   if (!weight.is_packed) {
     ScanResult ignored;
     pack(options_.wire, weight.core.as<float>(), weight.packed.as<std::byte>(),
-         ignored_.place(ignored, weight.compute), weight.compute);
+         ignored_.place(ignored, exit_.compute()), exit_.compute());
     weight.is_packed = true;
   }
   return weight.packed.as<std::byte>();
@@ -149,7 +148,7 @@ void GradientCores::send(int tensor) {
   Weight& weight = *weights_.at(at(tensor));
   if (!weight.summed || weight.sent) return;
   const auto core = outgoing(weight);
-  const Event there = exit_.reached(weight.compute);
+  const Event there = exit_.reached();
   const auto arrival = std::make_shared<Arrival>();
   const int group = groups_.of_tensor(tensor);
   Payload payload;
@@ -230,8 +229,7 @@ GradientCores::Feed GradientCores::feed(int chunk) {
   const auto core = outgoing(weight);
   weight.sent = true;
   // Of the others nothing crosses: their hop only comes behind that of the first.
-  const auto come = [this, arrival, core, is_first,
-                     there = is_first ? exit_.reached(weight.compute) : Event()] {
+  const auto come = [this, arrival, core, is_first, there = is_first ? exit_.reached() : Event()] {
     if (is_first) cross(*arrival, there, core);
   };
   const auto fill = [this, arrival, &weight, c](std::span<std::byte> gradient) {

@@ -74,7 +74,7 @@ class GradientCores {
   // Of the step whose first gradient comes; kCore: the constructor was told of it.
   void begin_step(CoreSpill spill) noexcept { spill_ = spill; }
   // Sums the gradient into the core. `step`: steps that the run has had.
-  void add(int tensor, const AnyMatrix& g, std::int64_t step, StreamRef compute);
+  void add(int tensor, const AnyMatrix& g, std::int64_t step);
   void send(int tensor);  // What was summed leaves and is scanned; nothing, if it has left.
   void send_all();
   // Of what was sent, when nothing is in the lanes; of what was not the sum of squares is no
@@ -107,7 +107,6 @@ class GradientCores {
     bool sent = false;
     std::vector<ScanResult> scans;     // By chunk of the weight.
     std::shared_ptr<Arrival> arrival;  // While its chunks are fed.
-    StreamRef compute = StreamRef::host();
 
     const GradientCodec& on_host() const noexcept { return twin ? *twin : *codec; }
   };

@@ -50,8 +50,9 @@ AnyMatrix as_row(std::span<const std::byte> bytes, DType dtype) {
 
 }  // namespace
 
-GradientExit::GradientExit(EngineLanes& lanes, const ChunkPlan& plan, DType gradient)
-    : lanes_(lanes), gradient_(gradient) {
+GradientExit::GradientExit(EngineLanes& lanes, ComputingStream& compute, const ChunkPlan& plan,
+                           DType gradient)
+    : lanes_(lanes), compute_(compute), gradient_(gradient) {
   const DeviceId device = lanes.device();
   if (device.is_host()) return;
   stream_scratch_ = lanes.budget().reserve(Tier::kDevice, engine_scratch_bytes(device),
@@ -71,10 +72,6 @@ std::uint64_t GradientExit::device_bytes(const ChunkPlan& plan, DType gradient, 
 
 std::uint64_t GradientExit::pinned_bytes(DeviceId device) {
   return Readback<ScanResult>::reserved(Tier::kPinned, device, 1);
-}
-
-Event GradientExit::reached(StreamRef compute) {
-  return compute.is_host() ? Event() : lanes_.compute(compute).record();
 }
 
 ScanResult GradientExit::leave(const Event& there, std::span<const std::byte> from, DType dtype,

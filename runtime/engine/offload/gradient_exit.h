@@ -25,6 +25,7 @@
 #include "kernels/overflow_scan.h"
 #include "runtime/device/event.h"
 #include "runtime/device/stream.h"
+#include "runtime/engine/computing_stream.h"
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/memory/budget.h"
@@ -36,14 +37,15 @@ namespace sluiceway {
 class GradientExit {
  public:
   // Of gradients that are kept as `gradient`, piece by piece.
-  GradientExit(EngineLanes& lanes, const ChunkPlan& plan, DType gradient);
+  GradientExit(EngineLanes& lanes, ComputingStream& compute, const ChunkPlan& plan, DType gradient);
 
   // Bytes that one has of a tier; none on the host device.
   static std::uint64_t device_bytes(const ChunkPlan& plan, DType gradient, DeviceId device);
   static std::uint64_t pinned_bytes(DeviceId device);
 
-  // What `compute` has been given so far is done: a gradient that it made is there.
-  Event reached(StreamRef compute);
+  StreamRef compute() const noexcept { return compute_.ref(); }
+  // What that stream has been given so far is done: a gradient that it made is there.
+  Event reached() { return compute_.reached(); }
 
   // `from`, of `dtype`, into host memory as it is kept; of what was written. Behind `there`.
   ScanResult leave(const Event& there, std::span<const std::byte> from, DType dtype,
@@ -53,6 +55,7 @@ class GradientExit {
 
  private:
   EngineLanes& lanes_;
+  ComputingStream& compute_;
   DType gradient_;
   Budget::Reservation stream_scratch_;
   Buffer rounded_;

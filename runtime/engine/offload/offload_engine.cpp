@@ -68,7 +68,8 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       room_(lanes_.budget(), !options_.store.drives.empty()),
       store_(open_store()),
       stream_(*store_, ring_, plan_, kStateLanes, types()),
-      exit_(lanes_, plan_, options_.gradient),
+      compute_(lanes_),
+      exit_(lanes_, compute_, plan_, options_.gradient),
       cores_(lanes_, *store_, ring_, plan_, groups_, exit_, tensors_, options_.gradient,
              options_.cores, options_.policy),
       park_(lanes_.budget(), plan_, weight_dtypes_,
@@ -85,8 +86,8 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
 OffloadEngine::~OffloadEngine() {
   lanes_.stop();
   try {
-    wait_for(compute_);  // It may still use memory that is ours.
-  } catch (...) {        // A device that has failed runs nothing any more.
+    wait_for(compute_.ref());  // It may still use memory that is ours.
+  } catch (...) {              // A device that has failed runs nothing any more.
   }
 }
 
@@ -210,7 +211,7 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   const bool half = g.dtype != DType::kF32;
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
   if (uncommitted_) commit();  // Before an extent that it read from is written again.
-  compute_ = compute;
+  compute_.move_to(compute);
   if (!has_gradient()) {
     speculation_.begin_step(steps_);
     cores_.begin_step(speculation_.active() ? CoreSpill::kCore : options_.cores.spill);
@@ -218,11 +219,11 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   wait(groups_.of_tensor(index));
   speculation_.outdate(index, tensor(index).name);
   if (!cores_.holds(index)) {
-    spill_.add(index, g, exit_.reached(compute), keep, options_.gradient_room);
+    spill_.add(index, g, exit_.reached(), keep, options_.gradient_room);
     gate_.note_gradient(index);
     return;
   }
-  cores_.add(index, g, committed_steps(), compute);
+  cores_.add(index, g, committed_steps());
   gate_.note_gradient(index);
   if (!gate_.is_complete(index)) return;
   speculation_.takes_core(index) ? speculation_.stage_core(index) : cores_.send(index);
@@ -254,7 +255,7 @@ void OffloadEngine::clear_gradients() {
 }
 
 void OffloadEngine::acquire(int index, StreamRef compute) {
-  lanes_.acquire(groups_.update(groups_.of_tensor(index)), compute);
+  compute_.acquire(groups_.update(groups_.of_tensor(index)), compute);
 }
 
 void OffloadEngine::synchronize() {

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "kernels/base/view.h"
+#include "runtime/engine/computing_stream.h"
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
@@ -204,15 +205,15 @@ class OffloadEngine {
   StoreRoom room_;
   std::unique_ptr<ChunkStore> store_;
   StateStream stream_;
+  ComputingStream compute_;
   GradientExit exit_;
   GradientCores cores_;
   WeightPark park_;
   Speculation speculation_;
   GradientSpill spill_;
   StepGate gate_;
-  StreamRef compute_ = StreamRef::host();  // Of the last gradient.
-  Event reached_;                          // What it had been given when the step was enqueued.
-  std::vector<std::int64_t> steps_;        // Of each tensor: updates that it has had.
+  Event reached_;  // What the stream that computes had been given when the step was enqueued.
+  std::vector<std::int64_t> steps_;  // Of each tensor: updates that it has had.
   std::vector<std::byte> run_state_;
   bool leaves_uncommitted_ = false;
   bool uncommitted_ = false;  // A step, or a state that was written, is not on the medium.

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "kernels/adam.h"
+#include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 
 namespace sluiceway {
@@ -29,6 +31,8 @@ struct OffloadRequest {
   double other_sum_squares = 0;        // Of gradients outside the engine, for the common norm.
   std::span<const float> own_factors = {};  // One a tensor, beside `factor`; empty: 1 each.
   bool norm = true;  // Report the norm, also where only reading every extent tells it.
+  // Updates come after all that this stream has been given; none: that of the last gradient.
+  std::optional<StreamRef> compute = {};
 };
 
 }  // namespace sluiceway

@@ -24,6 +24,7 @@ void OffloadEngine::check_request(const OffloadRequest& request) const {
 StepOutcome OffloadEngine::step(const OffloadRequest& request) {
   check_begun("step");
   check_request(request);
+  compute_.move_to_step(request.compute);
   cores_.send_all();
   end_backward(request.norm || options_.gate.max_norm > 0);
   const StepOutcome outcome = decide(request);
@@ -35,7 +36,7 @@ StepOutcome OffloadEngine::step(const OffloadRequest& request) {
   spill_.wait_written();
   const float factor = request.factor * outcome.clip_factor;
   const bool came_true = settle(request, factor);
-  reached_ = exit_.reached(compute_);
+  reached_ = exit_.reached();
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (gate_.backwards(static_cast<int>(i)) > 0) ++steps_[i];
   }

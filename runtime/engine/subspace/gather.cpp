@@ -30,7 +30,7 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
                                   StreamRef compute) {
   SubspaceWeight& weight = *weights_.at(at(index));
   check_shape(weight, g, "gradient");
-  compute_ = compute;
+  compute_.move_to(compute);
   if (calibration_.active()) return calibrate(index, g, compute);
   if (weight.residual) check_shape(weight, total, "sum of gradients");
   const float beta = begin_gathering(index);
@@ -65,7 +65,7 @@ void SubspaceEngine::add_core(int index, const AnyMatrix& core, bool whole, Stre
                   "SubspaceEngine: ", weight.spec.name,
                   " gets a core while its projectors are fitted, expected its gradient; see "
                   "wants_gradient()");
-  compute_ = compute;
+  compute_.move_to(compute);
   const float beta = begin_gathering(index);
   {
     const TraceRange range(&trace(), lanes_.device_row(), "add core");
@@ -134,9 +134,9 @@ void SubspaceEngine::apply_residual_early(int index, StreamRef compute) {
 void SubspaceEngine::scan(int index, bool leaving) {
   CoreStaging& staging = weights_[at(index)]->staging;
   if (leaving && staging.packs()) {
-    staging.pack(scans_.slot(at(index)), compute_);
+    staging.pack(scans_.slot(at(index)), compute_.ref());
   } else if (!weights_[at(index)]->gathering.scan_enqueued) {
-    staging.scan(scans_.slot(at(index)), compute_);
+    staging.scan(scans_.slot(at(index)), compute_.ref());
   } else {
     return;
   }
@@ -172,7 +172,7 @@ void SubspaceEngine::end_backward() {
     if (gate_.backwards(index) > 0) scan(index, false);
   }
   if (scans_fetched_ || !scans_missing()) return;
-  scans_.fetch(lanes_.compute(compute_));
+  scans_.fetch(lanes_.compute(compute_.ref()));
   scans_fetched_ = true;
 }
 
@@ -198,7 +198,7 @@ void SubspaceEngine::send(int index, When when) {
   weight.gathering.target = weight.moments.live();
   std::optional<Forecast> forecast;
   if (weight.crosses()) {
-    payload.after = reached();
+    payload.after = compute_.reached();
     forecast = add_link_hops(index, payload, when);
   }
   if (!payload.hold_before) payload.hold_before = payload.hops.size();

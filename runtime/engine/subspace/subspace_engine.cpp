@@ -19,10 +19,6 @@ std::size_t largest(const Calibration::Weights& weights,
   return most * sizeof(float);
 }
 
-StreamRef default_stream(DeviceId device) {
-  return device.is_host() ? StreamRef::host() : StreamRef::cuda(device.ordinal(), nullptr);
-}
-
 AutoCodec choose_codec(const std::vector<WeightSpec>& specs, const SubspaceOptions& options,
                        const Budget& budget) {
   RunShape run = options.run;
@@ -76,7 +72,7 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
                                        "scratch of the streams that compute")),
       held_(options_.residual_every),
       scans_(budget(), lanes_.device(), weights_.size(), "scans of gradients"),
-      compute_(default_stream(lanes_.device())) {
+      compute_(lanes_) {
   prepare_computing_streams(lanes_.stream(subspace_lanes::kApply));
   const int promised = options_.gate.promised_backwards;
   for (std::size_t i = 0; i < weights_.size(); ++i) {
@@ -89,8 +85,8 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
 SubspaceEngine::~SubspaceEngine() {
   lanes_.stop();
   try {
-    wait_for(compute_);  // It may still use memory that is ours.
-  } catch (...) {        // A device that has failed runs nothing any more.
+    wait_for(compute_.ref());  // It may still use memory that is ours.
+  } catch (...) {              // A device that has failed runs nothing any more.
   }
 }
 
@@ -103,7 +99,7 @@ void SubspaceEngine::check_shape(const SubspaceWeight& weight, const AnyMatrix& 
 }
 
 void SubspaceEngine::acquire(int index, StreamRef compute) {
-  if (!gate_.holds_back(index)) lanes_.acquire(index, compute);
+  if (!gate_.holds_back(index)) compute_.acquire(index, compute);
 }
 
 void SubspaceEngine::hold_gradient(int index) {
@@ -123,13 +119,9 @@ void SubspaceEngine::wait(int index) {
   if (!gate_.holds_back(index)) lanes_.wait(index);
 }
 
-Event SubspaceEngine::reached() {
-  return compute_.is_host() ? Event() : lanes_.compute(compute_).record();
-}
-
 void SubspaceEngine::wait_for_all(int index) {
   wait(index);
-  wait_for(compute_);
+  wait_for(compute_.ref());
 }
 
 void SubspaceEngine::synchronize() {

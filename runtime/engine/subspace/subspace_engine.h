@@ -16,13 +16,14 @@
 // A core of zeros, of either sign, is a gradient like any other, but it crosses as a flag of one
 // byte: experts without tokens cost no transfer from device to host.
 //
-// On a CUDA device weights, gradients and cores are its memory, and all gradients of a step come on
-// one stream. Scans of gradients cross as one small copy a backward, which end_backward() enqueues
-// and nobody waits for but step(), gathered_norm() and gradient_scan(): a step waits once, as late
-// as it can. It does wait, since what the caller trains by itself, with the same clip factor or not
-// at all, would otherwise have to be the engine's too. add_gradient() waits for the weight's last
-// step, which a forward has acquired before, and where it calibrates, for the stream. What became
-// of residuals is asked for in a skipped step alone.
+// On a CUDA device weights, gradients and cores are its memory. Each call may come on a stream of
+// its own (computing_stream.h); what a caller's kernels read or write is the caller's to order.
+// Scans of gradients cross as one small copy a backward, which end_backward() enqueues and nobody
+// waits for but step(), gathered_norm() and gradient_scan(): a step waits once, as late as it can.
+// It does wait, since what the caller trains by itself, with the same clip factor or not at all,
+// would otherwise have to be the engine's too. add_gradient() waits for the weight's last step,
+// which a forward has acquired before, and where it calibrates, for the stream. What became of
+// residuals is asked for in a skipped step alone.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
 // Lifetime:      weights passed to step() stay where they are until acquire() for them. The stream
@@ -43,6 +44,7 @@
 
 #include "compress/learner.h"
 #include "compress/refresh_policy.h"
+#include "runtime/engine/computing_stream.h"
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/step_gate.h"
 #include "runtime/engine/subspace/auto_codec.h"
@@ -82,6 +84,8 @@ struct StepRequest {
   double other_sum_squares = 0;        // Of gradients outside the engine, for the common norm.
   float unscale = 1;                   // The part of `factor` that undoes a loss scale.
   std::span<const float> own_factors = {};  // One a weight, beside `factor`; empty: 1 each.
+  // Updates come after all that this stream has been given; none: that of the last gradient.
+  std::optional<StreamRef> compute = {};
 };
 
 // Counts since the last take_stats(), but for peaks, which are since the start.
@@ -138,7 +142,8 @@ class SubspaceEngine {
   StepOutcome step(const StepRequest& request);
   bool has_gradient() const noexcept { return gate_.has_gradient(); }
   void drop();  // Forgets what was added.
-  // Work on `compute` that is enqueued from now on sees the weight's last update.
+  // Work that is enqueued from now on sees the weight's last update: on `compute`, and on the
+  // stream that step() was called on, where the caller takes the update for done.
   void acquire(int index, StreamRef compute);
   void synchronize();  // Every step is applied when it returns.
   static constexpr std::chrono::milliseconds kClosePatience{5000};
@@ -182,7 +187,6 @@ class SubspaceEngine {
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   void wait(int index);
   void hold_gradient(int index);
-  Event reached();  // What is enqueued on the stream that computes; on the host all is done.
   void wait_for_all(int index);  // wait(), and for that stream.
   void check_shape(const SubspaceWeight& weight, const AnyMatrix& matrix, const char* what) const;
 
@@ -221,7 +225,7 @@ class SubspaceEngine {
   Readback<ScanResult> scans_;  // Of each weight's gradient.
   bool scans_fetched_ = false;  // As the slots are now.
   Event reached_;               // By the stream that computes, before the step.
-  StreamRef compute_;           // That of the last gradient; at first the device's default one.
+  ComputingStream compute_;
 };
 
 }  // namespace sluiceway

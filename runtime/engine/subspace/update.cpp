@@ -29,6 +29,7 @@ void SubspaceEngine::check_request(const StepRequest& request) const {
 
 StepOutcome SubspaceEngine::step(const StepRequest& request) {
   check_request(request);
+  compute_.move_to_step(request.compute);
   note_scans();
   StepOutcome outcome =
       gate_.decide(request.factor, request.other_sum_squares, request.own_factors);
@@ -38,7 +39,7 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
     return outcome;
   }
   const float factor = request.factor * outcome.clip_factor;
-  reached_ = reached();
+  reached_ = compute_.reached();
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     const int index = static_cast<int>(i);
     const float own = request.own_factors.empty() ? 1 : request.own_factors[i];
@@ -64,7 +65,7 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
 int SubspaceEngine::residuals_kept() const {
   return static_cast<int>(
       std::count_if(weights_.begin(), weights_.end(), [this](const auto& weight) {
-        return weight->gathering.residual_applied && weight->residual->trained(compute_);
+        return weight->gathering.residual_applied && weight->residual->trained(compute_.ref());
       }));
 }
 

@@ -66,7 +66,8 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> u
                Fill::kNone),
       rings_(plan_.classes.size()),
       updates_(std::make_shared<ZoUpdates>()),
-      next_(std::make_shared<RingPass>()) {
+      next_(std::make_shared<RingPass>()),
+      compute_(lanes_) {
   know_masters();
   cut_slots();
   try {
@@ -79,9 +80,8 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<ZoWeight> u
 
 WeightRing::~WeightRing() {
   lanes_.stop();
-  if (!compute_) return;
   try {
-    wait_for(*compute_);
+    wait_for(compute_.ref());
   } catch (...) {  // The device has failed, and reads nothing any more.
   }
 }
@@ -165,7 +165,7 @@ void WeightRing::end(const char* function) {
   }
   pass_ = nullptr;
   ended_.front() = std::exchange(ended_.back(), Event());
-  if (compute_ && !compute_->is_host()) ended_.back() = lanes_.compute(*compute_).record();
+  ended_.back() = compute_.reached();
   lanes_.executor().release();  // Times by pass.
 }
 
@@ -176,7 +176,7 @@ const void* WeightRing::acquire(int use, int direction, Side side, StreamRef com
   SLUICEWAY_CHECK(direction >= 0 && direction < pass_->directions(), "acquire: direction is ",
                   direction, ", expected 0 to ", pass_->directions() - 1, ", those of pass ",
                   begun_);
-  compute_ = compute;
+  compute_.move_to(compute);
   const std::uint64_t wanted = position(use, direction);
   auto held = held_.find(wanted);
   if (held == held_.end()) {
@@ -207,12 +207,13 @@ void WeightRing::release(int use, int direction, StreamRef compute) {
   });
   SLUICEWAY_CHECK(held != held_.end(), "release: ", uses_[at(use)].name,
                   " is not acquired in direction ", direction, ", expected acquire() before");
+  compute_.move_to(compute);
   Event read;
   if (!compute.is_host()) {
     // A device's events are told of in the order in which somebody asked. Who asked only when the
     // pair has its next use would come behind waits of the computing stream for that very use.
     const auto freed = std::make_shared<HostEvent>();
-    then(lanes_.compute(compute).record(), [freed] { freed->set(); });
+    then(compute_.reached(), [freed] { freed->set(); });
     read = Event(freed);
   }
   const Pair& pair = held->second.pair;

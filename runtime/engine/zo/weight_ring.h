@@ -49,8 +49,8 @@
 // kKeysOfUse payloads for each use.
 //
 // Thread safety: one thread at a time calls; halves in lock step are that.
-// Lifetime:      host memory of the weights, their source, the stream that computes: outlive the
-//                ring, which waits for the reads in flight when it goes.
+// Lifetime:      host memory of the weights, their source, streams that compute: outlive the ring,
+//                which waits for the reads in flight when it goes.
 // Errors:        OutOfMemory, with both byte counts: the ring does not fit. InvalidArgument: a call
 //                out of its place, nothing changed. What a lane throws comes out of the next call,
 //                with lane and weight named, and of each one after it.
@@ -69,6 +69,7 @@
 #include <vector>
 
 #include "kernels/noise.h"
+#include "runtime/engine/computing_stream.h"
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/zo/host_masters.h"
 #include "runtime/engine/zo/resident_weights.h"
@@ -242,7 +243,7 @@ class WeightRing {
   std::deque<Turn> ahead_;              // Not acquired; in order.
   std::map<std::uint64_t, Turn> held_;  // By position: acquired, not released.
   int next_key_ = 0;
-  std::optional<StreamRef> compute_;  // That of the last acquire().
+  ComputingStream compute_;
 };
 
 }  // namespace sluiceway

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.machine.device_ops import Made
 from sluiceway.optim.fused.layer_core import LayerCore
 from sluiceway.optim.fused.sampled_bias import SampledBias, relative_bias, sampled
 from sluiceway.optim.fused.shared_input import SharedInput
@@ -59,7 +60,7 @@ class FusedWeight(LayerCore):
         # Decided once a step: a forward that checkpointing repeats does as the first one did.
         self._decided_in = _NO_STEP
         self._forms_gradient = False
-        self._cores: dict[int, torch.Tensor] = {}  # By backward; one may run inside of another.
+        self._cores: dict[int, Made] = {}  # By backward; one may run inside of another.
         self._hooks = weakref.ref(optimizer._hooks)
         self._let_go = False
         held = weakref.ref(self)  # The node holds what it calls, and we hold the node.
@@ -157,7 +158,7 @@ class FusedWeight(LayerCore):
             self._measure(dy, sample, x, y)
         task = torch._C._current_graph_task_id()
         before = self._cores.get(task)
-        self._cores[task] = core if before is None else before.float().add_(core)
+        self._cores[task] = Made(core if before is None else before.take().float().add_(core))
 
     def _measure(
         self, dy: torch.Tensor, sample: torch.Tensor, x: torch.Tensor, y: torch.Tensor
@@ -196,11 +197,14 @@ class FusedWeight(LayerCore):
             self._cores.clear()  # Of a backward that raised.
 
     def _hand_over(self, gradient: torch.Tensor | None) -> None:
-        """All uses of the weight in this backward are behind us; some may have made a gradient."""
+        """All uses of the weight in this backward are behind us; some may have made a gradient.
+
+        The accumulation has a stream of its own, and no gradient that autograd would order.
+        """
         core = self._cores.pop(torch._C._current_graph_task_id(), None)
         hooks = self._hooks()
         if core is not None and hooks is not None:
-            hooks.take_core(self._number, core, whole=gradient is None)
+            hooks.take_core(self._number, core.take(), whole=gradient is None)
 
 
 def _is_transformed() -> bool:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 
 import torch
 
+from sluiceway.machine.device_ops import Made
+
 _TOKENS = 256  # Of a measurement, or a few more.
 _WEIGHTS = 4  # Measured in a step, in turns.
 
@@ -87,8 +89,8 @@ class SampledBias:
         self.last: float | None = None
         self.by_weight: dict[str, float] = {}
         self._layers = 0
-        self._measured: list[tuple[str, torch.Tensor]] = []
-        self._earlier: list[tuple[str, torch.Tensor]] = []
+        self._measured: list[tuple[str, Made]] = []
+        self._earlier: list[tuple[str, Made]] = []
 
     def join(self) -> int:
         """One layer more; its place in the turns."""
@@ -109,11 +111,12 @@ class SampledBias:
 
     def note(self, name: str, bias: torch.Tensor) -> None:
         """A weight's was measured in this step."""
-        self._measured.append((name, bias))
+        self._measured.append((name, Made(bias)))
 
     def end_step(self) -> None:
         """Read what the step before this one has measured."""
-        names, biases = [name for name, _ in self._earlier], [bias for _, bias in self._earlier]
+        names = [name for name, _ in self._earlier]
+        biases = [bias.take() for _, bias in self._earlier]
         found = list(zip(names, torch.stack(biases).tolist() if biases else [], strict=True))
         self._earlier, self._measured = self._measured, []
         found = [(name, bias) for name, bias in found if math.isfinite(bias)]

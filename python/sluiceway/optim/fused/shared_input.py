@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sluiceway.machine.device_ops import Made
+
 
 @dataclass
 class _Projected:
@@ -16,7 +18,7 @@ class _Projected:
     of: weakref.ref[torch.Tensor]
     version: int
     dtype: torch.dtype
-    rows: torch.Tensor
+    rows: Made
     left: int
 
     def fits(self, x: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -45,11 +47,12 @@ class SharedInput:
         last = self._last  # Another thread may put its own in the place.
         if last is None or not last.fits(x, dtype):
             of = weakref.ref(x, self._forget)
-            self._last = last = _Projected(of, x._version, dtype, project(), self._layers)
+            rows = Made(project())
+            self._last = last = _Projected(of, x._version, dtype, rows, self._layers)
         last.left -= 1
         if last.left <= 0:
             self._forget(last.of)
-        return last.rows
+        return last.rows.take()
 
     def _forget(self, of: weakref.ref[torch.Tensor]) -> None:
         if self._last is not None and self._last.of is of:

@@ -33,6 +33,7 @@ from sluiceway.optim.offload.state import (
     tensors_of,
     with_frame,
 )
+from sluiceway.optim.plain_state import plain_state
 
 # The sentinel's norm where that of a sum was not asked for: whoever clips by it, scales it.
 _UNKNOWN_NORM = 1e15
@@ -70,22 +71,24 @@ class OffloadAdamW(HookedOptimizer):
     runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
     weights, `copy.deepcopy(model)`, `torch.save(model)`. Two kinds of readers cannot be made to
     wait, and call `synchronize()` first: tensors that were made from a parameter's storage before
-    `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and
-    what goes around torch's function protocol (TorchScript, `torch.tensor(p)`, `t.set_(p)`,
-    `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). In a process that has
-    compiled anything with torch.compile, `step()` itself waits. A forked child reads weights that
-    were applied before the fork, and trains nothing. One process trains the model: groups of
-    several ranks, DDP and FSDP are refused. Gradients have one common norm in `.grad` of one
-    parameter, of order 2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any
-    other clipping there is `clip_grad_norm_` here. With several backwards a step that norm is read
-    back from the store after each of them; with a number as `accumulate` after the last of as
-    many, and clipping before that is refused. Gradients may be scaled, zeroed or set aside as a
-    whole after backward; what edits them one by one belongs in `p.register_hook()`, and a part of
-    the model is frozen by `requires_grad_(False)` before the forward. `opt.state` is empty,
-    `state_dict()` has all. An open optimizer shares no parameter with another one, and no store.
-    `step()` uses up the gradients: a second one is refused unless they were zeroed in between.
-    Threads may share the model, with one backward at a time. The optimizer itself cannot be copied
-    or pickled.
+    `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and what
+    goes around torch's function protocol (TorchScript, `torch.tensor(p)`, `t.set_(p)`,
+    `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). On a card the first read of
+    a weight makes two streams wait for its update: the stream that reads, and the stream that
+    `step()` was called on. Who reads on a third stream lets it wait for one of these after that
+    read, or calls `synchronize()`. In a process that has compiled anything with torch.compile,
+    `step()` itself waits. A forked child reads weights that were applied before the fork, and
+    trains nothing. One process trains the model: groups of several ranks, DDP and FSDP are refused.
+    Gradients have one common norm in `.grad` of one parameter, of order 2:
+    `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
+    `clip_grad_norm_` here. With several backwards a step that norm is read back from the store
+    after each of them; with a number as `accumulate` after the last of as many, and clipping before
+    that is refused. Gradients may be scaled, zeroed or set aside as a whole after backward; what
+    edits them one by one belongs in `p.register_hook()`, and a part of the model is frozen by
+    `requires_grad_(False)` before the forward. `opt.state` is empty, `state_dict()` has all. An
+    open optimizer shares no parameter with another one, and no store. `step()` uses up the
+    gradients: a second one is refused unless they were zeroed in between. Threads may share the
+    model, with one backward at a time. The optimizer itself cannot be copied or pickled.
 
     Parameters
     ----------
@@ -290,7 +293,13 @@ class OffloadAdamW(HookedOptimizer):
             self._refuse_guessed_clip(factor / unscale)
         self._edited.take_over()
         outcome = self.engine.step(
-            self._hypers(), weights, factor, squares, own_factors, self.options.exact_norm
+            self._hypers(),
+            weights,
+            factor,
+            squares,
+            own_factors,
+            self.options.exact_norm,
+            self.device.compute(),
         )
         skipped, _, _ = outcome
         if not skipped:
@@ -368,7 +377,7 @@ class OffloadAdamW(HookedOptimizer):
         KeyboardInterrupt
             Ctrl-C; if something was put back by then, nothing but another load is taken.
         """
-        super().load_state_dict(with_frame(self, state_dict))
+        super().load_state_dict(with_frame(self, plain_state(state_dict, to_host=True)))
 
     def _weight_states(self) -> dict[int, dict[str, Any]]:
         return {} if self.options.tier == "disk" else tensors_of(self)

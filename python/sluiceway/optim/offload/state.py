@@ -52,29 +52,19 @@ def codec_entry(optimizer: OffloadAdamW) -> dict[str, Any]:
 
 
 def with_frame(optimizer: OffloadAdamW, state_dict: Any) -> Any:
-    """A state of torch's own AdamW as one of ours; any other as it is."""
+    """A plain state of torch's own AdamW as one of ours; any other as it is."""
     if not isinstance(state_dict, dict) or STATE_KEY in state_dict:
         return state_dict
     check_entries("the state_dict", state_dict, ("state", "param_groups"))
     check_entries("its 'state' entry", state_dict["state"], ())
-    states = {
-        number: {**values, "step": _whole(values.get("step"))}
-        for number, values in state_dict["state"].items()
-        if isinstance(values, dict)
-    }
-    steps = max((s["step"] for s in states.values() if isinstance(s["step"], int)), default=0)
+    counts = [v.get("step") for v in state_dict["state"].values() if isinstance(v, dict)]
+    steps = max((count for count in counts if isinstance(count, int)), default=0)
     frame = {
         **frame_of(optimizer),
         "committed_steps": steps,
         **codec_entry(optimizer),  # Moments are whole with any codec.
     }
-    return {**state_dict, "state": states, STATE_KEY: frame}
-
-
-def _whole(step: Any) -> Any:
-    """torch counts in float32."""
-    whole = isinstance(step, torch.Tensor) and step.numel() == 1 and float(step).is_integer()
-    return int(step) if whole else step
+    return {**state_dict, STATE_KEY: frame}
 
 
 def check_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
@@ -139,7 +129,7 @@ def restore_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
         values = values or zeros
         engine.load_tensor_state(
             index,
-            *(values[key].cpu().contiguous() for key in _MOMENTS),
+            *(values[key].contiguous() for key in _MOMENTS),
             master_of(parameter, values.get("master")),
             int(values["step"]),
         )

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import torch
 
 from sluiceway import _core
+from sluiceway.machine.device_ops import Made
 
-Checksum = int | torch.Tensor
+Checksum = int | Made
 
 _BITS = {2: torch.int16, 4: torch.int32}  # By bytes of an element.
 _ROW = 1024  # Elements whose places in a row are told from one another.
@@ -27,7 +28,7 @@ def checksum(weight: torch.Tensor) -> Checksum:
         return sums_of_bits(weight.detach())
 
 
-def sums_of_bits(weight: torch.Tensor) -> torch.Tensor:
+def sums_of_bits(weight: torch.Tensor) -> Made:
     """Sums over rows and over columns of the bits, each weighted by its place; on the device.
 
     No temporary is larger than a row or a column of 1024 elements each; the bits are read twice.
@@ -37,7 +38,7 @@ def sums_of_bits(weight: torch.Tensor) -> torch.Tensor:
     rows = bits[: count * _ROW].view(count, _ROW)
     rest = bits[count * _ROW :].to(torch.int64)
     sums = (rows.sum(1, dtype=torch.int64), rows.sum(0, dtype=torch.int64), rest)
-    return torch.stack([_weighted(each) for each in sums])
+    return Made(torch.stack([_weighted(each) for each in sums]))
 
 
 def _weighted(numbers: torch.Tensor) -> torch.Tensor:
@@ -48,6 +49,6 @@ def _weighted(numbers: torch.Tensor) -> torch.Tensor:
 def differ(pairs: Iterable[tuple[Checksum, Checksum]]) -> list[bool]:
     """Whether each two are of different bits; waits once for those that are on a card."""
     pairs = list(pairs)
-    on_card = [a != b for a, b in pairs if isinstance(a, torch.Tensor)]
+    on_card = [a.take() != b.take() for a, b in pairs if isinstance(a, Made)]
     found = iter(torch.stack(on_card).any(1).tolist() if on_card else [])
-    return [next(found) if isinstance(a, torch.Tensor) else a != b for a, b in pairs]
+    return [next(found) if isinstance(a, Made) else a != b for a, b in pairs]

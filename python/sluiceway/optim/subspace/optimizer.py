@@ -54,22 +54,24 @@ class SubspaceAdamW(HookedOptimizer):
     runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
     weights, `copy.deepcopy(model)`, `torch.save(model)`. Two kinds of readers cannot be made to
     wait, and call `synchronize()` first: tensors that were made from a parameter's storage before
-    `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and
-    what goes around torch's function protocol (TorchScript, `torch.tensor(p)`, `t.set_(p)`,
-    `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). In a process that has
-    compiled anything with torch.compile, `step()` itself waits. A forked child reads weights that
-    were applied before the fork, and trains nothing. One process trains the model: groups of
-    several ranks, DDP and FSDP are refused. Gradients of compressed weights have one common norm
-    in `.grad`, of order 2: `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any
-    other clipping there is `clip_grad_norm_` here. Gradients may be scaled, zeroed or set aside as
-    a whole after backward; what edits them one by one belongs in `p.register_hook()`, and a part
-    of the model is frozen by `requires_grad_(False)` before the forward, as a compressed weight
-    whose own `.grad` is None cannot tell of either. `opt.state` has the moments of other parameters
-    only,
-    `state_dict()` has all. An open optimizer shares no parameter with another one. `step()` uses
-    up the gradients of compressed weights: a second one is refused unless gradients were zeroed in
-    between, as torch's would be used again. Threads may share the model, with one backward at a
-    time. The optimizer itself cannot be copied or pickled.
+    `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and what
+    goes around torch's function protocol (TorchScript, `torch.tensor(p)`, `t.set_(p)`,
+    `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). On a card the first read of
+    a weight makes two streams wait for its update: the stream that reads, and the stream that
+    `step()` was called on. Who reads on a third stream lets it wait for one of these after that
+    read, or calls `synchronize()`. In a process that has compiled anything with torch.compile,
+    `step()` itself waits. A forked child reads weights that were applied before the fork, and
+    trains nothing. One process trains the model: groups of several ranks, DDP and FSDP are refused.
+    Gradients of compressed weights have one common norm in `.grad`, of order 2:
+    `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
+    `clip_grad_norm_` here. Gradients may be scaled, zeroed or set aside as a whole after backward;
+    what edits them one by one belongs in `p.register_hook()`, and a part of the model is frozen by
+    `requires_grad_(False)` before the forward, as a compressed weight whose own `.grad` is None
+    cannot tell of either. `opt.state` has the moments of other parameters only, `state_dict()` has
+    all. An open optimizer shares no parameter with another one. `step()` uses up the gradients of
+    compressed weights: a second one is refused unless gradients were zeroed in between, as torch's
+    would be used again. Threads may share the model, with one backward at a time. The optimizer
+    itself cannot be copied or pickled.
 
     Parameters
     ----------
@@ -282,7 +284,7 @@ class SubspaceAdamW(HookedOptimizer):
         hypers = self._hypers(self._scale)
         own = self.of_engine.spread(own_factors) if own_factors else []
         skipped, norm, clip, kept = self.engine.step(
-            hypers, weights, factor, squares, of_residuals, own
+            hypers, weights, factor, squares, of_residuals, own, self.device.compute()
         )
         self._gradients.lend(kept)
         if self.fused_linears is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.machine.device_ops import DeviceOps, Made
 
 
 class ResidualGradients:
@@ -12,17 +12,15 @@ class ResidualGradients:
 
     def __init__(self, device: DeviceOps) -> None:
         self._device = device
-        self.totals: dict[int, torch.Tensor] = {}
+        self.totals: dict[int, Made] = {}
         self.lent: dict[int, torch.Tensor] = {}
         self.kept = 0  # Weights of the last step that their residual trained though it was skipped.
 
     def add(self, weight: int, gradient: torch.Tensor) -> torch.Tensor:
         """Add a gradient, which is kept; returns the sum."""
-        total = self.totals.get(weight)
-        if total is None:
-            self.totals[weight] = total = gradient
-        else:
-            total.add_(gradient)
+        before = self.totals.get(weight)
+        total = gradient if before is None else before.take().add_(gradient)
+        self.totals[weight] = Made(total)
         return total
 
     def done(self, weight: int) -> None:
@@ -36,7 +34,7 @@ class ResidualGradients:
     def lend(self, kept: int) -> None:
         """A step begins to be applied: each sum lives until its weight was waited for."""
         self.kept = kept
-        self.lent.update(self.totals)
+        self.lent.update((weight, total.take()) for weight, total in self.totals.items())
         self.totals.clear()
 
     def take_back(self, weight: int) -> None:

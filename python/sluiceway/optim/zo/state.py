@@ -10,6 +10,7 @@ import torch
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.hyperparameters import check_number, numbered_parameters
+from sluiceway.optim.plain_state import plain_state
 from sluiceway.optim.state import (
     STATE_KEY,
     check_count,
@@ -51,7 +52,20 @@ def _settings(optimizer: ZoSgd) -> dict[str, Any]:
     return settings
 
 
-def check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
+def load_state(optimizer: ZoSgd, state_dict: Any) -> None:
+    """Take over a state of the same model and options; its tensors may be on any device.
+
+    Raises
+    ------
+    InvalidArgument
+        The first difference is named; nothing was changed.
+    """
+    plain = plain_state(state_dict, to_host=False)  # Each tensor is copied to where it belongs.
+    _check_state(optimizer, plain)
+    _restore_state(optimizer, plain)
+
+
+def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     """Refuse a state of another model or of other options; changes nothing.
 
     Raises
@@ -121,8 +135,8 @@ def _check_groups(optimizer: ZoSgd, saved: Any) -> None:
             check_number("load_state_dict", key, group.get(key), math.inf, "[)")
 
 
-def restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
-    """Put back what `check_state` has checked."""
+def _restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
+    """Put back what `_check_state` has checked."""
     parameters, frame = numbered_parameters(optimizer.param_groups), state_dict[STATE_KEY]
     if isinstance(optimizer._tier, HostTier):  # What may fail comes first.
         optimizer._tier.load(frame["log"])

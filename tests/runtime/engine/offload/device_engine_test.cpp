@@ -116,6 +116,18 @@ std::vector<RunCase> cases() {
        .policy = kEarly,
        .max_norm = 0.5,
        .order = Order::kPaper},
+      {.name = "identity_on_streams", .f32_gradients = true, .micro_batches = 2, .side_streams = 2},
+      {.name = "block_random_on_streams",
+       .codec = "block_random",
+       .redraw = 6,
+       .micro_batches = 2,
+       .side_streams = 2},
+      {.name = "sparse_random_speculative_on_streams",
+       .codec = "sparse_random",
+       .spill = kCore,
+       .policy = kEarly,
+       .max_norm = 0.5,
+       .side_streams = 1},
   };
 }
 

@@ -22,6 +22,7 @@
 #include "runtime/engine/offload/offload_footprint.h"
 #include "tests/support/device_model.h"
 #include "tests/support/io_back_ends.h"
+#include "tests/support/side_streams.h"
 
 namespace sluiceway::test {
 
@@ -44,6 +45,7 @@ struct RunCase {
   Order order = Order::kEdf;
   bool on_disk = false;
   LinkCopy::Config link = {};
+  int side_streams = 0;  // Gradients come on so many streams beside that of the model, in turns.
 
   bool compresses() const { return codec != "identity"; }
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
@@ -62,7 +64,8 @@ class DeviceRun {
   DeviceRun(DeviceId device, const RunCase& run)
       : case_(run),
         model_(device, specs(run), {kSteps, run.micro_batches, kLooks}, noise),
-        scan_(model_.zeros(sizeof(ScanResult))),
+        streams_(model_.compute(), run.side_streams),
+        scans_(model_.zeros(streams_.size() * sizeof(ScanResult))),
         nothing_(model_.place(std::vector<std::byte>(4 * kMostElems, std::byte{0xFF}))) {
     if (run.on_disk) drive_.emplace();
     engine_ = make_engine();
@@ -85,7 +88,7 @@ class DeviceRun {
     look(kSteps);
     wait_for(compute());
     // The engine goes while a core is made that nobody asks for.
-    if (case_.compresses()) give(kCompressed, 0, 0);
+    if (case_.compresses()) give(kCompressed, 0, 0, compute());
     std::vector<Matrix> all;
     for (int i = 0; i < kTensors; ++i) {
       for (int at = 0; at < kLooks; ++at) all.push_back(model_.seen(i, at));
@@ -95,19 +98,22 @@ class DeviceRun {
 
   void look(int at) {
     for (int i = 0; i < kTensors; ++i) {
-      engine_->acquire(i, compute());
-      model_.look(i, at);
+      engine_->acquire(i, streams_.at(at + i));
+      model_.look(i, at);  // On the stream of step(), whoever has acquired the weight.
     }
   }
 
   void backward(int step) {
     engine_->expect(hyper(), 0.5F);
     for (int k = 0; k < case_.micro_batches; ++k) {
+      streams_.fork();
       for (int i = kTensors; i-- > 0;) {
         if (i == 0 && step == kNoGradient) continue;
-        compress(model_.gradient(i, step, k), 1.0F, model_.weight(i), compute());
-        give(i, step, k);
+        const StreamRef stream = streams_.at(step + k + i + 1);
+        compress(model_.gradient(i, step, k), 1.0F, model_.weight(i), stream);
+        give(i, step, k, stream);
       }
+      streams_.join();
       engine_->end_backward();
     }
   }
@@ -117,6 +123,7 @@ class DeviceRun {
     const std::vector<AnyMatrix> weights = model_.weights();
     OffloadRequest request{hypers, weights};
     request.factor = 0.5F;
+    request.compute = compute();
     outcomes_.push_back(engine_->step(request));
   }
 
@@ -223,48 +230,49 @@ class DeviceRun {
     look(step);
     engine_->resume(model_.weights(), compute());
     if (case_.redraw == 0) return;
-    give(kCompressed, step, 0);
+    give(kCompressed, step, 0, compute());
     engine_->drop();
     engine_->set_committed_steps(engine_->committed_steps() + case_.redraw);
   }
 
   // In memory of its own. As torch has it, memory that was let go is there for what the computing
   // stream does next: it is written over there.
-  void give(int i, int step, int micro) {
+  void give(int i, int step, int micro, StreamRef stream) {
     const MatrixView<float> g = model_.gradient(i, step, micro);
     const DType dtype = case_.f32_gradients ? DType::kF32 : model_.spec(i).dtype;
     const auto elems = static_cast<std::size_t>(g.rows * g.cols);
     const std::span<std::byte> lent =
         lent_.emplace_back(model_.zeros(elems * size_bytes(dtype))).as<std::byte>();
-    copy_in_stream(g.data, lent, dtype);
+    copy_in_stream(g.data, lent, dtype, stream);
     const std::shared_ptr<const void> keep(
-        lent.data(), [this, lent, dtype](const void*) { write_over(lent, dtype); });
+        lent.data(), [this, lent, dtype, stream](const void*) { write_over(lent, dtype, stream); });
     const auto count = static_cast<std::int64_t>(elems);
-    engine_->add_gradient(i, {lent.data(), 1, count, count, dtype}, keep, compute());
+    engine_->add_gradient(i, {lent.data(), 1, count, count, dtype}, keep, stream);
   }
 
-  void write_over(std::span<std::byte> lent, DType dtype) noexcept {
+  void write_over(std::span<std::byte> lent, DType dtype, StreamRef stream) noexcept {
     if (model_.device().is_host()) {
       std::ranges::fill(lent, std::byte{0xFF});
       return;
     }
     try {
-      copy_in_stream(nothing_.as<float>().data(), lent, dtype);
+      copy_in_stream(nothing_.as<float>().data(), lent, dtype, stream);
     } catch (const CudaError&) {  // The engine says so.
     }
   }
 
-  void copy_in_stream(const float* from, std::span<std::byte> to, DType dtype) {
+  void copy_in_stream(const float* from, std::span<std::byte> to, DType dtype, StreamRef stream) {
     const std::size_t elems = to.size() / size_bytes(dtype);
     gradient_copy(std::as_bytes(std::span(from, elems)), DType::kF32, to, dtype,
-                  scan_.as<ScanResult>().data(), compute());
+                  scans_.as<ScanResult>().data() + streams_.number_of(stream), stream);
   }
 
   StreamRef compute() const noexcept { return model_.compute(); }
 
   RunCase case_;
   DeviceModel model_;
-  Buffer scan_, nothing_;  // NaNs.
+  SideStreams streams_;
+  Buffer scans_, nothing_;  // By stream; NaNs.
   std::vector<Buffer> lent_;
   std::optional<ScratchPath> drive_;
   std::unique_ptr<OffloadEngine> engine_;

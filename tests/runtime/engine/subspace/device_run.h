@@ -17,6 +17,7 @@
 #include "tests/compress/exact_learner.h"
 #include "tests/compress/learner_on_copies.h"
 #include "tests/support/device_model.h"
+#include "tests/support/side_streams.h"
 
 namespace sluiceway::test {
 
@@ -38,7 +39,8 @@ struct RunCase {
   Order order = Order::kEdf;
   bool as_core = false;  // Gradients come as cores, as fused layers have them.
   LinkCopy::Config h2d = {};
-  bool reloads = true;  // Goes on in another engine on the way.
+  bool reloads = true;   // Goes on in another engine on the way.
+  int side_streams = 0;  // Gradients come on so many streams beside that of the model, in turns.
 
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
 };
@@ -71,6 +73,7 @@ class DeviceRun {
   DeviceRun(DeviceId device, const RunCase& run)
       : case_(run),
         model_(device, specs(run), {kSteps, run.micro_batches, kSteps + 2}, noise),
+        streams_(model_.compute(), run.side_streams),
         engine_(make_engine()) {}
 
   // Every weight before every step and after the last one, as f32: [weight * (kSteps + 1) + step].
@@ -93,26 +96,29 @@ class DeviceRun {
 
   void forward(int step) {
     for (int i = 0; i < kWeights; ++i) {
-      engine_->acquire(i, compute());
-      model_.look(i, step);
+      engine_->acquire(i, streams_.at(step + i));
+      model_.look(i, step);  // On the stream of step(), whoever has acquired the weight.
     }
   }
 
   void backward(int step) {
     for (int k = 0; k < case_.micro_batches; ++k) {
       engine_->prepare(hyper(), model_.weights());
+      streams_.fork();
       for (int i = kWeights; i-- > 0;) {
         if (i == 0 && step == kNoGradient) continue;
+        const StreamRef stream = streams_.at(step + k + i + 1);
         const MatrixView<float> g = model_.gradient(i, step, k);
         const MatrixView<float> total = model_.gradient(i, step, 0);
-        if (i != 2 || step != kZero) compress(g, 1.0F, model_.weight(i), compute());
-        if (k > 0) compress(total, 1.0F, DeviceModel::any(g), compute());
+        if (i != 2 || step != kZero) compress(g, 1.0F, model_.weight(i), stream);
+        if (k > 0) compress(total, 1.0F, DeviceModel::any(g), stream);
         if (case_.as_core && !engine_->wants_gradient(i)) {
-          add_core(i, g);
+          add_core(i, g, stream);
         } else {
-          engine_->add_gradient(i, DeviceModel::any(g), DeviceModel::any(total), compute());
+          engine_->add_gradient(i, DeviceModel::any(g), DeviceModel::any(total), stream);
         }
       }
+      streams_.join();
       engine_->end_backward();
     }
   }
@@ -120,7 +126,9 @@ class DeviceRun {
   void end_step() {
     const std::vector<WeightHyper> hypers = hyper();
     const std::vector<AnyMatrix> weights = model_.weights();
-    outcomes_.push_back(engine_->step({hypers, weights}));
+    StepRequest request{hypers, weights};
+    request.compute = compute();
+    outcomes_.push_back(engine_->step(request));
   }
 
   HoldWord hold() { return model_.hold(); }
@@ -193,14 +201,14 @@ class DeviceRun {
     engine_ = std::move(next);
   }
 
-  void add_core(int i, MatrixView<float> g) {
+  void add_core(int i, MatrixView<float> g, StreamRef stream) {
     const GradientCodec& codec = *engine_->weight(i).codec;
     const CoreShape shape = codec.core();
     cores_.push_back(model_.zeros(4 * static_cast<std::size_t>(shape.elems())));
     scratches_.push_back(model_.zeros(4 * codec.scratch_elems()));
     const MatrixView<float> core(cores_.back().as<float>().data(), shape.rows, shape.cols);
-    codec.compress(DeviceModel::any(g), 0.0F, core, scratches_.back().as<float>(), compute());
-    engine_->add_core(i, DeviceModel::any(core), true, compute());
+    codec.compress(DeviceModel::any(g), 0.0F, core, scratches_.back().as<float>(), stream);
+    engine_->add_core(i, DeviceModel::any(core), true, stream);
   }
 
   // Reads the weights once more, when nothing waits for this stream any more but the step.
@@ -215,6 +223,7 @@ class DeviceRun {
 
   RunCase case_;
   DeviceModel model_;
+  SideStreams streams_;
   std::vector<Buffer> cores_, scratches_;
   std::unique_ptr<SubspaceEngine> engine_;
   std::vector<StepOutcome> outcomes_;

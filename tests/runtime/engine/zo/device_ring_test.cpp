@@ -15,6 +15,7 @@
 #include "runtime/memory/buffer.h"
 #include "tests/support/memory_source.h"
 #include "tests/support/ring_model.h"
+#include "tests/support/side_streams.h"
 #include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
@@ -32,6 +33,7 @@ struct RingCase {
   NoiseFamily family = NoiseFamily::kRademacher;
   LinkCopy::Config link = {};
   bool is_read = false;  // All but one weight, from a source.
+  int side_streams = 0;  // The sides of a pair are read on so many streams beside the model's.
 };
 
 class CudaRingTest : public testing::TestWithParam<RingCase> {
@@ -85,18 +87,20 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughTheDeviceIsLate) {
     compute.enqueue([&](StreamRef stream) { ref = stream; });
     Gate gate(kCuda0);
     std::jthread opener;
+    SideStreams streams(ref, GetParam().side_streams);
     WeightRingOptions given = options();
     given.source = &source;
     WeightRing ring(given, model.uses);
     ZoUpdates updates;
     const auto look = [&](int pass, int use, int direction, Side side,
                           const std::optional<StepNoise>& noise) {
-      const void* const from = ring.acquire(use, direction, side, ref);
+      const StreamRef stream = streams.at(use + static_cast<int>(side));
+      const void* const from = ring.acquire(use, direction, side, stream);
       const std::size_t bytes = model.uses[static_cast<std::size_t>(use)].bytes();
       std::byte* const to = std::exchange(free_memory, free_memory + bytes);
       looks.push_back({pass, use, direction, side, noise, updates, to});
-      compute.enqueue(
-          [&out, from, bytes, to](StreamRef stream) { out.copy(to, from, bytes, stream); });
+      const DeviceGuard guard(kCuda0);
+      out.copy(to, from, bytes, stream);
     };
     for (int pass = 0; pass < kPasses; ++pass) {
       std::vector<StepNoise> noises;
@@ -117,9 +121,11 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughTheDeviceIsLate) {
         for (int d = 0; d < std::max(1, static_cast<int>(noises.size())); ++d) {
           std::optional<StepNoise> noise;
           if (!noises.empty()) noise = noises[static_cast<std::size_t>(d)];
+          streams.fork();
           for (const int use : module) {
             for (const Side side : {Side::kPlus, Side::kMinus}) look(pass, use, d, side, noise);
           }
+          streams.join();
           for (const int use : module) ring.release(use, d, ref);
         }
       }
@@ -165,7 +171,8 @@ INSTANTIATE_TEST_SUITE_P(
                              .directions = 2,
                              .resident_room = 6000,
                              .is_read = true},
-                    RingCase{.name = "slow", .depth = {2, 2}, .link = {.gbps = 0.05}}),
+                    RingCase{.name = "slow", .depth = {2, 2}, .link = {.gbps = 0.05}},
+                    RingCase{.name = "streams", .depth = {2, 2}, .side_streams = 2}),
     [](const auto& param) { return param.param.name; });
 
 }  // namespace
