@@ -18,7 +18,21 @@ def software_findings() -> Iterator[Finding]:
         return
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", without CUDA"
     yield Finding("torch", torch.__version__.partition("+")[0] + cuda, required=True)
-    from sluiceway import _core
-
+    try:
+        from sluiceway import _core
+    except ImportError as error:
+        said = first_line(error).removeprefix("sluiceway: ")
+        yield Finding("compiled module", said, MISSING, "nothing trains without it", required=True)
+        return
     yield Finding("compiled module", Path(_core.__file__).name)
     yield from card_findings(torch, _core)
+
+
+def trial_device() -> str:
+    """The first card that torch and the compiled module can use, else the host device."""
+    import torch
+
+    from sluiceway import _core
+
+    has_card = torch.cuda.is_available() and _core.cuda_device_count() > 0
+    return "cuda:0" if has_card else "host"
