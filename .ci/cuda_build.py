@@ -4,9 +4,9 @@
     .ci/cuda_build.py wheel FILE [ARCHITECTURES] for other machines' cards
 
 FILE gets the CMake definitions of that build on one line, quoted for a shell. An empty FILE means
-the host device alone. A FILE that says so already is not written, so that make can compare its time.
-One line on standard error gives the reason where a card is found that cannot be used, or where there
-is no nvcc to be had. Which architectures to compile for is decided in CMakeLists.txt.
+the host device alone. FILE is written only if it changes, so that make can compare its time. One
+line on standard error gives the reason where a card is found that cannot be used, or where there is
+no nvcc to be had. CMakeLists.txt decides which architectures to compile for.
 
 nvcc is taken from CUDA_HOME or PATH if it is of the CUDA minor version that torch is built for.
 Otherwise it is installed from PyPI into build/cuda-<version>, beside links to the headers and the
@@ -19,12 +19,12 @@ import ctypes
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_DRIVER = {12: 525, 13: 580}  # For each major version of CUDA.
@@ -35,7 +35,7 @@ KERNEL_VERSION = Path("/proc/version")
 WSL_DRIVER = Path("/usr/lib/wsl/lib")
 
 
-class NoCuda(Exception):
+class NoCudaError(Exception):
     """The reason why CUDA is not built."""
 
 
@@ -48,34 +48,40 @@ def version_of(text: str) -> Version:
     return int(major), int(rest.partition(".")[0] or 0)
 
 
+def output_of(command: list[str]) -> str:
+    """What a program prints; empty if it fails, or is not there."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
 # ---- The card ------------------------------------------------------------------------------------
 
 
 def cards() -> list[tuple[str, Version, int]]:
     """Name, compute capability and major version of the driver, for each card that answers."""
     query = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
+    answer = output_of(query)
     found = re.findall(r"^(.+), (\d+\.\d+), (\d+)\.[\d.]+$", answer, re.MULTILINE)
     return [(name, version_of(capability), int(driver)) for name, capability, driver in found]
 
 
 def check_cards(found: list[tuple[str, Version, int]], cuda: Version) -> None:
-    """Raises NoCuda if no card of this machine can run what would be built."""
+    """Raises NoCudaError if no card of this machine can run what would be built."""
     name, _, driver = found[0]
     oldest = OLDEST_DRIVER.get(cuda[0], 0)
     if driver < oldest:
-        raise NoCuda(
+        raise NoCudaError(
             f"{name}: its driver is {driver}, but CUDA {cuda[0]} needs {oldest} or newer; "
             "install a newer driver"
         )
     if all(capability < OLDEST_CARD for _, capability, _ in found):
         capability = ".".join(map(str, found[0][1]))
-        raise NoCuda(f"{name}: its compute capability is {capability}, expected 7.5 or higher")
+        raise NoCudaError(f"{name}: its compute capability is {capability}, expected 7.5 or higher")
     if "microsoft" in KERNEL_VERSION.read_text().lower() and not wsl_has_driver():
-        raise NoCuda(
+        raise NoCudaError(
             f"{name}: libcuda.so.1 is not found, although this is WSL; install the Windows "
             f"driver for WSL, which puts it into {WSL_DRIVER}"
         )
@@ -99,19 +105,16 @@ def torch_folder() -> Path:
     """Where torch is installed; importing it would take seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
-        raise NoCuda(f"torch is not installed for {sys.executable}")
+        raise NoCudaError(f"torch is not installed for {sys.executable}")
     return Path(spec.submodule_search_locations[0])
 
 
 def cuda_of_torch(torch: Path) -> Version:
     """The CUDA version that torch is built for."""
-    spec = importlib.util.spec_from_file_location("torch_version", torch / "version.py")
-    assert spec is not None and spec.loader is not None
-    module = ModuleType(spec.name)
-    spec.loader.exec_module(module)
-    if not module.cuda:
-        raise NoCuda(f"torch {module.__version__} is built without CUDA; install one that is")
-    return version_of(module.cuda)
+    said = runpy.run_path(str(torch / "version.py"))
+    if not said["cuda"]:
+        raise NoCudaError(f"torch {said['__version__']} is built without CUDA; install one that is")
+    return version_of(said["cuda"])
 
 
 def toolkit_of_torch(torch: Path, cuda: Version) -> Path:
@@ -121,10 +124,7 @@ def toolkit_of_torch(torch: Path, cuda: Version) -> Path:
 
 def nvcc_version(nvcc: Path) -> Version | None:
     """What a compiler says that it is."""
-    try:
-        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
+    said = output_of([str(nvcc), "--version"])
     found = re.search(r"release (\d+\.\d+)", said)
     return version_of(found[1]) if found else None
 
@@ -148,7 +148,7 @@ def fetched_nvcc(torch: Path, cuda: Version, folder: Path) -> Path:
     theirs = toolkit_of_torch(torch, cuda)
     version = ".".join(map(str, cuda))
     if not (theirs / "include" / "cuda_runtime.h").is_file():
-        raise NoCuda(
+        raise NoCudaError(
             f"nvcc {version} is neither in CUDA_HOME nor on PATH, and the torch that is installed "
             f"has no headers of CUDA in {theirs}; install CUDA {version}"
         )
@@ -161,12 +161,12 @@ def fetched_nvcc(torch: Path, cuda: Version, folder: Path) -> Path:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
         if subprocess.run([*pip, *packages], stdout=sys.stderr).returncode != 0:
             shutil.rmtree(folder, ignore_errors=True)
-            raise NoCuda(
+            raise NoCudaError(
                 f"nvcc {version} is neither in CUDA_HOME nor on PATH, and pip could not install it"
             )
     add_links(theirs, toolkit)
     if complaint := toolkit_complaint(nvcc, torch, cuda):
-        raise NoCuda(complaint)
+        raise NoCudaError(complaint)
     return nvcc
 
 
@@ -206,7 +206,7 @@ def definitions(purpose: str, architectures: str) -> list[str]:
 
     Raises
     ------
-    NoCuda
+    NoCudaError
         CUDA is not built, for this reason.
     """
     found = cards() if purpose == "card" else []
@@ -233,7 +233,7 @@ def main() -> int:
     purpose, file = sys.argv[1], Path(sys.argv[2])
     try:
         line = shlex.join(definitions(purpose, "".join(sys.argv[3:])))
-    except NoCuda as reason:
+    except NoCudaError as reason:
         print(f"cuda: built for the host device alone: {reason}", file=sys.stderr)
         line = ""
     if not file.exists() or file.read_text() != line:

@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import signal
-import tempfile
 import time
 from pathlib import Path
 
@@ -142,16 +141,15 @@ def test_path_that_is_no_folder_is_refused(sluiceway, tmp_path):
         assert_short_error(outcome, 2, f"{name} is not a folder")
 
 
-def test_file_system_without_o_direct_is_measured_through_the_page_cache():
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        assert not disk.has_direct(Path(folder))
-        rates = disk.disk_rates(Path(folder), ("read",), size=8 << 20, seconds=0.01)
-        assert rates["direct"] is False
-        assert rates["read"]["bytes"] >= 4 << 20  # A block, however busy the machine is.
-        found = {f.name: f for f in examine(Path(folder), quick=True)}
-        assert found["O_DIRECT"].verdict == "missing"
-        assert "takes memory" in found["O_DIRECT"].advice
-        assert os.listdir(folder) == []
+def test_file_system_without_o_direct_is_measured_through_the_page_cache(memory_folder):
+    assert not disk.has_direct(memory_folder)
+    rates = disk.disk_rates(memory_folder, ("read",), size=8 << 20, seconds=0.01)
+    assert rates["direct"] is False
+    assert rates["read"]["bytes"] >= 4 << 20  # A block, however busy the machine is.
+    found = {f.name: f for f in examine(memory_folder, quick=True)}
+    assert found["O_DIRECT"].verdict == "missing"
+    assert "takes memory" in found["O_DIRECT"].advice
+    assert os.listdir(memory_folder) == []
 
 
 def test_rates_take_a_second_at_most_on_a_disk_that_is_not_slow(tmp_path, monkeypatch):

@@ -22,8 +22,8 @@ from typing import Any
 from sluiceway.errors import Error
 from sluiceway.machine.finding import MISSING, Finding, first_line
 
-SECONDS = 60.0  # For the steps of one engine, with the import of torch and the first use of a device before it.
-STEPS = 3  # A step waits for the one before it, if at all.
+SECONDS = 60.0  # For one engine, with the import of torch and the first use of the device.
+STEPS = 3  # What hangs does so when the second or the third step waits for the one before it.
 _ADVICE = "training with it fails here: report this line, with the output of sluiceway doctor"
 
 
