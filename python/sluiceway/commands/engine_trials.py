@@ -124,7 +124,7 @@ def try_steps(name: str, device: str, folder: str) -> float:
     return seconds
 
 
-def main(device: str, folder: str, names: list[str]) -> None:
+def try_each(device: str, folder: str, names: list[str]) -> None:
     """Try each name in turn, and print a line as soon as it has ended."""
     for name in names:
         line: dict[str, Any] = {"name": name}
@@ -201,4 +201,4 @@ def _end_of(child: subprocess.Popen[bytes], ended: bool, seconds: float, complai
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    try_each(sys.argv[1], sys.argv[2], sys.argv[3:])
