@@ -184,7 +184,7 @@ CHECKS := check-asan check-tsan check-eager-spill check-simt check-compat lint c
 
 $(CHECKS): export WERROR := ON
 
-# Two architectures: all of them are for `make soak`.
+# Two architectures: `make soak` has a wheel with all of them.
 check-cuda check-wheel: export ARCHITECTURES := 80-real;90
 
 check:
@@ -256,6 +256,18 @@ check-flips: $(STAMPS)/install
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_flipped_bytes.py --flips 200
 	@$(passed)
 
+# The newest torch and transformers that pip finds, in an environment of their own: what the sources
+# ask of them must be there, and the whole suite passes. Gigabytes to download.
+NEWEST := build/newest/.venv
+newest: $(STAMPS)/packages $(STAMPS)/test-packages
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade torch transformers 'scikit-build-core>=1.1' \
+	  accelerate hypothesis liger-kernel matplotlib peft pybind11-stubgen pydantic pyelftools pytest \
+	  pytest-timeout pytest-xdist rich ruff typer
+	$(NEWEST)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
+	  -Cbuild-dir=build/newest/objects --editable .
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(NEWEST)/bin/python -m pytest $(PARALLEL) $(NEWEST_TESTS)
+
 # Half an hour: thousands of power cuts and kills of a store, kills of training, readers fuzzed.
 FUZZ_SECONDS := 600
 soak: build $(STAMPS)/install $(STAMPS)/check-packages
@@ -272,6 +284,8 @@ soak: build $(STAMPS)/install $(STAMPS)/check-packages
 	mkdir -p build/fuzz/found
 	build/fuzz/tests/fuzz/store_format_fuzzer -max_total_time=$(FUZZ_SECONDS) -max_len=8192 \
 	  build/fuzz/found tests/fuzz/corpus/store_format
+	$(MAKE) --no-print-directory newest
+	$(MAKE) --no-print-directory check-wheel ARCHITECTURES=
 
 # Whole block devices: attaches loop devices to files of its own, mounts one, and trains on one.
 check-loop: build $(STAMPS)/install $(STAMPS)/check-packages
