@@ -21,6 +21,11 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CXX
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Warnings are errors in presets and in everything that tests; an installation must not end with one.
+# One setting for presets and pip in a run, so that the compiler's cache knows the objects of both.
+export WERROR ?= OFF
+test check soak ctest simt pytest card install: export WERROR := ON
+
 CPP_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 PY_FILES  = $(shell git ls-files '*.py')
 
@@ -28,19 +33,19 @@ PY_FILES  = $(shell git ls-files '*.py')
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # Builds and tests have as many jobs as there are cores, and some share a folder.
 .PHONY: demo test check soak bench lint format stubs wheel clean help build install ctest pytest \
-  simt check-asan check-tsan check-eager-spill check-simt check-compat check-cuda check-wheel \
+  simt card newest FORCE check-asan check-tsan check-eager-spill check-simt check-compat check-cuda check-wheel \
   check-bench check-flips check-loop
 
 help:
 	@echo 'make demo     fine-tune a small model six ways over a throttled link, print the table'
-	@echo 'make test     build, run the C++, the Python and, on the host, the CUDA tests'
+	@echo 'make test     build, run the C++, the Python and, on the host, the CUDA tests; those of a card too'
 	@echo 'make check    sanitizers, clang, eager spill, CUDA on the host, slow libraries, lint, CUDA, wheel, benches, flips, loop'
-	@echo 'make soak     what takes long: kills and power cuts by the thousand, ten minutes of fuzzing'
+	@echo 'make soak     what takes long: kills and power cuts by the thousand, fuzzing, the newest torch, all cards'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
 	@echo 'make stubs    rewrite _core.pyi, the types of the compiled module'
-	@echo 'make wheel    dist/*.whl, which installs beside torch without a compiler'
+	@echo 'make wheel    dist/*.whl, for cards and for machines without: installs beside torch, without a compiler'
 	@echo 'make clean    remove build/ and dist/ (packages and .venv stay)'
 
 # ---- What the machine must have ------------------------------------------------------------------
@@ -79,6 +84,24 @@ $(STAMPS)/check-requirements: requirements-check.txt $(STAMPS)/requirements
 	$(PY) -m pip install --quiet --requirement requirements-check.txt --constraint requirements.txt
 	@mkdir -p $(STAMPS) && touch $@
 
+FORCE:
+
+# CMake's definitions of a build with CUDA, or nothing for the host device alone. Both files are
+# written only when they change, so what depends on one is built again only then.
+CARD  := $(STAMPS)/cuda-card
+CARDS := $(STAMPS)/cuda-cards
+ARCHITECTURES ?=  # Of a wheel; CMakeLists.txt has those that it is made for by default.
+
+$(CARD): $(STAMPS)/requirements FORCE
+	@$(PY) .ci/cuda_build.py card $@
+
+$(CARDS): $(STAMPS)/requirements FORCE
+	@$(PY) .ci/cuda_build.py wheel $@ '$(strip $(ARCHITECTURES))'
+
+# $(call defined,prefix,file): the definitions of a file as options of cmake or of pip.
+defined = $(addprefix $(1),$(file <$(2)))
+pip_options = -Ccmake.define.SLUICEWAY_WERROR=$(WERROR) $(call defined,-Ccmake.define.,$(1))
+
 # ---- Build and test ------------------------------------------------------------------------------
 
 # $(call build_preset,preset,extra configure arguments)
@@ -100,8 +123,8 @@ build: $(STAMPS)/packages $(STAMPS)/requirements
 CORE_SOURCES := $(wildcard CMakeLists.txt pyproject.toml) $(shell find kernels runtime compress \
   python -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt)
 
-$(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/packages $(STAMPS)/requirements
-	$(PY) -m pip install --quiet --no-build-isolation --no-deps --editable .
+$(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/packages $(STAMPS)/requirements $(CARD)
+	$(PY) -m pip install --quiet --no-build-isolation --no-deps $(call pip_options,$(CARD)) --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
 install: $(STAMPS)/install
@@ -123,22 +146,30 @@ pytest: $(STAMPS)/install $(STAMPS)/test-packages
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(PY) -m pytest $(PARALLEL) \
 	  --junitxml=$(RESULTS)/pytest.xml
 
+# Nothing where there is no card that can be used.
+card: $(STAMPS)/install
+	@[ ! -s $(CARD) ] || { cmake --preset cuda $(call defined,-D,$(CARD)) \
+	  && cmake --build --preset cuda -j $(JOBS) && $(call test_preset,cuda) \
+	  && $(PY) -m pytest -o python_files='gpu_*.py' --junitxml=$(RESULTS)/gpu.xml tests/python; }
+
 test:
-	@rm -rf $(RESULTS)/cpu $(RESULTS)/simt $(RESULTS)/cpu.xml $(RESULTS)/simt.xml \
-	  $(RESULTS)/pytest.xml
-	@status=0; $(MAKE) --no-print-directory --keep-going ctest simt pytest || status=$$?; \
+	@rm -rf $(foreach each,cpu simt cuda,$(RESULTS)/$(each) $(RESULTS)/$(each).xml) \
+	  $(RESULTS)/pytest.xml $(RESULTS)/gpu.xml
+	@status=0; $(MAKE) --no-print-directory --keep-going ctest simt pytest card || status=$$?; \
 	  $(PYTHON) .ci/slowest.py $(RESULTS); exit $$status
 
 # Types of the compiled module, from its docstrings; a test fails where they are not what this writes.
 stubs: $(STAMPS)/install
 	$(PY) .ci/stubs.py python
 
-# Debian has no static libhwy, so the wheel takes the shared one along; libtorch is the user's.
-wheel: $(STAMPS)/packages $(STAMPS)/requirements
+# Debian has no static libhwy, so the wheel takes the shared one along; libtorch and the libraries
+# of CUDA that torch loads are the user's.
+wheel: $(STAMPS)/packages $(STAMPS)/requirements $(CARDS)
 	rm -rf build/wheel dist/sluiceway-*.whl
-	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps $(call pip_options,$(CARDS)) \
+	  -Cbuild-dir=build/wheel-objects --wheel-dir build/wheel .
 	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --exclude 'libtorch*' \
-	  --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
+	  --exclude 'libc10*' --exclude 'libcu*' --wheel-dir dist build/wheel/*.whl
 
 demo: $(STAMPS)/install
 	$(PY) experiments/quickstart/demo.py
@@ -150,6 +181,11 @@ bench: build
 
 CHECKS := check-asan check-tsan check-eager-spill check-simt check-compat lint check-cuda check-wheel \
   check-bench check-flips check-loop
+
+$(CHECKS): export WERROR := ON
+
+# Two architectures: `make soak` has a wheel with all of them.
+check-cuda check-wheel: export ARCHITECTURES := 80-real;90
 
 check:
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
@@ -181,14 +217,12 @@ check-compat: $(STAMPS)/install $(STAMPS)/check-requirements
 # What a build with CUDA says on a machine without a driver, or with its devices hidden.
 without_device = ctest --test-dir build/cuda --output-on-failure -R no_driver
 
-check-cuda: $(STAMPS)/packages $(STAMPS)/requirements
+check-cuda: $(STAMPS)/packages $(CARDS)
 	@rm -f $(RESULTS)/$@.ok $(RESULTS)/$@.notrun
-	@mkdir -p $(RESULTS); if ! command -v nvcc >/dev/null; then \
-	  echo 'cuda: not run (no nvcc on PATH)'; touch $(RESULTS)/$@.notrun; \
-	elif nvidia-smi -L >/dev/null 2>&1; then \
-	  $(call build_preset,cuda) && $(PY) .ci/cuda_resources.py build/cuda && $(passed); \
+	@mkdir -p $(RESULTS); if [ ! -s $(CARDS) ]; then \
+	  echo 'cuda: not run (no nvcc)'; touch $(RESULTS)/$@.notrun; \
 	else \
-	  $(call build_preset,cuda,'-DCMAKE_CUDA_ARCHITECTURES=80;90') \
+	  cmake --preset cuda $(call defined,-D,$(CARDS)) && cmake --build --preset cuda -j $(JOBS) \
 	    && $(PY) .ci/cuda_resources.py build/cuda && $(passed); fi
 	@[ -e $(RESULTS)/$@.notrun ] || $(without_device) || { rm -f $(RESULTS)/$@.ok; exit 1; }
 
@@ -222,6 +256,18 @@ check-flips: $(STAMPS)/install
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_flipped_bytes.py --flips 200
 	@$(passed)
 
+# The newest torch and transformers that pip finds, in an environment of their own: what the sources
+# ask of them must be there, and the whole suite passes. Gigabytes to download.
+NEWEST := build/newest/.venv
+newest: $(STAMPS)/packages $(STAMPS)/test-packages
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade torch transformers 'scikit-build-core>=1.1' \
+	  accelerate hypothesis liger-kernel matplotlib peft pybind11-stubgen pydantic pyelftools pytest \
+	  pytest-timeout pytest-xdist rich ruff typer
+	$(NEWEST)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
+	  -Cbuild-dir=build/newest/objects --editable .
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(NEWEST)/bin/python -m pytest $(PARALLEL) $(NEWEST_TESTS)
+
 # Half an hour: thousands of power cuts and kills of a store, kills of training, readers fuzzed.
 FUZZ_SECONDS := 600
 soak: build $(STAMPS)/install $(STAMPS)/check-packages
@@ -238,6 +284,8 @@ soak: build $(STAMPS)/install $(STAMPS)/check-packages
 	mkdir -p build/fuzz/found
 	build/fuzz/tests/fuzz/store_format_fuzzer -max_total_time=$(FUZZ_SECONDS) -max_len=8192 \
 	  build/fuzz/found tests/fuzz/corpus/store_format
+	$(MAKE) --no-print-directory newest
+	$(MAKE) --no-print-directory check-wheel ARCHITECTURES=
 
 # Whole block devices: attaches loop devices to files of its own, mounts one, and trains on one.
 check-loop: build $(STAMPS)/install $(STAMPS)/check-packages

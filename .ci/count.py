@@ -3,7 +3,7 @@
 A GoogleTest case and a pytest case count as one each. A test binary that ctest saw fail without a
 failed case (a crash, a time-out, a leak) counts as one failure. A step (other seeds of the preset
 simt, lint, wheel, benchmarks, CUDA compile, flipped bytes, loop devices) counts as one; a preset
-that did not even build counts as one failure.
+that did not even build counts as one failure. The tests of a card count where there is one.
 """
 
 import sys
@@ -12,6 +12,7 @@ from pathlib import Path
 
 PRESETS = ["cpu", "simt", "asan", "tsan", "eager-spill"]
 PYTHON = ["pytest", "check-compat"]
+OF_A_CARD = [["cuda"], ["gpu"]]  # A preset and a suite of Python, where there is one.
 STEPS = [
     "check-simt",
     "lint",
@@ -52,10 +53,14 @@ def main() -> int:
     """Counts, prints the line, and returns the exit status."""
     results, test_status, check_status = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     passed = failed = 0
-    for preset in PRESETS:
+    presets, suites = (
+        always + [name for name in of_card if (results / f"{name}.xml").exists()]
+        for always, of_card in zip([PRESETS, PYTHON], OF_A_CARD, strict=True)
+    )
+    for preset in presets:
         good, bad = preset_outcomes(results, preset)
         passed, failed = passed + good, failed + bad
-    for python in (results / f"{name}.xml" for name in PYTHON):
+    for python in (results / f"{name}.xml" for name in suites):
         good, bad = outcomes(python) if python.exists() else (0, 1)
         passed, failed = passed + good, failed + bad
     for step in STEPS:

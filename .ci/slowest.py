@@ -2,17 +2,15 @@
 
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import chain
 from pathlib import Path
 
 
 def cases(results: Path) -> list[tuple[float, str]]:
     """Seconds and name of each test that left a result; one that died with its binary left none."""
     found = []
-    for file in [
-        *sorted(results.glob("cpu/*.xml")),
-        *sorted(results.glob("simt/*.xml")),
-        results / "pytest.xml",
-    ]:
+    presets = (sorted(results.glob(f"{preset}/*.xml")) for preset in ("cpu", "simt", "cuda"))
+    for file in [*chain(*presets), results / "pytest.xml", results / "gpu.xml"]:
         if file.exists():
             for case in ElementTree.parse(file).getroot().iter("testcase"):
                 name = f"{case.get('classname')}.{case.get('name')}"

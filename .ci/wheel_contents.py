@@ -3,7 +3,7 @@
 `.ci/wheel_contents.py WHEEL` lists the shared libraries that the wheel's binaries load. One that
 the wheel does not bring must be in EXTERNAL: a machine with Python and torch has those, and no
 others. One that it brings must have its notice. With `--built-here` the versions that
-THIRD_PARTY.md names must also be those that this machine compiles in.
+THIRD_PARTY.md names, and torch's in the metadata, must also be those that this machine compiles in.
 """
 
 import io
@@ -18,6 +18,7 @@ from elftools.elf.elffile import ELFFile
 
 EXTERNAL = re.compile(
     r"lib(torch|torch_cpu|torch_python|c10)\.so"
+    r"|libcu(blas|sparse)\.so\.\d+"  # Torch loads them.
     r"|libstdc\+\+\.so\.6|libgcc_s\.so\.1|libc\.so\.6|libm\.so\.6|ld-linux-x86-64\.so\.2"
 )
 FILES = [
@@ -90,6 +91,14 @@ def complaints_about_versions(notices: str) -> list[str]:
     ]
 
 
+def complaints_about_torch(wheel: zipfile.ZipFile) -> list[str]:
+    """What the wheel says about torch, if that is not the minor version it is compiled against."""
+    (page,) = (n for n in wheel.namelist() if n.endswith("dist-info/METADATA"))
+    said = re.findall(r"^Requires-Dist: (torch\b.*)$", wheel.read(page).decode(), re.MULTILINE)
+    expected = "torch==" + ".".join(metadata.version("torch").split(".")[:2]) + ".*"
+    return [] if said == [expected] else [f"METADATA: requires {said}, expected {expected}"]
+
+
 def main() -> int:
     """Checks one wheel and returns the exit status."""
     wheel = zipfile.ZipFile(sys.argv[1])
@@ -100,7 +109,7 @@ def main() -> int:
     print(f"{PurePath(sys.argv[1]).name} loads")
     found += complaints_about_libraries(wheel, notices)
     if "--built-here" in sys.argv:
-        found += complaints_about_versions(notices)
+        found += complaints_about_versions(notices) + complaints_about_torch(wheel)
     for complaint in found:
         print(f"wheel: {complaint}", file=sys.stderr)
     return 1 if found else 0

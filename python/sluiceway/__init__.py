@@ -68,6 +68,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_core":  # `from sluiceway import _core`, before it is loaded.
+        return import_module("sluiceway.machine.software").load_compiled_module()
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'sluiceway' has no attribute {name!r}")

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,17 @@ def device(request):
         there = torch.cuda.device_count(), _core.cuda_device_count()
         assert min(there) > 0, f"no CUDA device: torch sees {there[0]}, our build {there[1]}"
     return torch.device("cpu" if name == "host" else name)
+
+
+@pytest.fixture
+def memory_folder():
+    """A new folder on a file system without direct I/O: a tmpfs, wherever this machine has one."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    places = [place for _, place, kind, *_ in mounts if kind == "tmpfs"]
+    usable = [place for place in places if os.access(place, os.W_OK | os.X_OK)]
+    assert usable, f"none of the tmpfs {places} may be written to"
+    with tempfile.TemporaryDirectory(dir=min(usable, key=lambda p: p != "/dev/shm")) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

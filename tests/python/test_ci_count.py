@@ -59,6 +59,14 @@ def test_a_clean_run_counts_cases_and_steps(clean_results: Path) -> None:
     assert count(clean_results) == ("21 passed, 0 failed", 0)
 
 
+def test_tests_of_a_card_count_where_there_is_one(clean_results: Path) -> None:
+    (clean_results / "cuda").mkdir()
+    (clean_results / "cuda.xml").write_text(suite(case("a_test")))
+    (clean_results / "cuda" / "a_test.xml").write_text(suite(case("One"), case("Two")))
+    (clean_results / "gpu.xml").write_text(suite(case("test_one"), case("b", "<failure/>")))
+    assert count(clean_results, test_status=2) == ("24 passed, 1 failed", 1)
+
+
 def test_a_step_that_did_not_apply_counts_neither_way(clean_results: Path) -> None:
     (clean_results / "check-cuda.ok").rename(clean_results / "check-cuda.notrun")
     assert count(clean_results) == ("20 passed, 0 failed", 0)

@@ -9,14 +9,16 @@ import json
 import os
 import resource
 import signal
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
+import sluiceway
 from conftest import assert_short_error
-from sluiceway.commands.doctor import examine
-from sluiceway.machine import disk, processor
+from sluiceway.commands import engine_trials
+from sluiceway.commands.doctor import doctor, examine
+from sluiceway.commands.engine_trials import TRIALS, engine_findings
+from sluiceway.machine import disk, processor, software
 
 NAMES = ["python", "torch", "compiled module", "gpu", "driver", "page-locked", "cores", "memory",
          "memlock", "io_uring", "huge pages", "O_DIRECT", "free space"]  # fmt: skip
@@ -42,7 +44,7 @@ def test_person_gets_one_line_for_each_thing_and_rates_leave_no_file(sluiceway, 
     outcome = sluiceway("doctor", "--path", tmp_path)
     assert outcome.code == 0, outcome.err
     lines = outcome.out.splitlines()
-    for name in NAMES + RATES:
+    for name in NAMES + RATES + [f"engine {name} " for name in TRIALS]:
         (line,) = [line for line in lines if line.startswith(f"{name} ")]
         assert line[len(name) :].split()[0] in ("ok", "slow", "missing")
     assert list(tmp_path.iterdir()) == []
@@ -124,6 +126,68 @@ def test_torch_that_does_not_load_is_exit_code_one_and_how_to_get_it(
     ]
 
 
+def test_module_that_was_built_for_another_torch_is_missing_and_both_are_named(here, monkeypatch):
+    monkeypatch.setattr(software.metadata, "requires", lambda _: ["numpy>=2", "torch==2.99.*"])
+    monkeypatch.delattr(sluiceway, "_core")
+    said = r"this build is for torch 2\.99, but torch 2\.\d+\.\S* is installed.*'torch==2\.99\.\*'"
+    with pytest.raises(ImportError, match=f"sluiceway: {said}"):
+        from sluiceway import _core  # noqa: F401
+    with pytest.raises(sluiceway.Error, match=f"compiled module is missing, {said}"):
+        doctor(here, quick=False, as_json=False)
+
+
+def test_module_with_cuda_beside_a_torch_without_says_what_is_not_there(monkeypatch):
+    def refuse(name):
+        raise ImportError("libcublas.so.13: cannot open shared object file: No such file")
+
+    monkeypatch.setattr(software, "import_module", refuse)
+    with pytest.raises(
+        ImportError, match=r"torch \S+ brings no libcublas\.so\.13; install a torch"
+    ):
+        software.load_compiled_module()
+
+
+def test_each_engine_trains_on_the_host(tmp_path):
+    found = {f.name: f for f in engine_findings(tmp_path, "host")}
+    assert list(found) == [f"engine {name}" for name in TRIALS]
+    assert {f.verdict for f in found.values()} == {"ok"}, found
+    assert all(f.found.startswith("3 steps on host, the last in ") for f in found.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_engine_that_fails_says_why_and_what_its_error_was(tmp_path):
+    for finding in engine_findings(tmp_path, "cuda:99"):
+        assert finding.verdict == "missing"
+        assert finding.found.startswith("fails on cuda:99: ")
+        assert "report this line" in finding.advice
+
+
+def test_engine_that_hangs_or_crashes_stops_no_other(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\n"
+        "shift 4\n"
+        'for name; do case "$name" in\n'
+        "  subspace) exec sleep 100 ;;\n"
+        "  'offload, host') echo 'out of luck' >&2; kill -SEGV $$ ;;\n"
+        "  'zo, device') exit 3 ;;\n"
+        '  *) echo "{\\"name\\": \\"$name\\", \\"seconds\\": 0.5}" ;;\n'
+        "esac; done\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(engine_trials.sys, "executable", str(python))
+    found = {f.name.removeprefix("engine "): f for f in engine_findings(tmp_path, "host", 2.0)}
+    assert list(found) == list(TRIALS)
+    why = {name: f.found for name, f in found.items() if f.verdict == "missing"}
+    assert why == {
+        "subspace": "fails on host: it did not end in 2 s",
+        "offload, host": "fails on host: signal 11 ended it: out of luck",
+        "zo, device": "fails on host: it ended with 3",
+    }
+    assert found["native"].found == "3 steps on host, the last in 500.0 ms"
+    assert list(tmp_path.iterdir()) == [python]
+
+
 def test_disk_that_refuses_is_a_finding(python_m_sluiceway, here):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -142,16 +206,15 @@ def test_path_that_is_no_folder_is_refused(sluiceway, tmp_path):
         assert_short_error(outcome, 2, f"{name} is not a folder")
 
 
-def test_file_system_without_o_direct_is_measured_through_the_page_cache():
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        assert not disk.has_direct(Path(folder))
-        rates = disk.disk_rates(Path(folder), ("read",), size=8 << 20, seconds=0.01)
-        assert rates["direct"] is False
-        assert rates["read"]["bytes"] >= 4 << 20  # A block, however busy the machine is.
-        found = {f.name: f for f in examine(Path(folder), quick=True)}
-        assert found["O_DIRECT"].verdict == "missing"
-        assert "takes memory" in found["O_DIRECT"].advice
-        assert os.listdir(folder) == []
+def test_file_system_without_o_direct_is_measured_through_the_page_cache(memory_folder):
+    assert not disk.has_direct(memory_folder)
+    rates = disk.disk_rates(memory_folder, ("read",), size=8 << 20, seconds=0.01)
+    assert rates["direct"] is False
+    assert rates["read"]["bytes"] >= 4 << 20  # A block, however busy the machine is.
+    found = {f.name: f for f in examine(memory_folder, quick=True)}
+    assert found["O_DIRECT"].verdict == "missing"
+    assert "takes memory" in found["O_DIRECT"].advice
+    assert os.listdir(memory_folder) == []
 
 
 def test_rates_take_a_second_at_most_on_a_disk_that_is_not_slow(tmp_path, monkeypatch):

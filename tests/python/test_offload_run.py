@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
 
 import pytest
 import yaml
@@ -209,14 +208,13 @@ def test_gradients_may_wait_elsewhere_in_the_next_sitting(
 
 
 def test_what_is_warned_of_is_said_without_a_line_of_source(
-    sluiceway, tiny_model, write_config, tmp_path
+    sluiceway, tiny_model, write_config, tmp_path, memory_folder
 ):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        config = write_config(
-            tiny_model, train={**TRAIN, "steps": 1}, engine={**ENGINE, "tier": "disk"},
-            store={"chunk": "64KiB", "path": memory},
-        )  # fmt: skip
-        done = sluiceway("train", config, "--out", tmp_path / "out")
+    config = write_config(
+        tiny_model, train={**TRAIN, "steps": 1}, engine={**ENGINE, "tier": "disk"},
+        store={"chunk": "64KiB", "path": str(memory_folder)},
+    )  # fmt: skip
+    done = sluiceway("train", config, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     (line,) = (text for text in done.err.splitlines() if "no direct I/O" in text)
     assert line.startswith("sluiceway: OffloadAdamW: ")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -173,13 +172,12 @@ def test_ctrl_c_ends_verify_with_130_and_frees_the_store(tmp_path, monkeypatch, 
     _core.open_store(paths, writable=True).close()
 
 
-def test_store_in_memory_is_opened_with_a_warning(sluiceway):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        make_store(Path(folder))
-        assert sluiceway("store", "verify", folder).code == 0
-        outcome = sluiceway("store", "inspect", folder)
-        assert outcome.code == 0
-        assert "its file system has no direct I/O" in outcome.out
+def test_store_in_memory_is_opened_with_a_warning(sluiceway, memory_folder):
+    make_store(memory_folder)
+    assert sluiceway("store", "verify", memory_folder).code == 0
+    outcome = sluiceway("store", "inspect", memory_folder)
+    assert outcome.code == 0
+    assert "its file system has no direct I/O" in outcome.out
 
 
 def test_store_alone_is_its_help(sluiceway):

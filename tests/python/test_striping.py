@@ -7,8 +7,6 @@ import json
 import os
 import random
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,10 +31,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has no direct I/O:RuntimeWarni
 
 
 @pytest.fixture
-def memory_disk() -> Iterator[Path]:
+def memory_disk(memory_folder) -> Path:
     """A folder of another file system than `tmp_path`, which has no direct I/O."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
+    return memory_folder
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@
 #include "runtime/store/memory_io.h"
 #include "runtime/store/open_io.h"
 #include "tests/support/fault_io.h"
+#include "tests/support/memory_folder.h"
 #include "tests/support/slow_io.h"
 
 namespace sluiceway::test {
 namespace {
-
-constexpr const char* kTmpfs = "/dev/shm";
 
 std::unique_ptr<RawIo> open_memory(std::uint64_t size_bytes) {
   static Budget budget = Budget::unlimited();
@@ -79,7 +78,7 @@ std::optional<std::string> why_no_uring() {
 
 std::vector<std::string> io_back_ends() {
   std::vector<std::string> names = {"posix", "memory", "fault", "slow"};
-  if (std::filesystem::is_directory(kTmpfs)) names.emplace_back("tmpfs");
+  if (!memory_folder().empty()) names.emplace_back("tmpfs");
   if (!why_no_uring()) names.emplace_back("uring");
   return names;
 }
@@ -99,7 +98,7 @@ OpenedBackEnd open_back_end(const std::string& name, std::uint64_t size_bytes, s
     opened.io =
         std::make_unique<SlowIo>(open_memory(size_bytes), 20240611, std::chrono::microseconds(300));
   } else {
-    opened.path = std::make_unique<ScratchPath>(name == "tmpfs" ? kTmpfs : "");
+    opened.path = std::make_unique<ScratchPath>(name == "tmpfs" ? memory_folder() : "");
     create_drive_file(opened.path->str(), size_bytes);
     const IoChoice choice = name == "uring" ? IoChoice::kUring : IoChoice::kPosix;
     opened.io = open_io(opened.path->str(), {.io = choice, .depth = depth});

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/engine/zo/scalar_log.h"
+#include "tests/support/memory_folder.h"
 #include "tests/support/rng.h"
 
 namespace sluiceway::test {
@@ -96,11 +97,6 @@ inline void write_file(const std::string& path, std::span<const std::byte> bytes
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out.write(reinterpret_cast<const char*>(bytes.data()),
             static_cast<std::streamsize>(bytes.size()));
-}
-
-// A folder in memory where there is one: thousands of files, each synced, take a disk a minute.
-inline std::string memory_folder() {
-  return std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : "";
 }
 
 // Files of the folder of `path` whose names begin with it and `suffix`.

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from sluiceway.base.columns import columns
 from sluiceway.base.json_text import json_text
+from sluiceway.commands.engine_trials import engine_findings
 from sluiceway.errors import Error
 from sluiceway.machine.finding import MISSING, Finding
 from sluiceway.machine.processor import processor_findings
-from sluiceway.machine.software import software_findings
+from sluiceway.machine.software import software_findings, trial_device
 from sluiceway.machine.storage import check_folder, disk_findings, link_findings
 
 
@@ -41,9 +42,14 @@ def examine(path: Path, quick: bool) -> list[Finding]:
     path : Path
         Folder whose disk is looked at.
     quick : bool
-        Measure no rates.
+        Measure no rates, and train no step.
     """
     check_folder(path)
     findings = [Finding("python", platform.python_version()), *software_findings()]
     findings += [*processor_findings(), *disk_findings(path, quick)]
-    return findings if quick else [*findings, *link_findings()]
+    if quick:
+        return findings
+    findings += link_findings()
+    if any(f.required and f.verdict == MISSING for f in findings):
+        return findings
+    return [*findings, *engine_findings(path, trial_device())]

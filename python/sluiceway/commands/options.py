@@ -169,7 +169,7 @@ PageFile = Annotated[
 CheckedFolder = Annotated[
     Path, typer.Option(help="A folder on the disk to check, such as the one for run folders.")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Do not measure how fast disk and link are.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Measure no rates, and train no step.")]
 Roof = Annotated[
     Literal["link", "disk", "kernels", "step"] | None,
     typer.Argument(

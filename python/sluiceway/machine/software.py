@@ -1,9 +1,12 @@
-"""Is torch there, and what of CUDA do it and the compiled module see?"""
+"""Torch and the compiled module: whether they load together, and what of CUDA they see."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from importlib import import_module, metadata
 from pathlib import Path
+from types import ModuleType
 
 from sluiceway.machine.card import card_findings
 from sluiceway.machine.finding import MISSING, Finding, first_line
@@ -18,7 +21,62 @@ def software_findings() -> Iterator[Finding]:
         return
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", without CUDA"
     yield Finding("torch", torch.__version__.partition("+")[0] + cuda, required=True)
-    from sluiceway import _core
-
+    try:
+        from sluiceway import _core
+    except ImportError as error:
+        said = first_line(error).removeprefix("sluiceway: ")
+        yield Finding("compiled module", said, MISSING, "nothing trains without it", required=True)
+        return
     yield Finding("compiled module", Path(_core.__file__).name)
     yield from card_findings(torch, _core)
+
+
+def trial_device() -> str:
+    """The first card that torch and the compiled module can use, else the host device."""
+    import torch
+
+    from sluiceway import _core
+
+    has_card = torch.cuda.is_available() and _core.cuda_device_count() > 0
+    return "cuda:0" if has_card else "host"
+
+
+def load_compiled_module() -> ModuleType:
+    """Import `sluiceway._core`.
+
+    Raises
+    ------
+    ImportError
+        The installed torch has another minor version than the one that the module was compiled
+        against, or lacks the CUDA libraries that it was linked with.
+    """
+    import torch  # The module carries no path to libtorch, which must be loaded before it.
+
+    built_for = torch_of_build()
+    found = ".".join(torch.__version__.split(".")[:2])
+    if built_for and built_for != found:
+        raise ImportError(
+            f"sluiceway: this build is for torch {built_for}, but torch {torch.__version__} is "
+            f"installed; run pip install 'torch=={built_for}.*', or build sluiceway again from its "
+            "source: pip install --no-build-isolation ."
+        )
+    try:
+        return import_module("sluiceway._core")
+    except ImportError as error:
+        if not re.match(r"libcu\w+\.so", str(error)):
+            raise
+        raise ImportError(
+            f"sluiceway: this build has CUDA inside, but torch {torch.__version__} brings no "
+            f"{str(error).partition(':')[0]}; install a torch that is built for CUDA, or build "
+            "sluiceway again from its source: pip install --no-build-isolation ."
+        ) from error
+
+
+def torch_of_build() -> str:
+    """Minor version of torch that the installed module was built for; empty if nobody says it."""
+    try:
+        required = metadata.requires("sluiceway") or []
+    except metadata.PackageNotFoundError:  # The sources are on the path, and nothing is installed.
+        return ""
+    pins = (re.match(r"torch==(\d+\.\d+)\.\*$", each) for each in required)
+    return next((pin[1] for pin in pins if pin), "")

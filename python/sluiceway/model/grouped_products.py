@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-GROUPED_PRODUCT = torch.ops.aten._grouped_mm
+# A torch that does not have it computes experts in another way, and None is no operation of it.
+GROUPED_PRODUCT = getattr(torch.ops.aten, "_grouped_mm", None)
 
 
 def grouped_product(

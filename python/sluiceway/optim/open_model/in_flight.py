@@ -55,8 +55,8 @@ _METHODS = (
 def _functions_that_only_look() -> frozenset[Any]:
     found: set[Any] = set()
     for name in _ATTRIBUTES:
-        attribute = getattr(torch.Tensor, name)
-        found |= {attribute.__get__, getattr(attribute, "__set__", None)}
+        attribute = getattr(torch.Tensor, name, None)  # Not every torch has all of them.
+        found |= {getattr(attribute, "__get__", None), getattr(attribute, "__set__", None)}
     for owner in (torch.Tensor, torch):
         found |= {getattr(owner, name, None) for name in _METHODS}
     return frozenset(found - {None}) | {torch.Tensor.grad.__delete__}

@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,16 +49,23 @@ class FullDisk {
   rlimit before_{};
 };
 
-// Rights of a file do not hold root up.
-class NotRoot {
+// The rights of a file bind root too: the thread gives up the capability to override them, and
+// stays the owner of its files, wherever they are.
+class WithoutOverride {
  public:
-  NotRoot() : was_(geteuid()) { EXPECT_EQ(was_ == 0 ? seteuid(65534) : 0, 0); }
-  NotRoot(const NotRoot&) = delete;
-  NotRoot& operator=(const NotRoot&) = delete;
-  ~NotRoot() { EXPECT_EQ(seteuid(was_), 0); }
+  WithoutOverride() {
+    EXPECT_EQ(syscall(SYS_capget, &header_, before_), 0);
+    __user_cap_data_struct now[2] = {before_[0], before_[1]};
+    now[0].effective &= ~((1U << CAP_DAC_OVERRIDE) | (1U << CAP_DAC_READ_SEARCH));
+    EXPECT_EQ(syscall(SYS_capset, &header_, now), 0);
+  }
+  WithoutOverride(const WithoutOverride&) = delete;
+  WithoutOverride& operator=(const WithoutOverride&) = delete;
+  ~WithoutOverride() { EXPECT_EQ(syscall(SYS_capset, &header_, before_), 0); }
 
  private:
-  uid_t was_;
+  __user_cap_header_struct header_{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct before_[2]{};
 };
 
 class LogFaultTest : public testing::Test {
@@ -163,7 +172,7 @@ TEST_F(LogFaultTest, ReadOnlyFolderIsReadAndNotWritten) {
   chmod(file.c_str(), 0444);
   chmod(folder.c_str(), 0555);
   {
-    const NotRoot not_root;
+    const WithoutOverride without_override;
     EXPECT_EQ(errno_of([&] { open(file); }), EACCES);
     EXPECT_EQ(errno_of([&] { create(folder + "/other"); }), EACCES);
     ScalarLog log = open(file, Access::kRead);
