@@ -148,8 +148,11 @@ def busy_seconds() -> float:
 
 
 def order_of(count: int, number: int) -> list[int]:
-    """The order in which runs take turns in a round: rotated, and every other one backwards."""
-    rotated = [(place + number) % count for place in range(count)]
+    """The order in which runs take turns in a round: every other round is the one before backwards.
+
+    Then the order rotates. So a steady drift of the machine's speed favours no run.
+    """
+    rotated = [(place + number // 2) % count for place in range(count)]
     return rotated if number % 2 == 0 else rotated[::-1]
 
 
