@@ -137,7 +137,7 @@ def spread_line(runs: dict[str, RunFolder]) -> str:
 
 
 def load_line(others_cores: list[float], cores: int) -> str:
-    """Say how busy others kept the machine, and what a busy one does to the table.
+    """Say how busy others kept the machine, and which ratios that changes.
 
     Parameters
     ----------
@@ -152,8 +152,8 @@ def load_line(others_cores: list[float], cores: int) -> str:
     if mean <= BUSY_CORES:
         return f"{said}: the machine was quiet"
     return (
-        f"{said}: the machine was busy; all ways are slower than they could be, and those with a "
-        "link or a disk slow down more, since their lanes need a second core"
+        f"{said}: the machine was busy; ways that wait for a link or a disk, or whose lanes need a "
+        "second core, have other ratios on a quiet one"
     )
 
 

@@ -186,7 +186,10 @@ def test_the_table_of_a_card_has_a_row_for_each_link_and_says_which():
 
 @pytest.mark.parametrize(
     ("loads", "verdict"),
-    [([0.0, 0.1, 0.02], "the machine was quiet"), ([1.0, 1.2, 0.2], "the machine was busy; all")],
+    [
+        ([0.0, 0.1, 0.02], "the machine was quiet"),
+        ([1.0, 1.2, 0.2], "the machine was busy; ways that wait"),
+    ],
 )
 def test_the_demo_says_how_busy_others_kept_the_machine(loads, verdict):
     from demo import load_line
