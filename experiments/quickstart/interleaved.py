@@ -26,8 +26,8 @@ from run_folder import REPOSITORY, as_override, clear
 from sluiceway.run.run_folder import RunFolder
 
 TURN_STEPS = 5  # Divides the 60 steps between two evaluations of the quickstart.
-# Runs are forked from a process that has imported these and has computed nothing.
-_IMPORTED_ONCE = ["sluiceway.run.run", "transformers.models.llama.modeling_llama"]
+# Runs are forked from a process that has imported these and has asked for no card.
+IMPORTED_ONCE = ["sluiceway.run.run", "transformers.models.llama.modeling_llama"]
 
 
 class PausingFolder(RunFolder):
@@ -92,7 +92,7 @@ class TurnTaker:
         folder.parent.mkdir(parents=True, exist_ok=True)
         settings = [f"{key}={as_override(value)}" for key, value in overrides.items()]
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED_ONCE)
+        context.set_forkserver_preload(IMPORTED_ONCE)
         self.is_over = False
         self._log = folder.with_suffix(".log")
         self._turns, theirs = context.Pipe()

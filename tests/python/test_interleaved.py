@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import statistics
+import subprocess
+import sys
 import time
 from itertools import chain, pairwise
 
 import pytest
 from conftest import read_lines
 from interleaved import (
+    IMPORTED_ONCE,
     TURN_STEPS,
     Turn,
     TurnTaker,
@@ -170,6 +173,24 @@ def test_a_run_makes_steps_in_its_turns_only(config, tmp_path):
                 assert turn.own > 0
     finally:
         run.kill()
+
+
+def test_runs_are_forked_from_a_process_that_has_asked_nothing_of_a_card():
+    """What asks how many cards there are starts the driver, which no forked process can use."""
+    asks = ["is_available", "device_count", "init"]
+    script = [
+        "import importlib, sys, torch",
+        "def refuse(*_): sys.exit('asked for a card')",
+        *(f"torch.cuda.{name} = refuse" for name in asks),
+        "torch._C._cuda_getDeviceCount = refuse",
+        *(f"importlib.import_module({name!r})" for name in IMPORTED_ONCE),
+        "print('loaded', len(sys.modules))",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(script)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("loaded")
 
 
 def test_a_run_that_fails_ends_all_of_them_with_what_it_said(config, tmp_path):
