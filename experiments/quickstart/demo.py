@@ -30,7 +30,7 @@ from run_folder import REPOSITORY, RunFolder, provenance
 from turn_ratio import TurnRatio, turn_ratio
 
 SPREAD = Path(__file__).with_name("native_spread.json")
-BUSY_CORES = 0.1  # Others that keep more than this busy are worth a warning.
+BUSY_SHARE = 0.05  # Others that keep a larger share of the cores busy are worth a warning.
 
 
 def mebibytes(count: float) -> str:
@@ -62,11 +62,19 @@ def computes(link: dict[str, Any]) -> str:
     return "one core" if link["device"] == "host" else link["device"]
 
 
+def own_link(link: dict[str, Any]) -> str:
+    """Say what the link of a card gives; nothing of the host device, whose link is its memory."""
+    if link["device"] == "host":
+        return ""
+    rates = link["own_link_gbps"]
+    return f"its own link: {rates['d2h']:.3g} GB/s down, {rates['h2d']:.3g} GB/s up; "
+
+
 def rates_line(link: dict[str, Any]) -> str:
     """Say what was measured, and which rate follows."""
     return (
         f"measured: {link['flop_per_s'] / 1e9:.3g} GFLOP/s on {computes(link)} in "
-        f"{link['precision']}; "
+        f"{link['precision']}; {own_link(link)}"
         f"a laptop's link to that: {link['derived_gbps']:.3g} GB/s; taken: {link['gbps']:.3g} GB/s "
         f"({link['rate']})"
     )
@@ -149,7 +157,7 @@ def load_line(others_cores: list[float], cores: int) -> str:
         f"others kept {mean:.2f} of {cores} cores busy, and {most:.2f} in the busiest of "
         f"{len(others_cores)} rounds"
     )
-    if mean <= BUSY_CORES:
+    if mean <= BUSY_SHARE * cores:
         return f"{said}: the machine was quiet"
     return (
         f"{said}: the machine was busy; ways that wait for a link or a disk, or whose lanes need a "

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CARD_LINK_GBPS = 12.0
 CARD_FLOP_PER_S = 14.6e12
 CARD_TOKENS = 1024
+LINK_BYTES = 64 << 20  # Of the copies that say what a link gives without a throttle.
 
 
 def derived_link_gbps(flop_per_s: float, tokens_per_step: int) -> float:
@@ -89,6 +90,7 @@ def measure(path: Path, repeats: int, device: str | None = None) -> dict[str, An
     import torch
     from sluiceway.config.file import load_config
     from sluiceway.machine.placement import choose_placement
+    from sluiceway.machine.roofs import link_seconds
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -103,6 +105,7 @@ def measure(path: Path, repeats: int, device: str | None = None) -> dict[str, An
     placement = choose_placement(config)
     seconds = step_seconds(model, placement, rows, length, repeats)
     rate = flop_per_token(model, length) * rows * length / seconds
+    crossing = link_seconds(LINK_BYTES, placement.device)
     return {
         "device": placement.name,
         "flop_per_token": flop_per_token(model, length),
@@ -111,6 +114,7 @@ def measure(path: Path, repeats: int, device: str | None = None) -> dict[str, An
         "seconds": seconds,
         "flop_per_s": rate,
         "link_gbps": derived_link_gbps(rate, tokens_per_step),
+        "own_link_gbps": {way: LINK_BYTES / s / 1e9 for way, s in crossing.items()},
     }
 
 

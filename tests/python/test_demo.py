@@ -160,10 +160,10 @@ class MadeUpRun(Ended):
 
 
 def test_the_table_of_a_card_has_a_row_for_each_link_and_says_which():
-    from demo import choose_link, spread_line, table_of
+    from demo import choose_link, rates_line, spread_line, table_of
     from demo_ways import ways_on
 
-    link = {**MEASURED, "device": "cuda:0"}
+    link = {**MEASURED, "device": "cuda:0", "own_link_gbps": {"d2h": 24.25, "h2d": 25.5}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("demo.measured", lambda config, device: dict(link))
         link = choose_link(Path("any.yaml"), None, device="auto")
@@ -182,6 +182,9 @@ def test_the_table_of_a_card_has_a_row_for_each_link_and_says_which():
     ]  # fmt: skip
     assert rows[2].split()[1:3] == ["0.040", "2.00x"]
     assert "2.00 to 2.00 (full gradients, paced)" in spread_line(runs)
+    assert "20 GFLOP/s on cuda:0 in fp32; its own link: 24.2 GB/s down, 25.5 GB/s up; " in (
+        rates_line(link)
+    )
 
 
 @pytest.mark.parametrize(

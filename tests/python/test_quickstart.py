@@ -217,6 +217,8 @@ def test_measured_machine_counts_all_tokens_of_a_step_and_derives_from_its_own_r
     assert found["flop_per_token"] == 6 * (weights + 2 * 256 * 32)
     assert found["flop_per_s"] == pytest.approx(found["flop_per_token"] * 2 * 32 / found["seconds"])
     assert found["link_gbps"] == derived_link_gbps(found["flop_per_s"], 192)
+    assert found["device"] == "host"
+    assert min(found["own_link_gbps"].values()) > 0
 
 
 def test_newton_schulz_brings_every_singular_value_near_one():
