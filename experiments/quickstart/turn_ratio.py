@@ -1,8 +1,8 @@
 """How long a way's step takes beside native's, from runs that took turns.
 
-A round holds one turn of every way, so both times of its ratio are from the same few seconds of
-the machine. What slows a whole round cancels in the ratio, and what slows a turn or two spoils one
-round of many, which a median over rounds ignores.
+The fastest step stands for a turn, since a disturbance only ever adds time. A round holds one turn
+of every way, so what slows a whole round cancels in its ratio. What slows a turn or two spoils one
+round of many, which the median over rounds ignores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Rounds = Mapping[int, Sequence[float]]  # Seconds of the steps that count, by th
 
 @dataclass(frozen=True)
 class TurnRatio:
-    """Ratio of step times, as a median over rounds, and the middle half of the rounds."""
+    """Ratio of step times: its median over rounds, and the bounds of the rounds' middle half."""
 
     median: float
     low: float
@@ -31,11 +31,7 @@ def turn_ratio(way: Rounds, native: Rounds) -> TurnRatio:
     ValueError
         No round has steps of both.
     """
-    ratios = sorted(
-        statistics.median(way[number]) / statistics.median(native[number])
-        for number in way
-        if number in native
-    )
+    ratios = sorted(min(way[number]) / min(native[number]) for number in way if number in native)
     if not ratios:
         raise ValueError("turn_ratio: no round has steps of both ways")
     if len(ratios) == 1:
