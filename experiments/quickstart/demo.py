@@ -3,58 +3,34 @@
     python experiments/quickstart/demo.py        (what `make demo` runs)
 
 First this machine's compute rate is measured, and the link is throttled to a laptop's ratio to it;
-`--link-gbps` fixes the link's rate instead. Every number of the table comes from the run folders
-that `sluiceway train` has just written.
+`--link-gbps` fixes the link's rate instead. The ways take turns, a few steps at a time, so that a
+busy machine slows them alike. Every number of the table comes from the run folders that they have
+just written. Where there is a card that can be used, it computes, and each way that uses the link
+runs twice: over the card's own, and paced to a laptop's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
+from demo_ways import FROZEN, ON_DISK, WAYS, paced, ways_on
+from interleaved import TURN_STEPS, take_turns
 from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, measured
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train
+from run_folder import REPOSITORY, RunFolder, provenance
+from turn_ratio import TurnRatio, turn_ratio
 
 SPREAD = Path(__file__).with_name("native_spread.json")
-NATIVE = {"engine": {"kind": "native", "embeddings": "frozen"}}
-BARRIER = {"engine.codec": "identity", "schedule.order": "barrier"}
-CORES = {"engine.codec": "block_random"}
-# All of these train the same weights: the byte embedding and the tied head are frozen.
-FROZEN = {
-    "native AdamW": ("native", NATIVE),
-    "full gradients": ("barrier", BARRIER),
-    "cores": ("cores", CORES),
-    "Sluiceway": ("sluiceway", {}),  # The default, which decides whether a core pays.
-}
-
-
-def difference(name: str) -> dict[str, Any]:
-    """What a config with states on disk says that the quickstart does not, as overrides."""
-    told = {
-        each: yaml.safe_load((REPOSITORY / "configs" / f"{each}.yaml").read_text())
-        for each in ("quickstart", name)
-    }
-    first, other = told["quickstart"], told[name]
-    train = {k: v for k, v in other["train"].items() if v != first["train"].get(k)}
-    return {
-        **{key: other[key] for key in ("engine", "store", "budget")},
-        **{f"train.{key}": value for key, value in train.items()},
-    }
-
-
-# Full AdamW of every weight, embedding and head too.
-ON_DISK = {
-    "AdamW on disk": ("disk", difference("quickstart_offload_disk")),
-    "disk, codec": ("codec", difference("quickstart_offload_compressed")),
-}
-WAYS = {**FROZEN, **ON_DISK}
+BUSY_SHARE = 0.05  # Others that keep a larger share of the cores busy are worth a warning.
 
 
 def mebibytes(count: float) -> str:
@@ -63,9 +39,11 @@ def mebibytes(count: float) -> str:
     return text if len(text) <= 5 else f"{count / 2**20:.3f}"
 
 
-def choose_link(config: Path, fixed_gbps: float | None) -> dict[str, Any]:
-    """Measure this machine, and take the link rate that follows from it, or the fixed one."""
-    compute = measured(config)
+def choose_link(
+    config: Path, fixed_gbps: float | None, device: str | None = None
+) -> dict[str, Any]:
+    """Measure a device, and take the link rate that follows from it, or the fixed one."""
+    compute = measured(config, device)
     derived = compute.pop("link_gbps")
     gbps = derived if fixed_gbps is None else fixed_gbps
     return {
@@ -79,10 +57,24 @@ def choose_link(config: Path, fixed_gbps: float | None) -> dict[str, Any]:
     }
 
 
+def computes(link: dict[str, Any]) -> str:
+    """What the measured rate is that of."""
+    return "one core" if link["device"] == "host" else link["device"]
+
+
+def own_link(link: dict[str, Any]) -> str:
+    """Say what the link of a card gives; nothing of the host device, whose link is its memory."""
+    if link["device"] == "host":
+        return ""
+    rates = link["own_link_gbps"]
+    return f"its own link: {rates['d2h']:.3g} GB/s down, {rates['h2d']:.3g} GB/s up; "
+
+
 def rates_line(link: dict[str, Any]) -> str:
     """Say what was measured, and which rate follows."""
     return (
-        f"measured: {link['flop_per_s'] / 1e9:.3g} GFLOP/s on one core in {link['precision']}; "
+        f"measured: {link['flop_per_s'] / 1e9:.3g} GFLOP/s on {computes(link)} in "
+        f"{link['precision']}; {own_link(link)}"
         f"a laptop's link to that: {link['derived_gbps']:.3g} GB/s; taken: {link['gbps']:.3g} GB/s "
         f"({link['rate']})"
     )
@@ -90,18 +82,35 @@ def rates_line(link: dict[str, Any]) -> str:
 
 def stands_for(link: dict[str, Any]) -> str:
     """Say for which tokens a step and which ratio of link to compute the table holds."""
+    which = "link" if link["device"] == "host" else "paced link"
     return (
-        f"{link['tokens_per_step']:,} tokens a step; link {link['gbps']:.3g} GB/s, "
+        f"{link['tokens_per_step']:,} tokens a step; {which} {link['gbps']:.3g} GB/s, "
         f"{1e3 * link['bytes_per_flop']:.3g} bytes per kFLOP\n"
         f"(the laptop: {link['card_tokens_per_step']:,} tokens, "
         f"{1e3 * link['card_bytes_per_flop']:.3g} bytes per kFLOP)"
     )
 
 
+def title_of(link: dict[str, Any]) -> str:
+    """Say what the table compares, and on which machine it stands for what."""
+    over = (
+        "the same model over the same link"
+        if link["device"] == "host"
+        else f"the same model on {link['device']}, over its own link and over a laptop's"
+    )
+    return f"Six ways to fine-tune {over}\n{stands_for(link)}"
+
+
+def ratios_of(runs: dict[str, RunFolder]) -> dict[str, TurnRatio]:
+    """The step time of each run over that of the first one, which is native's."""
+    native = next(iter(runs.values())).rounds
+    return {name: turn_ratio(run.rounds, native) for name, run in runs.items()}
+
+
 def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
     """Build the table; the first run is what the others are measured against."""
     table = Table(
-        title="Six ways to fine-tune the same model over the same link\n" + stands_for(link),
+        title=title_of(link),
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,
@@ -110,12 +119,12 @@ def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
                "host\nMiB", "pinned\nMiB", "loss\nbefore", "loss\nafter")  # fmt: skip
     for column in columns:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    native = next(iter(runs.values())).step_seconds
+    ratios = ratios_of(runs)
     for name, run in runs.items():
         table.add_row(
-            name,
+            name if name in WAYS else "  paced",
             f"{run.step_seconds:.3f}",
-            f"{run.step_seconds / native:.2f}x",
+            f"{ratios[name].median:.2f}x",
             mebibytes(run.bytes_per_step("d2h")),
             mebibytes(run.bytes_per_step("h2d")),
             f"{100 * run.stall_share:.1f}",
@@ -124,6 +133,37 @@ def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
             f"{run.loss_after:.3f}",
         )
     return table
+
+
+def spread_line(runs: dict[str, RunFolder]) -> str:
+    """Say how far the ratio of each way is spread over the rounds."""
+    _, *others = ratios_of(runs).items()
+    rounds = len(next(iter(runs.values())).rounds)
+    return (
+        f"of native: fastest steps, median over {rounds} rounds; their middle half: "
+        + ", ".join(f"{r.low:.2f} to {r.high:.2f} ({name})" for name, r in others)
+    )
+
+
+def load_line(others_cores: list[float], cores: int) -> str:
+    """Say how busy others kept the machine, and which ratios that changes.
+
+    Parameters
+    ----------
+    others_cores : list of float
+        Cores that others kept busy in each round, on average.
+    """
+    mean, most = statistics.fmean(others_cores), max(others_cores)
+    said = (
+        f"others kept {mean:.2f} of {cores} cores busy, and {most:.2f} in the busiest of "
+        f"{len(others_cores)} rounds"
+    )
+    if mean <= BUSY_SHARE * cores:
+        return f"{said}: the machine was quiet"
+    return (
+        f"{said}: the machine was busy; ways that wait for a link or a disk, or whose lanes need a "
+        "second core, have other ratios on a quiet one"
+    )
 
 
 def kept_gain(runs: dict[str, RunFolder], spread: float) -> str:
@@ -163,18 +203,33 @@ def on_disk(runs: dict[str, RunFolder]) -> str:
 
 
 def run_all(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure the machine, run all ways, and write what they say to demo.json."""
+    """Measure the machine, run all ways in turns, and return what demo.json is to say."""
     console.rule("this machine")
-    link = choose_link(args.config, args.link_gbps)
+    link = choose_link(args.config, args.link_gbps, device="auto")
     console.print(rates_line(link))
-    overrides: dict[str, object] = link_overrides(link["gbps"])
-    if args.steps:
-        overrides["train.steps"] = args.steps
-    summaries = {}
-    for place, (name, (folder, own)) in enumerate(WAYS.items(), start=1):
-        console.rule(f"{place} of {len(WAYS)}: {name}")
-        summaries[name] = train(args.config, args.out / folder, {**own, **overrides}).summary
-    return {**provenance(), "link": link, "runs": summaries}
+    more = {"train.steps": args.steps} if args.steps else {}
+    ways = ways_on(link["device"], link["gbps"])
+    placed = {name: (args.out / folder, {**own, **more}) for name, (folder, own) in ways.items()}
+    console.rule(f"{len(ways)} runs, {TURN_STEPS} steps of each in turn")
+    others_cores = take_turns(args.config, placed, console.print)
+    runs = folders(args.out, link)
+    return {
+        **provenance(),
+        "link": link,
+        "turns": {
+            "steps": TURN_STEPS,
+            "cores": len(os.sched_getaffinity(0)),
+            "others_cores": others_cores,
+        },
+        "of_native": {name: asdict(ratio) for name, ratio in ratios_of(runs).items()},
+        "runs": {name: run.summary for name, run in runs.items()},
+    }
+
+
+def folders(out: Path, link: dict[str, Any]) -> dict[str, RunFolder]:
+    """The run of each way."""
+    ways = ways_on(link["device"], link["gbps"])
+    return {name: RunFolder(out / folder, TURN_STEPS) for name, (folder, _) in ways.items()}
 
 
 def main() -> None:
@@ -194,11 +249,14 @@ def main() -> None:
     if not args.show:
         written.parent.mkdir(parents=True, exist_ok=True)
         written.write_text(json.dumps(run_all(args, console), indent=1) + "\n")
-    link = json.loads(written.read_text())["link"]
-    runs = {name: RunFolder(args.out / folder) for name, (folder, _) in WAYS.items()}
+    result = json.loads(written.read_text())
+    link, turns = result["link"], result["turns"]
+    runs = folders(args.out, link)
     frozen = {name: runs[name] for name in FROZEN}
-    draw(frozen, picture)
+    draw({name: runs.get(paced(name), run) for name, run in frozen.items()}, picture)
     console.print(table_of(runs, link))
+    console.print(spread_line(runs))
+    console.print(load_line(turns["others_cores"], turns["cores"]))
     console.print(kept_gain(frozen, json.loads(SPREAD.read_text())["spread"]))
     console.print(on_disk({name: runs[name] for name in ON_DISK}))
     console.print(

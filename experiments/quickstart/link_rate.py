@@ -1,6 +1,6 @@
 """Measure this machine's rate and print the link rate that keeps a laptop's ratio to it.
 
-One core, forward and backward, in the precision that runs of the quickstart take here.
+Forward and backward, on one core or on a card, in the precision that runs of the quickstart take.
 
     python experiments/quickstart/link_rate.py
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CARD_LINK_GBPS = 12.0
 CARD_FLOP_PER_S = 14.6e12
 CARD_TOKENS = 1024
+LINK_BYTES = 64 << 20  # Of the copies that say what a link gives without a throttle.
 
 
 def derived_link_gbps(flop_per_s: float, tokens_per_step: int) -> float:
@@ -49,32 +50,53 @@ def flop_per_token(model: torch.nn.Module, length: int) -> float:
 def step_seconds(
     model: torch.nn.Module, placement: Placement, rows: int, length: int, repeats: int
 ) -> float:
-    """Median processor seconds of a forward and backward on one thread; others may run beside."""
+    """Median seconds of a forward and backward.
+
+    On the host device they are processor seconds of one thread, as others may run beside.
+    """
     import torch
 
+    device = placement.device
+
+    def clock() -> float:
+        if device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     torch.set_num_threads(1)
+    model.to(device)
     tokens = torch.randint(256, (rows, length), generator=torch.Generator().manual_seed(0))
+    tokens = tokens.to(device)
     times = []
     for _ in range(repeats + 2):
-        began = time.process_time()
+        began = clock()
         with placement.cast():
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         loss.backward()
-        times.append(time.process_time() - began)
+        times.append(clock() - began)
         model.zero_grad()
     return statistics.median(times[2:])
 
 
-def measure(path: Path, repeats: int) -> dict[str, Any]:
-    """Compute rate of this machine on a config's micro-batches, and the link rate it asks for."""
+def measure(path: Path, repeats: int, device: str | None = None) -> dict[str, Any]:
+    """Compute rate of this machine on a config's micro-batches, and the link rate it asks for.
+
+    Parameters
+    ----------
+    device : str, optional
+        Takes the place of the config's device.name.
+    """
     import torch
     from sluiceway.config.file import load_config
     from sluiceway.machine.placement import choose_placement
+    from sluiceway.machine.roofs import link_seconds
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config = load_config(path, ["device.pin=false"])
+    named = [] if device is None else [f"device.name={device}"]
+    config = load_config(path, ["device.pin=false", *named])
     rows, length = config.train.micro_batch, config.data.sequence_length
     tokens_per_step = rows * length * config.train.accumulate
     model = AutoModelForCausalLM.from_pretrained(
@@ -83,19 +105,24 @@ def measure(path: Path, repeats: int) -> dict[str, Any]:
     placement = choose_placement(config)
     seconds = step_seconds(model, placement, rows, length, repeats)
     rate = flop_per_token(model, length) * rows * length / seconds
+    crossing = link_seconds(LINK_BYTES, placement.device)
     return {
+        "device": placement.name,
         "flop_per_token": flop_per_token(model, length),
         "tokens_per_step": tokens_per_step,
         "precision": placement.autocast or "fp32",
         "seconds": seconds,
         "flop_per_s": rate,
         "link_gbps": derived_link_gbps(rate, tokens_per_step),
+        "own_link_gbps": {way: LINK_BYTES / s / 1e9 for way, s in crossing.items()},
     }
 
 
-def measured(config: Path) -> dict[str, Any]:
+def measured(config: Path, device: str | None = None) -> dict[str, Any]:
     """What this script prints, run in a process of its own."""
     command = [sys.executable, str(Path(__file__).resolve()), "--config", str(config)]
+    if device is not None:
+        command += ["--device", device]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
 
@@ -105,10 +132,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--device", help="auto, host or cuda:N, instead of the config's")
     args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    print(json.dumps(measure(args.config, args.repeats)))
+    print(json.dumps(measure(args.config, args.repeats, args.device)))
 
 
 if __name__ == "__main__":

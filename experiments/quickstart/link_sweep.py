@@ -19,7 +19,7 @@ import statistics
 from pathlib import Path
 
 import yaml
-from demo import BARRIER, NATIVE
+from demo_ways import BARRIER, NATIVE
 from run_folder import REPOSITORY, link_overrides, provenance, train
 
 RESULTS = Path(__file__).parent / "link_sweep.json"

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from demo import NATIVE
+from demo_ways import NATIVE
 from run_folder import REPOSITORY, provenance, train
 from safetensors.torch import load_file, save_file
 

@@ -23,9 +23,13 @@ WARMUP_STEPS = 3  # The first steps allocate; they are not part of a median.
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One finished run: `metrics.jsonl`, `summary.json` and `trace.json` of a folder."""
+    """One finished run: `metrics.jsonl`, `summary.json` and `trace.json` of a folder.
+
+    Figures of speed leave out the first steps, and the first one of each turn.
+    """
 
     path: Path
+    turn_steps: int | None = None  # Steps of a turn, of a run that took turns with others.
 
     @cached_property
     def lines(self) -> list[dict]:
@@ -50,8 +54,21 @@ class RunFolder:
 
     @property
     def timed(self) -> list[dict]:
-        """The steps after the warm-up."""
-        return self.steps[WARMUP_STEPS:] or self.steps
+        """The steps after the warm-up, without those that begin a turn."""
+        late = self.steps[WARMUP_STEPS:] or self.steps
+        if self.turn_steps is None:
+            return late
+        return [line for line in late if (line["step"] - 1) % self.turn_steps] or late
+
+    @property
+    def rounds(self) -> dict[int, list[float]]:
+        """Seconds of the timed steps by the round, from 0, that a run in turns made them in."""
+        if self.turn_steps is None:
+            raise ValueError(f"{self.path}: rounds are those of a run that took turns")
+        rounds: dict[int, list[float]] = {}
+        for line in self.timed:
+            rounds.setdefault((line["step"] - 1) // self.turn_steps, []).append(line["seconds"])
+        return rounds
 
     @property
     def step_seconds(self) -> float:
@@ -120,12 +137,17 @@ def planned(config: Path, overrides: Mapping[str, object]) -> dict:
     return json.loads(done.stdout)
 
 
+def clear(folder: Path) -> None:
+    """Remove an earlier run; a folder that holds something else stays."""
+    if (folder / "config.yaml").exists():
+        shutil.rmtree(folder)
+
+
 def train_command(
     config: Path, folder: Path, overrides: Mapping[str, object], python: str = sys.executable
 ) -> list[str]:
     """`sluiceway train` as a command; an earlier run in the folder is removed first."""
-    if (folder / "config.yaml").exists():
-        shutil.rmtree(folder)
+    clear(folder)
     command = [python, "-m", "sluiceway", "train", str(config), "--out", str(folder)]
     for key, value in overrides.items():
         command += ["--set", f"{key}={as_override(value)}"]

@@ -31,7 +31,8 @@ FOLDER = Path(__file__).resolve().parent
 sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart", "same_bits")]
 
 from checkouts import machine  # noqa: E402
-from demo import BARRIER, CORES, NATIVE, choose_link  # noqa: E402
+from demo import choose_link  # noqa: E402
+from demo_ways import BARRIER, CORES, NATIVE  # noqa: E402
 from row_lines import Row, append_row, read_rows  # noqa: E402
 from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train  # noqa: E402
 from tables import table  # noqa: E402

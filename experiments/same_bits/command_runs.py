@@ -14,7 +14,7 @@ from compare import Left, of_command
 
 sys.path.append(str(REPOSITORY / "experiments"))
 
-from demo import WAYS
+from demo_ways import WAYS
 from kill_resume.run import Running, kill_often, write_config
 
 LINK_GBPS = 0.5  # Bits do not depend on it; the lanes still have to wait for it.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import types
 
 import pytest
 import sluiceway as sw
 import torch
+import yaml
 from sluiceway import _core
 from sluiceway.commands import plan as plan_command
 from sluiceway.config.file import load_config
@@ -23,7 +25,7 @@ class MadeUpCuda:
     """`torch.cuda` of a machine with as many cards of 16 GiB."""
 
     def __init__(self, count=1, free=14 * GIB):
-        self.count, self.free = count, free
+        self.count, self.free, self.capability = count, free, (8, 9)
 
     def is_available(self):
         return self.count > 0
@@ -32,7 +34,10 @@ class MadeUpCuda:
         return self.count
 
     def get_device_properties(self, _device):
-        return types.SimpleNamespace(name="Imaginary 9000", total_memory=16 * GIB, major=8, minor=9)
+        major, minor = self.capability
+        return types.SimpleNamespace(
+            name="Imaginary 9000", total_memory=16 * GIB, major=major, minor=minor
+        )
 
     def mem_get_info(self, _device):
         if isinstance(self.free, Exception):
@@ -126,6 +131,17 @@ def test_memory_that_is_not_locked_is_slow_and_says_the_limit(driver):
     assert found.verdict == "slow"
     assert found.found == "not 64 MiB: cudaHostRegister: cudaErrorMemoryAllocation"
     assert "ulimit -l" in found.advice
+
+
+def test_a_card_that_cuda_13_has_no_code_for_is_no_card_to_use(driver):
+    cuda = MadeUpCuda()
+    cuda.capability = 6, 1
+    gpu = found_by(made_up_torch(cuda), made_up_core())["gpu"]
+    assert gpu.verdict == "missing"
+    assert gpu.found == (
+        "Imaginary 9000, 16 GiB, sm_61, older than sm_75, the oldest that CUDA 13 supports"
+    )
+    assert gpu.advice.startswith("the host device computes instead")
 
 
 def test_a_link_that_cannot_be_measured_is_a_finding(monkeypatch):
@@ -279,3 +295,68 @@ def test_without_a_card_nothing_can_be_locked_for_one():
     beyond = _core.cuda_device_count()
     with pytest.raises((sw.Unavailable, sw.InvalidArgument), match=f"CUDA device {beyond}"):
         _core.page_lock_refusal(beyond, 4096)
+
+
+@pytest.fixture
+def auto(config, monkeypatch, recwarn):
+    """Where a run is that says nothing of its device, and what was warned of."""
+
+    def choose(device=None):
+        recwarn.clear()
+        chosen = placement.choose_placement(config(device=device or {"threads": 1, "name": "auto"}))
+        return chosen.name, [str(warning.message) for warning in recwarn]
+
+    return choose
+
+
+def test_auto_is_the_card_where_there_is_one_that_can_be_used(card_of_16_gib, auto):
+    assert auto() == ("cuda:0", [])
+    assert auto({"threads": 1, "name": "host"}) == ("host", [])
+
+
+def test_a_config_that_says_nothing_of_its_device_is_auto(
+    card_of_16_gib, small_model, write_config
+):
+    path = write_config(small_model)
+    sections = yaml.safe_load(path.read_text())
+    del sections["device"]
+    path.write_text(yaml.safe_dump(sections))
+    assert placement.choose_placement(load_config(path)).name == "cuda:0"
+
+
+def test_auto_is_the_host_device_where_there_is_no_card_and_nothing_is_said(auto, driver):
+    driver()
+    assert auto() == ("host", [])
+
+
+def test_auto_says_why_a_card_is_not_used(card_of_16_gib, auto, driver, monkeypatch):
+    monkeypatch.setattr(_core, "cuda_device_count", lambda: 0)
+    name, (warning,) = auto()
+    assert name == "host"
+    assert warning.startswith("device.name: auto is the host device here; gpu: Imaginary 9000, ")
+    assert "which the compiled module cannot use" in warning
+
+    monkeypatch.setattr(_core, "cuda_device_count", lambda: 1)
+    assert auto() == ("cuda:0", [])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    name, (warning,) = auto()
+    assert name == "host"
+    assert "gpu: Imaginary 9000, which torch cannot use" in warning
+
+
+def test_a_command_on_the_host_device_says_once_why_it_is_not_on_the_card(
+    python_m_sluiceway, tiny_model, write_config, tmp_path, monkeypatch
+):
+    """The driver answers, and torch sees no card."""
+    path = write_config(tiny_model, device={"name": "auto"})
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho '580.1, Imaginary 9000'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    outcome = python_m_sluiceway("plan", path)
+    assert outcome.code == 0, outcome.err
+    (line,) = [line for line in outcome.err.splitlines() if "auto" in line]
+    assert line.startswith("sluiceway: device.name: auto is the host device here; gpu: Imaginary")
+    assert "CUDA_VISIBLE_DEVICES" in line

@@ -12,6 +12,7 @@ import torch
 from sluiceway import _core
 from sluiceway.base.columns import columns
 from sluiceway.machine.device_ops import ops_on
+from sluiceway.machine.placement import auto_device
 from sluiceway.machine.roofs import best_seconds_on
 
 _ROWS = 2048  # Of a weight.
@@ -94,8 +95,8 @@ class KernelBench:
 
 def bench_device() -> torch.device:
     """The first GPU, where torch and the compiled module can both use it; else the host device."""
-    usable = torch.cuda.is_available() and _core.cuda_device_count() > 0
-    return torch.device("cuda:0" if usable else "cpu")
+    name = auto_device()
+    return torch.device("cpu" if name == "host" else name)
 
 
 def bench_kernels() -> dict[str, Any]:

@@ -94,6 +94,7 @@ class TrainSection(Section):
 
 
 class DeviceSection(Section):
+    # auto: the first GPU that torch and the compiled module can both use, else host.
     name: Annotated[str, AfterValidator(_device_name)] = "auto"
     link: Link | None = None  # null: not throttled.
     threads: Count | None = None  # Of torch; null: what torch takes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from sluiceway.base.sizes import format_bytes
 from sluiceway.machine.finding import MISSING, OK, SLOW, Finding, first_line
 
+NO_CARD = "none: "  # How `gpu_finding` begins where there is no GPU at all.
+_OLDEST = (7, 5)  # Compute capability; CUDA 13 has no code for older ones.
 _LOCKED_BYTES = 64 << 20
 _COSTS = "the host device computes instead, at the processor's speed"
 
@@ -22,16 +25,28 @@ def card_findings(torch: Any, core: Any) -> Iterator[Finding]:
     core : module
         The compiled module.
     """
-    driver = _nvidia_smi("driver_version,name")
-    usable = torch.cuda.is_available()
-    yield _present(torch, core) if usable else _absent(torch, driver)
-    if driver:
+    yield gpu_finding(torch, core)
+    if driver := _driver_and_name():
         yield Finding("driver", driver[0])
-    elif usable:
+    elif torch.cuda.is_available():
         yield Finding("driver", "nvidia-smi does not tell which, and torch can use it")
     else:
         yield Finding("driver", "no nvidia-smi that answers", MISSING, "needed for a GPU alone")
     yield _page_locked(core)
+
+
+def gpu_finding(torch: Any, core: Any) -> Finding:
+    """The first GPU: its verdict is ok where torch and the compiled module can both use it.
+
+    Parameters
+    ----------
+    torch : module
+    core : module
+        The compiled module.
+    """
+    if torch.cuda.is_available():
+        return _present(torch, core)
+    return _absent(torch, _driver_and_name())
 
 
 def _present(torch: Any, core: Any) -> Finding:
@@ -39,6 +54,9 @@ def _present(torch: Any, core: Any) -> Finding:
     figures = {"memory_bytes": shape.total_memory, "count": count}
     text = f"{shape.name}, {format_bytes(shape.total_memory)}, sm_{shape.major}{shape.minor}"
     text += f", one of {count}" if count > 1 else ""
+    if (shape.major, shape.minor) < _OLDEST:
+        text += f", older than sm_{_OLDEST[0]}{_OLDEST[1]}, the oldest that CUDA 13 supports"
+        return Finding("gpu", text, MISSING, _COSTS, figures=figures)
     try:
         free, _ = torch.cuda.mem_get_info(0)
     except RuntimeError as error:
@@ -64,7 +82,7 @@ def _absent(torch: Any, driver: list[str] | None) -> Finding:
         return Finding("gpu", found, MISSING, f"{_COSTS}; {fix}")
     why = "nvidia-smi does not answer"
     why += "" if with_cuda else ", and this torch is built without CUDA"
-    return Finding("gpu", f"none: {why}", MISSING, _COSTS)
+    return Finding("gpu", f"{NO_CARD}{why}", MISSING, _COSTS)
 
 
 def _page_locked(core: Any) -> Finding:
@@ -87,6 +105,12 @@ def card_memory(device: Any) -> dict[str, int]:
     return {"memory_bytes": total, "free_bytes": free}
 
 
+def _driver_and_name() -> list[str] | None:
+    """The driver's version and the name of the first GPU; None where nvidia-smi does not answer."""
+    return _nvidia_smi("driver_version,name")
+
+
+@functools.cache
 def _nvidia_smi(query: str) -> list[str] | None:
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 from sluiceway import _core
 from sluiceway.config.schema import Config
 from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.machine.card import NO_CARD, gpu_finding
+from sluiceway.machine.finding import OK
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FAST_BF16 = {"avx512_bf16", "amx_bf16"}
@@ -128,13 +131,27 @@ def is_here(name: str) -> bool:
     return name == "host" or int(name.split(":")[1]) < torch.cuda.device_count()
 
 
+def auto_device() -> str:
+    """The first GPU if torch and the compiled module can both use it, else the host device.
+
+    Warns, with the reason, where there is a GPU that cannot be used.
+    """
+    gpu = gpu_finding(torch, _core)
+    if gpu.verdict == OK:
+        return "cuda:0"
+    if not gpu.found.startswith(NO_CARD):
+        text = f"device.name: auto is the host device here; gpu: {gpu.found}; {gpu.advice}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return "host"
+
+
 def _devices() -> str:
     return ", ".join(["host", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))])
 
 
 def _device_name(name: str) -> str:
     if name == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "host"
+        return auto_device()
     return name if name == "host" or ":" in name else f"{name}:0"
 
 
