@@ -34,12 +34,12 @@ fail() { say "$*"; exit 1; }
 where_is() { "$python" -c 'import importlib.util as u, sys
 print(u.find_spec(sys.argv[1]).submodule_search_locations[0])' "$1"; }
 
-# Prints the folder of a toolkit; without one, fetches nvcc of the CUDA that torch was built with and
-# puts it beside the libraries that torch brought.
-find_toolkit() {
+# Prints the path of nvcc; without one, fetches that of the CUDA that torch was built with, and puts it
+# beside the libraries that torch brought.
+find_nvcc() {
   local nvcc cuda=$tree/build/pack_cuda site minor name
   for nvcc in "$(command -v nvcc || true)" "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"; do
-    [ ! -x "$nvcc" ] || { dirname "$(dirname "$(realpath "$nvcc")")"; return; }
+    [ ! -x "$nvcc" ] || { echo "$nvcc"; return; }
   done
   site=$(where_is nvidia)/cu13
   minor=$("$python" -c 'import torch; print(torch.version.cuda)')
@@ -57,17 +57,16 @@ find_toolkit() {
     done
     ln -sfn lib "$cuda/lib64"
   fi
-  echo "$cuda"
+  echo "$cuda/bin/nvcc"
 }
 
 # ---- Build -----------------------------------------------------------------------------------------
 
-toolkit=$(find_toolkit)
+nvcc=$(find_nvcc)
 commit=$("$python" experiments/gpu/record.py commit)
-say "commit $commit, sm_$architectures, $toolkit"
+say "commit $commit, sm_$architectures, $nvcc"
 cmake --preset cuda -B "$build" -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
-  -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit" \
-  -DPython3_EXECUTABLE="$python" >/dev/null
+  -DCMAKE_CUDA_COMPILER="$nvcc" -DPython3_EXECUTABLE="$python" >/dev/null
 commands=$(ninja -C "$build" -t commands _core)
 link=$(grep -- ' -shared ' <<<"$commands" | tail -n 1)
 mapfile -t archives < <(tr ' ' '\n' <<<"$link" | grep '^[^/].*\.a$' | sort -u)
@@ -91,10 +90,11 @@ dpkg -L "${header_packages[@]}" | grep ^/usr/include/ | while read -r file; do
 done | tar -C /usr -cf - -T - | tar -C "$made/packages" -xf -
 
 # Libraries of the distribution, beside those that no Linux is without.
-linked=$(tr ' ' '\n' <<<"$link" | grep -E '^/.*\.(so|a)[0-9.]*$' || true)
+linked=$(tr ' ' '\n' <<<"$link" | grep -E '^/.*\.(so|a)[0-9.]*$')
+linked+=$'\n'$(dirname "$(grep /libcudart_static <<<"$linked")")/libcudadevrt.a  # nvcc adds it.
 for binary in "${binaries[@]}"; do ldd "$made/built/$binary" || true; done |
   sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | cat - <(echo "$linked") | sort -u |
-  grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libutil|libstdc\+\+|libgcc_s)\.(so|a)' |
+  grep -vE '/(libc|libm|libdl|librt|libpthread|libresolv|libutil|libstdc\+\+|libgcc_s)\.so' |
   while read -r file; do
     case $(realpath "$file") in
       *.a) cp -L "$file" "$made/packages/lib/" ;;
@@ -111,7 +111,7 @@ for binary in "${binaries[@]}"; do ldd "$made/built/$binary" || true; done |
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 torch=$(where_is torch)
 as_template() {
-  sed -E "s#^(: && )?([^ ]*ccache )?/[^ ]*[/](c\+\+|g\+\+)[^ ]* #\1@CXX@ #; s# -Werror( |\$)#\1#g
+  sed -E "s#^(: && )?([^ ]*ccache )?/[^ ]*/(c\+\+|g\+\+)[^ ]* #\1@CXX@ #; s# (-Werror|-L/[^ ]*|-Wl,-rpath,[^ ]*)##g
     s#$build#@BUILD@#g; s#$tree/.venv/[^ ]*/torch/#@TORCH@/#g; s#$torch#@TORCH@#g; s#$include#@INCLUDE@#g
     s#$tree#@TREE@#g; s#/usr/include#@PACKAGES@/include#g
     s#_core\.cpython-[^ ]*\.so#_core@SUFFIX@#g

@@ -34,6 +34,8 @@ def outcome(work: Path, piece: str, status: int) -> tuple[dict[str, str], list[d
         found = {"state": state, "told": f"{len(rows)} rows"}
     elif (work / piece / "summary.json").exists():
         found = run(work / piece / "summary.json", state)
+    elif any("Running 0 tests from" in line for line in last_lines(log, 20)):
+        found = {"state": "failed", "told": "no test ran"}
     else:
         found = {"state": state, "told": last_line(log)}
     if found["state"] in ("failed", "not finished"):

@@ -170,13 +170,14 @@ class Sitting:
         for path in self._work.glob(f"{name}.*"):
             path.unlink()
         log, now = self._work / f"{name}.txt", time.monotonic()
-        seconds = min(float(limit), self._end - now)
-        if seconds < _LEAST_SECONDS:
+        left = self._end - now
+        if left < _LEAST_SECONDS:
             log.write_text("no time was left for it\n")
             self._add(name, CUT, 0)
             return
         print(f"gpu: {name}", flush=True)
-        self._running[name] = Limited(["bash", "-c", command], log, seconds), now
+        running = Limited(["bash", "-c", command], log, min(float(limit), left))
+        self._running[name] = running, now
 
     def _look(self, name: str) -> None:
         running, began = self._running[name]
@@ -196,6 +197,7 @@ def gpu_tests(build: Path) -> list[tuple[str, str]]:
 
     ctest knows no path of a test that is not built; it is empty here.
     """
+    build = build.resolve()
     listed = answer("ctest", "--test-dir", str(build), "-L", "gpu", "--show-only=json-v1")
     return [
         (test["name"], os.path.relpath(test["command"][0], build) if "command" in test else "")

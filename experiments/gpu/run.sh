@@ -16,8 +16,9 @@
 #   experiments/gpu/run.sh table OUT        only the table of what OUT has
 #
 # Each part but `build` ends within PART_SECONDS (default: 150) and takes the most telling first. A
-# test, a benchmark or a turn is a process of its own with a limit, so that one that hangs costs half a
-# minute and not the part. OUT/<part>.json (machine, driver, commit, results) is written after each.
+# test, a benchmark or a turn is a process of its own with a limit, TURN_SECONDS (default: 30) or twice
+# that, so that one that hangs costs half a minute and not the part. OUT/<part>.json (machine, driver,
+# commit, results) is written after each.
 # At the end the part's table is printed; OUT/table.txt has the tables of all parts.
 #
 # The same command goes on with what failed, did not end or was left, OUT brought along to another
@@ -43,7 +44,7 @@ readonly built_from=$build/sluiceway_commit
 readonly here=experiments/gpu
 readonly not_run=77  # Exit status of a piece that lacks a tool, as pieces.py has it.
 # Seconds of one turn, with the start of Python; a turn that hangs is cut then.
-readonly a_turn=30
+readonly a_turn=${TURN_SECONDS:-30}
 # Kernels with shared memory, atomics and scratch: what a sanitizer may have something to say about.
 readonly sanitized_kernels=(compress compress_linear decompress overflow_scan residual)
 # A few steps of the engine, with every kind of codec; streams and copies have no kernels to race.
@@ -72,7 +73,7 @@ find_nvcc() {
   command -v nvcc >/dev/null || { say "no nvcc on PATH; set CUDA_HOME"; return 1; }
 }
 
-# ---- Pieces of a part ------------------------------------------------------------------------------
+# ---- Pieces of a part ----------------------------------------------------------------------------
 
 # Seconds until the part has to end; $1 of them are kept for what comes after.
 seconds_left() { echo $((seconds_a_part - ${1:-5} - SECONDS)); }
@@ -85,7 +86,7 @@ pieces() {
   record run "$part" "$out" --work "$work" --seconds "$(seconds_left)" --at-once "$1"
 }
 
-# ---- Parts -----------------------------------------------------------------------------------------
+# ---- Parts ---------------------------------------------------------------------------------------
 
 # The targets of tests with the label `gpu` have the tests' names.
 part_build() {
@@ -116,18 +117,19 @@ is_built() {
 
 # The slowest first; nothing here is timed, so all of it may run at once.
 part_smoke() {
-  local workers=4 name path
+  local name path
   has_torch || { say "smoke: $python has no torch, which tests/python/gpu_*.py need"; return 1; }
   see_module || return 1
   {
-    piece python 140 "$python" -m pytest -v -n $workers -p no:cacheprovider -o python_files='gpu_*.py' \
-      --timeout 60 --timeout-method thread --junitxml "$work/python.xml" tests/python/gpu_*.py
+    piece python $((seconds_a_part - 10)) "$python" -m pytest -v -n 4 -p no:cacheprovider \
+      -o python_files='gpu_*.py' --timeout $((2 * a_turn)) --timeout-method thread \
+      --junitxml "$work/python.xml" tests/python/gpu_*.py
     quickstart subspace configs/quickstart.yaml train.steps=60
     quickstart cores configs/quickstart.yaml train.steps=60 engine.codec=block_random
     quickstart offload_disk configs/quickstart_offload_disk.yaml train.steps=60
     quickstart zo_host configs/quickstart_zo.yaml train.steps=60 engine.tier=host
     while IFS=$'\t' read -r name path; do
-      piece "$name" 60 env OMP_WAIT_POLICY=passive "$build/$path" --gtest_brief=0
+      piece "$name" $((2 * a_turn)) env OMP_WAIT_POLICY=passive "$build/$path" --gtest_brief=0
     done <"$build/gpu_tests.txt"
   } | pieces "$(nproc)"
 }
@@ -156,7 +158,7 @@ sanitize() {
     --gtest_filter="$3" --gtest_brief=1
 }
 
-# Projections, with the libraries beside them, and the residual first: they are most of a step's kernels.
+# Projections with the libraries beside them, and the residual, come first: a step is mostly these.
 part_bench() {
   local group groups
   mapfile -t groups < <("$build/experiments/bench/bench_device" --benchmark_list_tests |
@@ -242,7 +244,7 @@ quickstart() {
   for one in device.name=cuda:0 device.link=null "$@"; do
     settings+=(--set "$one")
   done
-  piece "$name" 60 "$python" -m sluiceway train "$config" --out "$work/$name" "${settings[@]}"
+  piece "$name" $((2 * a_turn)) "$python" -m sluiceway train "$config" --out "$work/$name" "${settings[@]}"
 }
 
 # The Python package with the module of this build, and no copy of either. An editable install is
