@@ -84,6 +84,8 @@ def fidelity_table(result: dict[str, Any]) -> str:
     rows = [row for row in result["rows"] if "after" in row]
     first = next((row["way"] for row in rows), None)
     base = result["base"]
+    if "failed" in base:
+        return f"pretraining failed: {base['failed']}"
     lines = [f"{base['parameters'] / 1e6:.0f} M parameters, {base['steps']} steps of pretraining to "
              f"{base['loss']:.4f} on its own text; then {result['steps']} steps on another, nats a "
              "byte of its held-out part", "",

@@ -126,7 +126,7 @@ def test_another_seed_is_another_run_and_time_that_is_over_leaves_it(monkeypatch
     assert run_fidelity(monkeypatch, tmp_path, "--seconds", "0") == 0
     found = json.loads((tmp_path / "f.json").read_text())
     assert (found["rows"], found["left"]) == ([], 2)
-    assert run_fidelity(monkeypatch, tmp_path, "--at-once", "2") == 0
+    assert run_fidelity(monkeypatch, tmp_path, "--at-once", "1") == 0
     found = json.loads((tmp_path / "f.json").read_text())
     one, two = found["rows"]
     assert (one["seed"], two["seed"], found["left"]) == (0, 1, 0)
@@ -140,7 +140,8 @@ def test_rows_of_another_base_are_dropped(monkeypatch, tmp_path, here):
     before = json.loads((tmp_path / "f.json").read_text())
     (tmp_path / "base.pt").unlink()
     here.asked.clear()
-    assert run_fidelity(monkeypatch, tmp_path, "--seeds", "1", "--pretrain-seconds", "2") == 0
+    monkeypatch.setattr(fidelity, "_BASE_LR", 1e-3)
+    assert run_fidelity(monkeypatch, tmp_path, "--seeds", "1") == 0
     after = json.loads((tmp_path / "f.json").read_text())
     assert here.asked[0] == "base"
     assert after["base"]["id"] != before["base"]["id"]
