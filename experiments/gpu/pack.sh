@@ -122,7 +122,6 @@ as_template <<<"$link" >"$made/built/link_module.txt"
 if strange=$(grep -ohE '(^| |-I)/[^ ]+' "$made"/built/{compile,link}_module.txt | sort -u); then
   fail "the module's commands name files that will not be there:" $strange
 fi
-echo "python $python_there torch $("$python" -c 'import torch; print(torch.__version__)')" >"$made/built/for.txt"
 
 # ---- The pack --------------------------------------------------------------------------------------
 
@@ -142,6 +141,8 @@ for name in "${wheels[@]}" "${peers[@]}"; do
     esac
 done
 cp "$(dirname "$self")/unpack.sh" "$pack/"
+torch_version=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))')
+echo "$python_there $torch_version" >"$pack/for.txt"
 size_mib=$(du -sm --apparent-size "$pack" | cut -f 1)
 du -a --apparent-size --block-size=KiB "$pack" | sort -rn >&2
 [ "$size_mib" -le "$limit_mib" ] || fail "$pack holds $size_mib MiB, expected at most $limit_mib"

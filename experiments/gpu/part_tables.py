@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ def piece_table(pieces: dict[str, dict[str, Any]]) -> str:
     for name, piece in found:
         told = piece["told"].replace("|", "/")
         lines.append(f"| {name} | {piece['state']} | {piece['seconds']} | {told} |")
-    counts = [(sum(piece["state"] == state for piece in pieces.values()), state) for state in _STATES]
-    return "\n".join([*lines, "", ", ".join(f"{count} {state}" for count, state in counts if count)])
+    counts = Counter(piece["state"] for piece in pieces.values())
+    told = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+    return "\n".join([*lines, "", told])
 
 
 def peers_table(result: dict[str, Any]) -> str:
@@ -63,9 +65,9 @@ def peers_table(result: dict[str, Any]) -> str:
     native = next((row for row in result["rows"] if "seconds" in row), None)
     head = ["| way | ms a step | to the first row | allocator | driver's count | process | loss |",
             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    return "\n".join([f"{result['shape']}, {result['tokens']:,} tokens a step, bf16, checkpointing, "
-                      f"{result['device']}", "", *head,
-                      *(peer_line(row, native) for row in result["rows"])])  # fmt: skip
+    title = f"{result['shape']} on {result['device']}, {result['tokens']:,} tokens a step"
+    lines = (peer_line(row, native) for row in result["rows"])
+    return "\n".join([f"{title}, bf16, checkpointing", "", *head, *lines])
 
 
 def peer_line(row: dict[str, Any], native: dict[str, Any] | None) -> str:
@@ -86,9 +88,11 @@ def fidelity_table(result: dict[str, Any]) -> str:
     base = result["base"]
     if "failed" in base:
         return f"pretraining failed: {base['failed']}"
-    lines = [f"{base['parameters'] / 1e6:.0f} M parameters, {base['steps']} steps of pretraining to "
-             f"{base['loss']:.4f} on its own text; then {result['steps']} steps on another, nats a "
-             "byte of its held-out part", "",
+    millions = base["parameters"] / 1e6
+    title = (f"{millions:.0f} M parameters, {base['steps']} steps of pretraining to "
+             f"{base['loss']:.4f} on its own text; then {result['steps']} steps on another: nats a "
+             "byte of its held-out part")  # fmt: skip
+    lines = [title, "",
              "| way | seed | before | after | share of the first way's gain |",
              "|---|---|---|---|---|"]  # fmt: skip
     for row in rows:

@@ -16,8 +16,8 @@ _NOT_RUN = 77  # Of a piece that lacks a tool, as run.sh has it.
 def outcome(work: Path, piece: str, status: int) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Return `state` and `told`, and rows where the piece is a benchmark.
 
-    `state` is passed, failed, not finished or not run; of the two in the middle, `log` is the end of
-    the output.
+    `state` is passed, failed, not finished or not run. The two in the middle come with `log`, the
+    end of the output.
     """
     log, rows = work / f"{piece}.txt", []
     state = "passed" if status == 0 else "failed"

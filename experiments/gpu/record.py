@@ -188,8 +188,8 @@ class Sitting:
     def _add(self, name: str, status: int, seconds: float) -> None:
         if not add_piece(self._part, self._out, name, self._work, status, seconds):
             self._failed = True
-            print(f"gpu: {name}, exit status {status}:", *last_lines(self._work / f"{name}.txt", 15),
-                  sep="\n", flush=True)  # fmt: skip
+            said = last_lines(self._work / f"{name}.txt", 15)
+            print(f"gpu: {name}, exit status {status}:", *said, sep="\n", flush=True)
 
 
 def gpu_tests(build: Path) -> list[tuple[str, str]]:

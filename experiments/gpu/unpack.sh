@@ -26,21 +26,28 @@ lacks() { say "$1 missing; $2"; missing=1; }
 
 ask() { "$python" -c "$1" 2>/dev/null; }
 
-for tool in tar xz; do command -v $tool >/dev/null || lacks "$tool is" "install the package ${tool/%xz/xz-utils}"; done
-[ -n "$cxx" ] || lacks "a C++ compiler is" "install g++ 12 or newer, or set CXX"
-if [ -n "$cxx" ] && ! "$cxx" -std=c++20 -fsyntax-only -x c++ - <<<'#include <span>' 2>/dev/null; then
+read -r python_packed torch_packed <"$pack/for.txt"
+command -v tar >/dev/null || lacks "tar is" "install it"
+command -v xz >/dev/null || lacks "xz is" "install xz-utils"
+if [ -z "$cxx" ]; then
+  lacks "a C++ compiler is" "install g++ 12 or newer, or set CXX"
+elif ! "$cxx" -std=c++20 -fsyntax-only -x c++ - <<<'#include <span>' 2>/dev/null; then
   lacks "C++20 in $cxx is" "install g++ 12 or newer, or set CXX"
 fi
 if [ -z "$python" ]; then
-  lacks "python3 is" "install Python 3.12, or set PYTHON"
+  lacks "python3 is" "install Python $python_packed, or set PYTHON"
 else
   version=$(ask 'import sys; print("%d.%d" % sys.version_info[:2])')
   include=$(ask 'import sysconfig; print(sysconfig.get_path("include"))')
   suffix=$(ask 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+  torch=$(ask 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' || true)
+  torch_here=$(ask 'import importlib.metadata as m; print(m.version("torch"))' || true)
   [ -f "$include/Python.h" ] || lacks "Python.h of Python $version, in $include, is" \
     "install python$version-dev, or set PYTHON to a Python that has its headers"
-  torch=$(ask 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' || true)
-  [ -n "$torch" ] || lacks "torch in $python is" "install the torch that for.txt in the pack names, or set PYTHON"
+  [ "$version" = "$python_packed" ] || lacks "Python $python_packed is" \
+    "$python is Python $version; set PYTHON, or pack with PYTHON_THERE=$version"
+  [ "${torch_here%.*}" = "${torch_packed%.*}" ] || lacks "torch ${torch_packed%.*} of $python is" \
+    "found ${torch_here:-none}; install torch $torch_packed, set PYTHON, or pack with the torch of this machine"
   for name in transformers pytest pytest_timeout xdist; do
     ask "import importlib.util as u, sys; sys.exit(u.find_spec('$name') is None)" ||
       say "$python has no $name: the parts of run.sh that need it will fail"
@@ -56,12 +63,6 @@ mkdir -p "$build"
 tar -C "$tree" -xJf "$pack/tree.tar.xz"
 tar -C "$build" --strip-components=1 -xJf "$pack/built.tar.xz"
 tar -C "$tree/build" -xJf "$pack/packages.tar.xz"
-read -r _ _ _ torch_built <"$build/for.txt"
-torch_here=$(ask 'import importlib.metadata as m; print(m.version("torch"))')
-[ "${torch_here%.*}" = "${torch_built%.*}" ] || {
-  say "torch here is $torch_here, the pack is for $torch_built; pack with the torch of this machine"
-  exit 2
-}
 "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
   --target "$site" "$pack"/wheels/*.whl
 

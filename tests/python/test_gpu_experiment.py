@@ -160,7 +160,8 @@ def test_tests_that_were_skipped_or_are_missing_have_not_passed(out, cases, stat
 @pytest.mark.parametrize(
     ("log", "told"),
     [
-        ("[ RUN      ] A.B\n[       OK ] A.B (3 ms)\n[ RUN      ] A.C\n", "1 tests ended, then A.C"),
+        ("[ RUN      ] A.B\n[       OK ] A.B (3 ms)\n[ RUN      ] A.C\n",
+         "1 tests ended, then A.C"),
         ("tests/a.py::x \ntests/a.py::y[1] \n[gw0] [ 50%] PASSED tests/a.py::x \n",
          "1 tests ended, not tests/a.py::y[1]"),
         ("half\n\n", "half"),

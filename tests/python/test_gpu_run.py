@@ -38,13 +38,14 @@ SANITIZER = """
 case "$*" in *"$(cat "$FAKES/too_long")"*) exit 124 ;; esac
 echo '========= ERROR SUMMARY: 0 errors'
 """
-CTEST = '''
+CTEST = """
 build=$(sed 's/.*--test-dir \\([^ ]*\\).*/\\1/' <<<"$*")
 echo '{"tests": [{"name": "kernels_wire_test", "command": ["'"$build"'/tests/wire"]}]}'
-'''
+"""
 PYTEST = """
 case "$*" in "-m pytest "*)
-  echo '<t><testcase name="a" status="run"/></t>' >"$(sed 's/.*--junitxml \\([^ ]*\\).*/\\1/' <<<"$*")" ;;
+  xml=$(sed 's/.*--junitxml \\([^ ]*\\).*/\\1/' <<<"$*")
+  echo '<t><testcase name="a" status="run"/></t>' >"$xml" ;;
 esac
 """
 # A test binary writes its name down, too, and hangs where FAKES/hangs says so.
@@ -164,7 +165,7 @@ def test_a_binary_that_hangs_is_cut_and_the_others_pass_and_it_alone_runs_again(
 
 
 def test_a_part_takes_no_longer_than_it_may_and_says_what_was_left(sandbox):
-    sandbox.does("python", "case \"$*\" in *train*) sleep 60 ;; esac")
+    sandbox.does("python", 'case "$*" in *train*) sleep 60 ;; esac')
     done = sandbox.run("engines", PART_SECONDS="16", TURN_SECONDS="4")
     assert done.returncode == 1
     record = sandbox.record("engines")

@@ -121,7 +121,7 @@ def test_every_way_learns_the_other_text_and_a_second_call_goes_on(
 
 
 def test_another_seed_is_another_run_and_time_that_is_over_leaves_it(monkeypatch, tmp_path, here):
-    one_way = {name: make for name, make in list(fidelity.WAYS.items())[:1]}
+    one_way = dict(list(fidelity.WAYS.items())[:1])
     monkeypatch.setattr(fidelity, "WAYS", one_way)
     assert run_fidelity(monkeypatch, tmp_path, "--seconds", "0") == 0
     found = json.loads((tmp_path / "f.json").read_text())

@@ -1,4 +1,4 @@
-"""experiments/quickstart/limited.py: commands that hang end at their limit, with what they started."""
+"""experiments/quickstart/limited.py: a command that hangs ends at its limit, with its children."""
 
 from __future__ import annotations
 
