@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("step", "laptop"))
 
 from memory_table import memory_table
+from sluiceway.base.sizes import format_bytes
 from step_table import table as step_table
 
-_ROW_TABLES = {"step": step_table, "memory": memory_table}
+# The last that a reader sees of a part.
+_STATES = ("passed", "not run", "not finished", "failed")
 # Of parts that their scripts have written to, and that have not ended yet.
 _UNTOLD = {"card": {}, "processor": "unknown processor", "commit": "unknown"}
 
@@ -37,21 +40,71 @@ def table(records: list[dict[str, Any]]) -> str:
         cells = (record["part"], status, left, record.get("seconds", "-"))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     for record in records:
-        lines += [
-            "",
-            f"## {record['part']}",
-            "",
-            *map(piece_line, record.get("pieces", {}).items()),
-        ]
+        lines += ["", f"## {record['part']}"]
         if record.get("rows"):
             lines += ["", _ROW_TABLES.get(record["part"], kernel_table)(record)]
+        if record.get("pieces"):
+            lines += ["", piece_table(record["pieces"])]
     return "\n".join(lines)
 
 
-def piece_line(item: tuple[str, dict[str, Any]]) -> str:
-    """What a piece found."""
-    name, piece = item
-    return f"- {name}: {piece['state']}, {piece['seconds']} s. {piece['told']}".rstrip()
+def piece_table(pieces: dict[str, dict[str, Any]]) -> str:
+    """Return a line for each piece, those that passed first, and a count of each state last."""
+    found = sorted(pieces.items(), key=lambda item: _STATES.index(item[1]["state"]))
+    lines = ["| piece | state | s | what it said |", "|---|---|---|---|"]
+    for name, piece in found:
+        told = piece["told"].replace("|", "/")
+        lines.append(f"| {name} | {piece['state']} | {piece['seconds']} | {told} |")
+    counts = Counter(piece["state"] for piece in pieces.values())
+    told = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+    return "\n".join([*lines, "", told])
+
+
+def peers_table(result: dict[str, Any]) -> str:
+    """Return a line for each optimizer."""
+    native = next((row for row in result["rows"] if "seconds" in row), None)
+    head = ["| way | ms a step | to the first row | allocator | driver's count | process | loss |",
+            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    title = f"{result['shape']} on {result['device']}, {result['tokens']:,} tokens a step"
+    lines = (peer_line(row, native) for row in result["rows"])
+    return "\n".join([f"{title}, bf16, checkpointing", "", *head, *lines])
+
+
+def peer_line(row: dict[str, Any], native: dict[str, Any] | None) -> str:
+    """Return one optimizer's line, or why it has no figures."""
+    if "seconds" not in row:
+        told = row.get("missing") or f"failed: {row['failed']}".replace("|", "/")
+        return f"| {row['way']} | {told} |" + " - |" * 5
+    sizes = [format_bytes(row[key]) for key in ("torch_bytes", "driver_bytes", "process_bytes")]
+    cells = (row["way"], f"{1e3 * row['seconds']:.1f}", f"{row['seconds'] / native['seconds']:.3f}",
+             *sizes, f"{row['losses'][0]:.3f} to {row['losses'][-1]:.3f}")  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def fidelity_table(result: dict[str, Any]) -> str:
+    """Return a line for each way, with the share that it has of AdamW's gain with the same seed."""
+    rows = [row for row in result["rows"] if "after" in row]
+    first = next((row["way"] for row in rows), None)
+    base = result["base"]
+    if "failed" in base:
+        return f"pretraining failed: {base['failed']}"
+    millions = base["parameters"] / 1e6
+    title = (f"{millions:.0f} M parameters, {base['steps']} steps of pretraining to "
+             f"{base['loss']:.4f} on its own text; then {result['steps']} steps on another: nats a "
+             "byte of its held-out part")  # fmt: skip
+    lines = [title, "",
+             "| way | seed | before | after | share of the first way's gain |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for row in rows:
+        twin = next((r for r in rows if r["way"] == first and r["seed"] == row["seed"]), None)
+        share = "-"
+        if twin:
+            share = f"{(row['before'] - row['after']) / (twin['before'] - twin['after']):.3f}"
+        cells = (row["way"], row["seed"], f"{row['before']:.4f}", f"{row['after']:.4f}", share)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    failed = [f"- {row['way']}, seed {row['seed']}, failed: {row['failed']}"
+              for row in result["rows"] if "failed" in row]  # fmt: skip
+    return "\n".join([*lines, *([""] if failed else []), *failed])
 
 
 def kernel_table(record: dict[str, Any]) -> str:
@@ -69,3 +122,11 @@ def row_line(row: dict[str, Any]) -> str:
     cells.append({1.0: "bytes", 0.0: "flop"}.get(row.get("bytes_bind", -1.0), "-"))
     cells.append(f"{row['vs_library']:.2f}" if "vs_library" in row else "-")
     return "| " + " | ".join(cells) + " |"
+
+
+_ROW_TABLES = {
+    "step": step_table,
+    "memory": memory_table,
+    "peers": peers_table,
+    "fidelity": fidelity_table,
+}

@@ -14,28 +14,59 @@ _NOT_RUN = 77  # Of a piece that lacks a tool, as run.sh has it.
 
 
 def outcome(work: Path, piece: str, status: int) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """`state` (passed, failed, not finished, not run) and `told`; rows, where it is a benchmark."""
-    if status in _ENDED_BY_LIMIT:
-        return {"state": "not finished", "told": last_line(work / f"{piece}.txt")}, []
-    if status == _NOT_RUN:
-        return {"state": "not run", "told": last_line(work / f"{piece}.txt")}, []
+    """Return `state` and `told`, and rows where the piece is a benchmark.
+
+    `state` is passed, failed, not finished or not run. The two in the middle come with `log`, the
+    end of the output.
+    """
+    log, rows = work / f"{piece}.txt", []
     state = "passed" if status == 0 else "failed"
-    if piece.startswith(_SANITIZERS):
-        return sanitizer(work / f"{piece}.txt", state), []
-    if (work / f"{piece}.xml").exists():
-        return tests(work / f"{piece}.xml", state), []
-    if (work / f"{piece}.json").exists() and status == 0:
+    if status in _ENDED_BY_LIMIT:
+        found = {"state": "not finished", "told": unfinished(log)}
+    elif status == _NOT_RUN:
+        found = {"state": "not run", "told": last_line(log)}
+    elif piece.startswith(_SANITIZERS):
+        found = sanitizer(log, state)
+    elif (work / f"{piece}.xml").exists():
+        found = tests(work / f"{piece}.xml", state)
+    elif (work / f"{piece}.json").exists() and status == 0:
         rows = json.loads((work / f"{piece}.json").read_text())["benchmarks"]
-        return {"state": state, "told": f"{len(rows)} rows"}, rows
-    if (work / piece / "summary.json").exists():
-        return run(work / piece / "summary.json", state), []
-    return {"state": state, "told": last_line(work / f"{piece}.txt")}, []
+        found = {"state": state, "told": f"{len(rows)} rows"}
+    elif (work / piece / "summary.json").exists():
+        found = run(work / piece / "summary.json", state)
+    elif any("Running 0 tests from" in line for line in last_lines(log, 20)):
+        found = {"state": "failed", "told": "no test ran"}
+    else:
+        found = {"state": state, "told": last_line(log)}
+    if found["state"] in ("failed", "not finished"):
+        found["log"] = last_lines(log, 60)
+    return found, rows
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """Return the end of what was printed."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return text.splitlines()[-count:]
 
 
 def last_line(log: Path) -> str:
-    """Of what it printed, where it printed anything."""
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")[:300]
+    """Return the last line that is not empty."""
+    return next((line for line in reversed(last_lines(log, 20)) if line.strip()), "")[:300]
+
+
+def unfinished(log: Path) -> str:
+    """Say which test a piece was in when it was cut, or else what it printed last."""
+    text = log.read_text(errors="replace")
+    begun = re.findall(r"^\[ RUN +\] (\S+)", text, re.MULTILINE)
+    if begun:
+        ended = len(re.findall(r"^\[ +(?:OK|FAILED) +\] \S+ \(\d+ ms\)", text, re.MULTILINE))
+        return f"{ended} tests ended, then {begun[-1]}"
+    ended = re.findall(r"^\[gw\d+\].* (?:PASSED|FAILED|ERROR) (\S+)", text, re.MULTILINE)
+    if ended:
+        begun = re.findall(r"^tests/\S+::\S+", text, re.MULTILINE)
+        without_end = [name for name in dict.fromkeys(begun) if name not in ended]
+        return f"{len(ended)} tests ended, not {', '.join(without_end) or 'the others'}"[:300]
+    return last_line(log)
 
 
 def tests(junit: Path, state: str) -> dict[str, str]:

@@ -1,16 +1,18 @@
-"""What a part of run.sh found, as JSON; and whether there is anything left of it to do.
+"""Runs the pieces of a part of run.sh, and writes what the part found as JSON and as a table.
 
     python experiments/gpu/record.py commit
+    python experiments/gpu/record.py gpu-tests BUILD     # a line each: name, path in BUILD
     python experiments/gpu/record.py check OUT           # exit status 1: OUT is of another commit
     python experiments/gpu/record.py is-done PART OUT    # exit status 0: there is nothing left
-    python experiments/gpu/record.py has PART OUT PIECE  # exit status 0: it need not run again
-    python experiments/gpu/record.py piece PART OUT PIECE --work FOLDER --status N --seconds S
+    python experiments/gpu/record.py run PART OUT --work FOLDER --seconds S --at-once N
     python experiments/gpu/record.py write PART OUT --work FOLDER --status N --seconds S
-    python experiments/gpu/record.py table OUT
+    python experiments/gpu/record.py table OUT [PART ...]
 
-A part is made of pieces. PIECE leaves its output in FOLDER/PIECE.txt, and beside it PIECE.xml
-(JUnit), PIECE.json (benchmarks) or PIECE/summary.json (a run). OUT/PART.json has every piece as
-soon as it has ended; `step` and `memory` write their rows there themselves.
+`run` reads one piece a line: name, limit in seconds, and a command for bash, with tabs between
+them. A piece leaves its output in FOLDER/PIECE.txt, and beside it PIECE.xml (JUnit), PIECE.json
+(benchmarks) or PIECE/summary.json (a run). OUT/PART.json has every piece as soon as it has ended; a
+piece that it has already is not run again, unless that one failed or did not end. `step`, `memory`,
+`peers` and `fidelity` write their rows there themselves.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +33,15 @@ sys.path.extend(
     str(Path(__file__).resolve().parents[2] / name) for name in ("python", "experiments/quickstart")
 )
 
-from pieces import outcome
+from limited import CUT, Limited
+from pieces import last_lines, outcome
 from run_folder import REPOSITORY, UNKNOWN, commit_here
 from sluiceway.base.atomic import replace_file
 
-PARTS = ("build", "test", "step", "memory", "bench", "engines")
+PARTS = ("build", "smoke", "step", "memory", "bench", "engines", "peers", "fidelity", "sanitize")
 _CARD = ("name", "driver_version", "memory.total", "compute_cap")
 _ENDED = ("passed", "not run")
+_LEAST_SECONDS = 5  # A piece that would have less is not begun.
 
 
 def answer(*command: str) -> str:
@@ -112,17 +119,90 @@ def has_piece(part: str, out: Path, piece: str) -> bool:
     return read(part, out).get("pieces", {}).get(piece, {}).get("state") in _ENDED
 
 
-def add_piece(part: str, out: Path, piece: str, work: Path, status: int, seconds: int) -> bool:
-    """Put a piece that has ended, or has not, into OUT/PART.json; True where it is no failure."""
+def add_piece(part: str, out: Path, piece: str, work: Path, status: int, seconds: float) -> bool:
+    """Put a piece that has ended, or was cut, into OUT/PART.json; True where it is no failure."""
     record = read(part, out)
     found, rows = outcome(work, piece, status)
-    record.setdefault("pieces", {})[piece] = {**found, "seconds": seconds}
+    record.setdefault("pieces", {})[piece] = {**found, "seconds": round(seconds, 1)}
     if rows:
         names = {row["name"] for row in rows}
         kept = [row for row in record.get("rows", []) if row["name"] not in names]
         record["rows"] = kept + rows
     save(part, out, record)
     return found["state"] in _ENDED
+
+
+class Sitting:
+    """Pieces of one part that run beside each other, each for at most its own limit.
+
+    Parameters
+    ----------
+    part : str
+    out, work : pathlib.Path
+        Folders of results, and of what pieces leave.
+    seconds : float
+        The part's; a piece that is not begun by then has failed.
+    """
+
+    def __init__(self, part: str, out: Path, work: Path, seconds: float) -> None:
+        self._part, self._out, self._work = part, out, work
+        self._end = time.monotonic() + seconds
+        self._running: dict[str, tuple[Limited, float]] = {}
+        self._failed = False
+
+    def take(self, lines: Iterable[str], at_once: int) -> bool:
+        """Run every piece that OUT lacks, in order, so many at a time; True without a failure."""
+        left = [line.rstrip("\n").split("\t", 2) for line in lines]
+        left = [one for one in left if not has_piece(self._part, self._out, one[0])]
+        try:
+            while left or self._running:
+                while left and len(self._running) < at_once:
+                    self._begin(*left.pop(0))
+                for name in list(self._running):
+                    self._look(name)
+                time.sleep(0.05)
+        finally:
+            for running, _ in self._running.values():
+                running.end()
+        return not self._failed
+
+    def _begin(self, name: str, limit: str, command: str) -> None:
+        for path in self._work.glob(f"{name}.*"):
+            path.unlink()
+        log, now = self._work / f"{name}.txt", time.monotonic()
+        left = self._end - now
+        if left < _LEAST_SECONDS:
+            log.write_text("no time was left for it\n")
+            self._add(name, CUT, 0)
+            return
+        print(f"gpu: {name}", flush=True)
+        running = Limited(["bash", "-c", command], log, min(float(limit), left))
+        self._running[name] = running, now
+
+    def _look(self, name: str) -> None:
+        running, began = self._running[name]
+        if (status := running.poll()) is not None:
+            del self._running[name]
+            self._add(name, status, time.monotonic() - began)
+
+    def _add(self, name: str, status: int, seconds: float) -> None:
+        if not add_piece(self._part, self._out, name, self._work, status, seconds):
+            self._failed = True
+            said = last_lines(self._work / f"{name}.txt", 15)
+            print(f"gpu: {name}, exit status {status}:", *said, sep="\n", flush=True)
+
+
+def gpu_tests(build: Path) -> list[tuple[str, str]]:
+    """Return name and path in the build folder of each test with the label `gpu`.
+
+    ctest knows no path of a test that is not built; it is empty here.
+    """
+    build = build.resolve()
+    listed = answer("ctest", "--test-dir", str(build), "-L", "gpu", "--show-only=json-v1")
+    return [
+        (test["name"], os.path.relpath(test["command"][0], build) if "command" in test else "")
+        for test in json.loads(listed)["tests"]
+    ]
 
 
 def write(part: str, out: Path, work: Path, status: int, seconds: int) -> None:
@@ -132,37 +212,37 @@ def write(part: str, out: Path, work: Path, status: int, seconds: int) -> None:
     if part == "step":
         record["step_args"] = step_args()
     if status != 0 and (work / "log.txt").exists():
-        record["log"] = (work / "log.txt").read_text(errors="replace").splitlines()[-40:]
+        record["log"] = last_lines(work / "log.txt", 40)
     save(part, out, record)
 
 
-def write_table(out: Path) -> None:
-    """Print all parts as Markdown, and write OUT/table.txt."""
+def write_table(out: Path, parts: list[str]) -> None:
+    """Print these parts as Markdown, and write OUT/table.txt with all parts."""
     from part_tables import table  # Half of what this script takes, and it is started a lot.
 
-    text = table([{"part": part, **record} for part in PARTS if (record := read(part, out))])
-    (out / "table.txt").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    records = [{"part": part, **record} for part in PARTS if (record := read(part, out))]
+    (out / "table.txt").write_text(table(records) + "\n", encoding="utf-8")
+    print(table([record for record in records if record["part"] in parts]))
 
 
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    takes = {"commit": "", "check": "o", "is-done": "po", "has": "poi", "piece": "poiw",
-             "write": "pow", "table": "o"}  # fmt: skip
-    for name, letters in takes.items():
+    commands.add_parser("commit")
+    commands.add_parser("gpu-tests").add_argument("build", type=Path)
+    for name in ("check", "is-done", "run", "write", "table"):
         command = commands.add_parser(name)
-        if "p" in letters:
+        if name in ("is-done", "run", "write"):
             command.add_argument("part", choices=PARTS)
-        if "o" in letters:
-            command.add_argument("out", type=Path)
-        if "i" in letters:
-            command.add_argument("piece")
-        if "w" in letters:
+        command.add_argument("out", type=Path)
+        if name == "table":
+            command.add_argument("parts", nargs="*", default=list(PARTS))
+        if name in ("run", "write"):
             command.add_argument("--work", type=Path, required=True)
-            command.add_argument("--status", type=int, required=True)
             command.add_argument("--seconds", type=int, required=True)
+    commands.choices["run"].add_argument("--at-once", type=int, required=True)
+    commands.choices["write"].add_argument("--status", type=int, required=True)
     return parser.parse_args()
 
 
@@ -178,15 +258,17 @@ def main() -> int:
                 return 1
         case "is-done":
             return 0 if is_done(args.part, args.out) else 1
-        case "has":
-            return 0 if has_piece(args.part, args.out, args.piece) else 1
-        case "piece":
-            how = (args.piece, args.work, args.status, args.seconds)
-            return 0 if add_piece(args.part, args.out, *how) else 1
+        case "gpu-tests":
+            print(*("\t".join(test) for test in gpu_tests(args.build)), sep="\n")
+        case "run":
+            # So that ending this process ends what it has begun.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+            sitting = Sitting(args.part, args.out, args.work, args.seconds)
+            return 0 if sitting.take(sys.stdin, args.at_once) else 1
         case "write":
             write(args.part, args.out, args.work, args.status, args.seconds)
         case "table":
-            write_table(args.out)
+            write_table(args.out, args.parts)
     return 0
 
 

@@ -2,27 +2,35 @@
 # Builds, tests and measures on the CUDA card of this machine.
 #
 #   experiments/gpu/run.sh build OUT        the preset `cuda` for this card, and what nvcc made of it
-#   experiments/gpu/run.sh test OUT         tests with the label `gpu`, tests/python/gpu_*.py,
-#                                           compute-sanitizer on some
+#   experiments/gpu/run.sh smoke OUT        tests with the label `gpu`, tests/python/gpu_*.py and
+#                                           four quickstarts, as many at once as there are cores
 #   experiments/gpu/run.sh step OUT         experiments/step on cuda:0, links paced both ways
 #   experiments/gpu/run.sh memory OUT       whole models within 4 and 24 GB, by the driver's count
 #   experiments/gpu/run.sh bench OUT        every kernel against this card's roofs, cuSPARSE, cuBLAS
 #   experiments/gpu/run.sh engines OUT      the quickstart with every engine, on cuda:0
-#   experiments/gpu/run.sh all OUT          these six, in turn
+#   experiments/gpu/run.sh peers OUT        one model with torch's, torchao's, FlashOptim's and our
+#                                           optimizers
+#   experiments/gpu/run.sh fidelity OUT     a model of 100 M parameters: what each way learns
+#   experiments/gpu/run.sh sanitize OUT     compute-sanitizer on some of the tests
+#   experiments/gpu/run.sh all OUT          these nine, in turn
 #   experiments/gpu/run.sh table OUT        only the table of what OUT has
 #
-# Each part ends within 8 minutes, writes OUT/<part>.json (machine, driver, commit, results), and
-# prints the table, which is OUT/table.txt too. What OUT has is not run again: the same command goes
-# on with what failed, did not end or was left, OUT brought along to another machine or not. --again
-# begins the part anew. An OUT of another commit is refused, and so is a build/cuda of another commit
-# by all parts but `build`, which builds it anew. What this machine has no tool for is "not run" in the
-# table, which is no failure.
+# Each part but `build` ends within PART_SECONDS (default: 150) and takes the most telling first. A
+# test, a benchmark or a turn is a process of its own with a limit, TURN_SECONDS (default: 30) or twice
+# that, so that one that hangs costs half a minute and not the part. OUT/<part>.json (machine, driver,
+# commit, results) is written after each.
+# At the end the part's table is printed; OUT/table.txt has the tables of all parts.
+#
+# The same command goes on with what failed, did not end or was left, OUT brought along to another
+# machine or not. --again begins the part anew. An OUT of another commit is refused, and so is a
+# build/cuda of another commit by all parts but `build`, which builds it anew. Where this machine has
+# no tool for a piece, the table says "not run", which is no failure.
 #
 # Nothing is fetched. C++ packages that are not the system's: CMAKE_PREFIX_PATH. Python: $PYTHON,
 # else .venv/bin/python, else python3; without torch there, the module is not built, and what needs
-# it fails. SLUICEWAY_COMMIT names the commit where there is no repository. STEP_ARGS are more
-# options of experiments/step/step.py, quoted as for a shell: STEP_ARGS='--links "PCIe 4.0 x16"'. What
-# is left of `step` is counted with them; with others, or with none, the part goes on.
+# it fails. SLUICEWAY_COMMIT names the commit where there is no repository. STEP_ARGS, MEMORY_ARGS and
+# PEERS_ARGS are more options of step.py, memory.py and peers.py, quoted as for a shell:
+# STEP_ARGS='--links "PCIe 4.0 x16"'. A machine without these tools gets its build from pack.sh.
 #
 # Exit status: 0; 1 where something failed, or did not end in its time; 2 where there is no card, or
 # the command line is wrong.
@@ -30,11 +38,13 @@ set -euo pipefail
 self=$(realpath "$0")
 cd "$(dirname "$self")/../.."
 
-readonly seconds_a_part=470
+readonly seconds_a_part=${PART_SECONDS:-150}
 readonly build=build/cuda
 readonly built_from=$build/sluiceway_commit
 readonly here=experiments/gpu
 readonly not_run=77  # Exit status of a piece that lacks a tool, as pieces.py has it.
+# Seconds of one turn, with the start of Python; a turn that hangs is cut then.
+readonly a_turn=${TURN_SECONDS:-30}
 # Kernels with shared memory, atomics and scratch: what a sanitizer may have something to say about.
 readonly sanitized_kernels=(compress compress_linear decompress overflow_scan residual)
 # A few steps of the engine, with every kind of codec; streams and copies have no kernels to race.
@@ -43,6 +53,11 @@ readonly engine_cases='*/block_random_cores:*/svd:*/sparse_random_cores:*/block_
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$self"; }
 
 say() { echo "gpu: $*" >&2; }
+
+# Written by unpack.sh: the commit, the interpreter, and where its packages and libraries are.
+[ ! -f "$build/environment" ] || . "$build/environment"
+packages=${PYTHONPATH:-}
+ulimit -c 0  # A turn that is cut ends by SIGABRT.
 
 python=${PYTHON:-}
 if [ -z "$python" ]; then
@@ -58,37 +73,22 @@ find_nvcc() {
   command -v nvcc >/dev/null || { say "no nvcc on PATH; set CUDA_HOME"; return 1; }
 }
 
-# ---- Pieces of a part ------------------------------------------------------------------------------
+# ---- Pieces of a part ----------------------------------------------------------------------------
 
 # Seconds until the part has to end; $1 of them are kept for what comes after.
-seconds_left() { echo $((seconds_a_part - ${1:-15} - SECONDS)); }
+seconds_left() { echo $((seconds_a_part - ${1:-5} - SECONDS)); }
 
-# piece NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, unless OUT has it.
-piece() {
-  local name=$1 limit=$2 status=0 began=$SECONDS left
-  shift 2
-  if record has "$part" "$out" "$name"; then
-    return 0
-  fi
-  left=$(seconds_left)
-  [ "$limit" -le "$left" ] || limit=$left
-  rm -rf "${work:?}/$name" "$work/$name".*
-  if [ "$limit" -lt 10 ]; then
-    echo "no time was left for it" >"$work/$name.txt"
-    status=124
-  else
-    say "$name"
-    timeout --kill-after=5 "$limit" "$@" >"$work/$name.txt" 2>&1 || status=$?
-  fi
-  record piece "$part" "$out" "$name" --work "$work" --status $status --seconds $((SECONDS - began)) &&
-    return 0
-  tail -n 15 "$work/$name.txt" >&2
-  return 1
+# piece NAME LIMIT COMMAND...: one line for `pieces`.
+piece() { printf '%s\t%s\t' "$1" "$2" && shift 2 && printf '%q ' "$@" && echo; }
+
+# pieces AT_ONCE: runs those of its input that OUT lacks, so many beside each other.
+pieces() {
+  record run "$part" "$out" --work "$work" --seconds "$(seconds_left)" --at-once "$1"
 }
 
-# ---- Parts -----------------------------------------------------------------------------------------
+# ---- Parts ---------------------------------------------------------------------------------------
 
-# Of the tests those with the label `gpu`, whose targets have their names.
+# The targets of tests with the label `gpu` have the tests' names.
 part_build() {
   local torch=ON targets=(bench_device)
   find_nvcc
@@ -98,10 +98,12 @@ part_build() {
   cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=native -DSLUICEWAY_TORCH=$torch \
     -DPython3_EXECUTABLE="$python"
   cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
-  mapfile -t targets < <(ctest --preset cuda -N | sed -n 's/^ *Test *#[0-9]*: *//p')
+  mapfile -t targets < <(record gpu-tests "$build" | cut -f 1)
   cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
+  record gpu-tests "$build" >"$build/gpu_tests.txt"
   echo "$SLUICEWAY_COMMIT" >"$built_from"
-  piece resources 60 "$python" .ci/cuda_resources.py "$build"
+  SECONDS=0  # A build takes the time that it takes.
+  piece resources 60 "$python" .ci/cuda_resources.py "$build" | pieces 1
 }
 
 # Whether build/cuda is there, and of this commit; says what it is otherwise.
@@ -113,98 +115,126 @@ is_built() {
     { echo "$build is of commit $found, expected $SLUICEWAY_COMMIT"; return 1; }
 }
 
-part_test() {
-  local status=0 name tool
-  piece ctest 150 ctest --preset cuda -j 4 --timeout 120 --no-tests=error \
-    --output-junit "$work/ctest.xml" || status=1
-  if has_torch; then
-    see_module || return 1
-    for name in tests/python/gpu_*.py; do
-      name=$(basename "$name" .py)
-      piece "$name" 150 "$python" -m pytest -q -p no:cacheprovider -o python_files='gpu_*.py' \
-        --timeout 60 --junitxml "$work/$name.xml" "tests/python/$name.py" || status=1
-    done
-  else
-    say "$python has no torch: tests/python/gpu_*.py not run"
-    status=1
-  fi
-  PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:${CUDA_HOME:-/usr/local/cuda}/compute-sanitizer
-  if ! command -v compute-sanitizer >/dev/null; then
-    piece compute-sanitizer 10 bash -c "echo 'no compute-sanitizer on PATH'; exit $not_run"
-    return $status
-  fi
-  for tool in memcheck racecheck; do
-    sanitize $tool runtime_engine_subspace_device_engine "$engine_cases" || status=1
-    for name in "${sanitized_kernels[@]}"; do
-      sanitize $tool kernels_"$name" '*/cuda*' || status=1
-    done
-  done
-  for name in stream link; do
-    sanitize memcheck runtime_device_cuda_$name '*' || status=1
-  done
-  return $status
+# The slowest first; nothing here is timed, so all of it may run at once.
+part_smoke() {
+  local name path
+  has_torch || { say "smoke: $python has no torch, which tests/python/gpu_*.py need"; return 1; }
+  see_module || return 1
+  {
+    piece python $((seconds_a_part - 10)) "$python" -m pytest -v -n 4 -p no:cacheprovider \
+      -o python_files='gpu_*.py' --timeout $((2 * a_turn)) --timeout-method thread \
+      --junitxml "$work/python.xml" tests/python/gpu_*.py
+    quickstart subspace configs/quickstart.yaml train.steps=60
+    quickstart cores configs/quickstart.yaml train.steps=60 engine.codec=block_random
+    quickstart offload_disk configs/quickstart_offload_disk.yaml train.steps=60
+    quickstart zo_host configs/quickstart_zo.yaml train.steps=60 engine.tier=host
+    while IFS=$'\t' read -r name path; do
+      piece "$name" $((2 * a_turn)) env OMP_WAIT_POLICY=passive "$build/$path" --gtest_brief=0
+    done <"$build/gpu_tests.txt"
+  } | pieces "$(nproc)"
 }
 
-# sanitize TOOL TEST CASES
+part_sanitize() {
+  local name tool
+  PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:${CUDA_HOME:-/usr/local/cuda}/compute-sanitizer
+  if ! command -v compute-sanitizer >/dev/null; then
+    piece compute-sanitizer 10 bash -c "echo 'no compute-sanitizer on PATH'; exit $not_run" | pieces 1
+    return
+  fi
+  {
+    for tool in memcheck racecheck; do
+      sanitize $tool runtime_engine_subspace_device_engine "$engine_cases"
+      for name in "${sanitized_kernels[@]}"; do sanitize $tool kernels_"$name" '*/cuda*'; done
+    done
+    for name in stream link; do sanitize memcheck runtime_device_cuda_$name '*'; done
+  } | pieces 4
+}
+
+# sanitize TOOL TEST CASES; a test that is not there fails as a command that is not.
 sanitize() {
-  local binary
-  binary=$(find "$build/tests" -name "$2_test" -type f | head -n 1)
-  [ -n "$binary" ] || { say "$2_test is not in $build"; return 1; }
-  piece "$1_$2" 120 compute-sanitizer --tool "$1" --error-exitcode 9 "$binary" \
+  local path
+  path=$(sed -n "s/^$2_test\t//p" "$build/gpu_tests.txt")
+  piece "$1_$2" 120 compute-sanitizer --tool "$1" --error-exitcode 9 "$build/${path:-$2_test}" \
     --gtest_filter="$3" --gtest_brief=1
 }
 
+# Projections with the libraries beside them, and the residual, come first: a step is mostly these.
 part_bench() {
-  local status=0 group groups
+  local group groups
   mapfile -t groups < <("$build/experiments/bench/bench_device" --benchmark_list_tests |
-    sed 's/[^A-Za-z0-9].*//' | awk '!seen[$0]++')
+    sed 's/[^A-Za-z0-9].*//' | awk 'seen[$0]++ { next }
+      /^(compress|decompress|project|residual)$/ { print; next }
+      { rest = rest $0 "\n" } END { printf "%s", rest }')
   [ ${#groups[@]} -gt 0 ] || { say "bench_device lists no benchmark"; return 1; }
   for group in "${groups[@]}"; do
-    piece "$group" 120 "$python" experiments/bench/report.py "$build" --only bench_device \
-      --filter "^$group([^A-Za-z0-9]|\$)" --out "$work/$group.json" || status=1
-  done
-  return $status
+    piece "$group" $a_turn "$python" experiments/bench/report.py "$build" --only bench_device \
+      --filter "^$group([^A-Za-z0-9]|\$)" --out "$work/$group.json"
+  done | pieces 1
 }
 
-# A turn that ends the process, or after which the device answers no more, is a row that says so; a
-# new process goes on with the next. What failed before is taken again, once.
+# A turn that is cut, or after which the device answers no more, is a row that says so; a new process
+# goes on with the next. What failed before is taken again, once.
 part_step() {
   local status=0 more=() retry=--retry
   has_torch || { say "step: $python has no torch"; return 1; }
   see_module || return 1
   eval "more=(${STEP_ARGS:-})"
-  while [ "$(seconds_left 120)" -gt 0 ]; do
+  while [ "$(seconds_left $a_turn)" -gt 0 ]; do
     status=0
-    "$python" experiments/step/step.py --device cuda:0 --out "$out/step.json" --budget 24GiB \
-      --pacing absolute ratio --patience 15 --turn-limit 90 --seconds "$(seconds_left 120)" \
-      $retry "${more[@]}" || status=$?
+    timeout --signal=ABRT --kill-after=3 $((a_turn + 5)) "$python" experiments/step/step.py \
+      --device cuda:0 --out "$out/step.json" --budget 24GiB --pacing absolute ratio --patience 10 \
+      --turns 1 --turn-limit $((a_turn - 5)) --seconds "$(seconds_left $a_turn)" $retry "${more[@]}" ||
+      status=$?
     retry=
     case $status in
-      3 | 142) say "step: a process ended with $status, another goes on" ;;
+      3) ;;  # Turns are left.
+      124 | 134 | 137 | 142) say "step: a turn was cut, another process goes on" ;;
       *) return $status ;;
     esac
   done
 }
 
 part_memory() {
+  local more=()
   has_torch || { say "memory: $python has no torch"; return 1; }
   see_module || return 1
+  eval "more=(${MEMORY_ARGS:-})"
   "$python" experiments/laptop/memory.py --device cuda:0 --out "$out/memory.json" --retry \
-    --run-limit 120 --seconds "$(seconds_left 135)"
+    --run-limit $a_turn --seconds "$(seconds_left $a_turn)" "${more[@]}"
 }
 
+part_peers() {
+  local more=()
+  has_torch || { say "peers: $python has no torch"; return 1; }
+  see_module || return 1
+  eval "more=(${PEERS_ARGS:-})"
+  "$python" $here/peers.py --device cuda:0 --out "$out/peers.json" --turn-limit $a_turn \
+    --seconds "$(seconds_left $a_turn)" "${more[@]}"
+}
+
+# The base model is too large for OUT; without it a further call trains another, and begins anew.
+part_fidelity() {
+  has_torch || { say "fidelity: $python has no torch"; return 1; }
+  see_module || return 1
+  "$python" $here/fidelity.py --device cuda:0 --out "$out/fidelity.json" --base build/gpu/base.pt \
+    --seconds "$(seconds_left)"
+}
+
+# Half the steps of `make demo`, so that all of them fit; one at a time, since steps are timed.
 part_engines() {
-  local status=0 offload=configs/quickstart_offload_disk.yaml
+  local offload=configs/quickstart_offload_disk.yaml zo=configs/quickstart_zo.yaml
   has_torch || { say "engines: $python has no torch"; return 1; }
   see_module || return 1
-  quickstart native configs/quickstart.yaml "engine={kind: native}" || status=1
-  quickstart subspace configs/quickstart.yaml || status=1
-  quickstart fused configs/quickstart.yaml engine.fused=true || status=1
-  quickstart offload_host $offload engine.tier=host || status=1
-  quickstart offload_disk $offload || status=1
-  quickstart zo configs/quickstart_zo.yaml train.steps=100 || status=1
-  quickstart zo_host configs/quickstart_zo.yaml train.steps=100 engine.tier=host || status=1
-  return $status
+  {
+    quickstart native configs/quickstart.yaml train.steps=60 "engine={kind: native}"
+    quickstart subspace configs/quickstart.yaml train.steps=60
+    quickstart cores configs/quickstart.yaml train.steps=60 engine.codec=block_random
+    quickstart fused configs/quickstart.yaml train.steps=60 engine.fused=true
+    quickstart offload_host $offload train.steps=60 engine.tier=host
+    quickstart zo $zo train.steps=60
+    quickstart zo_host $zo train.steps=60 engine.tier=host
+    quickstart offload_disk $offload train.steps=60
+  } | pieces 1
 }
 
 # quickstart NAME CONFIG SETTING...
@@ -214,7 +244,7 @@ quickstart() {
   for one in device.name=cuda:0 device.link=null "$@"; do
     settings+=(--set "$one")
   done
-  piece "$name" 120 "$python" -m sluiceway train "$config" --out "$work/$name" "${settings[@]}"
+  piece "$name" $((2 * a_turn)) "$python" -m sluiceway train "$config" --out "$work/$name" "${settings[@]}"
 }
 
 # The Python package with the module of this build, and no copy of either. An editable install is
@@ -227,7 +257,7 @@ see_module() {
   rm -f "$site"/sluiceway/_core*.so
   ln -s "$PWD/$build"/python/bindings/_core*.so "$site/sluiceway/"
   touch "$site/_editable_skbc_sluiceway.py"
-  export PYTHONPATH=$site
+  export PYTHONPATH=$site${packages:+:$packages}
   "$python" -c 'import importlib.util as u, sys
 sys.exit(not u.find_spec("sluiceway._core").origin.startswith(sys.argv[1]))' "$site/" ||
     { say "$python sees another sluiceway than that of $build; remove it there"; return 1; }
@@ -235,10 +265,10 @@ sys.exit(not u.find_spec("sluiceway._core").origin.startswith(sys.argv[1]))' "$s
 
 # ---- Running them ----------------------------------------------------------------------------------
 
-# Runs a part in a process group of its own, so that the limit ends all of it.
+# Every process that a part waits for has a limit, so the part has one; its output goes to a file.
 run_part() {
   local status=0 began=$SECONDS why
-  export part=$1 work=$PWD/build/gpu/$1 out
+  export part=$1 work=$PWD/build/gpu/$1 out packages
   if ! why=$(is_built); then
     [ "$part" = build ] || { say "$part: $why; run $0 build $out"; return 1; }
     rm -f "$out/build.json"
@@ -252,23 +282,26 @@ run_part() {
   fi
   rm -rf "$work"
   mkdir -p "$work"
-  timeout --kill-after=10 $seconds_a_part "$self" --part "$part" 2>&1 | tee "$work/log.txt" || status=$?
+  say "$part: writes $work/log.txt and $out/$part.json"
+  "$self" --part "$part" >"$work/log.txt" 2>&1 || status=$?
+  [ $status = 0 ] || tail -n 40 "$work/log.txt" >&2
   record write "$part" "$out" --work "$work" --status $status --seconds $((SECONDS - began))
   return $((status != 0))
 }
 
 main() {
-  local parts again="" status=0 name
+  local parts again="" status=0 name every=(build smoke step memory bench engines peers fidelity sanitize)
   if [ "${1:-}" = --part ]; then
     "part_$2"
     return
   fi
   case "${1:-}" in
     -h | --help) usage; return 0 ;;
-    build | test | step | memory | bench | engines) parts=("$1") ;;
-    all) parts=(build test step memory bench engines) ;;
+    all) parts=("${every[@]}") ;;
     table) parts=() ;;
-    *) usage >&2; return 2 ;;
+    *)
+      case " ${every[*]} " in *" ${1:-none} "*) ;; *) usage >&2; return 2 ;; esac
+      parts=("$1") ;;
   esac
   [ $# -ge 2 ] || { usage >&2; return 2; }
   [ "${3:-}" = "" ] || [ "$3" = --again ] || { usage >&2; return 2; }
@@ -288,7 +321,7 @@ main() {
       [ "$name" != build ] || break
     fi
   done
-  record table "$out"
+  record table "$out" "${parts[@]}"
   return $status
 }
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 import time
 from contextlib import closing
@@ -32,6 +31,7 @@ sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("qu
 
 from block_models import SHAPES, Case
 from driver_count import TakenPeak, taken_bytes
+from limited import row_of
 from memory_table import memory_table
 from run_folder import check_commit, read_rows, write_rows
 from sluiceway.base.sizes import parse_bytes
@@ -116,16 +116,7 @@ def in_a_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, Any
     """One run, whatever becomes of the process that makes it."""
     command = [sys.executable, __file__, "--one", json.dumps(key), "--device", args.device,
                "--tokens", str(args.tokens), "--steps", str(args.steps)]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=args.run_limit
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"did not end within {args.run_limit} s"}
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        return {"failed": f"exit status {done.returncode}: {last[:400]}"}
-    return json.loads(done.stdout.splitlines()[-1])
+    return row_of(command, args.run_limit)
 
 
 def did_not_fit(row: dict[str, Any]) -> bool:
@@ -156,7 +147,7 @@ def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
     about = {"machine": machine(), "device": args.device, "tokens": args.tokens,
              "vocabulary": _VOCABULARY}  # fmt: skip
     budgets = [one.split("=") for one in args.models]
-    for (model, budget), way in itertools.product(budgets, args.ways):
+    for way, (model, budget) in itertools.product(args.ways, budgets):
         for counted in (ALL, BESIDE):
             key = {"model": model, "budget": parse_bytes(budget), "way": way, "counted": counted}
             row = next((row for row in rows if key.items() <= row.items()), None)

@@ -11,8 +11,9 @@ is a row that says why. A FILE of other options that all rows depend on is refus
 `step_order.py` has the order.
 
 Exit status: 0, also where --seconds were not enough for all; 1 where a way failed whenever it was
-tried; 3 where the device answers no more. After 3, and after a turn that did not end, which ends
-the process by SIGALRM, the same command goes on behind that turn.
+tried; 3 where --turns were taken and others are left, or the device answers no more. After 3, and
+after a turn that did not end, which ends the process by SIGALRM, the same command goes on behind
+that turn.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Sitting:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._device = torch_device(args.device)
-        self._end = time.monotonic() + args.seconds
+        self._end, self._taken = time.monotonic() + args.seconds, 0
         self._real_gbps = real_link_gbps(self._device)
         self._sizes: dict[Case, tuple[int, int]] = {}
         self.rows = [row for row in read_rows(args.out) if not (args.retry and "failed" in row)]
@@ -103,9 +104,10 @@ class Sitting:
         ]
 
     def go_on(self) -> None:
-        """Take what is left, until the seconds are over."""
+        """Take what is left, until the seconds are over or --turns were taken."""
         self._write()
-        while self.left and time.monotonic() < self._end:
+        while self.has_time and self._taken < self._args.turns:
+            self._taken += 1
             case, turn = self.left[0]
             key = {**case.key, **turn.key}
             self._write({**key, "failed": "did not end"})
@@ -123,6 +125,11 @@ class Sitting:
                 print("step.py: the device answers no more, start again", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(_START_AGAIN)  # The ordinary end would wait for the device.
+
+    @property
+    def has_time(self) -> bool:
+        """Whether a turn is left, and seconds to begin it."""
+        return bool(self.left) and time.monotonic() < self._end
 
     def ways_that_only_failed(self) -> list[str]:
         """Those that were tried and never ran."""
@@ -199,6 +206,8 @@ def parsed() -> argparse.Namespace:
     limit = "seconds of a turn, after which the process ends"
     parser.add_argument("--turn-limit", type=int, default=0, help=limit)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn later")
+    most = "take no more than so many; 1 gives each turn a process of its own"
+    parser.add_argument("--turns", type=int, default=sys.maxsize, help=most)
     parser.add_argument("--retry", action="store_true", help="take turns again that failed")
     seen = "one round of two steps of the fewest tokens over two links, to see that it runs"
     parser.add_argument("--once", action="store_true", help=seen)
@@ -223,6 +232,8 @@ def main() -> int:
             args.budget = int(_OF_CARD * torch.cuda.mem_get_info(torch_device(args.device))[0])
         sitting = Sitting(args)
         sitting.go_on()
+        if sitting.has_time:
+            return _START_AGAIN
         only_failed = sitting.ways_that_only_failed()
         if sitting.left:
             print(f"step.py: {len(sitting.left)} turns are left, the same command goes on")

@@ -1,4 +1,4 @@
-"""On a card: SubspaceAdamW trains there as on the host device. `experiments/gpu/run.sh test`.
+"""On a card: SubspaceAdamW trains there as on the host device. `experiments/gpu/run.sh smoke`.
 
 `--device host` runs the same bodies without a card, which shows that they run, and no more. Both
 sides compute in fp32 without TF32, torch's default; AdamW makes more of a difference in rounding

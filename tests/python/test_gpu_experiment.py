@@ -47,7 +47,7 @@ def test_help_names_every_part_and_a_wrong_one_is_refused(no_card, tmp_path):
     assert told.returncode == 0
     assert all(f"run.sh {part} OUT" in told.stdout for part in record.PARTS)
     assert "set -euo" not in told.stdout
-    for wrong in (["tests", str(tmp_path)], ["test"], ["test", str(tmp_path), "--twice"], []):
+    for wrong in (["tests", str(tmp_path)], ["smoke"], ["smoke", str(tmp_path), "--twice"], []):
         assert run(no_card, *wrong).returncode == 2
 
 
@@ -117,16 +117,18 @@ def test_a_failed_part_keeps_the_end_of_its_log_and_what_it_had(out):
 )
 def test_a_sanitizer_has_passed_only_where_it_says_so(out, log, status, state, told):
     (out / WORK / "memcheck_compress.txt").write_text(log)
-    found = add("test", out, "memcheck_compress", status)
-    assert found == {"state": state, "told": told, "seconds": 7}
-    assert record.has_piece("test", out, "memcheck_compress") == (state in ("passed", "not run"))
+    found = add("sanitize", out, "memcheck_compress", status)
+    assert (found["state"], found["told"], found["seconds"]) == (state, told, 7)
+    ended = state in ("passed", "not run")
+    assert record.has_piece("sanitize", out, "memcheck_compress") == ended
+    assert ("log" in found) != ended
 
 
 def test_a_piece_that_lacks_its_tool_is_not_run(out):
     (out / WORK / "resources.txt").write_text("no cuobjdump\n")
     for status, state in ((77, "not run"), (1, "failed"), (0, "passed")):
         found = add("build", out, "resources", status)
-        assert found == {"state": state, "told": "no cuobjdump", "seconds": 7}
+        assert (found["state"], found["told"], found["seconds"]) == (state, "no cuobjdump", 7)
         assert record.has_piece("build", out, "resources") == (state != "failed")
 
 
@@ -150,8 +152,31 @@ def test_kernels_cannot_be_looked_at_without_a_tool():
     ],
 )
 def test_tests_that_were_skipped_or_are_missing_have_not_passed(out, cases, state, told):
-    (out / WORK / "ctest.xml").write_text(f"<testsuite>{cases}</testsuite>")
-    assert add("test", out, "ctest") == {"state": state, "told": told, "seconds": 7}
+    (out / WORK / "python.xml").write_text(f"<testsuite>{cases}</testsuite>")
+    found = add("smoke", out, "python")
+    assert (found["state"], found["told"], found["seconds"]) == (state, told, 7)
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("[ RUN      ] A.B\n[       OK ] A.B (3 ms)\n[ RUN      ] A.C\n",
+         "1 tests ended, then A.C"),
+        ("tests/a.py::x \ntests/a.py::y[1] \n[gw0] [ 50%] PASSED tests/a.py::x \n",
+         "1 tests ended, not tests/a.py::y[1]"),
+        ("half\n\n", "half"),
+    ],
+)  # fmt: skip
+def test_a_piece_that_was_cut_says_where_it_was(out, log, told):
+    (out / WORK / "some.txt").write_text(log)
+    found = add("smoke", out, "some", 124)
+    assert (found["state"], found["told"]) == ("not finished", told)
+    assert found["log"] == log.splitlines()
+
+
+def test_a_binary_that_runs_no_test_has_not_passed(out):
+    (out / WORK / "a_test.txt").write_text("[==========] Running 0 tests from 0 test suites.\n")
+    assert add("smoke", out, "a_test")["state"] == "failed"
 
 
 def test_a_run_passes_where_it_went_to_its_end(out):
@@ -190,12 +215,28 @@ def test_the_table_has_pieces_kernels_steps_and_memory(out, capsys):
     (out / "memory.json").write_text(json.dumps(memory))
     for part in ("step", "memory", "bench"):
         end(part, out)
-    record.write_table(out)
+    peer = {"way": "torch AdamW", "seconds": 0.1493, "torch_bytes": 11 << 30, "losses": [10.5, 9.5],
+            "driver_bytes": 12 << 30, "process_bytes": 2 << 30}  # fmt: skip
+    missing = {"way": "FlashAdamW", "missing": "flashoptim is not installed"}
+    hung = {"way": "svd", "failed": "did not end within 30 s"}
+    peers = {**about, "shape": "1.3b", "tokens": 2048, "rows": [peer, missing, hung]}
+    (out / "peers.json").write_text(json.dumps(peers))
+    base = {"parameters": 103_000_000, "steps": 2000, "loss": 1.25, "id": "a"}
+    learned = [{"way": way, "seed": 0, "base": "a", "before": 2.0, "after": after}
+               for way, after in (("torch AdamW", 1.5), ("default", 1.45))]  # fmt: skip
+    fidelity = {**about, "steps": 300, "base": base, "rows": learned}
+    (out / "fidelity.json").write_text(json.dumps(fidelity))
+    record.write_table(out, list(record.PARTS))
     table = (out / "table.txt").read_text()
     assert table == capsys.readouterr().out
     for line in (
         "| step | 0 | 2 | 9 |",
-        "- scan: passed, 7 s. 2 rows",
+        "| scan | passed | 7 | 2 rows |",
+        "| torch AdamW | 149.3 | 1.000 | 11 GiB | 12 GiB | 2 GiB | 10.500 to 9.500 |",
+        "| FlashAdamW | flashoptim is not installed | - |",
+        "| svd | failed: did not end within 30 s | - |",
+        "103 M parameters, 2000 steps of pretraining to 1.2500 on its own text; then 300 steps",
+        "| default | 0 | 2.0000 | 1.4500 | 1.100 |",
         "| scan<bf16> | 12.3 | 3000.0 | - | 0.91 | bytes | - |",
         "| compress_by_gemm | 99.0 | - | - | - | - | 5.25 |",
         "**7b, 2,048 tokens a step, no checkpointing**: no turn ran",

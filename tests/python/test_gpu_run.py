@@ -39,10 +39,22 @@ case "$*" in *"$(cat "$FAKES/too_long")"*) exit 124 ;; esac
 echo '========= ERROR SUMMARY: 0 errors'
 """
 CTEST = """
-while [ $# -gt 1 ]; do
-  [ "$1" != --output-junit ] || echo '<t><testcase name="a" status="run"/></t>' >"$2"
-  shift
-done
+build=$(sed 's/.*--test-dir \\([^ ]*\\).*/\\1/' <<<"$*")
+echo '{"tests": [{"name": "kernels_wire_test", "command": ["'"$build"'/tests/wire"]}]}'
+"""
+PYTEST = """
+case "$*" in "-m pytest "*)
+  xml=$(sed 's/.*--junitxml \\([^ ]*\\).*/\\1/' <<<"$*")
+  echo '<t><testcase name="a" status="run"/></t>' >"$xml" ;;
+esac
+"""
+# A test binary writes its name down, too, and hangs where FAKES/hangs says so.
+BINARY = """#!/bin/bash
+name=$(basename "$0")
+echo "$name $*" >>"$FAKES/asked"
+echo "[ RUN      ] SomeTest.IsTheOne"
+[ "$name" != "$(cat "$FAKES/hangs")" ] || sleep 60
+echo "[  PASSED  ] 1 test."
 """
 TRAIN = """
 case "$*" in *"$(cat "$FAKES/broken")"*) echo 'no such device' >&2; exit 1 ;; esac
@@ -67,14 +79,18 @@ class Sandbox:
         self.executable(build / "experiments/bench/bench_device", "#!/bin/sh\necho scan/f\n")
         (build / "sluiceway_commit").write_text("one\n")
         for name in TESTS:
-            self.executable(build / "tests" / f"{name}_test", "")
+            self.executable(build / "tests" / f"{name}_test", BINARY)
+        lines = [f"{name}_test\ttests/{name}_test\n" for name in TESTS]
+        (build / "gpu_tests.txt").write_text("".join(lines))
         (build / "python/bindings").mkdir(parents=True)
         (build / "python/bindings/_core.so").touch()  # The installed one is not to be seen.
         (root / "tests/python").mkdir(parents=True)
         (root / "tests/python/gpu_training.py").touch()
+        (root / ".ci").symlink_to(REPOSITORY / ".ci")
         self.fakes.mkdir()
         self.does("too_long", "nothing")
         self.does("broken", "nothing")
+        self.does("hangs", "nothing")
         self.environment = {
             **os.environ, "FAKES": str(self.fakes), "PATH": f"{tools}:{os.environ['PATH']}",
             "PYTHON": str(tools / "python"), "SLUICEWAY_COMMIT": "one",
@@ -110,63 +126,133 @@ def sandbox(tmp_path):
     return Sandbox(tmp_path)
 
 
-def test_tests_that_did_not_end_fail_and_alone_are_run_again(sandbox):
-    sandbox.does("ctest", CTEST)
-    sandbox.does("compute-sanitizer", SANITIZER)
-    sandbox.does("too_long", "racecheck --error-exitcode 9 build/cuda/tests/kernels_residual")
-    done = sandbox.run("test")
-    assert done.returncode == 1, done.stderr
-    pieces = sandbox.record("test")["pieces"]
-    states = {name: piece["state"] for name, piece in pieces.items()}
-    assert states.pop("racecheck_kernels_residual") == "not finished"
-    assert set(states.values()) == {"passed"}
-    assert {"ctest", "gpu_training", "memcheck_runtime_device_cuda_stream",
-            "memcheck_runtime_device_cuda_link", "memcheck_kernels_compress",
-            "racecheck_runtime_engine_subspace_device_engine"} <= set(states)  # fmt: skip
-    assert len(sandbox.asked) == len(pieces)
-    sandbox.does("too_long", "nothing")
-    shutil.rmtree(sandbox.root / "build" / "gpu")  # As on a machine that only OUT went to.
-    done = sandbox.run("test")
+def test_smoke_runs_binaries_python_and_quickstarts_and_ends_in_their_table(sandbox):
+    sandbox.does("python", PYTEST)
+    done = sandbox.run("smoke")
     assert done.returncode == 0, done.stderr
-    assert len(sandbox.asked) == 1
-    assert "racecheck" in sandbox.asked[0]
-    assert "- racecheck_kernels_residual: passed" in (sandbox.out / "table.txt").read_text()
-    assert sandbox.run("test").returncode == 0
+    pieces = sandbox.record("smoke")["pieces"]
+    quickstarts = {"subspace", "cores", "offload_disk", "zo_host"}
+    assert set(pieces) == {"python", *quickstarts, *(f"{name}_test" for name in TESTS)}
+    assert {piece["state"] for piece in pieces.values()} == {"passed"}
+    (pytest_line,) = (line for line in sandbox.asked if "-m pytest" in line)
+    assert " -n 4 " in pytest_line
+    assert pytest_line.endswith("tests/python/gpu_training.py")
+    *_, one, _, last = done.stdout.splitlines()
+    assert one.startswith("| ")
+    assert last == f"{len(pieces)} passed"
+
+
+def test_a_binary_that_hangs_is_cut_and_the_others_pass_and_it_alone_runs_again(sandbox):
+    sandbox.does("python", PYTEST)
+    sandbox.does("hangs", "kernels_compress_test")
+    done = sandbox.run("smoke", TURN_SECONDS="1")
+    assert done.returncode == 1
+    pieces = sandbox.record("smoke")["pieces"]
+    states = {name: piece["state"] for name, piece in pieces.items()}
+    assert states.pop("kernels_compress_test") == "not finished"
+    assert set(states.values()) == {"passed"}
+    cut = pieces["kernels_compress_test"]
+    assert cut["told"] == "0 tests ended, then SomeTest.IsTheOne"
+    assert cut["log"] == ["[ RUN      ] SomeTest.IsTheOne"]
+    assert 2 <= cut["seconds"] < 6
+    assert f"{len(states)} passed, 1 not finished" in done.stdout.splitlines()
+    sandbox.does("hangs", "nothing")
+    shutil.rmtree(sandbox.root / "build" / "gpu")  # As on a machine that only OUT went to.
+    assert sandbox.run("smoke").returncode == 0
+    assert [line.split()[0] for line in sandbox.asked] == ["kernels_compress_test"]
+    assert sandbox.run("smoke").returncode == 0
     assert sandbox.asked == []
 
 
-def test_a_test_binary_that_is_missing_is_a_failure(sandbox):
-    sandbox.does("ctest", CTEST)
+def test_a_part_takes_no_longer_than_it_may_and_says_what_was_left(sandbox):
+    sandbox.does("python", 'case "$*" in *train*) sleep 60 ;; esac')
+    done = sandbox.run("engines", PART_SECONDS="16", TURN_SECONDS="4")
+    assert done.returncode == 1
+    record = sandbox.record("engines")
+    assert record["seconds"] < 25
+    told = [piece["told"] for piece in record["pieces"].values()]
+    assert told.count("no time was left for it") >= 6
+    assert {piece["state"] for piece in record["pieces"].values()} == {"not finished"}
+
+
+def test_sanitizers_that_did_not_end_fail_and_alone_are_run_again(sandbox):
     sandbox.does("compute-sanitizer", SANITIZER)
+    sandbox.does("too_long", "racecheck --error-exitcode 9 build/cuda/tests/kernels_residual")
+    done = sandbox.run("sanitize")
+    assert done.returncode == 1, done.stderr
+    pieces = sandbox.record("sanitize")["pieces"]
+    states = {name: piece["state"] for name, piece in pieces.items()}
+    assert states.pop("racecheck_kernels_residual") == "not finished"
+    assert set(states.values()) == {"passed"}
+    assert {"memcheck_runtime_device_cuda_stream", "memcheck_runtime_device_cuda_link",
+            "memcheck_kernels_compress", "racecheck_runtime_engine_subspace_device_engine"
+            } <= set(states)  # fmt: skip
+    assert len(sandbox.asked) == len(pieces)
+    sandbox.does("too_long", "nothing")
+    assert sandbox.run("sanitize").returncode == 0
+    assert len(sandbox.asked) == 1
+    assert "racecheck" in sandbox.asked[0]
+    table = (sandbox.out / "table.txt").read_text()
+    assert "| racecheck_kernels_residual | passed |" in table
+
+
+def test_a_test_binary_that_is_missing_is_a_failure(sandbox):
+    sandbox.does("python", PYTEST)
     (sandbox.root / "build/cuda/tests/runtime_device_cuda_link_test").unlink()
-    assert sandbox.run("test").returncode == 1
-    assert "runtime_device_cuda_link_test is not in build/cuda" in sandbox.record("test")["log"][-1]
+    assert sandbox.run("smoke").returncode == 1
+    missing = sandbox.record("smoke")["pieces"]["runtime_device_cuda_link_test"]
+    assert missing["state"] == "failed"
+    assert "No such file or directory" in missing["told"]
 
 
 def test_the_build_makes_the_module_and_the_tests_of_the_label(sandbox):
-    sandbox.does("ctest", "echo '  Test  #1: kernels_wire_test'; echo 'Total Tests: 1'")
+    sandbox.does("ctest", CTEST)
     done = sandbox.run("build")
     assert done.returncode == 0, done.stderr
     targets = [line.partition("--target ")[2] for line in sandbox.asked if "--target" in line]
     assert targets == ["bench_device _core", "kernels_wire_test"]
     assert sandbox.record("build")["pieces"]["resources"]["state"] == "passed"
+    tests = (sandbox.root / "build/cuda/gpu_tests.txt").read_text()
+    assert tests == "kernels_wire_test\ttests/wire\n"
 
 
-def test_steps_go_on_in_another_process_where_one_was_ended(sandbox):
-    ends = (
-        'n=$(grep -c step.py "$FAKES/asked"); [ $n != 1 ] || exit 3; [ $n != 2 ] || kill -ALRM $$'
-    )
+def test_each_step_is_a_process_and_the_next_goes_on_where_one_was_cut(sandbox):
+    ends = """
+n=$(grep -c step.py "$FAKES/asked")
+case $n in 1) exit 3 ;; 2) kill -ALRM $$ ;; 3) trap "" ABRT; sleep 60 ;; esac
+"""
     sandbox.does("python", ends)
-    done = sandbox.run("step", STEP_ARGS='--links "PCIe 4.0 x16" --rounds 1')
+    links = '--links "PCIe 4.0 x16" --rounds 1'
+    done = sandbox.run("step", STEP_ARGS=links, TURN_SECONDS="1")
     assert done.returncode == 0, done.stderr
-    assert len(sandbox.asked) == 3
-    assert sandbox.asked[2].endswith("--links PCIe 4.0 x16 --rounds 1")
-    assert "--pacing absolute ratio" in sandbox.asked[0]
+    assert len(sandbox.asked) == 4
+    assert sandbox.asked[3].endswith("--links PCIe 4.0 x16 --rounds 1")
+    assert all("--pacing absolute ratio" in line for line in sandbox.asked)
+    assert all(" --turns 1 " in line for line in sandbox.asked)
+    assert [" --retry " in line for line in sandbox.asked] == [True, False, False, False]
     assert sandbox.record("step")["status"] == 0
 
 
+def test_no_step_begins_in_the_last_seconds_of_the_part(sandbox):
+    sandbox.does("python", "exit 3")
+    done = sandbox.run("step", PART_SECONDS="8", TURN_SECONDS="4")
+    assert done.returncode == 0, done.stderr
+    assert sandbox.asked
+    assert sandbox.record("step")["seconds"] < 8
+
+
+def test_a_packed_build_names_its_commit_and_where_its_packages_are(sandbox):
+    environment = sandbox.root / "build/cuda/environment"
+    environment.write_text("export SLUICEWAY_COMMIT=one PYTHONPATH=/packed\n")
+    sandbox.does("python", 'echo "$PYTHONPATH" >"$FAKES/path"')
+    done = sandbox.run("engines", SLUICEWAY_COMMIT="")
+    assert done.returncode == 0, done.stderr
+    assert (sandbox.fakes / "path").read_text().endswith("/build/cuda/site:/packed\n")
+    assert sandbox.record("engines")["commit"] == "one"
+
+
 def test_a_build_of_another_commit_is_built_anew_before_anything_else(sandbox):
-    sandbox.does("ctest", "echo '  Test  #1: kernels_wire_test'")
+    sandbox.does("ctest", CTEST)
     assert sandbox.run("build").returncode == 0
     assert sandbox.run("build").returncode == 0
     assert sandbox.asked == [], "it is there"
@@ -196,22 +282,22 @@ def test_a_build_that_failed_is_of_no_commit(sandbox):
 
 
 def test_a_tree_that_differs_from_its_commit_is_built_whenever_asked(sandbox):
-    sandbox.does("ctest", "echo '  Test  #1: kernels_wire_test'")
+    sandbox.does("ctest", CTEST)
     for _ in range(2):
         assert sandbox.run("build", SLUICEWAY_COMMIT="one-dirty").returncode == 0
         assert any("cmake --build" in line for line in sandbox.asked)
 
 
 def test_what_there_is_no_tool_for_is_not_run_and_the_table_says_so(sandbox):
-    sandbox.does("ctest", "echo '  Test  #1: kernels_wire_test'")
+    sandbox.does("ctest", CTEST)
     lacks = 'case "$*" in *cuda_resources*) echo "no cuobjdump on PATH"; exit 77 ;; esac'
     sandbox.does("python", lacks)
     done = sandbox.run("build", "--again")
     assert done.returncode == 0, done.stderr
     assert sandbox.record("build")["pieces"]["resources"]["state"] == "not run"
-    for line in ("| build | 0, not run: resources | 0 |", "- resources: not run, "):
+    for line in ("| build | 0, not run: resources | 0 |", "| resources | not run | "):
         assert line in done.stdout
-    assert "s. no cuobjdump on PATH" in done.stdout
+    assert " | no cuobjdump on PATH |" in done.stdout
     sandbox.does("python", lacks.replace("77", "1"))
     assert sandbox.run("build", "--again").returncode == 1
     assert sandbox.record("build")["pieces"]["resources"]["state"] == "failed"
@@ -244,6 +330,7 @@ def test_steps_that_were_narrowed_are_not_all_of_them(sandbox):
 def test_whole_models_that_failed_are_run_again(sandbox):
     assert sandbox.run("memory").returncode == 0
     assert " --retry " in sandbox.asked[0]
+    assert " --run-limit 30 " in sandbox.asked[0]
 
 
 def test_steps_that_fail_are_not_begun_again(sandbox):
@@ -258,7 +345,7 @@ def test_every_engine_runs_and_a_failure_is_that_engines_alone(sandbox):
     assert sandbox.run("engines").returncode == 1
     pieces = sandbox.record("engines")["pieces"]
     assert list(pieces) == [
-        "native", "subspace", "fused", "offload_host", "offload_disk", "zo", "zo_host",
+        "native", "subspace", "cores", "fused", "offload_host", "zo", "zo_host", "offload_disk",
     ]  # fmt: skip
     assert pieces["fused"]["state"] == "failed"
     assert pieces["fused"]["told"] == "no such device"
@@ -270,14 +357,17 @@ def test_every_engine_runs_and_a_failure_is_that_engines_alone(sandbox):
     assert len(sandbox.asked) == len(pieces)
 
 
-def test_all_parts_leave_no_more_than_eight_files(sandbox):
-    sandbox.does("ctest", CTEST + "echo '  Test  #1: kernels_wire_test'")
+def test_all_parts_leave_one_file_each_and_a_table(sandbox):
+    sandbox.does("ctest", CTEST)
+    sandbox.does("python", PYTEST)
     sandbox.does("compute-sanitizer", SANITIZER)
+    (sandbox.root / "build/cuda/tests/wire").write_text(BINARY)
+    (sandbox.root / "build/cuda/tests/wire").chmod(0o755)
     done = sandbox.run("all")
     assert done.returncode == 0, done.stderr
-    parts = ("build", "test", "step", "memory", "bench", "engines")
+    parts = ("build", "smoke", "step", "memory", "bench", "engines", "peers", "fidelity")
     assert {path.name for path in sandbox.out.iterdir()} == {
-        *(f"{part}.json" for part in parts), "table.txt",
+        *(f"{part}.json" for part in parts), "sanitize.json", "table.txt",
     }  # fmt: skip
     assert done.stdout.rstrip().endswith((sandbox.out / "table.txt").read_text().rstrip())
 

@@ -57,9 +57,8 @@ def test_what_is_above_the_budget_is_refused_and_tried_with_the_context_beside_i
     assert run_memory(monkeypatch, out, *ways) == 0, "too small a budget is a finding"
     one, two = "hooks, f = 1/4", "fused, f = 1/4"
     assert asked == [
-        ("1.3b", one, memory.ALL), ("1.3b", two, memory.ALL),
-        ("7b", one, memory.ALL), ("7b", one, memory.BESIDE),
-        ("7b", two, memory.ALL), ("7b", two, memory.BESIDE),
+        ("1.3b", one, memory.ALL), ("7b", one, memory.ALL), ("7b", one, memory.BESIDE),
+        ("1.3b", two, memory.ALL), ("7b", two, memory.ALL), ("7b", two, memory.BESIDE),
     ]  # fmt: skip
     budgets = {row["model"]: row["budget"] for row in json.loads(out.read_text())["rows"]}
     assert budgets == {"1.3b": 4 * 10**9, "7b": 24 * 10**9}

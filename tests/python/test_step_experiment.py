@@ -151,10 +151,12 @@ def test_what_is_asked_comes_first_and_each_round_of_it_before_the_rest():
     ]  # fmt: skip
     assert order[: len(asked)] == asked
     assert [turn.number for _, turn in asked] == sorted(turn.number for _, turn in asked)
-    first = asked[: 4 * 3 + 2]
-    assert {case.checkpointing for case, _ in first} == {False}
-    assert {turn.link for _, turn in first} == {None, "PCIe 4.0 x16"}
-    assert {turn.pacing for _, turn in first} == {None, ABSOLUTE}
+    dozen = asked[: 2 * (1 + 3 + 2)]
+    assert {(case.tokens, case.checkpointing) for case, _ in dozen} == {(2048, False)}
+    assert {turn.way for _, turn in dozen} == set(MAIN_WAYS)
+    assert {turn.link for _, turn in dozen} == {None, "PCIe 4.0 x16", "unthrottled"}
+    assert {turn.pacing for _, turn in dozen} == {None, ABSOLUTE}
+    assert asked[len(dozen)][0].tokens == 8192
     for case, turn in order:
         if turn.number == 0 and turn.pacing == BY_RATIO:
             native = next(i for i, (c, t) in enumerate(order) if c == case and t.way == NATIVE)
@@ -194,6 +196,16 @@ def test_both_pacings_are_rows_of_one_file_and_time_that_is_over_leaves_the_rest
     rate = native["flops"] / native["seconds"]
     assert scaled["gbps"] == pytest.approx(24 * rate / 82.6e12)
     assert (native["gbps"], free["gbps"]) == (None, None)
+
+
+def test_turns_may_each_have_a_process_which_says_that_others_are_left(run_step, tmp_path):
+    out = tmp_path / "step.json"
+    choice = ["--ways", NATIVE, "--turns", "1"]
+    for left, status in ((1, 3), (0, 0)):
+        assert run_step(out, *choice).returncode == status
+        assert json.loads(out.read_text())["left"] == left
+    assert len(json.loads(out.read_text())["rows"]) == 2
+    assert run_step(out, *choice, "--rounds", "2", "--seconds", "0").returncode == 0
 
 
 def test_a_turn_that_fails_is_a_row_with_its_reason_and_the_others_go_on(

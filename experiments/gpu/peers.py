@@ -1,0 +1,220 @@
+"""One model, batch and card with torch's, torchao's and FlashOptim's optimizers, and with ours.
+
+    python experiments/gpu/peers.py --device cuda:0 --out FILE
+    python experiments/gpu/peers.py --device host --shape small --tokens 64 --out FILE
+
+Weights and gradients are bf16, with checkpointing; embedding and head are frozen. Every way trains
+a few steps in a process of its own, which ends at a limit, and FILE is written after each. The same
+command goes on with the ways that FILE lacks, and takes those again that failed. A library that is
+not installed is a row that says so. Exit status: 0, or 1 where a way failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("quickstart", "step"))
+
+import sluiceway as sw
+from block_models import SHAPES, Case
+from driver_count import TakenPeak
+from limited import row_of
+from part_tables import peers_table
+from run_folder import check_commit, read_rows, write_rows
+from step_turn import failure, torch_device, train_step
+from step_ways import Laps, fused, hooks
+
+_LR = 1e-4
+_VOCABULARY, _SEQUENCE = 32_000, 1024
+_LEAST_STEPS = 2
+
+Make = Callable[[torch.nn.Module, argparse.Namespace], Any]
+
+
+def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters that an optimizer gets."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def native(model: torch.nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
+    """Return torch's AdamW, which keeps its moments beside the weights."""
+    return torch.optim.AdamW(trained(model), lr=_LR, fused=True)
+
+
+def ours(**options: object) -> Make:
+    """Make a way of SubspaceAdamW."""
+
+    def make(model: torch.nn.Module, args: argparse.Namespace) -> sw.SubspaceAdamW:
+        return sw.SubspaceAdamW(model, lr=_LR, device=args.device, accumulate=1, **options)
+
+    return make
+
+
+def default(model: torch.nn.Module, args: argparse.Namespace) -> sw.SubspaceAdamW:
+    """Return SubspaceAdamW as it chooses for a run of 1,000 steps."""
+    return ours(tokens_per_step=args.tokens, total_steps=1000)(model, args)
+
+
+def offloaded(model: torch.nn.Module, args: argparse.Namespace) -> sw.OffloadAdamW:
+    """Return full AdamW with its states in host memory."""
+    return sw.OffloadAdamW(model, lr=_LR, device=args.device, tier="host")
+
+
+def torchao(offload_gradients: bool) -> Make:
+    """Make a way of torchao's optimizer that steps on the host."""
+
+    def make(model: torch.nn.Module, args: argparse.Namespace) -> Any:
+        from torchao.optim import CPUOffloadOptimizer
+
+        options = {"offload_gradients": offload_gradients, "fused": True, "lr": _LR}
+        return CPUOffloadOptimizer(trained(model), torch.optim.AdamW, **options)
+
+    return make
+
+
+def flash(model: torch.nn.Module, args: argparse.Namespace) -> Any:
+    """Return FlashOptim's AdamW, whose states are smaller."""
+    from flashoptim import FlashAdamW
+
+    return FlashAdamW(trained(model), lr=_LR)
+
+
+# What each is called, the library it needs beside ours, and how it is made; the most telling first.
+WAYS: dict[str, tuple[str, Make]] = {
+    "torch AdamW, fused": ("torch", native),
+    "Sluiceway, default": ("sluiceway", default),
+    "Sluiceway, cores f = 1/4": ("sluiceway", ours(**hooks(0.25))),
+    "Sluiceway, fused f = 1/2": ("sluiceway", ours(**fused(0.5))),
+    "torchao CPUOffloadOptimizer": ("torchao", torchao(False)),
+    "Sluiceway, offload to host": ("sluiceway", offloaded),
+    "FlashAdamW": ("flashoptim", flash),
+    "torchao CPUOffloadOptimizer, gradients too": ("torchao", torchao(True)),
+    "Sluiceway, svd f = 1/2": ("sluiceway", ours(codec="svd", ratio=0.5)),
+}
+
+
+def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Train a few steps: their median time, the most that was held, and the losses."""
+    device = torch_device(args.device)
+    case = Case(args.shape, args.tokens, True, _SEQUENCE, torch.bfloat16, _VOCABULARY)
+    taken, laps, losses = TakenPeak(device), Laps(device), []
+    with torch.device(device):
+        model = case.build(case.layers)
+    ids, began = case.batch_on(device), time.monotonic()
+    optimizer = WAYS[way][1](model, args)
+    made, most = time.monotonic() - began, args.warmup + args.steps
+    for step in range(most):
+        laps.mark()
+        losses.append(train_step(model, optimizer, ids))
+        if step < args.warmup:
+            taken.look()  # Not later: it would be in what is timed.
+        elif step + 1 >= args.warmup + _LEAST_STEPS and time.monotonic() - began > args.patience:
+            break
+    laps.mark()
+    getattr(optimizer, "close", lambda: None)()
+    seconds = laps.seconds()[args.warmup :]
+    on_card = device.type == "cuda"
+    return {
+        "seconds": statistics.median(seconds),
+        "steps": len(seconds),
+        "made_seconds": made,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "torch_bytes": torch.cuda.max_memory_reserved(device) if on_card else None,
+        "driver_bytes": taken.look(),
+        "process_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "losses": [float(loss) for loss in losses],
+    }
+
+
+def is_installed(library: str) -> bool:
+    """Say whether a library can be found."""
+    return importlib.util.find_spec(library) is not None
+
+
+def in_a_process(way: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return one way's row, whatever becomes of the process that measures it."""
+    if not is_installed(WAYS[way][0]):
+        return {"missing": f"{WAYS[way][0]} is not installed"}
+    command = [sys.executable, __file__, "--one", way, "--device", args.device,
+               "--shape", args.shape, "--tokens", str(args.tokens), "--steps", str(args.steps),
+               "--warmup", str(args.warmup), "--patience", str(args.patience)]  # fmt: skip
+    return row_of(command, args.turn_limit)
+
+
+def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Take the ways that FILE lacks, or that failed, until the seconds are over."""
+    end, about = time.monotonic() + args.seconds, {}
+    for name in ("device", "shape", "tokens"):
+        about[name] = getattr(args, name)
+    known = {row["way"]: row for row in read_rows(args.out) if "seconds" in row}
+    left = [way for way in args.ways if way not in known]
+
+    def rows() -> list[dict[str, Any]]:
+        return [known[way] for way in WAYS if way in known]
+
+    write_rows(args.out, rows(), left=len(left), **about)
+    while left and time.monotonic() < end:
+        way = left.pop(0)
+        known[way] = {"way": way, **in_a_process(way, args)}
+        told = {key: value for key, value in known[way].items() if key != "log"}
+        print(json.dumps(told), flush=True)
+        write_rows(args.out, rows(), left=len(left), **about)
+    return rows()
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse to go on with a file of another model, batch or device."""
+    found = json.loads(args.out.read_text()) if args.out.exists() else {}
+    for name in ("device", "shape", "tokens"):
+        here = getattr(args, name)
+        if found.get(name, here) != here:
+            sys.exit(f"{args.out}: --{name} was {found[name]}, expected {here}; give another file")
+
+
+def parsed() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda:0", help="or host")
+    parser.add_argument("--out", type=Path, help="a JSON file, which is gone on with")
+    parser.add_argument("--shape", choices=SHAPES, default="1.3b")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a step")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--warmup", type=int, default=3, help="steps that are not timed")
+    parser.add_argument("--steps", type=int, default=8)
+    patience = "seconds after which a way takes no more than two timed steps"
+    parser.add_argument("--patience", type=float, default=12, help=patience)
+    parser.add_argument("--turn-limit", type=float, default=60, help="seconds of one way")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no way later")
+    parser.add_argument("--one", choices=list(WAYS), help="measure it in this process; prints it")
+    args = parser.parse_args()
+    if args.one is None and args.out is None:
+        parser.error("--out is missing, expected a JSON file")
+    return args
+
+
+def main() -> int:
+    """All ways, or one of them."""
+    args = parsed()
+    if args.one is not None:
+        print(json.dumps(failure(lambda: measured(args.one, args))))
+        return 0
+    check_commit(args.out)
+    check_options(args)
+    rows = go_on(args)
+    print(peers_table(json.loads(args.out.read_text())))
+    return 1 if any("failed" in row for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
