@@ -67,7 +67,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
     simt::Loaded& loaded = simt::loaded_on(simt::current_device());
     if (loaded.kernels.insert(kernel).second) turn.wait_until_idle();
     loaded.has_list = true;
-    *attributes = {.maxThreadsPerBlock = static_cast<int>(simt::Workshop::kThreads),
+    *attributes = {.sharedSizeBytes = 0,
+                   .maxThreadsPerBlock = static_cast<int>(simt::Workshop::kThreads),
                    .maxDynamicSharedSizeBytes = static_cast<int>(simt::Workshop::kSharedBytes)};
     return simt::device_error();
   });
