@@ -82,7 +82,8 @@ binaries+=(experiments/bench/bench_device)
 rm -rf "$made"
 mkdir -p "$made/built" "$made/packages/lib"
 tar -C "$build" -cf - "${archives[@]}" "${binaries[@]}" gpu_tests.txt | tar -C "$made/built" -xf -
-find "$made/built" -type f ! -name '*.txt' -exec strip -g {} +
+find "$made/built" -name '*.a' -exec strip -g {} +
+(cd "$made/built" && strip "${binaries[@]}")
 echo "$commit" >"$made/built/sluiceway_commit"
 
 dpkg -L "${header_packages[@]}" | grep ^/usr/include/ | while read -r file; do

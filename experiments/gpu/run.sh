@@ -57,7 +57,9 @@ say() { echo "gpu: $*" >&2; }
 # Written by unpack.sh: the commit, the interpreter, and where its packages and libraries are.
 [ ! -f "$build/environment" ] || . "$build/environment"
 packages=${PYTHONPATH:-}
-ulimit -c 0  # A turn that is cut ends by SIGABRT.
+# A turn that is cut ends by SIGABRT: a Python process then says where its threads are.
+ulimit -c 0
+export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1
 
 python=${PYTHON:-}
 if [ -z "$python" ]; then
@@ -268,7 +270,7 @@ sys.exit(not u.find_spec("sluiceway._core").origin.startswith(sys.argv[1]))' "$s
 # Every process that a part waits for has a limit, so the part has one; its output goes to a file.
 run_part() {
   local status=0 began=$SECONDS why
-  export part=$1 work=$PWD/build/gpu/$1 out packages
+  export part=$1 work=$PWD/build/gpu/$1 out
   if ! why=$(is_built); then
     [ "$part" = build ] || { say "$part: $why; run $0 build $out"; return 1; }
     rm -f "$out/build.json"
