@@ -11,6 +11,7 @@ and the lanes of the run before may still be at work.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -28,6 +29,22 @@ from sluiceway.run.run_folder import RunFolder
 TURN_STEPS = 5  # Divides the 60 steps between two evaluations of the quickstart.
 # Runs are forked from a process that has imported these and has asked for no card.
 IMPORTED_ONCE = ["sluiceway.run.run", "transformers.models.llama.modeling_llama"]
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Names of mallopt's parameters in glibc's malloc.h.
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep what is freed, as the allocator of a card does.
+
+    By default it may return the gradients of each step to the system and fault them in again. How
+    much it returns depends on what the heap happens to look like, so that one process of a way
+    would take several percent more time than the next.
+    """
+    mallopt = ctypes.CDLL(None).mallopt
+    for parameter, size in ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 1 << 30)):
+        if mallopt(parameter, size) != 1:
+            raise RuntimeError(f"mallopt: parameter {parameter} did not take {size} bytes")
 
 
 class PausingFolder(RunFolder):
@@ -53,6 +70,7 @@ def _train(
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.chdir(REPOSITORY)
+    keep_freed_memory()
 
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.config.file import load_config

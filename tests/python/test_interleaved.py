@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import subprocess
@@ -10,7 +11,7 @@ import time
 from itertools import chain, pairwise
 
 import pytest
-from conftest import read_lines
+from conftest import REPOSITORY, read_lines
 from interleaved import (
     IMPORTED_ONCE,
     TURN_STEPS,
@@ -192,6 +193,27 @@ def test_runs_are_forked_from_a_process_that_has_asked_nothing_of_a_card():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("loaded")
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_freed_memory_is_not_faulted_in_again(keeps):
+    """A process of its own, as the limits of malloc are for good."""
+    script = [
+        "import resource",
+        "from interleaved import keep_freed_memory",
+        "keep_freed_memory()" if keeps else "",
+        "def use(): blocks = [bytearray(4 << 20) for _ in range(10)]",
+        "for _ in range(3): use()",
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt",
+        "use()",
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(script)],
+        capture_output=True, text=True, check=True, cwd=REPOSITORY / "experiments/quickstart",
+    )  # fmt: skip
+    pages = (40 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert (int(done.stdout) < pages // 10) == keeps
 
 
 def test_a_run_that_fails_ends_all_of_them_with_what_it_said(config, tmp_path):
