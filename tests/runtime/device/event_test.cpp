@@ -129,13 +129,11 @@ TEST_P(EventTest, WaitingTakesNoProcessorTime) {
   constexpr double kWallS = 0.3;
   Stream first = make("first");
   std::vector<Stream> waiting;  // Streams that wait, streams with nothing to do, and this thread.
+  for (int i = 0; i < 8; ++i) waiting.push_back(make("waiting"));
   Gate gate;
   gate.hold(first);
   const Event event = first.record();
-  for (int i = 0; i < 8; ++i) {
-    waiting.push_back(make("waiting"));
-    if (i % 2 == 0) waiting.back().wait(event);
-  }
+  for (std::size_t i = 0; i < waiting.size(); i += 2) waiting[i].wait(event);
   const double before_s = process_cpu_s();
   std::thread opener([&] {
     std::this_thread::sleep_for(std::chrono::duration<double>(kWallS));

@@ -37,8 +37,13 @@ class Side {
   ~Side() { stream_.synchronize(); }
   Side(const Side&) = delete;
 
+  // Memory comes here: it may wait for the device.
+  void place(const Matrix& gradient) { gradients_.push_back(placed(gradient)); }
   void apply(const Matrix& gradient, double max_rms = 1) {
-    gradients_.push_back(placed(gradient));
+    place(gradient);
+    apply_placed(max_rms);
+  }
+  void apply_placed(double max_rms = 1) {  // The gradient that was placed last.
     const AnyMatrix g = view(gradients_.back());
     const CoreShape shape = codec_->core();
     const MatrixView<float> s(core_.as<float>().data(), shape.rows, shape.cols);
@@ -56,7 +61,7 @@ class Side {
     stream_.wait(Event(held));
     return held;
   }
-  bool is_done() { return stream_.record().happened(); }
+  Event reached() { return stream_.record(); }
 
   bool trained() const { return residual_.trained(ref_); }
   GradientResidual& residual() { return residual_; }
@@ -150,9 +155,11 @@ TEST_P(DeviceResidualTest, NobodyWaitsForADeviceThatIsBehind) {
   side.apply(rng.matrix(kM, kN));  // The stream has its scratch after this one.
   side.trained();
   const Matrix g = rng.matrix(kM, kN), before = side.weight();
+  side.place(g);
   const std::shared_ptr<HostEvent> held = side.hold();
-  side.apply(g);
-  EXPECT_FALSE(side.is_done());
+  side.apply_placed();
+  const Event reached = side.reached();
+  EXPECT_FALSE(reached.happened());
   held->set();
   EXPECT_TRUE(side.trained());
   EXPECT_NE(side.weight(), before);
