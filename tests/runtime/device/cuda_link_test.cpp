@@ -100,10 +100,10 @@ TEST_F(CudaLinkTest, CopiesOfTwoStreamsShareTheRate) {
 TEST_F(CudaLinkTest, OtherDirectionDoesNotWaitForASlowOne) {
   LinkCopy slow(kCuda0, kH2d, {.gbps = 0.001, .latency_us = 0});  // A second for a megabyte.
   LinkCopy fast(kCuda0, kD2h, {.gbps = 1, .latency_us = 0});
-  up(first, slow);
-  const Event slow_done = first.record();
   const Allocation other = on_device(kBytes);
   fill_device_bytes(kCuda0, other.data(), std::byte{'z'}, kBytes);
+  up(first, slow);
+  const Event slow_done = first.record();
   for (int i = 0; i < 3; ++i) {
     second.enqueue([&](StreamRef ref) { fast.copy(target.data(), other.data(), kBytes, ref); });
   }

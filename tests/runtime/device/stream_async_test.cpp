@@ -70,16 +70,16 @@ TEST_P(StreamAsyncTest, ChainOfWaitingStreamsUnwindsInOrder) {
   for (int i = 0; i < kStreams; ++i) streams.push_back(make("chain"));
   Gate gate(GetParam());
   gate.hold(streams[0]);
-  Event previous = streams[0].record();
+  std::vector<Event> events = {streams[0].record()};  // To destroy one may wait for the device.
   for (int i = 1; i < kStreams; ++i) {
     Stream& stream = streams[static_cast<std::size_t>(i)];
-    stream.wait(previous);
+    stream.wait(events.back());
     stream.enqueue(task_of([&order, i] { order.push_back(i); }));
-    previous = stream.record();
+    events.push_back(stream.record());
   }
-  EXPECT_FALSE(previous.happened());
+  EXPECT_FALSE(events.back().happened());
   gate.open();
-  previous.wait();
+  events.back().wait();
   std::vector<int> expected(kStreams - 1);
   std::iota(expected.begin(), expected.end(), 1);
   EXPECT_EQ(order, expected);

@@ -189,7 +189,8 @@ TEST(CudaEngineTest, ABackwardEndsWhileTheDeviceIsBehindAndTellsItsNormWhenItIsA
   on_host.backward(1);
   const HoldWord held = on_device.hold();
   on_device.backward(1);
-  EXPECT_FALSE(on_device.reached().happened());
+  const Event reached = on_device.reached();
+  EXPECT_FALSE(reached.happened());
   held.raise();
   const double expected = on_host.engine().gathered_norm().norm;
   EXPECT_NEAR(on_device.engine().gathered_norm().norm, expected, 1e-4 * expected);

@@ -37,14 +37,13 @@ class Side {
   ~Side() { stream_.synchronize(); }
   Side(const Side&) = delete;
 
+  // Memory comes here: it may wait for the device.
+  void place(const Matrix& gradient) { gradients_.push_back(placed(gradient)); }
   void apply(const Matrix& gradient, double max_rms = 1) {
-    put(gradient);
-    apply_last(max_rms);
+    place(gradient);
+    apply_placed(max_rms);
   }
-
-  // The two halves of apply(): the second allocates nothing.
-  void put(const Matrix& gradient) { gradients_.push_back(placed(gradient)); }
-  void apply_last(double max_rms = 1) {
+  void apply_placed(double max_rms = 1) {  // The gradient that was placed last.
     const AnyMatrix g = view(gradients_.back());
     const CoreShape shape = codec_->core();
     const MatrixView<float> s(core_.as<float>().data(), shape.rows, shape.cols);
@@ -62,7 +61,7 @@ class Side {
     stream_.enqueue([&held](StreamRef ref) { held.hold(ref); });
     return held;
   }
-  bool is_done() { return stream_.record().happened(); }
+  Event reached() { return stream_.record(); }
 
   bool trained() const { return residual_.trained(ref_); }
   GradientResidual& residual() { return residual_; }
@@ -156,10 +155,11 @@ TEST_P(DeviceResidualTest, NobodyWaitsForADeviceThatIsBehind) {
   side.apply(rng.matrix(kM, kN));  // The stream has its scratch after this one.
   side.trained();
   const Matrix g = rng.matrix(kM, kN), before = side.weight();
-  side.put(g);
+  side.place(g);
   const HoldWord held = side.hold();
-  side.apply_last();
-  EXPECT_FALSE(side.is_done());
+  side.apply_placed();
+  const Event reached = side.reached();
+  EXPECT_FALSE(reached.happened());
   held.raise();
   EXPECT_TRUE(side.trained());
   EXPECT_NE(side.weight(), before);

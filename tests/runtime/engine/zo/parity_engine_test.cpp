@@ -113,7 +113,7 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
   struct Look {
     std::string what;
     std::vector<std::byte> expected;
-    Buffer seen;
+    const std::byte* seen;
   };
 
   void look(ParityEngine& engine, int use, int direction, bool is_step) {
@@ -121,10 +121,12 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     const auto sides = expected(use, direction, is_step);
     for (const Side side : {Side::kPlus, Side::kMinus}) {
       const std::vector<std::byte>& of_side = sides[side == Side::kPlus ? 0 : 1];
-      looks.push_back({concat("w", use, " of step ", step, ", direction ", direction), of_side,
-                       Buffer(budget, Tier::kPinned, device, of_side.size(), "a look")});
-      out.copy(looks.back().seen.data(), engine.acquire(use, direction, side, compute),
-               of_side.size(), compute);
+      std::byte* const seen = memory.data() + memory_used;
+      memory_used += of_side.size();
+      ASSERT_LE(memory_used, memory.size());
+      looks.push_back(
+          {concat("w", use, " of step ", step, ", direction ", direction), of_side, seen});
+      out.copy(seen, engine.acquire(use, direction, side, compute), of_side.size(), compute);
     }
     engine.release(use, direction, compute);
   }
@@ -132,10 +134,10 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
   void expect_looks() {
     wait_for(compute);
     for (const Look& look : looks) {
-      EXPECT_EQ(std::memcmp(look.seen.data(), look.expected.data(), look.expected.size()), 0)
-          << look.what;
+      EXPECT_EQ(std::memcmp(look.seen, look.expected.data(), look.expected.size()), 0) << look.what;
     }
     looks.clear();
+    memory_used = 0;
   }
 
   static std::vector<std::byte> bytes_of(const ZoWeight& weight) {
@@ -160,6 +162,9 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
   StreamRef compute = StreamRef::host();
   LinkCopy out{device, LinkDirection::kDeviceToHost, {}};
   Budget budget = Budget::unlimited();
+  // Page-locked for all looks at once: page-locking may wait for a device that the test holds.
+  Buffer memory{budget, Tier::kPinned, device, 256 << 10, "looks"};
+  std::size_t memory_used = 0;
   std::vector<Look> looks;
 };
 
