@@ -96,9 +96,9 @@ void sparse_product(float alpha, const SparseMatrix& a, SparseForm form, MatrixV
   };
   simt::count("sparse_product");
   simt::Worker& worker = simt::worker_of(static_cast<cudaStream_t>(stream.native()));
-  const simt::LaunchTurn turn(worker.device(),
-                              concat("sparse_product of ", a.rows, "x", a.cols, " and ", b.rows,
-                                     "x", b.cols, form == SparseForm::kPlain ? "" : " (transposed)"));
+  const simt::LaunchTurn turn(
+      worker.device(), concat("sparse_product of ", a.rows, "x", a.cols, " and ", b.rows, "x",
+                              b.cols, form == SparseForm::kPlain ? "" : " (transposed)"));
   worker.enqueue("sparse_product", work);
 }
 

@@ -1,13 +1,11 @@
 // Streams and events of the CUDA runtime: each stream is a Worker, an event is a place in one.
-#include <cuda.h>
-#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -140,18 +138,6 @@ void enqueue_host_function(Worker& worker, std::function<void()> function) {
   });
 }
 
-CUresult wait_value(CUstream stream, CUdeviceptr address, std::uint32_t value, unsigned flags) {
-  if (flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_INVALID_VALUE;
-  if (refused("cuStreamWaitValue32") != cudaSuccess) return CUDA_ERROR_INVALID_VALUE;
-  Worker& worker = worker_of(stream);
-  if (expect_current("cuStreamWaitValue32", "a stream", worker.device()) != cudaSuccess) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  const DriverTurn turn("cuStreamWaitValue32");
-  enqueue_word_wait(worker, reinterpret_cast<std::uint32_t*>(address), value);
-  return CUDA_SUCCESS;
-}
-
 }  // namespace
 
 Worker& worker_of(cudaStream_t stream) {
@@ -233,18 +219,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return simt::call(__func__, [&] {
     *least = kLeastPriority;
     *greatest = kGreatestPriority;
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user) {
-  return simt::call_locked(__func__, [&] {
-    if (simt::device_error() != cudaSuccess) return simt::device_error();
-    simt::Worker& worker = simt::worker_of(stream);
-    const cudaError_t wrong =
-        simt::expect_current("cudaLaunchHostFunc", "a stream", worker.device());
-    if (wrong != cudaSuccess) return wrong;
-    simt::enqueue_host_function(worker, [=] { function(user); });
     return cudaSuccess;
   });
 }
@@ -342,18 +316,6 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
     }
     *milliseconds = std::chrono::duration<float, std::milli>(times[1] - times[0]).count();
     return simt::device_error();
-  });
-}
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, unsigned,
-                                             unsigned long long,
-                                             cudaDriverEntryPointQueryResult* found) {
-  return simt::call(__func__, [&] {
-    const bool known = std::strcmp(symbol, "cuStreamWaitValue32") == 0;
-    const PFN_cuStreamWaitValue32_v11070 function = &simt::wait_value;
-    *entry = known ? reinterpret_cast<void*>(function) : nullptr;
-    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-    return cudaSuccess;
   });
 }
 
