@@ -18,11 +18,11 @@ constexpr std::uint64_t engine_scratch_bytes(DeviceId device) noexcept {
   return cuda::stream_scratch_bytes(device, kComputingStreams);
 }
 
-// Allocates that scratch for the engine's own stream and for the framework's default one, so that
-// no step does: to allocate may wait until the device is idle. OutOfMemory: the device refuses it.
-inline void prepare_computing_streams(Stream& own) {
+// Allocates that scratch for the engine's own stream, so that no step does: to allocate may wait
+// until the device is idle. The framework's stream is known, and gets its own, with the first
+// gradient. OutOfMemory: the device refuses it.
+inline void prepare_own_stream(Stream& own) {
   if (own.device().is_host()) return;
-  cuda::prepare_stream(StreamRef::cuda(own.device().ordinal(), nullptr));
   own.enqueue([](StreamRef stream) { cuda::prepare_stream(stream); });
   own.synchronize();
 }

@@ -61,7 +61,7 @@ GradientExit::GradientExit(EngineLanes& lanes, ComputingStream& compute, const C
   if (most > 0) rounded_ = Buffer(lanes.budget(), Tier::kDevice, device, most, kPurpose);
   scan_.emplace(lanes.budget(), device, 1, kPurpose);
   stream_.emplace(Stream::owned(device, {"sw-leave"}));
-  prepare_computing_streams(*stream_);
+  prepare_own_stream(*stream_);
 }
 
 std::uint64_t GradientExit::device_bytes(const ChunkPlan& plan, DType gradient, DeviceId device) {

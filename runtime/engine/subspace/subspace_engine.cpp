@@ -73,7 +73,7 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
       held_(options_.residual_every),
       scans_(budget(), lanes_.device(), weights_.size(), "scans of gradients"),
       compute_(lanes_) {
-  prepare_computing_streams(lanes_.stream(subspace_lanes::kApply));
+  prepare_own_stream(lanes_.stream(subspace_lanes::kApply));
   const int promised = options_.gate.promised_backwards;
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     weights_[i]->residual_at_once = options_.residual_at_once && promised > 0;

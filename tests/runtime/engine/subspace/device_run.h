@@ -131,6 +131,7 @@ class DeviceRun {
     outcomes_.push_back(engine_->step(request));
   }
 
+  StreamRef compute() const noexcept { return model_.compute(); }
   HoldWord hold() { return model_.hold(); }
   Event reached() { return model_.reached(); }
 
@@ -218,8 +219,6 @@ class DeviceRun {
       model_.look(i, kLook);
     }
   }
-
-  StreamRef compute() const noexcept { return model_.compute(); }
 
   RunCase case_;
   DeviceModel model_;
