@@ -8,6 +8,7 @@ THIRD_PARTY.md names, and torch's in the metadata, must also be those that this 
 
 import io
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -65,6 +66,10 @@ def version_here(library: str) -> str:
     """Version of a library as this machine compiles it in."""
     if library == "PyTorch":
         return metadata.version("torch").partition("+")[0]
+    if library == "CUDA-runtime":
+        return runpy.run_path(str(metadata.distribution("torch").locate_file("torch/version.py")))[
+            "cuda"
+        ]
     if library == "pybind11":
         import torch  # Its copy of the headers, as the module's build sees it.
 
