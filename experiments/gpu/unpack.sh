@@ -63,15 +63,17 @@ mkdir -p "$build"
 tar -C "$tree" -xJf "$pack/tree.tar.xz"
 tar -C "$build" --strip-components=1 -xJf "$pack/built.tar.xz"
 tar -C "$tree/build" -xJf "$pack/packages.tar.xz"
-"$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
-  --target "$site" "$pack"/wheels/*.whl
+for wheel in "$pack"/wheels/*.whl; do "$python" -m zipfile -e "$wheel" "$site"; done
 
 # Libraries that the packed binaries ask the loader for: those of CUDA are torch's or the toolkit's.
 nvidia=$(dirname "$torch")/nvidia/cu13/lib
 libraries=$packages/lib:$torch/lib:$nvidia:${CUDA_HOME:-/usr/local/cuda}/lib64
 for name in $(grep -oE '@PACKAGES@/lib/[^ ]*' "$build/link_module.txt" | sed 's#.*/##' | sort -u); do
   [ ! -e "$packages/lib/$name" ] || continue
-  found=$(IFS=:; for folder in $libraries; do find "$folder/" -maxdepth 1 -name "$name*" 2>/dev/null; done | head -n 1)
+  found=
+  for file in ${libraries//:/\/$name* }/$name*; do
+    [ ! -e "$file" ] || [ -n "$found" ] || found=$file
+  done
   [ -n "$found" ] || { say "$name is in none of $libraries; set CUDA_HOME"; exit 2; }
   ln -s "$found" "$packages/lib/$name"
 done
