@@ -200,13 +200,6 @@ cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
   });
 }
 
-cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  return simt::call_locked(__func__, [&] {
-    *device = host;
-    return simt::page_locked(host, 1) ? cudaSuccess : cudaErrorInvalidValue;
-  });
-}
-
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, std::size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   return simt::call(__func__, [&] {

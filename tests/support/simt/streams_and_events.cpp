@@ -1,13 +1,11 @@
 // Streams and events of the CUDA runtime: each stream is a Worker, an event is a place in one.
-#include <cuda.h>
-#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,7 +17,6 @@
 #include "tests/support/simt/arena.h"
 #include "tests/support/simt/board.h"
 #include "tests/support/simt/calls.h"
-#include "tests/support/simt/copies.h"
 #include "tests/support/simt/current_device.h"
 #include "tests/support/simt/findings.h"
 #include "tests/support/simt/simt.h"
@@ -110,47 +107,6 @@ Worker& worker_of_this_thread() {
   return *worker;
 }
 
-void enqueue_word_wait(Worker& worker, std::uint32_t* word, std::uint32_t value) {
-  const auto is_over = [word, value] {
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value || device_error() != cudaSuccess;
-  };
-  worker.enqueue_control(
-      [awaited = std::make_shared<AwaitedWord>(), word, value, is_over](Clock& clock) {
-        if (!is_over()) {
-          const Blocked blocked({Obstacle::By::kHost,
-                                 concat("waits until the host sets the word at ",
-                                        static_cast<const void*>(word), " to ", value),
-                                 is_over});
-          while (!is_over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
-        }
-        clock.merge(*host_clock());
-      });
-}
-
-// What the function tells the host is not taken as a wait of the host. It is not called once the
-// device has failed.
-void enqueue_host_function(Worker& worker, std::function<void()> function) {
-  worker.enqueue_control([function = std::move(function)](Clock&) {
-    if (device_error() != cudaSuccess) return;
-    const InHostFunction inside;
-    const Blocked blocked(
-        {Obstacle::By::kHost, "waits for a host function that has not returned", nullptr});
-    function();
-  });
-}
-
-CUresult wait_value(CUstream stream, CUdeviceptr address, std::uint32_t value, unsigned flags) {
-  if (flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_INVALID_VALUE;
-  if (refused("cuStreamWaitValue32") != cudaSuccess) return CUDA_ERROR_INVALID_VALUE;
-  Worker& worker = worker_of(stream);
-  if (expect_current("cuStreamWaitValue32", "a stream", worker.device()) != cudaSuccess) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  const DriverTurn turn("cuStreamWaitValue32");
-  enqueue_word_wait(worker, reinterpret_cast<std::uint32_t*>(address), value);
-  return CUDA_SUCCESS;
-}
-
 }  // namespace
 
 Worker& worker_of(cudaStream_t stream) {
@@ -165,13 +121,34 @@ Worker& worker_of(cudaStream_t stream) {
 }
 
 void wait_for_word(void* stream, std::uint32_t* word) {
+  const auto is_over = [word] {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == 1 || device_error() != cudaSuccess;
+  };
   const DriverTurn turn("wait_for_word()");
-  enqueue_word_wait(worker_of(static_cast<cudaStream_t>(stream)), word, 1);
+  worker_of(static_cast<cudaStream_t>(stream)).enqueue_control([word, is_over](Clock& clock) {
+    if (!is_over()) {
+      const Blocked blocked({Obstacle::By::kHost,
+                             concat("waits until the host sets the word at ",
+                                    static_cast<const void*>(word), " to 1"),
+                             is_over});
+      while (!is_over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    clock.merge(*host_clock());
+  });
 }
 
+// What the function tells the host is not taken as a wait of the host. It is not called once the
+// device has failed.
 void call_on_host(void* stream, std::function<void()> function) {
   const DriverTurn turn("call_on_host()");
-  enqueue_host_function(worker_of(static_cast<cudaStream_t>(stream)), std::move(function));
+  Worker& worker = worker_of(static_cast<cudaStream_t>(stream));
+  worker.enqueue_control([function = std::move(function)](Clock&) {
+    if (device_error() != cudaSuccess) return;
+    const InHostFunction inside;
+    const Blocked blocked(
+        {Obstacle::By::kHost, "waits for a host function that has not returned", nullptr});
+    function();
+  });
 }
 
 }  // namespace sluiceway::simt
@@ -221,18 +198,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return simt::call(__func__, [&] {
     *least = kLeastPriority;
     *greatest = kGreatestPriority;
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user) {
-  return simt::call_locked(__func__, [&] {
-    if (simt::device_error() != cudaSuccess) return simt::device_error();
-    simt::Worker& worker = simt::worker_of(stream);
-    const cudaError_t wrong =
-        simt::expect_current("cudaLaunchHostFunc", "a stream", worker.device());
-    if (wrong != cudaSuccess) return wrong;
-    simt::enqueue_host_function(worker, [=] { function(user); });
     return cudaSuccess;
   });
 }
@@ -335,18 +300,6 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
     const std::chrono::duration<float, std::milli> elapsed = end->state->time - begin->state->time;
     *milliseconds = elapsed.count();
     return simt::device_error();
-  });
-}
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, unsigned,
-                                             unsigned long long,
-                                             cudaDriverEntryPointQueryResult* found) {
-  return simt::call(__func__, [&] {
-    const bool known = std::strcmp(symbol, "cuStreamWaitValue32") == 0;
-    const PFN_cuStreamWaitValue32_v11070 function = &simt::wait_value;
-    *entry = known ? reinterpret_cast<void*>(function) : nullptr;
-    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-    return cudaSuccess;
   });
 }
 

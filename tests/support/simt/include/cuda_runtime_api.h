@@ -37,14 +37,8 @@ enum cudaMemcpyKind {
   cudaMemcpyDefault = 4,
 };
 
-enum cudaDriverEntryPointQueryResult {
-  cudaDriverEntryPointSuccess = 0,
-  cudaDriverEntryPointSymbolNotFound = 1,
-};
-
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
-using cudaHostFn_t = void (*)(void*);
 
 #define cudaStreamPerThread (reinterpret_cast<cudaStream_t>(0x2))
 
@@ -52,9 +46,7 @@ inline constexpr unsigned cudaStreamNonBlocking = 0x01;
 inline constexpr unsigned cudaEventBlockingSync = 0x01;
 inline constexpr unsigned cudaEventDisableTiming = 0x02;
 inline constexpr unsigned cudaHostAllocPortable = 0x01;
-inline constexpr unsigned cudaHostAllocMapped = 0x02;
 inline constexpr unsigned cudaHostRegisterPortable = 0x01;
-inline constexpr unsigned long long cudaEnableDefault = 0;
 
 struct cudaLaunchConfig_t {
   dim3 gridDim;
@@ -87,7 +79,6 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes);
 cudaError_t cudaFree(void* pointer);
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes);
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned flags);
-cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags);
 cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void* pointer);
 
@@ -102,7 +93,6 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user);
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -110,9 +100,5 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, unsigned version,
-                                             unsigned long long flags,
-                                             cudaDriverEntryPointQueryResult* found);
 
 }  // extern "C"
