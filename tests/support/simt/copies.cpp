@@ -1,6 +1,5 @@
 #include "tests/support/simt/copies.h"
 
-#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -18,11 +17,6 @@ namespace sluiceway::simt {
 namespace {
 
 constexpr int kLatePattern = 0xCD;
-
-std::atomic<int>& awaited_words() {
-  static std::atomic<int> count{0};
-  return count;
-}
 
 struct Copy {
   void* dst;
@@ -91,9 +85,6 @@ bool kind_fits(cudaMemcpyKind kind, bool from_device, bool to_device) {
 
 }  // namespace
 
-AwaitedWord::AwaitedWord() { ++awaited_words(); }
-AwaitedWord::~AwaitedWord() { --awaited_words(); }
-
 cudaError_t enqueue_copy(Worker& worker, void* dst, const void* src, std::size_t bytes,
                          cudaMemcpyKind kind) {
   auto copy = std::make_shared<Copy>();
@@ -109,8 +100,7 @@ cudaError_t enqueue_copy(Worker& worker, void* dst, const void* src, std::size_t
                       copy->to_device ? "device" : "host");
   const bool waits = !copy->to_device && !page_locked(dst, bytes);
   copy->pageable = !copy->from_device && !page_locked(src, bytes);
-  if (!copy->from_device &&
-      (copy->pageable || (awaited_words() == 0 && !awaits_write(src, bytes)))) {
+  if (!copy->from_device && (copy->pageable || !awaits_write(src, bytes))) {
     copy->seen = snapshot(*copy);
   }
   if (!copy->pageable && !copy->from_device) copy->stay = std::make_unique<Stay>(src, bytes, false);

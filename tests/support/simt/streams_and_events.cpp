@@ -113,17 +113,16 @@ void enqueue_word_wait(Worker& worker, std::uint32_t* word, std::uint32_t value)
   const auto is_over = [word, value] {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value || device_error() != cudaSuccess;
   };
-  worker.enqueue_control(
-      [awaited = std::make_shared<AwaitedWord>(), word, value, is_over](Clock& clock) {
-        if (!is_over()) {
-          const Blocked blocked({Obstacle::By::kHost,
-                                 concat("waits until the host sets the word at ",
-                                        static_cast<const void*>(word), " to ", value),
-                                 is_over});
-          while (!is_over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
-        }
-        clock.merge(*host_clock());
-      });
+  worker.enqueue_control([word, value, is_over](Clock& clock) {
+    if (!is_over()) {
+      const Blocked blocked({Obstacle::By::kHost,
+                             concat("waits until the host sets the word at ",
+                                    static_cast<const void*>(word), " to ", value),
+                             is_over});
+      while (!is_over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    clock.merge(*host_clock());
+  });
 }
 
 // What the function tells the host is not taken as a wait of the host. It is not called once the
