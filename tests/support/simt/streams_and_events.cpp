@@ -109,34 +109,6 @@ Worker& worker_of_this_thread() {
   return *worker;
 }
 
-void enqueue_word_wait(Worker& worker, std::uint32_t* word, std::uint32_t value) {
-  const auto is_over = [word, value] {
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value || device_error() != cudaSuccess;
-  };
-  worker.enqueue_control([word, value, is_over](Clock& clock) {
-    if (!is_over()) {
-      const Blocked blocked({Obstacle::By::kHost,
-                             concat("waits until the host sets the word at ",
-                                    static_cast<const void*>(word), " to ", value),
-                             is_over});
-      while (!is_over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    clock.merge(*host_clock());
-  });
-}
-
-// What the function tells the host is not taken as a wait of the host. It is not called once the
-// device has failed.
-void enqueue_host_function(Worker& worker, std::function<void()> function) {
-  worker.enqueue_control([function = std::move(function)](Clock&) {
-    if (device_error() != cudaSuccess) return;
-    const InHostFunction inside;
-    const Blocked blocked(
-        {Obstacle::By::kHost, "waits for a host function that has not returned", nullptr});
-    function();
-  });
-}
-
 }  // namespace
 
 Worker& worker_of(cudaStream_t stream) {
@@ -151,13 +123,34 @@ Worker& worker_of(cudaStream_t stream) {
 }
 
 void wait_for_word(void* stream, std::uint32_t* word) {
+  const auto is_over = [word] {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == 1 || device_error() != cudaSuccess;
+  };
   const DriverTurn turn("wait_for_word()");
-  enqueue_word_wait(worker_of(static_cast<cudaStream_t>(stream)), word, 1);
+  worker_of(static_cast<cudaStream_t>(stream)).enqueue_control([word, is_over](Clock& clock) {
+    if (!is_over()) {
+      const Blocked blocked({Obstacle::By::kHost,
+                             concat("waits until the host sets the word at ",
+                                    static_cast<const void*>(word), " to 1"),
+                             is_over});
+      while (!is_over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    clock.merge(*host_clock());
+  });
 }
 
+// What the function tells the host is not taken as a wait of the host. It is not called once the
+// device has failed.
 void call_on_host(void* stream, std::function<void()> function) {
   const DriverTurn turn("call_on_host()");
-  enqueue_host_function(worker_of(static_cast<cudaStream_t>(stream)), std::move(function));
+  Worker& worker = worker_of(static_cast<cudaStream_t>(stream));
+  worker.enqueue_control([function = std::move(function)](Clock&) {
+    if (device_error() != cudaSuccess) return;
+    const InHostFunction inside;
+    const Blocked blocked(
+        {Obstacle::By::kHost, "waits for a host function that has not returned", nullptr});
+    function();
+  });
 }
 
 }  // namespace sluiceway::simt
