@@ -62,10 +62,17 @@ def output_of(command: list[str]) -> str:
 
 def cards() -> list[tuple[str, Version, int]]:
     """Name, compute capability and major version of the driver, for each card that answers."""
-    query = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
-    answer = output_of(query)
+    answer = ask_cards("name,compute_cap,driver_version")
     found = re.findall(r"^(.+), (\d+\.\d+), (\d+)\.[\d.]+$", answer, re.MULTILINE)
+    if not found:  # Drivers before 510 do not tell the compute capability.
+        answer = ask_cards("name,driver_version").replace(", ", ", 0.0, ")
+        found = re.findall(r"^(.+), (0\.0), (\d+)\.[\d.]+$", answer, re.MULTILINE)
     return [(name, version_of(capability), int(driver)) for name, capability, driver in found]
+
+
+def ask_cards(columns: str) -> str:
+    """One line for each card; empty if there is none, or if its driver does not know a column."""
+    return output_of(["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader"])
 
 
 def check_cards(found: list[tuple[str, Version, int]], cuda: Version) -> None:

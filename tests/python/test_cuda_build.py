@@ -167,6 +167,16 @@ def test_a_card_that_cannot_be_used_is_one_line_with_the_reason(machine, row, re
     assert line.startswith(f"cuda: built for the host device alone: {reason}")
 
 
+def test_a_driver_that_does_not_know_what_is_asked_is_too_old(machine):
+    machine.card("Tesla K80, 470.57.02")
+    smi = machine.tools / "nvidia-smi"
+    refuse = '#!/bin/sh\ncase "$*" in *compute_cap*) echo "not a valid field"; exit 2 ;; esac\n'
+    smi.write_text(smi.read_text().replace("#!/bin/sh\n", refuse))
+    chosen, said = machine.decide()
+    assert chosen == {}
+    assert "Tesla K80: its driver is 470, but CUDA 13 needs 580 or newer" in said
+
+
 def test_one_card_that_can_be_used_is_enough(machine):
     machine.card("Quadro P400, 6.1, 580.95.05", "RTX 4090, 8.9, 580.95.05")
     assert machine.decide()[0]["SLUICEWAY_CUDA"] == "ON"
