@@ -51,7 +51,7 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 def last_line(log: Path) -> str:
     """Return the last line that is not empty."""
-    return next((line for line in reversed(last_lines(log, 20)) if line.strip()), "")[:300]
+    return next((line for line in reversed(last_lines(log, 20)) if line.strip()), "").strip()[:300]
 
 
 def unfinished(log: Path) -> str:
