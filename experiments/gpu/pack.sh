@@ -129,7 +129,10 @@ fi
 rm -rf "$pack"/{tree,built,packages}.tar.xz "$pack/wheels"
 git ls-files -z --cached --others --exclude-standard -- . ':!*.png' ':!experiments/*/results/*' |
   xargs -0 ls -d 2>/dev/null | tar -T - -cf - | xz -3 >"$pack/tree.tar.xz"
-for name in built packages; do tar -C "$made" -cf - $name | xz -6 -T 0 >"$pack/$name.tar.xz"; done
+# Every test has the same archives in it, which a large dictionary stores once.
+for name in built packages; do
+  tar -C "$made" -cf - $name | xz --lzma2=preset=6,dict=64MiB >"$pack/$name.tar.xz"
+done
 for name in "${wheels[@]}" "${peers[@]}"; do
   # The versions that are installed here; of others the newest.
   version=$("$python" -c 'import importlib.metadata as m, sys; print("==" + m.version(sys.argv[1]))' \
