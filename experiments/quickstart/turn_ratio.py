@@ -1,8 +1,8 @@
 """How long a way's step takes beside native's, from runs that took turns.
 
 The median of its steps stands for a turn. A round holds one turn of every way, so what slows a
-whole round cancels in its ratio. What slows a turn or two spoils one round of many, which the median
-over rounds ignores.
+whole round cancels in its ratio. What slows a turn or two spoils one round of many, which the
+median over rounds ignores.
 """
 
 from __future__ import annotations
