@@ -1,8 +1,8 @@
 """How long a way's step takes beside native's, from runs that took turns.
 
-The fastest step stands for a turn, since a disturbance only ever adds time. A round holds one turn
-of every way, so what slows a whole round cancels in its ratio. What slows a turn or two spoils one
-round of many, which the median over rounds ignores.
+The median of its steps stands for a turn. A round holds one turn of every way, so what slows a
+whole round cancels in its ratio. What slows a turn or two spoils one round of many, which the
+median over rounds ignores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def turn_ratio(way: Rounds, native: Rounds) -> TurnRatio:
     ValueError
         No round has steps of both.
     """
-    ratios = sorted(min(way[number]) / min(native[number]) for number in way if number in native)
+    ratios = sorted(
+        statistics.median(way[number]) / statistics.median(native[number])
+        for number in way
+        if number in native
+    )
     if not ratios:
         raise ValueError("turn_ratio: no round has steps of both ways")
     if len(ratios) == 1:
