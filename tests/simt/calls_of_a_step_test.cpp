@@ -10,6 +10,7 @@
 
 #include "tests/runtime/engine/subspace/device_run.h"
 #include "tests/support/simt/simt.h"
+#include "tests/support/stream_work.h"
 
 namespace sluiceway::test {
 namespace {

@@ -109,15 +109,16 @@ class SimtLaneStepTest : public SimtLanesTest {
 
   Payload payload(bool allocates) {
     Payload made{.name = "core"};
-    made.hops = {{0, [](StreamRef) {}},
-                 {1,
-                  [this, allocates](StreamRef stream) {
-                    if (allocates) extra_.emplace(kElems);
-                    lanes_.h2d().copy(target_.data(), staging_.data(), kBytes, stream);
-                  }},
-                 {2, [this](StreamRef stream) {
-                    cuda::launch("add_one", add_one, {1, kElems}, stream, target_.data());
-                  }}};
+    made.hops = {
+        {0, [](StreamRef) {}},
+        {1,
+         [this, allocates](StreamRef stream) {
+           if (allocates) extra_.emplace(kElems);
+           lanes_.h2d().copy(target_.data(), staging_.data(), kBytes, stream);
+         }},
+        {2, [this](StreamRef stream) {
+           cuda::launch("add_one", cuda::Kernel<add_one>(), {1, kElems}, stream, target_.data());
+         }}};
     return made;
   }
 
@@ -136,7 +137,7 @@ class SimtLaneStepTest : public SimtLanesTest {
   void SetUp() override {
     std::memset(staging_.data(), 0, kBytes);
     compute_.enqueue([this](StreamRef stream) {
-      cuda::launch("add_one", add_one, {1, kElems}, stream, busy_.data());
+      cuda::launch("add_one", cuda::Kernel<add_one>(), {1, kElems}, stream, busy_.data());
     });
     step(false);  // Loads what it launches.
     lanes_.wait(0);
@@ -148,7 +149,7 @@ TEST_F(SimtLaneStepTest, LaneThatAllocatesInAStepIsFound) {
   {
     const simt::Hold hold;
     compute_.enqueue([this](StreamRef stream) {
-      cuda::launch("add_one", add_one, {1, kElems}, stream, busy_.data());
+      cuda::launch("add_one", cuda::Kernel<add_one>(), {1, kElems}, stream, busy_.data());
     });
     step(true);
     EXPECT_THROW(lanes_.wait(0), Error);
@@ -163,7 +164,7 @@ TEST_F(SimtLaneStepTest, LaneThatHasAllItNeedsEnqueuesWhileTheDeviceIsHeld) {
   {
     const simt::Hold hold;
     compute_.enqueue([this](StreamRef stream) {
-      cuda::launch("add_one", add_one, {1, kElems}, stream, busy_.data());
+      cuda::launch("add_one", cuda::Kernel<add_one>(), {1, kElems}, stream, busy_.data());
     });
     step(false);
     while (simt::calls().total("cudaMemcpyAsync") == 0) sleep_ms(1);
