@@ -32,7 +32,7 @@ class SimtDeviceTest : public SimtTest {
 
   void TearDown() override {
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
-    EXPECT_EQ(simt::live_handles(), handles_);
+    EXPECT_EQ(simt::live_streams(), streams_);
     SimtTest::TearDown();
   }
 
@@ -48,7 +48,7 @@ class SimtDeviceTest : public SimtTest {
     });
   }
 
-  const int handles_ = simt::live_handles();
+  const int streams_ = simt::live_streams();
 };
 
 TEST_F(SimtDeviceTest, EveryEntrySaysThatTheMachineHasNoDriver) {

@@ -31,7 +31,7 @@ void name_kernels(StreamRef stream) {
   cuda::compress({}, 0.0F, {}, stream);
 }
 
-TEST(LoadKernelsTest, RefusalNamesTheKernelAndTheNextCallGoesOnWithIt) {
+TEST(SimtLoadKernelsTest, RefusalNamesTheKernelAndTheNextCallGoesOnWithIt) {
   ASSERT_NE(&name_kernels, nullptr);
   std::vector<std::string> refusals;
   for (int spared = 0;; spared = 1) {  // From the second on, each call loads one more kernel.

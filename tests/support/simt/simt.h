@@ -111,7 +111,7 @@ struct Calls {
 Calls calls();
 void reset_calls();
 
-int live_handles();  // Streams and events that were made and not destroyed.
+int live_streams();  // Those that were made and not destroyed. Events are used again.
 
 // While one is alive, calls of the runtime by this name return `error` (a cudaError_t) and do
 // nothing, after the first `spared` of them. As of every call that fails, cudaGetLastError() then

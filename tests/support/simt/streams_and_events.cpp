@@ -26,26 +26,23 @@
 namespace sluiceway::simt {
 namespace {
 
-std::atomic<int>& handles() {
+std::atomic<int>& stream_count() {
   static std::atomic<int> count{0};
   return count;
 }
 
-struct Handle {
-  Handle() { ++handles(); }
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  ~Handle() { --handles(); }
-};
-
 }  // namespace
 
-int live_handles() { return handles(); }
+int live_streams() { return stream_count(); }
 
 }  // namespace sluiceway::simt
 
 struct CUstream_st {
-  sluiceway::simt::Handle handle;
+  CUstream_st() { ++sluiceway::simt::stream_count(); }
+  CUstream_st(const CUstream_st&) = delete;
+  CUstream_st& operator=(const CUstream_st&) = delete;
+  ~CUstream_st() { --sluiceway::simt::stream_count(); }
+
   sluiceway::simt::Worker worker{sluiceway::simt::current_device(),
                                  sluiceway::simt::Worker::Pace::kLate};
   int priority = 0;
@@ -167,7 +164,6 @@ struct CUevent_st {
     recording = std::move(next);
   }
 
-  sluiceway::simt::Handle handle;
   bool is_timed = true;
   int device = sluiceway::simt::current_device();
   mutable std::mutex mutex;
