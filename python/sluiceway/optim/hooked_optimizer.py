@@ -26,6 +26,7 @@ from sluiceway.optim.guards.chosen import check_model, choose_parameters
 from sluiceway.optim.guards.dropped_gradients import DroppedGradients
 from sluiceway.optim.guards.foreign_gradients import ForeignGradients
 from sluiceway.optim.guards.mixed_modules import MixedModules
+from sluiceway.optim.guards.plain_state import plain_state
 from sluiceway.optim.guards.ranks import refuse_split_model, refuse_split_since
 from sluiceway.optim.guards.weight_watch import WeightWatch
 from sluiceway.optim.hooks import ModelHooks
@@ -34,7 +35,6 @@ from sluiceway.optim.open_model.compilation import CompilationWatch
 from sluiceway.optim.open_model.in_flight import WeightsInFlight
 from sluiceway.optim.open_model.ownership import ModelOwnership
 from sluiceway.optim.ordinary import OrdinaryParameters
-from sluiceway.optim.plain_state import plain_state
 from sluiceway.optim.state import (
     STATE_KEY,
     check_frame,

@@ -16,6 +16,7 @@ from sluiceway.errors import InvalidArgument, Timeout
 from sluiceway.model.targets import Selection
 from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.documented import takes
+from sluiceway.optim.guards.plain_state import plain_state
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
 from sluiceway.optim.offload.arguments import OffloadArguments, open_engine, resolve_policy
 from sluiceway.optim.offload.cores import core_settings, target_of, whole_groups
@@ -33,7 +34,6 @@ from sluiceway.optim.offload.state import (
     tensors_of,
     with_frame,
 )
-from sluiceway.optim.plain_state import plain_state
 
 # The sentinel's norm where that of a sum was not asked for: whoever clips by it, scales it.
 _UNKNOWN_NORM = 1e15

@@ -34,7 +34,7 @@ from sluiceway.optim.zo.rates import (
     projected_gradient,
 )
 from sluiceway.optim.zo.selection import trained_groups, trained_weights
-from sluiceway.optim.zo.state import load_state, saved_frame
+from sluiceway.optim.zo.state import saved_frame, take_state
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.tiers import device_of, make_tier
 from sluiceway.optim.zo.weights import TrainedWeight
@@ -368,7 +368,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         """
         if isinstance(self._tier, HostTier):
             self._check_unchanged("load_state_dict")
-        load_state(self, state_dict)
+        take_state(self, state_dict)
         self._versions = self._current_versions()
 
     # ---- What every optimizer of ours has ----

@@ -9,8 +9,8 @@ import torch
 
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.guards.plain_state import plain_state
 from sluiceway.optim.hyperparameters import check_number, numbered_parameters
-from sluiceway.optim.plain_state import plain_state
 from sluiceway.optim.state import (
     STATE_KEY,
     check_count,
@@ -52,7 +52,7 @@ def _settings(optimizer: ZoSgd) -> dict[str, Any]:
     return settings
 
 
-def load_state(optimizer: ZoSgd, state_dict: Any) -> None:
+def take_state(optimizer: ZoSgd, state_dict: Any) -> None:
     """Take over a state of the same model and options; its tensors may be on any device.
 
     Raises
