@@ -75,7 +75,9 @@ void GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
   SLUICEWAY_CHECK(g.rows == m_ && g.cols == n_, "residual: gradient is ", g.rows, "x", g.cols,
                   ", expected ", m_, "x", n_);
   ResidualVerdict* const verdict = verdict_.as<ResidualVerdict>().data();
-  overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32}, &verdict->core, stream);
+  if (s.elems() > 0) {  // Without a core the verdict's stays as it was made: of nothing.
+    overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32}, &verdict->core, stream);
+  }
   const FactoredMoment means = FactoredMoment::of(means_.as<float>(), m_);
   codec.leave_residual(g, s, means.row, means.col, scratch, stream);
   judge_residual(verdict, means.row, means.col, rounding_share(g.dtype), step.lr, stream);

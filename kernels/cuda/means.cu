@@ -80,33 +80,45 @@ __global__ void sum_squares(MatrixView<const T> g, float scale, Parts parts) {
   store_nearest(parts.of_cols + slab * g.cols + col, col_sums, count);
 }
 
-// means[i] = factor * (sum over parts, ascending); one element a thread, 128 bytes side by side a
-// warp. `more` adds to what is there already. Roof: 4 count elems bytes read and 4 elems written (8
-// with `more`), a few hundredths of what sum_squares reads; one flop a part.
-__global__ void join_parts(const float* parts, std::int64_t count, std::int64_t elems, float factor,
-                           bool more, float* means) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= elems) return;
-  float sum = 0.0F;
+struct Join {  // means[i] = factor * (sum over parts, ascending); `more` adds to what is there.
+  const float* parts;
+  std::int64_t count, elems;
+  float factor;
+  bool more;
+  float* means;
+
+  __device__ void make(std::int64_t i) const {
+    float sum = 0.0F;
 #pragma unroll 8
-  for (std::int64_t part = 0; part < count; ++part) sum += parts[part * elems + i];
-  means[i] = more ? fmaf(sum, factor, means[i]) : __fmul_rn(sum, factor);
+    for (std::int64_t part = 0; part < count; ++part) sum += parts[part * elems + i];
+    means[i] = more ? fmaf(sum, factor, means[i]) : __fmul_rn(sum, factor);
+  }
+};
+
+// Rows, then columns: one element a thread, 128 bytes side by side a warp. Roof: 4 count elems
+// bytes of each read and 4 elems written (8 with `more`), a few hundredths of what sum_squares
+// reads; one flop a part.
+__global__ void join_parts(Join rows, Join cols) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < rows.elems) {
+    rows.make(i);
+  } else if (i - rows.elems < cols.elems) {
+    cols.make(i - rows.elems);
+  }
 }
 
-void join(const float* parts, std::int64_t count, std::int64_t elems, float factor, bool more,
-          float* means, StreamRef stream) {
+void join(const Join& rows, const Join& cols, StreamRef stream) {
+  const std::int64_t elems = rows.elems + cols.elems;
   const auto grid = static_cast<unsigned>((elems + kMaxThreads - 1) / kMaxThreads);
-  launch("mean_squares", Kernel<join_parts>(), {grid, kMaxThreads}, stream, parts, count, elems,
-         factor, more, means);
+  launch("mean_squares", Kernel<join_parts>(), {grid, kMaxThreads}, stream, rows, cols);
 }
 
 template <typename T>
 void means_of(MatrixView<const T> g, float* rows, float* cols, float scale, StreamRef stream) {
   const StreamScratch scratch(stream);
   if (g.elems() == 0) {  // Nothing to sum: zeros.
-    join(scratch.parts<float>(), 0, g.rows, 0.0F, false, rows, stream);
-    join(scratch.parts<float>(), 0, g.cols, 0.0F, false, cols, stream);
-    return;
+    const float* const none = scratch.parts<float>();
+    return join({none, 0, g.rows, 0.0F, false, rows}, {none, 0, g.cols, 0.0F, false, cols}, stream);
   }
   const float per_row = 1.0F / static_cast<float>(g.cols);
   const float per_col = 1.0F / static_cast<float>(g.rows);
@@ -121,8 +133,8 @@ void means_of(MatrixView<const T> g, float* rows, float* cols, float scale, Stre
       launch("mean_squares", Kernel<sum_squares<T>>(),
              {static_cast<unsigned>(parts.strips * parts.slabs), kMaxThreads}, stream, part, scale,
              parts);
-      join(parts.of_rows, parts.strips, height, per_row, col > 0, rows + row, stream);
-      join(parts.of_cols, parts.slabs, width, per_col, row > 0, cols + col, stream);
+      join({parts.of_rows, parts.strips, height, per_row, col > 0, rows + row},
+           {parts.of_cols, parts.slabs, width, per_col, row > 0, cols + col}, stream);
     }
   }
 }

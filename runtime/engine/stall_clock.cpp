@@ -43,7 +43,7 @@ StallClock::Mark StallClock::record(StreamRef stream) {
   Mark mark;
   {
     const std::lock_guard lock(mutex_);
-    settle();
+    if (free_.empty()) settle();  // Asks the device, so not for every mark.
     if (!free_.empty()) {
       mark = std::move(free_.back());
       free_.pop_back();

@@ -31,7 +31,8 @@ TEST_P(CallsOfAStepTest, AreFewAndMakeNoEvent) {
   std::map<std::string, double> calls;
   for (int step = 0; step < kWarm + kCounted; ++step) {
     run.forward(step);
-    run.reached().wait();
+    const Event forward = run.reached();
+    forward.wait();
     simt::reset_calls();
     run.backward(step);
     run.end_step();
@@ -63,7 +64,7 @@ StepCase residual_alone(std::string name, bool at_once) {
            .residual = ResidualKind::kFactored,
            .at_once = at_once,
            .reloads = false},
-          4};
+          8};
 }
 
 StepCase core(std::string name, const char* codec, ResidualKind residual, double most) {

@@ -31,14 +31,8 @@ class FreeEvents {
         return event;
       }
     }
-    cudaEvent_t event = nullptr;
-    const unsigned flags =
-        cudaEventBlockingSync | (timing == OwnedEvent::Timing::kOff ? cudaEventDisableTiming : 0U);
-    SLUICEWAY_CUDA_CHECK(cudaEventCreateWithFlags(&event, flags));
-    const std::lock_guard lock(mutex_);
-    std::vector<cudaEvent_t>& free = free_[{device, timing}];
-    free.reserve(++made_[{device, timing}]);  // So that give_back() never allocates.
-    return event;
+    make(device, timing);
+    return take(device, timing);
   }
 
   void give_back(int device, OwnedEvent::Timing timing, cudaEvent_t event) noexcept {
@@ -48,6 +42,21 @@ class FreeEvents {
 
  private:
   using Kind = std::pair<int, OwnedEvent::Timing>;
+  static constexpr int kBatch = 32;  // So that steps of equal size soon have all they need.
+
+  void make(int device, OwnedEvent::Timing timing) {
+    const unsigned flags =
+        cudaEventBlockingSync | (timing == OwnedEvent::Timing::kOff ? cudaEventDisableTiming : 0U);
+    for (int i = 0; i < kBatch; ++i) {
+      cudaEvent_t event = nullptr;
+      SLUICEWAY_CUDA_CHECK(cudaEventCreateWithFlags(&event, flags));
+      const std::lock_guard lock(mutex_);
+      std::vector<cudaEvent_t>& free = free_[{device, timing}];
+      free.reserve(++made_[{device, timing}]);  // So that give_back() never allocates.
+      free.push_back(event);
+    }
+  }
+
   std::mutex mutex_;
   std::map<Kind, std::vector<cudaEvent_t>> free_;
   std::map<Kind, std::size_t> made_;
