@@ -28,7 +28,7 @@ constexpr T round_up(T count, std::type_identity_t<T> unit) noexcept {
   return (count + unit - 1) / unit * unit;
 }
 
-int device_count() noexcept;         // CUDA devices; 0 in a build without CUDA.
+int device_count() noexcept;  // CUDA devices; 0 in a build without CUDA.
 // Throws as above unless the device can be used. Loads our kernels onto it the first time, so that
 // no step meets a first launch, which may wait until the device is idle.
 void check_device(DeviceId device);
