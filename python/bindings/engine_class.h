@@ -154,8 +154,8 @@ void bind_common(EngineClass<Engine>& engine) {
           "wait",
           [](Engine& e, int weight, const StreamRef& compute) { e.acquire(weight, compute); },
           py::arg("weight"), py::arg("compute"), unlocked,
-          "Work on `compute` that is enqueued from now on sees the last update. On the host device "
-          "the thread waits.")
+          "Work on `compute` that is enqueued from now on sees the last update. The thread "
+          "waits: on the host device until it is made, on a CUDA device until it is enqueued.")
       .def("synchronize", &Engine::synchronize, unlocked)
       .def("finish", &finish_engine<Engine>, py::arg("lent"),
            "As close(), whatever failed before; raises only where a lane still runs.")

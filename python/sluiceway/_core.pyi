@@ -463,7 +463,7 @@ class SubspaceEngine:
         """
     def wait(self, weight: typing.SupportsInt, compute: Stream) -> None:
         """
-        Work on `compute` that is enqueued from now on sees the last update. On the host device the thread waits.
+        Work on `compute` that is enqueued from now on sees the last update. The thread waits: on the host device until it is made, on a CUDA device until it is enqueued.
         """
     def wants_gradient(self, weight: typing.SupportsInt) -> bool: ...
     def weight_state(self, weight: typing.SupportsInt) -> dict[str, typing.Any]:
@@ -647,7 +647,7 @@ class OffloadEngine:
         """
     def wait(self, weight: typing.SupportsInt, compute: Stream) -> None:
         """
-        Work on `compute` that is enqueued from now on sees the last update. On the host device the thread waits.
+        Work on `compute` that is enqueued from now on sees the last update. The thread waits: on the host device until it is made, on a CUDA device until it is enqueued.
         """
     def write_trace(self, path: str) -> None: ...
     @property

@@ -40,7 +40,9 @@ void run(const WorkerTarget& target, Stream::Task& task, const Stream::Done& don
 WorkerStream::WorkerStream(const Stream::Options& options, WorkerTarget target)
     : target_(std::make_shared<const WorkerTarget>(std::move(target))),
       error_(std::make_shared<FirstError>()),
-      worker_({options.name, options.cpu}) {}
+      worker_({options.name, options.cpu}) {
+  worker_.post(target_->begin);
+}
 
 void WorkerStream::enqueue(Stream::Task task, Stream::Done done) {
   worker_.post([task = std::move(task), done = std::move(done), target = target_,

@@ -14,6 +14,7 @@ namespace sluiceway {
 // What the tasks of a WorkerStream launch on: nothing of the host, or the stream of a CUDA device.
 struct WorkerTarget {
   StreamRef stream = StreamRef::host();
+  std::function<void()> begin = [] {};   // Called once, before all tasks; must not throw.
   std::function<void()> finish = [] {};  // Waits until the device has done what a task launched.
 };
 

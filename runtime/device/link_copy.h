@@ -41,8 +41,8 @@ class LinkCopy {
   LinkCopy& operator=(const LinkCopy&) = delete;
 
   // To be called from a task of the stream that `stream` refers to. It returns when the bytes have
-  // crossed; on CUDA over a link that is not paced, when the copy is enqueued. A stream for paced
-  // copies has a thread of its own (Stream::Options::own_thread).
+  // crossed; on CUDA over a link that is not paced, when the copy is enqueued. Over a paced
+  // link the task runs on a thread that may sleep (Stream::Options::own_thread).
   void copy(void* dst, const void* src, std::size_t bytes, StreamRef stream);
 
   // On the host device, for a copy that does more than copy: `work` makes the `bytes` that cross.

@@ -23,14 +23,20 @@ void ComputingStream::move_to(StreamRef compute) {
 
 void ComputingStream::move_to_step(const std::optional<StreamRef>& compute) {
   if (compute) move_to(*compute);
+  const std::lock_guard lock(mutex_);
   stepped_ = ref_;
 }
 
 void ComputingStream::acquire(int key, StreamRef compute) {
   lanes_.acquire(key, compute);
-  if (stepped_ && *stepped_ != compute) {
-    lanes_.executor().acquire(key, lanes_.compute(*stepped_));
+  std::optional<StreamRef> stepped;
+  {
+    const std::lock_guard lock(mutex_);
+    stepped = stepped_;
   }
+  if (!stepped || *stepped == compute) return;
+  lanes_.executor().acquire(key, lanes_.compute(*stepped));
+  lanes_.compute(compute);  // The stream that waits of this thread are timed on.
 }
 
 Event ComputingStream::reached() {

@@ -6,11 +6,15 @@
 // for an event that is recorded on the old one. Work of an engine is thus in the order of its
 // calls, and what is recorded on the last stream comes after all of it.
 //
-// Thread safety: one thread at a time calls.
+// Each further stream of the framework gets scratch of its own with its first kernel, which the
+// budget of the engine does not count (computing_streams.h).
+//
+// Thread safety: one thread at a time calls, but acquire() from any thread.
 // Lifetime:      the lanes, and every stream that was given, outlive it.
 // Errors:        CudaError: the device has failed. InvalidArgument: a stream of another device.
 #pragma once
 
+#include <mutex>
 #include <optional>
 
 #include "kernels/base/stream_ref.h"
@@ -39,7 +43,8 @@ class ComputingStream {
  private:
   EngineLanes& lanes_;
   StreamRef ref_;
-  std::optional<StreamRef> stepped_;  // The stream of the last step().
+  std::mutex mutex_;
+  std::optional<StreamRef> stepped_;  // The stream of the last step(); guarded by mutex_.
   bool was_used_ = false;
 };
 

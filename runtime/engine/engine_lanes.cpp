@@ -75,6 +75,7 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
 }
 
 Stream& EngineLanes::compute(StreamRef compute) {
+  const std::lock_guard lock(compute_mutex_);
   compute_ref_ = compute;
   const auto known = std::find_if(borrowed_.begin(), borrowed_.end(),
                                   [&](const auto& each) { return each.first == compute; });
@@ -96,8 +97,15 @@ void EngineLanes::wait(int key) {
     const double stall = executor_->wait(key);
     if (stall > 0 && trace_->enabled()) trace_->add_range(device_row_, "stall", begin_us, now_us());
     stall_seconds_ += stall;
-  } else if (compute_ref_ && executor_->moves(key)) {
-    stall_clock_->time_wait(*compute_ref_, [&] { executor_->wait(key); });
+    return;
+  }
+  std::optional<StreamRef> compute;
+  {
+    const std::lock_guard lock(compute_mutex_);
+    compute = compute_ref_;
+  }
+  if (compute && executor_->moves(key)) {
+    stall_clock_->time_wait(*compute, [&] { executor_->wait(key); });
   } else {  // It costs the device nothing, or nobody has computed yet.
     executor_->wait(key);
   }

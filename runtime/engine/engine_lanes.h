@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -85,8 +86,8 @@ class EngineLanes {
 
   Stream& stream(LaneId lane) { return streams_.at(static_cast<std::size_t>(lane)); }
 
-  // The framework's stream that `compute` refers to, which outlives the lanes. It stays where it
-  // is.
+  // The framework's stream that `compute` refers to, which outlives the lanes. Any thread; the
+  // reference stays valid as long as the lanes.
   Stream& compute(StreamRef compute);
 
   // Blocks until every payload of this key that is not held is through.
@@ -118,6 +119,7 @@ class EngineLanes {
   std::unique_ptr<Executor> executor_;  // After the streams: it drains before they end.
   double forward_s_ = 0, backward_s_ = 0;
   double stall_seconds_ = 0;              // Of the host device.
+  std::mutex compute_mutex_;              // Of the two below: others may evaluate meanwhile.
   std::optional<StreamRef> compute_ref_;  // The framework's stream that was last asked for.
   // Ours over each of the framework's. It has a few, and uses them again.
   std::vector<std::pair<StreamRef, std::unique_ptr<Stream>>> borrowed_;

@@ -22,19 +22,21 @@ double StallClock::take() {
 
 void StallClock::time(Stretches& in, StreamRef stream, const std::function<void()>& body) {
   Mark begin = record(stream);
+  Stretches::iterator own;
   {
-    // Before the body: what other threads settle meanwhile must know that it has begun.
+    // Before the body: what other threads settle meanwhile must know that it has begun. Without an
+    // end nobody pops it.
     const std::lock_guard lock(mutex_);
-    in.push_back({std::move(begin), nullptr});
+    own = in.insert(in.end(), {std::move(begin), nullptr});
   }
   try {
     body();
     Mark end = record(stream);
     const std::lock_guard lock(mutex_);
-    in.back().end = std::move(end);
+    own->end = std::move(end);
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    in.pop_back();
+    in.erase(own);
     throw;
   }
 }

@@ -19,13 +19,14 @@
 //       when they have been read: there are never more than four for each weight and step that the
 //       device is behind, and a step that is like the one before makes none.
 //
-// Thread safety: time_wait() and take() from one thread at a time; time_work() from one, at the
-//                same time. No lock is held while a mark is recorded, since the thread may have to
-//                wait for room in its stream until the device has gone on.
+// Thread safety: every call from any thread; a thread that trains and one that evaluates may wait
+// at
+//                the same time. No lock is held while a mark is recorded, since the thread may have
+//                to wait for room in its stream until the device has gone on.
 #pragma once
 
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -55,7 +56,7 @@ class StallClock {
   struct Stretch {
     Mark begin, end;  // No end: it has not been enqueued.
   };
-  using Stretches = std::deque<Stretch>;
+  using Stretches = std::list<Stretch>;  // A stretch stays where it is until it is popped.
 
   void time(Stretches& in, StreamRef stream, const std::function<void()>& body);
   Mark record(StreamRef stream);

@@ -196,8 +196,7 @@ void Executor::State::complete(Item* item, std::size_t hop, const Completion& co
   } else {
     settle(lock, item, gone);
   }
-  // First, since a task that is handed out may wait for a device that waits for one of these.
-  destroy(lock, gone);
+  destroy(lock, gone);  // Memory goes before new work starts.
   dispatch(lock);
 }
 

@@ -171,8 +171,10 @@ std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::
   StreamHandle stream = StreamHandle::create(device, options.priority);
   if (!options.own_thread) return std::make_unique<CudaStream>(device, std::move(stream), options);
   const auto shared = std::make_shared<const StreamHandle>(std::move(stream));
+  // As CudaStream's worker: or its first call would give this process a context on device 0 too.
+  const auto select = [device]() noexcept { drop(cudaSetDevice(device.ordinal())); };
   return std::make_unique<WorkerStream>(
-      options, WorkerTarget{StreamRef::cuda(device.ordinal(), shared->get()),
+      options, WorkerTarget{StreamRef::cuda(device.ordinal(), shared->get()), select,
                             [shared] { sleep_until_idle(shared->get()); }});
 }
 

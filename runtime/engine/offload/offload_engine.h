@@ -16,8 +16,8 @@
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
 // Lifetime:      tensors passed to step() stay where they are until acquire() for them, and on a
-//                CUDA device until the computing stream has passed that. The stream of the last
-//                gradient outlives the engine.
+//                CUDA device until the computing stream has passed that. Every stream that the
+//                engine was given outlives it.
 // Errors:        InvalidArgument for a wrong size or dtype, nothing changed. What a lane throws
 //                comes out of the next call, with lane and chunk named, and of each one after it;
 //                the store stays at its last commit. What check_interrupt throws ends a call that

@@ -26,8 +26,8 @@
 // residuals is asked for in a skipped step alone.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
-// Lifetime:      weights passed to step() stay where they are until acquire() for them. The stream
-//                that computes outlives the engine.
+// Lifetime:      weights passed to step() stay where they are until acquire() for them. Every
+//                stream that the engine was given outlives it.
 // Errors:        InvalidArgument for a wrong shape or dtype, nothing changed. What a lane throws
 //                comes out of the next call, with lane and weight named, and of each one after it.
 //                Unavailable: a CUDA device in a build or on a machine without CUDA.

@@ -210,8 +210,7 @@ void WeightRing::release(int use, int direction, StreamRef compute) {
   compute_.move_to(compute);
   Event read;
   if (!compute.is_host()) {
-    // A device's events are told of in the order in which somebody asked. Who asked only when the
-    // pair has its next use would come behind waits of the computing stream for that very use.
+    // A device's events are told of in the order in which somebody asked, so this asks early.
     const auto freed = std::make_shared<HostEvent>();
     then(compute_.reached(), [freed] { freed->set(); });
     read = Event(freed);

@@ -46,7 +46,10 @@
 //
 // On a CUDA device the caller is a pass ahead at most: begin_step() and begin_evaluation() wait
 // until the device is through with the last pass but one; and any call may wait when the lanes have
-// kKeysOfUse payloads for each use.
+// kKeysOfUse payloads for each use. acquire() waits until the perturbation of the turn has been
+// enqueued, so the caller is as many turns ahead of the device as there are pairs. What reads a
+// pair on other streams than the last one that acquired it comes before the stream given to
+// release().
 //
 // Thread safety: one thread at a time calls; halves in lock step are that.
 // Lifetime:      host memory of the weights, their source, streams that compute: outlive the ring,

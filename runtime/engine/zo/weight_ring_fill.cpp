@@ -128,9 +128,9 @@ void WeightRing::drop_turn() {
 
 // ---- Payloads -----------------------------------------------------------------------------------
 
-// A stream that waits for a key waits for all payloads that come to have it meanwhile. So a key
-// that is in use is not given out; a turn whose key has come round again waits for a payload too
-// many, which needs nothing of the caller.
+// Whoever acquires a key waits for all payloads that come to have it meanwhile. So a key that is in
+// use is not given out; a turn whose key has come round again waits for a payload too many, which
+// needs nothing of the caller.
 bool WeightRing::has_key() const { return !lanes_.executor().busy(next_key_); }
 
 int WeightRing::take_key() {
