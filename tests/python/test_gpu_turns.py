@@ -15,7 +15,7 @@ import peers
 
 NATIVE, CORES = "torch AdamW, fused", "Sluiceway, cores f = 1/4"
 FLASH = "FlashAdamW"
-SMALL = ["--hidden", "256", "--layers", "1", "--batch", "2", "--sequence", "32", "--steps", "4"]
+SMALL = ["--hidden", "256", "--layers", "1", "--batch", "2", "--sequence", "32", "--steps", "32"]
 
 
 def run_peers(monkeypatch, out, *arguments: str) -> int:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from conftest import REPOSITORY
 from sluiceway import _core
 
 LICENSES = "sluiceway-0.1.0.dist-info/licenses"
+METADATA = LICENSES.removesuffix("licenses") + "METADATA"
+TORCH_MINOR = ".".join(metadata.version("torch").split(".")[:2])
 
 
 @pytest.fixture
@@ -26,6 +29,7 @@ def contents() -> dict[str, bytes]:
         "sluiceway/_core.pyi": b"",
         "sluiceway/py.typed": b"",
         "sluiceway.libs/libhwy.so.1": Path(libhwy).read_bytes(),
+        METADATA: f"Name: sluiceway\nRequires-Dist: torch=={TORCH_MINOR}.*\n".encode(),
         f"{LICENSES}/LICENSE": (REPOSITORY / "LICENSE").read_bytes(),
         f"{LICENSES}/THIRD_PARTY.md": (REPOSITORY / "THIRD_PARTY.md").read_bytes(),
     }
@@ -85,3 +89,10 @@ def test_versions_that_are_not_compiled_in_are_refused(check, contents):
     for library in ("xxHash", "pybind11"):
         assert f"THIRD_PARTY.md: {library} 9.9, expected" in complaints
     assert "PyTorch" not in complaints
+
+
+def test_metadata_that_takes_another_torch_is_refused(check, contents):
+    contents[METADATA] = b"Name: sluiceway\nRequires-Dist: torch>=2.11\n"
+    code, _, complaints = check(contents, "--built-here")
+    assert code == 1
+    assert f"METADATA: requires ['torch>=2.11'], expected torch=={TORCH_MINOR}.*" in complaints

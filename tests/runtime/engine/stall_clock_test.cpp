@@ -115,6 +115,23 @@ TEST_F(StallClockTest, AWaitThatIsCalledOffDoesNotCount) {
   EXPECT_EQ(clock.take(), 2);
 }
 
+// As of a thread that trains and one that evaluates: the wait that began first ends last.
+TEST_F(StallClockTest, WaitsOfTwoThreadsCountEachAndACalledOffOneTakesItselfAlone) {
+  clock.time_wait(StreamRef::host(), [this] { wait(); });  // 0, 3 around 1, 2
+  device.passed = {{0, 1}, {1, 2}, {2, 4}, {3, 8}};
+  EXPECT_EQ(clock.take(), (8 - 1) + (4 - 2));
+  const auto called_off = [this] {
+    wait();  // 5, 6 behind 4
+    throw std::runtime_error("called off");
+  };
+  EXPECT_THROW(clock.time_wait(StreamRef::host(), called_off), std::runtime_error);
+  device.passed.insert({{4, 16}, {5, 32}, {6, 64}});
+  EXPECT_EQ(clock.take(), 64 - 32);
+  wait();  // 7, 8
+  device.passed.insert({{7, 128}, {8, 256}});
+  EXPECT_EQ(clock.take(), 128);
+}
+
 TEST_F(StallClockTest, AStepLikeTheOneBeforeMakesNoMark) {
   constexpr int kWeights = 7;
   const auto step = [&] {
