@@ -9,9 +9,11 @@ arguments of some shape, it waits for the lanes of all engines.
 
 - A thread that Python did not start asks for the GIL while a call waits for the lanes. A driver
   call may keep the GIL, so such a lane would wait for the call and the call for the lane. Python
-  numbers the states of its threads, so this is seen whenever it happens, on a machine of any speed.
-- The lanes are not idle after `limit_s`. No state proves that, so the limit is far above what the
-  lanes of a small model need.
+  numbers the states of its threads, so `Driver` sees this whenever it happens, on a machine of any
+  speed. (Here torch gives a Python object to every tensor, even to one that C++ makes. A lane that
+  frees such a tensor asks for the GIL, as it does under any other `TorchDispatchMode`.)
+- The lanes are not idle after `limit_s`. No state proves that these threads will wait for ever, so
+  the limit is far above the time that the lanes of a small model need.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class DeadlockError(AssertionError):
 class Driver:
     """The lock, the engines whose lanes a call waits for, and what each thread waits for.
 
-    One thread at a time uses an engine, as an engine demands: a call that waits looks at the lanes
-    from a second thread, and the first goes on when that one has ended.
+    An engine allows one thread at a time. A call that waits starts a second thread, which waits for
+    the lanes, and does nothing until that one has ended.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -85,13 +87,13 @@ class Driver:
     def _wait_for_lanes(self, me: str) -> None:
         self.waits_for_lanes += 1
         foreign, failed = self._foreign(), []
-        looker = threading.Thread(
-            target=self._synchronize, args=(failed,), name="looks at the lanes", daemon=True
+        waiter = threading.Thread(
+            target=self._synchronize, args=(failed,), name="waits for the lanes", daemon=True
         )
         with self._waiting(f"the lanes, and holds the driver's lock ({me})"):
-            looker.start()
-            looker.join(self._limit_s)
-            if looker.is_alive():
+            waiter.start()
+            waiter.join(self._limit_s)
+            if waiter.is_alive():
                 self._report(
                     f"{me} holds the driver's lock, and the lanes that it waits for are not idle "
                     f"after {self._limit_s:g} s"
@@ -122,10 +124,10 @@ class Driver:
             start()
 
     def _foreign(self) -> int:
-        """How often threads that Python did not start have made themselves known, to get the GIL.
+        """Count how often threads that Python did not start have asked for the GIL.
 
-        Each time makes the state of a thread. Python numbers all states that it ever made: the
-        number of a new one tells how many there were.
+        Such a thread makes a thread state each time. Python numbers all states that it ever made,
+        so the number of a new one tells how many there were.
         """
         api = ctypes.pythonapi
         api.PyInterpreterState_Get.restype = api.PyThreadState_New.restype = ctypes.c_void_p
@@ -214,7 +216,10 @@ def _ops_of(driver: Driver) -> type[late_device.LateOps]:
 
 @contextmanager
 def use(monkeypatch: pytest.MonkeyPatch, limit_s: float = LIMIT_S) -> Iterator[Driver]:
-    """Give a driver to new optimizers, and to torch in this thread and in new ones."""
+    """Give a driver to new optimizers, and to torch in this thread and in new ones.
+
+    A thread whose class has a `run()` of its own calls torch without it.
+    """
     driver = Driver(limit_s)
     late_device.use(monkeypatch, _ops_of(driver))
     make_engine = sw.SubspaceAdamW._make_engine

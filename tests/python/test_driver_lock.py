@@ -1,4 +1,4 @@
-"""With a driver that has one lock and waits for lanes, training ends; planted deadlocks show."""
+"""Training ends with a driver that has one lock and waits for lanes; planted deadlocks show."""
 
 from __future__ import annotations
 
