@@ -18,10 +18,10 @@ class LateOps(HostOps):
     asynchronous = True
 
 
-def use(monkeypatch: pytest.MonkeyPatch) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, ops: type[LateOps] = LateOps) -> None:
     """Optimizers and runs that are made from now on are on such a device."""
-    monkeypatch.setattr(hooked_optimizer, "device_ops", lambda *_: LateOps())
-    monkeypatch.setattr(gradient, "ops_on", lambda _: LateOps())
+    monkeypatch.setattr(hooked_optimizer, "device_ops", lambda *_: ops())
+    monkeypatch.setattr(gradient, "ops_on", lambda _: ops())
 
 
 def record_reads(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
