@@ -87,12 +87,13 @@ void bind_options(py::module_& m) {
               .c_str());
 }
 
-// Holds the storage, and nothing of Python: it may go in a thread of a lane.
+// Holds the storage and nothing of Python, since a thread of a lane lets go of it: a tensor may get
+// a Python object under a dispatch mode, and its end then needs Python's lock.
 void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient,
                   const StreamRef& compute) {
   const AnyMatrix g = matrix_view(gradient, "gradient");
   check_on(compute, gradient, "gradient");
-  const auto keep = std::make_shared<const at::Tensor>(gradient.detach());
+  const auto keep = std::make_shared<const c10::Storage>(gradient.storage());
   const GilReleased unlocked;
   engine.add_gradient(tensor, g, keep, compute);
 }

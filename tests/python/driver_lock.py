@@ -222,19 +222,22 @@ def use(monkeypatch: pytest.MonkeyPatch, limit_s: float = LIMIT_S) -> Iterator[D
     """
     driver = Driver(limit_s)
     late_device.use(monkeypatch, _ops_of(driver))
-    make_engine = sw.SubspaceAdamW._make_engine
     start, run = threading.Thread.start, threading.Thread.run
 
-    def make(opt: Any, model: torch.nn.Module) -> Any:
-        engine = make_engine(opt, model)
-        driver.watch(engine)
-        return engine
+    def watched(make_engine: Callable[..., Any]) -> Callable[..., Any]:
+        def make(opt: Any, model: torch.nn.Module) -> Any:
+            engine = make_engine(opt, model)
+            driver.watch(getattr(engine, "_engine", engine))  # Behind a HeldEngine is one more.
+            return engine
+
+        return make
 
     def run_with_driver(thread: threading.Thread) -> None:
         with _Operations(driver):
             run(thread)
 
-    monkeypatch.setattr(sw.SubspaceAdamW, "_make_engine", make)
+    for kind in (sw.SubspaceAdamW, sw.OffloadAdamW):
+        monkeypatch.setattr(kind, "_make_engine", watched(kind._make_engine))
     monkeypatch.setattr(
         threading.Thread, "start", lambda thread: driver.start_thread(lambda: start(thread))
     )

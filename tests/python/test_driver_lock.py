@@ -7,10 +7,11 @@ import threading
 
 import driver_lock
 import pytest
+import sluiceway as sw
 import torch
+import twins
 from small_models import loss_of, make, same_bits
 from test_late_device import clip, clip_ours, leave, train
-from twins import identity
 from updates import SLOW
 
 WAYS = {
@@ -31,6 +32,19 @@ def test_training_gives_the_same_bits_and_ends(monkeypatch, way, act, micro_batc
     assert driver.waits_for_lanes > 50
     assert same_bits(expected, found)
     assert norms == late_norms
+
+
+def test_offloading_gives_the_same_bits_and_ends(monkeypatch):
+    def offload():
+        model = make()
+        with sw.OffloadAdamW(model, tier="host", link=SLOW) as opt:
+            return twins.train(model, opt, steps=4)
+
+    expected = offload()
+    with driver_lock.use(monkeypatch) as driver:
+        found = offload()
+    assert driver.waits_for_lanes > 50
+    assert same_bits(expected, found)
 
 
 class Planted:
@@ -87,7 +101,7 @@ def test_a_lane_that_needs_a_lock_of_a_hook_is_reported(monkeypatch):
     engine = Planted(hop)
     with driver_lock.use(monkeypatch, limit_s=1) as driver:
         model = make()
-        with identity(model) as opt:
+        with twins.identity(model) as opt:
             loss_of(model, 0).backward()  # What the next one does is not new, but for the hook.
             opt.step()
             opt.zero_grad()
