@@ -49,7 +49,7 @@ def version_of(text: str) -> Version:
 
 
 def output_of(command: list[str]) -> str:
-    """What a program prints; empty if it fails, or is not there."""
+    """Return what a program prints; empty if it fails or does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -95,7 +95,7 @@ def check_cards(found: list[tuple[str, Version, int]], cuda: Version) -> None:
 
 
 def wsl_has_driver() -> bool:
-    """Whether a program that starts here finds the driver's library."""
+    """Say whether a program that starts here finds the driver's library."""
     for library in ("libcuda.so.1", str(WSL_DRIVER / "libcuda.so.1")):
         try:
             ctypes.CDLL(library)
@@ -109,7 +109,7 @@ def wsl_has_driver() -> bool:
 
 
 def torch_folder() -> Path:
-    """Where torch is installed; importing it would take seconds."""
+    """Return torch's folder without importing it, which would take seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise NoCudaError(f"torch is not installed for {sys.executable}")
@@ -130,7 +130,7 @@ def toolkit_of_torch(torch: Path, cuda: Version) -> Path:
 
 
 def nvcc_version(nvcc: Path) -> Version | None:
-    """What a compiler says that it is."""
+    """Return the version that a compiler prints."""
     said = output_of([str(nvcc), "--version"])
     found = re.search(r"release (\d+\.\d+)", said)
     return version_of(found[1]) if found else None
@@ -192,7 +192,7 @@ def add_links(theirs: Path, toolkit: Path) -> None:
 
 
 def toolkit_complaint(nvcc: Path, torch: Path, cuda: Version) -> str:
-    """How headers and libraries of a toolkit differ from those that torch loads; empty if not."""
+    """Return how a toolkit's headers and libraries differ from torch's; empty if they fit."""
     root = nvcc.resolve().parents[1]
     header = root / "include" / "cuda_runtime_api.h"
     text = header.read_text() if header.exists() else ""

@@ -97,7 +97,7 @@ def complaints_about_versions(notices: str) -> list[str]:
 
 
 def complaints_about_torch(wheel: zipfile.ZipFile) -> list[str]:
-    """What the wheel says about torch, if that is not the minor version it is compiled against."""
+    """Complain if the metadata requires another torch than the one compiled against."""
     (page,) = (n for n in wheel.namelist() if n.endswith("dist-info/METADATA"))
     said = re.findall(r"^Requires-Dist: (torch\b.*)$", wheel.read(page).decode(), re.MULTILINE)
     expected = "torch==" + ".".join(metadata.version("torch").split(".")[:2]) + ".*"

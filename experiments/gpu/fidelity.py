@@ -1,4 +1,4 @@
-"""What a model of 100 M parameters learns in a few hundred steps of each way, on one card.
+"""Measure what a model of 100 M parameters learns in a few hundred steps of each way, on a card.
 
     python experiments/gpu/fidelity.py --device cuda:0 --out FILE --base BASE.pt
 
@@ -289,7 +289,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """All runs, or the part of them that one process takes."""
+    """Run everything, or the part that one process takes."""
     args = parsed()
     if args.pretrain:
         print(json.dumps(failure(lambda: pretrain(args))))

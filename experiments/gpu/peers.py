@@ -204,7 +204,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """All ways, or one of them."""
+    """Measure all ways, or one of them."""
     args = parsed()
     if args.one is not None:
         print(json.dumps(failure(lambda: measured(args.one, args))))

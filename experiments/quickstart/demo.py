@@ -58,7 +58,7 @@ def choose_link(
 
 
 def computes(link: dict[str, Any]) -> str:
-    """What the measured rate is that of."""
+    """Name what the measured rate belongs to."""
     return "one core" if link["device"] == "host" else link["device"]
 
 

@@ -22,7 +22,7 @@ FROZEN: Ways = {
 
 
 def difference(name: str) -> dict[str, Any]:
-    """What a config with states on disk says that the quickstart does not, as overrides."""
+    """Return the overrides that a config with states on disk has and the quickstart lacks."""
     told = {
         each: yaml.safe_load((REPOSITORY / "configs" / f"{each}.yaml").read_text())
         for each in ("quickstart", name)

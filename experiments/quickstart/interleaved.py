@@ -175,7 +175,7 @@ def order_of(count: int, number: int) -> list[int]:
 
 
 def others_cores(turns: list[Turn]) -> float:
-    """How many cores were busy with something else than the run that had its turn, on average."""
+    """Return how many cores other programs kept busy on average."""
     return max(0.0, sum(t.busy - t.own for t in turns) / sum(t.clock for t in turns))
 
 

@@ -1,4 +1,4 @@
-"""How long a way's step takes beside native's, from runs that took turns.
+"""Compare the step times of runs that took turns with native's.
 
 The median of its steps stands for a turn. A round holds one turn of every way, so what slows a
 whole round cancels in its ratio. What slows a turn or two spoils one round of many, which the

@@ -128,7 +128,7 @@ class Sitting:
 
     @property
     def has_time(self) -> bool:
-        """Whether a turn is left, and seconds to begin it."""
+        """Say whether a turn is left, and time to begin it."""
         return bool(self.left) and time.monotonic() < self._end
 
     def ways_that_only_failed(self) -> list[str]:

@@ -43,4 +43,10 @@ Event ComputingStream::reached() {
   return ref_.is_host() ? Event() : lanes_.compute(ref_).record();
 }
 
+void prepare_own_stream(Stream& own) {
+  if (own.device().is_host()) return;
+  own.enqueue([](StreamRef stream) { cuda::prepare_stream(stream); });
+  own.synchronize();
+}
+
 }  // namespace sluiceway

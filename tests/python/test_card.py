@@ -299,7 +299,7 @@ def test_without_a_card_nothing_can_be_locked_for_one():
 
 @pytest.fixture
 def auto(config, monkeypatch, recwarn):
-    """Where a run is that says nothing of its device, and what was warned of."""
+    """Return the place of a run whose config names no device, and the warnings."""
 
     def choose(device=None):
         recwarn.clear()

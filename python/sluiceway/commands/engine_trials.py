@@ -169,7 +169,7 @@ def _finding(name: str, device: str, line: dict[str, Any]) -> Finding:
 def _lines_of_child(
     device: str, folder: str, names: list[str], seconds: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What one child says, until it has tried all names or one of them was its end."""
+    """Read what one child says until it has tried all names or has died."""
     command = [sys.executable, "-m", __name__, device, folder, *names]
     with tempfile.TemporaryFile() as complaints:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints)

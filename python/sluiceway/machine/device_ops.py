@@ -81,7 +81,7 @@ class HostOps:
         """There is one."""
 
     def follow(self, stream: None, value: torch.Tensor) -> None:
-        """All is done."""
+        """Do nothing: all work is done when a call returns."""
 
     def offered_bytes(self) -> int:
         """Half of the machine's memory: the other half is for the host."""
@@ -104,7 +104,7 @@ class HostOps:
         _core.reset_host_peak()
 
     def release(self, value: torch.Tensor) -> None:
-        """All is done."""
+        """Do nothing: all work is done when a call returns."""
 
     def fetch(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
         """It is there."""
@@ -135,17 +135,17 @@ class CudaOps:
         self._ordinal = ordinal
 
     def compute(self) -> _core.Stream:
-        """Of the thread that asks: autograd's threads have the one of the forward."""
+        """Return the calling thread's stream; autograd sets that of the forward."""
         return _core.Stream.cuda(
             self._ordinal, torch.cuda.current_stream(self._ordinal).cuda_stream
         )
 
     def stream(self) -> torch.cuda.Stream:
-        """Of the thread that asks."""
+        """Return torch's current stream of the calling thread."""
         return torch.cuda.current_stream(self._ordinal)
 
     def follow(self, stream: torch.cuda.Stream, value: torch.Tensor) -> None:
-        """An event between the two, unless they are one."""
+        """Order the current stream behind `stream` by an event, unless they are one."""
         here = self.stream()
         if here != stream:
             here.wait_stream(stream)

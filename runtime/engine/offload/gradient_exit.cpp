@@ -6,7 +6,6 @@
 #include "kernels/base/view.h"
 #include "kernels/gradient_copy.h"
 #include "runtime/device/device_memory.h"
-#include "runtime/engine/computing_streams.h"
 
 namespace sluiceway {
 namespace {

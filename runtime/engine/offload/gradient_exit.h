@@ -11,7 +11,7 @@
 //
 // Ownership:     on CUDA memory of the largest copy, of the device tier, where gradients are kept
 //                in 16 bit, what its stream and the one that computes keep for themselves
-//                (computing_streams.h), and a few words of the device and the pinned tier.
+//                (computing_stream.h), and a few words of the device and the pinned tier.
 // Thread safety: leave() and cross() from the thread of the lane, the rest from the engine's
 // caller. Errors:        OutOfMemory, with byte counts. CudaError: the device has failed.
 #pragma once

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "runtime/engine/computing_streams.h"
 #include "runtime/engine/patience.h"
 #include "runtime/engine/subspace/subspace_lanes.h"
 

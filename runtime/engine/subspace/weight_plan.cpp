@@ -7,7 +7,7 @@
 #include "kernels/base/check.h"
 #include "kernels/overflow_scan.h"
 #include "runtime/device/device_memory.h"
-#include "runtime/engine/computing_streams.h"
+#include "runtime/engine/computing_stream.h"
 #include "runtime/memory/readback.h"
 
 namespace sluiceway {

@@ -197,7 +197,7 @@ class FusedWeight(LayerCore):
             self._cores.clear()  # Of a backward that raised.
 
     def _hand_over(self, gradient: torch.Tensor | None) -> None:
-        """All uses of the weight in this backward are behind us; some may have made a gradient.
+        """Hand the core over: every use of the weight in this backward has been seen.
 
         The accumulation has a stream of its own, and no gradient that autograd would order.
         """

@@ -71,6 +71,6 @@ def _plain_entry(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """What a tensor or a scalar of numpy holds, where that is one number; else the value."""
+    """Return the number in a 0-d tensor or numpy scalar; any other value as it is."""
     is_tensor = isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_meta
     return value.item() if is_tensor or isinstance(value, np.generic) else value
