@@ -37,10 +37,10 @@ void run(const WorkerTarget& target, Stream::Task& task, const Stream::Done& don
 
 }  // namespace
 
-WorkerStream::WorkerStream(const Stream::Options& options, WorkerTarget target)
+WorkerStream::WorkerStream(Stream::Options options, WorkerTarget target)
     : target_(std::make_shared<const WorkerTarget>(std::move(target))),
       error_(std::make_shared<FirstError>()),
-      worker_({options.name, options.cpu}) {
+      worker_({std::move(options.name), options.cpu}) {
   worker_.post(target_->begin);
 }
 

@@ -23,7 +23,7 @@ struct WorkerTarget {
 // Errors: synchronize() throws InvalidArgument in a task of this stream: it would wait for itself.
 class WorkerStream final : public StreamBackend {
  public:
-  explicit WorkerStream(const Stream::Options& options, WorkerTarget target = {});
+  explicit WorkerStream(Stream::Options options, WorkerTarget target = {});
 
   void enqueue(Stream::Task task, Stream::Done done) override;
   void wait(const Event& event) override;
