@@ -11,7 +11,7 @@ namespace {
 
 HoldWord::HoldWord(DeviceId) { no_device(); }
 void HoldWord::hold(StreamRef) const { no_device(); }
-void HoldWord::raise() const noexcept {}
+void HoldWord::raise() const noexcept { (void)word_; }
 void call_in_stream(StreamRef, std::function<void()>) { no_device(); }
 
 }  // namespace sluiceway::test
