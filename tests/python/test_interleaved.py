@@ -133,7 +133,7 @@ def config(write_config, small_model):
 
 
 def computed(lines: list[dict]) -> list[dict]:
-    """What two runs of one config must agree in, of every line of metrics."""
+    """Return what two runs of one config must agree in, of every line of metrics."""
     return [{key: line.get(key) for key in SAME} for line in lines]
 
 
@@ -177,7 +177,7 @@ def test_a_run_makes_steps_in_its_turns_only(config, tmp_path):
 
 
 def test_runs_are_forked_from_a_process_that_has_asked_nothing_of_a_card():
-    """What asks how many cards there are starts the driver, which no forked process can use."""
+    """Asking how many cards there are starts the driver, which no forked process can use."""
     asks = ["is_available", "device_count", "init"]
     script = [
         "import importlib, sys, torch",

@@ -41,7 +41,7 @@ def tensors_in(state: Any) -> list[torch.Tensor]:
 
 
 def on_card(state: dict[str, Any]) -> dict[str, Any]:
-    """As Accelerate moves a state when an optimizer is prepared."""
+    """Move a state as Accelerate does when it prepares an optimizer."""
     with moving_to_card():
         moved = move_to_device(state, CARD)
     assert tensors_in(moved)
@@ -54,7 +54,7 @@ class Own(dict):
 
 
 def rebuilt(state: Any) -> Any:
-    """In other containers, and with numbers of torch and of numpy."""
+    """Rebuild a state in other containers, with numbers of torch and of numpy."""
     if isinstance(state, dict):
         kind = OrderedDict if "state" in state else Own
         return kind((key, rebuilt(value)) for key, value in state.items())

@@ -1,6 +1,5 @@
 #include "runtime/device/cuda/cuda_event.h"
 
-#include <array>
 #include <map>
 #include <vector>
 
