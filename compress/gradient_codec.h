@@ -121,10 +121,9 @@ class GradientCodec {
                                       std::span<float> scratch) const = 0;
   virtual std::size_t range_scratch_elems() const noexcept { return 0; }  // f32.
 
-  // G <- G - P S Q^T for the core `s` of `g`; rows and cols get the means of its squares.
-  virtual void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
-                              std::span<float> cols, std::span<float> scratch,
-                              StreamRef stream) const = 0;
+  // G <- G - P S Q^T for the core `s` of `g`; `pass` gets the means of its squares and uses them.
+  virtual void leave_residual(const AnyMatrix& g, MatrixView<float> s, const MeansPass& pass,
+                              std::span<float> scratch, StreamRef stream) const = 0;
 
   // Returns numbers, so it waits for the stream; one call at a time on a CUDA device.
   BiasNorm bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const;

@@ -78,17 +78,20 @@ void GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
   if (s.elems() > 0) {  // Without a core the verdict's stays as it was made: of nothing.
     overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32}, &verdict->core, stream);
   }
-  const FactoredMoment means = FactoredMoment::of(means_.as<float>(), m_);
-  codec.leave_residual(g, s, means.row, means.col, scratch, stream);
-  judge_residual(verdict, means.row, means.col, rounding_share(g.dtype), step.lr, stream);
+  MeansPass pass{.means = FactoredMoment::of(means_.as<float>(), m_),
+                 .verdict = verdict,
+                 .share = rounding_share(g.dtype),
+                 .lr = step.lr};
+  if (kind_ == ResidualKind::kFactored) {
+    pass.from = pass.to = FactoredMoment::of(moments_.as<float>(), m_);
+    // Roots are in units of R before it is unscaled.
+    pass.step = {.beta2 = step.beta2, .eps = step.eps, .factor = static_cast<double>(step.factor)};
+  }
+  codec.leave_residual(g, s, pass, scratch, stream);
   if (kind_ == ResidualKind::kSign) {
     return residual_sign(w, low, g, step.update, verdict, stream);
   }
-  const FactoredMoment kept = FactoredMoment::of(moments_.as<float>(), m_);
-  // Roots are in units of R before it is unscaled.
-  const MomentStep advance{
-      .beta2 = step.beta2, .eps = step.eps, .factor = static_cast<double>(step.factor)};
-  const FactoredRoots roots = advance_moment(kept, means, advance, kept, verdict, stream);
+  const FactoredRoots roots = pass.roots();
   if (std::isfinite(step.max_rms)) residual_clip(verdict, g, roots, step.lr, step.max_rms, stream);
   residual_apply(w, low, g, roots, step.update, verdict, stream);
 }

@@ -50,10 +50,9 @@ class PlainCodec final : public GradientCodec {
   }
 
   // Only of "none": the engine refuses a residual of "identity", which leaves nothing.
-  void leave_residual(const AnyMatrix& g, MatrixView<float> /*s*/, std::span<float> rows,
-                      std::span<float> cols, std::span<float> /*scratch*/,
-                      StreamRef stream) const override {
-    mean_squares(g, rows, cols, 1.0F, stream);
+  void leave_residual(const AnyMatrix& g, MatrixView<float> /*s*/, const MeansPass& pass,
+                      std::span<float> /*scratch*/, StreamRef stream) const override {
+    mean_squares(g, pass, 1.0F, stream);
   }
 
   std::vector<std::byte> save() const override { return write_codec_state(header_, {}, {}); }

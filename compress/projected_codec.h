@@ -56,10 +56,9 @@ class ProjectedCodec : public GradientCodec {
     return cpu::decompress_range(s, projector_.p(), projector_.q(), first, dst, dtype, scratch);
   }
 
-  void leave_residual(const AnyMatrix& g, MatrixView<float> s, std::span<float> rows,
-                      std::span<float> cols, std::span<float> scratch,
-                      StreamRef stream) const override {
-    residual_form(g, s, projector_.p(), projector_.q(), rows, cols, scratch, stream);
+  void leave_residual(const AnyMatrix& g, MatrixView<float> s, const MeansPass& pass,
+                      std::span<float> scratch, StreamRef stream) const override {
+    residual_form(g, s, projector_.p(), projector_.q(), pass, scratch, stream);
   }
 
   std::vector<std::byte> save() const override {

@@ -13,30 +13,43 @@ void average(std::span<const float> from, std::span<const float> means, const Mo
   for (std::size_t i = 0; i < to.size(); ++i) to[i] = advanced_mean(step, from[i], means[i]);
 }
 
-}  // namespace
-
 double mean(std::span<const float> x) {
   return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
 }
 
-void advance_moment(const FactoredMoment& from, const FactoredMoment& means, const MomentStep& step,
-                    const FactoredMoment& to) {
-  check_moment(from, means, to);
-  average(from.row, means.row, step, to.row);
-  average(from.col, means.col, step, to.col);
+void judge(const MeansPass& pass) {
+  const std::span<const float> rows = pass.means.row, cols = pass.means.col;
+  const auto elems = static_cast<double>(rows.size() * cols.size());
+  pass.verdict->trains =
+      residual_trains(mean(rows), mean(cols), elems, pass.share, pass.verdict->core.sum_squares);
+  pass.verdict->alpha = static_cast<float>(-pass.lr);
+}
+
+void advance(const MeansPass& pass, std::int64_t t) {
+  const FactoredMoment &means = pass.means, &to = pass.to;
+  average(pass.from.row, means.row, pass.step, to.row);
+  average(pass.from.col, means.col, pass.step, to.col);
   const double mean_row = mean(to.row);
   if (!is_finite(mean_row) || !is_finite(mean(to.col))) {
     std::fill(means.row.begin(), means.row.end(), std::numeric_limits<float>::infinity());
     std::fill(means.col.begin(), means.col.end(), 1.0F);
     return;
   }
-  const double correction = 1 - std::pow(step.beta2, static_cast<double>(step.step));
+  const double correction = 1 - std::pow(pass.step.beta2, static_cast<double>(t));
   for (std::size_t i = 0; i < to.row.size(); ++i) {
-    means.row[i] = static_cast<float>(std::sqrt(row_share(to.row[i], mean_row)) / step.factor);
+    means.row[i] = static_cast<float>(std::sqrt(row_share(to.row[i], mean_row)) / pass.step.factor);
   }
   for (std::size_t j = 0; j < to.col.size(); ++j) {
     means.col[j] = static_cast<float>(std::sqrt(static_cast<double>(to.col[j]) / correction));
   }
+}
+
+}  // namespace
+
+void use_means(const MeansPass& pass) {
+  if (pass.verdict != nullptr) judge(pass);
+  if (pass.to.empty() || (pass.verdict != nullptr && !pass.verdict->trains)) return;
+  advance(pass, pass.verdict != nullptr ? ++pass.verdict->steps : pass.step.step);
 }
 
 }  // namespace sluiceway::cpu

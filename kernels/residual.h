@@ -2,7 +2,7 @@
 //
 //   R = G - P S Q^T                       formed in place of G, with r and c, by residual_form()
 //   r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2                mean_squares(), without P S Q^T
-//   trains, alpha = -lr                   judge_residual(): R is finite, and |R| >= share |S|
+//   trains, alpha = -lr                   use_means(): R is finite, and |R| >= share |S|
 //   U_ij = R_ij / (a_i b_j + eps)         a, b: roots of V's factors [Adafactor] algorithm 4
 //   alpha = -lr / max(1, rms / max_rms)   residual_clip(); rms = sqrt(mean U_ij^2)
 //   W <- decay W + alpha U                residual_apply(); alpha sign(R) in residual_sign()
@@ -23,9 +23,9 @@
 //           its row and column. Means of means in double, `rms` within 1e-5 of itself.
 // Aliasing: w, low, rows and cols overlap nothing.
 // Errors:   InvalidArgument, naming both shapes, before any element changes.
-// Cost:     judge_residual() reads m + n floats; the others read r once, residual_apply() and
-//           residual_sign() read and write w (and low) once. 3 flop an element for the moments, 5
-//           for the others.
+// Cost:     each reads r once, residual_apply() and residual_sign() read and write w (and low)
+// once.
+//           3 flop an element for the means, 5 for the others.
 // Source:   [Adafactor] Shazeer and Stern, arXiv 1804.04235.
 #pragma once
 
@@ -41,12 +41,7 @@
 
 namespace sluiceway {
 
-// Formulas that both halves share. |S| is |P S Q^T| where columns are orthonormal.
-constexpr bool residual_trains(double mean_row, double mean_col, double elems, double share,
-                               double core_sum_squares) {
-  return is_finite(mean_row) && is_finite(mean_col) &&
-         !(mean_row * elems < share * share * core_sum_squares);
-}
+// The formula that both halves share.
 constexpr float clipped_alpha(double lr, double rms, double max_rms) {
   const double over = rms / max_rms;
   return static_cast<float>(-lr / (over > 1.0 ? over : 1.0));
@@ -60,8 +55,6 @@ namespace sluiceway::cpu {
 // Of scale * r.
 void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
                   float scale = 1.0F);
-void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
-                    std::span<const float> cols, double share, double lr);
 // sqrt(mean U_ij^2); 0 for an empty matrix.
 double residual_rms(const AnyMatrix& r, const FactoredRoots& roots);
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
@@ -75,10 +68,7 @@ namespace sluiceway::cuda {
 
 // Enqueue on `stream`; all pointers, `verdict` too, are device pointers and stay valid until then.
 // Unavailable where this build has no such half, CudaError if the launch is refused.
-void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols, float scale,
-                  StreamRef stream);
-void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
-                    std::span<const float> cols, double share, double lr, StreamRef stream);
+void mean_squares(const AnyMatrix& r, const MeansPass& pass, float scale, StreamRef stream);
 void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredRoots& roots,
                    double lr, double max_rms, StreamRef stream);
 void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
@@ -92,15 +82,12 @@ void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyM
 namespace sluiceway {
 
 // On the device of `stream`, whose memory `verdict` is in: the only place that chooses a half.
-inline void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
-                         float scale, StreamRef stream) {
-  if (stream.is_host()) return cpu::mean_squares(r, rows, cols, scale);
-  cuda::mean_squares(r, rows, cols, scale, stream);
-}
-inline void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
-                           std::span<const float> cols, double share, double lr, StreamRef stream) {
-  if (stream.is_host()) return cpu::judge_residual(verdict, rows, cols, share, lr);
-  cuda::judge_residual(verdict, rows, cols, share, lr, stream);
+// Of scale * r, and then use_means().
+inline void mean_squares(const AnyMatrix& r, const MeansPass& pass, float scale, StreamRef stream) {
+  check_moments(pass);
+  if (!stream.is_host()) return cuda::mean_squares(r, pass, scale, stream);
+  cpu::mean_squares(r, pass.means.row, pass.means.col, scale);
+  cpu::use_means(pass);
 }
 inline void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredRoots& roots,
                           double lr, double max_rms, StreamRef stream) {

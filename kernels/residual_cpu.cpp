@@ -192,14 +192,6 @@ void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> co
   HWY_DYNAMIC_DISPATCH(means)(r, rows, cols, scale);
 }
 
-void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
-                    std::span<const float> cols, double share, double lr) {
-  const auto elems = static_cast<double>(rows.size() * cols.size());
-  verdict->trains =
-      residual_trains(mean(rows), mean(cols), elems, share, verdict->core.sum_squares);
-  verdict->alpha = static_cast<float>(-lr);
-}
-
 double residual_rms(const AnyMatrix& r, const FactoredRoots& roots) {
   check_roots("residual_rms", roots, r.rows, r.cols);
   if (r.rows * r.cols == 0) return 0;

@@ -1,6 +1,5 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/means.cuh"
-#include "kernels/cuda/row_col_sum.cuh"
 #include "kernels/cuda/row_pass.cuh"
 #include "kernels/cuda/stream_scratch.cuh"
 #include "kernels/cuda/weight_sink.cuh"
@@ -9,28 +8,6 @@
 
 namespace sluiceway::cuda {
 namespace {
-
-// ---- Whether it trains -------------------------------------------------------------------------
-
-struct Vectors {  // One behind the other.
-  const float *row, *col;
-  std::int64_t rows, elems;
-
-  __device__ float operator()(std::int64_t i) const { return i < rows ? row[i] : col[i - rows]; }
-};
-
-// Loads as sum_of_thread() has them. Roof: 4 (m + n) bytes, which the second-level cache has.
-__global__ void judge_means(Vectors means, double share, double lr, unsigned* ticket,
-                            RowColSum* parts, ResidualVerdict* verdict) {
-  const RowColSum mine = sum_of_thread(means.rows, means.elems, means);
-  RowColSum sum;
-  if (!sum_of_grid(mine, ticket, parts, sum)) return;
-  const auto rows = static_cast<double>(means.rows);
-  const auto cols = static_cast<double>(means.elems - means.rows);
-  verdict->trains = residual_trains(sum.row / rows, sum.col / cols, rows * cols, share,
-                                    verdict->core.sum_squares);
-  verdict->alpha = static_cast<float>(-lr);
-}
 
 // ---- What an update goes along -----------------------------------------------------------------
 
@@ -119,15 +96,11 @@ __global__ void root_mean_square(SquaresOp<R> op, RowTiles tiles, unsigned* tick
                                  double lr, double max_rms, ResidualVerdict* verdict) {
   if (!verdict->trains) return;
   for_row_tiles(tiles, op);
-  const double mine = block_sum(op.sum);
-  if (threadIdx.x == 0) parts[blockIdx.x] = mine;
-  if (!is_last_block(ticket)) return;
-  double sum = 0.0;
-  for (unsigned i = threadIdx.x; i < gridDim.x; i += blockDim.x) sum += parts[i];
-  sum = block_sum(sum);
+  const double mine[] = {op.sum};
+  double sum[1];
+  if (!sum_of_grid(mine, ticket, parts, sum) || threadIdx.x != 0) return;
   const auto elems = static_cast<double>(tiles.rows * tiles.cols);
-  if (threadIdx.x != 0) return;
-  verdict->rms = elems == 0.0 ? 0.0 : sqrt(sum / elems);
+  verdict->rms = elems == 0.0 ? 0.0 : sqrt(sum[0] / elems);
   verdict->alpha = clipped_alpha(lr, verdict->rms, max_rms);
 }
 
@@ -135,20 +108,9 @@ constexpr GridLimits kRmsLimits{1, 2048};  // On any device: equal bits on all.
 
 }  // namespace
 
-void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols, float scale,
-                  StreamRef stream) {
-  check_means("mean_squares", rows, cols, r);
-  means_of_squares(r, rows.data(), cols.data(), scale, stream);
-}
-
-void judge_residual(ResidualVerdict* verdict, std::span<const float> rows,
-                    std::span<const float> cols, double share, double lr, StreamRef stream) {
-  const auto count = static_cast<std::int64_t>(rows.size());
-  const Vectors means{rows.data(), cols.data(), count,
-                      count + static_cast<std::int64_t>(cols.size())};
-  const StreamScratch scratch(stream);
-  launch("judge_residual", Kernel<judge_means>(), {row_col_blocks(means.elems), kMaxThreads},
-         stream, means, share, lr, scratch.ticket(), scratch.parts<RowColSum>(), verdict);
+void mean_squares(const AnyMatrix& r, const MeansPass& pass, float scale, StreamRef stream) {
+  check_means("mean_squares", pass.means.row, pass.means.col, r);
+  means_of_squares(r, pass, scale, stream);
 }
 
 void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredRoots& roots,

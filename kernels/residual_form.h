@@ -23,6 +23,7 @@
 #include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 #include "kernels/decompress.h"
+#include "kernels/factored_moment.h"
 
 namespace sluiceway::cpu {
 
@@ -40,28 +41,23 @@ namespace sluiceway::cuda {
 // Enqueue on `stream` and return; all pointers are device pointers and stay valid until then.
 // Unavailable where this build has no such half.
 void residual_form(const AnyMatrix& g, MatrixView<float> s, const SparseRows& p,
-                   const SparseRows& q, std::span<float> rows, std::span<float> cols,
-                   std::span<float> scratch, StreamRef stream);
-void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p, const BlockRows& q,
-                   std::span<float> rows, std::span<float> cols, std::span<float> scratch,
+                   const SparseRows& q, const MeansPass& pass, std::span<float> scratch,
                    StreamRef stream);
+void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p, const BlockRows& q,
+                   const MeansPass& pass, std::span<float> scratch, StreamRef stream);
 
 }  // namespace sluiceway::cuda
 
 namespace sluiceway {
 
-// On the device of `stream`: the only place that chooses between the halves.
-inline void residual_form(const AnyMatrix& g, MatrixView<float> s, const SparseRows& p,
-                          const SparseRows& q, std::span<float> rows, std::span<float> cols,
-                          std::span<float> scratch, StreamRef stream) {
-  if (stream.is_host()) return cpu::residual_form(g, s, p, q, rows, cols, scratch);
-  cuda::residual_form(g, s, p, q, rows, cols, scratch, stream);
-}
-inline void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p,
-                          const BlockRows& q, std::span<float> rows, std::span<float> cols,
-                          std::span<float> scratch, StreamRef stream) {
-  if (stream.is_host()) return cpu::residual_form(g, s, p, q, rows, cols, scratch);
-  cuda::residual_form(g, s, p, q, rows, cols, scratch, stream);
+// And then use_means(). On the device of `stream`: the only place that chooses between the halves.
+template <class Rows>  // SparseRows or BlockRows.
+void residual_form(const AnyMatrix& g, MatrixView<float> s, const Rows& p, const Rows& q,
+                   const MeansPass& pass, std::span<float> scratch, StreamRef stream) {
+  check_moments(pass);
+  if (!stream.is_host()) return cuda::residual_form(g, s, p, q, pass, scratch, stream);
+  cpu::residual_form(g, s, p, q, pass.means.row, pass.means.col, scratch);
+  cpu::use_means(pass);
 }
 
 }  // namespace sluiceway

@@ -1,5 +1,5 @@
-#include "kernels/cuda/means.cuh"
 #include "kernels/projector_checks.h"
+#include "kernels/residual.h"
 #include "kernels/residual_form.h"
 
 namespace sluiceway::cuda {
@@ -13,26 +13,24 @@ namespace {
 // recent cards have 32 to 96.
 template <class Rows>
 void form(const AnyMatrix& g, MatrixView<float> s, const Rows& p, const Rows& q,
-          std::span<float> rows, std::span<float> cols, std::span<float> scratch,
-          StreamRef stream) {
-  check_form(g, s, p, q, rows, cols, scratch);
+          const MeansPass& pass, std::span<float> scratch, StreamRef stream) {
+  check_form(g, s, p, q, pass.means.row, pass.means.col, scratch);
   const AnyMatrix core{s.data, s.rows, s.cols, s.stride, DType::kF32};
   cuda::decompress(g, {}, core, p, q, {.alpha = -1.0F}, scratch, stream);
-  means_of_squares(g, rows.data(), cols.data(), 1.0F, stream);
+  cuda::mean_squares(g, pass, 1.0F, stream);
 }
 
 }  // namespace
 
 void residual_form(const AnyMatrix& g, MatrixView<float> s, const SparseRows& p,
-                   const SparseRows& q, std::span<float> rows, std::span<float> cols,
-                   std::span<float> scratch, StreamRef stream) {
-  form(g, s, p, q, rows, cols, scratch, stream);
+                   const SparseRows& q, const MeansPass& pass, std::span<float> scratch,
+                   StreamRef stream) {
+  form(g, s, p, q, pass, scratch, stream);
 }
 
 void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p, const BlockRows& q,
-                   std::span<float> rows, std::span<float> cols, std::span<float> scratch,
-                   StreamRef stream) {
-  form(g, s, p, q, rows, cols, scratch, stream);
+                   const MeansPass& pass, std::span<float> scratch, StreamRef stream) {
+  form(g, s, p, q, pass, scratch, stream);
 }
 
 }  // namespace sluiceway::cuda

@@ -5,9 +5,9 @@
 //
 //   core     overflow_scan() of the core that was taken from the gradient
 //   steps    how often the factored moments were advanced; goes on from residual to residual
-//   trains   judge_residual(): R is finite, and more than rounding
+//   trains   use_means(): R is finite, and more than rounding
 //   rms      residual_clip(): root of the mean square of U
-//   alpha    what U is multiplied with: -lr by judge_residual(), clipped by residual_clip()
+//   alpha    what U is multiplied with: -lr by use_means(), clipped by residual_clip()
 #pragma once
 
 #include <cstdint>

@@ -44,23 +44,21 @@ void rms(benchmark::State& state) {
                    [&] { benchmark::DoNotOptimize(cpu::residual_rms(c.residual(), c.roots())); });
 }
 
-// m + n floats, summed in order: what binds is the latency of an add in double, not memory.
-void judge(benchmark::State& state) {
-  Case c(state);
-  ResidualVerdict verdict;
-  run_against_roof(state, 4.0 * static_cast<double>(c.m + c.n), &Roof::read_gb_per_s, [&] {
-    cpu::judge_residual(&verdict, c.row, c.col, 1e-3, 1e-6);
-    benchmark::DoNotOptimize(verdict);
-  });
-}
-
-// 2 (m + n) floats read twice and as many written; mean(v_r) is summed in order, too.
-void advance_moment(benchmark::State& state) {
+// 2 (m + n) floats read twice and as many written. Sums go in order, so what binds is the latency
+// of an add in double, not memory.
+void use_means(benchmark::State& state) {
   Case c(state);
   std::vector<float> row(c.row), col(c.col);
-  const FactoredMoment both{row, col}, means{c.row, c.col};
+  ResidualVerdict verdict;
+  const MeansPass pass{.means = {c.row, c.col},
+                       .verdict = &verdict,
+                       .share = 1e-3,
+                       .lr = 1e-6,
+                       .from = {row, col},
+                       .to = {row, col},
+                       .step = {.beta2 = 0.999, .eps = 1e-8}};
   run_against_roof(state, 24.0 * static_cast<double>(c.m + c.n), &Roof::triad_gb_per_s,
-                   [&] { cpu::advance_moment(both, means, {.beta2 = 0.999, .eps = 1e-8}, both); });
+                   [&] { cpu::use_means(pass); });
 }
 
 void apply(benchmark::State& state) {
@@ -118,8 +116,7 @@ void shapes(benchmark::internal::Benchmark* b) {
 
 BENCHMARK(moments)->Apply(shapes);
 BENCHMARK(rms)->Apply(shapes);
-BENCHMARK(judge)->Apply(shapes)->Iterations(kFew);
-BENCHMARK(advance_moment)->Apply(shapes)->Iterations(kFew);
+BENCHMARK(use_means)->Apply(shapes)->Iterations(kFew);
 BENCHMARK(apply)->Apply(shapes);
 BENCHMARK(sign)->Apply(shapes);
 BENCHMARK(form)->Apply(shapes);

@@ -1,12 +1,14 @@
-// Means of squares by row and column in one read: mean_squares() of residual.h.
+// Means of squares by row and column in one read, and their use: mean_squares() of residual.h.
 #pragma once
 
 #include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
+#include "kernels/factored_moment.h"
 
 namespace sluiceway::cuda {
 
-// rows[i] = mean over j of (scale g_ij)^2, cols[j] = mean over i; shapes are checked.
-void means_of_squares(const AnyMatrix& g, float* rows, float* cols, float scale, StreamRef stream);
+// row[i] = mean over j of (scale g_ij)^2, col[j] = mean over i; then use_means(). Shapes are
+// checked.
+void means_of_squares(const AnyMatrix& g, const MeansPass& pass, float scale, StreamRef stream);
 
 }  // namespace sluiceway::cuda

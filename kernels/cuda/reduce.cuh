@@ -83,4 +83,23 @@ __device__ inline bool is_last_block(unsigned* ticket) {
   return last;
 }
 
+// Sums over the grid of what each thread has, in the same order for each of them. Called by every
+// thread, once. True in the threads of one block, of which thread 0 has the totals; `parts` has
+// room for kCount numbers a block.
+template <int kCount>
+__device__ bool sum_of_grid(const double (&mine)[kCount], unsigned* ticket, double* parts,
+                            double (&total)[kCount]) {
+  for (int k = 0; k < kCount; ++k) {
+    const double part = block_sum(mine[k]);
+    if (threadIdx.x == 0) parts[k * gridDim.x + blockIdx.x] = part;
+  }
+  if (!is_last_block(ticket)) return false;
+  for (int k = 0; k < kCount; ++k) {
+    double sum = 0.0;
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += blockDim.x) sum += parts[k * gridDim.x + i];
+    total[k] = block_sum(sum);
+  }
+  return true;
+}
+
 }  // namespace sluiceway::cuda

@@ -4,9 +4,6 @@
 
 namespace sluiceway::cuda {
 
-void advance_moment(const FactoredMoment&, const FactoredMoment&, const MomentStep&,
-                    const FactoredMoment&, ResidualVerdict*, StreamRef) {
-  throw_no_half("advance_moment");
-}
+void use_means(const MeansPass&, StreamRef) { throw_no_half("use_means"); }
 
 }  // namespace sluiceway::cuda

@@ -4,13 +4,8 @@
 
 namespace sluiceway::cuda {
 
-void mean_squares(const AnyMatrix&, std::span<float>, std::span<float>, float, StreamRef) {
+void mean_squares(const AnyMatrix&, const MeansPass&, float, StreamRef) {
   throw_no_half("mean_squares");
-}
-
-void judge_residual(ResidualVerdict*, std::span<const float>, std::span<const float>, double,
-                    double, StreamRef) {
-  throw_no_half("judge_residual");
 }
 
 void residual_clip(ResidualVerdict*, const AnyMatrix&, const FactoredRoots&, double, double,

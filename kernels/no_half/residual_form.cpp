@@ -5,11 +5,11 @@
 namespace sluiceway::cuda {
 
 void residual_form(const AnyMatrix&, MatrixView<float>, const SparseRows&, const SparseRows&,
-                   std::span<float>, std::span<float>, std::span<float>, StreamRef) {
+                   const MeansPass&, std::span<float>, StreamRef) {
   throw_no_half("residual_form");
 }
 void residual_form(const AnyMatrix&, MatrixView<float>, const BlockRows&, const BlockRows&,
-                   std::span<float>, std::span<float>, std::span<float>, StreamRef) {
+                   const MeansPass&, std::span<float>, StreamRef) {
   throw_no_half("residual_form");
 }
 

@@ -212,7 +212,7 @@ TEST_P(GradientCodecTest, CudaStreamGoesToTheCudaHalvesWhichThisBuildDoesNotHave
     EXPECT_THAT([&] { codec->apply(any_matrix(w), {}, core, {}, scratch, stream); },
                 testing::ThrowsMessage<Unavailable>(testing::StartsWith("decompress: ")));
   }
-  EXPECT_THROW(codec->leave_residual(any_matrix(g), s.view(), rows, cols, scratch, stream),
+  EXPECT_THROW(codec->leave_residual(any_matrix(g), s.view(), {{rows, cols}}, scratch, stream),
                Unavailable);
   EXPECT_THAT([&] { codec->bias(any_matrix(g), scratch, stream); },
               testing::ThrowsMessage<Unavailable>(testing::HasSubstr("CUDA device 2")));

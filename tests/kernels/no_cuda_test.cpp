@@ -85,13 +85,12 @@ TEST(NoCudaTest, EveryKernelOfAWeightSaysThatItIsUnavailable) {
   });
   refused("decompress", [&] { cuda::decompress(no.any, no.low, no.any, no.update, no.stream); });
   refused("residual_form", [&] {
-    cuda::residual_form(no.any, no.core, no.sparse, no.sparse, no.out, no.out, no.out, no.stream);
+    cuda::residual_form(no.any, no.core, no.sparse, no.sparse, {}, no.out, no.stream);
   });
   refused("residual_form", [&] {
-    cuda::residual_form(no.any, no.core, no.blocks, no.blocks, no.out, no.out, no.out, no.stream);
+    cuda::residual_form(no.any, no.core, no.blocks, no.blocks, {}, no.out, no.stream);
   });
-  refused("mean_squares", [&] { cuda::mean_squares(no.any, no.out, no.out, 1, no.stream); });
-  refused("judge_residual", [&] { cuda::judge_residual(nullptr, no.in, no.in, 0, 0, no.stream); });
+  refused("mean_squares", [&] { cuda::mean_squares(no.any, {}, 1, no.stream); });
   refused("residual_clip",
           [&] { cuda::residual_clip(nullptr, no.any, no.roots, 0, 1, no.stream); });
   refused("residual_apply", [&] {
@@ -99,7 +98,7 @@ TEST(NoCudaTest, EveryKernelOfAWeightSaysThatItIsUnavailable) {
   });
   refused("residual_sign",
           [&] { cuda::residual_sign(no.any, no.low, no.any, no.update, nullptr, no.stream); });
-  refused("advance_moment", [&] { cuda::advance_moment({}, {}, {}, {}, nullptr, no.stream); });
+  refused("use_means", [&] { cuda::use_means({}, no.stream); });
 }
 
 TEST(NoCudaTest, EveryKernelOfAChunkSaysThatItIsUnavailable) {

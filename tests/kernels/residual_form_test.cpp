@@ -32,8 +32,8 @@ class ResidualFormTest : public BackendTest {
     GuardedArray<float> rows(static_cast<std::size_t>(m), 1), cols(static_cast<std::size_t>(n), 3);
     std::vector<float> scratch(
         static_cast<std::size_t>(decompress_scratch_elems(p.view(), q.view())), -1e30F);
-    on_backend::residual_form(formed.any(), s.view(), p.view(), q.view(), rows.span(), cols.span(),
-                              scratch);
+    on_backend::residual_form(formed.any(), s.view(), p.view(), q.view(),
+                              {{rows.span(), cols.span()}}, scratch);
     on_backend::decompress(plain.any(), {}, any_matrix(s), p.view(), q.view(), {.alpha = -1.0F},
                            scratch);
     EXPECT_EQ(formed.matrix(), plain.matrix());
@@ -83,7 +83,7 @@ TEST_P(ResidualFormTest, WhatIsNotFiniteIsSeenInTheMeansOfItsRowAndColumn) {
   std::vector<float> rows(m), cols(n);
   std::vector<float> scratch(
       static_cast<std::size_t>(decompress_scratch_elems(p.view(), q.view())));
-  on_backend::residual_form(any_matrix(g), s.view(), p.view(), q.view(), rows, cols, scratch);
+  on_backend::residual_form(any_matrix(g), s.view(), p.view(), q.view(), {{rows, cols}}, scratch);
   for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(std::isfinite(rows[i]), i != 12);
   for (std::size_t j = 0; j < cols.size(); ++j) EXPECT_EQ(std::isfinite(cols[j]), j != 69);
 }
@@ -95,18 +95,20 @@ TEST_P(ResidualFormTest, RejectsWrongShapesAndTouchesNothing) {
   std::vector<float> rows(16), cols(24), scratch(4096);
   EXPECT_THAT(
       [&] {
-        on_backend::residual_form(any_matrix(g), s.view(), p.view(), q.view(), rows, cols, scratch);
+        on_backend::residual_form(any_matrix(g), s.view(), p.view(), q.view(), {{rows, cols}},
+                                  scratch);
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("s is 4x5, expected 4x6")));
   EXPECT_THAT(
       [&] {
-        on_backend::residual_form(any_matrix(g), right.view(), p.view(), q.view(), cols, cols,
+        on_backend::residual_form(any_matrix(g), right.view(), p.view(), q.view(), {{cols, cols}},
                                   scratch);
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("rows has 24 elements, expected 16")));
   EXPECT_THAT(
       [&] {
-        on_backend::residual_form(any_matrix(g), right.view(), p.view(), q.view(), rows, cols, {});
+        on_backend::residual_form(any_matrix(g), right.view(), p.view(), q.view(), {{rows, cols}},
+                                  {});
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("scratch has 0 elements")));
   EXPECT_EQ(g, before);

@@ -88,7 +88,7 @@ class ResidualTest : public BackendTest {
     const BasicMatrix<T> r = rounded_to<T>(rng.matrix(m, n));
     PaddedMatrix<T> padded(r);
     GuardedArray<float> rows(static_cast<std::size_t>(m), 1), cols(static_cast<std::size_t>(n), 3);
-    on_backend::mean_squares(padded.any(), rows.span(), cols.span());
+    on_backend::mean_squares(padded.any(), {{rows.span(), cols.span()}});
     const Means expected = reference_means(as_f64(r));
     const Tolerance tolerance{.eps = 84};  // 1e-5
     EXPECT_TRUE(all_near(rows.span(), expected.rows, tolerance)) << m << "x" << n;
@@ -147,13 +147,55 @@ TEST_P(ResidualTest, MeansOfManyRowsKeepTheirAccuracy) {
   check_moments<float>(2, 525011);  // More columns than a device sums up at once.
 }
 
+TEST_P(ResidualTest, MeansAreUsedInTheirPassAsTheyAreAlone) {
+  for (const auto& [m, n] : {std::pair<std::int64_t, std::int64_t>{5, 307},
+                             {67, 41},
+                             {2, 8191},
+                             {530001, 1},  // A device takes it in parts.
+                             {0, 7}}) {
+    SCOPED_TRACE(testing::Message() << m << "x" << n);
+    const OwnedRoots seeds(rng, m, n);
+    Matrix r = rng.matrix(m, n);
+    struct Used {
+      std::vector<float> row, col, v_row, v_col;
+      ResidualVerdict verdict{.core = {.sum_squares = 1e-9}, .steps = 3};
+
+      MeansPass pass() {
+        return {.means = {row, col},
+                .verdict = &verdict,
+                .share = 1e-5,
+                .lr = 0.01,
+                .from = {v_row, v_col},
+                .to = {v_row, v_col},
+                .step = {.beta2 = 0.9, .eps = 1e-8, .factor = 0.5}};
+      }
+    };
+    const FactoredRoots v = seeds.view();
+    Used in_pass{{}, {}, {v.row.begin(), v.row.end()}, {v.col.begin(), v.col.end()}};
+    in_pass.row.resize(static_cast<std::size_t>(m)),
+        in_pass.col.resize(static_cast<std::size_t>(n));
+    Used alone = in_pass;
+    on_backend::mean_squares(any_matrix(r), in_pass.pass());
+    on_backend::mean_squares(any_matrix(r), {{alone.row, alone.col}});
+    on_backend::use_means(alone.pass());
+    EXPECT_EQ(in_pass.verdict.trains, m > 0);
+    EXPECT_EQ(in_pass.verdict.steps, m > 0 ? 4 : 3);
+    EXPECT_EQ(in_pass.verdict.trains, alone.verdict.trains);
+    EXPECT_EQ(in_pass.verdict.steps, alone.verdict.steps);
+    EXPECT_EQ(in_pass.v_row, alone.v_row);
+    EXPECT_EQ(in_pass.v_col, alone.v_col);
+    EXPECT_EQ(in_pass.row, alone.row);
+    EXPECT_EQ(in_pass.col, alone.col);
+  }
+}
+
 TEST_P(ResidualTest, WhereRowsStartDoesNotShowInTheBits) {
   BasicMatrix<bf16> r = rounded_to<bf16>(rng.matrix(41, 512)), w = r;
   PaddedMatrix<bf16> shifted_r(r), shifted_w(w);
   const OwnedRoots roots(rng, 41, 512);
   std::vector<float> rows(41), cols(512), shifted_rows(41), shifted_cols(512);
-  on_backend::mean_squares(any_matrix(r), rows, cols);
-  on_backend::mean_squares(shifted_r.any(), shifted_rows, shifted_cols);
+  on_backend::mean_squares(any_matrix(r), {{rows, cols}});
+  on_backend::mean_squares(shifted_r.any(), {{shifted_rows, shifted_cols}});
   EXPECT_EQ(rows, shifted_rows);
   EXPECT_EQ(cols, shifted_cols);
   EXPECT_EQ(rms_of(any_matrix(r), roots.view()), rms_of(shifted_r.any(), roots.view()));
@@ -168,7 +210,7 @@ TEST_P(ResidualTest, WhatIsNotFiniteShowsInTheMeansOfItsRowAndColumnAlone) {
     Matrix r = rng.matrix(19, 293);
     r(17, 260) = bad;
     std::vector<float> rows(19), cols(293);
-    on_backend::mean_squares(any_matrix(r), rows, cols);
+    on_backend::mean_squares(any_matrix(r), {{rows, cols}});
     for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(std::isfinite(rows[i]), i != 17);
     for (std::size_t j = 0; j < cols.size(); ++j) EXPECT_EQ(std::isfinite(cols[j]), j != 260);
   }
@@ -188,7 +230,7 @@ TEST_P(ResidualTest, EmptyMatrixIsAccepted) {
   for (const auto& [m, n] : {std::pair<std::int64_t, std::int64_t>{0, 7}, {7, 0}, {0, 0}}) {
     Matrix w(m, n), r(m, n);
     std::vector<float> rows(static_cast<std::size_t>(m)), cols(static_cast<std::size_t>(n));
-    on_backend::mean_squares(any_matrix(r), rows, cols);
+    on_backend::mean_squares(any_matrix(r), {{rows, cols}});
     EXPECT_EQ(rms_of(any_matrix(r), {rows, cols, 0}), 0);
     on_backend::residual_apply(any_matrix(w), {}, any_matrix(r), {rows, cols, 0}, {});
     on_backend::residual_sign(any_matrix(w), {}, any_matrix(r), {});
@@ -222,8 +264,8 @@ TEST_P(ResidualTest, MeansAreOfTheScaledMatrix) {
   for (float& x : large.v) x *= std::ldexp(1.0F, 80);  // Its squares are infinite.
   Matrix copy = small;
   std::vector<float> rows(9), cols(37), scaled_rows(9), scaled_cols(37);
-  on_backend::mean_squares(any_matrix(copy), rows, cols);
-  on_backend::mean_squares(any_matrix(large), scaled_rows, scaled_cols, scale);
+  on_backend::mean_squares(any_matrix(copy), {{rows, cols}});
+  on_backend::mean_squares(any_matrix(large), {{scaled_rows, scaled_cols}}, scale);
   EXPECT_EQ(scaled_rows, rows);
   EXPECT_EQ(scaled_cols, cols);
 }
@@ -275,7 +317,7 @@ TEST_P(ResidualTest, AResidualTrainsThatIsMoreThanItsShareOfTheCore) {
     const double share = 1e-3, core = mean * static_cast<double>(m * n) / (share * share);
     for (const auto& [factor, trains] : {std::pair{0.999, true}, {1.001, false}}) {
       ResidualVerdict verdict{.core = {.sum_squares = factor * core}, .steps = 5};
-      on_backend::judge_residual(verdict, rows, cols, share, 0.01);
+      on_backend::use_means({{rows, cols}, &verdict, share, 0.01});
       EXPECT_EQ(verdict.trains, trains) << m << "x" << n;
       EXPECT_EQ(verdict.alpha, -0.01F);
       EXPECT_EQ(verdict.steps, 5);
@@ -284,10 +326,10 @@ TEST_P(ResidualTest, AResidualTrainsThatIsMoreThanItsShareOfTheCore) {
 }
 
 TEST_P(ResidualTest, AResidualThatIsNotFiniteDoesNotTrain) {
-  const std::vector<float> rows(307, 1.0F), cols(523, 1.0F), zeros(307);
-  const auto trains = [](const std::vector<float>& of_rows, const std::vector<float>& of_cols) {
+  std::vector<float> rows(307, 1.0F), cols(523, 1.0F), zeros(307);
+  const auto trains = [](std::vector<float>& of_rows, std::vector<float>& of_cols) {
     ResidualVerdict verdict;
-    on_backend::judge_residual(verdict, of_rows, of_cols, 1e-5, 1);
+    on_backend::use_means({{of_rows, of_cols}, &verdict, 1e-5, 1});
     return verdict.trains;
   };
   EXPECT_TRUE(trains(rows, cols));
@@ -305,8 +347,11 @@ TEST_P(ResidualTest, RejectsWrongShapes) {
   Matrix w = rng.matrix(5, 7), r = rng.matrix(5, 8);
   const OwnedRoots roots(rng, 5, 8), turned(rng, 8, 5);
   std::vector<float> rows(5), cols(8);
-  EXPECT_THAT([&] { on_backend::mean_squares(any_matrix(r), cols, rows); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("rows has 8 elements, expected 5")));
+  EXPECT_THAT(
+      [&] {
+        on_backend::mean_squares(any_matrix(r), {{cols, rows}});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("rows has 8 elements, expected 5")));
   EXPECT_THAT([&] { rms_of(any_matrix(r), turned.view()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("roots are 8x5, expected 5x8")));
   EXPECT_THAT(

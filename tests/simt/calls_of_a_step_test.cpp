@@ -64,7 +64,7 @@ StepCase residual_alone(std::string name, bool at_once) {
            .residual = ResidualKind::kFactored,
            .at_once = at_once,
            .reloads = false},
-          8};
+          6};
 }
 
 StepCase core(std::string name, const char* codec, ResidualKind residual, double most) {
@@ -81,9 +81,9 @@ INSTANTIATE_TEST_SUITE_P(
     Simt, CallsOfAStepTest,
     testing::Values(residual_alone("residual_alone", false),
                     residual_alone("residual_at_once", true),
-                    core("block_random", "block_random", ResidualKind::kNone, 8),
-                    core("block_random_and_residual", "block_random", ResidualKind::kFactored, 12),
-                    core("svd", "svd", ResidualKind::kNone, 12)),
+                    core("block_random", "block_random", ResidualKind::kNone, 3),
+                    core("block_random_and_residual", "block_random", ResidualKind::kFactored, 10),
+                    core("svd", "svd", ResidualKind::kNone, 3)),
     [](const auto& param) { return param.param.name; });
 
 }  // namespace

@@ -68,13 +68,12 @@ class EveryKthRow final : public GradientCodec {
     }
     return cpu::gradient_copy(std::as_bytes(std::span(x)), DType::kF32, dst, dtype);
   }
-  void leave_residual(const AnyMatrix& g, MatrixView<float> /*s*/, std::span<float> rows,
-                      std::span<float> cols, std::span<float> /*scratch*/,
-                      StreamRef stream) const override {
+  void leave_residual(const AnyMatrix& g, MatrixView<float> /*s*/, const MeansPass& pass,
+                      std::span<float> /*scratch*/, StreamRef stream) const override {
     for (std::int64_t i = 0; i < header_.dm; ++i) {
       std::fill_n(g.as<float>().row(row(i)), g.cols, 0.0F);
     }
-    mean_squares(g, rows, cols, 1.0F, stream);
+    mean_squares(g, pass, 1.0F, stream);
   }
   std::vector<std::byte> save() const override { return write_codec_state(header_, {}, {}); }
   void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }

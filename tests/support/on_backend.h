@@ -78,10 +78,8 @@ void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView
        roots, hyper, d);
 }
 
-inline void advance_moment(const FactoredMoment& from, const FactoredMoment& means,
-                           const MomentStep& step, const FactoredMoment& to,
-                           ResidualVerdict* verdict = nullptr) {
-  call([](auto... a) { sluiceway::advance_moment(a...); }, from, means, step, to, verdict);
+inline void use_means(const MeansPass& pass) {
+  call([](auto... a) { sluiceway::use_means(a...); }, pass);
 }
 
 // ---- compress.h, compress_linear.h, decompress.h and others: both kinds of projectors -----------
@@ -122,19 +120,14 @@ inline BiasNorm bias_norm(const AnyMatrix& g, const BlockRows& p, const BlockRow
 
 template <typename Rows>
 void residual_form(const AnyMatrix& g, MatrixView<float> s, const Rows& p, const Rows& q,
-                   std::span<float> rows, std::span<float> cols, std::span<float> scratch) {
-  call([](auto... a) { sluiceway::residual_form(a...); }, g, s, p, q, rows, cols, scratch);
+                   const MeansPass& pass, std::span<float> scratch) {
+  call([](auto... a) { sluiceway::residual_form(a...); }, g, s, p, q, pass, scratch);
 }
 
 // ---- residual.h ---------------------------------------------------------------------------------
 
-inline void mean_squares(const AnyMatrix& r, std::span<float> rows, std::span<float> cols,
-                         float scale = 1.0F) {
-  call([](auto... a) { sluiceway::mean_squares(a...); }, r, rows, cols, scale);
-}
-inline void judge_residual(ResidualVerdict& verdict, std::span<const float> rows,
-                           std::span<const float> cols, double share, double lr) {
-  call([](auto... a) { sluiceway::judge_residual(a...); }, &verdict, rows, cols, share, lr);
+inline void mean_squares(const AnyMatrix& r, const MeansPass& pass, float scale = 1.0F) {
+  call([](auto... a) { sluiceway::mean_squares(a...); }, r, pass, scale);
 }
 inline void residual_clip(ResidualVerdict& verdict, const AnyMatrix& r, const FactoredRoots& roots,
                           double lr, double max_rms) {

@@ -54,6 +54,7 @@ class Placement {
   void add(const FactoredRoots& x);
   void add(const LowRank& x) { add(x.left), add(x.right); }
   void add(const FactoredMoment& x) { add(x.row), add(x.col); }
+  void add(const MeansPass& x) { add(x.means), add(x.verdict), add(x.from), add(x.to); }
   void add(const AdamMoments& x);
   void add(const MasterWeight& x);
   template <typename T>
@@ -90,6 +91,12 @@ class Placement {
   FactoredRoots placed(const FactoredRoots& x) const;
   LowRank placed(const LowRank& x) const { return {placed(x.left), placed(x.right)}; }
   FactoredMoment placed(const FactoredMoment& x) const { return {placed(x.row), placed(x.col)}; }
+  MeansPass placed(const MeansPass& x) const {
+    MeansPass there = x;
+    there.means = placed(x.means), there.verdict = placed(x.verdict);
+    there.from = placed(x.from), there.to = placed(x.to);
+    return there;
+  }
   AdamMoments placed(const AdamMoments& x) const;
   MasterWeight placed(const MasterWeight& x) const;
   template <typename T>

@@ -139,31 +139,29 @@ void moments(benchmark::State& state) {
   const Square c;
   const DeviceArray<float> rows(count(c.n)), cols(count(c.n));
   run_on_device(state, c.bytes(4), c.bytes(4), &Roof::read_gb_per_s, [&](StreamRef stream) {
-    mean_squares(any_of(c.r, c.n, c.n), span_of(rows), span_of(cols), 1.0F, stream);
+    mean_squares(any_of(c.r, c.n, c.n), {{span_of(rows), span_of(cols)}}, 1.0F, stream);
   });
 }
 
 std::vector<ResidualVerdict> trains() { return {{.core = {}, .alpha = 1e-6F, .trains = true}}; }
 
-// Vectors alone, a few microseconds: roof_ratio says how far a launch is from its bytes.
-void judge(benchmark::State& state) {
-  const Square c;
-  const DeviceArray<ResidualVerdict> verdict(trains());
-  run_on_device(state, bytes_of(2 * c.n, 4), 0, &Roof::read_gb_per_s, [&](StreamRef stream) {
-    judge_residual(verdict.data(), span_of(c.row), span_of(c.col), 1e-3, 1e-6, stream);
-  });
-}
-
-// Reads moment and means twice, writes both.
+// Reads moment and means twice, writes both. Vectors alone, a few microseconds: roof_ratio says how
+// far two launches are from their bytes.
 void moment(benchmark::State& state) {
   const Square c;
   const DeviceArray<ResidualVerdict> verdict(trains());
   const DeviceArray<float> rows(std::vector<float>(count(c.n), 1.0F)),
       cols(std::vector<float>(count(c.n), 1.0F));
-  const FactoredMoment both{span_of(rows), span_of(cols)}, means{span_of(c.row), span_of(c.col)};
-  run_on_device(state, bytes_of(2 * c.n, 24), 0, &Roof::triad_gb_per_s, [&](StreamRef stream) {
-    advance_moment(both, means, {.beta2 = 0.999, .eps = 1e-8}, both, verdict.data(), stream);
-  });
+  const FactoredMoment both{span_of(rows), span_of(cols)};
+  const MeansPass pass{.means = {span_of(c.row), span_of(c.col)},
+                       .verdict = verdict.data(),
+                       .share = 1e-3,
+                       .lr = 1e-6,
+                       .from = both,
+                       .to = both,
+                       .step = {.beta2 = 0.999, .eps = 1e-8}};
+  run_on_device(state, bytes_of(2 * c.n, 24), 0, &Roof::triad_gb_per_s,
+                [&](StreamRef stream) { use_means(pass, stream); });
 }
 
 void clip(benchmark::State& state) {
@@ -229,8 +227,7 @@ void add_passes() {
   add_row("adam_direction<bf16>", direction);
   add_row("factored_adam_direction<float>", factored);
   add_row("residual_moments<float>", moments);
-  add_row("judge_residual<float>", judge);
-  add_row("advance_moment<float>", moment);
+  add_row("use_means<float>", moment);
   add_row("residual_clip<float>", clip);
   add_row("residual_apply<float>", apply);
 }

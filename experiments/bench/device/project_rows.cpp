@@ -81,7 +81,7 @@ void form_row(benchmark::State& state, const Layer& layer, const Side& p) {
   run_on_device(state, 2 * layer.elems() * sizeof(T), layer.flop(p), &Roof::update_gb_per_s,
                 [&](StreamRef stream) {
                   residual_form(any_of(g, layer.side, layer.side), matrix_of(s, p.cols(), p.cols()),
-                                p.by_row(), p.by_row(), span_of(rows), span_of(cols),
+                                p.by_row(), p.by_row(), {{span_of(rows), span_of(cols)}},
                                 span_of(scratch), stream);
                 });
 }

@@ -88,13 +88,12 @@ void CoreMoments::advance(int from, int to, const AdamHyper& hyper, float scale,
   }
   const Moments before = copy(from), after = copy(to);
   const MatrixView<T> core(g.data(), core_.rows, core_.cols);
-  const FactoredMoment means = FactoredMoment::of(roots_.as<float>(), core_.rows);
-  mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, means.row, means.col,
-               scale, stream);
-  const FactoredRoots roots = advance_moment(
-      before.factored, means, {.beta2 = hyper.beta2, .eps = hyper.eps, .step = hyper.step},
-      after.factored, nullptr, stream);
-  factored_adam_direction<T>(core, scale, before.m, after.m, roots, hyper,
+  const MeansPass pass{.means = FactoredMoment::of(roots_.as<float>(), core_.rows),
+                       .from = before.factored,
+                       .to = after.factored,
+                       .step = {.beta2 = hyper.beta2, .eps = hyper.eps, .step = hyper.step}};
+  mean_squares({core.data, core.rows, core.cols, core.stride, dtype_of<T>}, pass, scale, stream);
+  factored_adam_direction<T>(core, scale, before.m, after.m, pass.roots(), hyper,
                              {d.data(), core_.rows, core_.cols}, stream);
 }
 
