@@ -70,8 +70,12 @@ struct Use {
 
   __device__ void add(std::int64_t i, double (&sums)[kMeansSums]) const {
     const bool is_row = i < means.rows;
-    sums[is_row ? kMeansRow : kMeansCol] += static_cast<double>(means[i]);
-    if (advances) sums[is_row ? kMomentRow : kMomentCol] += static_cast<double>(advanced(i));
+    const auto mean = static_cast<double>(means[i]);
+    const double moment = advances ? static_cast<double>(advanced(i)) : 0.0;
+    sums[kMeansRow] += is_row ? mean : 0.0;
+    sums[kMeansCol] += is_row ? 0.0 : mean;
+    sums[kMomentRow] += is_row ? moment : 0.0;
+    sums[kMomentCol] += is_row ? 0.0 : moment;
   }
 
   // By one thread. Nothing of the moment is written before its mean is known: write_roots()

@@ -89,11 +89,13 @@ __device__ inline bool is_last_block(unsigned* ticket) {
 template <int kCount>
 __device__ bool sum_of_grid(const double (&mine)[kCount], unsigned* ticket, double* parts,
                             double (&total)[kCount]) {
+#pragma unroll
   for (int k = 0; k < kCount; ++k) {
     const double part = block_sum(mine[k]);
     if (threadIdx.x == 0) parts[k * gridDim.x + blockIdx.x] = part;
   }
   if (!is_last_block(ticket)) return false;
+#pragma unroll
   for (int k = 0; k < kCount; ++k) {
     double sum = 0.0;
     for (unsigned i = threadIdx.x; i < gridDim.x; i += blockDim.x) sum += parts[k * gridDim.x + i];
