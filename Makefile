@@ -100,7 +100,7 @@ $(CARDS): $(STAMPS)/requirements FORCE
 
 # $(call defined,prefix,file): the definitions of a file as options of cmake or of pip.
 defined = $(addprefix $(1),$(file <$(2)))
-pip_options = -Ccmake.define.SLUICEWAY_WERROR=$(WERROR) $(call defined,-Ccmake.define.,$(1))
+pip_options = --config-settings=cmake.define.SLUICEWAY_WERROR=$(WERROR) $(call defined,--config-settings=cmake.define.,$(1))
 
 # ---- Build and test ------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ stubs: $(STAMPS)/install
 wheel: $(STAMPS)/packages $(STAMPS)/requirements $(CARDS)
 	rm -rf build/wheel dist/sluiceway-*.whl
 	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps $(call pip_options,$(CARDS)) \
-	  -Cbuild-dir=build/wheel-objects --wheel-dir build/wheel .
+	  --config-settings=build-dir=build/wheel-objects --wheel-dir build/wheel .
 	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --exclude 'libtorch*' \
 	  --exclude 'libc10*' --exclude 'libcu*' --wheel-dir dist build/wheel/*.whl
 
@@ -265,7 +265,7 @@ newest: $(STAMPS)/packages $(STAMPS)/test-packages
 	  accelerate hypothesis liger-kernel matplotlib peft pybind11-stubgen pydantic pyelftools pytest \
 	  pytest-timeout pytest-xdist rich ruff typer
 	$(NEWEST)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
-	  -Cbuild-dir=build/newest/objects --editable .
+	  --config-settings=build-dir=build/newest/objects --editable .
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(NEWEST)/bin/python -m pytest $(PARALLEL) $(NEWEST_TESTS)
 
 # Half an hour: thousands of power cuts and kills of a store, kills of training, readers fuzzed.
