@@ -5,8 +5,8 @@
 
 FILE gets the CMake definitions of that build on one line, quoted for a shell. An empty FILE means
 the host device alone. FILE is written only if it changes, so that make can compare its time. One
-line on standard error gives the reason where a card is found that cannot be used, or where there is
-no nvcc to be had. CMakeLists.txt decides which architectures to compile for.
+line on standard error gives the reason where nvidia-smi names no card, where no card can be used,
+or where there is no nvcc to be had. CMakeLists.txt decides which architectures to compile for.
 
 nvcc is taken from CUDA_HOME or PATH if it is of the CUDA minor version that torch is built for.
 Otherwise it is installed from PyPI into build/cuda-<version>, beside links to the headers and the
@@ -33,6 +33,7 @@ COMPILER_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvid
 LINKED_LIBRARIES = ("libcublas", "libcusparse")
 KERNEL_VERSION = Path("/proc/version")
 WSL_DRIVER = Path("/usr/lib/wsl/lib")
+AS_TEXT = {"encoding": "utf-8", "errors": "replace", "timeout": 60}  # How programs are run.
 
 
 class NoCudaError(Exception):
@@ -51,7 +52,7 @@ def version_of(text: str) -> Version:
 def output_of(command: list[str]) -> str:
     """Return what a program prints; empty if it fails or does not exist."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, check=True, **AS_TEXT)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout
@@ -61,18 +62,38 @@ def output_of(command: list[str]) -> str:
 
 
 def cards() -> list[tuple[str, Version, int]]:
-    """Name, compute capability and major version of the driver, for each card that answers."""
-    answer = ask_cards("name,compute_cap,driver_version")
-    found = re.findall(r"^(.+), (\d+\.\d+), (\d+)\.[\d.]+$", answer, re.MULTILINE)
-    if not found:  # Drivers before 510 do not tell the compute capability.
-        answer = ask_cards("name,driver_version").replace(", ", ", 0.0, ")
-        found = re.findall(r"^(.+), (0\.0), (\d+)\.[\d.]+$", answer, re.MULTILINE)
-    return [(name, version_of(capability), int(driver)) for name, capability, driver in found]
+    """Name, compute capability and major version of the driver, for each card that answers.
+
+    Raises
+    ------
+    NoCudaError
+        There is an nvidia-smi, and it names no card.
+    """
+    found = re.findall(
+        r"^(.+), (\d+\.\d+), (\d+)\.[\d.]+$", ask_cards("name,compute_cap,driver_version"), re.M
+    )
+    if found:
+        return [(name, version_of(capability), int(driver)) for name, capability, driver in found]
+    answer = ask_cards("name,driver_version")  # Drivers before 510 know no compute capability.
+    found = re.findall(r"^(.+), (\d+)\.[\d.]+$", answer, re.M)
+    if not found and shutil.which("nvidia-smi"):
+        said = next((line.strip() for line in answer.splitlines() if line.strip()), "nothing")
+        raise NoCudaError(f"nvidia-smi names no card, it says: {said[:160]!r}")
+    return [(name, (0, 0), int(driver)) for name, driver in found]
 
 
 def ask_cards(columns: str) -> str:
-    """One line for each card; empty if there is none, or if its driver does not know a column."""
-    return output_of(["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader"])
+    """One line for each card, or what nvidia-smi says instead; empty if there is no nvidia-smi."""
+    command = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **AS_TEXT
+        )
+    except FileNotFoundError:
+        return ""
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return done.stdout
 
 
 def check_cards(found: list[tuple[str, Version, int]], cuda: Version) -> None:

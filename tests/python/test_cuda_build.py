@@ -99,10 +99,28 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_without_a_card_the_host_device_is_built_and_nothing_is_said(machine):
+def test_without_nvidia_smi_the_host_device_is_built_and_nothing_is_said(machine):
     assert machine.decide() == ({}, "")
-    machine.tool(machine.tools / "nvidia-smi", "No devices were found")
-    assert machine.decide() == ({}, "")
+    assert not machine.asked.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'No devices were found'; exit 6", "'No devices were found'"),
+        ("echo 'NVIDIA-SMI has failed' >&2; exit 9", "'NVIDIA-SMI has failed'"),
+        ("echo; echo 'lorem, ipsum, dolor'", "'lorem, ipsum, dolor'"),
+        ("echo 'RTX 4090, [N/A], [N/A]'", "'RTX 4090, [N/A], [N/A]'"),
+        (r"printf '\377\033 \001\n'", r"'�\x1b \x01'"),
+        ("exit 1", "'nothing'"),
+    ],
+)
+def test_an_nvidia_smi_that_names_no_card_is_one_line_with_what_it_says(machine, script, said):
+    smi = machine.tools / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    smi.chmod(0o755)
+    reason = f"nvidia-smi names no card, it says: {said}"
+    assert machine.decide() == ({}, f"cuda: built for the host device alone: {reason}\n")
     assert not machine.asked.exists()
 
 
