@@ -101,12 +101,43 @@ def test_without_a_card_everything_says_why_there_is_none(driver):
 
 
 @pytest.mark.parametrize(
-    ("version", "fix"), [(None, "built without CUDA"), ("13.0", "CUDA_VISIBLE_DEVICES")]
+    ("version", "library", "fix"),
+    [
+        (None, "libc.so.6", "built without CUDA"),
+        ("13.0", "libc.so.6", "CUDA_VISIBLE_DEVICES"),
+        ("13.0", "libnone.so.1", "the driver's library, libnone.so.1, is not found: install it"),
+    ],
 )
-def test_a_driver_whose_card_torch_does_not_see_says_what_to_look_at(driver, version, fix):
+def test_a_driver_whose_card_torch_does_not_see_says_what_to_look_at(
+    driver, monkeypatch, version, library, fix
+):
+    monkeypatch.setattr(card, "_DRIVER_LIBRARY", library)
     gpu = found_by(made_up_torch(MadeUpCuda(count=0), version), made_up_core(0))["gpu"]
     assert gpu.found == "Imaginary 9000, which torch cannot use"
     assert fix in gpu.advice
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'No devices were found'",
+        "echo 'lorem, ipsum'",
+        r"printf '\377\376, \200\n'",
+        "echo 'NVIDIA-SMI has failed'; exit 9",
+        "echo",
+        "true",
+    ],
+)
+def test_an_nvidia_smi_that_names_no_gpu_is_none(tmp_path, monkeypatch, script):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    card._nvidia_smi.cache_clear()
+    found = found_by(made_up_torch(MadeUpCuda(count=0)), made_up_core(count=0))
+    card._nvidia_smi.cache_clear()
+    assert found["gpu"].found == "none: nvidia-smi does not answer"
+    assert found["driver"].found == "no nvidia-smi that answers"
 
 
 def test_a_module_without_cuda_is_told_apart_from_a_torch_without(driver):
@@ -359,4 +390,4 @@ def test_a_command_on_the_host_device_says_once_why_it_is_not_on_the_card(
     assert outcome.code == 0, outcome.err
     (line,) = [line for line in outcome.err.splitlines() if "auto" in line]
     assert line.startswith("sluiceway: device.name: auto is the host device here; gpu: Imaginary")
-    assert "CUDA_VISIBLE_DEVICES" in line
+    assert "torch sees no device" in line or "libcuda.so.1, is not found" in line

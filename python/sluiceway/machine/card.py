@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,7 @@ from sluiceway.machine.finding import MISSING, OK, SLOW, Finding, first_line
 NO_CARD = "none: "  # How `gpu_finding` begins where there is no GPU at all.
 _OLDEST = (7, 5)  # Compute capability; CUDA 13 has no code for older ones.
 _LOCKED_BYTES = 64 << 20
+_DRIVER_LIBRARY = "libcuda.so.1"
 _COSTS = "the host device computes instead, at the processor's speed"
 
 
@@ -73,11 +76,15 @@ def _present(torch: Any, core: Any) -> Finding:
 def _absent(torch: Any, driver: list[str] | None) -> Finding:
     with_cuda = bool(torch.version.cuda)
     if driver:
-        fix = (
-            "torch sees no device: look at CUDA_VISIBLE_DEVICES and at the driver's version"
-            if with_cuda
-            else "this torch is built without CUDA: install one that is"
-        )
+        if not with_cuda:
+            fix = "this torch is built without CUDA: install one that is"
+        elif not _has_driver_library():
+            fix = (
+                f"the driver's library, {_DRIVER_LIBRARY}, is not found: install it (Debian: "
+                "libcuda1; a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+            )
+        else:
+            fix = "torch sees no device: look at CUDA_VISIBLE_DEVICES and at the driver's version"
         found = f"{driver[1]}, which torch cannot use"
         return Finding("gpu", found, MISSING, f"{_COSTS}; {fix}")
     why = "nvidia-smi does not answer"
@@ -105,16 +112,29 @@ def card_memory(device: Any) -> dict[str, int]:
     return {"memory_bytes": total, "free_bytes": free}
 
 
+def _has_driver_library() -> bool:
+    """Say whether a program that starts here finds the driver's library."""
+    try:
+        ctypes.CDLL(_DRIVER_LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
 def _driver_and_name() -> list[str] | None:
-    """The driver's version and the name of the first GPU; None where nvidia-smi does not answer."""
-    return _nvidia_smi("driver_version,name")
+    """The driver's version and the name of the first GPU; None where nvidia-smi names none."""
+    answer = _nvidia_smi("driver_version,name")
+    named = answer and len(answer) > 1 and re.fullmatch(r"\d+(\.\d+)+", answer[0])
+    return answer if named else None
 
 
 @functools.cache
 def _nvidia_smi(query: str) -> list[str] | None:
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(
+            command, capture_output=True, check=True, timeout=10, encoding="utf-8", errors="replace"
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     lines = done.stdout.splitlines()
