@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -245,3 +246,12 @@ def test_wsl_needs_the_library_of_its_driver(tmp_path, monkeypatch, with_driver)
     else:
         with pytest.raises(script.NoCudaError, match=r"libcuda.so.1 is not found.* this is WSL"):
             script.check_cards(found, (13, 0))
+
+
+def test_nothing_is_asked_that_the_tools_of_a_genuine_debian_12_refuse():
+    """CI's machine has a newer pip, and a CMake that was patched for CUDA 13."""
+    lists = (REPOSITORY / "CMakeLists.txt").read_text()
+    (minimum,) = re.findall(r"^cmake_minimum_required\(VERSION 3\.(\d+)\)", lists, re.MULTILINE)
+    assert int(minimum) < 25, "FindCUDAToolkit of 3.25.1 then fails where there is no nvToolsExt"
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert not re.search(r"\s-C\S", makefile), "pip 23.0.1 has --config-settings= alone"
