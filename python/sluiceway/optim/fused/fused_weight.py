@@ -21,6 +21,15 @@ _NO_STEP = -1
 _UNITS = 256  # Projected at once.
 
 
+class _SumOfUses:
+    """The core of one weight in one backward; autograd holds it until that ends, or raises."""
+
+    core: Made | None = None
+
+    def __call__(self) -> None:
+        """Do nothing: the backward has ended."""
+
+
 class FusedWeight(LayerCore):
     """What the layer of one weight asks in forward, and gives in backward.
 
@@ -60,7 +69,8 @@ class FusedWeight(LayerCore):
         # Decided once a step: a forward that checkpointing repeats does as the first one did.
         self._decided_in = _NO_STEP
         self._forms_gradient = False
-        self._cores: dict[int, Made] = {}  # By backward; one may run inside of another.
+        # By backward; one may run inside of another.
+        self._sums: weakref.WeakValueDictionary[int, _SumOfUses] = weakref.WeakValueDictionary()
         self._hooks = weakref.ref(optimizer._hooks)
         self._let_go = False
         held = weakref.ref(self)  # The node holds what it calls, and we hold the node.
@@ -156,9 +166,18 @@ class FusedWeight(LayerCore):
         core = self.core(x, y)
         if sample is not None:
             self._measure(dy, sample, x, y)
+        uses = self._uses_in_this_backward()
+        if uses.core is not None:
+            core = uses.core.take().float().add_(core)
+        uses.core = Made(core)
+
+    def _uses_in_this_backward(self) -> _SumOfUses:
         task = torch._C._current_graph_task_id()
-        before = self._cores.get(task)
-        self._cores[task] = Made(core if before is None else before.take().float().add_(core))
+        uses = self._sums.get(task)
+        if uses is None:
+            self._sums[task] = uses = _SumOfUses()
+            torch.autograd.Variable._execution_engine.queue_callback(uses)
+        return uses
 
     def _measure(
         self, dy: torch.Tensor, sample: torch.Tensor, x: torch.Tensor, y: torch.Tensor
@@ -191,20 +210,18 @@ class FusedWeight(LayerCore):
                 f"fuse_linears: the projectors of {self.name} were replaced between forward and "
                 "backward, expected the same ones; repeat the forward"
             )
-        backward = optimizer._hooks.backward
-        backward.refuse_elsewhere("backward()")
-        if not backward.is_open:
-            self._cores.clear()  # Of a backward that raised.
+        optimizer._hooks.backward.refuse_elsewhere("backward()")
 
     def _hand_over(self, gradient: torch.Tensor | None) -> None:
         """Hand the core over: every use of the weight in this backward has been seen.
 
         The accumulation has a stream of its own, and no gradient that autograd would order.
         """
-        core = self._cores.pop(torch._C._current_graph_task_id(), None)
+        uses = self._sums.pop(torch._C._current_graph_task_id(), None)
         hooks = self._hooks()
-        if core is not None and hooks is not None:
-            hooks.take_core(self._number, core.take(), whole=gradient is None)
+        if uses is not None and hooks is not None:
+            core, uses.core = uses.core.take(), None
+            hooks.take_core(self._number, core, whole=gradient is None)
 
 
 def _is_transformed() -> bool:

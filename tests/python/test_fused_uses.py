@@ -1,0 +1,107 @@
+"""How fused layers are used: several times in a backward, on no rows, their outputs changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from small_models import make, update_error
+from test_fused import ROUNDING, core_of, fused, hooked, recorded, updates_of
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+IN, WIDTH = 67, 131
+EVERY = {"target": r"(up|down)\.weight", "ratio": 0.4}
+NAMES = {"up.weight", "down.weight"}
+Use = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Pair(nn.Module):
+    """Two layers of odd sizes; the one behind gets the first gradient of a backward."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.up = nn.Linear(IN, WIDTH, bias=bias)
+        self.down = nn.Linear(WIDTH, IN, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def rows(*shape: int, seed: int = 7) -> torch.Tensor:
+    return torch.randn(*shape, IN, generator=torch.Generator().manual_seed(seed))
+
+
+def worst_error(use: Use, x: torch.Tensor, **arguments: object) -> float:
+    """The relative error of cores and biases, beside a plain model with the same `use`."""
+    model, plain = make(Pair, **arguments), make(Pair, **arguments)
+    with fused(model, **EVERY) as opt:
+        found = recorded(opt)
+        use(model, x).backward()
+        use(plain, x).backward()
+        assert set(found) == NAMES
+        pairs = [(found[n], core_of(opt, n, plain.get_parameter(n).grad)) for n in NAMES]
+    for name, parameter in plain.named_parameters():
+        if name not in NAMES:
+            pairs.append((model.get_parameter(name).grad, parameter.grad))
+    return max(float((ours - true).norm() / (true.norm() + 1e-12)) for ours, true in pairs)
+
+
+def disagreement(loss: Callable[[nn.Module, int], torch.Tensor], kind=Pair, **changes) -> float:
+    """The relative difference of the updates of a run with fused layers and of one with hooks."""
+    arguments = {"steps": 4, "loss": loss, **EVERY, **changes}
+    ours, theirs = (updates_of(which, kind, **arguments) for which in (fused, hooked))
+    return update_error(make(kind), ours, theirs)
+
+
+# ---- Several uses in one backward ----
+
+
+def preference(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    chosen, rejected = model(x).square().mean(), model(x.flip(0) * 0.7).square().mean()
+    return -functional.logsigmoid(rejected - chosen)
+
+
+def recurrence(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    state = torch.zeros_like(x)
+    for _ in range(4):
+        state = torch.tanh(model(x + state))
+    return state.square().mean()
+
+
+def head_of_three_losses(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    hidden = torch.tanh(model.up(x))
+    losses = [model.down(hidden * scale).square().mean() for scale in (1.0, -0.5, 2.0)]
+    return sum(losses)
+
+
+def around_an_inner_backward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(checkpoint(model, model(x), use_reentrant=True)).square().mean()
+
+
+def checkpointed(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(preference, model, x, use_reentrant=False)
+
+
+USES = {
+    "preference": preference,
+    "recurrence": recurrence,
+    "head": head_of_three_losses,
+    "inner-backward": around_an_inner_backward,
+    "checkpointed": checkpointed,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_every_use_of_a_backward_counts(use):
+    assert worst_error(use, rows(9)) < ROUNDING[torch.float32]
+
+
+def test_uses_of_a_layer_and_of_an_operation_add_up():
+    def loss(model: nn.Module, step: int) -> torch.Tensor:
+        x = rows(9, seed=step)
+        return preference(model, x) + functional.linear(x, model.up.weight).square().mean()
+
+    assert disagreement(loss) < 1e-3
