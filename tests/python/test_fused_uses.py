@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from small_models import make, update_error
-from test_fused import ROUNDING, core_of, fused, hooked, recorded, updates_of
+from test_fused import ROUNDING, Convolved, core_of, fused, hooked, recorded, updates_of
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -105,3 +105,33 @@ def test_uses_of_a_layer_and_of_an_operation_add_up():
         return preference(model, x) + functional.linear(x, model.up.weight).square().mean()
 
     assert disagreement(loss) < 1e-3
+
+
+# ---- No rows ----
+
+EMPTY = {"2-D": (0,), "3-D": (0, 4), "3-D-inner": (3, 0), "4-D": (2, 0, 3)}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", EMPTY.values(), ids=EMPTY.keys())
+def test_no_rows_add_nothing(shape, bias):
+    def beside_rows(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(rows(*shape)).sum() + model(x).square().mean()
+
+    def an_expert_without_tokens(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        hidden = x.new_ones(len(x), WIDTH)
+        hidden = hidden + model.up(rows(*shape)).reshape(-1, WIDTH).sum(0)
+        return model.down(hidden * x[:, :1]).square().mean()
+
+    assert worst_error(beside_rows, rows(2, 5), bias=bias) < ROUNDING[torch.float32]
+    assert worst_error(an_expert_without_tokens, rows(5), bias=bias) < ROUNDING[torch.float32]
+
+
+@pytest.mark.parametrize("kind", [Pair, Convolved])
+@pytest.mark.parametrize("share_inputs", [False, True])
+def test_an_empty_batch_is_a_step_with_a_gradient_of_zeros(kind, share_inputs):
+    def loss(model: nn.Module, step: int) -> torch.Tensor:
+        x = rows(2, 3, seed=step)[..., : IN if kind is Pair else 16]
+        return model(x[:0] if step == 2 else x).square().sum()
+
+    assert disagreement(loss, kind, share_inputs=share_inputs) < 1e-3

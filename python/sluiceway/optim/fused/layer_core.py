@@ -72,7 +72,8 @@ class LayerCore(ABC):
 
     def sample(self, x: torch.Tensor) -> torch.Tensor | None:
         """Some tokens of the input, where this step measures the bias; None: it does not."""
-        return sampled(x.detach()).clone() if self._bias.due(self._place, self.step()) else None
+        measures = x.numel() > 0 and self._bias.due(self._place, self.step())
+        return sampled(x.detach()).clone() if measures else None
 
     def sides(self, dy: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the input and of the output's gradient, of one dtype; `kept` is what `enter` gave."""
@@ -98,6 +99,7 @@ class LayerCore(ABC):
     def _project(self, side: str, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         rows = rows.detach().reshape(-1, rows.shape[-1]).contiguous()
         out = rows.new_empty((len(rows), self._widths[side]), dtype=dtype)
-        scratch = rows.new_empty(self._scratch_elems, dtype=torch.float32)
-        self.fill(side, rows, out, scratch)
+        if len(rows):  # An expert without tokens has none.
+            scratch = rows.new_empty(self._scratch_elems, dtype=torch.float32)
+            self.fill(side, rows, out, scratch)
         return out
