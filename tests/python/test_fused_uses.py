@@ -135,3 +135,65 @@ def test_an_empty_batch_is_a_step_with_a_gradient_of_zeros(kind, share_inputs):
         return model(x[:0] if step == 2 else x).square().sum()
 
     assert disagreement(loss, kind, share_inputs=share_inputs) < 1e-3
+
+
+# ---- Outputs that are changed, and graphs of gradients ----
+
+
+def masked(y: torch.Tensor) -> torch.Tensor:
+    y[..., :3] = 0
+    return y
+
+
+def gated(y: torch.Tensor) -> torch.Tensor:
+    left, right = y.tensor_split(2, dim=-1)
+    left.mul_(right.detach().mean())
+    return y
+
+
+CHANGES = {
+    "relu": functional.relu_,
+    "added": lambda y: y.add_(y.detach().flip(0)),
+    "masked": masked,
+    "scaled": lambda y: y.mul_(0.5),
+    "by-a-view": gated,
+    "filled": lambda y: y.masked_fill_(y.detach() > 0.3, 0.0),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)], ids=["3-D", "4-D"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_an_output_may_be_changed_in_place(change, shape):
+    def use(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return change(model.down(torch.tanh(change(model.up(x))))).square().mean()
+
+    assert worst_error(use, rows(*shape)) < ROUNDING[torch.float32]
+
+
+def test_an_output_of_conv1d_may_be_changed_in_place():
+    model = make(Convolved)
+    x = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(9))
+    plain = make(Convolved)
+    with fused(model, **EVERY):
+        for one in (model, plain):
+            one.down(masked(one.up(one.enter(x)))).square().mean().backward()
+    assert torch.allclose(model.enter.weight.grad, plain.enter.weight.grad, atol=1e-6)
+
+
+LOSSES = {
+    "square": lambda y: y.square().mean(),
+    "linear": lambda y: (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum(),
+}
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=["2-D", "3-D"])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+def test_a_gradient_penalty_trains_as_with_hooks(loss, shape):
+    # The output's gradient may be a constant: the input's depends on the weights all the same.
+    def penalised(model: nn.Module, step: int) -> torch.Tensor:
+        x = rows(*shape, seed=step).requires_grad_()
+        y = loss(model(x))
+        (dx,) = torch.autograd.grad(y, x, create_graph=True)
+        return y + 10 * dx.square().sum()
+
+    assert disagreement(penalised) < 1e-3

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from sluiceway.optim.fused.fused_weight import FusedWeight
@@ -34,14 +33,16 @@ class _FusedProduct(torch.autograd.Function):
         # Of one dtype, so that autocast keeps no copy of the weight, which would have no gradient.
         weight = weight.to(x.dtype)
         bias = None if bias is None else bias.to(x.dtype)
-        if not fused.inputs_are_rows:
-            return functional.linear(x, weight, bias)
-        y = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight)
-        return y.view(*x.shape[:-1], weight.shape[1])
+        if fused.inputs_are_rows:
+            y = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight)
+        else:
+            y = functional.linear(x, weight, bias)
+        # Not a view: autograd lets nobody change a view in place that was made in here.
+        return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of input and bias; with `create_graph=True` they have graphs."""
         kept, weight, sample = ctx.saved_tensors
         of_input, _, of_bias, *_ = ctx.needs_input_grad
         dy = dy.reshape(-1, dy.shape[-1])
@@ -50,7 +51,7 @@ class _FusedProduct(torch.autograd.Function):
             weight = weight.to(dy.dtype)
             dx = dy.mm(weight.t() if ctx.fused.inputs_are_rows else weight).view(ctx.shape)
         if ctx.fused.accumulates():
-            ctx.fused.add(dy, kept, ctx.generation, sample)
+            ctx.fused.add(dy.detach(), kept, ctx.generation, sample)
         return dx, None, dy.sum(0) if of_bias else None, None, None, None
 
 
