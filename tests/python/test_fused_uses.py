@@ -197,3 +197,10 @@ def test_a_gradient_penalty_trains_as_with_hooks(loss, shape):
         return y + 10 * dx.square().sum()
 
     assert disagreement(penalised) < 1e-3
+
+
+def test_a_layer_takes_its_input_by_name():
+    use = lambda model, x: model.down(input=model.up(input=x)).sum()  # noqa: E731
+    model, plain = make(Pair), make(Pair)
+    with fused(model, **EVERY):
+        assert torch.equal(use(model, rows(3)), use(plain, rows(3)))

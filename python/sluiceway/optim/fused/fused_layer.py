@@ -61,8 +61,11 @@ class FusedLayer(nn.Module):
     fused: ClassVar[FusedWeight]
     unfused: ClassVar[type[nn.Module]]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As the layer's own."""
+    def forward(self, *arguments: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        """As the layer's own, whose argument may be given by its name: `input`, or `x`."""
+        if named or len(arguments) != 1:
+            return super().forward(*arguments, **named)
+        (x,) = arguments
         if torch.compiler.is_compiling() or not self.fused.takes(self.weight, x):
             return super().forward(x)
         cast = _autocast_dtype(x)
