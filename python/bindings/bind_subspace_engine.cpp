@@ -209,6 +209,9 @@ void bind_subspace_engine(py::module_& m) {
           py::arg("weight"), "How often the projectors of a weight were replaced.")
       .def("hold_residual", &SubspaceEngine::hold_residual, py::arg("weight"))
       .def("residual_done", &SubspaceEngine::residual_done, py::arg("weight"))
+      .def("residual_trained", &SubspaceEngine::residual_trained, py::arg("weight"), unlocked,
+           "Return whether a residual has changed the weight before step(); may wait for the "
+           "device.")
       .def("end_backward", &SubspaceEngine::end_backward, unlocked)
       .def(
           "gathered_norm", [](SubspaceEngine& e) { return norm_tuple(e.gathered_norm()); },

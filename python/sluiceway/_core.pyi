@@ -440,6 +440,10 @@ class SubspaceEngine:
         When each weight was measured last, as bytes.
         """
     def residual_done(self, weight: typing.SupportsInt) -> bool: ...
+    def residual_trained(self, weight: typing.SupportsInt) -> bool:
+        """
+        Return whether a residual has changed the weight before step(); may wait for the device.
+        """
     def step(
         self,
         hyper: collections.abc.Sequence[

@@ -135,6 +135,9 @@ class SubspaceEngine {
   // scaled. OutOfMemory: nothing changed.
   void hold_residual(int index);
   bool residual_done(int index) const { return weight(index).gathering.residual_done; }
+  // Whether a residual has changed the weight in this step's backwards, which nothing undoes. Waits
+  // for the stream of the last gradient if one was applied.
+  bool residual_trained(int index) const;
   void end_backward();
   // Of all gradients so far, and of a weight's; after end_backward().
   GradientNorm gathered_norm();
@@ -208,7 +211,6 @@ class SubspaceEngine {
   bool residual_turn(int index) const noexcept;
   bool residual_applies(int index) const;  // It has its turn, and all that it needs.
   ResidualStep residual_step(const SubspaceWeight& weight, const WeightHyper& hyper) const;
-  int residuals_kept() const;
   void begin_update(int index, const StepRequest& request, float factor);
   void ensure_spares();
 

@@ -1,5 +1,4 @@
 // The deciding half of a step: what the lanes will read is written, then the step is committed.
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/base/check.h"
@@ -34,7 +33,9 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
   StepOutcome outcome =
       gate_.decide(request.factor, request.other_sum_squares, request.own_factors);
   if (outcome.skipped) {
-    outcome.residuals_kept = residuals_kept();
+    for (std::size_t i = 0; i < weights_.size(); ++i) {
+      outcome.residuals_kept += residual_trained(static_cast<int>(i)) ? 1 : 0;
+    }
     drop();
     return outcome;
   }
@@ -61,12 +62,9 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
   return outcome;
 }
 
-// Of a step that is skipped: only then does anybody wait to hear what came of residuals.
-int SubspaceEngine::residuals_kept() const {
-  return static_cast<int>(
-      std::count_if(weights_.begin(), weights_.end(), [this](const auto& weight) {
-        return weight->gathering.residual_applied && weight->residual->trained(compute_.ref());
-      }));
+bool SubspaceEngine::residual_trained(int index) const {
+  const SubspaceWeight& held = weight(index);
+  return held.gathering.residual_applied && held.residual->trained(compute_.ref());
 }
 
 bool SubspaceEngine::residual_turn(int index) const noexcept {

@@ -116,10 +116,13 @@ TEST(EngineResidualStepTest, ASkippedStepCountsTheWeightsThatTheirResidualTraine
   std::vector<Matrix> g = training.gradients();
   g[2](4, 4) = std::nanf("");
   training.backward(g);
+  EXPECT_TRUE(training.engine->residual_trained(0));
+  EXPECT_FALSE(training.engine->residual_trained(2));
   const StepOutcome outcome = training.step();
   training.engine->synchronize();
   EXPECT_TRUE(outcome.skipped);
   EXPECT_EQ(outcome.residuals_kept, 2);
+  EXPECT_FALSE(training.engine->residual_trained(0));
   EXPECT_NE(training.weights[0], before[0]);
   EXPECT_NE(training.weights[1], before[1]);
   EXPECT_EQ(training.weights[2], before[2]);  // Its own gradient is the one that is not finite.
