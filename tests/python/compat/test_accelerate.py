@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
+import sluiceway as sw
+import torch
 from accelerate import Accelerator
 from agreement import STEPS, batch_of, check_row, disagreement
 from small_llama import small_llama
+from small_models import same_bits
 from test_trainer_resume import fresh_accelerate
+from twins import LR
 
 __all__ = ["fresh_accelerate"]  # A fixture that pytest finds here.
 
@@ -27,3 +33,24 @@ def test_accelerate_accumulates_clips_and_steps(record_property, accumulate):
     check_row(
         record_property, "Accelerate: accumulation, clipping", disagreement(small_llama, drive)
     )
+
+
+def test_a_promise_is_kept_without_a_warning():
+    def trained(accumulate):
+        model = small_llama()
+        with sw.SubspaceAdamW(model, lr=LR, accumulate=accumulate) as opt:
+            accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+            prepared, stepper, scheduler = accelerator.prepare(model, opt, scheduler)
+            for index in range(6):
+                with accelerator.accumulate(prepared):
+                    accelerator.backward(prepared(**batch_of(index)).loss)
+                    stepper.step()
+                    scheduler.step()
+                    stepper.zero_grad()
+        return model
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "SubspaceAdamW")
+        promised = trained(2)
+    assert same_bits(promised, trained("auto"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 
 import pytest
+import sluiceway as sw
 import torch
 from agreement import (
     STEPS,
@@ -14,6 +16,7 @@ from agreement import (
     disagreement,
 )
 from small_llama import small_llama
+from small_models import same_bits
 from transformers import Trainer, TrainingArguments
 from twins import LR
 
@@ -101,3 +104,20 @@ def test_trainer_resumes_from_its_own_checkpoint(record_property, tmp_path):
 
     runs = itertools.count()
     check_row(record_property, ROW, disagreement(small_llama, drive))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_promise_is_kept_without_a_warning(tmp_path, micro_batches):
+    """Trainer sets rates after the step, so that residuals may train before it."""
+
+    def trained(accumulate):
+        model = small_llama()
+        changes = {"gradient_accumulation_steps": micro_batches, "max_steps": 3}
+        with sw.SubspaceAdamW(model, lr=LR, accumulate=accumulate) as opt:
+            run(tmp_path / str(accumulate), model, opt, **changes)
+        return model
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "SubspaceAdamW")
+        promised = trained(micro_batches)
+    assert same_bits(promised, trained("auto"))

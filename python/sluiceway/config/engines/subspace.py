@@ -52,9 +52,10 @@ class SubspaceOptions(CodecOptions):
         "on the device, as Adafactor does, sign by its sign, none drops it. auto is factored for "
         "codecs with orthonormal columns and for the codec none, else none. While it waits for "
         "`step()` the gradient stays on the device. With a number as `accumulate`, residuals are "
-        "applied, and gradients freed, during the last backward, where neither `zero_grad()` nor a "
-        "skipped step undoes them, and a save belongs after `step()`. Under autocast(float16) they "
-        "wait all the same, and follow what scales the gradient, clipping included; a promise "
+        "applied, and gradients freed, during the last backward. Neither `zero_grad()` nor a "
+        "skipped step undoes them: a backward without its `step()`, or a save before it, warns "
+        "once, and `step()` refuses other rates than its backward had. Under autocast(float16) "
+        "they wait all the same, and follow what scales the gradient, clipping included; a promise "
         "beside a GradScaler is refused otherwise, at its first step.",
         to=["weight"],
         in_state=True,

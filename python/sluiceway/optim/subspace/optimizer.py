@@ -26,6 +26,7 @@ from sluiceway.optim.subspace.arguments import (
 )
 from sluiceway.optim.subspace.calibration import Calibration
 from sluiceway.optim.subspace.choices import reasons
+from sluiceway.optim.subspace.early_residuals import EarlyResiduals
 from sluiceway.optim.subspace.residual_gradients import ResidualGradients
 from sluiceway.optim.subspace.state import (
     check_engine_state,
@@ -133,6 +134,7 @@ class SubspaceAdamW(HookedOptimizer):
         has_residuals = any(engine.describe(n)["residual"] != "none" for n in numbers)
         self._residual_at_once = has_residuals and residual_at_once(options)
         self._gradients = ResidualGradients(self.device)
+        self._early = EarlyResiduals(self._owner, engine, self.of_engine.names, options.accumulate)
         closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
         self._calibration = Calibration(engine, closure, model, self.weights)
         self._scale = 0.0 if options.scale == "auto" else options.scale
@@ -192,8 +194,8 @@ class SubspaceAdamW(HookedOptimizer):
         if self._residual_at_once:
             for group in self.param_groups:
                 check_group(f"{self._owner}.backward", group)
-            self._early = self.of_engine.tensors()  # Kept: the engine reads it.
-            self.engine.prepare(self._hypers(self._scale), self._early)
+            weights = self.of_engine.tensors()
+            self._early.prepare(super()._hypers(), self._hypers(self._scale), weights)
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """Compress it; the whole of it is kept for as long as its residual needs it."""
@@ -240,10 +242,12 @@ class SubspaceAdamW(HookedOptimizer):
             super().lose_gradient(weight)
 
     def _drop(self) -> None:
+        trained = self._early.trained()
         self._gradients.drop()
         if self.fused_linears is not None:
             self.fused_linears.bias.drop()
         super()._drop()
+        self._early.warn(trained, "the gradients of a backward were dropped without step()")
 
     def _refuse_scaler(self) -> None:
         if self._residual_at_once and not self._standing.scaled_loss:
@@ -276,11 +280,14 @@ class SubspaceAdamW(HookedOptimizer):
         unscale: float,
         squares: float,
     ) -> tuple[bool, float, float]:
+        if self._residual_at_once:
+            self._early.check(super()._hypers())
         # Whole gradients do not follow what others did to the sentinel, but for a scaler's part
         # and for zeros.
         of_residuals = factor if self._standing.scaled_loss else unscale
         if factor == 0:
             of_residuals = _ZERO
+            self._early.warn(self._early.trained(), "gradients were zeroed before step()")
         hypers = self._hypers(self._scale)
         own = self.of_engine.spread(own_factors) if own_factors else []
         skipped, norm, clip, kept = self.engine.step(
@@ -321,6 +328,7 @@ class SubspaceAdamW(HookedOptimizer):
         }
 
     def _own_state(self) -> dict[str, Any]:
+        self._early.warn(self._early.trained(), "state_dict() comes before the step()")
         return engine_state(self)
 
     def _check_own_state(self, state_dict: dict[str, Any]) -> None:
