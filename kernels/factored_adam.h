@@ -2,7 +2,8 @@
 //
 //   g <- grad_scale * g
 //   m <- m + (1 - beta1) (g - m)
-//   d =  (m / (1 - beta1^t)) / (a_i b_j + eps)     a, b: roots of V / (1 - beta2^t) [Adafactor]
+//   u =  (m / (1 - beta1^t)) / (a_i b_j + eps)     a, b: roots of V / (1 - beta2^t) [Adafactor]
+//   d =  u / max(1, rms(u))                        the clip of [Adafactor] section 6
 //
 //   name         shape   dtype        layout                          access
 //   g            m x n   f32 | bf16   row-major, stride in elements   read
@@ -12,16 +13,29 @@
 //
 // The means of g^2 that V is made of are those of mean_squares().
 //
-// Numerics: f32; m has the bits that adam_direction() gives it. Equal bits for any alignment.
+// The product of means is no bound: of a diagonal g, as of a gradient in its own singular basis, u
+// is |g| / |g_ii|, thousands where singular values fall. The whole moment of AdamW needs no clip.
+//
+// Numerics: f32; m has the bits that adam_direction() gives it. Equal bits for any alignment; a d
+//           that is clipped has them on one instruction set. rms(u) within 1e-5 of itself.
 // Aliasing: m_out may be exactly m_in; nothing else overlaps.
 // Errors:   InvalidArgument, naming both shapes, or the step if below 1; nothing was written.
 // Cost:     14 bytes an element with bf16 g and d: reads g, m, writes m, d; the means read g again.
+//           Where d is clipped, reads m and writes d once more.
 #pragma once
 
 #include "kernels/adam.h"
 #include "kernels/base/stream_ref.h"
 #include "kernels/base/view.h"
 #include "kernels/factored_roots.h"
+#include "kernels/residual.h"
+
+namespace sluiceway {
+
+// What u is multiplied with: both halves share it.
+constexpr float direction_clip(double rms) { return clipped_alpha(-1, rms, 1); }
+
+}  // namespace sluiceway
 
 namespace sluiceway::cpu {
 

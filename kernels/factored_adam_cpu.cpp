@@ -4,6 +4,8 @@
 // foreach_target.h comes first: it includes this file once for each instruction set.
 #include <hwy/highway.h>
 
+#include <cmath>
+
 #include "kernels/adam-inl.h"
 #include "kernels/adam_checks.h"
 #include "kernels/factored_adam.h"
@@ -38,35 +40,75 @@ struct FactoredRow {
   float root;
   const float* roots;
 
+  FactoredRow(const FactoredAdamPass<T>& pass, std::int64_t i)
+      : g(pass.g.row(i)),
+        m_in(pass.m_in.row(i)),
+        m_out(pass.m_out.row(i)),
+        d(pass.d.row(i)),
+        root(pass.roots.row[static_cast<std::size_t>(i)]),
+        roots(pass.roots.col.data()) {}
+
+  // Advances m; returns u, which is d too as long as nobody clips it.
   template <class D, class Lanes>
-  HWY_INLINE void advance(D tag, Lanes lanes, const AdamFormula<D>& formula, std::int64_t j) const {
+  HWY_INLINE hn::Vec<D> advance(D tag, Lanes lanes, const AdamFormula<D>& formula,
+                                std::int64_t j) const {
     auto m = lanes.load(tag, m_in + j);
     formula.advance_first(lanes.load(tag, g + j), m);
     lanes.store(tag, m, m_out + j);
+    const auto u = direction(tag, lanes, formula, m, j);
+    lanes.store(tag, u, d + j);
+    return u;
+  }
+  template <class D, class Lanes>
+  HWY_INLINE void clip(D tag, Lanes lanes, const AdamFormula<D>& formula, hn::Vec<D> clip,
+                       std::int64_t j) const {
+    const auto u = direction(tag, lanes, formula, lanes.load(tag, m_out + j), j);
+    lanes.store(tag, hn::Mul(clip, u), d + j);
+  }
+
+ private:
+  template <class D, class Lanes>
+  HWY_INLINE hn::Vec<D> direction(D tag, Lanes lanes, const AdamFormula<D>& formula, hn::Vec<D> m,
+                                  std::int64_t j) const {
     const auto denominator =
         hn::MulAdd(hn::Set(tag, root), lanes.load(tag, roots + j), formula.eps);
-    lanes.store(tag, hn::Div(formula.corrected_first(m), denominator), d + j);
+    return hn::Div(formula.corrected_first(m), denominator);
   }
 };
+
+// f(lanes, j, count) for the elements of a row, a vector of them at a time.
+template <class D, class F>
+HWY_INLINE void for_vectors(D tag, std::int64_t cols, const F& f) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  std::int64_t j = 0;
+  for (; j + lanes <= cols; j += lanes) f(WholeVector(), j, lanes);
+  if (j < cols) f(FirstLanes{static_cast<std::size_t>(cols - j)}, j, cols - j);
+}
 
 template <typename T>
 HWY_INLINE void sweep_rows(const FactoredAdamPass<T>& pass) {
   using D = hn::ScalableTag<float>;
   const D tag;
   const AdamFormula<D> formula(tag, pass.coefficients);
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  double sum = 0;
   for (std::int64_t i = 0; i < pass.g.rows; ++i) {
-    const FactoredRow<T> row{pass.g.row(i),
-                             pass.m_in.row(i),
-                             pass.m_out.row(i),
-                             pass.d.row(i),
-                             pass.roots.row[static_cast<std::size_t>(i)],
-                             pass.roots.col.data()};
-    std::int64_t j = 0;
-    for (; j + lanes <= pass.g.cols; j += lanes) row.advance(tag, WholeVector(), formula, j);
-    if (j < pass.g.cols) {
-      row.advance(tag, FirstLanes{static_cast<std::size_t>(pass.g.cols - j)}, formula, j);
-    }
+    const FactoredRow<T> row(pass, i);
+    auto squares = hn::Zero(tag);
+    for_vectors(tag, pass.g.cols, [&](auto lanes, std::int64_t j, std::int64_t count) HWY_ATTR {
+      const auto u = row.advance(tag, lanes, formula, j);
+      const auto known = hn::FirstN(tag, static_cast<std::size_t>(count));
+      squares = hn::IfThenElse(known, hn::MulAdd(u, u, squares), squares);
+    });
+    sum += static_cast<double>(hn::GetLane(hn::SumOfLanes(tag, squares)));
+  }
+  const auto elems = static_cast<double>(pass.g.rows * pass.g.cols);
+  const float clip = direction_clip(elems == 0 ? 0 : std::sqrt(sum / elems));
+  if (clip == 1) return;
+  for (std::int64_t i = 0; i < pass.g.rows; ++i) {
+    const FactoredRow<T> row(pass, i);
+    for_vectors(tag, pass.g.cols, [&](auto lanes, std::int64_t j, std::int64_t) HWY_ATTR {
+      row.clip(tag, lanes, formula, hn::Set(tag, clip), j);
+    });
   }
 }
 

@@ -221,7 +221,7 @@ __global__ void join_parts(Join rows, Join cols, Use use, unsigned* ticket, doub
   }
   if (!use.any()) return;
   double total[kMeansSums];
-  if (sum_of_grid(sums, ticket, parts, total) && threadIdx.x == 0) use.conclude(total, totals);
+  if (sum_of_grid(sums, ticket, parts, total)) use.conclude(total, totals);
 }
 
 void join(const Join& rows, const Join& cols, const Use& use, const StreamScratch& scratch,

@@ -98,13 +98,11 @@ __global__ void root_mean_square(SquaresOp<R> op, RowTiles tiles, unsigned* tick
   for_row_tiles(tiles, op);
   const double mine[] = {op.sum};
   double sum[1];
-  if (!sum_of_grid(mine, ticket, parts, sum) || threadIdx.x != 0) return;
+  if (!sum_of_grid(mine, ticket, parts, sum)) return;
   const auto elems = static_cast<double>(tiles.rows * tiles.cols);
   verdict->rms = elems == 0.0 ? 0.0 : sqrt(sum[0] / elems);
   verdict->alpha = clipped_alpha(lr, verdict->rms, max_rms);
 }
-
-constexpr GridLimits kRmsLimits{1, 2048};  // On any device: equal bits on all.
 
 }  // namespace
 
@@ -117,7 +115,7 @@ void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredR
                    double lr, double max_rms, StreamRef stream) {
   check_roots("residual_clip", roots, r.rows, r.cols);
   const StreamScratch scratch(stream);
-  const RowTiles tiles = RowTiles::of(r.rows, r.cols, kRmsLimits);
+  const RowTiles tiles = RowTiles::of(r.rows, r.cols, kSumLimits);
   with_elements(r, [&]<typename R>(MatrixView<const R> view) {
     launch("residual_clip", Kernel<root_mean_square<R>>(), {tiles.grid.blocks, kMaxThreads}, stream,
            SquaresOp<R>{view, Normalized::by(roots)}, tiles, scratch.ticket(),

@@ -34,7 +34,7 @@ CODECS = {"sim_block": "block_random", "sim_learned": "sparse_learned", "sim_non
 BETAS, EPS = (0.9, 0.999), 1e-8
 ADAM = {"betas": BETAS, "eps": EPS}
 WIRE_BYTES = 2
-_RMS = 1.0  # The most that a residual's direction has.
+_RMS = 1.0  # The most that a direction over a factored moment has.
 _TINY = 1e-30
 
 
@@ -148,7 +148,7 @@ class LeadOptimizer(torch.optim.Optimizer):
     def _residual(self, state: dict[str, Any], left: torch.Tensor) -> torch.Tensor:
         state["t"] = t = state.get("t", 0) + 1
         direction = left / (_factored_root(state, left) + EPS)
-        direction = direction / max(1.0, direction.square().mean().sqrt().item() / _RMS)
+        direction = _clipped(direction)
         if not self._lead.momentum8:
             return direction
         kept = state.get("m")
@@ -193,4 +193,8 @@ def _factored_root(state: dict[str, Any], g: torch.Tensor) -> torch.Tensor:
 def _factored_adam(state: dict[str, Any], s: torch.Tensor) -> torch.Tensor:
     root = _factored_root(state, s)
     state["m"] = BETAS[0] * state.get("m", torch.zeros_like(s)) + (1 - BETAS[0]) * s
-    return state["m"] / (1 - BETAS[0] ** state["t"]) / (root + EPS)
+    return _clipped(state["m"] / (1 - BETAS[0] ** state["t"]) / (root + EPS))
+
+
+def _clipped(direction: torch.Tensor) -> torch.Tensor:
+    return direction / max(1.0, direction.square().mean().sqrt().item() / _RMS)

@@ -84,8 +84,8 @@ __device__ inline bool is_last_block(unsigned* ticket) {
 }
 
 // Sums over the grid of what each thread has, in the same order for each of them. Called by every
-// thread, once. True in the threads of one block, of which thread 0 has the totals; `parts` has
-// room for kCount numbers a block.
+// thread, once. True in one thread of the grid, which has the totals; `parts` has room for kCount
+// numbers a block.
 template <int kCount>
 __device__ bool sum_of_grid(const double (&mine)[kCount], unsigned* ticket, double* parts,
                             double (&total)[kCount]) {
@@ -101,7 +101,7 @@ __device__ bool sum_of_grid(const double (&mine)[kCount], unsigned* ticket, doub
     for (unsigned i = threadIdx.x; i < gridDim.x; i += blockDim.x) sum += parts[k * gridDim.x + i];
     total[k] = block_sum(sum);
   }
-  return true;
+  return threadIdx.x == 0;
 }
 
 }  // namespace sluiceway::cuda

@@ -24,6 +24,7 @@ inline constexpr std::int64_t kPassRows = kMaxThreads / 32, kPassCols = 32 * kOc
 // Some four waves of blocks on the largest device: what a thread does once is then done for several
 // octets.
 inline constexpr GridLimits kPassLimits{0, 4096};
+inline constexpr GridLimits kSumLimits{1, 2048};  // Of a sum; on any device: equal bits on all.
 
 struct RowTiles {
   TileGrid grid;

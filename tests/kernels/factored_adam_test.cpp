@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/base/error.h"
@@ -45,6 +46,7 @@ class FactoredAdamTest : public BackendTest {
     on_backend::factored_adam_direction<T>(gradient.view(), kGradScale, m_in.view(), m_out.view(),
                                            roots.view(), h, d.view());
     MatrixF64 first(m, n), direction(m, n);
+    double squares = 0;
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
         const double x = static_cast<double>(kGradScale) * to_f64(g(i, j));
@@ -53,8 +55,11 @@ class FactoredAdamTest : public BackendTest {
                             to_f64(roots.col[static_cast<std::size_t>(j)]);
         const double corrected = first(i, j) / (1 - std::pow(h.beta1, static_cast<double>(h.step)));
         direction(i, j) = corrected / (root + to_f64(roots.view().eps));
+        squares += direction(i, j) * direction(i, j);
       }
     }
+    const double rms = m * n > 0 ? std::sqrt(squares / static_cast<double>(m * n)) : 0;
+    for (double& x : direction.v) x /= std::max(1.0, rms);
     EXPECT_TRUE(all_near(m_out.matrix(), first, {.abs = 1e-9, .eps = 2}));
     EXPECT_TRUE(all_near(d.matrix(), direction, {.abs = 1e-6, .eps = sizeof(T) == 4 ? 8.0 : 0.51}));
     EXPECT_EQ(gradient.matrix(), g);
@@ -74,6 +79,29 @@ TEST_P(FactoredAdamTest, MatchesDoublePrecisionOnOddShapes) {
     check<float>(m, n);
     check<bf16>(m, n);
   }
+}
+
+// The first core of a projector that is fitted to its gradient: moments that are means of rows and
+// columns divide its smallest element by the square of it.
+TEST_P(FactoredAdamTest, DirectionOfADiagonalCoreIsOneStepLong) {
+  const std::int64_t n = 43;
+  Matrix g(n, n);
+  std::vector<float> root(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) {
+    g(i, i) = std::exp2(static_cast<float>(-i) / 2);
+    root[static_cast<std::size_t>(i)] = g(i, i);
+  }
+  const FactoredRoots roots{root, root, 0};
+  const Matrix zero(n, n);
+  PaddedMatrix<float> gradient(g), m_in(zero), m_out(zero), d(zero);
+  AdamHyper first = adam_hyper();
+  first.step = 1;
+  on_backend::factored_adam_direction<float>(gradient.view(), 1.0F, m_in.view(), m_out.view(),
+                                             roots, first, d.view());
+  double moved = 0;
+  for (const float x : d.matrix().v) moved += to_f64(x) * to_f64(x);
+  EXPECT_NEAR(std::sqrt(moved / static_cast<double>(n * n)), 1, 1e-5);
+  EXPECT_GT(d.matrix()(n - 1, n - 1), d.matrix()(0, 0));
 }
 
 TEST_P(FactoredAdamTest, FirstMomentHasTheBitsOfAdamDirection) {

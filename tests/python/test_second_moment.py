@@ -49,6 +49,21 @@ def test_a_save_goes_on_bit_for_bit(norm_mode, wire):
     assert same_bits(resumed, whole)
 
 
+@pytest.mark.parametrize("tier", ["host", "device"])
+def test_the_step_that_fits_a_projector_is_no_longer_than_any_other(tier):
+    torch.manual_seed(0)
+    model, lr = nn.Linear(256, 256, bias=False), 1e-3
+    before = model.weight.detach().clone()
+    falling = torch.logspace(0, -4, 256)  # Of the singular values of a gradient.
+    inputs = torch.linalg.qr(torch.randn(256, 256))[0] * falling
+    arguments = {"codec": "svd", "ratio": 0.5, "residual": "none", "second_moment": "factored"}
+    with sw.SubspaceAdamW(model, lr=lr, tier=tier, weight_decay=0.0, **arguments) as opt:
+        (model(inputs) * torch.linalg.qr(torch.randn(256, 256))[0]).sum().backward()
+        opt.step()
+        opt.synchronize()
+    assert (model.weight.detach() - before).square().mean().sqrt() <= 1.01 * lr
+
+
 def test_it_is_another_optimizer_and_its_state_is_not_taken_for_the_other():
     full, factored = make(), make()
     with subspace(full, second_moment="full") as opt:

@@ -1,6 +1,7 @@
 // A factored second moment of the core against its formula in double, over norm modes and tiers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 #include <vector>
@@ -11,7 +12,8 @@
 namespace sluiceway::test {
 namespace {
 
-// AdamW whose second moment is the means of rows and columns [Adafactor] algorithm 4.
+// AdamW whose second moment is the means of rows and columns [Adafactor] algorithm 4, its direction
+// clipped at a root mean square of 1.
 class FactoredReference {
  public:
   FactoredReference(std::int64_t rows, std::int64_t cols)
@@ -37,13 +39,19 @@ class FactoredReference {
       mean += row_[i] / static_cast<double>(rows);
     }
     for (std::size_t j = 0; j < cols; ++j) col_[j] = kBeta2 * col_[j] + (1 - kBeta2) * col[j];
+    std::vector<double> direction(rows * cols);
+    double squares = 0;
     for (std::size_t i = 0; i < rows; ++i) {
       for (std::size_t j = 0; j < cols; ++j) {
         const double v = row_[i] * col_[j] / mean / (1 - std::pow(kBeta2, t_));
         const double m = m_.v[i * cols + j] / (1 - std::pow(kBeta1, t_));
-        double& to = w.v[i * cols + j];
-        to = (1 - kLr * kDecay) * to - kLr * m / (std::sqrt(v) + kEps);
+        direction[i * cols + j] = m / (std::sqrt(v) + kEps);
+        squares += direction[i * cols + j] * direction[i * cols + j];
       }
+    }
+    const double clip = std::max(1.0, std::sqrt(squares / static_cast<double>(rows * cols)));
+    for (std::size_t k = 0; k < direction.size(); ++k) {
+      w.v[k] = (1 - kLr * kDecay) * w.v[k] - kLr * direction[k] / clip;
     }
   }
 
