@@ -20,7 +20,8 @@ SMALL = ["--hidden", "256", "--layers", "1", "--batch", "2", "--sequence", "32",
 
 def run_peers(monkeypatch, out, *arguments: str) -> int:
     command = ["peers.py", "--device", "host", "--shape", "small", "--tokens", "32",
-               "--steps", "2", "--warmup", "1", "--out", str(out), *arguments]  # fmt: skip
+               "--steps", "2", "--warmup", "1", "--turn-limit", "600", "--out", str(out),
+               *arguments]  # fmt: skip
     monkeypatch.setattr(sys, "argv", command)
     return peers.main()
 
@@ -72,7 +73,7 @@ def test_what_failed_is_taken_again_and_what_was_measured_is_not(monkeypatch, tm
 
 def run_fidelity(monkeypatch, folder, *arguments: str) -> int:
     command = ["fidelity.py", "--device", "host", "--base", str(folder / "base.pt"), *SMALL,
-               "--pretrain-seconds", "1", "--out", str(folder / "f.json"), *arguments]  # fmt: skip
+               "--pretrain-seconds", "0.01", "--out", str(folder / "f.json"), *arguments]  # fmt: skip
     monkeypatch.setattr(sys, "argv", command)
     return fidelity.main()
 
