@@ -51,9 +51,17 @@ void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p, 
 namespace sluiceway {
 
 // And then use_means(). On the device of `stream`: the only place that chooses between the halves.
-template <class Rows>  // SparseRows or BlockRows.
-void residual_form(const AnyMatrix& g, MatrixView<float> s, const Rows& p, const Rows& q,
-                   const MeansPass& pass, std::span<float> scratch, StreamRef stream) {
+inline void residual_form(const AnyMatrix& g, MatrixView<float> s, const SparseRows& p,
+                          const SparseRows& q, const MeansPass& pass, std::span<float> scratch,
+                          StreamRef stream) {
+  check_moments(pass);
+  if (!stream.is_host()) return cuda::residual_form(g, s, p, q, pass, scratch, stream);
+  cpu::residual_form(g, s, p, q, pass.means.row, pass.means.col, scratch);
+  cpu::use_means(pass);
+}
+inline void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p,
+                          const BlockRows& q, const MeansPass& pass, std::span<float> scratch,
+                          StreamRef stream) {
   check_moments(pass);
   if (!stream.is_host()) return cuda::residual_form(g, s, p, q, pass, scratch, stream);
   cpu::residual_form(g, s, p, q, pass.means.row, pass.means.col, scratch);
