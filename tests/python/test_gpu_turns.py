@@ -73,7 +73,8 @@ def test_what_failed_is_taken_again_and_what_was_measured_is_not(monkeypatch, tm
 
 def run_fidelity(monkeypatch, folder, *arguments: str) -> int:
     command = ["fidelity.py", "--device", "host", "--base", str(folder / "base.pt"), *SMALL,
-               "--pretrain-seconds", "0.01", "--out", str(folder / "f.json"), *arguments]  # fmt: skip
+               "--pretrain-seconds", "0.01", "--out", str(folder / "f.json"),
+               *arguments]  # fmt: skip
     monkeypatch.setattr(sys, "argv", command)
     return fidelity.main()
 
