@@ -150,7 +150,7 @@ def test_what_is_asked_to_end_has_committed_its_steps(sluiceway, configs, whole,
 
 def test_a_run_that_made_no_step_leaves_no_store(sluiceway, configs, tmp_path):
     out = tmp_path / "out"
-    slow = "device.link={d2h_gbps: 0.00002, h2d_gbps: 1}"  # The first step takes seconds.
+    slow = "device.link={d2h_gbps: 0.000005, h2d_gbps: 1}"  # The first step outlasts any delay.
     command = sluiceway.start(
         "train", configs[0], "--out", out, "--set", slow, "--set", "data.eval=[]"
     )
