@@ -1,4 +1,4 @@
-"""How fused layers are used: several times in a backward, on no rows, their outputs changed."""
+"""Fused layers are used several times in a backward, on no rows, with outputs that are changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows(*shape: int, seed: int = 7) -> torch.Tensor:
 
 
 def worst_error(use: Use, x: torch.Tensor, **arguments: object) -> float:
-    """The relative error of cores and biases, beside a plain model with the same `use`."""
+    """Return the relative error of cores and biases, beside a plain model with the same `use`."""
     model, plain = make(Pair, **arguments), make(Pair, **arguments)
     with fused(model, **EVERY) as opt:
         found = recorded(opt)
@@ -50,7 +50,7 @@ def worst_error(use: Use, x: torch.Tensor, **arguments: object) -> float:
 
 
 def disagreement(loss: Callable[[nn.Module, int], torch.Tensor], kind=Pair, **changes) -> float:
-    """The relative difference of the updates of a run with fused layers and of one with hooks."""
+    """Return the relative difference of a run's updates with fused layers and with hooks."""
     arguments = {"steps": 4, "loss": loss, **EVERY, **changes}
     ours, theirs = (updates_of(which, kind, **arguments) for which in (fused, hooked))
     return update_error(make(kind), ours, theirs)

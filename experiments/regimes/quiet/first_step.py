@@ -18,7 +18,7 @@ LR = 1e-3
 
 
 def projector(state: torch.Tensor, m: int, n: int, dm: int, dn: int):
-    """P and Q: the last values of a codec's state (compress/codec_state.h)."""
+    """Return P and Q, the last values of a codec's state (compress/codec_state.h)."""
     values = np.frombuffer(state.numpy().tobytes()[-4 * (m * dm + n * dn) :], dtype=np.float32)
     both = torch.tensor(values, dtype=torch.float64).split([m * dm, n * dn])
     return both[0].view(m, dm), both[1].view(n, dn)

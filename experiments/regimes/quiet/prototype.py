@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Way:
-    """What a step does; the defaults are those of the engine's `svd` at f = 1/2."""
+    """Say what a step does; the defaults are those of the engine's `svd` at f = 1/2."""
 
     # Of the first gradient: svd, or mixed, which is svd rotated within; or random, or identity.
     basis: str = "svd"

@@ -37,7 +37,7 @@ def one_batch(seed: int) -> torch.Tensor:
 
 
 def losses(model, optimizer, batch: torch.Tensor) -> list[float]:
-    """At LOOKS, each before its step."""
+    """Return the losses at LOOKS, each from before its step."""
     found = []
     for _ in range(LOOKS[-1]):
         loss = model(input_ids=batch, labels=batch).loss

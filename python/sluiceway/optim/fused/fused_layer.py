@@ -62,7 +62,7 @@ class FusedLayer(nn.Module):
     unfused: ClassVar[type[nn.Module]]
 
     def forward(self, *arguments: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
-        """As the layer's own, whose argument may be given by its name: `input`, or `x`."""
+        """Do what the layer's own does; the argument may be given by its name: `input`, or `x`."""
         if named or len(arguments) != 1:
             return super().forward(*arguments, **named)
         (x,) = arguments

@@ -76,6 +76,8 @@ class EarlyResiduals:
 
     def trained(self) -> list[int]:
         """Return the weights that residuals have changed since the last step; may wait for them."""
+        if not self._weights:  # Without prepare() no residual is applied early.
+            return []
         return [n for n in range(len(self._names)) if self._engine.residual_trained(n)]
 
     def warn(self, trained: list[int], what: str) -> None:
