@@ -16,6 +16,7 @@ from step_table import table as step_table
 
 # The last that a reader sees of a part.
 _STATES = ("passed", "not run", "not finished", "failed")
+FLOOR = "forward and backward, no update"  # The way of `peers` that the others are measured above.
 # Of parts that their scripts have written to, and that have not ended yet.
 _UNTOLD = {"card": {}, "processor": "unknown processor", "commit": "unknown"}
 
@@ -62,22 +63,28 @@ def piece_table(pieces: dict[str, dict[str, Any]]) -> str:
 
 def peers_table(result: dict[str, Any]) -> str:
     """Return a line for each optimizer."""
-    native = next((row for row in result["rows"] if "seconds" in row), None)
-    head = ["| way | ms a step | to the first row | allocator | driver's count | process | loss |",
-            "|---|---|---|---|---|---|---|"]  # fmt: skip
+    measured = {row["way"]: row for row in result["rows"] if "seconds" in row}
+    native, floor = next(iter(measured.values()), None), measured.get(FLOOR)
+    head = ["| way | ms a step | to the first row | beyond no update, us a weight | allocator | "
+            "driver's count | process | loss |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     title = f"{result['shape']} on {result['device']}, {result['tokens']:,} tokens a step"
-    lines = (peer_line(row, native) for row in result["rows"])
+    lines = (peer_line(row, native, floor) for row in result["rows"])
     return "\n".join([f"{title}, bf16, checkpointing", "", *head, *lines])
 
 
-def peer_line(row: dict[str, Any], native: dict[str, Any] | None) -> str:
+def peer_line(
+    row: dict[str, Any], native: dict[str, Any] | None, floor: dict[str, Any] | None
+) -> str:
     """Return one optimizer's line, or why it has no figures."""
     if "seconds" not in row:
         told = row.get("missing") or f"failed: {row['failed']}".replace("|", "/")
-        return f"| {row['way']} | {told} |" + " - |" * 5
+        return f"| {row['way']} | {told} |" + " - |" * 6
     sizes = [format_bytes(row[key]) for key in ("torch_bytes", "driver_bytes", "process_bytes")]
+    beyond = "-"
+    if floor is not None and floor is not row:
+        beyond = f"{1e6 * (row['seconds'] - floor['seconds']) / row['weights']:.0f}"
     cells = (row["way"], f"{1e3 * row['seconds']:.1f}", f"{row['seconds'] / native['seconds']:.3f}",
-             *sizes, f"{row['losses'][0]:.3f} to {row['losses'][-1]:.3f}")  # fmt: skip
+             beyond, *sizes, f"{row['losses'][0]:.3f} to {row['losses'][-1]:.3f}")  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
 

@@ -4,7 +4,9 @@
     python experiments/gpu/peers.py --device host --shape small --tokens 64 --out FILE
 
 Weights and gradients are bf16, with checkpointing; embedding and head are frozen. Every way trains
-a few steps in a process of its own, which ends at a limit, and FILE is written after each. The same
+a few steps in a process of its own, which ends at a limit, and FILE is written after each. One way
+updates nothing: what another takes beyond it, divided by the weights, is that way's cost a weight.
+Where the thread that launches bounds the step, this is the time of that thread. The same
 command goes on with the ways that FILE lacks, and takes those again that failed. A library that is
 not installed is a row that says so. Exit status: 0, or 1 where a way failed.
 """
@@ -30,7 +32,7 @@ import sluiceway as sw
 from block_models import SHAPES, Case
 from driver_count import TakenPeak
 from limited import row_of
-from part_tables import peers_table
+from part_tables import FLOOR, peers_table
 from run_folder import check_commit, read_rows, write_rows
 from step_turn import failure, torch_device, train_step
 from step_ways import Laps, fused, hooks
@@ -45,6 +47,25 @@ Make = Callable[[torch.nn.Module, argparse.Namespace], Any]
 def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the parameters that an optimizer gets."""
     return [p for p in model.parameters() if p.requires_grad]
+
+
+class NoUpdate:
+    """Drops the gradients of every step."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def step(self) -> None:
+        """Leave all weights as they are."""
+
+    def zero_grad(self) -> None:
+        """Let go of every gradient."""
+        self._model.zero_grad(set_to_none=True)
+
+
+def forward_and_backward(model: torch.nn.Module, args: argparse.Namespace) -> NoUpdate:
+    """Return what updates nothing."""
+    return NoUpdate(model)
 
 
 def native(model: torch.nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
@@ -93,6 +114,7 @@ def flash(model: torch.nn.Module, args: argparse.Namespace) -> Any:
 # What each is called, the library it needs beside ours, and how it is made; the most telling first.
 WAYS: dict[str, tuple[str, Make]] = {
     "torch AdamW, fused": ("torch", native),
+    FLOOR: ("torch", forward_and_backward),
     "Sluiceway, default": ("sluiceway", default),
     "Sluiceway, cores f = 1/4": ("sluiceway", ours(**hooks(0.25))),
     "Sluiceway, fused f = 1/2": ("sluiceway", ours(**fused(0.5))),
@@ -130,6 +152,7 @@ def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
         "steps": len(seconds),
         "made_seconds": made,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "weights": len(trained(model)),
         "torch_bytes": torch.cuda.max_memory_reserved(device) if on_card else None,
         "driver_bytes": taken.look(),
         "process_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

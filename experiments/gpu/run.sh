@@ -3,11 +3,13 @@
 #
 #   experiments/gpu/run.sh build OUT        the preset `cuda` for this card, and what nvcc made of it
 #   experiments/gpu/run.sh smoke OUT        tests with the label `gpu`, tests/python/gpu_*.py and
-#                                           four quickstarts, as many at once as there are cores
+#                                           four quickstarts, as many at once as there are cores,
+#                                           and `sluiceway doctor`
 #   experiments/gpu/run.sh step OUT         experiments/step on cuda:0, links paced both ways
 #   experiments/gpu/run.sh memory OUT       whole models within 4 and 24 GB, by the driver's count
 #   experiments/gpu/run.sh bench OUT        every kernel against this card's roofs, cuSPARSE, cuBLAS
-#   experiments/gpu/run.sh engines OUT      the quickstart with every engine, on cuda:0
+#   experiments/gpu/run.sh engines OUT      the quickstart with every engine, on cuda:0, and
+#                                           experiments/laptop/run.py
 #   experiments/gpu/run.sh peers OUT        one model with torch's, torchao's, FlashOptim's and our
 #                                           optimizers
 #   experiments/gpu/run.sh fidelity OUT     a model of 100 M parameters: what each way learns
@@ -126,6 +128,7 @@ part_smoke() {
     piece python $((seconds_a_part - 10)) "$python" -m pytest -v -n 4 -p no:cacheprovider \
       -o python_files='gpu_*.py' --timeout $((2 * a_turn)) --timeout-method thread \
       --junitxml "$work/python.xml" tests/python/gpu_*.py
+    piece doctor $((2 * a_turn)) "$python" -m sluiceway doctor
     quickstart subspace configs/quickstart.yaml train.steps=60
     quickstart cores configs/quickstart.yaml train.steps=60 engine.codec=block_random
     quickstart offload_disk configs/quickstart_offload_disk.yaml train.steps=60
@@ -236,6 +239,7 @@ part_engines() {
     quickstart zo $zo train.steps=60
     quickstart zo_host $zo train.steps=60 engine.tier=host
     quickstart offload_disk $offload train.steps=60
+    piece laptop $((4 * a_turn)) "$python" experiments/laptop/run.py --steps 10 --folder "$work/laptop"
   } | pieces 1
 }
 

@@ -12,6 +12,7 @@ from conftest import REPOSITORY
 
 sys.path.append(str(REPOSITORY / "experiments" / "gpu"))
 
+import part_tables
 import record
 
 RUN = REPOSITORY / "experiments" / "gpu" / "run.sh"
@@ -216,10 +217,11 @@ def test_the_table_has_pieces_kernels_steps_and_memory(out, capsys):
     for part in ("step", "memory", "bench"):
         end(part, out)
     peer = {"way": "torch AdamW", "seconds": 0.1493, "torch_bytes": 11 << 30, "losses": [10.5, 9.5],
-            "driver_bytes": 12 << 30, "process_bytes": 2 << 30}  # fmt: skip
+            "driver_bytes": 12 << 30, "process_bytes": 2 << 30, "weights": 168}  # fmt: skip
+    floor = {**peer, "way": part_tables.FLOOR, "seconds": 0.1325}
     missing = {"way": "FlashAdamW", "missing": "flashoptim is not installed"}
     hung = {"way": "svd", "failed": "did not end within 30 s"}
-    peers = {**about, "shape": "1.3b", "tokens": 2048, "rows": [peer, missing, hung]}
+    peers = {**about, "shape": "1.3b", "tokens": 2048, "rows": [peer, floor, missing, hung]}
     (out / "peers.json").write_text(json.dumps(peers))
     base = {"parameters": 103_000_000, "steps": 2000, "loss": 1.25, "id": "a"}
     learned = [{"way": way, "seed": 0, "base": "a", "before": 2.0, "after": after}
@@ -232,7 +234,8 @@ def test_the_table_has_pieces_kernels_steps_and_memory(out, capsys):
     for line in (
         "| step | 0 | 2 | 9 |",
         "| scan | passed | 7 | 2 rows |",
-        "| torch AdamW | 149.3 | 1.000 | 11 GiB | 12 GiB | 2 GiB | 10.500 to 9.500 |",
+        "| torch AdamW | 149.3 | 1.000 | 100 | 11 GiB | 12 GiB | 2 GiB | 10.500 to 9.500 |",
+        f"| {part_tables.FLOOR} | 132.5 | 0.887 | - | 11 GiB",
         "| FlashAdamW | flashoptim is not installed | - |",
         "| svd | failed: did not end within 30 s | - |",
         "103 M parameters, 2000 steps of pretraining to 1.2500 on its own text; then 300 steps",
