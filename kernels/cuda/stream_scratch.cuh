@@ -5,8 +5,10 @@
 //   launch("sum", Kernel<sum>(), shape, stream, scratch.ticket(), scratch.parts<double>(), result);
 //
 // Kernels of one stream run one after another, so one piece a stream is enough, and kernels of
-// different streams never share one. A stream gets its piece with its first call, and it stays
-// until the process ends, as a vendor library's workspace does: no later call allocates. Results
+// different streams never share one. A stream gets its piece with its first call, and no later call
+// allocates. Whoever destroys a stream gives its piece back, and the next new stream gets that one:
+// to free it could wait until the device is idle. A stream of the framework is not known to end, so
+// its piece stays until the process ends, as a vendor library's workspace does. Results
 // have no room for it (a ScanResult has 24 bytes), and memory of the module would be shared by
 // streams. An engine reserves it in its budget, for the few streams that compute
 // (stream_scratch_bytes.h), and has it made before its first step (prepare_stream.h).
@@ -14,8 +16,7 @@
 // Thread safety: any thread; a second one that launches on the same stream waits for the first, so
 //                that what is between two launches of one operation stays there.
 // Errors:        OutOfMemory: the device refuses kStreamScratchBytes. InvalidArgument: the stream
-// is
-//                cudaStreamPerThread, whose handle is the same on threads whose streams are not.
+//                is cudaStreamPerThread, whose handle is the same on threads whose streams are not.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +34,9 @@ class StreamScratch {
  public:
   explicit StreamScratch(StreamRef stream);
 
+  // For who destroys the stream, after its last kernel has run. Nothing where it has no piece.
+  static void give_back(StreamRef stream) noexcept;
+
   unsigned* ticket() const noexcept { return reinterpret_cast<unsigned*>(bytes_); }
 
   template <typename T>
@@ -46,7 +50,7 @@ class StreamScratch {
 
  private:
   struct Piece;
-  static Piece& piece_of(StreamRef stream);
+  class Pieces;
 
   std::unique_lock<std::mutex> lock_;
   std::byte* bytes_ = nullptr;

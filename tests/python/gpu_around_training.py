@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import sluiceway as sw
@@ -116,16 +117,19 @@ def test_trainer_makes_its_optimizer_and_trains(device, tmp_path):
 
 def test_a_closed_optimizer_gives_its_memory_back(device):
     model = make(width=2048).to(device)
-    if device.type == "cuda":
-        plain_loss(model, 0).backward()  # Kernels are loaded, and torch's cache is filled.
-        model.zero_grad()
-        torch.cuda.synchronize(device)
-    taken = []
-    for _ in range(6):
+
+    def free_bytes() -> int:
         with sw.SubspaceAdamW(model, lr=LR, **WAYS["hooks"]) as opt:
             train(model, opt, 2, loss=plain_loss)
-        taken.append(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0)
-    assert min(taken[1:]) >= taken[1] - (8 << 20)  # One of 2,048 x 2,048 has 16 MiB of weights.
+        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+    free_bytes()  # Kernels are loaded, and torch's cache is filled.
+    left = [free_bytes()]
+    # The driver counts for all processes, and others may begin or end at any time. So this looks
+    # for optimizers that took nothing away, of which a leak would leave none.
+    while len(left) < 40 and sum(a == b for a, b in pairwise(left)) < 3:
+        left.append(free_bytes())
+    assert sum(a == b for a, b in pairwise(left)) >= 3, left
 
 
 def test_full_adamw_whose_states_are_on_the_host(device):

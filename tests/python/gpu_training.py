@@ -22,11 +22,12 @@ STEPS = 20
 CLOSE = 1e-2  # Of an update; another seed's is about 1.4 away.
 SAME = 1e-4  # Of the same work on the same device.
 
-# The first gradients of these models have a rank of 8 to 24. Directions of svd beyond the rank are
-# what rounding makes of them, so no two devices have the same: svd is asked for 8.
+# Directions of svd that a gradient hardly has are what rounding makes of them, so no two devices have
+# the same. Of 8 directions a change of the weights by one rounding moves the update by 0.12 on the
+# host device alone, of 4 by 0.003.
 WAYS = {
     "hooks": {"codec": "block_random"},
-    "svd": {"codec": "svd", "ratio": 1 / 32},
+    "svd": {"codec": "svd", "ratio": 1 / 64},
     "identity": {"codec": "identity", "wire": "fp32"},
     "fused": {"codec": "block_random", "fused": True, "residual": "none"},
     "turns": {"codec": "block_random", "fused": True, "residual": "factored", "residual_every": 2},

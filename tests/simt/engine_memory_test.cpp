@@ -1,9 +1,11 @@
 // All that an engine, and the streams it computes on, take of a device is in its budget.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
 #include <cstdlib>
 #include <iostream>
+#include <vector>
 
 #include "tests/runtime/engine/subspace/device_run.h"
 #include "tests/support/simt/arena.h"
@@ -51,6 +53,15 @@ INSTANTIATE_TEST_SUITE_P(Simt, EngineMemoryTest,
                                                  .max_norm = 0.5,
                                                  .reloads = false}),
                          [](const auto& param) { return param.param.name; });
+
+TEST(SimtEngineMemoryTest, EnginesOneAfterAnotherTakeNoMoreThanTheFirst) {
+  std::vector<std::size_t> left(4);
+  for (std::size_t& bytes : left) {
+    DeviceRun(DeviceId::cuda(0), {.name = "run", .codec = "block_random"}).trajectory();
+    bytes = free_bytes();
+  }
+  EXPECT_THAT(left, testing::Each(left.front()));
+}
 
 }  // namespace
 }  // namespace sluiceway::test

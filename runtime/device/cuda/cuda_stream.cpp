@@ -3,6 +3,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/cuda/one_stream.cuh"
+#include "kernels/cuda/stream_scratch.cuh"
 #include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/cuda_event.h"
 #include "runtime/device/cuda_backend.h"
@@ -40,6 +41,7 @@ class StreamHandle {
     try {
       const DeviceGuard guard(device_);
       try_sleep_until_idle(stream_);
+      StreamScratch::give_back(StreamRef::cuda(device_.ordinal(), stream_));
       drop(cudaStreamDestroy(stream_));
     } catch (...) {  // There is no driver any more, nor the stream.
     }

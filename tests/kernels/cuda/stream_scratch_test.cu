@@ -38,6 +38,16 @@ TEST(CudaStreamScratchTest, EachStreamKeepsAPieceOfItsOwn) {
   EXPECT_EQ(ticket_of(first), ticket);
 }
 
+TEST(CudaStreamScratchTest, PieceOfAStreamThatEndedGoesToTheNextOne) {
+  unsigned* tickets[3] = {};
+  for (unsigned*& ticket : tickets) {
+    Stream stream = stream_of("sw-first");
+    ticket = ticket_of(stream);
+  }
+  EXPECT_EQ(tickets[1], tickets[0]);
+  EXPECT_EQ(tickets[2], tickets[0]);
+}
+
 TEST(CudaStreamScratchTest, PreparedStreamHasItsPiece) {
   Stream stream = stream_of("sw-first");
   const auto free_bytes = [] {

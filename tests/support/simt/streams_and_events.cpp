@@ -6,9 +6,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -176,9 +179,19 @@ namespace {
 
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;  // The lowest number goes first.
 
+// A handle that was destroyed is never given out again: a driver may do so, and was seen not to.
+// What is kept by handle and not let go of grows with every stream.
+void* new_handle() {
+  struct alignas(CUstream_st) Handle {
+    std::array<std::byte, sizeof(CUstream_st)> bytes;
+  };
+  static auto* const handles = new std::deque<Handle>;
+  return handles->emplace_back().bytes.data();
+}
+
 cudaError_t create_stream(cudaStream_t* stream, int priority) {
   if (simt::device_error() != cudaSuccess) return simt::device_error();
-  *stream = new CUstream_st;
+  *stream = new (new_handle()) CUstream_st;
   (*stream)->priority = std::clamp(priority, kGreatestPriority, kLeastPriority);
   return cudaSuccess;
 }
@@ -213,7 +226,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return simt::call_when_idle(__func__, [&] {
-    delete stream;
+    stream->~CUstream_st();
     return cudaSuccess;
   });
 }
