@@ -92,7 +92,13 @@ filled compile_module.txt >compile.sh
 say "compiling $(wc -l <compile.sh) files for Python $version on $(nproc) cores"
 xargs -d '\n' -P "$(nproc)" -I{} bash -c '{}' <compile.sh >compile.log 2>&1 ||
   { grep -m 5 -E 'error|No such file' compile.log >&2 || tail -n 5 compile.log >&2; say "compiling failed: $build/compile.log"; exit 1; }
-bash -c "$(filled link_module.txt)" >link.log 2>&1 ||
+# A compiler without the shared C++ library would put a second one into the module, beside torch's: it
+# gets the one that Python loads.
+shared_cxx=$("$cxx" -print-file-name=libstdc++.so)
+[ -e "$shared_cxx" ] || shared_cxx=$(ask 'import ctypes
+ctypes.CDLL("libstdc++.so.6")
+print({line.split()[-1] for line in open("/proc/self/maps") if "/libstdc++.so" in line}.pop())')
+bash -c "$(filled link_module.txt | sed "s#\( && :\)\{0,1\}\$# $shared_cxx&#")" >link.log 2>&1 ||
   { tail -n 5 link.log >&2; say "linking failed: $build/link.log"; exit 1; }
 
 # run.sh reads this; the tree has no repository to ask for its commit.

@@ -53,7 +53,10 @@ def pack(tmp_path):
     (made / "packages/include/packed.h").write_text("#define PACKED 0\n")
     for text, library in (
         ('int answer(); extern "C" int in_the_archive() { return answer(); }', "built/libours.a"),
-        ("int answer() { return 42; }", "packages/lib/libhere.a"),
+        (
+            '#include <string>\nint answer() { return std::stoi("42"); }',
+            "packages/lib/libhere.a",
+        ),
     ):
         source, built = made / "a.cpp", made / "a.o"
         source.write_text(text)
@@ -111,6 +114,20 @@ def test_the_module_is_compiled_for_the_python_there_and_run_sh_finds_it(pack, t
     assert told[3].startswith(f"{tree}/build/packages/lib:")
     assert (tree / "build/wheels/nothing_of_note.py").exists()
     assert unpack(pack, tree).returncode == 0, "unpacked once more, in the same folder"
+
+
+def test_a_compiler_without_the_shared_cxx_library_gets_that_of_python(pack, tmp_path):
+    compiler = tmp_path / "c++"
+    compiler.write_text("""#!/bin/bash
+case "$*" in *-print-file-name*) echo libstdc++.so; exit ;; esac
+exec g++ -static-libstdc++ "$@"
+""")
+    compiler.chmod(0o755)
+    done = unpack(pack, tmp_path / "there", CXX=str(compiler))
+    assert done.returncode == 0, done.stderr
+    (module,) = (tmp_path / "there/build/cuda/python/bindings").glob("_core*.so")
+    about = subprocess.run(["objdump", "-p", module], capture_output=True, text=True, check=True)
+    assert "NEEDED               libstdc++.so.6" in about.stdout
 
 
 def python_that_says(folder, name: str, answers: dict[str, str]):
