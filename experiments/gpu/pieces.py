@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from sluiceway.machine.finding import last_words
+
 _SANITIZERS = ("memcheck", "racecheck")
 _ENDED_BY_LIMIT = (124, 137)  # Of timeout(1): asked to end, and killed.
 _NOT_RUN = 77  # Of a piece that lacks a tool, as run.sh has it.
@@ -50,8 +52,8 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that is not empty."""
-    return next((line for line in reversed(last_lines(log, 20)) if line.strip()), "").strip()[:300]
+    """Return the last line that is not empty; of a crash, where Python was."""
+    return last_words(last_lines(log, 200))[:300]
 
 
 def unfinished(log: Path) -> str:

@@ -171,6 +171,7 @@ def test_engine_that_hangs_or_crashes_stops_no_other(tmp_path, monkeypatch):
         "  subspace) exec sleep 100 ;;\n"
         "  'offload, host') echo 'out of luck' >&2; kill -SEGV $$ ;;\n"
         "  'zo, device') exit 3 ;;\n"
+        "  'zo, host') exec python3 -X faulthandler -c 'import os; os.abort()' ;;\n"
         '  *) echo "{\\"name\\": \\"$name\\", \\"seconds\\": 0.5}" ;;\n'
         "esac; done\n"
     )
@@ -183,6 +184,8 @@ def test_engine_that_hangs_or_crashes_stops_no_other(tmp_path, monkeypatch):
         "subspace": "fails on host: it did not end in 2 s",
         "offload, host": "fails on host: signal 11 ended it: out of luck",
         "zo, device": "fails on host: it ended with 3",
+        "zo, host": "fails on host: signal 6 ended it: Fatal Python error: Aborted, "
+        'File "<string>", line 1 in <module>',
     }
     assert found["native"].found == "3 steps on host, the last in 500.0 ms"
     assert list(tmp_path.iterdir()) == [python]

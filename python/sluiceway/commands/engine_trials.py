@@ -7,6 +7,7 @@ goes on with the names that are left.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sluiceway.errors import Error
-from sluiceway.machine.finding import MISSING, Finding, first_line
+from sluiceway.machine.finding import MISSING, Finding, first_line, last_words
 
 SECONDS = 60.0  # For one engine, with the import of torch and the first use of the device.
 STEPS = 3  # What hangs does so when the second or the third step waits for the one before it.
@@ -195,10 +196,11 @@ def _end_of(child: subprocess.Popen[bytes], ended: bool, seconds: float, complai
         return f"it did not end in {seconds:g} s"
     status = child.wait()
     complaints.seek(0)
-    said = complaints.read().decode(errors="replace").strip().splitlines()
+    said = last_words(complaints.read().decode(errors="replace").splitlines())
     how = f"signal {-status} ended it" if status < 0 else f"it ended with {status}"
-    return how + (f": {said[-1]}" if said else "")
+    return how + (f": {said}" if said else "")
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     try_each(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -33,3 +33,12 @@ class Finding:
 def first_line(error: BaseException) -> str:
     """What an error says, as far as it fits into a line."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def last_words(lines: list[str]) -> str:
+    """Return what a process said last; of a crash, the line of Python that it was in."""
+    crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    if crash is None:
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    frames = (line.strip() for line in lines[crash:] if line.startswith('  File "'))
+    return ", ".join([lines[crash], *list(frames)[:1]])
