@@ -22,9 +22,9 @@ STEPS = 20
 CLOSE = 1e-2  # Of an update; another seed's is about 1.4 away.
 SAME = 1e-4  # Of the same work on the same device.
 
-# Directions of svd that a gradient hardly has are what rounding makes of them, so no two devices have
-# the same. Of 8 directions a change of the weights by one rounding moves the update by 0.12 on the
-# host device alone, of 4 by 0.003.
+# Directions of svd that a gradient hardly has are what rounding makes of them, so no two devices
+# have the same. Of 8 directions a change of the weights by one rounding moves the update by 0.12 on
+# the host device alone, of 4 by 0.003.
 WAYS = {
     "hooks": {"codec": "block_random"},
     "svd": {"codec": "svd", "ratio": 1 / 64},

@@ -8,6 +8,7 @@ import pytest
 import sluiceway as sw
 import torch
 from sluiceway import _core
+from sluiceway.machine import device_ops as device_ops_module
 from sluiceway.machine.device_ops import CudaOps, DeviceOps, HostOps, device_ops
 from sluiceway.optim import hooked_optimizer
 from small_models import loss_of, make
@@ -103,6 +104,32 @@ def test_one_step_asks_in_this_order(recorded):
     assert told == ["compute", "wait"] * weights, "work of the forward comes after the update"
 
 
+def test_a_weight_is_waited_for_once_a_step_on_each_stream(monkeypatch):
+    told = record(monkeypatch, sw.OffloadAdamW)
+    stream = {"now": _core.Stream.host()}
+
+    def compute(ops):
+        return stream["now"]
+
+    monkeypatch.setattr(RecordingOps, "compute", compute)
+    model = make(seed=0)
+    with sw.OffloadAdamW(model, accumulate=1) as opt:
+        weights = len(opt.weights)
+        for _ in range(2):
+            loss_of(model, 0).backward()
+            opt.step()
+            told.clear()
+            loss_of(model, 0)
+            assert told == ["wait"] * weights
+            loss_of(model, 0)
+            assert told == ["wait"] * weights, "they have landed for this stream"
+            told.clear()
+            stream["now"] = _core.Stream.host()
+            loss_of(model, 0)
+            assert told == ["wait"] * weights, "and not for another one"
+            opt.zero_grad()
+
+
 def test_gradients_of_residuals_go_behind_the_update_that_reads_them(monkeypatch):
     told = record(monkeypatch, sw.SubspaceAdamW)
     model = make(seed=0)
@@ -176,18 +203,22 @@ def test_it_has_twelve_calls_at_most():
 
 
 def test_a_card_is_asked_for_its_own_stream(monkeypatch):
-    asked = []
-
-    def current_stream(ordinal):
-        asked.append(ordinal)
-        return types.SimpleNamespace(cuda_stream=4096)
-
-    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    current = {3: 4096}
+    monkeypatch.setattr(device_ops_module, "_current_native", current.__getitem__)
     ops = CudaOps(3)
-    assert ops.compute() == _core.Stream.cuda(3, 4096)
-    assert ops.compute() != _core.Stream.cuda(3, 8192)
-    assert asked == [3, 3]
+    first = ops.compute()
+    assert first == _core.Stream.cuda(3, 4096)
+    current[3] = 8192
+    assert ops.compute() == _core.Stream.cuda(3, 8192)
+    current[3] = 4096
+    assert ops.compute() is first, "hooks compare streams by identity"
     assert ops.name == "cuda:3"
+
+
+def test_a_torch_without_the_short_way_is_asked_the_long_way(monkeypatch):
+    streams = {3: types.SimpleNamespace(cuda_stream=4096)}
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
+    assert device_ops_module._native_of_torch(3) == 4096
 
 
 def test_a_card_releases_memory_behind_the_present_stream(monkeypatch):

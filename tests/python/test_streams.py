@@ -145,22 +145,24 @@ class Recorded:
     """A stream of torch, as far as `CudaOps` knows one."""
 
     def __init__(self) -> None:
-        self.waited: list[Recorded] = []
+        self.waited: list[tuple[int, int]] = []
 
-    def wait_stream(self, other: Recorded) -> None:
+    def wait_stream(self, other: tuple[int, int]) -> None:
         self.waited.append(other)
 
 
 def test_a_card_waits_by_an_event_and_keeps_the_memory(monkeypatch):
-    one, other, kept = Recorded(), Recorded(), []
+    one, kept = Recorded(), []
+    monkeypatch.setattr(device_ops, "_current_native", lambda _: 4096)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: one)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda native, ordinal: (native, ordinal))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: kept.append(stream))
-    ops = CudaOps(0)
-    assert ops.stream() is one
-    ops.follow(one, torch.ones(1))
+    ops = CudaOps(3)
+    assert ops.stream() == 4096
+    ops.follow(4096, torch.ones(1))
     assert (one.waited, kept) == ([], [])
-    ops.follow(other, torch.ones(1))
-    assert (one.waited, kept) == ([other], [one])
+    ops.follow(0, torch.ones(1))
+    assert (one.waited, kept) == ([(0, 3)], [one])
 
 
 def test_step_is_told_the_stream_that_calls_it(monkeypatch):

@@ -28,7 +28,7 @@ class DeviceOps(Protocol):
         """The stream that torch computes on at present, in the thread that asks."""
 
     def stream(self) -> Any:
-        """The same as torch knows it, for `follow`."""
+        """The same, for `follow`."""
 
     def follow(self, stream: Any, value: torch.Tensor) -> None:
         """Let this thread's stream come after all that `stream` was given by now.
@@ -119,6 +119,17 @@ class HostOps:
         return later - earlier
 
 
+def _native_of_torch(ordinal: int) -> int:
+    return torch.cuda.current_stream(ordinal).cuda_stream
+
+
+# For each weight, forward and backward ask for the stream. torch makes an object of each answer,
+# which takes longer than all else that a hook does; Triton asks by the same name.
+_current_native: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", _native_of_torch
+)
+
+
 class CudaOps:
     """A CUDA device.
 
@@ -133,22 +144,25 @@ class CudaOps:
     def __init__(self, ordinal: int) -> None:
         self.name = f"cuda:{ordinal}"
         self._ordinal = ordinal
+        self._known: dict[int, _core.Stream] = {}
 
     def compute(self) -> _core.Stream:
-        """Return the calling thread's stream; autograd sets that of the forward."""
-        return _core.Stream.cuda(
-            self._ordinal, torch.cuda.current_stream(self._ordinal).cuda_stream
-        )
+        """Return the calling thread's stream, one object a stream; autograd sets the forward's."""
+        native = _current_native(self._ordinal)
+        known = self._known.get(native)
+        if known is None:
+            known = self._known[native] = _core.Stream.cuda(self._ordinal, native)
+        return known
 
-    def stream(self) -> torch.cuda.Stream:
-        """Return torch's current stream of the calling thread."""
-        return torch.cuda.current_stream(self._ordinal)
+    def stream(self) -> int:
+        """Return the cudaStream_t that is current in the calling thread."""
+        return _current_native(self._ordinal)
 
-    def follow(self, stream: torch.cuda.Stream, value: torch.Tensor) -> None:
+    def follow(self, stream: int, value: torch.Tensor) -> None:
         """Order the current stream behind `stream` by an event, unless they are one."""
-        here = self.stream()
-        if here != stream:
-            here.wait_stream(stream)
+        if self.stream() != stream:
+            here = torch.cuda.current_stream(self._ordinal)
+            here.wait_stream(torch.cuda.ExternalStream(stream, self._ordinal))
             value.record_stream(here)
 
     def offered_bytes(self) -> int:

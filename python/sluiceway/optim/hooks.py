@@ -144,7 +144,9 @@ class ModelHooks:
                 self.taken.add(index)
                 if gradient.dim() and gradient.stride(-1) != 1:
                     gradient = gradient.contiguous()
-                sink.add_gradient(index, gradient.to(gathered_as))
+                if gradient.dtype != gathered_as:
+                    gradient = gradient.to(gathered_as)
+                sink.add_gradient(index, gradient)
             except BaseException:
                 sink.lose_gradient(index)
                 raise
@@ -266,7 +268,7 @@ def accumulation(parameter: torch.Tensor) -> Any:
 
 
 def _computes_in_fp16() -> bool:
-    return any(
-        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
-        for kind in ("cpu", "cuda")
-    )
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16:
+            return True
+    return False

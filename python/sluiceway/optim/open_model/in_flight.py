@@ -149,6 +149,8 @@ class WeightsInFlight:
         self._classes = [(landed_as, _class_in_flight(landed_as)) for landed_as in classes]
         self._landed = landed
         self._taken_off = 0  # How often: a wait that began before the last is no landing.
+        # The stream that each weight's last update was waited for on; None: nobody has waited.
+        self._landed_on: list[Any] = [None] * len(self._parameters)
         self._process = os.getpid()
         tell_before_wrapping(_land_those_in)
 
@@ -159,6 +161,7 @@ class WeightsInFlight:
     def take_off(self) -> None:
         """A step is enqueued: from now on whoever reads a weight waits for it."""
         self._taken_off += 1
+        self._landed_on = [None] * len(self._parameters)
         rows = zip(self._parameters, self._classes, strict=True)
         for index, (parameter, (_, in_flight)) in enumerate(rows):
             setattr(parameter, _LANDING, functools.partial(self.wait, index))
@@ -181,10 +184,13 @@ class WeightsInFlight:
             return
         taken_off = self._taken_off
         compute = self._device.compute()
+        if self._landed_on[index] is compute:  # As where checkpointing repeats a forward.
+            return
         for number in self._of_engine.numbers(index):
             self._engine.wait(number, compute)
         if taken_off == self._taken_off:  # Else another thread enqueued a step meanwhile.
             self._land([index])
+            self._landed_on[index] = compute
 
     def synchronize(self) -> None:
         """Come back when every update is applied; in a forked child as `wait`."""

@@ -107,6 +107,9 @@ class OneBackward:
         InvalidArgument
             A backward of another thread is under way.
         """
+        mine = self._held is not None and self._thread == threading.get_ident()
+        if mine and self._interruption is None:  # For all gradients but the first.
+            return False
         with self.turn():
             self.refuse_elsewhere("backward()")
             if self.is_open:
