@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import resource
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,8 +128,17 @@ WAYS: dict[str, tuple[str, Make]] = {
 }
 
 
+def thread_seconds() -> Counter[str]:
+    """Return the seconds that threads have computed, by their names; the main one is "main"."""
+    found: Counter[str] = Counter()
+    for task in Path("/proc/self/task").iterdir():
+        name = "main" if task.name == str(os.getpid()) else (task / "comm").read_text().strip()
+        found[name] += int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
 def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Train a few steps: their median time, the most that was held, and the losses."""
+    """Train a few steps: their median time, what threads computed, what was held, the losses."""
     device = torch_device(args.device)
     case = Case(args.shape, args.tokens, True, _SEQUENCE, torch.bfloat16, _VOCABULARY)
     taken, laps, losses = TakenPeak(device), Laps(device), []
@@ -137,6 +148,8 @@ def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
     optimizer = WAYS[way][1](model, args)
     made, most = time.monotonic() - began, args.warmup + args.steps
     for step in range(most):
+        if step == args.warmup:
+            computed = thread_seconds()
         laps.mark()
         losses.append(train_step(model, optimizer, ids))
         if step < args.warmup:
@@ -144,6 +157,7 @@ def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
         elif step + 1 >= args.warmup + _LEAST_STEPS and time.monotonic() - began > args.patience:
             break
     laps.mark()
+    computed = thread_seconds() - computed
     getattr(optimizer, "close", lambda: None)()
     seconds = laps.seconds()[args.warmup :]
     on_card = device.type == "cuda"
@@ -152,7 +166,8 @@ def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
         "steps": len(seconds),
         "made_seconds": made,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "weights": len(trained(model)),
+        "weights": sum(p.dim() > 1 for p in trained(model)),
+        "thread_seconds": {name: s / len(seconds) for name, s in computed.most_common(8)},
         "torch_bytes": torch.cuda.max_memory_reserved(device) if on_card else None,
         "driver_bytes": taken.look(),
         "process_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

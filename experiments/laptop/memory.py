@@ -41,6 +41,7 @@ from step_turn import clear, failure, torch_device, train_step
 from step_ways import fused, hooks, make_optimizer
 
 WAYS = {
+    "default": {"total_steps": 1000},
     "hooks, f = 1/4": hooks(0.25),
     "fused, f = 1/4": fused(0.25),
     "hooks, f = 1/8": hooks(0.125),
@@ -80,7 +81,8 @@ def trained(
             cap_torch(device, room)
         with torch.device(device):
             model = case.build(case.layers)
-        ids, more = case.batch_on(device), {"budget": Budget(device=budget)}
+        more = {"budget": Budget(device=budget), "tokens_per_step": case.tokens}
+        ids = case.batch_on(device)
         with closing(make_optimizer(model, WAYS[way], None, name, **more)) as optimizer:
             for _ in range(steps):
                 if room is not None:

@@ -40,5 +40,7 @@ def last_words(lines: list[str]) -> str:
     crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     if crash is None:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
-    frames = (line.strip() for line in lines[crash:] if line.startswith('  File "'))
-    return ", ".join([lines[crash], *list(frames)[:1]])
+    told = lines[crash:]
+    own = next((i for i, line in enumerate(told) if line.startswith("Current thread")), 0)
+    frames = (line.strip() for line in told[own:] if line.startswith('  File "'))
+    return ", ".join([told[0], *list(frames)[:1]])
