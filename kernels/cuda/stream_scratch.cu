@@ -89,9 +89,7 @@ StreamScratch::StreamScratch(StreamRef stream) {
   bytes_ = piece.bytes;
 }
 
-void StreamScratch::give_back(StreamRef stream) noexcept {
-  Pieces::of_process().give_back(stream);
-}
+void StreamScratch::give_back(StreamRef stream) noexcept { Pieces::of_process().give_back(stream); }
 
 void prepare_stream(StreamRef stream) {
   if (!stream.is_host()) const StreamScratch made(stream);

@@ -51,40 +51,42 @@ void bind_core_options(py::module_& m) {
 void bind_options(py::module_& m) {
   py::class_<OffloadOptions>(m, "OffloadEngineOptions",
                              "Where an offload engine keeps states, and how it throttles.")
-      .def(
-          py::init([](const StreamRef& compute, std::array<double, 3> link,
-                      const LimitOfTier& limits, std::uint64_t resident_bytes,
-                      const std::string& schedule, const std::string& norm_mode, double max_norm,
-                      int promised_backwards, const std::vector<std::string>& drives,
-                      const std::string& io, const std::string& gradients, const CoreOptions& cores,
-                      std::int64_t chunk_elems, const std::string& policy, bool redo,
-                      int device_cpu, int lane_cpu, const DriveWeights& drive_weights) {
-            OffloadOptions options(compute.device());
-            set_lanes(options.lanes, link, limits, resident_bytes, schedule);
-            options.gate.norm = parse_norm_choice(norm_mode);
-            options.gate.max_norm = max_norm;
-            options.gate.promised_backwards = promised_backwards;
-            options.store = store_options(drives, io, drive_weights);
-            options.gradient = parse_dtype(gradients);
-            options.cores = cores;
-            options.chunk_elems = chunk_elems;
-            options.policy = parse_policy(policy);
-            options.redo = redo;
-            options.park_bytes = Budget::kUnlimited;
-            options.device_cpu = device_cpu;
-            options.lane_cpu = lane_cpu;
-            return options;
-          }),
-          py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
-          py::arg("resident_bytes"), py::arg("schedule"), py::arg("norm_mode"), py::arg("max_norm"),
-          py::arg("promised_backwards"), py::arg("drives"), py::arg("io"), py::arg("gradients"),
-          py::arg("cores"), py::arg("chunk_elems"), py::arg("policy"), py::arg("redo"),
-          py::arg("device_cpu"), py::arg("lane_cpu"), py::arg("drive_weights") = DriveWeights(),
-          (std::string(kLanesDoc) +
-           " drives: files or devices, none for host memory. redo: a speculative step keeps its "
-           "gradients, so that it can be made again. drive_weights: how fast the drives of a new "
-           "store are beside one another; none: alike.")
-              .c_str());
+      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
+                       const LimitOfTier& limits, std::uint64_t resident_bytes,
+                       const std::string& schedule, const std::string& norm_mode, double max_norm,
+                       int promised_backwards, const std::vector<std::string>& drives,
+                       const std::string& io, const std::string& gradients,
+                       const CoreOptions& cores, std::int64_t chunk_elems,
+                       const std::string& policy, bool redo, int device_cpu, int lane_cpu,
+                       int lane_threads, const DriveWeights& drive_weights) {
+             OffloadOptions options(compute.device());
+             set_lanes(options.lanes, link, limits, resident_bytes, schedule);
+             options.host_threads = lane_threads;
+             options.gate.norm = parse_norm_choice(norm_mode);
+             options.gate.max_norm = max_norm;
+             options.gate.promised_backwards = promised_backwards;
+             options.store = store_options(drives, io, drive_weights);
+             options.gradient = parse_dtype(gradients);
+             options.cores = cores;
+             options.chunk_elems = chunk_elems;
+             options.policy = parse_policy(policy);
+             options.redo = redo;
+             options.park_bytes = Budget::kUnlimited;
+             options.device_cpu = device_cpu;
+             options.lane_cpu = lane_cpu;
+             return options;
+           }),
+           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
+           py::arg("resident_bytes"), py::arg("schedule"), py::arg("norm_mode"),
+           py::arg("max_norm"), py::arg("promised_backwards"), py::arg("drives"), py::arg("io"),
+           py::arg("gradients"), py::arg("cores"), py::arg("chunk_elems"), py::arg("policy"),
+           py::arg("redo"), py::arg("device_cpu"), py::arg("lane_cpu"), py::arg("lane_threads"),
+           py::arg("drive_weights") = DriveWeights(),
+           (std::string(kLanesDoc) +
+            " drives: files or devices, none for host memory. redo: a speculative step keeps its "
+            "gradients, so that it can be made again. drive_weights: how fast the drives of a new "
+            "store are beside one another; none: alike.")
+               .c_str());
 }
 
 // Holds the storage and nothing of Python, since a thread of a lane lets go of it: a tensor may get

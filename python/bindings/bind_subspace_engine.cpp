@@ -40,9 +40,10 @@ void bind_engine_options(py::module_& m) {
                        const std::string& refresh_transport, double refresh_learn_rate,
                        double refresh_beta, const std::string& refresh_init, bool residual_at_once,
                        int residual_every, double residual_max_rms, std::int64_t tokens_per_step,
-                       std::int64_t total_steps, int device_cpu, int lane_cpu) {
+                       std::int64_t total_steps, int device_cpu, int lane_cpu, int lane_threads) {
              SubspaceOptions options(compute.device());
              set_lanes(options.lanes, link, limits, resident_bytes, schedule);
+             options.host_threads = lane_threads;
              options.gate.norm = parse_norm_choice(norm_mode);
              options.gate.max_norm = max_norm;
              options.gate.promised_backwards = promised_backwards;
@@ -71,7 +72,7 @@ void bind_engine_options(py::module_& m) {
            py::arg("refresh_learn_rate"), py::arg("refresh_beta"), py::arg("refresh_init"),
            py::arg("residual_at_once"), py::arg("residual_every"), py::arg("residual_max_rms"),
            py::arg("tokens_per_step"), py::arg("total_steps"), py::arg("device_cpu"),
-           py::arg("lane_cpu"),
+           py::arg("lane_cpu"), py::arg("lane_threads"),
            ("compute: a stream of the device that the weights are on. " + std::string(kLanesDoc) +
             " refresh_every: None for the codec's own.")
                .c_str());

@@ -336,6 +336,7 @@ class EngineOptions:
         total_steps: typing.SupportsInt,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
+        lane_threads: typing.SupportsInt,
     ) -> None:
         """
         compute: a stream of the device that the weights are on. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
@@ -541,6 +542,7 @@ class OffloadEngineOptions:
         redo: bool,
         device_cpu: typing.SupportsInt,
         lane_cpu: typing.SupportsInt,
+        lane_threads: typing.SupportsInt,
         drive_weights: collections.abc.Sequence[typing.SupportsInt] = [],
     ) -> None:
         """

@@ -1,6 +1,10 @@
 #include "runtime/device/host_stream.h"
 
+#include <cstdint>
+#include <mutex>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/check.h"
 #include "runtime/device/event_state.h"
@@ -67,6 +71,79 @@ Event WorkerStream::record() {
 }
 
 void WorkerStream::synchronize() {
+  SLUICEWAY_CHECK(!worker_.is_current(),
+                  "stream: synchronize() in a task of the same stream, expected another thread");
+  record().wait();
+  error_->rethrow();
+}
+
+// The tasks that have not ended, by their numbers, and who waits for what.
+struct TeamStream::Unfinished {
+  std::mutex mutex;
+  std::uint64_t next = 0;
+  std::set<std::uint64_t> numbers;
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<HostEvent>>> waiting;  // For those below.
+  std::vector<Event> before;  // Every task that comes.
+
+  std::uint64_t add() {
+    const std::lock_guard lock(mutex);
+    return *numbers.insert(numbers.end(), next++);
+  }
+
+  std::vector<Event> gates() {
+    const std::lock_guard lock(mutex);
+    std::erase_if(before, [](const Event& event) { return event.happened(); });
+    return before;
+  }
+
+  void end(std::uint64_t number) noexcept {
+    const std::lock_guard lock(mutex);
+    numbers.erase(number);
+    const std::uint64_t ended = numbers.empty() ? next : *numbers.begin();
+    std::erase_if(waiting, [ended](const auto& waiter) {
+      if (waiter.first > ended) return false;
+      waiter.second->set();
+      return true;
+    });
+  }
+};
+
+TeamStream::TeamStream(const Stream::Options& options)
+    : unfinished_(std::make_shared<Unfinished>()),
+      error_(std::make_shared<FirstError>()),
+      worker_({options.name, options.cpu, options.threads}) {}
+
+void TeamStream::enqueue(Stream::Task task, Stream::Done done) {
+  static const WorkerTarget host;
+  const std::uint64_t number = unfinished_->add();
+  try {
+    worker_.post([number, task = std::move(task), done = std::move(done), error = error_,
+                  gates = unfinished_->gates(), unfinished = unfinished_]() mutable {
+      for (const Event& gate : gates) gate.wait();
+      run(host, task, done, *error);
+      unfinished->end(number);
+    });
+  } catch (...) {
+    unfinished_->end(number);
+    throw;
+  }
+}
+
+void TeamStream::wait(const Event& event) {
+  if (event.happened()) return;
+  const std::lock_guard lock(unfinished_->mutex);
+  unfinished_->before.push_back(event);
+}
+
+Event TeamStream::record() {
+  const std::lock_guard lock(unfinished_->mutex);
+  if (unfinished_->numbers.empty()) return {};
+  auto state = std::make_shared<HostEvent>();
+  unfinished_->waiting.emplace_back(unfinished_->next, state);
+  return Event(std::move(state));
+}
+
+void TeamStream::synchronize() {
   SLUICEWAY_CHECK(!worker_.is_current(),
                   "stream: synchronize() in a task of the same stream, expected another thread");
   record().wait();

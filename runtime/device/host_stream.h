@@ -38,6 +38,28 @@ class WorkerStream final : public StreamBackend {
   Worker worker_;
 };
 
+// Several threads: a task begins as soon as one of them is free, in the order in which they came.
+// So a task must not need one before it, unless by an event.
+//
+// Errors: as WorkerStream.
+class TeamStream final : public StreamBackend {
+ public:
+  explicit TeamStream(const Stream::Options& options);
+
+  void enqueue(Stream::Task task, Stream::Done done) override;
+  void wait(const Event& event) override;
+  Event record() override;
+  void synchronize() override;
+  DeviceId device() const noexcept override { return DeviceId::host(); }
+
+ private:
+  struct Unfinished;
+
+  std::shared_ptr<Unfinished> unfinished_;  // Shared with the jobs, which may outlive the stream.
+  std::shared_ptr<FirstError> error_;
+  Worker worker_;
+};
+
 // Runs each task at once on the calling thread, so whatever was enqueued has already finished.
 class InlineStream final : public StreamBackend {
  public:

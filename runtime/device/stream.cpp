@@ -29,6 +29,7 @@ Stream Stream::borrowed(StreamRef framework_stream) {
 }
 
 Stream Stream::host(Options options) {
+  if (options.threads > 1) return over(std::make_unique<TeamStream>(options));
   return over(std::make_unique<WorkerStream>(std::move(options)));
 }
 

@@ -56,6 +56,8 @@ class Stream {
     // Of an owned stream of a CUDA device: tasks run on the stream's own thread, one after another,
     // and each is waited for. For tasks that sleep, as copies over a paced link do.
     bool own_thread = false;
+    // Of a host stream: so many tasks run beside each other, begun in their order.
+    int threads = 1;
   };
   using Task = std::function<void(StreamRef)>;
   using Done = std::function<void(const Completion&)>;

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <csignal>
 #include <deque>
@@ -76,9 +77,20 @@ int pin(pthread_t thread, int cpu) noexcept {
 Worker::Worker(const Options& options) : state_(std::make_shared<State>()) {
   SLUICEWAY_CHECK(options.cpu >= -1 && options.cpu < CPU_SETSIZE, "worker: ", options.name,
                   ": processor ", options.cpu, ", expected -1 to ", CPU_SETSIZE - 1);
+  SLUICEWAY_CHECK(options.threads >= 1, "worker: ", options.name, ": ", options.threads,
+                  " threads, expected 1 or more");
+  try {
+    for (int i = 0; i < options.threads; ++i) add_thread(options);
+  } catch (...) {
+    finish();
+    throw;
+  }
+}
+
+void Worker::add_thread(const Options& options) {
   try {
     const SignalsBlocked signals_blocked;
-    thread_ = std::thread([state = state_, name = options.name.substr(0, 15)] {
+    threads_.emplace_back([state = state_, name = options.name.substr(0, 15)] {
       set_up_this_thread(name);
       state->run();
     });
@@ -86,13 +98,12 @@ Worker::Worker(const Options& options) : state_(std::make_shared<State>()) {
     throw Unavailable(concat("worker: cannot start thread ", options.name, ": ", error.what()));
   }
   if (options.cpu < 0) return;
-  if (const int error_number = pin(thread_.native_handle(), options.cpu); error_number != 0) {
-    finish();
-    throw_invalid_argument(concat("worker: ", options.name, ": cannot run on processor ",
-                                  options.cpu, ": ", std::generic_category().message(error_number),
-                                  "; this machine has processors 0 to ",
-                                  static_cast<int>(std::thread::hardware_concurrency()) - 1));
-  }
+  const int error_number = pin(threads_.back().native_handle(), options.cpu);
+  if (error_number == 0) return;
+  throw_invalid_argument(concat("worker: ", options.name, ": cannot run on processor ", options.cpu,
+                                ": ", std::generic_category().message(error_number),
+                                "; this machine has processors 0 to ",
+                                static_cast<int>(std::thread::hardware_concurrency()) - 1));
 }
 
 Worker::~Worker() { finish(); }
@@ -103,10 +114,12 @@ void Worker::finish() noexcept {
     state_->stopping = true;
     state_->changed.notify_all();
   }
-  if (is_current()) {
-    thread_.detach();
-  } else {
-    thread_.join();
+  for (std::thread& thread : threads_) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
   }
 }
 
@@ -116,6 +129,10 @@ void Worker::post(Job job) {
   state_->changed.notify_one();
 }
 
-bool Worker::is_current() const noexcept { return thread_.get_id() == std::this_thread::get_id(); }
+bool Worker::is_current() const noexcept {
+  return std::ranges::any_of(threads_, [](const std::thread& thread) {
+    return thread.get_id() == std::this_thread::get_id();
+  });
+}
 
 }  // namespace sluiceway

@@ -1,20 +1,22 @@
-// One thread that runs jobs in the order in which they were posted.
+// A thread that runs jobs in the order in which they were posted; or several, which begin them so.
 //
-// The thread sleeps while there is nothing to do, its timers have no slack (a sleep ends when it
+// A thread sleeps while there is nothing to do, its timers have no slack (a sleep ends when it
 // should, not up to 50 us later), and it takes no signals: those belong to the program's threads.
 // A job must not throw.
 //
 // Ownership:     ~Worker() runs what is posted, then joins. Destroyed by a job of its own, it
 //                cannot join: the thread runs what is left and ends by itself.
 // Thread safety: every call from any thread, jobs included; the queue's mutex publishes the jobs.
-// Errors:        InvalidArgument: the processor does not exist or is not ours. Unavailable: the
-//                system has no more threads.
+// Errors:        InvalidArgument: the processor does not exist or is not ours, or no thread is
+// asked
+//                for. Unavailable: the system has no more threads.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace sluiceway {
 
@@ -25,6 +27,7 @@ class Worker {
   struct Options {
     std::string name;  // At most 15 characters are kept: a limit of Linux.
     int cpu = -1;      // Processor to run on; -1: those of the thread that creates the worker.
+    int threads = 1;
   };
 
   explicit Worker(const Options& options);
@@ -37,9 +40,10 @@ class Worker {
 
  private:
   struct State;
+  void add_thread(const Options& options);
   void finish() noexcept;
-  std::shared_ptr<State> state_;  // The thread holds it too.
-  std::thread thread_;
+  std::shared_ptr<State> state_;  // The threads hold it too.
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace sluiceway

@@ -61,7 +61,8 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
         .name = "sw-" + lane.name,
         .cpu = lane.cpu,
         .priority = lane.is_urgent ? Stream::Priority::kHigh : Stream::Priority::kDefault,
-        .own_thread = lane.crosses.has_value() && link.is_paced()};
+        .own_thread = lane.crosses.has_value() && link.is_paced(),
+        .threads = lane.threads};
     streams_.push_back(lane.runs == LaneSpec::Runs::kOnDevice
                            ? Stream::owned(options.device, thread)
                            : Stream::host(thread));

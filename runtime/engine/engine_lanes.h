@@ -39,6 +39,7 @@ struct LaneSpec {
   // The link that its hops cross. Where that is paced, the hops run on the lane's own thread, which
   // sleeps as long as a copy takes: a stream of a device never does (stream.h, D1).
   std::optional<LinkDirection> crosses = std::nullopt;
+  int threads = 1;  // Of a lane on the host: so many hops run beside each other, `depth` at most.
 };
 
 // Counts since the last take_use(), but for peaks, which are since the start.

@@ -161,13 +161,13 @@ def test_missing_file_is_an_io_error_with_its_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["device.lane_threads=2", "store.path=x",
-     "engine.refresh={source: closure}"],
+    "overrides",
+    [["engine={kind: zo}", "device.lane_threads=2"], ["store.path=x"],
+     ["engine.refresh={source: closure}"]],
 )  # fmt: skip
-def test_value_of_a_later_version_is_unavailable(load, override):
+def test_value_of_a_later_version_is_unavailable(load, overrides):
     with pytest.raises(Unavailable):
-        load(SMALLEST, override)
+        load(SMALLEST, *overrides)
 
 
 def test_override_wins_over_the_file_and_is_parsed_as_yaml(load):

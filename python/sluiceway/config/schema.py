@@ -23,6 +23,7 @@ from sluiceway.config.fields import (
     NotNegative,
     Positive,
     Section,
+    SmallCount,
     off_is_null,
 )
 from sluiceway.config.shared_options import NormMode, Order
@@ -98,7 +99,7 @@ class DeviceSection(Section):
     name: Annotated[str, AfterValidator(_device_name)] = "auto"
     link: Link | None = None  # null: not throttled.
     threads: Count | None = None  # Of torch; null: what torch takes.
-    lane_threads: Count = 1
+    lane_threads: Literal["auto"] | SmallCount = "auto"  # That share AdamW on the host.
     pin: bool = False  # Main thread on the first core, lanes on the second.
     flush_denormals: bool = True  # Numbers below 2^-126 are 0; of the host device, native too.
     tflops: Positive | None = None  # What plan assumes of matmuls; null: measured here.
@@ -165,9 +166,10 @@ class Config(Section):
 
 def check_available(config: Config) -> None:
     """Refuse what the schema knows and this version does not have yet."""
-    if config.device.lane_threads != 1:
+    if config.engine.kind == "zo" and config.device.lane_threads not in ("auto", 1):
         raise Unavailable(
-            f"device.lane_threads: {config.device.lane_threads} is not in this version, it has 1"
+            f"device.lane_threads: {config.device.lane_threads} is not in this version of the "
+            "engine zo, which has no AdamW to share; leave it out"
         )
     if config.schedule.norm == "lagged":
         raise Unavailable(

@@ -49,4 +49,10 @@ class SharedOptions(Options):
     trace: str | os.PathLike | None = option(
         None, "Path of a Chrome/Perfetto trace that `close()` writes."
     )
+    lane_threads: Literal["auto"] | SmallCount = option(
+        "auto",
+        'Threads that share AdamW on the host; the bits are the same. "auto": on a CUDA device the '
+        "cores that this process may use, but for two, and at most 8; on the host device 1, as its "
+        "cores compute the model.",
+    )
     pin: tuple[int, int] | None = option(None, "", alias="_pin")  # Cores of torch and of the lanes.

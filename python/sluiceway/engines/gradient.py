@@ -33,6 +33,7 @@ class GradientEngine(ResidentEngine):
             "norm_mode": config.schedule.norm,
             "device": placement.name,
             "link": config.device.link,
+            "lane_threads": config.device.lane_threads,
             "budget": config.budget,
             "accumulate": train.accumulate,
             "seed": train.seed,

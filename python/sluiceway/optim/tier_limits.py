@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from typing import Literal
+
 from torch import nn
 
+from sluiceway import _core
 from sluiceway.config.values import Budget
 from sluiceway.machine.device_ops import DeviceOps, HostOps, ops_on
 from sluiceway.machine.placement import Placement, is_here
 
 _HOST = HostOps()
+_MOST_LANE_THREADS = 8  # Which read and write as fast as the memory of a desktop's processor gives.
+_OTHER_THREADS = 2  # The program's own, and autograd's.
 
 
 def device_limit(given: int | None, device: DeviceOps = _HOST) -> int:
@@ -27,6 +33,18 @@ def tier_limits(budget: Budget | None, device: DeviceOps = _HOST) -> list[int | 
     memory = _HOST.offered_bytes()
     host, pinned = (memory if tier is None else tier for tier in (given.host, given.pinned))
     return [device_limit(given.device, device), host, pinned, given.disk]
+
+
+def lane_threads(asked: Literal["auto"] | int, compute: _core.Stream, pinned: bool) -> int:
+    """Threads that share AdamW on the host; pinned: the lanes have one core.
+
+    On the host device the model computes on the same cores.
+    """
+    if asked != "auto":
+        return asked
+    if pinned or compute == _core.Stream.host():
+        return 1
+    return min(_MOST_LANE_THREADS, max(1, len(os.sched_getaffinity(0)) - _OTHER_THREADS))
 
 
 def parameter_bytes(model: nn.Module) -> int:

@@ -233,6 +233,7 @@ GradientCores::Feed GradientCores::feed(int chunk) {
     if (is_first) cross(*arrival, there, core);
   };
   const auto fill = [this, arrival, &weight, c](std::span<std::byte> gradient) {
+    const std::lock_guard lock(in_host_mutex_);
     expand(in_host_, weight, *arrival, c, gradient);
   };
   return {come, is_first ? core.size() : 0, fill};

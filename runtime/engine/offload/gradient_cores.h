@@ -36,6 +36,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -143,6 +144,7 @@ class GradientCores {
   Buffer scratch_;                                // Device: of compress().
   ResultSlot ignored_;                            // Of pack(); what is decompressed is scanned.
   Expander in_decompress_, in_host_;
+  std::mutex in_host_mutex_;  // Threads of the host lane take turns.
 };
 
 }  // namespace sluiceway

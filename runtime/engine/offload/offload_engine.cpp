@@ -56,7 +56,8 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       weight_dtypes_(dtypes_of(tensors_, options_.gradient)),
       plan_(elems_of(tensors_), options_.chunk_elems),
       groups_(plan_, static_cast<int>(tensors_.size())),
-      lanes_(options_.lanes, offload_lanes::specs(options_.device_cpu, options_.lane_cpu),
+      lanes_(options_.lanes,
+             offload_lanes::specs(options_.device_cpu, options_.lane_cpu, options_.host_threads),
              offload_lanes::kPlan, groups_.key_count()),
       ring_(
           lanes_.budget(), lanes_.device(),

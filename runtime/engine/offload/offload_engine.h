@@ -69,6 +69,7 @@ struct OffloadOptions {
   std::uint64_t park_bytes = 0;  // Of kSpeculative: most bytes of WeightPark.
   int device_cpu = -1;           // Processor for the h2d stream; -1 leaves it free.
   int lane_cpu = -1;             // Processor for the other lanes.
+  int host_threads = 1;          // Of the host lane: so many chunks at once, with equal bits.
 };
 
 // Counts since the last take_stats(), but for peaks, which are since the start.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,13 +28,13 @@ inline constexpr LanePlan kPlan{};
 inline constexpr std::uint64_t kAsTheyCame = 0;
 inline constexpr int kDepth = 16;  // Chunks of which each lane of a drive has requests in flight.
 
-inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu) {
+inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu, int host_threads) {
   using enum LaneSpec::Runs;
   return {{"d2h", kOnHost, 1, lane_cpu},
           {"decompress", kOnHost, kDepth, lane_cpu},
           {"spill", kOnHost, kDepth, lane_cpu},
           {"fetch", kOnHost, kDepth, lane_cpu},
-          {"host", kOnHost, 1, lane_cpu},
+          {"host", kOnHost, host_threads, lane_cpu, false, std::nullopt, host_threads},
           {"store", kOnHost, kDepth, lane_cpu},
           {"h2d", kOnDevice, 1, device_cpu, true, LinkDirection::kHostToDevice}};
 }

@@ -1,4 +1,5 @@
 // The gathering half of a step: gradients are compressed as they come, and payloads leave.
+#include <mutex>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -239,6 +240,8 @@ std::optional<Forecast> SubspaceEngine::add_link_hops(int index, Payload& payloa
       {kHost,
        [this, &weight, zero, from, to = weight.gathering.target, forecast](StreamRef stream) {
          if (zero) weight.staging.arrive_as_zero();
+         std::unique_lock scratch(host_scratch_mutex_, std::defer_lock);
+         if (host_scratch_.size() > 0) scratch.lock();
          const AdamHyper& adam = forecast ? forecast->adam : weight.applying.adam;
          const float factor = forecast ? forecast->factor : weight.applying.factor;
          weight.staging.update(weight.moments, from, to, adam, factor, host_scratch_.as<float>(),

@@ -49,7 +49,8 @@ Calibration::Weights make_weights(std::vector<WeightSpec> specs, std::string_vie
 SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> weights,
                                std::unique_ptr<ProjectorLearner> learner)
     : options_(std::move(options)),
-      lanes_(options_.lanes, subspace_lanes::specs(options_.device_cpu, options_.lane_cpu),
+      lanes_(options_.lanes,
+             subspace_lanes::specs(options_.device_cpu, options_.lane_cpu, options_.host_threads),
              subspace_lanes::kPlan, static_cast<int>(weights.size())),
       automatic_(choose_codec(weights, options_, lanes_.budget())),
       weights_(make_weights(std::move(weights), automatic_.name, lanes_.device(), lanes_.budget())),

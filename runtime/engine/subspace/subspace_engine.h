@@ -37,6 +37,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -68,8 +69,9 @@ struct SubspaceOptions {
   RefreshPolicy::Config refresh;
   RefreshOptions learn;
   RunShape run;  // What codec="auto" reckons with; backwards and refresh are the gate's, refresh's.
-  int device_cpu = -1;  // Processor for the apply stream; -1 leaves it free.
-  int lane_cpu = -1;    // Processor for link and host lanes.
+  int device_cpu = -1;   // Processor for the apply stream; -1 leaves it free.
+  int lane_cpu = -1;     // Processor for link and host lanes.
+  int host_threads = 1;  // Of the host lane: AdamW of so many weights at once, with equal bits.
 };
 
 struct WeightHyper {
@@ -92,7 +94,7 @@ struct StepRequest {
 struct SubspaceStats {
   EngineUse use;
   CalibrationUse calibration;
-  double host_seconds = 0;       // The host lane was busy.
+  double host_seconds = 0;       // Hops of the host lane took, of all its threads.
   std::uint64_t recalled = 0;    // Payloads taken back because a step differed from the forecast.
   std::uint64_t held_bytes = 0;  // Of use.used: gradients of others that wait for step().
   bool speculative = false;
@@ -221,6 +223,7 @@ class SubspaceEngine {
   StepGate gate_;
   Calibration calibration_;
   Buffer compress_scratch_, apply_scratch_, host_scratch_;
+  std::mutex host_scratch_mutex_;       // Of int8 on the wire: threads of the host lane take turns.
   Budget::Reservation stream_scratch_;  // Of the streams that compute; they allocate it.
   HeldGradients held_;
   std::vector<Early> early_;

@@ -24,7 +24,7 @@ from sluiceway.optim.offload.spill_choice import (
     choose_spill,
     no_room_for_cores,
 )
-from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
+from sluiceway.optim.tier_limits import lane_threads, parameter_bytes, tier_limits
 from sluiceway.store.drives import drive_warnings
 from sluiceway.store.folder import drives_for
 
@@ -131,6 +131,7 @@ def open_engine(
         "redo": options.redo,
         "device_cpu": pin[0],
         "lane_cpu": pin[1],
+        "lane_threads": lane_threads(options.lane_threads, compute, options.pin is not None),
     }
     specs = tensor_specs(weights)
     with drives_for(owner, options.tier, options.paths, options.io) as drives:

@@ -15,7 +15,7 @@ from sluiceway.config.values import Refresh, RefreshSection
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.one_input import first_of_input
 from sluiceway.model.targets import CompressedWeight
-from sluiceway.optim.tier_limits import parameter_bytes, tier_limits
+from sluiceway.optim.tier_limits import lane_threads, parameter_bytes, tier_limits
 
 FUSED_CODEC = "block_random"
 """What "auto" is where linears are fused: svd's products would be as large as those saved."""
@@ -149,6 +149,7 @@ def engine_for(
         residual_at_once=residual_at_once(options),
         device_cpu=pin[0],
         lane_cpu=pin[1],
+        lane_threads=lane_threads(options.lane_threads, device.compute(), options.pin is not None),
     )
     shared = first_of_input(weights) if options.share_inputs else {}
     specs = [

@@ -48,6 +48,8 @@ struct RunCase {
   int side_streams = 0;  // Gradients come on so many streams beside that of the model, in turns.
 
   bool compresses() const { return codec != "identity"; }
+  int host_threads = 1;
+
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
 };
 
@@ -186,6 +188,7 @@ class DeviceRun {
 
   std::unique_ptr<OffloadEngine> make_engine() const {
     OffloadOptions options(model_.device());
+    options.host_threads = case_.host_threads;
     options.lanes.limits.fill(Budget::kUnlimited);
     options.lanes.order = case_.order;
     options.lanes.d2h = options.lanes.h2d = case_.link;

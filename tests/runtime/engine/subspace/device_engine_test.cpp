@@ -26,7 +26,9 @@ double tolerance(const RunCase& run, double weight) {
 
 TEST_P(DeviceEngineTest, TwentyStepsAsOnTheHostDevice) {
   const RunCase& run = GetParam();
-  DeviceRun on_host(DeviceId::host(), run), on_device(DeviceId::cuda(0), run);
+  RunCase on_threads = run;
+  on_threads.host_threads = 3;  // As an engine on a card has them.
+  DeviceRun on_host(DeviceId::host(), run), on_device(DeviceId::cuda(0), on_threads);
   const std::vector<Matrix> expected = on_host.trajectory(), found = on_device.trajectory();
   ASSERT_EQ(on_device.outcomes().size(), std::size_t{DeviceRun::kSteps});
   for (std::size_t step = 0; step < on_host.outcomes().size(); ++step) {
@@ -43,6 +45,14 @@ TEST_P(DeviceEngineTest, TwentyStepsAsOnTheHostDevice) {
   if (run.rounding != Rounding::kNearest) {
     EXPECT_LE(apart.share, 0.01);
   }
+}
+
+TEST_P(DeviceEngineTest, ThreadsOfTheHostLaneChangeNoBit) {
+  RunCase run = GetParam();
+  DeviceRun one(DeviceId::host(), run);
+  run.host_threads = 4;
+  DeviceRun four(DeviceId::host(), run);
+  EXPECT_TRUE(one.trajectory() == four.trajectory());
 }
 
 std::vector<RunCase> cases() {

@@ -41,6 +41,7 @@ struct RunCase {
   LinkCopy::Config h2d = {};
   bool reloads = true;   // Goes on in another engine on the way.
   int side_streams = 0;  // Gradients come on so many streams beside that of the model, in turns.
+  int host_threads = 1;
 
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
 };
@@ -162,6 +163,7 @@ class DeviceRun {
 
   std::unique_ptr<SubspaceEngine> make_engine() const {
     SubspaceOptions options(model_.device());
+    options.host_threads = case_.host_threads;
     options.lanes.limits.fill(Budget::kUnlimited);
     options.lanes.order = case_.order;
     options.lanes.h2d = case_.h2d;
