@@ -39,8 +39,8 @@ def test_it_fits_and_says_before_it_starts_what_it_needs(run_laptop, budget, wit
 
 def test_what_is_above_the_budget_is_refused_before_anything_is_written(run_laptop, tmp_path):
     folder = tmp_path / "laptop"
+    large = "--set", "engine.codec=block_random", "--set", "engine.ratio=0.5"
     with pytest.raises(SystemExit, match=r"run.py: budget\.device: the run needs"):
-        large = "--set", "engine.codec=block_random", "--set", "engine.ratio=0.5"
         run_laptop("--folder", folder, *large)
     assert not folder.exists()
 
