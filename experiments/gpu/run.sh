@@ -3,13 +3,13 @@
 #
 #   experiments/gpu/run.sh build OUT        the preset `cuda` for this card, and what nvcc made of it
 #   experiments/gpu/run.sh smoke OUT        tests with the label `gpu`, tests/python/gpu_*.py and
-#                                           four quickstarts, as many at once as there are cores,
-#                                           and `sluiceway doctor`
+#                                           four quickstarts, `sluiceway doctor` and
+#                                           experiments/laptop/run.py, as many at once as there
+#                                           are cores
 #   experiments/gpu/run.sh step OUT         experiments/step on cuda:0, links paced both ways
 #   experiments/gpu/run.sh memory OUT       whole models within 4 and 24 GB, by the driver's count
 #   experiments/gpu/run.sh bench OUT        every kernel against this card's roofs, cuSPARSE, cuBLAS
-#   experiments/gpu/run.sh engines OUT      the quickstart with every engine, on cuda:0, and
-#                                           experiments/laptop/run.py
+#   experiments/gpu/run.sh engines OUT      the quickstart with every engine, on cuda:0
 #   experiments/gpu/run.sh peers OUT        one model with torch's, torchao's, FlashOptim's and our
 #                                           optimizers
 #   experiments/gpu/run.sh fidelity OUT     a model of 100 M parameters: what each way learns
@@ -128,6 +128,8 @@ part_smoke() {
     piece python $((seconds_a_part - 10)) "$python" -m pytest -v -n 4 -p no:cacheprovider \
       -o python_files='gpu_*.py' --timeout $((2 * a_turn)) --timeout-method thread \
       --junitxml "$work/python.xml" tests/python/gpu_*.py
+    piece laptop $((seconds_a_part - 10)) "$python" experiments/laptop/run.py --steps 10 \
+      --folder "$work/laptop"
     # It ends well where an engine fails: that is a finding of its own.
     piece doctor $((2 * a_turn)) bash -c 'set -o pipefail
       "$0" -m sluiceway doctor | tee /dev/stderr | { ! grep "^engine .* missing "; }' "$python"
@@ -241,7 +243,6 @@ part_engines() {
     quickstart zo $zo train.steps=60
     quickstart zo_host $zo train.steps=60 engine.tier=host
     quickstart offload_disk $offload train.steps=60
-    piece laptop $((4 * a_turn)) "$python" experiments/laptop/run.py --steps 10 --folder "$work/laptop"
   } | pieces 1
 }
 
