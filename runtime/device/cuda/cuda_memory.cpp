@@ -1,3 +1,4 @@
+#include <atomic>
 #include <string>
 
 #include "kernels/base/check.h"
@@ -29,17 +30,24 @@ bool system_refuses(cudaError_t result) noexcept {
 
 }  // namespace
 
+// Asked for with every launch, so what the driver said once is kept: it says the same for as long as
+// the process lives.
 int device_count() noexcept {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  cudaGetLastError();
-  return 0;
+  static std::atomic<int> known{0};
+  int count = known;
+  if (count > 0) return count;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  known = count;
+  return count;
 }
 
 int select_device(int ordinal) {
-  int count = 0;
-  const cudaError_t result = cudaGetDeviceCount(&count);
-  if (result != cudaSuccess || count == 0) {
+  int count = device_count();
+  if (count == 0) {
+    const cudaError_t result = cudaGetDeviceCount(&count);
     cudaGetLastError();
     throw Unavailable(concat("device: CUDA device ", ordinal, " asked for, this machine has none: ",
                              cudaGetErrorString(result), "; use the host device"));
