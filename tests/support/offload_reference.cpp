@@ -74,6 +74,7 @@ OffloadOptions small_chunk_options(const std::vector<std::string>& drives, IoCho
   options.chunk_elems = 2 * ChunkPlan::kStoredAlignment;
   options.store.drives = drives;
   options.store.io = io;
+  options.host_threads = 2;
   return options;
 }
 

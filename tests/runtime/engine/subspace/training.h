@@ -117,6 +117,7 @@ inline SubspaceOptions options_with(Order order, NormChoice norm, double max_nor
   options.lanes.order = order;
   options.gate.norm = norm;
   options.gate.max_norm = max_norm;
+  options.host_threads = 2;
   return options;
 }
 
