@@ -66,7 +66,9 @@ void enqueue_wait(StreamRef stream, const Event& event) {
 }
 
 DeviceGuard::DeviceGuard(DeviceId device) {
-  if (!device.is_host()) previous_ = cuda::select_device(device.ordinal());
+  if (device.is_host()) return;
+  const int previous = cuda::select_device(device.ordinal());
+  if (previous != device.ordinal()) previous_ = previous;
 }
 
 DeviceGuard::~DeviceGuard() {

@@ -111,7 +111,8 @@ void SubspaceEngine::gathered(int index, StreamRef compute) {
   if (!gate_.is_complete(index)) return;
   const SubspaceWeight& held = weight(index);
   if (held.residual && held.residual_at_once) apply_residual_early(index, compute);
-  send(index, When::kGathering);
+  // Of a weight without a core nothing is left to do then.
+  if (held.has_core() || !held.gathering.residual_done) send(index, When::kGathering);
 }
 
 void SubspaceEngine::calibrate(int index, const AnyMatrix& g, StreamRef compute) {

@@ -123,7 +123,7 @@ void SubspaceEngine::begin_update(int index, const StepRequest& request, float f
   applying.update.rounding = weight.spec.rounding;
   applying.update.key = {options_.seed, static_cast<std::uint64_t>(committed_steps()), weight.hash,
                          kWeightRoundingPurpose};
-  if (!sent) send(index, When::kStepping);
+  if (!sent && (weight.has_core() || applying.residual_due)) send(index, When::kStepping);
 }
 
 void SubspaceEngine::ensure_spares() {
