@@ -30,8 +30,8 @@ bool system_refuses(cudaError_t result) noexcept {
 
 }  // namespace
 
-// Asked for with every launch, so what the driver said once is kept: it says the same for as long as
-// the process lives.
+// Asked for with every launch, so what the driver said once is kept: it says the same for as long
+// as the process lives.
 int device_count() noexcept {
   static std::atomic<int> known{0};
   int count = known;
