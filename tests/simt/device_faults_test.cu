@@ -147,9 +147,15 @@ TEST_F(SimtDeviceTest, CallsThatFreeLeaveNoErrorToOthers) {
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   }
   const DeviceGuard device_0(kCuda0);
-  const simt::Fault set("cudaSetDevice", cudaErrorInvalidDevice);
-  { const DeviceGuard same_device(kCuda0); }  // The one before is made current again.
+  {
+    const simt::Fault set("cudaSetDevice", cudaErrorInvalidDevice);
+    { const DeviceGuard same_device(kCuda0); }
+    EXPECT_EQ(set.times(), 0);
+  }
+  const simt::Fault set("cudaSetDevice", cudaErrorInvalidDevice, 1);
+  { const DeviceGuard device_1(DeviceId::cuda(1)); }  // The one before is made current again.
   EXPECT_EQ(set.times(), 1);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 // Each call that a paced copy makes fails once: the copy says which, and the next one is fine.
