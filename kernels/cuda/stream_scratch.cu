@@ -1,8 +1,8 @@
 #include <cuda_runtime.h>
 
+#include <list>
 #include <map>
 #include <utility>
-#include <vector>
 
 #include "kernels/base/check.h"
 #include "kernels/cuda/launch.cuh"
@@ -26,39 +26,39 @@ class StreamScratch::Pieces {
   }
 
   Piece& of(StreamRef stream) {
-    const std::lock_guard lock(mutex_);
-    return pieces_[{stream.device().ordinal(), stream.native()}];
-  }
-
-  std::byte* take(StreamRef stream) {
-    {
-      const std::lock_guard lock(mutex_);
-      std::vector<std::byte*>& free = free_[stream.device().ordinal()];
-      if (!free.empty()) {
-        std::byte* const bytes = free.back();
-        free.pop_back();
-        return bytes;
-      }
-    }
-    std::byte* const bytes = allocate(stream);
-    const std::lock_guard lock(mutex_);
     const int ordinal = stream.device().ordinal();
-    free_[ordinal].reserve(++made_[ordinal]);  // So that give_back() never allocates.
-    return bytes;
+    const std::lock_guard lock(mutex_);
+    std::list<Piece>& ended = ended_[ordinal];
+    std::list<Piece>& own = live_[{ordinal, stream.native()}];
+    if (!own.empty()) return own.front();
+    if (ended.empty()) return own.emplace_back();
+    own.splice(own.begin(), ended, ended.begin());
+    return own.front();
   }
 
+  // Nodes move from list to list: nothing is allocated.
   void give_back(StreamRef stream) noexcept {
+    const int ordinal = stream.device().ordinal();
     const std::lock_guard lock(mutex_);
-    const auto found = pieces_.find({stream.device().ordinal(), stream.native()});
-    if (found == pieces_.end()) return;
-    if (found->second.bytes != nullptr) {
-      free_.find(stream.device().ordinal())->second.push_back(found->second.bytes);
-    }
-    pieces_.erase(found);
+    const auto found = live_.find({ordinal, stream.native()});
+    if (found == live_.end()) return;
+    std::list<Piece>& ended = ended_.find(ordinal)->second;
+    ended.splice(ended.begin(), found->second);
+    live_.erase(found);
   }
 
  private:
-  static std::byte* allocate(StreamRef stream) {
+  std::mutex mutex_;
+  // By ordinal and handle: one piece, or none yet. By ordinal: the last that came first.
+  std::map<std::pair<int, void*>, std::list<Piece>> live_;
+  std::map<int, std::list<Piece>> ended_;
+};
+
+StreamScratch::StreamScratch(StreamRef stream) {
+  check_one_stream("stream scratch", stream);
+  Piece& piece = Pieces::of_process().of(stream);
+  lock_ = std::unique_lock(piece.mutex);
+  if (piece.bytes == nullptr) {
     const LaunchDevice device("cudaMalloc", stream.device().ordinal());
     void* bytes = nullptr;
     const cudaError_t allocated = cudaMalloc(&bytes, kStreamScratchBytes);
@@ -72,20 +72,8 @@ class StreamScratch::Pieces {
         cudaMemsetAsync(bytes, 0, kTicketBytes, static_cast<cudaStream_t>(stream.native()));
     if (zeroed != cudaSuccess) cudaFree(bytes);
     check_launch(zeroed, "cudaMemsetAsync");
-    return static_cast<std::byte*>(bytes);
+    piece.bytes = static_cast<std::byte*>(bytes);
   }
-
-  std::mutex mutex_;
-  std::map<std::pair<int, void*>, Piece> pieces_;
-  std::map<int, std::vector<std::byte*>> free_;  // By ordinal.
-  std::map<int, std::size_t> made_;
-};
-
-StreamScratch::StreamScratch(StreamRef stream) {
-  check_one_stream("stream scratch", stream);
-  Piece& piece = Pieces::of_process().of(stream);
-  lock_ = std::unique_lock(piece.mutex);
-  if (piece.bytes == nullptr) piece.bytes = Pieces::of_process().take(stream);
   bytes_ = piece.bytes;
 }
 

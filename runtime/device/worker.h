@@ -8,8 +8,7 @@
 //                cannot join: the thread runs what is left and ends by itself.
 // Thread safety: every call from any thread, jobs included; the queue's mutex publishes the jobs.
 // Errors:        InvalidArgument: the processor does not exist or is not ours, or no thread is
-// asked
-//                for. Unavailable: the system has no more threads.
+//                asked for. Unavailable: the system has no more threads.
 #pragma once
 
 #include <functional>

@@ -47,9 +47,9 @@ struct RunCase {
   LinkCopy::Config link = {};
   int side_streams = 0;  // Gradients come on so many streams beside that of the model, in turns.
 
-  bool compresses() const { return codec != "identity"; }
   int host_threads = 1;
 
+  bool compresses() const { return codec != "identity"; }
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
 };
 
