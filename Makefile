@@ -20,6 +20,8 @@ export CCACHE_NOHASHDIR := 1
 export CCACHE_BASEDIR := $(CURDIR)
 export CXX
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# pip pauses longer before each: a network that is gone for minutes does not end a build.
+export PIP_RETRIES := 10
 
 # Warnings are errors in presets and in everything that tests; an installation must not end with one.
 # One setting for presets and pip in a run, so that the compiler's cache knows the objects of both.
@@ -59,8 +61,8 @@ define debian_packages
 	if [ "$$(id -u)" = 0 ]; then run=; elif command -v sudo >/dev/null; then run=sudo; else \
 	  echo "missing Debian packages; run as root, then make again:"; \
 	  echo "  apt-get update && apt-get install -y --no-install-recommends$$missing"; exit 1; fi; \
-	$$run apt-get update && DEBIAN_FRONTEND=noninteractive \
-	  $$run apt-get install -y --no-install-recommends $$missing
+	retries='-o Acquire::Retries=5'; $$run apt-get $$retries update && DEBIAN_FRONTEND=noninteractive \
+	  $$run apt-get $$retries install -y --no-install-recommends $$missing
 	@mkdir -p $(STAMPS) && touch $@
 endef
 
