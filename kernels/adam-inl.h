@@ -57,12 +57,12 @@ struct AdamFormula {
 
 // ---- Weights -----------------------------------------------------------------------------------
 //
-// begin(i, n) announces elements [i, i + n). Then each vector is loaded, moved and stored, in that
-// order, but two vectors at a time: see sweep().
+// begin(i, n) announces elements [i, i + n). Then each vector is loaded, updated and stored, in
+// that order, two vectors at a time: see sweep().
 
 inline constexpr std::size_t kAdamTile = 2048;
 
-struct WeightLanes {  // What most forms of a weight do.
+struct WeightLanes {  // What most forms of a weight share.
   void begin(std::size_t, std::size_t) {}
   template <class D>
   HWY_INLINE hn::Vec<D> moved(const AdamFormula<D>& formula, hn::Vec<D> w,

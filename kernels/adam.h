@@ -15,7 +15,7 @@
 // Numerics: f32, with coefficients taken from double once a call. One step from equal state differs
 //           from torch's by at most 1e-6 max(|w|, lr). Equal bits for any split of a chunk and any
 //           alignment; instruction sets differ in the last digit (fused multiply-add or not).
-//           A g that is not finite spoils m, v and w: scan first, and skip the step.
+//           A g that is not finite spoils m, v and w: scan it first, and skip the step.
 // Aliasing: an output may be exactly its own input (m_out = m_in); nothing else overlaps.
 // Errors:   InvalidArgument, naming both lengths, or the step if below 1; nothing was written.
 // Cost:     28 bytes an element with f32 g and w: reads g, m, v, w, writes m, v, w. 20 flop.
@@ -30,7 +30,7 @@
 
 namespace sluiceway {
 
-// Doubles, as torch has them: 1 - 0.999F differs from 0.001 by 1e-5 of itself.
+// Double, as in torch: 1 - 0.999F differs from 0.001 by a relative 1e-5.
 struct AdamHyper {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -47,7 +47,7 @@ struct AdamMoments {
   static AdamMoments in_place(std::span<float> m, std::span<float> v) { return {m, v, m, v}; }
 };
 
-// ---- How a weight is stored; an adam_step takes one of these ------------------------------------
+// ---- How a weight is stored; adam_step() takes one of these -------------------------------------
 
 struct MasterWeight {  // f32.
   std::span<const float> in;
@@ -55,7 +55,7 @@ struct MasterWeight {  // f32.
 };
 
 template <typename T>
-struct MasterAndCopy {  // f32, and its nearest f16 or bf16, which the device computes with.
+struct MasterAndCopy {  // f32, and the nearest f16 or bf16, which the device computes with.
   std::span<const float> in;
   std::span<float> out;
   std::span<T> copy;
@@ -68,8 +68,8 @@ struct StochasticWeight {  // bf16 alone, rounded up or down by noise_16(key, fi
   std::uint64_t first = 0;  // Index of element 0 in the whole tensor.
 };
 
-// f32, cut in two: low is its raw lower half, hi its upper half rounded half up, so that hi alone
-// is the nearest bf16. Loses nothing.
+// An f32 cut in two, without loss: low is its raw lower half, hi its upper half rounded half up, so
+// that hi alone is the nearest bf16.
 struct HiLoWeight {
   std::span<const bf16> hi_in;
   std::span<const std::uint16_t> low_in;
@@ -81,7 +81,7 @@ struct HiLoWeight {
 
 namespace sluiceway::cpu {
 
-// d alone, for a core that is applied elsewhere: lr and weight_decay are not used.
+// Computes d alone, for a core that is applied elsewhere; does not use lr and weight_decay.
 template <typename G, typename D>
 void adam_direction(std::span<const G> g, float grad_scale, const AdamMoments& moments,
                     const AdamHyper& hyper, std::span<D> d);
@@ -94,8 +94,8 @@ void adam_step(std::span<const G> g, float grad_scale, const AdamMoments& moment
 
 namespace sluiceway::cuda {
 
-// Enqueue on `stream` and return; all pointers are device memory and stay valid until then.
-// Throw Unavailable where this build has no such half.
+// Enqueue on `stream` and return; all pointers are device memory and stay valid until the work has
+// run. Throw Unavailable in a build without CUDA.
 template <typename G, typename D>
 void adam_direction(std::span<const G> g, float grad_scale, const AdamMoments& moments,
                     const AdamHyper& hyper, std::span<D> d, StreamRef stream);
@@ -108,7 +108,7 @@ void adam_step(std::span<const G> g, float grad_scale, const AdamMoments& moment
 
 namespace sluiceway {
 
-// On the device of `stream`: the only place that chooses between the halves.
+// Runs on the device of `stream`. Only this function chooses between CPU and CUDA.
 template <typename G, typename D>
 void adam_direction(std::span<const G> g, float grad_scale, const AdamMoments& moments,
                     const AdamHyper& hyper, std::span<D> d, StreamRef stream) {

@@ -1,5 +1,4 @@
-// Argument checks of adam.h and factored_adam.h, which both halves of each make before anything
-// else.
+// Argument checks of adam.h and factored_adam.h. The CPU and the CUDA code make them first.
 //
 // Errors: InvalidArgument, naming the function and both lengths or shapes, or the step.
 #pragma once

@@ -1,5 +1,4 @@
-// What adam.h's formula multiplies with, taken from double once a call: one derivation for every
-// backend.
+// The coefficients of adam.h's formula, computed in double once a call. Every backend uses them.
 #pragma once
 
 #include <cmath>

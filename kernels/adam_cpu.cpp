@@ -12,7 +12,7 @@
 #define SLUICEWAY_KERNELS_ADAM_PASS_
 namespace sluiceway {
 
-struct AdamPass {  // What every variant reads and writes; lengths are checked already.
+struct AdamPass {  // The arrays of every variant; their lengths are already checked.
   const void* g;
   DType g_dtype;
   AdamCoefficients coefficients;
@@ -61,8 +61,8 @@ HWY_INLINE void advance(D d, Lanes lanes, const AdamFormula<D>& formula, const G
   stored(d, lanes, x, s, weight, i);
 }
 
-// Two vectors, a cache line with AVX2, are read before either is written: arrays whose distance is
-// a power of two share slots of the first-level cache, and would evict one another in between.
+// Reads two vectors (a cache line with AVX2) before it writes either: arrays whose distance is a
+// power of two share slots of the first-level cache, and would otherwise evict one another.
 template <class D, typename G, class Weight>
 HWY_INLINE void advance_two(D d, const AdamFormula<D>& formula, const G* g, const AdamMoments& s,
                             const Weight& weight, std::size_t i) {

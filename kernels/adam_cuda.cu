@@ -9,9 +9,9 @@
 namespace sluiceway::cuda {
 namespace {
 
-// ---- What is done with a direction; each is the device's form of one weight of adam.h -----------
+// ---- What happens to a direction; each struct is the device's form of one weight of adam.h ------
 //
-// load(i, count, w) first, then step() on each element, then store(i, count, w).
+// Call load(i, count, w) first, then step() for each element, then store(i, count, w).
 
 template <typename Out>
 struct Direction {
@@ -113,10 +113,11 @@ struct AdamArrays {
   float *m_out, *v_out;
 };
 
-// An octet of every array a thread, all loaded before the first is stored; whole warps, as the
-// noise asks. Loads of 16 bytes: a warp's are 512 bytes side by side of a 16-bit type, and twice as
-// many of f32. The roof is memory: sizeof(G) + 16 bytes an element for the moments, and those of
-// the weight; 20 flop, and 9 integer instructions more an element for stochastic rounding.
+// Each thread takes an octet of every array and loads all of them before it stores the first. Whole
+// warps call this, as the noise requires. Loads are of 16 bytes: for a 16-bit type a warp reads 512
+// contiguous bytes, for f32 twice as many. The roof is memory: sizeof(G) + 16 bytes an element for
+// gradient and moments, plus the bytes of the weight; 20 flop, and 9 more integer instructions an
+// element for stochastic rounding.
 template <typename G, class Weight>
 __global__ void adam_pass(AdamCoefficients c, AdamArrays<G> arrays, std::int64_t n, Weight weight) {
   const std::int64_t i = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kOctet;

@@ -1,4 +1,4 @@
-// Argument checks of the operations on arrays, which both halves of each make before anything else.
+// Argument checks of the operations on arrays. The CPU and the CUDA code make them first.
 //
 // Errors: InvalidArgument, naming the function and both sizes.
 #pragma once
@@ -18,7 +18,7 @@ inline void check_copy_lengths(const char* function, std::size_t src, std::size_
                   " as src has");
 }
 
-// Of gradient_copy(): which pairs of types there are, and whole elements on both sides.
+// Checks gradient_copy(): a supported pair of types, and whole elements on both sides.
 inline void check_copy_types(std::size_t src_bytes, DType src, std::size_t dst_bytes, DType dst) {
   SLUICEWAY_CHECK(src == dst || src == DType::kF32, "gradient_copy: src is ", to_string(src),
                   " and dst ", to_string(dst), ", expected equal types, or f32 and a 16-bit one");

@@ -1,4 +1,4 @@
-// Measures what a projector pair loses of a gradient, streamed: G is never copied.
+// Measures how much of a gradient a projector pair loses. Reads G in panels and never copies it.
 //
 //   bias_sq = |P P^T G Q Q^T - G|_F^2          docs/algorithm.md section 2, estimation bias
 //   grad_sq = |G|_F^2                          relative bias rho = sqrt(bias_sq / grad_sq)
@@ -11,10 +11,10 @@
 //
 // Numerics: elements of the bias in f32, squares summed in double per row panel.
 // Aliasing: scratch overlaps nothing.
-// Errors:   InvalidArgument, naming both shapes, before scratch changes. Sparse indices are
-//           trusted.
-// Cost:     compress and decompress: twice their flop; reads g twice. Scratch is the core and one
-//           panel of rows.
+// Errors:   InvalidArgument, naming both shapes, before scratch changes. The caller vouches for
+//           sparse indices.
+// Cost:     twice the flop of compress and decompress; reads g twice. Scratch holds the core and
+//           one panel of rows.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ std::int64_t bias_norm_scratch_elems(const BlockRows& p, const BlockRows& q);
 
 namespace sluiceway::cpu {
 
-// Runs on the calling thread. `q_columns` is sparse_columns() of `q`.
+// Runs on the calling thread. `q_columns` is the result of sparse_columns() for `q`.
 BiasNorm bias_norm(const AnyMatrix& g, const SparseRows& p, const SparseRows& q,
                    const SparseColumns& q_columns, std::span<float> scratch);
 BiasNorm bias_norm(const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
@@ -48,7 +48,7 @@ BiasNorm bias_norm(const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
 namespace sluiceway::cuda {
 
 // Enqueues on `stream`; *result is device memory, and the other pointers are device pointers too.
-// Unavailable where this build has no such half, CudaError if the launch is refused.
+// Throws Unavailable in a build without CUDA, CudaError if the launch fails.
 void bias_norm(BiasNorm* result, const AnyMatrix& g, const SparseRows& p, const SparseRows& q,
                const SparseColumns& q_columns, std::span<float> scratch, StreamRef stream);
 void bias_norm(BiasNorm* result, const AnyMatrix& g, const BlockRows& p, const BlockRows& q,
@@ -58,7 +58,8 @@ void bias_norm(BiasNorm* result, const AnyMatrix& g, const BlockRows& p, const B
 
 namespace sluiceway {
 
-// On the device of `stream`, whose memory `result` is in: the only place that chooses a half.
+// Runs on the device of `stream`, which also holds `result`. Only this function chooses between CPU
+// and CUDA.
 inline void bias_norm(BiasNorm* result, const AnyMatrix& g, const SparseRows& p,
                       const SparseRows& q, const SparseColumns& q_columns, std::span<float> scratch,
                       StreamRef stream) {

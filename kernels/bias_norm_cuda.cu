@@ -8,9 +8,9 @@
 namespace sluiceway::cuda {
 namespace {
 
-// Compares octets of P S Q^T with those of G, and sums both squares in double. Reads G once, and
-// keeps nothing of either; the parts of blocks become one as reduce.cuh says. Double precision is
-// the roof where a card has little of it: 4 flop an element.
+// Compares octets of P S Q^T with octets of G, and sums both squares in double. Reads G once and
+// stores neither matrix; reduce.cuh explains how the parts of blocks are joined. On cards with slow
+// double precision that is the roof: 4 flop an element.
 template <typename T>
 struct BiasSink {
   using Old = Octet<T>;
@@ -59,9 +59,9 @@ struct BiasSink {
   }
 };
 
-constexpr GridLimits kBiasLimits{1, 4096};  // On any device: equal bits on all.
+constexpr GridLimits kBiasLimits{1, 4096};  // The same on every device, so that the bits are equal.
 
-// The core is at the start of the caller's scratch, and run(sink, core) expands it again.
+// The core lies at the start of the caller's scratch; run(sink, core) expands it.
 template <class Run>
 void compare(BiasNorm* result, const AnyMatrix& g, StreamRef stream, const Run& run) {
   const StreamScratch scratch(stream);

@@ -1,4 +1,4 @@
-// Enters the subspace: the core of a gradient, without forming P, Q or a product of full size.
+// Enters the subspace: computes the core of a gradient without forming P, Q or a full-size product.
 //
 //   S <- beta S + P^T G Q            docs/algorithm.md section 1; beta = 0 overwrites S, even NaN
 //
@@ -9,13 +9,14 @@
 //   q       n x dn  f32               by column (sparse_columns()), or blocks     read
 //   scratch         f32               compress_scratch_elems() elements           written
 //
-// Numerics: products and sums in f32, ordered by the shapes alone: equal bits from call to call on
-//           one instruction set. Instruction sets agree to 1e-6 + 4 eps sum |p g q|. On a device a
-//           library multiplies by dense projectors (cuda/one_group.h), and by sparse ones where g
-//           has more than 12,288 columns (cuda/project_columns.h): in its own order of sums.
+// Numerics: products and sums in f32, in an order that depends on the shapes alone: equal bits from
+//           call to call on one instruction set. Instruction sets agree to 1e-6 + 4 eps sum |p g
+//           q|. On a device a vendor library multiplies by dense projectors (cuda/one_group.h), and
+//           by sparse ones where g has more than 12,288 columns (cuda/project_columns.h); it sums
+//           in its own order.
 // Aliasing: s and scratch overlap nothing.
-// Errors:   InvalidArgument, naming both shapes, before any element of s or scratch changes.
-//           Sparse indices are trusted: sparse_columns() has checked those of q.
+// Errors:   InvalidArgument, naming both shapes, before any element of s or scratch changes. Sparse
+//           indices are not checked here: sparse_columns() has checked those of q.
 // Cost:     sparse: 2 r m (n + dn) flop; blocks of k of b: 2 k m (n + dn) flop, dn = n k / b.
 //           Reads g once; s is read and written once per call for blocks, r rows of s per row of g
 //           for sparse (from the cache, while s fits there).
@@ -29,7 +30,7 @@
 
 namespace sluiceway {
 
-// Elements of scratch for g of n columns; they do not grow with the rows of g.
+// Returns the elements of scratch for a g of n columns; the number of rows of g does not matter.
 std::int64_t compress_scratch_elems(const SparseRows& p, const SparseColumns& q);
 std::int64_t compress_scratch_elems(const BlockRows& p, const BlockRows& q);
 
@@ -37,8 +38,9 @@ std::int64_t compress_scratch_elems(const BlockRows& p, const BlockRows& q);
 
 namespace sluiceway::cpu {
 
-// Runs on the calling thread. A caller goes parallel over row ranges of g and p: into a core per
-// thread for sparse, and into s.row_range() for blocks, where p.group_range() owns rows of s.
+// Runs on the calling thread. To parallelise, split the rows of g and p: for sparse projectors give
+// each thread a core of its own; for blocks let p.group_range() choose the rows of s, as
+// s.row_range().
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,
               const SparseColumns& q, std::span<float> scratch);
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const BlockRows& p,
@@ -52,8 +54,8 @@ namespace sluiceway::cuda {
 void prepare_products(const SparseRows& p, const SparseRows& q, DeviceId device);
 void prepare_products(const BlockRows& p, const BlockRows& q, DeviceId device);
 
-// Enqueues on `stream` and returns; all pointers are device pointers and stay valid until then.
-// Unavailable where this build has no such half, CudaError if the launch is refused.
+// Enqueues on `stream` and returns; all pointers are device pointers and stay valid until the work
+// has run. Throws Unavailable in a build without CUDA, CudaError if the launch fails.
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,
               const SparseColumns& q, std::span<float> scratch, StreamRef stream);
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const BlockRows& p,
@@ -64,9 +66,9 @@ void compress(MatrixView<float> s, float beta, const AnyMatrix& g, StreamRef str
 
 namespace sluiceway {
 
-// Makes what a vendor's library keeps for a device, where products with such projectors are the
-// library's: compress(), and decompress() and project_rows(), which else would make it in their
-// first call, and may wait until the device is idle. Their shapes alone count.
+// Creates the vendor library's state for a device if the library multiplies by such projectors.
+// Otherwise the first compress(), decompress() or project_rows() would create it, and could wait
+// until the device is idle. Reads only the shapes.
 inline void prepare_products(const SparseRows& p, const SparseRows& q, DeviceId device) {
   if (!device.is_host()) cuda::prepare_products(p, q, device);
 }
@@ -74,7 +76,7 @@ inline void prepare_products(const BlockRows& p, const BlockRows& q, DeviceId de
   if (!device.is_host()) cuda::prepare_products(p, q, device);
 }
 
-// On the device of `stream`: the only place that chooses between the halves.
+// Runs on the device of `stream`. Only this function chooses between CPU and CUDA.
 inline void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseRows& p,
                      const SparseColumns& q, std::span<float> scratch, StreamRef stream) {
   if (stream.is_host()) return cpu::compress(s, beta, g, p, q, scratch);

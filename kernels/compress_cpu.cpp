@@ -23,8 +23,8 @@ void sparse_panels(MatrixView<float> s, float beta, MatrixView<const T> g, const
                    const SparseColumns& q, std::span<float> scratch) {
   ScratchCutter cut(scratch);
   float* const panel = cut.take(g.cols * kPanelRows);
-  float* const product = cut.take(s.cols * kPanelRows);       // Column after column, as panel.
-  float* const product_rows = cut.take(s.cols * kPanelRows);  // Row after row.
+  float* const product = cut.take(s.cols * kPanelRows);       // Column by column, like the panel.
+  float* const product_rows = cut.take(s.cols * kPanelRows);  // Row by row.
   scale_matrix(s, beta);
   for (std::int64_t first = 0; first < g.rows; first += kPanelRows) {
     const std::int64_t rows = std::min(kPanelRows, g.rows - first);
@@ -49,8 +49,8 @@ void sparse_panels(MatrixView<float> s, float beta, MatrixView<const T> g, const
 using WideTag = hn::CappedTag<float, 16>;
 using NarrowTag = hn::CappedTag<float, 8>;  // Groups often keep just 8 columns.
 
-// left = P_g^T (rows x cols of G). Columns beyond the last whole vector are copied first, since
-// reading past the end of G is not allowed; rows of `left` extend to whole vectors.
+// left = P_g^T (rows x cols of G). The columns beyond the last whole vector are copied first, since
+// reading past the end of G is not allowed. Rows of `left` are padded to whole vectors.
 template <typename T>
 HWY_INLINE void project_tile(const TileA& p_group, const TileB<T>& g, std::int64_t kept,
                              std::int64_t rows, std::int64_t cols, float* left, std::int64_t stride,

@@ -11,7 +11,7 @@
 namespace sluiceway::cuda {
 namespace {
 
-// Reads g once, reads (unless beta is 0) and writes s once.
+// Reads g once, writes s once, and reads s once unless beta is 0.
 template <typename T>
 struct AccumulateOp {
   MatrixView<float> s;
@@ -32,9 +32,9 @@ struct AccumulateOp {
   }
 };
 
-// S <- beta S + (P^T G) Q by two dense products. Of 16 bits, G is widened first, as many rows at a
-// time as the scratch has room for beside P^T G: at least 64, and as many as Q keeps for a square
-// G. Roof: 2 m n dm + 2 n dm dn flop; G is read once, and widened rows are written and read once.
+// S <- beta S + (P^T G) Q by two dense products. A 16-bit G is widened first, as many rows at a
+// time as fit into the scratch beside P^T G: at least 64, and for a square G as many as Q keeps.
+// Roof: 2 m n dm + 2 n dm dn flop; G is read once, and widened rows are written and read once.
 void compress_dense(MatrixView<float> s, float beta, const AnyMatrix& g, const BlockRows& p,
                     const BlockRows& q, std::span<float> scratch, StreamRef stream) {
   ScratchCutter cut(scratch);
@@ -59,7 +59,7 @@ void compress_dense(MatrixView<float> s, float beta, const AnyMatrix& g, const B
 
 }  // namespace
 
-// Of a linear layer p meets rows as well, those of its output's gradient.
+// In a linear layer p multiplies rows too: the rows of the output's gradient.
 void prepare_products(const SparseRows& p, const SparseRows& q, DeviceId device) {
   if (is_wide(p.rows) || is_wide(q.rows)) prepare_sparse_product(device);
 }
@@ -74,7 +74,7 @@ void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const SparseR
   run_compress_sparse(s, beta, g, p, q, scratch, stream);
 }
 
-// For groups that are not dense, P_g^T G is in shared memory, and scratch is not used.
+// Unless groups are dense, P_g^T G is in shared memory and scratch is not used.
 void compress(MatrixView<float> s, float beta, const AnyMatrix& g, const BlockRows& p,
               const BlockRows& q, std::span<float> scratch, StreamRef stream) {
   check_compress(s, g, p, q, scratch);

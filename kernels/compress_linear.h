@@ -1,10 +1,10 @@
-// One side of a core whose gradient is never formed: rows of a linear layer's input or of its
-// output gradient enter the subspace.
+// One factor of a core whose gradient is never formed: projects the rows of a linear layer's input
+// or output gradient into the subspace.
 //
 //   W <- G P                  for G = dY, and G = X with Q in place of P; then
 //   S = P^T (dY^T X) Q = (dY P)^T (X Q)         docs/algorithm.md section 1
 //
-// The product of the two is a dense one of dm x T by T x dn, which is left to the framework's own.
+// The framework computes the product of the two, a dense one of dm x T by T x dn.
 //
 //   name    shape   dtype             layout                                      access
 //   w       T x d   f32 | bf16 | f16  row-major, stride in elements               written
@@ -13,15 +13,16 @@
 //   scratch         f32               project_scratch_elems() elements            written
 //
 // Numerics: products and sums in f32, in the order of p's rows; one rounding to nearest where w is
-//           of 16 bits. Equal bits from call to call on one instruction set; instruction sets, and
-//           CPU and CUDA, agree to 1e-6 + 4 eps sum |g p|. On a device a library multiplies by a
-//           sparse p of more than 12,288 rows (cuda/project_columns.h), in its own order of sums.
+//           is of 16 bits. Equal bits from call to call on one instruction set; instruction sets,
+//           and CPU and CUDA, agree to 1e-6 + 4 eps sum |g p|. On a device a vendor library
+//           multiplies by a sparse p of more than 12,288 rows (cuda/project_columns.h), in its own
+//           order of sums.
 // Aliasing: w and scratch overlap nothing.
-// Errors:   InvalidArgument, naming both shapes, before any element of w or scratch changes.
-//           Sparse indices are trusted.
-// Cost:     sparse: 2 r m T flop; blocks of k of b: 2 k m T flop. Reads g and writes w once; p is
-//           read once for each 16 rows of g (from the cache, while it fits there). A device lists a
-//           sparse p by column first, in scratch.
+// Errors:   InvalidArgument, naming both shapes, before any element of w or scratch changes. Sparse
+//           indices are not checked.
+// Cost:     sparse: 2 r m T flop; blocks of k of b: 2 k m T flop. Reads g and writes w once; reads
+//           p once for each 16 rows of g (from the cache, while it fits there). A device first
+//           lists a sparse p by column, in scratch.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@
 
 namespace sluiceway {
 
-// Elements of scratch for any number of rows of g.
+// Returns the elements of scratch, whatever the number of rows of g.
 std::int64_t project_scratch_elems(const SparseRows& p);
 std::int64_t project_scratch_elems(const BlockRows& p);
 
@@ -40,7 +41,7 @@ std::int64_t project_scratch_elems(const BlockRows& p);
 
 namespace sluiceway::cpu {
 
-// Runs on the calling thread. A caller goes parallel over row ranges of w and g.
+// Runs on the calling thread. To parallelise, split the rows of w and g.
 void project_rows(const AnyMatrix& w, const AnyMatrix& g, const SparseRows& p,
                   std::span<float> scratch);
 void project_rows(const AnyMatrix& w, const AnyMatrix& g, const BlockRows& p,
@@ -50,8 +51,8 @@ void project_rows(const AnyMatrix& w, const AnyMatrix& g, const BlockRows& p,
 
 namespace sluiceway::cuda {
 
-// Enqueues on `stream` and returns; all pointers are device pointers and stay valid until then.
-// Unavailable where this build has no such half, CudaError if the launch is refused.
+// Enqueues on `stream` and returns; all pointers are device pointers and stay valid until the work
+// has run. Throws Unavailable in a build without CUDA, CudaError if the launch fails.
 void project_rows(const AnyMatrix& w, const AnyMatrix& g, const SparseRows& p,
                   std::span<float> scratch, StreamRef stream);
 void project_rows(const AnyMatrix& w, const AnyMatrix& g, const BlockRows& p,
@@ -61,7 +62,7 @@ void project_rows(const AnyMatrix& w, const AnyMatrix& g, const BlockRows& p,
 
 namespace sluiceway {
 
-// On the device of `stream`: the only place that chooses between the halves.
+// Runs on the device of `stream`. Only this function chooses between CPU and CUDA.
 inline void project_rows(const AnyMatrix& w, const AnyMatrix& g, const SparseRows& p,
                          std::span<float> scratch, StreamRef stream) {
   if (stream.is_host()) return cpu::project_rows(w, g, p, scratch);

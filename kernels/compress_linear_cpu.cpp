@@ -27,7 +27,7 @@ HWY_INLINE void round_row(const float* HWY_RESTRICT from, std::int64_t cols, T* 
   for (; j < cols; ++j) to[j] = from_float<T>(from[j]);
 }
 
-// Rows [first, first + rows) of w, from a panel of rows that are `stride` apart.
+// Writes rows [first, first + rows) of w, from a panel of rows that are `stride` apart.
 HWY_INLINE void put_rows(const AnyMatrix& w, std::int64_t first, std::int64_t rows,
                          const float* panel, std::int64_t stride) {
   const auto put = [&](auto view) HWY_ATTR {
@@ -64,7 +64,7 @@ void project_sparse(const AnyMatrix& w, const AnyMatrix& g, const SparseRows& p,
                     std::span<float> scratch) {
   ScratchCutter cut(scratch);
   float* const panel = cut.take(p.rows * kPanelRows);
-  float* const product = cut.take(p.cols * kPanelRows);  // Column after column, as panel.
+  float* const product = cut.take(p.cols * kPanelRows);  // Column by column, like the panel.
   float* const rows_of_product = cut.take(p.cols * kPanelRows);
   for (std::int64_t first = 0; first < g.rows; first += kPanelRows) {
     const std::int64_t rows = std::min(kPanelRows, g.rows - first);
@@ -82,16 +82,16 @@ void project_sparse(const AnyMatrix& w, const AnyMatrix& g, const SparseRows& p,
 
 // ---- Blocks: each group of columns by its own small matrix --------------------------------------
 
-// Where a group's product begins, and what it is the product of.
+// The factors of one group's product.
 struct GroupProduct {
-  TileA rows;               // Of g, the columns of the group.
-  const float* value;       // Of p, kept apart.
-  std::int64_t kept, cols;  // Of a row of p's values; of this group.
+  TileA rows;               // Rows of g, at the columns of the group.
+  const float* value;       // The group's values of p, `kept` a row.
+  std::int64_t kept, cols;  // Length of a row of p's values; columns of this group.
   std::int64_t xs, ys;
 };
 
-// Columns beyond the last whole vector are copied first, since reading past the end of p is not
-// allowed. What is written beyond the group's columns, the next group overwrites.
+// The columns beyond the last whole vector are copied first, since reading past the end of p is not
+// allowed. The next group overwrites what this one writes beyond its own columns.
 template <class D>
 HWY_INLINE void project_group(D d, const GroupProduct& group, const StoreOut& out,
                               float* HWY_RESTRICT edge) {
@@ -167,7 +167,7 @@ std::int64_t project_scratch_elems(const SparseRows& p) {
   const std::int64_t of_panels = kPadElems + ScratchCutter::cost(p.rows * kPanelRows) +
                                  2 * ScratchCutter::cost(p.cols * kPanelRows);
   const std::int64_t of_columns = p.cols + 1 + 2 * p.rows * p.nnz;  // On a device: p by column.
-  // A device lists p by column, and then has a library for wide rows, which it makes in panels too.
+  // A device lists p by column; its library for wide rows also works in panels.
   if (p.rows > kMostStagedCols) return of_panels + of_columns;
   return std::max(of_panels, of_columns);
 }

@@ -11,7 +11,8 @@ namespace sluiceway::cuda {
 namespace {
 
 constexpr int kListedCols = 64;
-constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;  // Of a list; 32 bits count them.
+constexpr std::int64_t kMostEntries = std::int64_t{1}
+                                      << 30;  // Entries of a list, which 32 bits count.
 
 // Ascending, in place; a list is short (r m / d entries on average), but nothing bounds it.
 __device__ inline void sort_list(std::int32_t* list, int count) {
@@ -25,12 +26,13 @@ __device__ inline void sort_list(std::int32_t* list, int count) {
   }
 }
 
-// The nonzeros of P by column, as sparse_columns() gives them on the host. A block has 64 columns:
-// it counts the entries of each and those before, leaves the numbers of its entries in the lists in
-// whatever order its threads come, and sorts each list, so that the result is the indices' alone.
+// Lists the nonzeros of P by column, as sparse_columns() does on the host. A block has 64 columns:
+// it counts the entries of each and those before them, puts the numbers of its entries into the
+// lists in whatever order its threads arrive, and sorts each list, so that the result depends on
+// the indices alone.
 //
-// Loads: indices side by side, twice for each 64 columns, all but the first time from the
-// second-level cache; their lists scattered. Roof: latency, of 2 r m / 1024 steps.
+// Loads: contiguous indices, twice for each 64 columns, all but the first time from the
+// second-level cache; scattered list entries. Roof: latency, of 2 r m / 1024 steps.
 __global__ void list_columns(SparseRows p, std::int32_t* offset, std::int32_t* row, float* value) {
   __shared__ int counts[kListedCols];
   __shared__ int next[kListedCols];
@@ -74,7 +76,7 @@ __global__ void list_columns(SparseRows p, std::int32_t* offset, std::int32_t* r
   }
 }
 
-// In `scratch`, which has room for them: project_scratch_elems().
+// Builds the columns of p in `scratch`, which has room for them: project_scratch_elems().
 SparseColumns columns_of(const SparseRows& p, std::span<float> scratch, StreamRef stream) {
   const std::int64_t entries = p.rows * p.nnz;
   SLUICEWAY_CHECK(entries <= kMostEntries, "project_rows: p has ", entries,
@@ -99,7 +101,7 @@ void project_rows(const AnyMatrix& w, const AnyMatrix& g, const SparseRows& p,
   project_columns("project_rows", g, columns, w, scratch.subspan(listed), stream);
 }
 
-// Both factors of a tile are in shared memory: scratch is not used.
+// Shared memory holds both factors of a tile, so scratch is not used.
 void project_rows(const AnyMatrix& w, const AnyMatrix& g, const BlockRows& p,
                   std::span<float> scratch, StreamRef stream) {
   check_project(w, g, p, scratch);

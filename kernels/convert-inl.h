@@ -1,8 +1,9 @@
-// SIMD loads and stores of f32, f16 and bf16 arrays as f32 vectors, and the roundings of a store.
+// SIMD loads and stores of f32, f16 and bf16 arrays as f32 vectors, and the rounding that stores
+// do.
 //
 // Numerics: loads are exact. Nearest is ties-to-even and equals from_float<T>() bit for bit.
-//           Stochastic: rounds up in magnitude with probability (discarded part) / ulp. A NaN
-//           stays a NaN and an infinity an infinity in either.
+//           Stochastic: rounds up in magnitude with probability (discarded part) / ulp. Both keep a
+//           NaN a NaN and an infinity an infinity.
 #if defined(SLUICEWAY_KERNELS_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_CONVERT_INL_H_
 #undef SLUICEWAY_KERNELS_CONVERT_INL_H_
@@ -22,7 +23,7 @@ namespace sluiceway {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The conversion instructions of x86 (F16C) agree with from_float<f16>(); others go by integers.
+// x86's conversion instructions (F16C) agree with from_float<f16>(); other targets use integers.
 #undef SLUICEWAY_HWY_F16C
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
 #define SLUICEWAY_HWY_F16C 1
@@ -59,7 +60,7 @@ HWY_INLINE hn::Vec<U32<D>> bf16_nearest_bits(D /*d*/, V x) {
   return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), quiet, rounded);
 }
 
-// `noise` is 16 random bits a lane, in the low half.
+// `noise` holds 16 random bits per lane, in the low half.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE hn::Vec<U32<D>> bf16_stochastic_bits(D /*d*/, V x, hn::Vec<U32<D>> noise) {
   const U32<D> du;
@@ -86,7 +87,7 @@ HWY_INLINE hn::Vec<U16<D>> f16_nearest(D /*d*/, V x) {
   return hn::BitCast(U16<D>(), hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), x));
 }
 
-#else  // The branches of dtype.h as selections; see there for the constants.
+#else  // The branches of dtype.h as selections; the constants are explained there.
 
 template <class D>
 HWY_INLINE hn::Vec<D> f16_to_f32(D d, hn::Vec<U16<D>> bits) {
@@ -177,7 +178,7 @@ HWY_INLINE void store_stochastic(D d, V x, const std::uint16_t* noise, bf16* p) 
   store_bits(d, narrow(d, bf16_stochastic_bits(d, x, bits)), p);
 }
 
-// store_stochastic() of `a` and, behind it, of `b`, narrowed at once.
+// store_stochastic() of `a` followed by `b`, narrowed together.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void store_stochastic_pair(D d, V a, V b, const std::uint16_t* noise, bf16* p) {
   const std::size_t lanes = hn::Lanes(d);
@@ -199,8 +200,8 @@ HWY_INLINE void store_stochastic_pair(D d, V a, V b, const std::uint16_t* noise,
 
 // ---- Loops with a tail -------------------------------------------------------------------------
 
-// A loop body is a template over one of these two, and so is the same code for whole vectors and
-// for the end of an array. Lanes beyond the end read as zero.
+// A loop body is a template over one of these two, so the same code serves whole vectors and the
+// end of an array. Lanes beyond the end read as zero.
 struct WholeVector {
   template <class D, typename T>
   HWY_INLINE hn::Vec<D> load(D d, const T* p) const {
@@ -221,7 +222,7 @@ struct WholeVector {
 };
 
 struct FirstLanes {
-  std::size_t count;  // Below the number of lanes.
+  std::size_t count;  // Less than the number of lanes.
 
   template <class D, typename T>
   HWY_INLINE hn::Vec<D> load(D d, const T* p) const {

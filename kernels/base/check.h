@@ -24,7 +24,7 @@ std::string concat(const Parts&... parts) {
 // "1610612736 bytes (1.50 GiB)": sizes in errors are exact and readable.
 std::string format_bytes(std::uint64_t bytes);
 
-// Throws IoError with errno, its text and `path` when `result` is negative; returns it otherwise.
+// Throws IoError with errno, its text and `path` when `result` is negative; otherwise returns it.
 std::int64_t check_syscall(std::int64_t result, const char* call, const std::string& path,
                            std::int64_t offset = 0);
 

@@ -7,7 +7,7 @@
 
 namespace sluiceway {
 
-// By value, so that its alignment of 64 bytes is the allocation's.
+// Held by value in one allocation, which therefore has its alignment of 64 bytes.
 struct Checksum::State {
   XXH3_state_t xxh3;
 };

@@ -1,9 +1,9 @@
-// XXH3: of 128 bits over bytes that come piece by piece, so that a file of any size takes little
-// memory, and of 64 bits over bytes that are all there.
+// XXH3 checksums: 128 bits over bytes that arrive piece by piece, so that a file of any size takes
+// little memory, and 64 bits over bytes that are all in memory.
 //
 // Ownership:     owns its state; pieces are read before update() returns.
 // Thread safety: one thread at a time.
-// Numerics:      seed 0; equal on every machine and in every release, whatever the pieces were.
+// Numerics:      seed 0; equal on every machine and in every release, however the bytes were cut.
 #pragma once
 
 #include <array>
@@ -25,7 +25,8 @@ class Checksum {
 
   void update(std::span<const std::byte> bytes) noexcept;
 
-  // Of everything so far, in the order in which `xxh128sum` prints it; and as its 32 hex digits.
+  // The checksum of everything so far: its bytes in the order in which `xxh128sum` prints them, and
+  // as 32 hex digits.
   std::array<std::byte, 16> digest() const;
   std::string hex() const;
 
@@ -34,7 +35,7 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
-// As many hex digits as the type has, as the text of an error shows a checksum.
+// Formats a checksum for error texts, with as many hex digits as the type holds.
 template <std::unsigned_integral T>
 std::string to_hex(T value) {
   constexpr char kDigits[] = "0123456789abcdef";

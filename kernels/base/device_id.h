@@ -1,8 +1,8 @@
 // Which device: the host, or a CUDA device by its ordinal.
 //
-// There is no default: whoever forgets to say where memory lives or work runs does not compile.
+// There is no default: code that does not say where memory lives or work runs does not compile.
 //
-// Errors: InvalidArgument: a negative ordinal, which would be the host by accident.
+// Errors: InvalidArgument for a negative ordinal, which would mean the host by accident.
 #pragma once
 
 #include "kernels/base/check.h"
@@ -18,7 +18,7 @@ class DeviceId {
   }
 
   constexpr bool is_host() const noexcept { return ordinal_ == kHost; }
-  constexpr int ordinal() const noexcept { return ordinal_; }  // Of a CUDA device.
+  constexpr int ordinal() const noexcept { return ordinal_; }  // Number of the CUDA device.
   friend constexpr bool operator==(DeviceId, DeviceId) = default;
 
  private:

@@ -1,4 +1,4 @@
-// Storage types of 16 bits and the one enumeration that names every element type.
+// The 16-bit storage types, and the enumeration that names every element type.
 //
 // Numerics: to_float is exact; from_float rounds to nearest, ties to even, and keeps NaN a NaN.
 #pragma once

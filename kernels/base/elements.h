@@ -1,4 +1,4 @@
-// Bytes as the elements that lie in them; what is left at the end belongs to none.
+// Views bytes as elements of a type; trailing bytes that fill no element are ignored.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,7 @@
-// The exceptions of every room; each arrives in Python under the same name.
+// The exceptions that the whole runtime throws; each arrives in Python under the same name.
 //
-// Text: "function: what is, expected what should be", then a hint. Numbers carry units.
+// Text: "function: what is wrong (value found, value expected)", then what to do. Numbers have
+// units.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ class InvalidArgument : public Error {  // A bad value, shape or state; nothing 
   using Error::Error;
 };
 
-class OutOfMemory : public Error {  // A budget or the system refused; both byte counts in the text.
+class OutOfMemory
+    : public Error {  // A budget or the system refused; the text has both byte counts.
  public:
   using Error::Error;
 };
@@ -34,7 +36,7 @@ class Corrupt : public Error {  // Stored bytes do not match their checksum or g
   using Error::Error;
 };
 
-class Unavailable : public Error {  // This build or machine does not have it.
+class Unavailable : public Error {  // This build or machine does not support it.
  public:
   using Error::Error;
 };

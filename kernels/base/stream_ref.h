@@ -1,8 +1,8 @@
-// The borrowed form of a stream: what a kernel needs in order to enqueue work.
+// A borrowed stream: the handle that a kernel needs to enqueue work.
 //
-// On CUDA it is a cudaStream_t of that device, null for its default stream. On the host device
-// there is nothing to hold: a host kernel runs on the thread that calls it, and that thread belongs
-// to a Stream (runtime/device/stream.h). There is no default, as for DeviceId.
+// On CUDA it is a cudaStream_t of that device, null for its default stream. On the host device it
+// holds nothing: a host kernel runs on the thread that calls it, and that thread belongs to a
+// Stream (runtime/device/stream.h). Like DeviceId, it has no default.
 #pragma once
 
 #include "kernels/base/device_id.h"

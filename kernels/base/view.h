@@ -1,6 +1,6 @@
 // Borrowed views of arrays: a pointer, a shape and a stride, never ownership.
 //
-// Sizes are in elements and signed, as in libtorch. A view with no elements may hold nullptr.
+// Sizes are in elements and signed, as in libtorch. An empty view may hold nullptr.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct MatrixView {
       : data(d), rows(r), cols(c), stride(s) {}
   template <typename U>
   requires(std::is_same_v<const U, T>)
-      // A view of T is a view of const T. NOLINTNEXTLINE(google-explicit-constructor)
+      // A view of T converts to a view of const T. NOLINTNEXTLINE(google-explicit-constructor)
       constexpr MatrixView(const MatrixView<U>& other) noexcept
       : MatrixView(other.data, other.rows, other.cols, other.stride) {}
 
@@ -37,8 +37,8 @@ struct MatrixView {
   }
 };
 
-// A matrix whose element type is known at run time only. Constness of the elements is the
-// caller's promise: kernels that only read take it by the name `g`, writers by the name `w`.
+// A matrix whose element type is known only at run time. The type does not carry constness: a
+// kernel that only reads names the parameter `g`, one that writes names it `w`.
 struct AnyMatrix {
   void* data = nullptr;
   std::int64_t rows = 0;
@@ -72,7 +72,8 @@ struct SparseRows {
   }
 };
 
-// The same (rows x cols) projector by column: sparse_columns() of kernels/sparse_columns.h.
+// The same (rows x cols) projector by column, as sparse_columns() of kernels/sparse_columns.h makes
+// it.
 //
 //   offset  cols + 1  i32   nonzeros of column c are [offset[c], offset[c + 1])
 //   row     nonzeros  i32   their rows, ascending within a column
@@ -83,7 +84,7 @@ struct SparseColumns {
   const float* value = nullptr;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  std::int64_t nonzeros = 0;  // offset[cols], for who cannot read it.
+  std::int64_t nonzeros = 0;  // Equals offset[cols], for code that cannot read that array.
 };
 
 // A (rows x cols) block-diagonal projector with orthonormal columns.
@@ -105,7 +106,8 @@ struct BlockRows {
     return block == 0 ? 0 : (rows + block - 1) / block;
   }
 
-  // Groups [first, last) and the columns that they own, which are from column first * kept on.
+  // Returns groups [first, last) with the columns that they own, which start at column first *
+  // kept.
   constexpr BlockRows group_range(std::int64_t first, std::int64_t last) const noexcept {
     const bool to_the_end = last == groups();
     const std::int64_t last_row = to_the_end ? rows : last * block;

@@ -1,5 +1,5 @@
-// One element of adam.h's formula, in the order of roundings that the CPU's fused form has; the
-// compiler may not fuse any other product, so that both users of a line get the same bits.
+// The formula of adam.h for one element, with the same order of roundings as the CPU's fused form.
+// The compiler may not fuse any other product, so every kernel that calls this gets the same bits.
 #pragma once
 
 #include <cuda_runtime.h>

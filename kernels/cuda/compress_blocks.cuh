@@ -15,12 +15,13 @@
 namespace sluiceway::cuda {
 
 inline constexpr unsigned kCompressThreads = 128;
-inline constexpr int kKeptRows = 8;  // Of P_g^T G that a thread sums up at once, for eight columns.
-inline constexpr int kCoreColumns = 2;  // Of S that a thread sums up at once.
-inline constexpr int kRowsAhead = 4;    // Of G, loaded together.
+inline constexpr int kKeptRows =
+    8;  // Rows of P_g^T G that a thread sums at once, for eight columns.
+inline constexpr int kCoreColumns = 2;  // Columns of S that a thread sums at once.
+inline constexpr int kRowsAhead = 4;    // Rows of G that are loaded together.
 inline constexpr int kCompressCols = kCompressThreads * kOctet;
 
-// The share of a grid: a row group of P, some whole groups of Q, and kKeptRows rows of S.
+// How a grid divides the work: a row group of P, some whole groups of Q, and kKeptRows rows of S.
 struct CompressCut {
   std::int64_t tile_cols, col_tiles, row_tiles, items;
 
@@ -33,7 +34,7 @@ struct CompressCut {
   }
 };
 
-// What an item of the grid is about.
+// The work of one item of the grid.
 struct CoreTile {
   std::int64_t row, row_end;  // Rows of G.
   std::int64_t s_row;         // First row of S, of `height`.
@@ -41,8 +42,8 @@ struct CoreTile {
   int height;
 };
 
-// Where left[a][j] is: rows side by side, so that two loads of 16 bytes have all eight of a column,
-// with a gap that lets eight lanes, each storing its own octet of columns, fall on different banks.
+// Returns where left[a][j] lies. The rows of a column lie side by side, so two loads of 16 bytes
+// fetch all eight; a gap lets eight lanes that each store an octet of columns use different banks.
 __device__ inline int left_place(int j) { return j * kKeptRows + j / kOctet * 4; }
 inline constexpr int kLeftElems = kCompressCols * kKeptRows + kCompressCols / kOctet * 4;
 
@@ -80,16 +81,16 @@ __device__ void sum_left(MatrixView<const T> g, const BlockRows& p, const CoreTi
   }
 }
 
-// Columns c of a block of S that a thread sums up: each load of the left product serves both.
+// Columns c of a block of S that one thread sums: each load of the left product serves both.
 struct CoreColumns {
   float* s;            // S[tile's first row][first column].
   const float* q;      // Q[first row of the group here][first column].
-  std::int64_t apart;  // From one to the other.
+  std::int64_t apart;  // Distance between the two.
   int count;
 };
 
-// S[a][c] = beta S[a][c] + left[a][j] Q[j][c] over columns j of one group of Q, for all rows a of
-// the tile. Zero overwrites whatever was there, even NaN.
+// S[a][c] = beta S[a][c] + left[a][j] Q[j][c], summed over the columns j of one group of Q, for all
+// rows a of the tile. A beta of zero overwrites S, even a NaN.
 __device__ inline void add_core_columns(const CoreColumns& to, std::int64_t stride, float beta,
                                         int height, const float* left, int j, int j_end,
                                         std::int64_t q_stride) {
@@ -129,7 +130,7 @@ __device__ inline void add_core_columns(const CoreColumns& to, std::int64_t stri
   }
 }
 
-// Blocks (g, h) of S for columns [col, end) of G, whose left product is in shared memory.
+// Adds to blocks (g, h) of S for columns [col, end) of G; their left product is in shared memory.
 __device__ inline void add_core_blocks(MatrixView<float> s, float beta, const BlockRows& q,
                                        const CoreTile& tile, std::int64_t col, std::int64_t end,
                                        std::int64_t tile_col, const float* left) {
@@ -141,7 +142,7 @@ __device__ inline void add_core_blocks(MatrixView<float> s, float beta, const Bl
     const std::int64_t kept = h + 1 == q.groups() ? q.last_kept : q.kept;
     if (c >= kept) continue;
     const std::int64_t j = max(h * q.block, col), j_end = min((h + 1) * q.block, end);
-    // A group wider than the tile comes in pieces, and only the first of them begins with beta S.
+    // A group wider than the tile comes in pieces; only the first starts with beta S.
     const float scale = max(h * q.block, tile_col) == j ? beta : 1.0F;
     const CoreColumns to{s.row(tile.s_row) + h * q.kept + c, q.value + j * q.kept + c, apart,
                          c + apart < kept ? kCoreColumns : 1};
@@ -150,13 +151,13 @@ __device__ inline void add_core_blocks(MatrixView<float> s, float beta, const Bl
   }
 }
 
-// Each block (g, h) of S is summed by one thread block, rows of G first, so nothing is added by
-// several and the order is the shapes'. Loads: G by octets, 16 bytes a lane of a 16-bit type, up to
-// 2 KiB of a row side by side, four rows at once; P by whole warps at one address; Q from the
-// caches, side by side in its kept columns. Shared: 34 KiB of P_g^T G, written and read by 16
-// bytes. G comes from memory once; for more than 8 kept columns, neighbouring blocks read it again
-// from the second-level cache. Roof: m n sizeof(T) bytes; 2 k m (n + dn) flop, which bind first
-// above k = 12 or so.
+// One thread block sums each block (g, h) of S, rows of G first. No two thread blocks add to the
+// same element, so the order depends on the shapes alone. Loads: octets of G, 16 bytes a lane for a
+// 16-bit type, up to 2 KiB of contiguous elements of a row, four rows at once; P by whole warps at
+// one address; contiguous kept columns of Q from the caches. Shared memory: 34 KiB of P_g^T G, in
+// accesses of 16 bytes. G comes from memory once; with more than 8 kept columns, neighbouring
+// blocks read it again from the second-level cache. Roof: m n sizeof(T) bytes; 2 k m (n + dn) flop,
+// which limit first above k = 12 or so.
 template <typename T>
 __global__ void compress_blocks(MatrixView<float> s, float beta, MatrixView<const T> g, BlockRows p,
                                 BlockRows q, CompressCut cut) {
@@ -168,14 +169,14 @@ __global__ void compress_blocks(MatrixView<float> s, float beta, MatrixView<cons
     const std::int64_t kept = group + 1 == p.groups() ? p.last_kept : p.kept;
     const std::int64_t p_col = row_tile * kKeptRows;
     const int height = octet_count(p_col, kept);
-    if (height == 0) continue;  // For all threads: the last group may keep fewer.
+    if (height == 0) continue;  // The same for all threads: the last group may keep fewer rows.
     const CoreTile tile{group * p.block, min((group + 1) * p.block, p.rows), group * p.kept + p_col,
                         p_col, height};
     const std::int64_t tile_end = min(tile_col + cut.tile_cols, g.cols);
     for (std::int64_t col = tile_col; col < tile_end; col += kCompressCols) {
       const std::int64_t end = min(col + kCompressCols, tile_end);
       const std::int64_t mine = col + threadIdx.x * kOctet;
-      __syncthreads();  // Readers of the columns before.
+      __syncthreads();  // Until all have read the previous columns.
       sum_left(g, p, tile, mine, octet_count(mine, end), left);
       __syncthreads();
       add_core_blocks(s, beta, q, tile, col, end, tile_col, left);

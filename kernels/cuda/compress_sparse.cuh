@@ -3,9 +3,9 @@
 //   Y = G_panel Q             project_columns.h
 //   S <- S + P_panel^T Y      row a of S takes rows i of Y where P has (i, a), i ascending
 //
-// Y is in scratch, as many rows as fit, so a gradient of 4096 rows takes four panels at dn = 1024
-// in the stream's. Each element of S is summed by one thread, in the order of the rows of G: no
-// atomics, and no cut into panels shows in the bits.
+// Y lies in scratch, as many rows as fit: with dn = 1024 the stream's own scratch takes a gradient
+// of 4096 rows in four panels. One thread sums each element of S, in the order of the rows of G.
+// There are no atomics, and the division into panels does not change the bits.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,13 +25,14 @@
 namespace sluiceway::cuda {
 
 inline constexpr int kScatterCols = 4;            // Columns of S a thread, 256 apart.
-inline constexpr unsigned kEntriesAtOnce = 1024;  // Of P that a block looks through at a time.
+inline constexpr unsigned kEntriesAtOnce = 1024;  // Entries of P that a block searches at a time.
 
-// A block has one row a of S, or 1024 columns of it. It looks through the panel's indices of P for
-// a, 1024 at a time, as bits of ballots, and adds the rows of Y that it finds, in ascending order.
+// A block has one row a of S, or 1024 columns of it. It searches the panel's indices of P for a,
+// 1024 at a time, as the bits of ballots, and adds the rows of Y that it finds, in ascending order.
 //
-// Loads: indices, rows of Y and of S side by side, 128 bytes a warp. Roof: the second-level cache:
-// r rows of Y a row of G, S once a panel, and dm times the panel's r indices.
+// Loads: contiguous indices and contiguous rows of Y and S, 128 bytes a warp. Roof: the
+// second-level cache: r rows of Y for each row of G, S once a panel, and dm times the panel's r
+// indices.
 __global__ void scatter_rows(MatrixView<float> s, float beta, SparseRows p,
                              MatrixView<const float> y, std::int64_t slices) {
   __shared__ unsigned found[kEntriesAtOnce / 32];
@@ -45,7 +46,7 @@ __global__ void scatter_rows(MatrixView<float> s, float beta, SparseRows p,
   }
   const std::int64_t entries = p.rows * p.nnz;
   for (std::int64_t from = 0; from < entries; from += kEntriesAtOnce) {
-    __syncthreads();  // Readers of the bits before.
+    __syncthreads();  // Until all have read the previous bits.
     for (unsigned at = threadIdx.x; at < kEntriesAtOnce; at += kMaxThreads) {
       const bool is = from + at < entries && __ldg(p.index + from + at) == a;
       const unsigned bits = __ballot_sync(kWholeWarp, is);
@@ -73,7 +74,7 @@ __global__ void scatter_rows(MatrixView<float> s, float beta, SparseRows p,
   }
 }
 
-// Rows of Y at a time, where they lie, and what is left for the product that makes them.
+// Rows of Y made at a time, where they lie, and the scratch left for the product that makes them.
 struct SparsePanel {
   float* y;
   std::int64_t rows;
@@ -92,20 +93,21 @@ inline void run_compress_sparse(MatrixView<float> s, float beta, const AnyMatrix
                                 const SparseRows& p, const SparseColumns& q,
                                 std::span<float> scratch, StreamRef stream) {
   if (s.elems() == 0) return;
-  // The larger of the caller's scratch and the stream's, which is the library's where G is wide.
+  // The larger of the caller's and the stream's scratch. A wide G leaves the stream's to the
+  // library.
   std::optional<StreamScratch> piece;
   if (!is_wide(q.rows) && scratch.size() < StreamScratch::capacity<float>()) {
     piece.emplace(stream);
     scratch = {piece->parts<float>(), StreamScratch::capacity<float>()};
   }
   const SparsePanel panel = SparsePanel::in(scratch, g.dtype, q);
-  // 32-bit arithmetic finds the row of an entry of P.
+  // 32-bit arithmetic computes the row of an entry of P.
   const std::int64_t most = (std::int64_t{1} << 31) / std::max<std::int64_t>(p.nnz, 1);
   const std::int64_t at_once = std::clamp<std::int64_t>(panel.rows, 1, most);
   const std::int64_t slices =
       (s.cols + kMaxThreads * kScatterCols - 1) / (kMaxThreads * kScatterCols);
   std::int64_t first = 0;
-  do {  // Once even without a row: S is scaled.
+  do {  // Runs once even without rows, to scale S.
     const std::int64_t rows = std::min(at_once, g.rows - first);
     const MatrixView<float> y(panel.y, rows, s.cols);
     project_columns("compress", g.row_range(first, first + rows), q,

@@ -7,15 +7,15 @@
 //   op(b)   k x n   f32     row-major, stride in elements     read
 //   c       m x n   f32     row-major, stride in elements     write; read unless beta is 0
 //
-// cuBLAS stands behind it; on the machine of tests/support/simt, Eigen does.
+// cuBLAS does the work; on the machine of tests/support/simt, Eigen does.
 //
 // The library works in the scratch of the stream (stream_scratch_bytes.h).
 //
 // Thread safety: any thread; calls for one device take turns to enqueue.
-// Numerics: products and sums in f32 (no TF32), in an order that is the library's own.
+// Numerics: products and sums in f32 (no TF32), in the library's own order.
 // Aliasing: c overlaps neither a nor b.
-// Errors:   InvalidArgument, naming the shapes, before anything is enqueued. CudaError: what the
-//           library refused.
+// Errors:   InvalidArgument, naming the shapes, before anything is enqueued. CudaError if the
+//           library fails.
 // Cost:     2 m n k flop.
 #pragma once
 
@@ -35,17 +35,18 @@ struct Factor {
   std::int64_t cols() const noexcept { return transposed ? x.rows : x.cols; }
 };
 
-// Makes what the library keeps for a device, which else the first product there makes: that
-// allocates, and may wait until the device is idle.
+// Creates the library's state for a device. Otherwise the first product there creates it, which
+// allocates and may wait until the device is idle.
 void prepare_gemm(DeviceId device);
 
-// Enqueues on `stream`; all memory is the device's and stays valid until then.
+// Enqueues on `stream`; all memory is the device's and stays valid until the product has run.
 void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<float> c,
           StreamRef stream);
 
 inline void check_gemm(const Factor& a, const Factor& b, MatrixView<float> c) {
   SLUICEWAY_CHECK(a.cols() == b.rows(), "gemm: op(a) is ", a.rows(), "x", a.cols(), ", op(b) is ",
-                  b.rows(), "x", b.cols(), ", expected as many columns as rows");
+                  b.rows(), "x", b.cols(),
+                  ", expected the columns of op(a) to equal the rows of op(b)");
   SLUICEWAY_CHECK(c.rows == a.rows() && c.cols == b.cols(), "gemm: c is ", c.rows, "x", c.cols,
                   ", expected ", a.rows(), "x", b.cols());
 }

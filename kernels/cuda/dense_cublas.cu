@@ -20,8 +20,8 @@ LibraryTurn<cublasHandle_t> turn_on(DeviceId device) {
           [](cublasHandle_t* handle) { check_status(cublasCreate(handle), "cublasCreate"); }};
 }
 
-// Behind cublasSetStream, which goes back to a workspace of the library's own, megabytes that no
-// budget knows of. The stream's scratch is one that is counted, and kernels of a stream, ours and
+// Call after cublasSetStream(), which resets the workspace to the library's own: megabytes that no
+// budget counts. The budget does count the stream's scratch, and the kernels of a stream, ours and
 // the library's, use it one after another.
 void work_on(cublasHandle_t handle, StreamRef stream, const StreamScratch& scratch) {
   static_assert(kTicketBytes % 256 == 0, "the library asks for workspaces that are so aligned");
@@ -36,7 +36,7 @@ void work_on(cublasHandle_t handle, StreamRef stream, const StreamScratch& scrat
 
 void prepare_gemm(DeviceId device) { turn_on(device); }
 
-// cuBLAS counts by columns, for which a row-major matrix is its transpose: c^T = op(b)^T op(a)^T.
+// cuBLAS is column-major and sees a row-major matrix as its transpose: c^T = op(b)^T op(a)^T.
 void gemm(float alpha, const Factor& a, const Factor& b, float beta, MatrixView<float> c,
           StreamRef stream) {
   check_gemm(a, b, c);

@@ -1,4 +1,4 @@
-// What an error of the CUDA runtime says, for every place that turns one into an exception.
+// Formats an error of the CUDA runtime, for every place that throws one as an exception.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,8 +1,9 @@
-// P D Q^T of block projectors, by octets of its rows, for a sink (weight_sink.cuh).
+// P D Q^T of block projectors, computed by octets of its rows and passed to a sink
+// (weight_sink.cuh).
 //
 // One row group of P needs T = D_g Q^T, kept x n, and then P_g T. A block takes a slab of rows of a
-// group and some columns: it makes T for them in shared memory, in depths of at most kMaxDepth, and
-// goes down the rows with it, so that D and Q are read once a slab and w is touched once.
+// group and some columns. It computes T for them in shared memory, at most kMaxDepth rows at a
+// time, and then goes down the rows, so that D and Q are read once a slab and w is touched once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,16 +21,16 @@
 namespace sluiceway::cuda {
 
 inline constexpr unsigned kExpandThreads = 128;
-inline constexpr int kExpandRows = 4;  // Of a thread at a time: each load of T serves four rows.
-inline constexpr int kFillRows = 8;    // Of T that a thread makes of one column at a time.
-inline constexpr std::int64_t kExpandElems = 8192;  // Of T in shared memory: 32 KiB.
-inline constexpr std::int64_t kMaxDepth = 256;      // Then 32 columns are left.
+inline constexpr int kExpandRows = 4;  // Rows of a thread at a time: each load of T serves four.
+inline constexpr int kFillRows = 8;  // Rows of T that a thread computes at a time, for one column.
+inline constexpr std::int64_t kExpandElems = 8192;  // Elements of T in shared memory: 32 KiB.
+inline constexpr std::int64_t kMaxDepth = 256;      // Leaves room for 32 columns.
 inline constexpr std::int64_t kSlabRows = 256;
 
-// How the work is cut; all counts are of the whole grid.
+// How the work is divided; all counts are for the whole grid.
 struct ExpandCut {
   int depth;   // Kept columns of P at once, a multiple of 4.
-  int octets;  // Across the columns of a block; a power of two.
+  int octets;  // Octets across the columns of a block; a power of two.
   std::int64_t col_tiles, slab_rows, slabs, items;
 
   static ExpandCut of(const BlockRows& p, const BlockRows& q) {
@@ -39,8 +40,8 @@ struct ExpandCut {
     const auto octets = static_cast<std::int64_t>(
         std::max<std::uint64_t>(1, std::min({fit, wanted, std::uint64_t{kExpandThreads}})));
     const std::int64_t step = kExpandThreads / octets * kExpandRows;
-    // T of a single depth serves all rows of a slab; of several, it would be made again for each
-    // step.
+    // With a single depth, T serves all rows of a slab; with several, it would be computed again
+    // for each step.
     const std::int64_t slab_rows = p.kept > depth ? step : std::max(step, kSlabRows);
     const std::int64_t col_tiles = (q.rows + octets * kOctet - 1) / (octets * kOctet);
     const std::int64_t slabs = (std::min(p.block, p.rows) + slab_rows - 1) / slab_rows;
@@ -51,13 +52,13 @@ struct ExpandCut {
   constexpr int cols() const { return octets * kOctet; }
 };
 
-// Where T[a][j] is: the two halves of an octet lie apart, so that loads of 16 bytes by neighbouring
-// lanes fall on neighbouring banks.
+// Returns where T[a][j] lies. The two halves of an octet lie apart, so that neighbouring lanes that
+// load 16 bytes use neighbouring banks.
 __device__ inline int tile_place(int a, int j, int cols) {
   return a * cols + (j & 4) / 4 * (cols / 2) + j / 8 * 4 + j % 4;
 }
 
-// Four elements at a multiple of four, as one load.
+// Loads four elements, starting at a multiple of four, as one load.
 template <typename D>
 __device__ inline void load_quad(const D* p, float (&x)[4]) {
   if constexpr (sizeof(D) == 4) {
@@ -72,15 +73,16 @@ __device__ inline void load_quad(const D* p, float (&x)[4]) {
   }
 }
 
-// Whether rows of D and of Q's values, and the groups in them, begin at multiples of four.
+// Tells whether the rows of D and of Q's values, and the groups in them, start at multiples of
+// four.
 template <typename D>
 __device__ inline bool has_quads(MatrixView<const D> d, const BlockRows& q) {
   return q.kept % 4 == 0 && d.stride % 4 == 0 && on_16_bytes(q.value) &&
          reinterpret_cast<std::uintptr_t>(d.data) % (4 * sizeof(D)) == 0;
 }
 
-// sum[u] = sum over c < kept of D[row u][c] Q[j][c]; c ascending, fused, four at a time where
-// `quads`.
+// sum[u] = sum over c < kept of D[row u][c] Q[j][c], with c ascending, fused, and four elements
+// loaded at a time if `quads`.
 template <typename D>
 __device__ inline void add_kept(const D* d_at, std::int64_t stride, int rows, const float* q_row,
                                 std::int64_t kept, bool quads, float (&sum)[kFillRows]) {
@@ -106,8 +108,9 @@ __device__ inline void add_kept(const D* d_at, std::int64_t stride, int rows, co
   }
 }
 
-// T[a][j] of `depth` kept columns from row `d_row` of D on, and columns from `col` on. A thread has
-// one column and kFillRows rows, so a row of Q is read once for all of these.
+// Computes T[a][j] for `depth` kept columns from row `d_row` of D on, and for the columns from
+// `col` on. A thread has one column and kFillRows rows, so it reads a row of Q once for all of
+// them.
 template <typename D>
 __device__ void fill_tile(MatrixView<const D> d, const BlockRows& q, std::int64_t d_row, int depth,
                           std::int64_t col, const ExpandCut& cut, float* tile) {
@@ -158,11 +161,11 @@ __device__ inline void add_product(const float* const (&p_rows)[kExpandRows], in
   }
 }
 
-// Loads: w by octets, 16 bytes a lane of a 16-bit type, up to 2 KiB of a row side by side, four
-// rows at once and before the products, which hide them; P by whole warps at one address; D and Q
-// from the caches. Shared: T, two loads of 16 bytes without bank conflicts for 32 fused
-// multiply-adds. Roof: the sink's bytes, 2 m n sizeof(w); 2 k m (n + dn) flop for blocks that keep
-// k of their columns, which binds first above k = 12 or so.
+// Loads: octets of w, 16 bytes a lane for a 16-bit type, up to 2 KiB of contiguous elements of a
+// row, four rows at once, issued before the products, which hide their latency; P by whole warps at
+// one address; D and Q from the caches. Shared memory: T, two loads of 16 bytes without bank
+// conflicts for 32 fused multiply-adds. Roof: the sink's bytes, 2 m n sizeof(w); 2 k m (n + dn)
+// flop for blocks that keep k columns, which limit first above k = 12 or so.
 template <typename D, class Sink>
 __global__ void expand_blocks(MatrixView<const D> d, BlockRows p, BlockRows q, ExpandCut cut,
                               Sink sink) {
@@ -187,7 +190,7 @@ __global__ void expand_blocks(MatrixView<const D> d, BlockRows p, BlockRows q, E
       for (std::int64_t a = 0; a < kept; a += cut.depth) {
         const int depth = static_cast<int>(min(kept - a, std::int64_t{cut.depth}));
         if (row == first || kept > cut.depth) {
-          __syncthreads();  // Readers of the tile before.
+          __syncthreads();  // Until all have read the previous tile.
           fill_tile(d, q, group * p.kept + a, depth, col, cut, tile);
           __syncthreads();
         }

@@ -1,8 +1,9 @@
-// P D Q^T of sparse projectors, by octets of its rows, for a sink (weight_sink.cuh).
+// P D Q^T of sparse projectors, computed by octets of its rows and passed to a sink
+// (weight_sink.cuh).
 //
-// A block takes kRows rows: it makes Y = P_rows D for them in shared memory, row beside row, so
-// that one gathered load by a nonzero of Q serves all of them, and then goes along the columns of
-// w.
+// A block takes kRows rows. It computes Y = P_rows D for them in shared memory, with the rows
+// interleaved, so that one gathered load per nonzero of Q serves all of them, and then goes along
+// the columns of w.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +21,7 @@ namespace sluiceway::cuda {
 
 inline constexpr std::size_t kGatherBytes = std::size_t{48} << 10;  // Of shared memory, at most.
 
-// An element of a matrix whose type the host knows: all lanes take the same way.
+// Loads an element of a matrix whose type only the host knows; all lanes take the same branch.
 __device__ inline float load_any(const AnyMatrix& m, std::int64_t row, std::int64_t col) {
   const std::int64_t at = row * m.stride + col;
   switch (m.dtype) {
@@ -34,7 +35,7 @@ __device__ inline float load_any(const AnyMatrix& m, std::int64_t row, std::int6
   return 0.0F;
 }
 
-// (P D)[row][c]: nonzeros in ascending order, fused.
+// (P D)[row][c]: adds the nonzeros in ascending order, fused.
 __device__ inline float project_one(const SparseRows& p, const AnyMatrix& d, std::int64_t row,
                                     std::int64_t c) {
   float sum = 0.0F;
@@ -45,7 +46,7 @@ __device__ inline float project_one(const SparseRows& p, const AnyMatrix& d, std
   return sum;
 }
 
-// kRows values side by side in shared memory; four come as one load of 16 bytes.
+// kRows adjacent values in shared memory; four are one load of 16 bytes.
 template <int kRows>
 __device__ inline void load_rows(const float* at, float (&y)[kRows]) {
   if constexpr (kRows == 4) {
@@ -57,11 +58,11 @@ __device__ inline void load_rows(const float* at, float (&y)[kRows]) {
   }
 }
 
-// Loads: rows of D side by side; w by octets, 16 bytes a lane of a 16-bit type; index and value of
-// Q, the 8 r of an octet in a row. Shared: Y, gathered at random, so some four banks collide in a
-// warp. Roof: the sink's bytes, 2 m n sizeof(w); 2 r m (n + dn) flop, and r m n / (32 kRows)
-// gathering instructions. Without room for Y (kStaged is false) its elements are made where they
-// are needed, r times the loads of D.
+// Loads: contiguous rows of D; octets of w, 16 bytes a lane for a 16-bit type; indices and values
+// of Q, the 8 r of an octet contiguous. Shared memory: Y, gathered at random, so about four lanes
+// of a warp collide on a bank. Roof: the sink's bytes, 2 m n sizeof(w); 2 r m (n + dn) flop, and r
+// m n / (32 kRows) gathering instructions. Without room for Y (kStaged is false) its elements are
+// computed where they are needed, with r times the loads of D.
 template <int kRows, bool kStaged, class Sink>
 __global__ void expand_sparse(AnyMatrix d, SparseRows p, SparseRows q, std::int64_t items,
                               Sink sink) {
@@ -69,7 +70,7 @@ __global__ void expand_sparse(AnyMatrix d, SparseRows p, SparseRows q, std::int6
   for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
     const std::int64_t first = item * kRows;
     if constexpr (kStaged) {
-      __syncthreads();  // Readers of the rows before.
+      __syncthreads();  // Until all have read the previous rows.
       for (std::int64_t c = threadIdx.x; c < q.cols; c += blockDim.x) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -78,7 +79,7 @@ __global__ void expand_sparse(AnyMatrix d, SparseRows p, SparseRows q, std::int6
       }
       __syncthreads();
     }
-    // By whole warps: the rest of one that has any columns comes along.
+    // Whole warps take part: lanes beyond the last column run along with the others.
     const std::int64_t lane_col = threadIdx.x * kOctet, warp_col = threadIdx.x / 32 * 32 * kOctet;
     for (std::int64_t from = 0; from + warp_col < q.rows; from += kMaxThreads * kOctet) {
       const std::int64_t col = from + lane_col;
@@ -120,7 +121,8 @@ void run_expand_sparse(const char* name, const AnyMatrix& d, const SparseRows& p
     launch(name, kernel, shape, stream, d, p, q, items, sink);
   };
   const std::size_t row_bytes = static_cast<std::size_t>(q.cols) * sizeof(float);
-  const std::size_t room = kGatherBytes - sizeof(uint4) * kMaxThreads;  // noise_octet() has that.
+  const std::size_t room =
+      kGatherBytes - sizeof(uint4) * kMaxThreads;  // noise_octet() takes these bytes.
   if (4 * row_bytes <= room) return run(Kernel<expand_sparse<4, true, Sink>>(), 4, 4 * row_bytes);
   if (row_bytes <= room) return run(Kernel<expand_sparse<1, true, Sink>>(), 1, row_bytes);
   run(Kernel<expand_sparse<1, false, Sink>>(), 1, 0);

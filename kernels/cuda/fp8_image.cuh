@@ -1,7 +1,8 @@
 // Eight elements of an fp8 image (fp8_image.h) in the registers of one thread.
 //
-// Where they begin at a multiple of eight they have one scale, and their codes are one load of 8
-// bytes, since tiles are of 16 bytes times a number; else they are read one by one.
+// If they start at a multiple of eight, they share one scale, and their codes are one load of 8
+// bytes, since the size of a whole tile is a multiple of 16 bytes; otherwise they are read one by
+// one.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,14 +1,14 @@
-// The one way in which kernels are launched.
+// Launches every kernel.
 //
 //   launch("scale_rows", Kernel<scale_rows<float>>(), {.grid = rows, .block = 256}, stream, w, 2);
 //
-// Arguments are converted to the kernel's parameters and travel by value, so they are plain.
+// Arguments are converted to the kernel's parameters and travel by value, so they are plain types.
 //
-// A program that names a kernel here has it on the list of load_kernels() before main() starts, so
-// a kernel that is launched cannot be missing there.
+// Every kernel that a program names here is on the list of load_kernels() before main() starts, so
+// a launched kernel cannot be missing from it.
 //
-// Errors: CudaError that names the kernel, when the launch is refused or the device has failed
-//         before. What the kernel itself does wrong shows at the next call that waits for it.
+// Errors: CudaError that names the kernel, if the launch fails or the device has failed before. An
+//         error inside the kernel shows at the next call that waits for it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,18 +27,19 @@ namespace sluiceway::cuda {
 struct Shape {
   dim3 grid;
   dim3 block;
-  std::size_t shared_bytes = 0;  // Of dynamic_shared(), at most 48 KiB with what is static.
+  std::size_t shared_bytes =
+      0;  // Bytes of dynamic_shared(); with static shared memory at most 48 KiB.
 };
 
 inline void check_launch(cudaError_t result, const char* kernel) {
   if (result == cudaSuccess) [[likely]] {
     return;
   }
-  cudaGetLastError();  // Or the next launch would report this one again.
+  cudaGetLastError();  // Clears the error, or the next launch would report it again.
   throw CudaError(error_text(result, kernel));
 }
 
-// The calling thread's device for one launch, and the one before again.
+// Makes the stream's device current for one launch, then restores the calling thread's device.
 class LaunchDevice {
  public:
   LaunchDevice(const char* kernel, int ordinal) : ordinal_(ordinal) {
@@ -56,7 +57,7 @@ class LaunchDevice {
   int previous_ = 0;
 };
 
-// One entry of the list of load_kernels(). Made before main() starts, in any order.
+// An entry in the list of load_kernels(). Entries are made before main() starts, in any order.
 class ListedKernel {
  public:
   // `signature` is __PRETTY_FUNCTION__ of a template of the kernel; it ends with the kernel's name.
@@ -68,12 +69,12 @@ const char* signature_of_kernel() {
   return __PRETTY_FUNCTION__;
 }
 
-// Static, since each object file has a copy of its own of a kernel that several launch.
+// Static, since each object file that launches a kernel has its own copy of it.
 template <auto kFunction>
 static const ListedKernel kListedKernel{reinterpret_cast<const void*>(kFunction),
                                         signature_of_kernel<kFunction>()};
 
-// The kernel of a launch.
+// Names the kernel to launch.
 template <auto kFunction>
 class Kernel;
 
@@ -85,7 +86,7 @@ class Kernel<kFunction> {
   template <typename... Args>
   static cudaError_t enqueue(const cudaLaunchConfig_t& config, Args&&... args) {
     static_assert(sizeof...(Params) == sizeof...(Args), "a kernel has no default arguments");
-    static_cast<void>(&kListedKernel<kFunction>);  // Or the compiler would leave it out.
+    static_cast<void>(&kListedKernel<kFunction>);  // Keeps the compiler from dropping the entry.
     return cudaLaunchKernelEx(&config, kFunction, std::forward<Args>(args)...);
   }
 };

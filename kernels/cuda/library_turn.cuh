@@ -1,4 +1,4 @@
-// A vendor library's handle of a device, and the use of it by one thread at a time.
+// A vendor library's handle for a device, used by one thread at a time.
 #pragma once
 
 #include <map>
@@ -9,9 +9,10 @@
 
 namespace sluiceway::cuda {
 
-// While one is alive, the calling thread has the handle, and its device is current. `create` makes
-// the handle with the first turn on a device, and throws where the library refuses; a handle is
-// never destroyed, since the driver may be gone when a program's static objects are.
+// While a LibraryTurn exists, the calling thread has the handle, and its device is current. The
+// first turn on a device makes the handle with `create`, which throws if the library fails. A
+// handle is never destroyed, since the driver may be gone when a program's static objects are
+// destroyed.
 template <typename Handle>
 class LibraryTurn {
  public:

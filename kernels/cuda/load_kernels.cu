@@ -18,19 +18,19 @@ struct Entry {
   std::string name;
 };
 
-// Kernels are only ever added, so a device that has loaded so many has the first so many.
+// Kernels are only ever added, so a device that has loaded n kernels has the first n of the list.
 struct List {
   std::mutex mutex;
   std::vector<Entry> kernels;
   std::map<int, std::size_t> loaded;  // By ordinal.
 };
 
-List& list() {  // Made by whoever comes first: static objects of files have no order.
+List& list() {  // The first caller makes it: static objects of different files have no order.
   static auto* const one = new List;
   return *one;
 }
 
-// "expand_blocks<float, Sink>" of "... = sluiceway::cuda::expand_blocks<float, Sink>]".
+// Returns "expand_blocks<float, Sink>" for "... = sluiceway::cuda::expand_blocks<float, Sink>]".
 std::string name_of(std::string_view signature) {
   const std::size_t equals = signature.rfind(" = ");
   if (equals != std::string_view::npos) signature.remove_prefix(equals + 3);
@@ -47,7 +47,7 @@ ListedKernel::ListedKernel(const void* function, std::string_view signature) {
   list().kernels.push_back({function, name_of(signature)});
 }
 
-// To ask for the attributes of a kernel loads it.
+// Asking for the attributes of a kernel loads it.
 std::size_t load_kernels(DeviceId device) {
   if (device.is_host()) return 0;
   List& all = list();

@@ -12,7 +12,7 @@
 
 namespace sluiceway::cuda {
 
-struct NoiseSource {  // A NoiseKey as blocks need it; its derivation is the host's, once a launch.
+struct NoiseSource {  // A NoiseKey in the form that blocks need; the host derives it once a launch.
   PhiloxKey key{};
   std::uint32_t tensor_low = 0, tensor_high = 0;
 
@@ -29,7 +29,7 @@ __device__ inline PhiloxCounter noise_block(const NoiseSource& source, std::uint
                        source.key);
 }
 
-// noise_16() of one element. Words are chosen by comparison: an index would put them into memory.
+// noise_16() of one element. Comparisons choose the word: an index would put the words into memory.
 __device__ inline std::uint32_t noise_of(const NoiseSource& source, std::uint64_t element) {
   const std::uint64_t q = element / 2;
   const PhiloxCounter words = noise_block(source, q / 64 * 16 + q % 16);
@@ -38,12 +38,13 @@ __device__ inline std::uint32_t noise_of(const NoiseSource& source, std::uint64_
   return (w < 2 ? lower : upper) >> (16 * static_cast<unsigned>(element % 2)) & 0xFFFFU;
 }
 
-// The noise of elements [first, first + 8), as an octet of u16. Called by whole warps, of blocks of
-// one dimension with at most kMaxThreads threads.
+// Returns the noise of elements [first, first + 8) as an octet of u16. Whole warps call it, from
+// one-dimensional blocks of at most kMaxThreads threads.
 //
-// Where the 16 lanes of half a warp hold 128 elements that begin at a multiple of 128, those need
-// 16 whole blocks: each lane computes one, and they change words through shared memory (four stores
-// without bank conflicts, one load of 16 bytes): 9 instructions an element instead of 60.
+// If the 16 lanes of half a warp hold 128 elements that start at a multiple of 128, these need 16
+// whole Philox blocks: each lane computes one, and the lanes exchange words through shared memory
+// (four stores without bank conflicts, one load of 16 bytes). This takes 9 instructions an element
+// instead of 60.
 __device__ inline Octet<std::uint16_t> noise_octet(const NoiseSource& source, std::uint64_t first) {
   __shared__ uint4 exchange[kMaxThreads];
   const unsigned lane = threadIdx.x % 32, slot = lane % 16;
@@ -55,12 +56,13 @@ __device__ inline Octet<std::uint16_t> noise_octet(const NoiseSource& source, st
     for (unsigned w = 0; w < 4; ++w) stream[16 * w + slot] = words[w];
     __syncwarp();
     const uint4 mine = half[slot];
-    __syncwarp();  // The next call writes here.
+    __syncwarp();  // Before the next call writes here.
     return {{mine.x, mine.y, mine.z, mine.w}};
   }
   Octet<std::uint16_t> bits{};
 #pragma unroll 1
-  for (std::uint64_t k = 0; k < kOctet; ++k) {  // Shifted in from above: the first ends lowest.
+  for (std::uint64_t k = 0; k < kOctet;
+       ++k) {  // Shifted in from above, so the first ends up lowest.
     const std::uint32_t next = noise_of(source, first + k);
     bits.word[0] = bits.word[0] >> 16 | bits.word[1] << 16;
     bits.word[1] = bits.word[1] >> 16 | bits.word[2] << 16;
@@ -70,7 +72,7 @@ __device__ inline Octet<std::uint16_t> noise_octet(const NoiseSource& source, st
   return bits;
 }
 
-// Up in magnitude with probability (discarded part) / ulp. A NaN stays one.
+// Rounds up in magnitude with probability (discarded part) / ulp. A NaN stays a NaN.
 __device__ inline std::uint32_t stochastic_bits(float x, std::uint32_t noise) {
   const std::uint32_t bits = __float_as_uint(x);
   const bool nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;

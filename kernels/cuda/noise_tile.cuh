@@ -1,10 +1,11 @@
-// The noise of noise.h on the device: a block of 256 threads draws that of 2048 elements together.
+// The noise of noise.h on the device: a block of 256 threads draws the noise of 2048 elements
+// together.
 //
-// Eight elements of one thread need eight Philox blocks where a word has the noise of many, so
-// words (Gaussian: values) go through shared memory: each block is computed once. Where a key needs
-// fewer threads than there are, several keys are drawn at once.
+// Where one word serves many elements, the eight elements of a thread need eight Philox blocks. So
+// words (for Gaussian noise: values) go through shared memory, and each Philox block is computed
+// once. If a key needs fewer threads than there are, several keys are drawn at once.
 //
-// Numerics: those of noise.h, by __fmaf_rn, __fsqrt_rn and __fmul_rn: nothing is contracted.
+// Numerics: as in noise.h, with __fmaf_rn, __fsqrt_rn and __fmul_rn, so nothing is contracted.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +21,7 @@ namespace sluiceway::cuda {
 inline constexpr unsigned kTileThreads = 256;
 inline constexpr std::uint64_t kTileElems = kTileThreads * kOctet;
 
-// What kernels that draw take along, by value: a table of the host is none of the device.
+// Tables that drawing kernels receive by value, since a device cannot read a table of the host.
 struct NoiseTables {
   float quantiles[128], log_terms[8], sin_terms[4], cos_terms[4];
 
@@ -66,8 +67,8 @@ __device__ inline void gaussian_pair(std::uint32_t u, std::uint32_t v, const Noi
   sine = __fmul_rn(r, __uint_as_float(__float_as_uint(odd ? near_cos : near_sin) ^ sin_sign));
 }
 
-// draw() is called by the threads [0, kTileThreads / kKeys) of a key, and value() by every thread
-// of the block, behind a barrier. `drawn` has kWords words of shared memory.
+// The threads [0, kTileThreads / kKeys) of a key call draw(); then, after a barrier, every thread
+// of the block calls value(). `drawn` has kWords words of shared memory.
 template <NoiseFamily kFamily>
 struct TileNoise {
   static constexpr unsigned kKeys = kFamily == NoiseFamily::kRademacher     ? 16
@@ -95,7 +96,7 @@ struct TileNoise {
     }
   }
 
-  // z of element 8 threadIdx.x + k of the tile.
+  // Returns z of element 8 threadIdx.x + k of the tile.
   __device__ static float value(const std::uint32_t* drawn, unsigned k, const float* quantiles) {
     const unsigned e = kOctet * threadIdx.x + k;
     if constexpr (kFamily == NoiseFamily::kGaussian) {
@@ -111,8 +112,8 @@ struct TileNoise {
   }
 };
 
-// The eight elements of this thread, of which [low, high) are in the range that a call is given;
-// element 0 is `at` elements from the start of the arrays, or before it.
+// The eight elements of this thread; the call's range contains [low, high) of them. Element 0 is
+// `at` elements from the start of the arrays, or before it if negative.
 struct TilePart {
   std::int64_t at;
   int low, high;
@@ -151,7 +152,7 @@ inline unsigned tiles_of(std::uint64_t first, std::size_t elems) {
   return static_cast<unsigned>((first + elems - 1) / kTileElems - first / kTileElems + 1);
 }
 
-// f(family as a constant), on the host.
+// Calls f with the family as a constant, on the host.
 template <typename F>
 void with_family(NoiseFamily family, const F& f) {
   switch (family) {

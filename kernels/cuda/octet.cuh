@@ -1,9 +1,9 @@
 // Eight consecutive elements in the registers of one thread: the unit of every kernel here.
 //
-// Eight elements of 16 bits are one load of 16 bytes (LDG.E.128), eight f32 are two; a warp covers
-// 256 elements side by side. Where an address is not a multiple of 16, or fewer than eight elements
-// are left, the same eight go one by one: what a kernel computes, and in which order, never depends
-// on where an array starts.
+// Eight 16-bit elements are one load of 16 bytes (LDG.E.128), eight f32 are two; a warp covers 256
+// adjacent elements. If an address is not a multiple of 16, or fewer than eight elements are left,
+// the elements are moved one by one. So the start of an array never affects what a kernel computes
+// or in which order.
 //
 // Numerics: conversions are those of kernels/base/dtype.h, bit for bit.
 #pragma once
@@ -19,7 +19,7 @@ namespace sluiceway::cuda {
 
 inline constexpr int kOctet = 8;
 
-// T is f32, f16, bf16 or u16. Words hold the elements as they lie in memory.
+// T is f32, f16, bf16 or u16. The words hold the elements as they lie in memory.
 template <typename T>
 struct Octet {
   static constexpr int kWords = kOctet * static_cast<int>(sizeof(T)) / 4;
@@ -41,7 +41,7 @@ __device__ inline float value_of(const Octet<T>& x, int k) {
   }
 }
 
-// Elements are set once each, in ascending order.
+// Set each element once, in ascending order.
 template <typename T>
 __device__ inline void set_bits(Octet<T>& x, int k, std::uint32_t bits) {
   if constexpr (sizeof(T) == 4) {
@@ -96,14 +96,14 @@ __device__ Octet<T> load_one_by_one(const T* p, int count) {
   return x;
 }
 
-// Elements [0, count) from p on, and zeros behind them; count may be 0.
+// Loads elements [0, count) from p on, and zeros after them; count may be 0.
 template <typename T>
 __device__ Octet<T> load_octet(const T* p, int count) {
   return count == kOctet && on_16_bytes(p) ? load_aligned(p) : load_one_by_one(p, count);
 }
 
-// The same of kRows rows, `stride` elements apart, of which `rows` exist. One branch for all, so
-// that all loads are on their way before the first is waited for.
+// Does the same for kRows rows, `stride` elements apart, of which `rows` exist. One branch serves
+// all of them, so that every load is issued before the first is waited for.
 template <int kRows, typename T>
 __device__ void load_octets(const T* p, std::int64_t stride, std::int64_t rows, int count,
                             Octet<T> (&x)[kRows]) {
@@ -147,7 +147,7 @@ __device__ inline void load_values(const T* p, int count, float (&x)[kOctet]) {
   values_of(load_octet(p, count), x);
 }
 
-// Rounded to nearest even.
+// Rounds to nearest even.
 template <typename T>
 __device__ inline Octet<T> nearest_octet(const float (&x)[kOctet]) {
   Octet<T> octet;
@@ -161,13 +161,13 @@ __device__ inline void store_nearest(T* p, const float (&x)[kOctet], int count) 
   store_octet(p, nearest_octet<T>(x), count);
 }
 
-// How many of the eight elements from `first` on are before `end`.
+// Returns how many of the eight elements from `first` on lie before `end`.
 __device__ inline int octet_count(std::int64_t first, std::int64_t end) {
   const std::int64_t left = end - first;
   return left <= 0 ? 0 : left >= kOctet ? kOctet : static_cast<int>(left);
 }
 
-// f(typed view of g), on the host.
+// Calls f(typed view of g), on the host.
 template <typename F>
 void with_elements(const AnyMatrix& g, const F& f) {
   switch (g.dtype) {

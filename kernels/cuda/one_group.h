@@ -1,6 +1,6 @@
-// Projectors of one group that keeps many columns, as svd has them, are dense matrices: a vendor's
-// library multiplies them (cuda/dense.h), since the kernels for blocks make a small product again
-// for each tile, which is cheap while a group is small.
+// Projectors of one group that keeps many columns, such as svd makes, are dense matrices. A vendor
+// library multiplies by them (cuda/dense.h), since the kernels for blocks recompute a small product
+// for each tile, which is cheap only while a group is small.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,12 @@
 
 namespace sluiceway::cuda {
 
-inline constexpr std::int64_t kDenseKept = 64;  // From here on.
+inline constexpr std::int64_t kDenseKept =
+    64;  // Groups that keep at least this many columns are dense.
 
 inline bool is_dense(const BlockRows& p) { return p.groups() == 1 && p.last_kept >= kDenseKept; }
 
-// Rows [first, first + rows) of it.
+// Rows [first, first + rows) of p as a factor.
 inline Factor dense_factor(const BlockRows& p, std::int64_t first, std::int64_t rows,
                            bool transposed = false) {
   return {MatrixView<const float>(p.value + first * p.kept, rows, p.last_kept, p.kept), transposed};

@@ -1,4 +1,5 @@
-// Refuses cudaStreamPerThread, where something is kept for a stream or waits for it elsewhere.
+// Rejects cudaStreamPerThread for calls that keep something for a stream or let another wait for
+// it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,11 +9,12 @@
 
 namespace sluiceway::cuda {
 
-// InvalidArgument, with `what` in front.
+// Throws InvalidArgument, whose text starts with `what`.
 inline void check_one_stream(const char* what, StreamRef stream) {
-  SLUICEWAY_CHECK(stream.native() != cudaStreamPerThread, what,
-                  ": cudaStreamPerThread is another stream on every thread, expected the handle of "
-                  "one stream; create one");
+  SLUICEWAY_CHECK(
+      stream.native() != cudaStreamPerThread, what,
+      ": cudaStreamPerThread is a different stream on every thread; pass the handle of a "
+      "stream that you created");
 }
 
 }  // namespace sluiceway::cuda

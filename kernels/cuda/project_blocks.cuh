@@ -15,16 +15,16 @@
 namespace sluiceway::cuda {
 
 inline constexpr unsigned kProjectThreads = 128;
-inline constexpr int kProjectRows = 64;   // Of G that a block takes; a thread has eight of them.
-inline constexpr int kUnitCols = 4;       // Kept columns of one group, which a thread has.
-inline constexpr int kProjectUnits = 16;  // Of a block: 16 of them times 8 threads.
-inline constexpr int kProjectCols = 128;  // Of G in shared memory.
-inline constexpr int kProjectDepth = 32;  // Of them in one group, at most.
+inline constexpr int kProjectRows = 64;   // Rows of G for a block; a thread has eight of them.
+inline constexpr int kUnitCols = 4;       // Kept columns of one group, for one thread.
+inline constexpr int kProjectUnits = 16;  // Units of a block: 16 of them times 8 threads.
+inline constexpr int kProjectCols = 128;  // Columns of G in shared memory.
+inline constexpr int kProjectDepth = 32;  // Of these in one group, at most.
 
-// The share of a grid: some rows, and either whole groups or some units of one group.
+// How a grid divides the work: some rows, and either whole groups or some units of one group.
 struct ProjectCut {
-  int tile_units;  // Of a group, in one tile.
-  int groups;      // In one tile.
+  int tile_units;  // Units of a group in one tile.
+  int groups;      // Groups in one tile.
   int depth;       // Rows of P at once, a multiple of kOctet.
   std::int64_t unit_tiles, group_tiles, items;
 
@@ -40,13 +40,13 @@ struct ProjectCut {
         unit_tiles, group_tiles, row_tiles * group_tiles * unit_tiles};
   }
 
-  constexpr int octets() const { return groups * depth / kOctet; }  // Of columns of G.
+  constexpr int octets() const { return groups * depth / kOctet; }  // Octets of G's columns.
   constexpr int staged_rows() const { return octets() * (kOctet * kProjectRows + kOctet); }
   constexpr int staged_values() const { return depth * kProjectUnits * kUnitCols; }
 };
 
-// What an item of the grid is about: rows from `row` on of G, and of P the groups from `group` on,
-// from row `depth` of each.
+// The work of one item of the grid: rows of G from `row` on, and groups of P from `group` on,
+// starting at row `depth` of each.
 struct ProjectTile {
   std::int64_t row, group, first_unit, depth;
 
@@ -55,11 +55,11 @@ struct ProjectTile {
   }
 };
 
-// Where column j of G is: its rows side by side, so that two loads of 16 bytes have a thread's
-// eight, with a gap an octet, so that the 8 rows x 4 octets that a warp has loaded go to 32 banks.
+// Returns where column j of G lies. The rows of a column lie side by side, so two loads of 16 bytes
+// fetch a thread's eight. A gap after each octet lets the 8 rows x 4 octets of a warp use 32 banks.
 __device__ inline int staged_place(int j) { return j * kProjectRows + j / kOctet * kOctet; }
 
-// Each thread has an octet of four rows, eight apart, on its way before it waits for the first.
+// Each thread loads an octet from each of four rows, eight apart, before it waits for the first.
 template <typename T>
 __device__ void stage_rows(MatrixView<const T> g, const BlockRows& p, const ProjectCut& cut,
                            const ProjectTile& tile, float* staged) {
@@ -85,7 +85,7 @@ __device__ void stage_rows(MatrixView<const T> g, const BlockRows& p, const Proj
   }
 }
 
-// Row after row of P, of each the units' columns; zeros where P has none.
+// Stages row after row of P, with the columns of the units in each; zeros where P has none.
 __device__ inline void stage_values(const BlockRows& p, const ProjectCut& cut,
                                     const ProjectTile& tile, float* staged) {
   const int elems = cut.staged_values();
@@ -122,7 +122,8 @@ __device__ inline void add_unit(const float* columns, const float* values, int f
   }
 }
 
-// Rounded to nearest even: `count` columns of four rows from `row` on, and of four 32 further on.
+// Rounds to nearest even: `count` columns of four rows from `row` on, and of four rows 32 further
+// on.
 template <typename T>
 __device__ void store_unit(MatrixView<T> w, std::int64_t row, std::int64_t col, int count,
                            const float (&sum)[kUnitCols][kOctet]) {
@@ -149,14 +150,14 @@ __device__ inline void store_unit(const AnyMatrix& w, std::int64_t row, std::int
   }
 }
 
-// A block has 64 rows of G and 16 units of four kept columns, of several groups where one has
-// fewer; a thread has eight rows of one unit, whose sums stay in its registers and go down the rows
-// of P, fused. Loads: G by octets, 16 bytes a lane of a 16-bit type, 64 bytes of a row side by
-// side, which are whole sectors; P side by side in a group. Shared: 32 KiB of G, columns as rows
-// and in f32, and at most 8 KiB of P; three loads of 16 bytes without bank conflicts for 32 fused
-// multiply-adds. Stores: 16 columns of a row a warp, whole sectors of a 16-bit type. Roof:
-// (m + d) T sizeof bytes for groups that keep at most 64 columns, of more each 64 read G again from
-// the second-level cache; 2 k m T flop, which bind first above k = 12 or so.
+// A block has 64 rows of G and 16 units of four kept columns, from several groups if one has fewer.
+// A thread has eight rows of one unit; their sums stay in its registers and go down the rows of P,
+// fused. Loads: octets of G, 16 bytes a lane for a 16-bit type, 64 contiguous bytes of a row, which
+// are whole sectors; contiguous values of P in a group. Shared memory: 32 KiB of G, with columns as
+// rows and in f32, and at most 8 KiB of P; three loads of 16 bytes without bank conflicts for 32
+// fused multiply-adds. Stores: 16 columns of a row a warp, whole sectors for a 16-bit type. Roof:
+// (m + d) T sizeof bytes for groups that keep at most 64 columns; wider groups read G again from
+// the second-level cache for each 64 columns; 2 k m T flop, which limit first above k = 12 or so.
 template <typename T>
 __global__ void project_blocks(AnyMatrix w, MatrixView<const T> g, BlockRows p, ProjectCut cut) {
   auto* const rows = dynamic_shared<float>();
@@ -176,7 +177,7 @@ __global__ void project_blocks(AnyMatrix w, MatrixView<const T> g, BlockRows p, 
     const std::int64_t group_rows = tile.group_end(p, group) - group * p.block;
     float sum[kUnitCols][kOctet] = {};
     for (; tile.depth < min(p.block, p.rows); tile.depth += cut.depth) {
-      __syncthreads();  // Readers of the rows before.
+      __syncthreads();  // Until all have read the previous rows.
       stage_rows(g, p, cut, tile, rows);
       stage_values(p, cut, tile, values);
       __syncthreads();

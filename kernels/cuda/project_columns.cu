@@ -18,7 +18,7 @@ static_assert(kMostStagedCols * sizeof(float) == kGatherBytes);
 
 // ---- In shared memory ---------------------------------------------------------------------------
 
-// Rounded to nearest even; all lanes take the same way.
+// Rounds to nearest even; all lanes take the same branch.
 __device__ inline void store_any(const AnyMatrix& m, std::int64_t row, std::int64_t col, float x) {
   const std::int64_t at = row * m.stride + col;
   switch (m.dtype) {
@@ -35,11 +35,11 @@ __device__ inline void store_any(const AnyMatrix& m, std::int64_t row, std::int6
 }
 
 // y[i][c] = sum of G[first + i][j] Q[j][c] over the nonzeros of column c, ascending. A block has
-// kRows rows of G in shared memory, row beside row, so that one gathered load by a nonzero of Q
-// serves all of them, and a slice of 256 columns c, one a thread.
+// kRows rows of G in shared memory, interleaved, so that one gathered load per nonzero of Q serves
+// all of them, and a slice of 256 columns c, one a thread.
 //
-// Loads: G by octets, 16 bytes a lane of a 16-bit type; the nonzeros of a column lie in a row,
-// those of neighbouring lanes one list further. Roof: m n sizeof(T) bytes of G once a slice, all
+// Loads: octets of G, 16 bytes a lane for a 16-bit type; the nonzeros of a column are contiguous,
+// and neighbouring lanes read neighbouring lists. Roof: m n sizeof(T) bytes of G once a slice, all
 // but the first from the second-level cache; 2 r m n flop; and r m n / (32 kRows) gathering
 // instructions.
 template <int kRows, typename T>
@@ -94,7 +94,7 @@ void gather(const char* name, MatrixView<const T> g, const SparseColumns& q, con
 
 // ---- By the library -----------------------------------------------------------------------------
 
-// To f32, or rounded from it. Reads and writes each element once.
+// Converts to or from f32, with rounding. Reads and writes each element once.
 template <typename From, typename To>
 struct CopyOp {
   MatrixView<const From> from;
@@ -112,7 +112,7 @@ void copy(const char* name, MatrixView<const From> from, MatrixView<To> to, Stre
   run_row_pass(name, CopyOp<From, To>{from, to}, from.rows, from.cols, stream);
 }
 
-// G as f32: itself, or a copy in `wide`.
+// Returns G as f32: itself, or a copy in `wide`.
 MatrixView<const float> widened(const char* name, const AnyMatrix& g, float* wide,
                                 StreamRef stream) {
   if (g.dtype == DType::kF32) return g.as<const float>();
@@ -131,7 +131,8 @@ void round_to(const char* name, const AnyMatrix& y, MatrixView<const float> exac
   copy(name, exact, y.as<f16>(), stream);
 }
 
-// Y^T = Q^T G^T, by rows of G. Of 16 bits, G is written and read once more as f32, and so is Y.
+// Y^T = Q^T G^T, some rows of G at a time. A 16-bit G is also written and read once as f32; so is a
+// 16-bit Y.
 void by_library(const char* name, const AnyMatrix& g, const SparseColumns& q, const AnyMatrix& y,
                 std::span<float> scratch, StreamRef stream) {
   const SparseMatrix columns{q.offset, q.row, q.value, q.cols, q.rows, q.nonzeros};

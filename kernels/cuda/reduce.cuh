@@ -1,8 +1,8 @@
-// Sums and maxima over a block and over a grid, in an order that the shapes alone decide.
+// Sums and maxima over a block and over a grid, in an order that depends on the shapes alone.
 //
-// A grid's result: each block leaves its part in the stream's scratch (stream_scratch.cuh) and
-// draws a ticket; the block with the last one reads all parts in ascending order. Which block that
-// is does not matter to the bits, nothing waits for anything, and there is one launch.
+// For the result of a grid, each block leaves its part in the stream's scratch (stream_scratch.cuh)
+// and draws a ticket; the block with the last ticket reads all parts in ascending order. The bits
+// do not depend on which block that is, no block waits for another, and there is one launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,8 +15,8 @@ namespace sluiceway::cuda {
 inline constexpr unsigned kWholeWarp = 0xFFFFFFFFU;
 inline constexpr unsigned kMaxThreads = 256;  // Of every block here; blocks have one dimension.
 
-// How many blocks share the work: as many as there are pieces of it, but a grid that leaves a part
-// each has room for `most` of them, and one whose result is wanted has at least one.
+// How many blocks share the work: as many as there are pieces, but at most `most` if each leaves a
+// part in the scratch, and at least one if the grid has a result.
 struct GridLimits {
   std::int64_t least = 0, most = std::int64_t{1} << 30;
 
@@ -25,7 +25,7 @@ struct GridLimits {
   }
 };
 
-// In lane 0.
+// Lane 0 gets the result.
 template <typename T>
 __device__ T warp_sum(T x) {
 #pragma unroll
@@ -42,7 +42,7 @@ __device__ inline std::uint32_t warp_max(std::uint32_t x) {
   return x;
 }
 
-// In thread 0: lanes by halves, then warps in ascending order.
+// Thread 0 gets the result: adds lanes by halves, then warps in ascending order.
 __device__ inline double block_sum(double x) {
   __shared__ double sums[kMaxThreads / 32];
   x = warp_sum(x);
@@ -51,7 +51,7 @@ __device__ inline double block_sum(double x) {
   if (threadIdx.x == 0) {
     for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) x += sums[warp];
   }
-  __syncthreads();  // The next call writes here.
+  __syncthreads();  // Before the next call writes here.
   return x;
 }
 
@@ -69,23 +69,23 @@ __device__ inline std::uint32_t block_max(std::uint32_t x) {
   return x;
 }
 
-// Whether this block is the last to come here; thread 0 has written the block's part before. The
-// ticket is left as it was found, 0, for the next kernel of the stream.
+// Tells whether this block is the last to arrive; thread 0 must have written the block's part
+// before. Resets the ticket to 0 for the next kernel of the stream.
 __device__ inline bool is_last_block(unsigned* ticket) {
   __shared__ bool last;
   if (threadIdx.x == 0) {
-    __threadfence();  // The part is visible before the ticket is drawn.
+    __threadfence();  // Publishes the part before the ticket is drawn.
     last = atomicAdd(ticket, 1U) == gridDim.x - 1;
-    __threadfence();  // And the others' parts are, once the last is drawn.
+    __threadfence();  // Makes the other parts visible once the last ticket is drawn.
     if (last) atomicExch(ticket, 0U);
   }
   __syncthreads();
   return last;
 }
 
-// Sums over the grid of what each thread has, in the same order for each of them. Called by every
-// thread, once. True in one thread of the grid, which has the totals; `parts` has room for kCount
-// numbers a block.
+// Sums over the grid what each thread has, in the same order for each of the numbers. Every thread
+// calls it once. Returns true in one thread of the grid, which has the totals; `parts` has room for
+// kCount numbers a block.
 template <int kCount>
 __device__ bool sum_of_grid(const double (&mine)[kCount], unsigned* ticket, double* parts,
                             double (&total)[kCount]) {

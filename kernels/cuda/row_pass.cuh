@@ -1,11 +1,11 @@
-// A kernel that goes over the elements of a matrix once: a warp has 256 columns of a row, an octet
-// a lane, a block eight rows of them.
+// A kernel that visits the elements of a matrix once: a warp takes 256 columns of a row, a lane an
+// octet, a block eight rows.
 //
 //   __device__ void take(row, col, count)    count elements from (row, col) on; may be 0
-//   __device__ void begin()                  where there is one: before, once a thread
+//   __device__ void begin()                  optional; called once a thread, before take()
 //
-// Called by whole warps. Loads and stores are of 16 bytes where rows start on 16 bytes, 512 bytes
-// side by side a warp of a 16-bit type. The roof is memory: the bytes that the operation names.
+// Whole warps call both. Loads and stores are of 16 bytes if rows start on 16 bytes; for a 16-bit
+// type a warp covers 512 contiguous bytes. The roof is memory: the bytes that the operation names.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,10 +21,10 @@ namespace sluiceway::cuda {
 
 inline constexpr std::int64_t kPassRows = kMaxThreads / 32, kPassCols = 32 * kOctet;
 
-// Some four waves of blocks on the largest device: what a thread does once is then done for several
-// octets.
+// About four waves of blocks on the largest device, so that work that a thread does once serves
+// several octets.
 inline constexpr GridLimits kPassLimits{0, 4096};
-inline constexpr GridLimits kSumLimits{1, 2048};  // Of a sum; on any device: equal bits on all.
+inline constexpr GridLimits kSumLimits{1, 2048};  // For sums; the same on every device: equal bits.
 
 struct RowTiles {
   TileGrid grid;

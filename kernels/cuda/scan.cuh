@@ -1,12 +1,13 @@
-// The scan of overflow_scan.h on the device, for kernels that look at what they copy or pack.
+// The scan of overflow_scan.h on the device, for kernels that scan what they copy or pack.
 //
 // A pass says where eight elements come from and where they go; scan_pass() is the kernel around
 // it.
 //
-//   __device__ void take(row, col, count, float (&x)[8]) const   x: what is to be scanned
+//   __device__ void take(row, col, count, float (&x)[8]) const   x: the elements to scan
 //
-// Numerics: as the header says: eight squares at a time in f32, rescaled by a power of two where
-//           they would leave its range, the rest in double; by index, so that no alignment shows.
+// Numerics: as overflow_scan.h says: squares are summed eight at a time in f32, rescaled by a power
+//           of two where they would leave its range, and then in double; the index decides the
+//           order, so alignment does not matter.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -70,7 +71,7 @@ class RunningScan {
   std::uint32_t abs_max_bits_ = 0;
 };
 
-struct ScanPart {  // Of one block.
+struct ScanPart {  // The result of one block.
   double sum_squares;
   std::uint32_t abs_max_bits, none;
 };
@@ -79,7 +80,7 @@ __device__ inline ScanPart block_part(const RunningScan& scan) {
   return {block_sum(scan.sum_squares()), block_max(scan.abs_max_bits()), 0};
 }
 
-// The scans of all threads of a grid, as one result. Called by every thread, once.
+// Joins the scans of all threads of a grid into one result. Every thread calls it once.
 __device__ inline void finish_scan(const RunningScan& scan, unsigned* ticket, ScanPart* parts,
                                    ScanResult* result) {
   ScanPart total = block_part(scan);
@@ -99,11 +100,11 @@ __device__ inline void finish_scan(const RunningScan& scan, unsigned* ticket, Sc
 }
 
 inline constexpr std::int64_t kScanTile = kMaxThreads * kOctet;  // Elements of a block at a time.
-inline constexpr GridLimits kScanLimits{1, 1024};  // On any device: equal bits on all.
+inline constexpr GridLimits kScanLimits{1, 1024};  // The same on every device: equal bits.
 
-// A block takes tiles of a row, thread after thread an octet, so a warp reads 512 bytes of a 16-bit
-// type in a row, and eight blocks a multiprocessor keep 32 KiB in flight. The roof is memory: bytes
-// of the pass; 4 flop-like instructions an element.
+// A block takes tiles of a row, an octet for each thread in turn, so a warp reads 512 contiguous
+// bytes of a 16-bit type, and eight blocks per multiprocessor keep 32 KiB in flight. The roof is
+// memory: the bytes of the pass; about 4 instructions an element.
 template <class Pass>
 __global__ void scan_pass(Pass pass, TileGrid grid, std::int64_t cols, unsigned* ticket,
                           ScanPart* parts, ScanResult* result) {

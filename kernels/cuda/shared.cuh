@@ -1,11 +1,11 @@
-// The block's dynamic shared memory, whose size a launch says (launch.cuh).
+// The dynamic shared memory of the block, whose size the launch sets (launch.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace sluiceway::cuda {
 
-extern __shared__ uint4 dynamic_shared_memory[];  // Of 16 bytes, and aligned to as many.
+extern __shared__ uint4 dynamic_shared_memory[];  // Aligned to 16 bytes.
 
 template <typename T>
 __device__ T* dynamic_shared() {

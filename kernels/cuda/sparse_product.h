@@ -1,8 +1,8 @@
-// A sparse matrix times a dense one on a CUDA device, by the vendor's library: for projectors that
-// our kernels do not cover (project_columns.h), and for benchmarks, which put it beside our
+// A sparse matrix times a dense one on a CUDA device, by the vendor's library. Used for projectors
+// that our kernels do not cover (project_columns.h), and by benchmarks that compare it with our
 // kernels.
 //
-//   c <- alpha A b + beta c           or, of transposes in place,  c^T <- alpha A b^T + beta c^T
+//   c <- alpha A b + beta c           or, on transposes in place,  c^T <- alpha A b^T + beta c^T
 //
 //   name    shape           dtype   layout                                       access
 //   a       m x k           f32     by row: offset i32[m + 1], column i32, value read
@@ -10,16 +10,16 @@
 //   c       m x n or n x m  f32     row-major, stride in elements                write; read unless
 //                                                                                beta is 0
 //
-// cuSPARSE stands behind it; on the machine of tests/support/simt, Eigen does.
+// cuSPARSE does the work; on the machine of tests/support/simt, Eigen does.
 //
 // The library works in the scratch of the stream (stream_scratch.cuh).
 //
 // Thread safety: any thread; calls for one device take turns to enqueue.
-// Numerics:      products and sums in f32, in an order that is the library's own; kFixed has equal
-//                bits from call to call.
+// Numerics:      products and sums in f32, in the library's own order; kFixed gives equal bits from
+//                call to call.
 // Aliasing:      c overlaps neither a nor b.
-// Errors:        InvalidArgument, naming the shapes, before anything is enqueued. CudaError: what
-//                the library refused, or asks for more scratch than a stream has.
+// Errors:        InvalidArgument, naming the shapes, before anything is enqueued. CudaError if the
+//                library fails or asks for more scratch than a stream has.
 // Cost:          2 n flop a nonzero.
 #pragma once
 
@@ -41,11 +41,11 @@ struct SparseMatrix {
 enum class SparseForm { kPlain, kTransposed };
 enum class SumOrder { kFixed, kFastest };
 
-// Makes what the library keeps for a device, which else the first product there makes: that
-// allocates, and may wait until the device is idle.
+// Creates the library's state for a device. Otherwise the first product there creates it, which
+// allocates and may wait until the device is idle.
 void prepare_sparse_product(DeviceId device);
 
-// Enqueues on `stream`; all memory is the device's and stays valid until then.
+// Enqueues on `stream`; all memory is the device's and stays valid until the product has run.
 void sparse_product(float alpha, const SparseMatrix& a, SparseForm form, MatrixView<const float> b,
                     float beta, MatrixView<float> c, SumOrder order, StreamRef stream);
 

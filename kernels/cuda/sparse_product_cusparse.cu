@@ -20,14 +20,14 @@ LibraryTurn<cusparseHandle_t> turn_on(DeviceId device) {
           [](cusparseHandle_t* handle) { check_status(cusparseCreate(handle), "cusparseCreate"); }};
 }
 
-// NVIDIA promises equal bits for the third alone, and names the second and the first as the fastest
-// where b and c lie by row, and by column.
+// NVIDIA promises equal bits for the third algorithm alone. It calls the second the fastest where b
+// and c are row-major, and the first where they are column-major.
 cusparseSpMMAlg_t algorithm_of(SparseForm form, SumOrder order) {
   if (order == SumOrder::kFixed) return CUSPARSE_SPMM_CSR_ALG3;
   return form == SparseForm::kPlain ? CUSPARSE_SPMM_CSR_ALG2 : CUSPARSE_SPMM_CSR_ALG1;
 }
 
-// Of a matrix, as the library describes it; memory of the host alone.
+// The library's description of a matrix; uses host memory only.
 class SparseDescription {
  public:
   explicit SparseDescription(const SparseMatrix& a) {
@@ -45,7 +45,7 @@ class SparseDescription {
   cusparseConstSpMatDescr_t is_ = nullptr;
 };
 
-// Row-major, or its transpose: the same elements by column.
+// Describes the matrix as row-major, or its transpose as column-major.
 class DenseDescription {
  public:
   DenseDescription(MatrixView<const float> x, SparseForm form) {

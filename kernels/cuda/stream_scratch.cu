@@ -17,11 +17,12 @@ struct StreamScratch::Piece {
   std::byte* bytes = nullptr;
 };
 
-// Of every device: the pieces of its streams, by handle, and those of streams that ended.
+// The pieces of all devices: those of live streams, by handle, and those of streams that ended.
 class StreamScratch::Pieces {
  public:
   static Pieces& of_process() {
-    static Pieces* const all = new Pieces;  // Streams may end after every static object.
+    static Pieces* const all =
+        new Pieces;  // Never destroyed: streams may end after every static object.
     return *all;
   }
 
@@ -36,7 +37,7 @@ class StreamScratch::Pieces {
     return own.front();
   }
 
-  // Nodes move from list to list: nothing is allocated.
+  // Nodes move from list to list, so nothing is allocated.
   void give_back(StreamRef stream) noexcept {
     const int ordinal = stream.device().ordinal();
     const std::lock_guard lock(mutex_);
@@ -49,7 +50,8 @@ class StreamScratch::Pieces {
 
  private:
   std::mutex mutex_;
-  // By ordinal and handle: one piece, or none yet. By ordinal: the last that came first.
+  // live_: by ordinal and handle, a list of one piece or none. ended_: by ordinal, last returned
+  // first.
   std::map<std::pair<int, void*>, std::list<Piece>> live_;
   std::map<int, std::list<Piece>> ended_;
 };
@@ -64,8 +66,9 @@ StreamScratch::StreamScratch(StreamRef stream) {
     const cudaError_t allocated = cudaMalloc(&bytes, kStreamScratchBytes);
     if (allocated == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      throw OutOfMemory(concat("stream scratch: ", to_string(stream.device()), " refused ",
-                               format_bytes(kStreamScratchBytes), "; lower the budget"));
+      throw OutOfMemory(concat("stream scratch: ", to_string(stream.device()),
+                               " could not allocate ", format_bytes(kStreamScratchBytes),
+                               "; lower the budget"));
     }
     check_launch(allocated, "cudaMalloc");
     const cudaError_t zeroed =

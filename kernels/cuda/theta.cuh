@@ -1,6 +1,6 @@
-// Weights of any type in, and what theta becomes: both neighbours, or theta itself.
+// Weights of any type as input, and outputs made of theta: both neighbours, or theta itself.
 //
-// direction() is called with z where there is one, finish() behind it by whole warps.
+// direction() receives z if there is one; then whole warps call finish().
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,6 +1,5 @@
-// The tiles of a matrix that a block has, one after the other: its own number, and every
-// gridDim.x-th from there on, row of tiles after row. The divisions are the host's, but for one of
-// 32 bits.
+// The tiles of a matrix that one block visits: the tile of its own number, then every gridDim.x-th,
+// row of tiles after row. The host does the divisions, except one of 32 bits.
 //
 //   for (TileWalk at(grid); at.more(); at.advance()) ... at.row(), at.tile()
 #pragma once

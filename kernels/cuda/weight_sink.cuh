@@ -1,12 +1,12 @@
-// W <- round(decay W + alpha x) on octets of a row, for each rounding of decompress.h: one sink
-// each.
+// W <- round(decay W + alpha x) on octets of a row; one sink for each rounding of decompress.h.
 //
-//   __device__ void load(row, rows, col, count, Old (&old)[n])         `rows` of n rows are there
+//   __device__ void load(row, rows, col, count, Old (&old)[n])         `rows` of the n rows exist
 //   __device__ void take(row, col, count, old, const float (&x)[8])    called by whole warps
-//   __device__ void finish()                                           by all threads, at the end
+//   __device__ void finish()                                           all threads call it, at the
+//   end
 //
-// A sink reads and writes its octets of w (and low) once, by 16 bytes where rows are aligned.
-// load() comes early and for all rows of a thread, so that memory is busy while x is computed.
+// A sink reads and writes its octets of w (and low) once, by 16 bytes if rows are aligned. Call
+// load() early and for all rows of a thread, so that memory is busy while x is computed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@
 
 namespace sluiceway::cuda {
 
-struct Blend {  // One rounding of decay w, and a fused multiply-add, as on the CPU.
+struct Blend {  // decay w rounded once, then a fused multiply-add, as on the CPU.
   float decay, alpha;
 
   __device__ float operator()(float w, float x) const {
@@ -109,7 +109,7 @@ struct ResidualSink {
   __device__ void finish() const {}
 };
 
-// f(sink of w), on the host; check_weight() has passed.
+// Calls f(sink of w), on the host; check_weight() has already passed.
 template <typename F>
 void with_sink(const AnyMatrix& w, MatrixView<std::uint16_t> low, const WeightUpdate& update,
                const F& f) {

@@ -249,7 +249,8 @@ TEST_F(SimtDeviceTest, ScratchThatIsRefusedSaysWhyAndComesWithTheNextCall) {
   const std::size_t before = free_bytes();
   {
     const simt::Fault fault("cudaMalloc", cudaErrorMemoryAllocation);
-    EXPECT_THAT(what_of(take), HasSubstr("stream scratch: CUDA device 0 refused 4194304 bytes"));
+    EXPECT_THAT(what_of(take),
+                HasSubstr("stream scratch: CUDA device 0 could not allocate 4194304 bytes"));
   }
   {
     const simt::Fault fault("cudaMalloc", cudaErrorNotPermitted);
