@@ -22,7 +22,7 @@ inline void check_step(const char* function, const AdamHyper& hyper) {
 inline void check_as_long_as_g(const char* function, const char* name, std::size_t actual,
                                std::size_t n) {
   SLUICEWAY_CHECK(actual == n, function, ": ", name, " has ", actual, " elements, expected ", n,
-                  " as g has");
+                  ", the length of g");
 }
 
 inline void check_moments(const char* function, const AdamMoments& moments, std::size_t n) {

@@ -15,7 +15,7 @@ namespace sluiceway {
 
 inline void check_copy_lengths(const char* function, std::size_t src, std::size_t dst) {
   SLUICEWAY_CHECK(src == dst, function, ": dst has ", dst, " elements, expected ", src,
-                  " as src has");
+                  ", the length of src");
 }
 
 // Checks gradient_copy(): a supported pair of types, and whole elements on both sides.
@@ -38,7 +38,7 @@ inline void check_wire(const char* function, WireFormat format, std::span<const 
                   " bytes, expected ", expected, " for ", elems, " values");
   const std::size_t over = reinterpret_cast<std::uintptr_t>(wire.data()) % alignof(float);
   SLUICEWAY_CHECK(over == 0, function, ": wire starts ", over,
-                  " bytes off, expected alignment to 4 bytes");
+                  " bytes past a multiple of 4; align it to 4 bytes");
 }
 
 }  // namespace sluiceway

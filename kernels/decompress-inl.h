@@ -1,12 +1,12 @@
-// P D Q^T by panels of rows, handed to a sink piece by piece: what decompress and its neighbours
-// share.
+// Computes P D Q^T by panels of rows and passes it to a sink piece by piece. decompress and its
+// neighbours share this.
 //
-//   sink.wants(i, rows, j, cols)  whether anything of this piece is; it is left out where not
+//   sink.wants(i, rows, j, cols)  whether any of this piece is wanted; if not, it is skipped
 //   sink.touch(i, rows, j, cols)  this piece comes soon: a chance to ask memory for it
 //   sink.take(i, j, x, count)     x[0 .. count) is (P D Q^T)[i][j .. j + count)
 //   sink.done(i, rows, j, cols)   all rows of this piece were taken
 //
-// Sparse: Y = (panel of P) D, transposed, then lanes run over rows while a row of Q selects columns
+// Sparse: Y = (panel of P) D, transposed; then lanes run over rows while a row of Q selects columns
 // of Y. Blocks: T = D_g Q^T of one group, then P_g T.
 #if defined(SLUICEWAY_KERNELS_DECOMPRESS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_DECOMPRESS_INL_H_
@@ -48,8 +48,8 @@ template <class Sink>
 HWY_INLINE void expand(const AnyMatrix& d, const SparseRows& p, const SparseRows& q,
                        std::span<float> scratch, Sink& sink) {
   ScratchCutter cut(scratch);
-  float* const y_rows = cut.take(d.cols * kPanelRows);  // Row after row.
-  float* const y = cut.take(d.cols * kPanelRows);       // Column after column.
+  float* const y_rows = cut.take(d.cols * kPanelRows);  // Row by row.
+  float* const y = cut.take(d.cols * kPanelRows);       // Column by column.
   float* const tile = cut.take(kTileCols * kPanelRows);
   float* const tile_rows = cut.take(kTileCols * kPanelRows);
   for (std::int64_t first = 0; first < p.rows; first += kPanelRows) {
@@ -72,7 +72,7 @@ HWY_INLINE void expand(const AnyMatrix& d, const SparseRows& p, const SparseRows
   }
 }
 
-// Every group of Q transposed, kept x block, rows padded: B of the product D_g Q_h^T.
+// Transposes every group of Q, kept x block, with rows padded: B of the product D_g Q_h^T.
 HWY_INLINE void transpose_groups(const BlockRows& q, float* HWY_RESTRICT out) {
   const std::int64_t stride = padded(q.block);
   for (std::int64_t h = 0; h < q.groups(); ++h) {

@@ -12,7 +12,7 @@
 namespace sluiceway::cuda {
 namespace {
 
-// Reads d once and w once, writes w once: its rows from `first` on.
+// Reads d once; reads and writes the rows of w from `first` on once.
 template <typename D, class Sink>
 struct IdentityOp {
   MatrixView<const D> d;
@@ -28,9 +28,9 @@ struct IdentityOp {
   }
 };
 
-// P (D Q^T) by two dense products, D widened to f32 first, and as many rows of it at a time as the
-// scratch has room for: at least 64, and dm + dn for a square W. Roof: 2 m n dm + 2 n dm dn flop;
-// the sink's bytes, and 8 m n for rows of the product, written and read.
+// P (D Q^T) by two dense products: D is first widened to f32, and then as many rows are computed at
+// a time as fit into the scratch: at least 64, and dm + dn for a square W. Roof: 2 m n dm + 2 n dm
+// dn flop; the sink's bytes, and 8 m n for rows of the product, written and read.
 template <class Sink>
 void decompress_dense(const Sink& sink, const AnyMatrix& d, const BlockRows& p, const BlockRows& q,
                       std::span<float> scratch, StreamRef stream) {
@@ -55,8 +55,7 @@ void decompress_dense(const Sink& sink, const AnyMatrix& d, const BlockRows& p, 
 
 }  // namespace
 
-// What is between the two products is in shared memory, and scratch is not used, but for groups
-// that are dense.
+// The intermediate product is in shared memory. Only dense groups use scratch.
 void decompress(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& d,
                 const SparseRows& p, const SparseRows& q, const WeightUpdate& update,
                 std::span<float> scratch, StreamRef stream) {

@@ -65,12 +65,12 @@ namespace {
 
 constexpr const char* kName = "decompress_range";
 
-// For larger groups D_g Q^T costs more than the range itself.
+// For larger groups D_g Q^T would cost more than the range itself.
 bool is_dense(const BlockRows& p, const BlockRows& q) noexcept {
   return p.block > kTileCols || q.block > kTileCols;
 }
 
-// One past the last element of the range, which must be elements of an m x n matrix.
+// Returns one past the last element of the range, which must lie in an m x n matrix.
 std::int64_t end_of_range(std::int64_t m, std::int64_t n, std::int64_t first,
                           std::span<const std::byte> dst, DType dtype) {
   SLUICEWAY_CHECK(dst.size() % size_bytes(dtype) == 0, kName, ": dst has ", dst.size(),
@@ -78,7 +78,7 @@ std::int64_t end_of_range(std::int64_t m, std::int64_t n, std::int64_t first,
   const auto elems = static_cast<std::int64_t>(dst.size() / size_bytes(dtype));
   SLUICEWAY_CHECK(first >= 0 && first <= m * n && elems <= m * n - first, kName,
                   ": the range is elements ", first, " to ", first + elems,
-                  ", expected part of 0 to ", m * n, " of a ", m, "x", n, " gradient");
+                  ", expected a part of 0 to ", m * n, " for a ", m, "x", n, " gradient");
   return first + elems;
 }
 

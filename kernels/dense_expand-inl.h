@@ -1,8 +1,9 @@
-// P D Q^T by slabs of rows, for groups so large that D_g Q^T of one would be made again for every
-// range: Y = P_rows D, then Y Q^T, and nothing of it is larger than a slab.
+// P D Q^T by slabs of rows, for groups so large that every range would recompute D_g Q^T of a whole
+// group: computes Y = P_rows D, then Y Q^T, and stores nothing larger than a slab.
 //
-// Lanes of the second product run over rows, so that Q is read as it lies. Sums are cut into depths
-// that the caches hold; they go on in the same order, so a cut does not show in the bits.
+// The lanes of the second product run over rows, so that Q is read as it lies. Sums are divided
+// into depths that fit into the caches; they continue in the same order, so the division does not
+// change the bits.
 #if defined(SLUICEWAY_KERNELS_DENSE_EXPAND_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_DENSE_EXPAND_INL_H_
 #undef SLUICEWAY_KERNELS_DENSE_EXPAND_INL_H_
@@ -27,7 +28,7 @@ namespace HWY_NAMESPACE {
 
 using DenseTag = hn::CappedTag<float, 16>;
 
-// C (+)= A B, the sum over `depth` cut; C is xs x `vectors` vectors.
+// C (+)= A B, with the sum over `depth` divided; C is xs x `vectors` vectors.
 template <typename T>
 HWY_INLINE void deep_product(const TileA& a, const TileB<T>& b, float* c, std::int64_t stride,
                              std::int64_t xs, std::int64_t depth, std::int64_t vectors) {
@@ -42,9 +43,9 @@ HWY_INLINE void deep_product(const TileA& a, const TileB<T>& b, float* c, std::i
   }
 }
 
-// y = P_rows D for rows of one group, of which `kept` rows of D are; rows of y extend to whole
-// vectors. Columns of D beyond the last whole vector are copied first: reading past its end is not
-// allowed.
+// y = P_rows D for rows of one group, which has `kept` rows of D. Rows of y are padded to whole
+// vectors. The columns of D beyond the last whole vector are copied first: reading past its end is
+// not allowed.
 template <typename T>
 HWY_INLINE void project_dense(const TileA& p, const TileB<T>& d, std::int64_t kept,
                               std::int64_t rows, std::int64_t cols, float* y, std::int64_t stride,
@@ -79,7 +80,7 @@ HWY_INLINE void project_slab(const BlockRows& p, std::int64_t first, std::int64_
   }
 }
 
-// out = columns [col, col + cols) of Y Q^T for a panel of Y, column after column as the panel.
+// out = columns [col, col + cols) of Y Q^T for a panel of Y, column by column like the panel.
 HWY_INLINE void multiply_panel(const BlockRows& q, std::int64_t col, std::int64_t cols,
                                const float* y, float* out) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(DenseTag()));
@@ -94,15 +95,15 @@ HWY_INLINE void multiply_panel(const BlockRows& q, std::int64_t col, std::int64_
   }
 }
 
-// Rows [first_row, last_row) of P D Q^T, to a sink of decompress-inl.h.
+// Passes rows [first_row, last_row) of P D Q^T to a sink of decompress-inl.h.
 template <class Sink>
 HWY_INLINE void expand_dense(const AnyMatrix& d, const BlockRows& p, const BlockRows& q,
                              std::int64_t first_row, std::int64_t last_row,
                              std::span<float> scratch, Sink& sink) {
   const std::int64_t stride = padded(d.cols), panel_elems = d.cols * kPanelRows;
   ScratchCutter cut(scratch);
-  float* const y_rows = cut.take(kDenseSlab * stride);               // Row after row.
-  float* const y = cut.take(kDenseSlab / kPanelRows * panel_elems);  // Panels, column after column.
+  float* const y_rows = cut.take(kDenseSlab * stride);               // Row by row.
+  float* const y = cut.take(kDenseSlab / kPanelRows * panel_elems);  // Panels, column by column.
   float* const edge = cut.take(p.kept * kPadElems);
   float* const tile = cut.take(kTileCols * kPanelRows);
   float* const tile_rows = cut.take(kTileCols * kPanelRows);

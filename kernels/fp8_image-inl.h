@@ -44,7 +44,7 @@ HWY_INLINE void load_fp8_block(const std::uint8_t* codes, std::uint8_t scale, fl
   }
 }
 
-// Elements at and on of the image.
+// Loads elements from `at` on from the image.
 inline void load_fp8_image(const std::byte* image, std::size_t at, float* a, std::size_t count) {
   while (count > 0) {
     const std::size_t in_tile = at % kFp8Tile, in_block = at % kFp8Block;
@@ -70,7 +70,7 @@ inline void load_fp8_image(const std::byte* image, std::size_t at, float* a, std
 
 // ---- The image of a block ----------------------------------------------------------------------
 
-// Infinities and NaN have no part in it.
+// Returns the scale of a block. Infinities and NaN do not affect it.
 HWY_INLINE std::uint8_t fp8_scale(const float* x) {
   const Fp8Tag d;
   const Fp8Ints di;
@@ -79,7 +79,7 @@ HWY_INLINE std::uint8_t fp8_scale(const float* x) {
     const auto bits = hn::And(hn::BitCast(di, hn::LoadU(d, x + i)), hn::Set(di, 0x7FFFFFFF));
     largest = hn::Max(largest, hn::IfThenElseZero(hn::Lt(bits, hn::Set(di, 0x7F800000)), bits));
   }
-  // Above 464 = 1.8125 * 2^8 there is a carry into the exponent.
+  // Above 464 = 1.8125 * 2^8 the sum carries into the exponent.
   const std::int32_t carried = hn::GetLane(hn::MaxOfLanes(di, largest)) + (0x800000 - 0x680001);
   return static_cast<std::uint8_t>(std::clamp((carried >> 23) - 8, 11, 246));
 }
@@ -99,7 +99,7 @@ HWY_INLINE std::uint8_t store_fp8_block(const float* x, std::uint8_t* codes) {
     const auto odd = hn::And(hn::ShiftRight<20>(size), hn::Set(di, 1));
     const auto carried = hn::Add(size, hn::Add(odd, hn::Set(di, 0x7FFFF)));
     const auto normal = hn::Sub(hn::ShiftRight<20>(carried), hn::Set(di, 120 << 3));
-    // Below 2^-6 a sum with 2^14 is rounded to a multiple of 2^-9, and has it in its low bits.
+    // Below 2^-6, adding 2^14 rounds to a multiple of 2^-9 and leaves it in the low bits.
     const auto tiny = hn::Sub(bits_of(hn::Add(hn::BitCast(d, size), hn::Set(d, 0x1p14F))),
                               hn::Set(di, (127 + 14) << 23));
     auto code = hn::IfThenElse(hn::Lt(size, hn::Set(di, (127 - 6) << 23)), tiny, normal);

@@ -1,4 +1,4 @@
-// Rounding a piece of a gradient into the type it is kept in, and scanning what was written.
+// Rounds a piece of a gradient to the type in which it is kept, and scans what it wrote.
 #if defined(SLUICEWAY_KERNELS_GRADIENT_COPY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_GRADIENT_COPY_INL_H_
 #undef SLUICEWAY_KERNELS_GRADIENT_COPY_INL_H_
@@ -19,7 +19,7 @@ namespace sluiceway {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Writes x to dst, and returns what was written.
+// Writes x to dst, and returns the value that was written.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V store_written(D d, V x, float* dst) {
   hn::StoreU(x, d, dst);
@@ -38,11 +38,11 @@ HWY_INLINE V store_written(D d, V x, f16* dst) {
   return f16_to_f32(d, bits);
 }
 
-// The same of two vectors, which become what was written.
+// Does the same for two vectors, and replaces them with what was written.
 template <class D, typename Dst, class V = hn::Vec<D>>
 HWY_INLINE void store_written_pair(D d, V& a, V& b, Dst* dst) {
 #if HWY_TARGET != HWY_SCALAR
-  if constexpr (std::is_same_v<Dst, bf16>) {  // Narrowed at once, unless a NaN is to stay one.
+  if constexpr (std::is_same_v<Dst, bf16>) {  // Narrowed together, unless a NaN must stay a NaN.
     if (HWY_LIKELY(hn::AllFalse(d, hn::Or(hn::IsNaN(a), hn::IsNaN(b))))) {
       const U32<D> du;
       const hn::Repartition<std::uint16_t, D> halves;
@@ -64,8 +64,8 @@ HWY_INLINE void store_written_pair(D d, V& a, V& b, Dst* dst) {
   b = store_written(d, b, dst + hn::Lanes(d));
 }
 
-// Rounds pieces of a block into dst and scans them, from registers: what was just written is not in
-// the cache yet, and reading it again would wait for memory.
+// Rounds pieces of a block into dst and scans them from registers: newly written data is not in the
+// cache yet, and reading it again would wait for memory.
 class WriteScan {
  public:
   WriteScan() : sum_(D()), abs_max_(DI()) {}
@@ -74,7 +74,8 @@ class WriteScan {
   HWY_INLINE void write(const float* x, Dst* dst, std::size_t n) {
     const D d;
     const std::size_t lanes = hn::Lanes(d), stride = 4 * lanes;
-    Sum sum = sum_;  // Copies, which stay in registers: a store to dst may be one to *this.
+    Sum sum = sum_;  // Copies, which stay in registers: the compiler must assume that dst may
+                     // overlap *this.
     Max abs_max = abs_max_;
     std::size_t i = 0, left = Sum::kAdds - adds_;
     while (i + stride <= n) {
@@ -94,7 +95,7 @@ class WriteScan {
         left = Sum::kAdds;
       }
     }
-    for (; i < n; i += lanes) {  // At most three, and part of one.
+    for (; i < n; i += lanes) {  // At most three, and a partial one.
       const std::size_t count = HWY_MIN(n - i, lanes);
       HWY_ALIGN Dst written[hn::MaxLanes(D())];
       const auto x0 = store_written(d, FirstLanes{count}.load(d, x + i), written);
@@ -111,7 +112,7 @@ class WriteScan {
     adds_ = Sum::kAdds - left;
   }
 
-  // Of all that was written since the last call.
+  // Returns the scan of everything written since the last call.
   HWY_INLINE BlockScan finish() {
     sum_.flush();
     const BlockScan block{sum_.total(), static_cast<std::uint32_t>(abs_max_.bits())};
@@ -127,10 +128,10 @@ class WriteScan {
 
   Sum sum_;
   Max abs_max_;
-  std::size_t adds_ = 0;  // To a chain, since it was flushed.
+  std::size_t adds_ = 0;  // Additions to a chain since it was flushed.
 };
 
-// A block of one type is scanned as it is read.
+// When both types are equal, a block is scanned as it is read.
 template <typename T>
 HWY_INLINE BlockScan copy_block(const T* src, T* dst, std::size_t n) {
 #if HWY_TARGET != HWY_SCALAR

@@ -1,4 +1,4 @@
-// Writes a gradient in the type it is kept in, and looks at what is written: in one pass.
+// Writes a gradient in the type in which it is kept and scans what it writes, in one pass.
 //
 //   dst <- src, rounded to nearest even
 //
@@ -9,8 +9,8 @@
 // The result describes what was written: a gradient that becomes infinite only in its 16-bit copy
 // is an overflow, and the squares are those of the rounded values.
 //
-// Numerics: finite and abs_max are exact, and sum_squares as near as overflow_scan() of dst would
-//           be; equal calls give equal bits. Equal types copy every bit, those of a NaN too.
+// Numerics: finite and abs_max are exact, and sum_squares is as accurate as overflow_scan() of dst;
+//           equal calls give equal bits. Equal types copy every bit, even of a NaN.
 // Aliasing: dst does not overlap src.
 // Errors:   InvalidArgument, naming both lengths or both types; nothing was written.
 // Cost:     reads src once and writes dst once; the scan takes it from registers. No temporary.
@@ -28,7 +28,7 @@ namespace sluiceway::cpu {
 template <typename Src, typename Dst>
 ScanResult gradient_copy(std::span<const Src> src, std::span<Dst> dst);
 
-// The same for types that are known at run time only.
+// The same for types that are known only at run time.
 ScanResult gradient_copy(std::span<const std::byte> src, DType src_dtype, std::span<std::byte> dst,
                          DType dst_dtype);
 
@@ -36,8 +36,8 @@ ScanResult gradient_copy(std::span<const std::byte> src, DType src_dtype, std::s
 
 namespace sluiceway::cuda {
 
-// Enqueues on `stream`; all pointers are device memory and stay valid until then, `result` too.
-// Throws Unavailable where this build has no such half.
+// Enqueues on `stream`; all pointers, `result` included, are device memory and stay valid until the
+// work has run. Throws Unavailable in a build without CUDA.
 template <typename Src, typename Dst>
 void gradient_copy(std::span<const Src> src, std::span<Dst> dst, ScanResult* result,
                    StreamRef stream);
@@ -49,7 +49,8 @@ void gradient_copy(std::span<const std::byte> src, DType src_dtype, std::span<st
 
 namespace sluiceway {
 
-// On the device of `stream`, whose memory `result` is in: the only place that chooses a half.
+// Runs on the device of `stream`, which also holds `result`. Only this function chooses between CPU
+// and CUDA.
 template <typename Src, typename Dst>
 void gradient_copy(std::span<const Src> src, std::span<Dst> dst, ScanResult* result,
                    StreamRef stream) {

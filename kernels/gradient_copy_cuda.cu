@@ -8,7 +8,7 @@
 namespace sluiceway::cuda {
 namespace {
 
-// Reads n sizeof(Src) bytes and writes n sizeof(Dst); the scan sees the octet that was stored.
+// Reads n sizeof(Src) bytes and writes n sizeof(Dst); scans the octet that it stored.
 template <typename Src, typename Dst>
 struct WritePass {
   const Src* src;
@@ -16,7 +16,7 @@ struct WritePass {
 
   __device__ void take(std::int64_t, std::int64_t i, int count, float (&out)[kOctet]) const {
     const Octet<Src> read = load_octet(src + i, count);
-    if constexpr (std::is_same_v<Src, Dst>) {  // As bits, so that a NaN keeps its own.
+    if constexpr (std::is_same_v<Src, Dst>) {  // As bits, so that a NaN keeps its payload.
       store_octet(dst + i, read, count);
       values_of(read, out);
     } else {

@@ -1,8 +1,8 @@
-// A matrix whose pending update and whose noise are of low rank, and its two perturbed neighbours.
+// A matrix with a pending update and noise of low rank, and its two perturbed neighbours.
 //
 //   (L^T R)_ij added to x: x_0 = x,  x_{s+1} = fma(L_si, R_sj, x_s)     s ascending
 //
-//   a     = w + L^T R of `pending`                    the periods' factors, one below the other
+//   a     = w + L^T R of `pending`                    with the factors of all periods stacked
 //   theta = gamma a
 //   z     = 0 + L^T R of `direction`                  [LOZO, arXiv 2410.07698] z = U V^T
 //   plus  = round(fma(+eps, z, theta))                perturb_low_rank()
@@ -16,23 +16,22 @@
 //   left         k x m    f32                 row-major        read
 //   right        k x n    f32                 row-major        read
 //
-// Factors come from draw_noise(), and sums of left ones from materialise() on their k m elements:
-// with U drawn anew in each step and V kept for a period, sum_t c_t z_t = (sum_t c_t U_t) V^T. For
-// z to have unit second moments V carries a factor 1 / sqrt(k). A product of L^T R that is folded
-// into w by materialise_low_rank() with gamma 1 leaves the bits of every later result as they were.
+// draw_noise() makes the factors, and materialise() on their k m elements sums left ones: with U
+// drawn anew in each step and V kept for a period, sum_t c_t z_t = (sum_t c_t U_t) V^T. So that z
+// has unit second moments, V carries a factor 1 / sqrt(k). If materialise_low_rank() with gamma 1
+// folds a product L^T R into w, the bits of every later result stay the same.
 //
-// Numerics: f32, each fma and the product by gamma one rounding; then to nearest even, or, for
-// bf16,
-//           stochastically with noise_16(rounding_key, first + i n + j), as materialise(). Equal
-//           bits on every instruction set and device, for any split of rows, but for the payload of
-//           a NaN. Zero factors may turn -0 into +0 and change nothing else.
-//           Where a thread flushes denormals (runtime/device/denormals.h), so do these.
-// Aliasing: plus and minus overlap nothing. `out` is disjoint from w, or w itself where the types
-//           are equal.
+// Numerics: f32; each fma and the product by gamma round once; then to nearest even, or, for bf16,
+//           stochastically with noise_16(rounding_key, first + i n + j), like materialise(). Equal
+//           bits on every instruction set and device, for any split of rows, except for the payload
+//           of a NaN. Zero factors may turn -0 into +0 and change nothing else. If a thread flushes
+//           denormals (runtime/device/denormals.h), so do these.
+// Aliasing: plus and minus overlap nothing. `out` is disjoint from w, or w itself if the types are
+//           equal.
 // Errors:   InvalidArgument, naming both shapes, before any element changes.
 // Cost:     w read once, plus and minus (out) written once, (m + n) k floats for each factor pair;
-//           2 k flop an element and pair. The roof is the bytes of the matrices: a device with 20
-//           flop a byte stays below it up to some 50 rows of factors in bf16.
+//           2 k flop an element and pair. The roof is the bytes of the matrices: in bf16, a device
+//           with 20 flop a byte stays below it up to about 50 rows of factors.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +44,7 @@
 
 namespace sluiceway {
 
-// L^T R; no rows: zero. For rows [i, j) of w, take columns [i, j) of `left`.
+// L^T R; zero if there are no rows. For rows [i, j) of w, pass columns [i, j) of `left`.
 struct LowRank {
   MatrixView<const float> left, right;
 };
@@ -54,7 +53,7 @@ struct LowRank {
 
 namespace sluiceway::cpu {
 
-// Run on the calling thread. A caller goes parallel over rows.
+// Run on the calling thread. To parallelise, split the rows.
 void perturb_low_rank(const AnyMatrix& w, const AnyMatrix& plus, const AnyMatrix& minus,
                       const LowRank& pending, float gamma, const LowRank& direction, float eps);
 void materialise_low_rank(const AnyMatrix& w, const AnyMatrix& out, const LowRank& pending,
@@ -65,8 +64,8 @@ void materialise_low_rank(const AnyMatrix& w, const AnyMatrix& out, const LowRan
 
 namespace sluiceway::cuda {
 
-// Enqueue on `stream`; arrays are device memory and stay valid until then. Unavailable where this
-// build has no such half, CudaError if the launch is refused.
+// Enqueue on `stream`; arrays are device memory and stay valid until the work has run. Throw
+// Unavailable in a build without CUDA, CudaError if the launch fails.
 void perturb_low_rank(const AnyMatrix& w, const AnyMatrix& plus, const AnyMatrix& minus,
                       const LowRank& pending, float gamma, const LowRank& direction, float eps,
                       StreamRef stream);
@@ -78,7 +77,7 @@ void materialise_low_rank(const AnyMatrix& w, const AnyMatrix& out, const LowRan
 
 namespace sluiceway {
 
-// On the device of `stream`: the only place that chooses between the halves.
+// Runs on the device of `stream`. Only this function chooses between CPU and CUDA.
 inline void perturb_low_rank(const AnyMatrix& w, const AnyMatrix& plus, const AnyMatrix& minus,
                              const LowRank& pending, float gamma, const LowRank& direction,
                              float eps, StreamRef stream) {

@@ -1,4 +1,4 @@
-// Argument checks of low_rank.h, which both halves make before anything else.
+// Argument checks of low_rank.h. The CPU and the CUDA code make them first.
 //
 // Errors: InvalidArgument, naming the function and both shapes.
 #pragma once
@@ -10,7 +10,7 @@ namespace sluiceway {
 
 inline void check_rows_contiguous(const char* function, const char* name, const AnyMatrix& w) {
   SLUICEWAY_CHECK(w.stride == w.cols || w.rows <= 1, function, ": rows of ", name, " are ",
-                  w.stride, " elements apart, expected ", w.cols, ", its columns");
+                  w.stride, " elements apart, expected ", w.cols, ", the number of its columns");
 }
 
 inline void check_as_w(const char* function, const char* name, const AnyMatrix& out,

@@ -17,13 +17,13 @@ HWY_BEFORE_NAMESPACE();
 namespace sluiceway {
 namespace HWY_NAMESPACE {
 
-// A tile of a few rows stays in the first-level cache from the load to the store; it is as wide as
-// vectors allow, so that its last ones may hold columns that there are not.
+// A tile of a few rows stays in the first-level cache from the load to the store. It spans whole
+// vectors, so its last ones may hold columns that do not exist.
 constexpr std::size_t kTileCols = 256;
 constexpr std::size_t kTileRows = 4;
-constexpr std::size_t kWidest = 16;  // Lanes of NoiseTag.
+constexpr std::size_t kWidest = 16;  // Most lanes of NoiseTag.
 
-// ---- One vector of columns of one row, or of four -----------------------------------------------
+// ---- One vector of columns of one row, or of four rows ------------------------------------------
 
 struct OneRow {
   static constexpr std::size_t kRows = 1;
@@ -67,11 +67,11 @@ struct FourRows {
 };
 
 template <class Rows>
-struct Of {};  // A type, as an argument.
+struct Of {};  // Passes a type as an argument.
 
 // ---- L^T R for a block of columns ---------------------------------------------------------------
 
-// Rows of R side by side, extended by zeros to whole vectors.
+// Holds rows of R side by side, padded with zeros to whole vectors.
 class Product {
  public:
   Product(const LowRank& factors, std::size_t block_cols)
@@ -90,7 +90,7 @@ class Product {
     }
   }
 
-  // sums + L^T R of rows i and on, and of the vector of columns at j of the block.
+  // Adds L^T R to sums, for rows from i on and for the vector of columns at j of the block.
   template <class Rows>
   HWY_INLINE Rows added_to(Rows sums, std::size_t i, std::size_t j) const {
     const NoiseTag d;
@@ -107,7 +107,8 @@ class Product {
   std::vector<float> right_;
 };
 
-// As many columns as keep both panels in the second-level cache, however many rows they have.
+// Returns as many columns as keep both panels in the second-level cache, however many rows they
+// have.
 std::size_t block_cols(std::int64_t rank, std::size_t cols) {
   constexpr std::size_t kPanelFloats = 32768;
   const std::size_t fit = kPanelFloats / static_cast<std::size_t>(std::max<std::int64_t>(rank, 1));
@@ -117,10 +118,10 @@ std::size_t block_cols(std::int64_t rank, std::size_t cols) {
 // ---- Tiles --------------------------------------------------------------------------------------
 
 struct Tile {
-  std::size_t i;      // Its first row,
-  std::size_t block;  // the first column of its block,
-  std::size_t j;      // its own first column in the block,
-  std::size_t cols;   // and how many there are.
+  std::size_t i;      // First row of the tile.
+  std::size_t block;  // First column of its block.
+  std::size_t j;      // First column of the tile in the block.
+  std::size_t cols;   // Number of its columns.
   alignas(64) float a[kTileRows * kTileCols];
 
   std::size_t column() const { return block + j; }
@@ -158,7 +159,7 @@ void store_both(const Tile& tile, const Product& direction, float gamma, float e
   }
 }
 
-// f(Rows, tile, direction) of every tile, once it holds a.
+// Calls f(Rows, tile, direction) for every tile, once the tile holds a.
 template <class F>
 void for_each_theta(const AnyMatrix& w, const LowRank& pending, const LowRank& direction,
                     const F& f) {

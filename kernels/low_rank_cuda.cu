@@ -7,9 +7,9 @@
 namespace sluiceway::cuda {
 namespace {
 
-constexpr int kRows = 4;         // Of a thread, by kOctet columns.
+constexpr int kRows = 4;         // Rows of a thread, by kOctet columns.
 constexpr unsigned kLanes = 32;  // Side by side in a row of threads.
-constexpr unsigned kWarps = 8;   // One below the other.
+constexpr unsigned kWarps = 8;   // Warps of a block, stacked.
 constexpr std::int64_t kBlockRows = kRows * kWarps;
 constexpr std::int64_t kBlockCols = kOctet * kLanes;
 
@@ -17,7 +17,7 @@ struct Extent {
   std::int64_t rows, cols;
 };
 
-// What four rows by eight columns of one thread are, and which of them exist.
+// Four rows by eight columns, which one thread has, and which of them exist.
 struct Patch {
   std::int64_t row, col;
   int rows, cols;
@@ -52,9 +52,9 @@ struct Patch {
   }
 };
 
-// 32 rows by 256 columns a block. A warp's left factors are the same for all its lanes, and the
-// right ones come from the first-level cache to all warps but one. Roof: the bytes of w and of what
-// is written; from some 50 rows of factors on, arithmetic.
+// A block has 32 rows by 256 columns. All lanes of a warp share its left factors, and all warps but
+// one read the right ones from the first-level cache. Roof: the bytes of w and of the output; from
+// about 50 rows of factors on, arithmetic.
 template <class Sink>
 __global__ void low_rank_patches(Input w, Extent shape, std::uint64_t first, float gamma,
                                  LowRank pending, LowRank direction, float eps, Sink sink) {

@@ -4,8 +4,8 @@
 //     ... z.axpy(d, scale, a) ...      // fma(scale, z of element first + j, a), NoiseTag's lanes
 //   });
 //
-// `first` is a multiple of kNoiseTile, and `begin` and `end` of the family's noise_unit(). Vectors
-// come in any order, each once.
+// `first` is a multiple of kNoiseTile; `begin` and `end` are multiples of the family's
+// noise_unit(). Vectors come in any order, each once.
 #if defined(SLUICEWAY_KERNELS_NOISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_NOISE_INL_H_
 #undef SLUICEWAY_KERNELS_NOISE_INL_H_
@@ -30,7 +30,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using NoiseTag = hn::CappedTag<float, 16>;  // A power of two: it divides the 16 words of a row.
 inline constexpr std::size_t kNoiseTile = 2048;
 
-// One rounding on every target: where the instruction is missing, lane by lane through the library.
+// Rounds once on every target; where the instruction is missing, calls the library lane by lane.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V fused(D d, V a, V b, V c) {
 #if HWY_NATIVE_FMA
@@ -55,7 +55,7 @@ struct AnyZ {
   }
 };
 
-struct UnitZ {  // +1 or -1: the product is exact, so that a sum is fused without the instruction.
+struct UnitZ {  // +1 or -1: the product is exact, so even a separate sum equals an fma.
   hn::Vec<NoiseTag> value;
 
   HWY_INLINE hn::Vec<NoiseTag> axpy(NoiseTag d, hn::Vec<NoiseTag> scale,
@@ -78,7 +78,7 @@ HWY_INLINE hn::Vec<NoiseTag> horner(NoiseTag d, hn::Vec<NoiseTag> x,
   return sum;
 }
 
-// Box-Muller of one vector of words u and of words v, as noise.h defines it.
+// Box-Muller for one vector of words u and one of words v, as noise.h defines it.
 struct GaussianPair {
   using U = hn::Vec<hn::RebindToUnsigned<NoiseTag>>;
   hn::Vec<NoiseTag> cosine, sine;
@@ -112,7 +112,7 @@ struct GaussianPair {
   }
 };
 
-// The 64 words of one unit become its elements, the first of which is element j of the tile.
+// Turns the 64 words of one unit into its elements, the first of which is element j of the tile.
 template <NoiseFamily kFamily, class F>
 HWY_INLINE void expand_unit(const std::uint32_t* words, std::size_t j, const F& f) {
   const NoiseTag d;
@@ -156,8 +156,8 @@ HWY_INLINE void for_each_z(const NoiseStream& noise, std::uint64_t first, std::s
   }
 }
 
-// A range of the tensor's elements, tile by tile: f(tile's first element, low, high), where the
-// range has elements [low, high) of the tile's 2048.
+// Divides a range of the tensor's elements into tiles: f(tile's first element, low, high), where
+// the range contains elements [low, high) of the tile's 2048.
 template <class F>
 HWY_INLINE void for_each_tile(std::uint64_t first, std::size_t count, const F& f) {
   while (count > 0) {

@@ -1,6 +1,6 @@
-// Noise of a weight's elements: z of element i of a key is a pure function of (family, key, i).
+// Noise for a weight's elements: z of element i of a key is a pure function of (family, key, i).
 //
-// Words are the stream words of philox.h; `%` and `/` are of integers.
+// Words are the stream words of philox.h; `/` and `%` are integer operations.
 //
 //   family        z of element i                                             bits an element
 //   Rademacher    +1 or -1: -1 where bit 31 - (i / 16) % 32 of stream        1
@@ -12,20 +12,20 @@
 //                 and v = u + 16: r cos where i % 32 < 16, else r sin
 //
 //   r   = sqrt(-2 ln U), U = fma(float(u >> 1), 2^-31, 2^-32), so that |z| <= 6.661
-//   ln  : U = 2^e m with m from 0x1.6a09e6p-1 on, below twice that; f = m - 1;
+//   ln  : U = 2^e m with 0x1.6a09e6p-1 <= m < 2 * 0x1.6a09e6p-1; f = m - 1;
 //         ln U = fma(e, ln 2, fma(f f, kLogTerms(f), f))
 //   q   = (v + 2^29) >> 30 mod 4, t = float(int(v - q 2^30)) 2^-32: the angle is q / 4 + t turns
 //   cos = fma(s, kCosTerms(s), 1), sin = t kSinTerms(s), s = t t, exchanged and signed by q
 //
-// Polynomials are Horner's rule, one fma a term; float() rounds to nearest even. So lane l of 16
-// side by side needs lane l of the words alone, and SIMD code expands without shuffles.
+// Polynomials use Horner's rule, one fma a term; float() rounds to nearest even. Lane l of 16
+// adjacent elements needs only lane l of the words, so SIMD code expands without shuffles.
 //
-// Numerics: nothing but integers, x, sqrt and fma, all IEEE-exact: equal bits on every instruction
-//           set, on a device, for any tiling. Gaussian is within 5e-7 max(|z|, 1) of the formula in
-//           exact arithmetic; the tail ends at 6.661 standard deviations (a Gaussian is beyond
-//           with probability 2.7e-11). ByteQuantile: mean 0 exactly, variance 1 to 1e-8, fourth
-//           moment 2.92; |z| <= 2.893.
-// Cost:     Philox's (philox.h) for the bits above; Gaussian: some 20 flop more an element.
+// Numerics: uses only integers, multiplication, sqrt and fma, all IEEE-exact: equal bits on every
+//           instruction set, on a device, for any tiling. Gaussian is within 5e-7 max(|z|, 1) of
+//           the formula in exact arithmetic; the tail ends at 6.661 standard deviations (a Gaussian
+//           exceeds that with probability 2.7e-11). ByteQuantile: mean 0 exactly, variance 1 to
+//           1e-8, fourth moment 2.92; |z| <= 2.893.
+// Cost:     Philox's (philox.h) for the bits above; Gaussian: about 20 more flop an element.
 // Source:   [Box 1958] "A note on the generation of random normal deviates".
 // Thread safety: pure functions.
 #pragma once
@@ -54,7 +54,7 @@ constexpr std::string_view to_string(NoiseFamily family) noexcept {
   return "?";
 }
 
-// Elements of one unit, which needs 64 whole stream words.
+// Returns the elements of one unit, which needs 64 whole stream words.
 constexpr std::uint64_t noise_unit(NoiseFamily family) noexcept {
   return family == NoiseFamily::kRademacher     ? 2048
          : family == NoiseFamily::kByteQuantile ? 256
@@ -101,14 +101,14 @@ inline constexpr float kLn2 = 0x1.62e43p-1F;
 
 namespace sluiceway::cpu {
 
-// out[k] = z of element first + k. Runs on the calling thread.
+// Writes z of element first + k to out[k]. Runs on the calling thread.
 void draw_noise(std::span<float> out, const NoiseKey& key, std::uint64_t first, NoiseFamily family);
 
 }  // namespace sluiceway::cpu
 
 namespace sluiceway::cuda {
 
-// Enqueues on `stream`; `out` is device memory. Unavailable where this build has no such half.
+// Enqueues on `stream`; `out` is device memory. Throws Unavailable in a build without CUDA.
 void draw_noise(std::span<float> out, const NoiseKey& key, std::uint64_t first, NoiseFamily family,
                 StreamRef stream);
 
@@ -116,7 +116,7 @@ void draw_noise(std::span<float> out, const NoiseKey& key, std::uint64_t first, 
 
 namespace sluiceway {
 
-// On the device of `stream`: the only place that chooses between the halves.
+// Runs on the device of `stream`. Only this function chooses between CPU and CUDA.
 inline void draw_noise(std::span<float> out, const NoiseKey& key, std::uint64_t first,
                        NoiseFamily family, StreamRef stream) {
   if (stream.is_host()) return cpu::draw_noise(out, key, first, family);

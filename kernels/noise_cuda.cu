@@ -5,7 +5,7 @@
 namespace sluiceway::cuda {
 namespace {
 
-// One tile a block. Roof: 4 bytes written an element; Gaussian: integer arithmetic.
+// A block draws one tile. Roof: 4 bytes written an element; for Gaussian noise, integer arithmetic.
 template <class Noise>
 __global__ void draw_tiles(float* out, std::int64_t elems, std::uint64_t first, NoiseSource source,
                            NoiseTables tables) {

@@ -1,4 +1,4 @@
-// A weight as the log of a zeroth-order run says it is, and its two perturbed neighbours.
+// A weight as the log of a zeroth-order run defines it, and its two perturbed neighbours.
 //
 //   a_0 = w,  a_{k+1} = fma(scale_k, z_k, a_k)         the pending updates, in their order
 //   theta = gamma a_K
@@ -14,16 +14,17 @@
 // Element k of these arrays is element theta.first + k of the tensor that the keys name (noise.h).
 //
 // Numerics: f32, each line above one rounding; then to nearest even, or, for bf16, stochastically
-//           with noise_16(rounding_key, element) as decompress() does. Equal bits on every
-//           instruction set and device and for any split of the elements, but for the payload of a
-//           NaN, which stays one. A scale of 0 may turn -0 into +0 and changes nothing else.
-//           Where a thread flushes denormals (runtime/device/denormals.h), so do these.
-// Aliasing: plus and minus overlap nothing. `out` is disjoint from w, or w itself where the types
-//           are equal.
-// Errors:   InvalidArgument, naming both sizes, before any element changes; more than kMaxPending
-//           updates; a rounding that the type of `out` does not have.
-// Cost:     perturb() reads w once and writes plus and minus once; no temporary in memory. Each
-//           pending update draws its noise again (noise.h) and adds 2 flop an element.
+//           with noise_16(rounding_key, element) like decompress(). Equal bits on every instruction
+//           set and device and for any split of the elements, except for the payload of a NaN,
+//           which stays a NaN. A scale of 0 may turn -0 into +0 and changes nothing else. If a
+//           thread flushes denormals (runtime/device/denormals.h), so do these.
+// Aliasing: plus and minus overlap nothing. `out` is disjoint from w, or w itself if the types are
+//           equal.
+// Errors:   InvalidArgument, before any element changes, for sizes that differ (it names both), for
+//           more than kMaxPending updates, and for a rounding that the type of `out` does not
+//           support.
+// Cost:     perturb() reads w once and writes plus and minus once, without a temporary in memory.
+//           Each pending update draws its noise again (noise.h) and adds 2 flop an element.
 #pragma once
 
 #include <cstddef>
@@ -40,18 +41,18 @@
 namespace sluiceway {
 
 struct PendingUpdate {
-  NoiseKey key;  // Of its z.
+  NoiseKey key;  // Draws its z.
   float scale = 0.0F;
 };
 
-// As many fit beside a CUDA kernel's other parameters. Consolidate, or materialise() into f32 in
-// two calls, which gives the same bits while gamma of the first is 1.
+// As many as fit beside a CUDA kernel's other parameters. If you have more, consolidate, or call
+// materialise() into f32 first, which gives the same bits if gamma of that call is 1.
 inline constexpr std::size_t kMaxPending = 1024;
 
-// What w becomes before it is perturbed.
+// How w changes before it is perturbed.
 struct Theta {
-  NoiseFamily family = NoiseFamily::kRademacher;  // Of every z in the call.
-  std::uint64_t first = 0;                        // The tensor's element that w[0] is.
+  NoiseFamily family = NoiseFamily::kRademacher;  // Family of every z in the call.
+  std::uint64_t first = 0;                        // Index of w[0] in the tensor.
   float gamma = 1.0F;
   std::span<const PendingUpdate> pending{};  // Host memory, read before the call returns.
 };
@@ -60,8 +61,8 @@ struct Theta {
 
 namespace sluiceway::cpu {
 
-// Run on the calling thread. A caller goes parallel over ranges, adding their start to theta.first;
-// ranges that start at a multiple of noise_unit() draw no bit twice.
+// Run on the calling thread. To parallelise, split into ranges and add the start of each to
+// theta.first; ranges that start at a multiple of noise_unit() draw no bit twice.
 void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
              std::span<std::byte> minus, DType out_dtype, const Theta& theta, const NoiseKey& key,
              float eps);
@@ -73,8 +74,8 @@ void materialise(std::span<const std::byte> w, WeightForm w_form, std::span<std:
 
 namespace sluiceway::cuda {
 
-// Enqueue on `stream`; arrays are device memory and stay valid until then. Unavailable where this
-// build has no such half, CudaError if the launch is refused.
+// Enqueue on `stream`; arrays are device memory and stay valid until the work has run. Throw
+// Unavailable in a build without CUDA, CudaError if the launch fails.
 void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
              std::span<std::byte> minus, DType out_dtype, const Theta& theta, const NoiseKey& key,
              float eps, StreamRef stream);
@@ -86,7 +87,7 @@ void materialise(std::span<const std::byte> w, WeightForm w_form, std::span<std:
 
 namespace sluiceway {
 
-// On the device of `stream`: the only place that chooses between the halves.
+// Runs on the device of `stream`. Only this function chooses between CPU and CUDA.
 inline void perturb(std::span<const std::byte> w, WeightForm w_form, std::span<std::byte> plus,
                     std::span<std::byte> minus, DType out_dtype, const Theta& theta,
                     const NoiseKey& key, float eps, StreamRef stream) {

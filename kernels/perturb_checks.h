@@ -1,4 +1,4 @@
-// Argument checks of perturb(), which both halves make before anything else.
+// Argument checks of perturb(). The CPU and the CUDA code make them first.
 //
 // Errors: InvalidArgument, naming the function and both sizes.
 #pragma once
@@ -19,9 +19,9 @@ inline std::size_t check_perturbed(const char* function, std::span<const std::by
                   " bytes, expected a multiple of ", size_bytes(w_form.dtype()), " for ",
                   to_string(w_form));
   SLUICEWAY_CHECK(elems.has_value(), function, ": w has ", w.size(),
-                  " bytes, which no fp8 image "
-                  "has, expected n and ",
-                  kFp8Scales, " for each ", kFp8Tile, " of n elements, begun ones included");
+                  " bytes, which is no size of an fp8 image, expected n bytes for n elements and ",
+                  kFp8Scales, " more for each tile of ", kFp8Tile,
+                  " elements, a partial last tile included");
   SLUICEWAY_CHECK(theta.pending.size() <= kMaxPending, function, ": there are ",
                   theta.pending.size(), " pending updates, expected at most ", kMaxPending,
                   "; consolidate more often");
@@ -38,8 +38,8 @@ inline void check_written(const char* function, const char* name, std::span<cons
 inline void check_rounding_of(const char* function, DType dtype, Rounding rounding) {
   SLUICEWAY_CHECK(rounding == Rounding::kNearest ||
                       (rounding == Rounding::kStochastic && dtype == DType::kBF16),
-                  function, ": this rounding is not one of ", to_string(dtype),
-                  ", expected nearest, or stochastic for bf16");
+                  function, ": this rounding is not supported for ", to_string(dtype),
+                  "; use nearest, or stochastic with bf16");
 }
 
 }  // namespace sluiceway

@@ -29,7 +29,7 @@ class PendingStreams {
   }
   bool empty() const { return updates_.empty(); }
 
-  // a[j] becomes a_K of element tile + j, for j of [begin, end).
+  // Turns a[j] into a_K of element tile + j, for j in [begin, end).
   template <NoiseFamily kFamily>
   void apply(std::uint64_t tile, float* HWY_RESTRICT a, std::size_t begin, std::size_t end) const {
     const NoiseTag d;
@@ -49,8 +49,8 @@ class PendingStreams {
   std::vector<Update> updates_;
 };
 
-// The source's options forbid contraction (CMakeLists.txt): theta is rounded before it is a
-// summand.
+// The build forbids contraction for this source (CMakeLists.txt): theta is rounded before it is
+// added to.
 template <NoiseFamily kFamily, typename Out>
 void write_both(const NoiseStream& noise, std::uint64_t tile, const float* HWY_RESTRICT a,
                 float gamma, float eps, Out* HWY_RESTRICT plus, Out* HWY_RESTRICT minus,
@@ -64,7 +64,7 @@ void write_both(const NoiseStream& noise, std::uint64_t tile, const float* HWY_R
   });
 }
 
-// Elements at and on of `w`.
+// Loads elements from `at` on from `w`.
 void load_weight(const std::byte* w, WeightForm form, std::size_t at, float* a, std::size_t count) {
   if (form.is_fp8_image()) return load_fp8_image(w, at, a, count);
   load_any(w, form.dtype(), at, a, count);
@@ -86,7 +86,7 @@ void perturb_to(std::span<const std::byte> w, WeightForm w_form, Out* plus, Out*
     alignas(64) float loaded[kNoiseTile];
     const float* a = loaded;
     if (count == kNoiseTile && w_form == WeightForm(DType::kF32) && pending.empty()) {
-      a = reinterpret_cast<const float*>(w.data()) + at;  // As it lies there.
+      a = reinterpret_cast<const float*>(w.data()) + at;  // f32 is used in place.
     } else {
       if (count != end - begin) std::memset(loaded + begin, 0, (end - begin) * sizeof(float));
       load_weight(w.data(), w_form, at, loaded + low, count);

@@ -8,7 +8,7 @@
 namespace sluiceway::cuda {
 namespace {
 
-// An Input, or an image, whose type is then of no account.
+// An Input, or an fp8 image, for which the type does not matter.
 struct WeightInput : Input {
   bool is_fp8_image;
 
@@ -23,15 +23,15 @@ struct Draw {
   float scale;
 };
 
-// A kernel's parameters: the pending updates, and behind them the direction of perturb().
+// A kernel's parameters: the pending updates, followed by the direction of perturb().
 template <unsigned kCapacity>
 struct Draws {
   unsigned count = 0, pending = 0;
   Draw draw[kCapacity]{};
 };
 
-// One tile a block, eight elements a thread, which stay in registers from the load to the store.
-// Roof: the bytes of w and of what is written; from some tens of pending updates on, arithmetic.
+// A block has one tile, a thread eight elements, which stay in registers from the load to the
+// store. Roof: the bytes of w and of the output; from some tens of pending updates on, arithmetic.
 template <class Noise, class Sink, unsigned kCapacity>
 __global__ void update_tiles(WeightInput w, std::int64_t elems, std::uint64_t first, float gamma,
                              Sink sink, NoiseTables tables, Draws<kCapacity> draws) {
@@ -66,7 +66,7 @@ __global__ void update_tiles(WeightInput w, std::int64_t elems, std::uint64_t fi
         sink.direction(scale, z, theta, part);
       }
     }
-    __syncthreads();  // The next keys are drawn where these were.
+    __syncthreads();  // Before the next keys overwrite the words.
   }
 #pragma unroll
   for (int k = 0; k < kOctet; ++k) a[k] = __fmul_rn(gamma, a[k]);
@@ -90,7 +90,7 @@ void launch_updates(const char* name, const WeightInput& w, std::size_t elems, c
   });
 }
 
-// Few updates travel in few bytes: parameters are copied for each launch.
+// Launches with as small a capacity as fits: parameters are copied for each launch.
 template <class Sink>
 void update(const char* name, const WeightInput& w, std::size_t elems, const Theta& theta,
             const Draw* direction, const Sink& sink, StreamRef stream) {

@@ -39,7 +39,8 @@ class NoiseStream {
     }
   }
 
-  // T is std::uint32_t or std::uint16_t. `first` may be anything; a multiple of a group is fastest.
+  // T is std::uint32_t or std::uint16_t. `first` may be any number; a multiple of a group is
+  // fastest.
   template <typename T>
   void fill(std::uint64_t first, T* out, std::size_t count) const {
     constexpr std::size_t kGroup = kGroupWords * sizeof(std::uint32_t) / sizeof(T);
@@ -86,8 +87,8 @@ class NoiseStream {
   }
 
 #if HWY_TARGET != HWY_SCALAR
-  // Only the low half of a 64-bit lane is meaningful: MulEven reads no other, and the last step
-  // drops the rest.
+  // Only the low half of a 64-bit lane is meaningful: MulEven reads nothing else, and the last step
+  // drops the high half.
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE void blocks(D d, V block, unsigned char* out) const {
     const hn::Repartition<std::uint32_t, D> d32;
@@ -96,7 +97,7 @@ class NoiseStream {
     V a0 = block, a1 = hn::ShiftRight<32>(block), a2 = hn::Set(d, tensor_),
       a3 = hn::Set(d, tensor_ >> 32);
     V b0 = odd_block, b1 = hn::ShiftRight<32>(odd_block), b2 = a2, b3 = a3;
-    static_assert(kPhiloxRounds == 10);  // A loop would move eight vectors a round.
+    static_assert(kPhiloxRounds == 10);  // A loop would move eight vectors in each round.
     HWY_UNROLL(10)
     for (const auto& key : round_keys_) {
       const V k0 = hn::Set(d, key[0]), k1 = hn::Set(d, key[1]);
@@ -135,7 +136,7 @@ class NoiseStream {
 #endif
 
   std::uint64_t tensor_;
-  // As wide as the lanes that they are broadcast to.
+  // Stored as wide as the lanes that receive them.
   std::array<std::array<std::uint64_t, 2>, kPhiloxRounds> round_keys_;
 };
 

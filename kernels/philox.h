@@ -2,17 +2,17 @@
 //
 //   Philox4x32-10   [Salmon 2011] "Parallel random numbers: as easy as 1, 2, 3", SC'11
 //
-// Mapping, for whoever needs the same bits elsewhere (a CUDA kernel, another language):
+// Mapping, for code that needs the same bits elsewhere (a CUDA kernel, another language):
 //
 //   key words (k0, k1)   = first two words of philox(counter {step lo, step hi, purpose, 0},
 //                                                    key {seed lo, seed hi})
-//   stream word q (u32)  = word w of philox(counter {b lo, b hi, tensor lo, tensor hi}, key {k0,
-//   k1})
+//   stream word q (u32)  = word w of
+//                          philox(counter {b lo, b hi, tensor lo, tensor hi}, key {k0, k1})
 //                          with b = 16 (q / 64) + q % 16 and w = (q % 64) / 16
 //   16 bits of element i = half i % 2 (low half first) of stream word i / 2
 //   32 bits of element i = stream word i
 //
-// So 16 blocks side by side fill 64 words, and SIMD code of up to 16 lanes stores without shuffles.
+// So 16 adjacent blocks fill 64 words, and SIMD code of up to 16 lanes stores without shuffles.
 //
 // Numerics: integers only; equal bits on every instruction set and under any tiling.
 // Thread safety: pure functions.
@@ -49,13 +49,13 @@ constexpr PhiloxCounter philox4x32_10(PhiloxCounter c, PhiloxKey k) noexcept {
 
 // Names one stream of random bits. Two uses that must be independent differ in `purpose`.
 struct NoiseKey {
-  std::uint64_t seed = 0;    // Of the run.
+  std::uint64_t seed = 0;    // The run's seed.
   std::uint64_t step = 0;    // Committed steps, so that a resumed run draws the same bits.
   std::uint64_t tensor = 0;  // stable_hash() of the weight's name.
   std::uint32_t purpose = 0;
 };
 
-// The part of a key that every block shares; derive it once a call, not once an element.
+// The part of a key that every block shares; derive it once a call, not for every element.
 constexpr PhiloxKey philox_key(const NoiseKey& key) noexcept {
   const PhiloxCounter derived = philox4x32_10(
       {static_cast<std::uint32_t>(key.step), static_cast<std::uint32_t>(key.step >> 32),
@@ -85,7 +85,7 @@ std::uint64_t stable_hash(std::string_view name) noexcept;
 
 namespace sluiceway::cpu {
 
-// out[i] = the 32, or 16, bits of element first + i.
+// Writes the 32 or 16 bits of element first + i to out[i].
 void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint32_t> out);
 void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint16_t> out);
 
@@ -93,7 +93,7 @@ void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint16_t
 
 namespace sluiceway::cuda {
 
-// Enqueues on `stream`; `out` is device memory. Unavailable where this build has no such half.
+// Enqueues on `stream`; `out` is device memory. Throws Unavailable in a build without CUDA.
 void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint32_t> out,
                StreamRef stream);
 void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint16_t> out,
@@ -103,7 +103,7 @@ void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint16_t
 
 namespace sluiceway {
 
-// On the device of `stream`: the only place that chooses between the halves.
+// Runs on the device of `stream`. Only this function chooses between CPU and CUDA.
 inline void fill_bits(const NoiseKey& key, std::uint64_t first, std::span<std::uint32_t> out,
                       StreamRef stream) {
   if (stream.is_host()) return cpu::fill_bits(key, first, out);

@@ -7,7 +7,7 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// Where the words of a call go: words[0] is stream word `first`.
+// Stores the words of a call; words[0] is stream word `first`.
 struct WordSink {
   std::uint32_t* words;
   std::uint64_t first, end;
@@ -17,7 +17,7 @@ struct WordSink {
   }
 };
 
-// halves[0] is the half `first`: a word is stored whole where it can be.
+// Stores halves of words; halves[0] is the half `first`. A word is stored whole where possible.
 struct HalfSink {
   std::uint16_t* halves;
   std::uint64_t first, end;
@@ -35,8 +35,8 @@ struct HalfSink {
   }
 };
 
-// One Philox block a thread. 16 threads side by side have 16 blocks, whose words w are 16 in a row,
-// so each of the four stores of a warp is two runs of 64 bytes.
+// Each thread computes one Philox block. 16 adjacent threads have 16 blocks, whose words w are 16
+// in a row, so each of the four stores of a warp is two runs of 64 bytes.
 //
 // Roof: integer arithmetic, 10 rounds of about 6 instructions for 16 bytes written.
 template <class Sink>
@@ -50,7 +50,7 @@ __global__ void fill_noise(NoiseSource source, std::uint64_t first_block, std::u
   for (unsigned w = 0; w < 4; ++w) sink.take(q + 16 * w, words[w]);
 }
 
-// Words [first, end) of the stream, by whole groups of 16 blocks.
+// Writes words [first, end) of the stream, by whole groups of 16 blocks.
 template <class Sink>
 void fill_words(const NoiseKey& key, std::uint64_t first, std::uint64_t end, const Sink& sink,
                 StreamRef stream) {

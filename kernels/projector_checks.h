@@ -1,5 +1,4 @@
-// Argument checks of the operations on projectors, which both halves of each make before anything
-// else.
+// Argument checks of the operations on projectors. The CPU and the CUDA code make them first.
 //
 // Errors: InvalidArgument, naming the function and both shapes.
 #pragma once
@@ -17,7 +16,7 @@
 
 namespace sluiceway {
 
-// Blocks are consistent in themselves; of sparse indices nothing is known that could be checked.
+// Checks that blocks are consistent in themselves. Sparse indices cannot be checked here.
 inline void check_projectors(const char* function, const BlockRows& p, const BlockRows& q) {
   check_blocks(function, "p", p);
   check_blocks(function, "q", q);

@@ -31,7 +31,7 @@ void check_shape(const char* function, const NamedShape& m, std::int64_t rows, s
 void check_blocks(const char* function, const char* name, const BlockRows& p) {
   SLUICEWAY_CHECK(p.block > 0 && p.kept >= 0 && p.last_kept >= 0 && p.last_kept <= p.kept, function,
                   ": ", name, " keeps ", p.kept, " (last group: ", p.last_kept, ") of ", p.block,
-                  " rows, expected the last to be at most the others");
+                  " rows, expected the last group to keep at most as many as the others");
   const std::int64_t groups = p.groups();
   const std::int64_t cols = groups == 0 ? 0 : (groups - 1) * p.kept + p.last_kept;
   SLUICEWAY_CHECK(p.cols == cols, function, ": ", name, " is ", p.rows, "x", p.cols, ", expected ",

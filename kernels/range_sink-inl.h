@@ -1,4 +1,4 @@
-// Takes pieces of a matrix, and writes and scans what of them is in a range of its elements.
+// Takes pieces of a matrix; writes and scans the elements that lie in a range.
 #if defined(SLUICEWAY_KERNELS_RANGE_SINK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_RANGE_SINK_INL_H_
 #undef SLUICEWAY_KERNELS_RANGE_SINK_INL_H_
@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace sluiceway {
 namespace HWY_NAMESPACE {
 
-// Elements [first, last) of a row-major matrix of `cols` columns, at least one.
+// Elements [first, last) of a row-major matrix of `cols` columns; not empty.
 struct ElementRange {
   std::int64_t first, last, cols;
 
@@ -35,7 +35,7 @@ class RangeSink {
                         std::int64_t cols) const {
     const std::int64_t top = std::max(row_offset_ + i, range_.first_row());
     const std::int64_t bottom = std::min(row_offset_ + i + rows, range_.last_row());
-    if (bottom - top > 2) return true;  // A row between the first and the last is there whole.
+    if (bottom - top > 2) return true;  // A whole row lies between the first and the last.
     for (std::int64_t row = top; row < bottom; ++row) {
       const std::int64_t begin = row * range_.cols + j;
       if (begin < range_.last && begin + cols > range_.first) return true;
@@ -43,7 +43,7 @@ class RangeSink {
     return false;
   }
 
-  // All rows of the piece side by side, into the second-level cache: see prefetch_piece().
+  // Prefetches all rows of the piece together into the second-level cache: see prefetch_piece().
   HWY_INLINE void touch(std::int64_t i, std::int64_t rows, std::int64_t j,
                         std::int64_t cols) const {
     constexpr std::int64_t kLineBytes = 64;
@@ -78,7 +78,7 @@ class RangeSink {
   ScanResult result() const { return total_.result(); }
 
  private:
-  // What of `count` elements from (i, j) on is in the range: where it is among them, where in dst.
+  // The part of `count` elements from (i, j) on that lies in the range: its place there and in dst.
   struct Part {
     std::int64_t skip, at;
     std::size_t size;

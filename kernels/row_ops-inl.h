@@ -1,5 +1,5 @@
-// Whole-row steps shared by the projector kernels: scaling, converting, adding multiples of rows,
-// and asking memory for them early.
+// Row operations that the projector kernels share: scaling, converting, adding multiples of rows,
+// and prefetching them.
 #if defined(SLUICEWAY_KERNELS_ROW_OPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_ROW_OPS_INL_H_
 #undef SLUICEWAY_KERNELS_ROW_OPS_INL_H_
@@ -23,7 +23,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using RowTag = hn::CappedTag<float, 16>;
 
-// f(typed view of g).
+// Calls f(typed view of g).
 template <typename F>
 HWY_INLINE void with_type(const AnyMatrix& g, const F& f) {
   switch (g.dtype) {
@@ -36,10 +36,10 @@ HWY_INLINE void with_type(const AnyMatrix& g, const F& f) {
   }
 }
 
-// Asks memory for rows [i, i + rows) of columns [j, j + cols), all rows side by side: several
-// streams at once are served faster than one after the other. Into the second-level cache: the few
-// fill buffers of the first stay free for what is computed meanwhile. Not worth it where the
-// second-level cache holds the matrix anyway.
+// Prefetches rows [i, i + rows) of columns [j, j + cols), all rows together: memory serves several
+// streams at once faster than one after another. Uses the second-level cache, which leaves the few
+// fill buffers of the first to the computation. Does not pay off if the second-level cache holds
+// the matrix anyway.
 HWY_INLINE void prefetch_piece(const AnyMatrix& m, std::int64_t i, std::int64_t rows,
                                std::int64_t j, std::int64_t cols) {
   const auto elem = static_cast<std::int64_t>(size_bytes(m.dtype));

@@ -11,7 +11,7 @@ namespace {
 void check_sizes(const SparseRows& q, std::size_t offsets, std::size_t rows, std::size_t values) {
   const std::int64_t nonzeros = q.rows * q.nnz;
   SLUICEWAY_CHECK(q.rows >= 0 && q.cols >= 0 && q.nnz >= 0, "sparse_columns: q is ", q.rows, "x",
-                  q.cols, " with ", q.nnz, " nonzeros a row, expected none of them negative");
+                  q.cols, " with ", q.nnz, " nonzeros a row, expected no negative size");
   SLUICEWAY_CHECK(nonzeros <= std::numeric_limits<std::int32_t>::max(), "sparse_columns: q has ",
                   nonzeros, " nonzeros, expected at most 2147483647");
   SLUICEWAY_CHECK(offsets == static_cast<std::size_t>(q.cols) + 1, "sparse_columns: offset has ",
@@ -31,10 +31,10 @@ SparseColumns sparse_columns(const SparseRows& q, std::span<std::int32_t> offset
                              std::span<std::int32_t> row, std::span<float> value) {
   check_sizes(q, offset.size(), row.size(), value.size());
   const std::int64_t nonzeros = q.rows * q.nnz;
-  std::int32_t* const next = offset.data() + 1;  // next[c]: where column c's next nonzero goes.
+  std::int32_t* const next = offset.data() + 1;  // next[c]: the place of column c's next nonzero.
   std::fill(offset.begin(), offset.end(), 0);
-  // Counting sort. Counts are kept one place further than their column, so that the placing below
-  // turns starts into ends, which are the starts of the column that follows.
+  // Counting sort. The count of a column is kept one place after it, so that placing turns starts
+  // into ends, which are the starts of the next columns.
   for (std::int64_t e = 0; e < nonzeros; ++e) {
     if (q.index[e] + 1 < q.cols) ++next[q.index[e] + 1];
   }

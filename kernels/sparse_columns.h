@@ -1,6 +1,6 @@
-// Turns a sparse projector from rows into columns, once per generation.
+// Converts a sparse projector from rows to columns, once per generation.
 //
-// Compress sums over a column of Q, decompress over a row: each then keeps its sum in registers.
+// compress() sums over a column of Q, decompress() over a row; so each keeps its sum in registers.
 //
 // Errors: InvalidArgument: an index outside [0, cols), an array of the wrong size, or more than
 //         2^31 - 1 nonzeros; nothing was written.

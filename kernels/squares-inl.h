@@ -20,14 +20,14 @@ namespace HWY_NAMESPACE {
 
 class SquareSums {
  public:
-  // Of scale times what is added: a loss scale must not square to infinity.
+  // Sums the squares of scale times each element: a loss scale must not square to infinity.
   SquareSums(std::span<float> rows, std::span<float> cols, float scale)
       : rows_(rows), cols_(cols), scale_(scale) {
     std::fill(rows.begin(), rows.end(), 0.0F);
     std::fill(cols.begin(), cols.end(), 0.0F);
   }
 
-  // Rows [i, i + rows) of columns [j, j + cols) of r.
+  // Adds rows [i, i + rows) of columns [j, j + cols) of r.
   template <typename T>
   HWY_INLINE void add(MatrixView<T> r, std::int64_t i, std::int64_t rows, std::int64_t j,
                       std::int64_t cols) {
@@ -36,7 +36,7 @@ class SquareSums {
     for (; i < end; ++i) add_rows<1>(r, i, j, cols);
   }
 
-  void divide() {  // Sums become means.
+  void divide() {  // Turns sums into means.
     if (rows_.empty() || cols_.empty()) return;
     const float per_row = 1.0F / static_cast<float>(cols_.size());
     const float per_col = 1.0F / static_cast<float>(rows_.size());
@@ -47,7 +47,7 @@ class SquareSums {
  private:
   static constexpr std::int64_t kRows = 4;
 
-  // A vector of columns at a time: its sum stays in a register until all rows have added to it.
+  // Takes a vector of columns at a time; its sum stays in a register until all rows are added.
   template <std::int64_t kCount, typename T>
   HWY_INLINE void add_rows(MatrixView<T> r, std::int64_t i, std::int64_t j, std::int64_t count) {
     const RowTag d;

@@ -1,7 +1,7 @@
-// What a row or tile of weights goes through before and after its updates: f32 in, theta out.
+// Loads a row or tile of weights as f32 before its updates, and writes theta after them.
 //
-// Sources that include this forbid contraction (CMakeLists.txt): theta is rounded before it is a
-// summand.
+// The build forbids contraction for sources that include this (CMakeLists.txt): theta is rounded
+// before it is added to.
 #if defined(SLUICEWAY_KERNELS_THETA_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_THETA_TILE_INL_H_
 #undef SLUICEWAY_KERNELS_THETA_TILE_INL_H_
@@ -38,7 +38,7 @@ void load_tile(const T* w, float* a, std::size_t count) {
   }
 }
 
-// Elements at and on of `w`.
+// Loads elements from `at` on from `w`.
 inline void load_any(const std::byte* w, DType dtype, std::size_t at, float* a, std::size_t count) {
   switch (dtype) {
     case DType::kF32:
@@ -50,7 +50,7 @@ inline void load_any(const std::byte* w, DType dtype, std::size_t at, float* a, 
   }
 }
 
-// out = gamma a, rounded by `bits`, one an element, or to nearest where that is null.
+// out = gamma a, rounded with `bits`, one entry for each element, or to nearest if `bits` is null.
 template <typename Out>
 void write_theta(const float* a, float gamma, const std::uint16_t* bits, Out* out,
                  std::size_t count) {
@@ -76,7 +76,7 @@ void write_theta(const float* a, float gamma, const std::uint16_t* bits, Out* ou
   std::memcpy(out + j, written, (count - j) * sizeof(Out));
 }
 
-// The same to elements at and on of `out`.
+// Writes the same to elements from `at` on of `out`.
 inline void write_any(const float* a, float gamma, const std::uint16_t* bits, std::byte* out,
                       DType dtype, std::size_t at, std::size_t count) {
   switch (dtype) {

@@ -2,8 +2,8 @@
 //
 //   C[x][j] = sum over y < ys of A(x, y) B[y][j]      A(x, y) = a[x * ax + y * ay]
 //
-// A kernel does a few rows x and one or two vectors of columns j; tile_product() covers a tile with
-// them. Where a sum begins and where it goes is up to `out`.
+// A kernel computes a few rows x and one or two vectors of columns j; tile_product() covers a tile
+// with kernels. `out` decides the initial value of a sum and where the result goes.
 //
 // Numerics: f32, y ascending, fused multiply-add where the processor has it.
 #if defined(SLUICEWAY_KERNELS_TILE_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -43,13 +43,13 @@ struct TileB {
   TileB col(std::int64_t j) const { return {b + j, stride}; }
 };
 
-// Where rows of B are far apart, each is a stream of its own, and the processor's prefetcher loses
-// sight of some. kAheadBytes further on is asked for by the first kernel that reads a line.
+// Rows of B that lie far apart are separate streams of memory, and the processor's prefetcher loses
+// track of some. The first kernel that reads a line therefore prefetches kAheadBytes ahead of it.
 inline constexpr std::size_t kAheadBytes = 256;
 
 template <std::size_t kBytes, typename T>
 HWY_INLINE void prefetch_ahead(const T* p) {
-  // By integers: the line may lie beyond the array, which a prefetch does not mind.
+  // Computed as an integer: the line may lie beyond the array, which a prefetch tolerates.
   const auto ahead = reinterpret_cast<std::uintptr_t>(p) + kAheadBytes;
   const auto line = [](std::uintptr_t address) {
     return reinterpret_cast<const void*>(address);  // NOLINT(performance-no-int-to-ptr)
@@ -58,10 +58,10 @@ HWY_INLINE void prefetch_ahead(const T* p) {
   if constexpr (kBytes > 64) __builtin_prefetch(line(ahead + 64));
 }
 
-// ---- What happens to C --------------------------------------------------------------------------
+// ---- The result C -------------------------------------------------------------------------------
 //
-// start() is what the sum begins with, put() takes the finished vector. Rows of C extend to whole
-// vectors.
+// start() returns the initial value of a sum, put() takes the finished vector. Rows of C are padded
+// to whole vectors.
 
 struct StoreOut {
   float* c;
@@ -103,9 +103,9 @@ inline constexpr bool kManyRegisters = SLUICEWAY_HWY_MANY_REGISTERS;
 
 // ---- Kernels ------------------------------------------------------------------------------------
 //
-// Not inlined: pointers and sums then have the registers to themselves.
+// Not inlined, so that pointers and sums have all the registers.
 
-// The sums of one row, two vectors side by side.
+// Sums one row by two adjacent vectors.
 template <class V>
 struct RowSums {
   V left, right;
@@ -128,8 +128,8 @@ HWY_INLINE void put_row(D d, const Out& out, std::int64_t x, std::int64_t j,
   out.put(d, x, j + static_cast<std::int64_t>(hn::Lanes(d)), c.right);
 }
 
-// Four rows by `pairs` times two vectors: eight sums, as many as two units of four cycles keep in
-// flight.
+// Sums four rows by `pairs` times two vectors: eight sums, as many as two units of four cycles keep
+// in flight.
 template <bool kAhead, class D, typename T, class Out>
 HWY_NOINLINE void product_4x2(D d, TileA a, TileB<T> b, Out out, std::int64_t x, std::int64_t j,
                               std::int64_t ys, std::int64_t pairs) {
@@ -160,8 +160,8 @@ HWY_NOINLINE void product_4x2(D d, TileA a, TileB<T> b, Out out, std::int64_t x,
   }
 }
 
-// Eight rows by `pairs` times two vectors, where there are registers for sixteen sums: B is read,
-// and widened, half as often.
+// Sums eight rows by `pairs` times two vectors, on targets with registers for sixteen sums: B is
+// read and widened half as often.
 template <bool kAhead, class D, typename T, class Out>
 HWY_NOINLINE void product_8x2(D d, TileA a, TileB<T> b, Out out, std::int64_t x, std::int64_t j,
                               std::int64_t ys, std::int64_t pairs) {
@@ -199,7 +199,7 @@ HWY_NOINLINE void product_8x2(D d, TileA a, TileB<T> b, Out out, std::int64_t x,
   }
 }
 
-// Eight rows by one vector.
+// Sums eight rows by one vector.
 template <class D, typename T, class Out>
 HWY_NOINLINE void product_8x1(D d, TileA a, TileB<T> b, Out out, std::int64_t x, std::int64_t j,
                               std::int64_t ys) {
@@ -241,8 +241,8 @@ HWY_NOINLINE void product_1x1(D d, TileA a, TileB<T> b, Out out, std::int64_t x,
   out.put(d, x, j, sum);
 }
 
-// xs rows by `vectors` vectors of columns. B is gone through in strips of some 64 columns, which
-// the first-level cache keeps until all rows of A have seen them.
+// Sums xs rows by `vectors` vectors of columns. Reads B in strips of about 64 columns, which stay
+// in the first-level cache until all rows of A have used them.
 template <bool kAhead, class D, typename T, class Out>
 HWY_INLINE void tile_product(D d, const TileA& a, const TileB<T>& b, const Out& out,
                              std::int64_t xs, std::int64_t ys, std::int64_t vectors) {

@@ -22,11 +22,11 @@ namespace sluiceway {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using PanelTag = hn::CappedTag<float, 8>;  // Lanes over rows; two or more fill a panel.
+using PanelTag = hn::CappedTag<float, 8>;  // Lanes over rows; two or more vectors fill a panel.
 
 #if HWY_TARGET != HWY_SCALAR
 
-// Four rows of four lanes, or two such sets side by side in the two 128-bit blocks.
+// Transposes four rows of four lanes, or two such sets in the two 128-bit blocks of a vector.
 template <class V>
 struct FourVectors {
   V a, b, c, d;
@@ -42,7 +42,7 @@ HWY_INLINE FourVectors<V> transpose_blocks(D d, const FourVectors<V>& r) {
 
 using BlockTag = hn::CappedTag<float, 4>;
 
-// One 4-column piece of row `r`, and of row `r + 4` in the upper block if there is one.
+// Loads a 4-column piece of row `r`, and of row `r + 4` into the upper block if there is one.
 template <typename T>
 HWY_INLINE hn::Vec<PanelTag> load_pieces(const T* r, std::int64_t stride) {
   const BlockTag d4;
@@ -67,7 +67,7 @@ HWY_INLINE void store_pieces(hn::Vec<PanelTag> v, float* r, std::int64_t stride)
 
 #endif
 
-// Rows beyond `rows` become zeros.
+// Fills rows beyond `rows` with zeros.
 template <typename T>
 HWY_INLINE void pack_panel(const T* m, std::int64_t stride, std::int64_t rows, std::int64_t cols,
                            float* HWY_RESTRICT panel) {

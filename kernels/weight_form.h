@@ -1,4 +1,5 @@
-// How the elements of a weight lie: each in a type of its own, or all in an image (fp8_image.h).
+// How the elements of a weight are stored: each in a type of its own, or all in an fp8 image
+// (fp8_image.h).
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@ namespace sluiceway {
 
 class WeightForm {
  public:
-  // A type of elements is a form. NOLINTNEXTLINE(google-explicit-constructor)
+  // A dtype converts to the form of its elements. NOLINTNEXTLINE(google-explicit-constructor)
   constexpr WeightForm(DType dtype) noexcept : dtype_(dtype) {}
   static constexpr WeightForm fp8_image() noexcept {
     WeightForm form(DType::kF32);
@@ -23,11 +24,13 @@ class WeightForm {
   friend bool operator==(WeightForm, WeightForm) = default;
 
   constexpr bool is_fp8_image() const noexcept { return is_fp8_image_; }
-  constexpr DType dtype() const noexcept { return dtype_; }  // In which elements are exact.
+  constexpr DType dtype() const noexcept {
+    return dtype_;
+  }  // A type that holds the elements exactly.
   constexpr std::uint64_t bytes(std::uint64_t elems) const noexcept {
     return is_fp8_image_ ? fp8_image_bytes(elems) : elems * size_bytes(dtype_);
   }
-  // Nothing: no number of elements has so many bytes.
+  // Returns nothing if no number of elements has this many bytes.
   constexpr std::optional<std::size_t> elems(std::size_t bytes) const noexcept {
     const std::size_t tiles = (bytes + kFp8TileBytes - 1) / kFp8TileBytes;
     const std::size_t over = is_fp8_image_ ? kFp8Scales * tiles : 0;

@@ -1,4 +1,4 @@
-// One piece of a row of W <- round(decay W + alpha x), for each rounding of decompress.h.
+// Updates a piece of a row: W <- round(decay W + alpha x), for each rounding of decompress.h.
 #if defined(SLUICEWAY_KERNELS_WEIGHT_UPDATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICEWAY_KERNELS_WEIGHT_UPDATE_INL_H_
 #undef SLUICEWAY_KERNELS_WEIGHT_UPDATE_INL_H_
@@ -68,7 +68,7 @@ class UpdateSink {
     return hn::MulAdd(hn::Set(d, update_.alpha), x, hn::Mul(hn::Set(d, update_.decay), w));
   }
 
-  // f(offset) for whole vectors; what is left goes through copies as wide as a vector.
+  // Calls f(offset) for whole vectors; the remainder goes through copies as wide as a vector.
   template <typename T>
   HWY_INLINE void nearest(T* w, const float* x, std::int64_t count) const {
     const UpdateTag d;

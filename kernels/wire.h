@@ -1,4 +1,4 @@
-// What a core looks like on a link: packed on one side, unpacked on the other.
+// The format of a core on a link: packed on one side, unpacked on the other.
 //
 //   kF32    n x f32
 //   kBF16   n x bf16, rounded to nearest even
@@ -10,7 +10,9 @@
 //   wire    wire_bytes(format, n)    bytes   written by pack, read by unpack; aligned to 4
 //
 // Numerics: kInt8: |error| <= scale / 2 for scales from 2^-126 on. A group that holds an infinity
-//           or a NaN unpacks to NaN throughout, in kBF16 the element does: never a finite number.
+// or
+//           a NaN unpacks to NaN throughout; in kBF16 only that element does. Never a finite
+//           number.
 // Aliasing: values and wire do not overlap.
 // Errors:   InvalidArgument, naming both sizes, or the alignment; nothing was written.
 // Cost:     reads n * 4 bytes once and writes wire_bytes, with the scan in the same pass.
@@ -50,7 +52,7 @@ constexpr std::uint64_t wire_bytes(WireFormat format, std::int64_t elems) noexce
 
 namespace sluiceway::cpu {
 
-// The result describes `values`, as overflow_scan(values) would.
+// Returns a scan of `values`, as overflow_scan(values) would.
 ScanResult pack(WireFormat format, std::span<const float> values, std::span<std::byte> wire);
 
 void unpack(WireFormat format, std::span<const std::byte> wire, std::span<float> values);
@@ -59,8 +61,8 @@ void unpack(WireFormat format, std::span<const std::byte> wire, std::span<float>
 
 namespace sluiceway::cuda {
 
-// Enqueue on `stream`; all pointers are device memory, `result` too, and stay valid until then.
-// Throw Unavailable where this build has no such half.
+// Enqueue on `stream`; all pointers, `result` included, are device memory and stay valid until the
+// work has run. Throw Unavailable in a build without CUDA.
 void pack(WireFormat format, std::span<const float> values, std::span<std::byte> wire,
           ScanResult* result, StreamRef stream);
 
@@ -71,7 +73,8 @@ void unpack(WireFormat format, std::span<const std::byte> wire, std::span<float>
 
 namespace sluiceway {
 
-// On the device of `stream`, whose memory `result` is in: the only place that chooses a half.
+// Runs on the device of `stream`, which also holds `result`. Only this function chooses between CPU
+// and CUDA.
 inline void pack(WireFormat format, std::span<const float> values, std::span<std::byte> wire,
                  ScanResult* result, StreamRef stream) {
   if (!stream.is_host()) return cuda::pack(format, values, wire, result, stream);

@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 inline constexpr std::size_t kGroup = static_cast<std::size_t>(kWireGroup);
 using WireTag = hn::CappedTag<float, kGroup>;  // Whole vectors make up a group.
 
-HWY_INLINE float group_abs_max(const float* x) {  // As bits, so that a NaN wins.
+HWY_INLINE float group_abs_max(const float* x) {  // Compared as bits, so that a NaN wins.
   const WireTag d;
   const hn::RebindToSigned<WireTag> di;
   const auto mask = hn::Set(di, 0x7FFFFFFF);
@@ -43,7 +43,7 @@ HWY_INLINE void quantise_group(const float* x, float inverse, std::int8_t* codes
   }
 }
 
-// Returns the scale. Zero, with zero codes, where 1 / scale would leave f32.
+// Returns the scale: zero, with zero codes, if 1 / scale would exceed f32's range.
 HWY_INLINE float pack_group(const float* x, std::int8_t* codes) {
   const float abs_max = group_abs_max(x);
   const float scale = abs_max / 127.0F;
@@ -57,7 +57,7 @@ HWY_INLINE float pack_group(const float* x, std::int8_t* codes) {
   return scale;
 }
 
-// Packs values [0, n) as groups; a short last group is padded with zeros on the way.
+// Packs values [0, n) as groups; pads a short last group with zeros.
 HWY_INLINE void pack_groups(const float* x, std::size_t n, float* scales, std::int8_t* codes) {
   for (std::size_t i = 0; i < n; i += kGroup, ++scales) {
     if (n - i >= kGroup) {
@@ -79,7 +79,7 @@ ScanResult pack_int8(const float* x, std::size_t n, float* scales, std::int8_t* 
     const std::size_t count = HWY_MIN(n - i, kScanBlock);
     const float* block = x + i;
     total.add(block, count, NoSink());
-    pack_groups(block, count, scales + i / kGroup, codes + i);  // From the cache.
+    pack_groups(block, count, scales + i / kGroup, codes + i);  // Reads from the cache.
   }
   return total.result();
 }

@@ -7,10 +7,10 @@
 namespace sluiceway::cuda {
 namespace {
 
-constexpr int kGroupLanes = static_cast<int>(kWireGroup) / kOctet;  // That share a scale.
+constexpr int kGroupLanes = static_cast<int>(kWireGroup) / kOctet;  // Lanes that share a scale.
 constexpr float kSmallestScale = std::numeric_limits<float>::min();
 
-// The largest |x| of a group, in all of its lanes, as bits: a NaN wins.
+// Returns the largest |x| of a group in all of its lanes, as bits: a NaN wins.
 __device__ inline std::uint32_t group_max_bits(const float (&x)[kOctet]) {
   std::uint32_t largest = 0;
 #pragma unroll
@@ -26,8 +26,8 @@ __device__ inline std::uint32_t group_max_bits(const float (&x)[kOctet]) {
   return largest;
 }
 
-// Eight codes, lowest first, in two words. Adding 1.5 * 2^23 leaves the integer, rounded to nearest
-// even, in the low mantissa bits; the product is rounded before, as on the CPU.
+// Returns eight codes, lowest first, in two words. Adding 1.5 * 2^23 leaves the integer, rounded to
+// nearest even, in the low mantissa bits; the product is rounded before, as on the CPU.
 __device__ inline uint2 codes_of(const float (&x)[kOctet], float inverse) {
   constexpr float kMagic = 0x1.8p23F;
   std::uint32_t word[2] = {0, 0};
@@ -40,8 +40,9 @@ __device__ inline uint2 codes_of(const float (&x)[kOctet], float inverse) {
   return make_uint2(word[0], word[1]);
 }
 
-// Eight lanes have a group, so its scale takes three shuffles and no shared memory. Reads 4 n bytes
-// and writes n (1 + 4 / 64). A lane stores its codes as two words: scales put them on four bytes.
+// Eight lanes have a group, so finding its scale takes three shuffles and no shared memory. Reads 4
+// n bytes and writes n (1 + 4 / 64). A lane stores its codes as two words: the scales in front of
+// them leave only an alignment to four bytes.
 struct PackInt8 {
   const float* values;
   float* scales;
@@ -107,9 +108,9 @@ struct Scaled {  // Reads n (1 + 4 / 64) bytes and writes 4 n.
   }
 };
 
-// An octet a thread: stores of 16 bytes, the two of a lane side by side. Roof: 4 n bytes written
-// and what Wire::load reads of the wire: 4 n of f32, 2 n of bf16, n (1 + 4 / 64) of int8; n flop of
-// int8.
+// Each thread has an octet, stored as two adjacent stores of 16 bytes. Roof: 4 n bytes written and
+// the bytes of the wire that Wire::load reads: 4 n for f32, 2 n for bf16, n (1 + 4 / 64) for int8;
+// n flop for int8.
 template <class Wire>
 __global__ void unpack_wire(Wire wire, float* values, std::int64_t n) {
   const std::int64_t i = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kOctet;

@@ -276,7 +276,7 @@ TEST_P(DecompressRangeTest, RejectsWrongShapesRangesAndScratchAndWritesNothing) 
               ThrowsMessage<InvalidArgument>(HasSubstr("elements -1 to 9")));
   EXPECT_THAT([&] { call(d, 67 * 41 - 9, 20, all); },
               ThrowsMessage<InvalidArgument>(
-                  HasSubstr("elements 2738 to 2748, expected part of 0 to 2747 of a 67x41")));
+                  HasSubstr("elements 2738 to 2748, expected a part of 0 to 2747 for a 67x41")));
   EXPECT_THAT([&] { call(d, 0, 19, all); },
               ThrowsMessage<InvalidArgument>(HasSubstr("dst has 19 bytes")));
   EXPECT_THAT([&] { call(d, 0, 20, 100); },

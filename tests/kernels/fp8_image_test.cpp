@@ -253,7 +253,7 @@ TEST_P(PerturbFp8Test, RejectsBytesOfNoImage) {
                                 std::span(out), DType::kF32, {});
       },
       ThrowsMessage<InvalidArgument>(
-          HasSubstr("w has 2065 bytes, which no fp8 image has, expected n and 16")));
+          HasSubstr("w has 2065 bytes, which is no size of an fp8 image")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, PerturbFp8Test, testing::ValuesIn(built_backends("perturb")),

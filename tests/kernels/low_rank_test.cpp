@@ -213,7 +213,7 @@ TEST_P(LowRankTest, RejectsShapesThatDoNotFitAndWritesNothing) {
     on_backend::materialise_low_rank(from, {a.data(), 2, 3, 3, DType::kF16}, product, 1.0F,
                                      Rounding::kStochastic);
   };
-  EXPECT_THAT(as_f16, says("this rounding is not one of f16"));
+  EXPECT_THAT(as_f16, says("this rounding is not supported for f16"));
   EXPECT_EQ(a, untouched);
 }
 

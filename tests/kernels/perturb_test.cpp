@@ -172,7 +172,7 @@ TEST_P(PerturbTest, RejectsWrongSizesRoundingsAndTooManyUpdatesAndWritesNothing)
       [&] {
         on_backend::materialise(bytes, DType::kF32, to, DType::kF16, {}, Rounding::kStochastic);
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("this rounding is not one of f16")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("this rounding is not supported for f16")));
   const std::vector<PendingUpdate> many(kMaxPending + 1);
   EXPECT_THAT(
       [&] { on_backend::materialise(bytes, DType::kF32, to, DType::kBF16, {.pending = many}); },
