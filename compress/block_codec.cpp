@@ -13,9 +13,9 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::int64_t kUnitBlock = 32;  // Any size would do; this one the kernels like.
+constexpr std::int64_t kUnitBlock = 32;  // Any size would do; the kernels handle this one well.
 
-// One group; a gradient has no more directions than its shorter side.
+// One group; a gradient has at most as many directions as its shorter side is long.
 BlockRows dense_layout(std::int64_t rows, std::int64_t other, double ratio) {
   BlockRows layout = block_layout(rows, rows, ratio);
   layout.kept = layout.last_kept = layout.cols = std::min(layout.kept, other);

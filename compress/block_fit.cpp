@@ -26,7 +26,7 @@ double element(const AnyMatrix& g, std::int64_t i, std::int64_t j) {
   return static_cast<double>(static_cast<const float*>(g.data)[at]);
 }
 
-// Rows (or columns) [first, first + count) of g, one a row of the result.
+// Returns rows (or columns) [first, first + count) of g as the rows of the result.
 MatrixF64 group_of(const AnyMatrix& g, Side side, std::int64_t first, std::int64_t count) {
   const bool rows = side == Side::kRows;
   MatrixF64 group(count, rows ? g.cols : g.rows);

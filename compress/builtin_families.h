@@ -1,4 +1,4 @@
-// The rows of the table of codecs that this library brings; each is made in the .cpp of its codec.
+// The codec families of this library; the .cpp file of each codec makes its row of the table.
 #pragma once
 
 #include "compress/codec_families.h"

@@ -1,4 +1,4 @@
-// Checks of a codec's configuration that several families have in common.
+// Checks of a codec's configuration that several families share.
 #pragma once
 
 #include "compress/gradient_codec.h"

@@ -1,4 +1,4 @@
-// Names of codecs, and what each makes of a configuration.
+// Finds codecs by name, and makes or measures one from a configuration.
 #include <string>
 
 #include "compress/codec_families.h"
@@ -9,15 +9,14 @@ namespace {
 
 constexpr std::string_view kAutoFamily = "block_random";
 
-// The row, when everything it will be given is right.
+// Returns the row of the family after checking all arguments for it.
 const CodecFamily& checked_family(const CodecConfig& config, std::int64_t m, std::int64_t n) {
   const CodecFamily& family = *find_codec_family(resolve_codec(config.name));
   SLUICEWAY_CHECK(m > 0 && n > 0, "codec: weight is ", m, "x", n,
                   ", expected at least one row and one column");
   SLUICEWAY_CHECK(config.d >= 0, "codec: d is ", config.d, ", expected 0 (use ratio) or more");
   SLUICEWAY_CHECK(config.d == 0 || family.has_square_core, "codec: d is ", config.d, " for ",
-                  family.name,
-                  ", expected none: only sparse families have a square core; use ratio");
+                  family.name, ": only sparse families have a square core; use ratio");
   if (family.check) family.check(config, m, n);
   return family;
 }

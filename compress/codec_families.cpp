@@ -12,11 +12,11 @@
 namespace sluiceway {
 namespace {
 
-// A list, so that a row stays where it is when another comes.
+// A list, so that rows keep their address when another is added.
 struct Table {
   std::mutex mutex;
   std::list<CodecFamily> rows = {
-      // In the order in which errors name them.
+      // The order in which errors list them.
       svd_family(),           block_random_family(), block_pca_family(), sparse_learned_family(),
       sparse_random_family(), identity_family(),     none_family(),      galore_family(),
       topk_columns_family(),
@@ -30,7 +30,7 @@ struct Table {
 };
 
 Table& table() {
-  static Table* const instance = new Table;  // Outlives every codec, at exit too.
+  static Table* const instance = new Table;  // Outlives every codec, even at exit.
   return *instance;
 }
 
@@ -42,11 +42,11 @@ void register_codec(CodecFamily family) {
                   "register_codec: name is \"", family.name, "\", expected 1 to ", kMost,
                   " characters, and not \"auto\"");
   SLUICEWAY_CHECK(family.core && family.make, "register_codec: ", family.name,
-                  " has no core or no make, expected both");
+                  " needs both core and make; set them");
   Table& all = table();
   const std::lock_guard lock(all.mutex);
   SLUICEWAY_CHECK(all.find(family.name) == nullptr, "register_codec: \"", family.name,
-                  "\" exists already, expected another name");
+                  "\" already exists; choose another name");
   all.rows.push_back(std::move(family));
 }
 

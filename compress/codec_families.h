@@ -1,8 +1,8 @@
-// What a codec family is: one row of a table, and one .cpp that the row points into.
+// A codec family: one row of a table, which points to the functions of one .cpp file.
 //
-// Everything that asks for a family by name asks this table: make_codec() and its companions, the
-// errors that list the names, the default of a refresh, and Python. A program that links the
-// library adds a family of its own with register_codec().
+// Everything that looks a family up by name uses this table: make_codec() and its companions, the
+// errors that list the names, the default refresh interval, and Python. A program that links the
+// library adds its own family with register_codec().
 //
 // Ownership:     rows are copied in and live as long as the program.
 // Thread safety: every call from any thread.
@@ -20,8 +20,8 @@
 
 namespace sluiceway {
 
-// Whether what a codec leaves of a gradient holds nothing of the core, so that a residual may train
-// with it: its columns are orthonormal, or it has none.
+// Whether the residual of a gradient contains nothing of the core, so that it may train the weight
+// too. This holds if the codec's columns are orthonormal or it has none.
 enum class Complement : std::uint8_t { kNever, kAlways, kIfOneNonzero };
 
 struct CodecFamily;
@@ -37,26 +37,26 @@ struct CodecRequest {  // Checked arguments of make_codec().
 };
 
 struct CodecFamily {
-  // A question about a weight of m x n, answered without allocating anything.
+  // A function of an m x n weight that allocates nothing.
   template <typename Answer>
   using Of = std::function<Answer(const CodecConfig& config, std::int64_t m, std::int64_t n)>;
 
-  std::string name;              // At most 16 characters, those that a saved state keeps.
-  bool offered = false;          // To users, and in errors; not so a baseline of the experiments.
-  bool learns = false;           // refresh() may change the projectors.
+  std::string name;      // At most 16 characters, the number that a saved state keeps.
+  bool offered = false;  // Errors and help list it; baselines of the experiments are not listed.
+  bool learns = false;   // refresh() may change the projectors.
   bool has_square_core = false;  // Takes CodecConfig::d.
   Complement complement = Complement::kNever;
-  std::int64_t refresh_every = 0;  // Steps, where nobody says otherwise; 0: never.
+  std::int64_t refresh_every = 0;  // Steps, unless the configuration sets it; 0: never.
 
-  Of<void> check;      // InvalidArgument: a number that is out of range; may be empty.
-  Of<CoreShape> core;  // Has no elements where nothing crosses.
-  Of<std::uint64_t> projector_bytes;    // Device; reserved by make(). May be empty: none.
-  Of<std::size_t> scratch_elems;        // As GradientCodec::scratch_elems(); may be empty: none.
-  Of<std::size_t> range_scratch_elems;  // As GradientCodec's; may be empty: none.
-  // As GradientCodec's; may be empty: it projects nothing.
+  Of<void> check;      // Throws InvalidArgument for a number out of range; may be empty.
+  Of<CoreShape> core;  // A core without elements if nothing crosses the link.
+  Of<std::uint64_t> projector_bytes;    // Device bytes that make() reserves; empty: none.
+  Of<std::size_t> scratch_elems;        // Like GradientCodec::scratch_elems(); empty: none.
+  Of<std::size_t> range_scratch_elems;  // Like range_scratch_elems() there; empty: none.
+  // Like GradientCodec::project_scratch_elems(); empty: the codec does not project rows.
   Of<std::size_t> project_scratch_elems;
-  Of<std::size_t> kept_elems;   // As GradientCodec::kept_elems(); may be empty: none.
-  Of<std::uint64_t> fit_bytes;  // Device; torch's, while projectors are fitted. May be empty: none.
+  Of<std::size_t> kept_elems;   // Like GradientCodec::kept_elems(); empty: none.
+  Of<std::uint64_t> fit_bytes;  // Device bytes of torch's during a fit; empty: none.
   std::function<std::unique_ptr<GradientCodec>(const CodecRequest& request)> make;
 
   bool leaves_complement(std::int64_t nnz) const noexcept {
@@ -65,12 +65,13 @@ struct CodecFamily {
   }
 };
 
-// InvalidArgument: a name that is taken, "auto", empty or too long, or a row without core or make.
+// Throws InvalidArgument for a name that is taken, "auto", empty or too long, and for a row without
+// core or make.
 void register_codec(CodecFamily family);
 
-std::vector<const CodecFamily*> codec_families();  // As they were registered.
+std::vector<const CodecFamily*> codec_families();  // In the order of registration.
 
-// Null where there is none; "auto" is none, see resolve_codec().
+// Returns null if there is no such family; "auto" is not one, see resolve_codec().
 const CodecFamily* find_codec_family(std::string_view name);
 
 }  // namespace sluiceway

@@ -68,7 +68,7 @@ std::vector<std::byte> write_codec_state(CodecStateHeader header, std::span<cons
 CodecState read_codec_state(std::span<const std::byte> bytes, CodecStateHeader expected) {
   if (bytes.size() < kHeaderBytes || std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
     throw Corrupt(concat("codec state: ", format_bytes(bytes.size()),
-                         " that do not start with a header of ", kHeaderBytes, " bytes"));
+                         " do not start with a header of ", kHeaderBytes, " bytes"));
   }
   CodecState state;
   std::memcpy(&state.header, bytes.data() + kMagic.size(), sizeof(CodecStateHeader));

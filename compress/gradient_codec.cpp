@@ -1,4 +1,4 @@
-// What every codec does in the same way: bias, refresh, and the way back when a refresh fails.
+// Code that all codecs share: bias, refresh, and undoing a refresh that fails.
 #include "compress/gradient_codec.h"
 
 #include <chrono>
@@ -21,15 +21,15 @@ bool GradientCodec::learns() const noexcept { return family_.learns; }
 void GradientCodec::project(Side /*side*/, const AnyMatrix& /*w*/, const AnyMatrix& /*g*/,
                             std::span<float> /*scratch*/, StreamRef /*stream*/) const {
   throw Unavailable(concat("project: codec ", name(),
-                           " has no projectors that rows could be projected by, expected one that "
-                           "has, as block_random"));
+                           " has no projectors for rows; use a codec that has them, for example "
+                           "block_random"));
 }
 
 BiasNorm GradientCodec::bias(const AnyMatrix& g, std::span<float> scratch, StreamRef stream) const {
   return measure_bias(g, scratch, stream);
 }
 
-// Relative bias while there are no projectors yet: all of a gradient. Needs no pass of products.
+// Relative bias before there are projectors: the whole gradient. Needs no products.
 double GradientCodec::lost_without_projectors(const AnyMatrix& g, StreamRef stream) const {
   const auto scan =
       result_.of<ScanResult>(stream, [&](ScanResult* to) { overflow_scan(g, to, stream); });
@@ -52,7 +52,7 @@ RefreshOutcome GradientCodec::refresh(const AnyMatrix& g, const RefreshOptions& 
   outcome.bias_before =
       first ? lost_without_projectors(g, stream) : relative_bias(measure_bias(g, work, stream));
   outcome.bias_after = outcome.bias_before;
-  // A gradient that is not finite teaches nothing; one of zeros neither.
+  // A gradient of zeros or with a value that is not finite teaches nothing.
   if (std::isfinite(outcome.bias_before) && outcome.bias_before > (first ? 0 : options.threshold)) {
     outcome.refreshed =
         replace(g, options, learner, moments, work, scratch.last(copied), stream, outcome);
@@ -84,7 +84,7 @@ bool GradientCodec::replace(const AnyMatrix& g, const RefreshOptions& options,
 }
 
 int GradientCodec::fit(const AnyMatrix&, const RefreshOptions&, ProjectorLearner&, StreamRef) {
-  throw Unavailable(concat("refresh: codec ", name(), " learns, but has nothing that fits"));
+  throw Unavailable(concat("refresh: codec ", name(), " learns, but does not implement fit()"));
 }
 
 double relative_bias(const BiasNorm& norm) noexcept {

@@ -13,8 +13,8 @@ namespace sluiceway {
 
 namespace {
 
-// A residual below this share of the gradient is what rounding leaves of one that the codec holds
-// wholly: of G's elements in 16 bits, of sums of some thousand products in f32.
+// A residual below this share of the gradient is only rounding error of a gradient that the codec
+// captures fully: from G's elements in 16 bits, or from f32 sums of some thousand products.
 double rounding_share(DType dtype) noexcept {
   switch (dtype) {
     case DType::kBF16:
@@ -75,7 +75,7 @@ void GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
   SLUICEWAY_CHECK(g.rows == m_ && g.cols == n_, "residual: gradient is ", g.rows, "x", g.cols,
                   ", expected ", m_, "x", n_);
   ResidualVerdict* const verdict = verdict_.as<ResidualVerdict>().data();
-  if (s.elems() > 0) {  // Without a core the verdict's stays as it was made: of nothing.
+  if (s.elems() > 0) {  // Without a core the verdict keeps its initial value.
     overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32}, &verdict->core, stream);
   }
   MeansPass pass{.means = FactoredMoment::of(means_.as<float>(), m_),
@@ -84,7 +84,7 @@ void GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
                  .lr = step.lr};
   if (kind_ == ResidualKind::kFactored) {
     pass.from = pass.to = FactoredMoment::of(moments_.as<float>(), m_);
-    // Roots are in units of R before it is unscaled.
+    // The roots are in the units of R before unscaling.
     pass.step = {.beta2 = step.beta2, .eps = step.eps, .factor = static_cast<double>(step.factor)};
   }
   codec.leave_residual(g, s, pass, scratch, stream);

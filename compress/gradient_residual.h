@@ -1,24 +1,26 @@
-// Trains a weight with what its codec leaves of the gradient, on the device, with m + n of state.
+// Trains a weight with the part of the gradient that its codec drops, on the device, with m + n
+// numbers of state.
 //
 //   R <- G - P S Q^T                                        in place of G
 //   v_r <- b2 v_r + (1 - b2) mean_j R^2, v_c likewise       V = v_r v_c / mean(v_r)   [Adafactor]
 //   U = R / (sqrt(V / (1 - b2^t)) + eps)
 //   W <- decay W - lr U / max(1, rms(U) / max_rms)          the clip of [Adafactor] section 6
 //
-// kSign takes U = sign(R) and has no state. There is no first moment and no link traffic: the
-// update is as large as AdamW's, element by element, and takes AdamW's learning rate. For that very
-// reason a residual that is nothing but rounding, as of a gradient whose rank fits the core, is
-// left out: 1e-5 of the core's norm in f32, half a unit in the last place of G in 16 bits.
+// kSign uses U = sign(R) and has no state. There is no first moment and no link traffic. The update
+// is as large as AdamW's, element by element, and takes AdamW's learning rate. For that very reason
+// a residual that is only rounding error (as when the core captures the whole rank of a gradient)
+// is skipped: 1e-5 of the core's norm in f32, half a unit in the last place of G in 16 bits.
 //
-// Everything is decided where the gradient is: apply() enqueues kernels that hand a verdict to each
-// other, and waits for nothing. Who wants to know asks trained(), which waits.
+// All decisions are made on the gradient's device: apply() enqueues kernels that pass a verdict to
+// each other, and waits for nothing. trained() reads the verdict, and waits.
 //
 // Ownership: owns v_r, v_c and the verdict, reserved on the device tier and in the device's memory.
-//            G is used up.
+//            apply() consumes G.
 // Numerics:  see kernels/residual.h; R is rounded to the type of G once.
-// Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, nothing changed.
-// Cost:      codec.leave_residual() once (reads and writes G), then R is read twice, once for kSign
-//            or without a clip; W is read and written once, S read once more.
+// Errors:    OutOfMemory in the constructor; InvalidArgument for a wrong shape, with nothing
+//            changed.
+// Cost:      codec.leave_residual() once (reads and writes G); then R is read twice, or once for
+//            kSign or without a clip; W is read and written once, S is read once more.
 // Source:    docs/algorithm.md section 3; [Adafactor] Shazeer and Stern, arXiv 1804.04235.
 #pragma once
 
@@ -40,7 +42,7 @@ struct ResidualStep {
   double lr = 0;
   double beta2 = 0;
   double eps = 0;
-  float factor = 1;     // Unscales the gradient; clipping by the global norm is no part of it.
+  float factor = 1;     // Unscales the gradient; does not include clipping by the global norm.
   double max_rms = 1;   // Infinity: the RMS is not measured, which saves a read of R.
   WeightUpdate update;  // All but alpha.
 };
@@ -50,19 +52,19 @@ class GradientResidual {
   GradientResidual(ResidualKind kind, std::int64_t m, std::int64_t n, DeviceId device,
                    Budget& budget, std::string_view weight_name);
 
-  // `s` is the core of `g`; empty for a codec without one. Where the residual is not finite, or
-  // nothing but rounding, nothing but g changes.
+  // `s` is the core of `g`, or empty for a codec without one. If the residual is not finite or only
+  // rounding error, nothing changes except g.
   void apply(const GradientCodec& codec, const AnyMatrix& g, MatrixView<float> s,
              const AnyMatrix& w, MatrixView<std::uint16_t> low, const ResidualStep& step,
              std::span<float> scratch, StreamRef stream);
 
   ResidualKind kind() const noexcept { return kind_; }
-  // Whether the last one changed its weight. Waits for `stream`, which apply() was given.
+  // Tells whether the last apply() changed its weight. Waits for `stream`, on which apply() ran.
   bool trained(StreamRef stream) const;
 
-  // ---- State; nothing that is enqueued anywhere uses it ----
+  // ---- State; call these only while no enqueued work uses it ----
   std::int64_t steps() const { return verdict().steps; }  // How often the moments were advanced.
-  // v_r and v_c, one after the other, in memory of the device; empty for kSign.
+  // v_r, then v_c, in memory of the device; empty for kSign.
   std::span<const float> moments() const noexcept { return moments_.as<const float>(); }
   void load(std::int64_t steps, std::span<const float> moments);  // From host memory.
 
@@ -74,8 +76,8 @@ class GradientResidual {
   ResidualKind kind_;
   std::int64_t m_, n_;
   DeviceId device_;
-  Buffer moments_;  // Of the rows, then of the columns; none for kSign.
-  Buffer means_;    // Of the gradient at hand, then the roots of the moments.
+  Buffer moments_;  // Row moments, then column moments; kFactored only.
+  Buffer means_;    // Means of the current gradient, then the roots of the moments.
   Buffer verdict_;
 };
 

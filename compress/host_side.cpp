@@ -11,8 +11,8 @@ ResultSlot::ResultSlot(DeviceId device, Budget& budget, std::string_view purpose
 
 void* ResultSlot::on_device(StreamRef stream) const {
   if (memory_.size() != 0) return memory_.data();
-  throw Unavailable(concat("result of a kernel: stream of ", to_string(stream.device()),
-                           ", expected the host device, for which its codec was made"));
+  throw Unavailable(concat("codec: the stream is on ", to_string(stream.device()),
+                           ", but the codec was made for the host device; pass a host stream"));
 }
 
 void ResultSlot::copy_to(void* here, std::size_t bytes, StreamRef stream) const {

@@ -1,13 +1,13 @@
-// What formulas of the host need of memory that kernels work on. On the host device that memory is
-// the host's own, and nothing is copied; on a CUDA device each copy waits for the stream first.
+// Host access to memory that kernels work on. On the host device that is host memory, and nothing
+// is copied; on a CUDA device each copy waits for the stream first.
 //
-//   ResultSlot   where a kernel leaves a scan or a norm for the caller
+//   ResultSlot   memory where a kernel leaves a scan or a norm for the caller
 //   HostMatrix   a matrix to read
 //
-// Ownership:     bytes of a device are reserved on the device tier, copies on the host tier.
+// Ownership:     device bytes are reserved on the device tier, copies on the host tier.
 // Thread safety: one thread at a time.
-// Errors:        OutOfMemory, with byte counts; CudaError: the device has failed. Unavailable: the
-//                stream of a CUDA device, and a ResultSlot that was made for the host device.
+// Errors:        OutOfMemory, with byte counts; CudaError if the device has failed. Unavailable for
+//                the stream of a CUDA device with a ResultSlot that was made for the host device.
 #pragma once
 
 #include <cstddef>
@@ -23,11 +23,11 @@ namespace sluiceway {
 
 class ResultSlot {
  public:
-  ResultSlot() noexcept = default;  // For the host device alone.
+  ResultSlot() noexcept = default;  // For the host device only.
   ResultSlot(DeviceId device, Budget& budget, std::string_view purpose);
   static std::uint64_t bytes(DeviceId device) noexcept { return device.is_host() ? 0 : kBytes; }
 
-  // Where a kernel on `stream` writes: `here` itself, or a place that fetch() brings there.
+  // Returns where a kernel on `stream` writes: `here` itself, or memory that fetch() copies to it.
   template <typename T>
   T* place(T& here, StreamRef stream) const {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kBytes);
@@ -38,7 +38,7 @@ class ResultSlot {
     if (!stream.is_host()) copy_to(&here, sizeof here, stream);
   }
 
-  // What kernel(T*) leaves there.
+  // Returns the result of kernel(T*).
   template <typename T, class Kernel>
   T of(StreamRef stream, const Kernel& kernel) const {
     T here{};

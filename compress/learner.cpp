@@ -21,12 +21,11 @@ at::Device torch_device(StreamRef stream) {
   if (stream.is_host()) return at::Device(at::kCPU);
   const int ordinal = stream.device().ordinal();
   if (at::hasCUDA()) return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(ordinal));
-  throw Unavailable(concat("learn: stream of ", to_string(stream.device()),
-                           ", expected the host device: this torch sees no GPU; install one with "
-                           "CUDA"));
+  throw Unavailable(concat("learn: the stream is on ", to_string(stream.device()),
+                           ", but this torch sees no GPU; install a torch with CUDA"));
 }
 
-// What torch enqueues on a GPU is done when this is.
+// Returns when all work that torch has enqueued on a GPU is done.
 void wait_for_torch(at::Device device) {
   if (device.is_cpu()) return;
   c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
@@ -41,7 +40,7 @@ at::Tensor tensor_of(void* first, std::array<std::int64_t, 2> shape, std::int64_
       .make_tensor();
 }
 
-// `g` itself where it is f32, unless a copy is asked for.
+// Returns `g` itself if it is f32 and no copy is requested.
 at::Tensor as_f32_tensor(const AnyMatrix& g, at::Device device, bool copy) {
   const at::ScalarType type = g.dtype == DType::kF32   ? at::kFloat
                               : g.dtype == DType::kF16 ? at::kHalf
@@ -51,7 +50,7 @@ at::Tensor as_f32_tensor(const AnyMatrix& g, at::Device device, bool copy) {
 }
 
 SparsePattern pattern_of(const LearnableRows& x, at::Device device) {
-  // A tensor takes a mutable pointer; the copy in another type is what is kept.
+  // A tensor needs a mutable pointer; only the copy in another type is kept.
   const at::Tensor index =
       tensor_of(const_cast<std::int32_t*>(x.index), {x.rows, x.nnz}, x.nnz, at::kInt, device);
   return {index.to(at::kLong), x.cols};
@@ -79,8 +78,8 @@ void copy_to(MatrixView<float> to, const at::Tensor& from, at::Device device) {
   tensor_of(to.data, {to.rows, to.cols}, to.stride, at::kFloat, device).copy_(from);
 }
 
-// Learning is done in f32, whatever surrounds the backward: hooks inherit its autocast, and a GPU
-// would round the factors of f32 products to TF32 where the user allows that to the model.
+// Learning uses f32, whatever surrounds the backward: hooks inherit its autocast, and a GPU would
+// round the factors of f32 products to TF32 if the user allows that for the model.
 class FullPrecision {
   c10::impl::ExcludeDispatchKeyGuard without_autocast_{c10::autocast_dispatch_keyset};
   at::NoTF32Guard without_tf32_;

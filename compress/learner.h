@@ -3,8 +3,8 @@
 //   minimise  |b(G)|_F / |G|_F + beta (|P|_F + |Q|_F)      docs/algorithm.md section 2, divided
 //                                                           by |G|_F: a loss scale changes nothing
 //
-// over the values, whose positions stay, with Adam, until the relative bias is at most `threshold`
-// or max_steps are done. The best values met are the ones that stay.
+// over the values (positions stay) with Adam, until the relative bias is at most `threshold` or
+// max_steps are done. Keeps the best values found.
 //
 //   name    shape   dtype             layout                       access
 //   g       m x n   f32 | bf16 | f16  row-major, stride            read
@@ -12,10 +12,11 @@
 //   q       n x dn  f32               index i32[n, r], value       values read and written
 //
 // Source: [HMT] Halko, Martinsson, Tropp, arXiv 0909.4061.
-// Memory: all of it is that of the stream's device. On a CUDA device a call comes after all that is
-//         to be read is there, whatever `stream` does, and its results are there when it returns.
-// Errors: InvalidArgument, naming both shapes; Unavailable: a device this learner does not run on.
-//         The values are as they were.
+// Memory: everything is in the memory of the stream's device. On a CUDA device, call after all
+// input
+//         has been written, on whatever stream; the results are there when the call returns.
+// Errors: InvalidArgument, naming both shapes; Unavailable for a device this learner does not
+//         support. The values are then unchanged.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +45,7 @@ struct LearnOutcome {
   int steps = 0;
 };
 
-// The rows of one projector: fixed positions, and the values that learning moves.
+// One projector's rows: fixed positions, and the values that learning changes.
 struct LearnableRows {
   const std::int32_t* index = nullptr;
   std::span<float> value;  // rows * nnz
@@ -53,18 +54,18 @@ struct LearnableRows {
   std::int64_t nnz = 0;
 };
 
-// Columns of a range finder beyond those that are asked for, and its power iterations.
+// Columns of a range finder beyond the requested ones, and its power iterations.
 inline constexpr std::int64_t kExtraDirections = 8;
 inline constexpr int kPowerIterations = 2;
 
-// How many columns the range finder of an m x n gradient has.
+// Returns how many columns the range finder of an m x n gradient has.
 inline std::int64_t range_columns(std::int64_t m, std::int64_t n, std::int64_t p_cols,
                                   std::int64_t q_cols) noexcept {
   return std::min({m, n, std::max(p_cols, q_cols) + kExtraDirections});
 }
 
-// What leading_directions() computes for an m x n gradient: its products with the gradient, then
-// about 9 k^2 for each row of both sides and of the small eigenproblem, k columns wide.
+// Flop of leading_directions() for an m x n gradient: its products with the gradient, then about 9
+// k^2 for each row of both sides and of the small eigenproblem, which is k columns wide.
 inline double leading_directions_flop(std::int64_t m, std::int64_t n, std::int64_t p_cols,
                                       std::int64_t q_cols) noexcept {
   const auto rows = static_cast<double>(m), cols = static_cast<double>(n);
@@ -72,9 +73,9 @@ inline double leading_directions_flop(std::int64_t m, std::int64_t n, std::int64
   return 4 * (kPowerIterations + 1) * rows * cols * k + 9 * (rows + cols + k) * k * k;
 }
 
-// At most so many bytes of the device are torch's while leading_directions() works: copies of the
-// gradient, then arrays as long as both sides together. Measured over shapes from 16 x 4096 to
-// 2048 x 2048, f from 1/16 to 1, on the host.
+// Upper bound of the device bytes that torch uses in leading_directions(): copies of the gradient,
+// then arrays as long as both sides together. Measured on the host over shapes from 16 x 4096 to
+// 2048 x 2048, f from 1/16 to 1.
 inline std::uint64_t leading_directions_bytes(std::int64_t m, std::int64_t n, std::int64_t p_cols,
                                               std::int64_t q_cols) noexcept {
   const auto k = static_cast<double>(range_columns(m, n, p_cols, q_cols));
@@ -83,7 +84,7 @@ inline std::uint64_t leading_directions_bytes(std::int64_t m, std::int64_t n, st
   return static_cast<std::uint64_t>(std::max(6 * elems, 4 * (elems + arrays)));
 }
 
-// The same of learn(), of r = nnz nonzeros a row: measured from 16 x 4096 to 1024 x 64.
+// The same bound for learn(), with r = nnz nonzeros a row: measured from 16 x 4096 to 1024 x 64.
 inline std::uint64_t learn_bytes(std::int64_t m, std::int64_t n, std::int64_t p_cols,
                                  std::int64_t q_cols, std::int64_t nnz) noexcept {
   const auto dm = static_cast<double>(p_cols), dn = static_cast<double>(q_cols);
@@ -97,9 +98,9 @@ class ProjectorLearner {
  public:
   virtual ~ProjectorLearner() = default;
 
-  // Orthonormal bases of the p.cols and q.cols leading left and right singular directions of g, by
-  // a randomised range finder with two power iterations [HMT] algorithm 4.4; either may be empty.
-  // `seed` keys its random start. Cost: leading_directions_flop().
+  // Writes orthonormal bases of the p.cols leading left and q.cols leading right singular
+  // directions of g, by a randomised range finder with two power iterations [HMT] algorithm 4.4.
+  // Either may be empty. `seed` keys its random start. Cost: leading_directions_flop().
   virtual void leading_directions(const AnyMatrix& g, MatrixView<float> p, MatrixView<float> q,
                                   std::uint64_t seed, StreamRef stream) = 0;
 
@@ -107,16 +108,16 @@ class ProjectorLearner {
                              const LearnOptions& options, StreamRef stream) = 0;
 };
 
-// With libtorch, on torch's own threads, or on the stream that torch computes on where the memory
-// is a GPU's; lives in sluiceway::learner.
+// Makes a learner on libtorch (library sluiceway::learner). It runs on torch's own threads, or on
+// torch's current stream if the memory is a GPU's.
 //
-// Numerics: f32, but for products of leading_directions() with g: where the processor multiplies
-//           bf16 faster, their factors and results are bf16. The bases are orthonormal to f32 all
-//           the same, and hold within 0.1 % of the energy. Equal calls give equal bits on one kind
-//           of processor for an equal number of threads, and on one kind of GPU.
-// Cost:     a step is 4 r m n flop for G Q and G^T P, 4 r d (m + n) for the masked products, about
-//           10 d^3 for products of cores, r^2 (m + n) for the Gram matrices. Memory, learn_bytes()
-//           and leading_directions_bytes(), is torch's, not the budget's.
+// Numerics: f32, except products of leading_directions() with g: if the processor multiplies bf16
+//           faster, their factors and results are bf16. The bases are still orthonormal to f32, and
+//           hold within 0.1 % of the energy. Equal calls give equal bits on one kind of processor
+//           with an equal number of threads, and on one kind of GPU.
+// Cost:     a step takes 4 r m n flop for G Q and G^T P, 4 r d (m + n) for the masked products,
+//           about 10 d^3 for products of cores, r^2 (m + n) for the Gram matrices. The memory,
+//           learn_bytes() and leading_directions_bytes(), is torch's, not the budget's.
 std::unique_ptr<ProjectorLearner> make_torch_learner();
 
 }  // namespace sluiceway

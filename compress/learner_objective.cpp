@@ -21,8 +21,8 @@ at::Tensor sum_of_rows(const at::Tensor& x, const at::Tensor& row, const at::Ten
 
 at::Tensor inner_f64(const at::Tensor& a, const at::Tensor& b) { return (a * b).sum(at::kDouble); }
 
-// Adds what stands at equal positions in one order, so that equal calls give equal bits: a GPU's
-// index_add_ has none, and index_put_ sorts there.
+// Adds elements with equal positions in one order, so that equal calls give equal bits: a GPU's
+// index_add_ has no fixed order, and index_put_ sorts there.
 void add_at(at::Tensor& sums, const at::Tensor& position, const at::Tensor& x) {
   if (sums.is_cpu()) {
     sums.index_add_(0, position, x);
@@ -62,7 +62,7 @@ at::Tensor SparsePattern::gram(const at::Tensor& value) const {
 }
 
 at::Tensor SparsePattern::sampled_product(const at::Tensor& a, const at::Tensor& b) const {
-  // What an embedding bag owes its weights is one inner product of rows for each of them.
+  // The gradient of an embedding bag's weights is an inner product of rows for each of them.
   return at::_embedding_bag_per_sample_weights_backward(a, b, index_.flatten(), row_start_,
                                                         row_of_entry_, kSum)
       .view({rows(), nnz()});
@@ -93,7 +93,7 @@ BiasObjective::Evaluation BiasObjective::evaluate(const at::Tensor& p_value,
   at::Tensor dq =
       q_.sampled_product(rtp, a.t().contiguous()) + q_.sampled_product(gtp, ptrq.t().contiguous());
 
-  // All numbers in one copy, and last: a GPU has the rest of the work already.
+  // Copies all numbers at once, and last, so that a GPU already has the rest of the work.
   const at::Tensor sums = at::stack({inner_f64(c, a), inner_f64(a, a), inner_f64(p_value, p_value),
                                      inner_f64(q_value, q_value)})
                               .cpu();

@@ -1,4 +1,4 @@
-// The quantity that learning lowers, and its gradient, in any floating type.
+// The function that learning minimises, and its gradient, in any floating type.
 //
 //   f(P, Q) = |R|_F / |G|_F + beta (|P|_F + |Q|_F),     R = P P^T G Q Q^T - G
 //   d(|R|^2 / 2)/dP = R Q (Q^T G^T P) + G Q (Q^T R^T P)       masked to the pattern of P
@@ -9,11 +9,12 @@
 //   |R|^2 = <C, A> - 2 <A, A> + |G|^2     R Q = P (A L) - G Q     R^T P = Q (K A)^T - G^T P
 //   P^T R Q = C - A
 //
-// Everything is made on the device of its arguments; an evaluation brings four numbers to the host.
+// Everything is computed on the device of the arguments; an evaluation copies four numbers to the
+// host.
 //
 // Source:   docs/algorithm.md section 2.
-// Numerics: in the type of G, inner products summed in double: a relative bias below about 1e-3 is
-//           rounding when that type is f32.
+// Numerics: in the type of G, with inner products summed in double: in f32, a relative bias below
+//           about 1e-3 is rounding error.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +23,7 @@
 
 namespace sluiceway {
 
-// The fixed positions of one sparse projector, arranged for products from both sides.
+// The fixed positions of one sparse projector, arranged for products from either side.
 class SparsePattern {
  public:
   SparsePattern(const at::Tensor& index, std::int64_t cols);  // i64[rows, nnz]
@@ -40,9 +41,10 @@ class SparsePattern {
 
  private:
   std::int64_t cols_;
-  at::Tensor index_, row_start_, row_of_entry_;       // By row.
-  at::Tensor by_column_, column_row_, column_start_;  // By column; by_column_ orders the values.
-  at::Tensor pair_;  // Flat position in the Gram matrix, i64[rows, nnz, nnz].
+  at::Tensor index_, row_start_, row_of_entry_;  // Arrays by row.
+  at::Tensor by_column_, column_row_,
+      column_start_;  // Arrays by column; by_column_ orders the values.
+  at::Tensor pair_;   // Flat position in the Gram matrix, i64[rows, nnz, nnz].
 };
 
 class BiasObjective {
@@ -52,7 +54,7 @@ class BiasObjective {
 
   struct Evaluation {
     double bias = 0;       // |R|_F / |G|_F
-    double objective = 0;  // f
+    double objective = 0;  // Gradient of f, shaped like the values.
     at::Tensor dp, dq;     // Gradient of f; as the values.
   };
   Evaluation evaluate(const at::Tensor& p_value, const at::Tensor& q_value) const;

@@ -39,7 +39,7 @@ class Adam {
 
 at::Tensor orthonormal(const at::Tensor& x) { return std::get<0>(at::linalg_qr(x)); }
 
-// Where each row of x goes in an LU decomposition of it.
+// The place to which an LU decomposition of x moves each row.
 at::Tensor rows_by_pivot(std::int64_t count, const at::Tensor& pivots) {
   const at::Tensor here = pivots.cpu();
   at::Tensor row = at::arange(count, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
@@ -49,8 +49,8 @@ at::Tensor rows_by_pivot(std::int64_t count, const at::Tensor& pivots) {
   return row.to(pivots.device());
 }
 
-// A basis of the range of x that products may follow without losing its smaller directions: the
-// unit lower triangle of an LU decomposition, which takes a third of a QR's time.
+// Returns a basis of the range of x that later products can use without losing its smaller
+// directions: the unit lower triangle of an LU decomposition, which takes a third of a QR's time.
 at::Tensor well_conditioned(const at::Tensor& x) {
   const auto [lu, pivots, unused] = at::linalg_lu_factor_ex(x);
   at::Tensor lower = lu.tril_(-1);
@@ -65,7 +65,7 @@ bool has(const char* instructions) {
   return found != all.end() && found->second.isBool() && found->second.toBool();
 }
 
-// What a gradient is multiplied as: bf16 where the processor is faster at it; a GPU's f32 will do.
+// Converts x to the type of the products: bf16 if the processor is faster at it. A GPU uses f32.
 at::Tensor as_factor(const at::Tensor& x) {
   static const bool fast = has("avx512_bf16") || has("amx_bf16");
   return fast && x.is_cpu() ? x.to(at::kBFloat16) : x;
@@ -86,12 +86,12 @@ at::Tensor normal_numbers(std::int64_t rows, std::int64_t cols, std::uint64_t se
 
 Directions leading_directions_of(at::Tensor g, std::int64_t left_count, std::int64_t right_count,
                                  std::uint64_t seed) {
-  // Powers of a gradient of 1e-12 would be lost in f32.
+  // f32 would lose powers of a gradient of 1e-12.
   const auto [lowest, highest] = at::aminmax(g);
   const at::Tensor largest = at::maximum(highest, lowest.neg());
   if (largest.item<float>() > 0) g.div_(largest);
   const at::Tensor a = as_factor(g);
-  g.reset();  // Its memory is the range's.
+  g.reset();  // The range reuses its memory.
   const std::int64_t k = range_columns(a.size(0), a.size(1), left_count, right_count);
   at::Tensor range = product(a, normal_numbers(a.size(1), k, seed, a.device()));
   for (int power = 0; power < kPowerIterations; ++power) {

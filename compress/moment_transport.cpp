@@ -34,7 +34,7 @@ Sparse overlap(const SparseRows& left, const SparseRows& right) {
   return sum.cast<float>();
 }
 
-// The same for blocks, whose groups are the same on both sides.
+// The same for blocks with the same groups on both sides.
 Sparse overlap(const BlockRows& left, const BlockRows& right) {
   using Panel = Eigen::Map<const Core, 0, Eigen::OuterStride<>>;
   std::vector<Eigen::Triplet<float>> entries;
@@ -60,14 +60,14 @@ Sparse overlap(const BlockRows& left, const BlockRows& right) {
   return all;
 }
 
-// V <- A V B for V = row col^T / mean(row): the product is of rank one again, and its means are the
-// new factors.
+// V <- A V B for V = row col^T / mean(row): the product has rank one again, and its row and column
+// means are the new factors.
 void multiply_from_both_sides(const FactoredMoment& v, const Sparse& a, const Sparse& b) {
   using Vector = Eigen::Map<Eigen::VectorXf>;
   Vector row(v.row.data(), static_cast<Eigen::Index>(v.row.size()));
   Vector col(v.col.data(), static_cast<Eigen::Index>(v.col.size()));
   const float before = row.mean();
-  if (before == 0) return;  // No step was taken yet.
+  if (before == 0) return;  // No step has run yet.
   const Eigen::VectorXf new_row = a * row, new_col = b.transpose() * col;
   row = new_row * (new_col.mean() / before);
   col = new_col * (new_row.mean() / before);
@@ -86,7 +86,7 @@ void check_moment(const char* name, MatrixView<float> x, const Rows& p, const Ro
 template <class Rows>
 void check_same_shape(const char* name, const Rows& a, const Rows& b) {
   SLUICEWAY_CHECK(a.rows == b.rows && a.cols == b.cols, "transport_moments: new ", name, " is ",
-                  b.rows, "x", b.cols, ", expected ", a.rows, "x", a.cols, " as before");
+                  b.rows, "x", b.cols, ", expected ", a.rows, "x", a.cols, ", the old shape");
 }
 
 template <class Rows>
@@ -120,7 +120,7 @@ void transport(MomentTransport how, const Moments& moments, const Rows& p_old, c
   const Sparse a = overlap(p_new, p_old);
   const Sparse b = overlap(q_old, q_new);
   const Sparse a_squared = a.cwiseProduct(a), b_squared = b.cwiseProduct(b);
-  // What needs memory comes before the first moment is written.
+  // Allocate before the first moment is written.
   const Core left = a * as_eigen(moments.m);
   if (factored) {
     multiply_from_both_sides(moments.factored, a_squared, b_squared);

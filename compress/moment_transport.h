@@ -1,15 +1,15 @@
-// Carries AdamW's moments from one subspace into the next when a projector is replaced.
+// Transports AdamW's moments from one subspace to the next when a projector is replaced.
 //
 //   M <- A M B               A = P_new^T P_old,  B = Q_old^T Q_new     docs/algorithm.md section 5
-//   V <- (A o A) V (B o B)   o: element by element, so V stays nonnegative; a factored V stays one
+//   V <- (A o A) V (B o B)   o: element by element, so V stays nonnegative; a factored V stays so
 //
 //   name          shape    dtype   access
 //   moments.m, v  dm x dn  f32     read, write; or moments.factored, dm + dn
 //   p_old, p_new  m x dm   f32     read
 //   q_old, q_new  n x dn   f32     read
 //
-// A and B are sparse, with at most m r^2 and n r^2 entries, or block-diagonal, dense within a
-// group; nothing of size m x n is formed. The step counter of AdamW is the engine's and stays.
+// A and B are sparse, with at most m r^2 and n r^2 entries, or block-diagonal and dense within a
+// group; nothing of size m x n is formed. The engine keeps AdamW's step counter unchanged.
 //
 // Numerics: A and B are summed in double and rounded to f32 once, products are in f32.
 // Errors:   InvalidArgument, naming both shapes, before a moment changes.

@@ -1,5 +1,5 @@
-// What makes an update of a core with elements of size 1 one of size 1 on the weight, where P and Q
-// have orthonormal columns: 1 / sqrt(dm dn / (m n)), the 1/f of docs/algorithm.md section 4.
+// The factor that turns a core update with elements of size 1 into a weight update of size 1 if P
+// and Q have orthonormal columns: 1 / sqrt(dm dn / (m n)), the 1/f of docs/algorithm.md section 4.
 #pragma once
 
 #include <cmath>

@@ -43,13 +43,13 @@ class PlainCodec final : public GradientCodec {
   ScanResult decompress_range(const AnyMatrix& s, std::int64_t first, std::span<std::byte> dst,
                               DType dtype, std::span<float> /*scratch*/) const override {
     SLUICEWAY_CHECK(whole_, "decompress_range: codec ", name(),
-                    " has no core, expected one that has; use identity for whole gradients");
+                    " has no core; use identity for whole gradients");
     SLUICEWAY_CHECK(s.rows == core_.rows && s.cols == core_.cols, "decompress_range: s is ", s.rows,
                     "x", s.cols, ", expected ", core_.rows, "x", core_.cols);
     return cpu::decompress_range(s, first, dst, dtype);
   }
 
-  // Only of "none": the engine refuses a residual of "identity", which leaves nothing.
+  // Called for "none" only: the engine rejects a residual with "identity", which drops nothing.
   void leave_residual(const AnyMatrix& g, MatrixView<float> /*s*/, const MeansPass& pass,
                       std::span<float> /*scratch*/, StreamRef stream) const override {
     mean_squares(g, pass, 1.0F, stream);

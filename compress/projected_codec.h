@@ -1,6 +1,6 @@
-// What the families that keep projectors share, whatever storage those have: applying, what is left
-// of a gradient, state, and P and Q aside while new ones are fitted. `Projector` is one of
-// compress/projector.h.
+// The shared part of families with projectors, whatever their storage: applying a core, the
+// residual of a gradient, state, and keeping P and Q while new ones are fitted. `Projector` is one
+// of compress/projector.h.
 #pragma once
 
 #include <algorithm>
@@ -72,7 +72,7 @@ class ProjectedCodec : public GradientCodec {
   void check(std::span<const std::byte> state) const override { read_codec_state(state, header_); }
 
  protected:
-  // `arguments` are those of the projector.
+  // `arguments` go to the projector.
   template <class... Arguments>
   explicit ProjectedCodec(const CodecRequest& request, std::int64_t nnz_or_block,
                           Arguments&&... arguments)
@@ -83,7 +83,7 @@ class ProjectedCodec : public GradientCodec {
     prepare_products(projector_.p(), projector_.q(), request.device);
   }
 
-  // Of a codec whose values a seed does not give again: they are part of its state.
+  // For a codec whose values cannot be drawn again from the seed: makes them part of its state.
   void save_values() noexcept {
     header_.value_count = values_of(projector_.p()).size() + values_of(projector_.q()).size();
   }

@@ -31,7 +31,7 @@ std::int64_t share(double ratio, std::int64_t size) {
   return std::max<std::int64_t>(1, std::llround(ratio * static_cast<double>(size)));
 }
 
-// Arrays of 4 bytes an element, one after the other: returns what is left of `copy`.
+// Copies arrays of 4-byte elements one after another; returns the unused end of `copy`.
 std::span<float> copy_out(const ProjectorHome& home, const Buffer& from, std::span<float> copy) {
   home.copy(copy.data(), from.data(), from.size());
   return copy.subspan(from.size() / sizeof(float));
@@ -46,7 +46,8 @@ void copy_over(const ProjectorHome& home, Buffer& to, const Buffer& from) {
   home.copy(to.data(), from.data(), to.size());
 }
 
-// The most scratch that a call with this pair needs; compress reads a sparse Q by column.
+// Returns the largest scratch that a call with this pair needs; compress reads a sparse Q by
+// column.
 template <typename Rows, typename QOfCompress>
 std::size_t most_scratch(const Rows& p, const Rows& q, const QOfCompress& q_of_compress) {
   return static_cast<std::size_t>(
@@ -54,13 +55,13 @@ std::size_t most_scratch(const Rows& p, const Rows& q, const QOfCompress& q_of_c
                 bias_norm_scratch_elems(p, q)}));
 }
 
-// The most scratch that either side needs for rows.
+// Returns the larger of the two sides' scratch for rows.
 template <typename Rows>
 std::size_t most_project_scratch(const Rows& p, const Rows& q) {
   return static_cast<std::size_t>(std::max(project_scratch_elems(p), project_scratch_elems(q)));
 }
 
-// Such a pair without its arrays.
+// Returns the shapes of such a pair, without arrays.
 SparseProjector::Pair shapes_of(const ProjectorDims& dims, std::int64_t nnz) noexcept {
   return {{nullptr, nullptr, dims.m, dims.dm, std::min(nnz, dims.dm)},
           {nullptr, nullptr, dims.n, dims.dn, std::min(nnz, dims.dn)}};
@@ -68,7 +69,7 @@ SparseProjector::Pair shapes_of(const ProjectorDims& dims, std::int64_t nnz) noe
 
 }  // namespace
 
-// ---- Where they lie -----------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 ProjectorHome ProjectorHome::in_host_memory() const noexcept {
   ProjectorHome there = *this;

@@ -11,7 +11,8 @@
 namespace sluiceway {
 namespace {
 
-// Words of one row or group: blocks [item * 2^16, (item + 1) * 2^16) of the key's Philox stream.
+// The words for one row or group: blocks [item * 2^16, (item + 1) * 2^16) of the key's Philox
+// stream.
 class WordSource {
  public:
   WordSource(const DrawKey& key, DrawPurpose purpose, std::int64_t item)
@@ -32,15 +33,15 @@ class WordSource {
     return words_[used_++];
   }
 
-  // In [0, bound); off from uniform by less than bound / 2^32.
+  // Returns a number in [0, bound); deviates from uniform by less than bound / 2^32.
   std::int64_t below(std::int64_t bound) {
     return static_cast<std::int64_t>(std::uint64_t{next()} * static_cast<std::uint64_t>(bound) >>
                                      32);
   }
 
-  // Two independent standard normal numbers (Box-Muller).
+  // Returns two independent standard normal numbers (Box-Muller).
   std::array<double, 2> normal_pair() {
-    const double u = (next() + 1.0) * 0x1p-32;  // In (0, 1].
+    const double u = (next() + 1.0) * 0x1p-32;  // (0, 1].
     const double angle = 2 * std::numbers::pi * next() * 0x1p-32;
     const double radius = std::sqrt(-2 * std::log(u));
     return {radius * std::cos(angle), radius * std::sin(angle)};
@@ -74,7 +75,7 @@ void draw_sparse_row(const DrawKey& key, DrawPurpose purpose, std::int64_t row, 
                      SparseInit init, std::span<std::int32_t> index, std::span<float> value) {
   WordSource words(key, purpose, row);
   const auto nnz = static_cast<std::int64_t>(index.size());
-  // Floyd's algorithm: round j adds a uniform element of [0, j], or j itself if that is taken.
+  // Floyd's algorithm: round j adds a uniform element of [0, j], or j itself if that one is taken.
   auto end = index.begin();
   for (std::int64_t j = cols - nnz; j < cols; ++j) {
     const auto candidate = static_cast<std::int32_t>(words.below(j + 1));
@@ -105,7 +106,7 @@ void draw_orthonormal(const DrawKey& key, DrawPurpose purpose, std::int64_t grou
   Eigen::MatrixXd q = Eigen::MatrixXd::Identity(rows, cols);
   q.applyOnTheLeft(qr.householderQ());
   for (std::int64_t c = 0; c < cols; ++c) {
-    // The sign that makes the diagonal of R positive, and with it the distribution uniform.
+    // The sign that makes the diagonal of R positive, which makes the distribution uniform.
     const double sign = qr.matrixQR()(c, c) < 0 ? -1.0 : 1.0;
     for (std::int64_t i = 0; i < rows; ++i) {
       value[i * stride + c] = static_cast<float>(sign * q(i, c));

@@ -68,7 +68,7 @@ std::vector<std::byte> RefreshPolicy::save() const {
 void RefreshPolicy::load(std::span<const std::byte> state) {
   const std::size_t expected = last_measured_.size() * sizeof(std::int64_t);
   if (state.size() != expected) {
-    throw Corrupt(concat("RefreshPolicy: state of ", format_bytes(state.size()), ", expected ",
+    throw Corrupt(concat("RefreshPolicy: the state has ", format_bytes(state.size()), ", expected ",
                          format_bytes(expected), " for ", last_measured_.size(), " weights"));
   }
   if (!state.empty()) std::memcpy(last_measured_.data(), state.data(), state.size());

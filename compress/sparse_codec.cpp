@@ -1,14 +1,14 @@
 // Sparse families: r nonzeros a row, at positions drawn without replacement.
 //
 //   sparse_learned   the paper's projectors, values learned
-//   sparse_random    as they are drawn; nnz = 1 is the count sketch: columns normalised
+//   sparse_random    as drawn; nnz = 1 is the count sketch, with normalised columns
 //
-// Values start as +-1/sqrt(r), which the paper offers beside N(0, 1/r): every row then has length 1
-// and the relative bias of the random pair is the smaller one, sqrt((1 + m/dm)(1 + n/dn) - 1) on
-// average. Until its first refresh a codec has such a random pair, and the first refresh follows
-// the same rule as every other; RefreshOptions::init says what a refresh starts from. Rows of
-// length 1 also make an update with elements of size 1 one of the same size on the weight, so its
-// scale is 1; the count sketch, whose columns are orthonormal, has the 1/f of the block families.
+// Values start as +-1/sqrt(r), which the paper offers beside N(0, 1/r). Every row then has length
+// 1, and the relative bias of the random pair is the smaller one, sqrt((1 + m/dm)(1 + n/dn) - 1) on
+// average. A codec starts with such a random pair, and its first refresh follows the same rule as
+// every other; RefreshOptions::init chooses the initial values of a refresh. With rows of length 1
+// an update with elements of size 1 has the same size on the weight, so the scale is 1; the count
+// sketch, whose columns are orthonormal, has the 1/f of the block families.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -29,7 +29,7 @@ LearnableRows learnable(const SparseRows& rows, std::span<float> value) {
   return {rows.index, value, rows.rows, rows.cols, rows.nnz};
 }
 
-// A column that no row draws stays zero.
+// Leaves a column that no row draws at zero.
 void normalize_columns(const SparseRows& rows, std::span<float> value) {
   std::vector<double> squares(static_cast<std::size_t>(rows.cols));
   for (std::size_t k = 0; k < value.size(); ++k) {
@@ -82,7 +82,7 @@ class SparseCodec final : public ProjectedCodec<SparseProjector> {
     if (!learns()) return;
     set_generation(stored.header.generation);
     edit(projector_, [&](SparseProjector& pair) {
-      pair.draw(key_of(generation()), SparseInit::kSign);  // For the positions.
+      pair.draw(key_of(generation()), SparseInit::kSign);  // Draws the positions again.
       const auto p_end = stored.values.begin() + std::ssize(pair.p_value());
       std::copy(stored.values.begin(), p_end, pair.p_value().begin());
       std::copy(p_end, stored.values.end(), pair.q_value().begin());
@@ -166,7 +166,7 @@ CodecFamily sparse_family(const char* name) {
 CodecFamily sparse_learned_family() {
   CodecFamily family = sparse_family("sparse_learned");
   family.learns = true;
-  family.refresh_every = 1000;  // The paper's.
+  family.refresh_every = 1000;  // The paper's interval.
   family.kept_elems = [](const CodecConfig& config, std::int64_t m, std::int64_t n) {
     return SparseProjector::kept_elems(sparse_dims(config, m, n), config.nnz);
   };

@@ -1,5 +1,5 @@
 // svd: the leading singular directions of one calibration gradient, one group a side.
-// galore: those of the shorter side, the other side left as it is; a baseline of the experiments.
+// galore: the directions of the shorter side only; a baseline of the experiments.
 #include "compress/block_codec.h"
 #include "compress/block_fit.h"
 #include "compress/builtin_families.h"
@@ -16,7 +16,7 @@ BlockLayouts shorter_side(const CodecConfig& config, std::int64_t m, std::int64_
   return dense_layouts(m <= n, m > n, config, m, n);
 }
 
-// A side that is not asked for is an empty matrix, and keeps unit blocks.
+// An empty matrix stands for a side that is not projected, which keeps unit blocks.
 void fit_sides(bool rows, bool columns, BlockProjector& to, const AnyMatrix& g,
                ProjectorLearner& learner, std::uint64_t seed, StreamRef stream) {
   if (!rows || !columns) {

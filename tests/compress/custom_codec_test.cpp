@@ -92,9 +92,9 @@ TEST(RegisterCodecTest, NameThatIsTakenOrUnusableIsRefused) {
     family.name = name;
     EXPECT_THAT([&] { register_codec(family); }, ThrowsMessage<InvalidArgument>(HasSubstr(text)));
   };
-  refused("svd", "\"svd\" exists already");
-  refused("every_kth_row", "exists already");
-  refused("galore", "exists already");
+  refused("svd", "\"svd\" already exists");
+  refused("every_kth_row", "already exists");
+  refused("galore", "already exists");
   refused("auto", "not \"auto\"");
   refused("", "expected 1 to 16 characters");
   refused("a_name_of_17_char", "expected 1 to 16 characters");
