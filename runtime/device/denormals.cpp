@@ -10,7 +10,7 @@ namespace sluiceway {
 namespace {
 
 #if defined(__x86_64__)
-constexpr unsigned kFlush = 0x8040;  // Results (FTZ) and operands (DAZ).
+constexpr unsigned kFlush = 0x8040;  // Flushes results (FTZ) and operands (DAZ).
 
 bool set_here(bool on) noexcept {
   const unsigned before = _mm_getcsr();
@@ -27,7 +27,7 @@ void set_in_pool(void* on) { set_here(*static_cast<bool*>(on)); }
 
 bool flush_denormals(bool on) noexcept {
   const bool before = set_here(on);
-  // The pool of the libgomp that torch has brought along: to link one would make a second pool.
+  // Uses the pool of torch's own libgomp: linking one would make a second pool.
   using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
   const auto parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   if (parallel != nullptr) parallel(set_in_pool, &on, /*num_threads=*/0, /*flags=*/0);

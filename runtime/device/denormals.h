@@ -1,13 +1,14 @@
-// Whether arithmetic takes numbers below 2^-126 for 0, which a processor computes with far faster.
+// Whether arithmetic treats numbers below 2^-126 as 0, which a processor computes far faster.
 //
-// A setting of each thread. A thread starts with that of the thread that makes it, on Linux, so the
-// lanes of an engine compute with the setting that there was when the engine was made.
+// A setting of each thread. On Linux a thread starts with the setting of the thread that creates
+// it, so the lanes of an engine use the setting from when the engine was made.
 #pragma once
 
 namespace sluiceway {
 
-// Sets it for the calling thread and for the threads of its OpenMP pool, which torch computes with;
-// returns what it was for the calling thread. On processors other than x86-64 nothing changes.
+// Sets it for the calling thread and for the threads of its OpenMP pool, on which torch computes.
+// Returns the previous setting of the calling thread. Changes nothing on processors other than
+// x86-64.
 bool flush_denormals(bool on) noexcept;
 
 }  // namespace sluiceway

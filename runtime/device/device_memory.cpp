@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kHostAlignment = 64;  // A cache line, and the widest vector register.
 
 [[noreturn]] void refuse(const char* call, std::size_t bytes, int error_number) {
-  throw OutOfMemory(concat(call, ": the system refused ", format_bytes(bytes),
+  throw OutOfMemory(concat(call, ": the system could not allocate ", format_bytes(bytes),
                            " of host memory: ", std::generic_category().message(error_number),
                            "; free memory, or lower the budget"));
 }
@@ -35,10 +35,10 @@ std::string lock_limit() {
 void warn_of_pageable_memory(DeviceId device, std::size_t bytes, const std::string& refusal) {
   static std::atomic<bool> has_warned{false};
   if (has_warned.exchange(true)) return;
-  warn(concat("allocate_pinned_bytes: ", format_bytes(bytes),
-              " are no page-locked host memory for ", to_string(device), ": ", refusal,
-              "; RLIMIT_MEMLOCK is ", lock_limit(),
-              "; copies are slower from pageable memory; raise the limit (ulimit -l), free memory, "
+  warn(concat("allocate_pinned_bytes: could not page-lock ", format_bytes(bytes),
+              " of host memory for ", to_string(device), ": ", refusal, "; RLIMIT_MEMLOCK is ",
+              lock_limit(),
+              "; copies from pageable memory are slower; raise the limit (ulimit -l), free memory, "
               "or lower budget.pinned"));
 }
 
@@ -69,7 +69,7 @@ void free_device_bytes(DeviceId device, void* pointer, std::size_t) noexcept {
   }
 }
 
-// Pages of their own go back to the system when they are freed, whatever else malloc holds.
+// Pages of their own return to the system when they are freed, whatever else malloc holds.
 PinnedBytes allocate_pinned_bytes(DeviceId device, std::size_t bytes, Pages kind) {
   if (bytes == 0) return {};
   HostPages pages(bytes, kind);

@@ -3,9 +3,9 @@
 // An Event is a shared handle: copies name the same point. A default-constructed Event has
 // already happened.
 //
-// Thread safety: any thread may query or wait; the state is published with release order under
-//                the event's own mutex (host) or by the CUDA runtime (cuda).
-// Lifetime:      outlives its stream without harm; a destroyed stream completes its events first.
+// Thread safety: any thread may query or wait; the state is published with release order under the
+//                event's own mutex (host) or by the CUDA runtime (cuda).
+// Lifetime:      may outlive its stream; a destroyed stream completes its events first.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What an Event refers to, and its host form.
+// The object to which an Event refers, and its host form.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -22,13 +22,13 @@ struct Event::State {
   virtual bool happened() const = 0;
   virtual void wait() const = 0;
 
-  // Calls `action` once, when the event happens or at once if it has: on the thread that sees it,
-  // so it must neither block nor throw.
+  // Calls `action` once: when the event happens, or at once if it has. The action runs on the
+  // thread that sees the event, so it must neither block nor throw.
   virtual void then(std::function<void()> action) = 0;
 };
 
 // set() stores happened_ with release order under the mutex; a reader that sees it with acquire
-// order sees all that the stream did before.
+// order sees everything that the stream did before.
 class HostEvent final : public Event::State {
  public:
   bool happened() const override { return happened_.load(std::memory_order_acquire); }

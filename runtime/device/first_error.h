@@ -1,4 +1,4 @@
-// The first exception of the tasks that had nobody to tell; later ones are dropped.
+// Keeps the first exception of tasks that have nobody to report it to; later ones are dropped.
 //
 // Thread safety: every call from any thread.
 #pragma once

@@ -18,7 +18,8 @@ namespace sluiceway {
 namespace {
 
 [[noreturn]] void refuse(std::size_t bytes, int error_number) {
-  throw OutOfMemory(concat("allocate_pinned_bytes: the system refused ", format_bytes(bytes),
+  throw OutOfMemory(concat("allocate_pinned_bytes: the system could not allocate ",
+                           format_bytes(bytes),
                            " of host memory: ", std::generic_category().message(error_number),
                            "; free memory, or lower the budget"));
 }
@@ -27,7 +28,7 @@ void* map(std::size_t bytes, int flags) noexcept {
   return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 }
 
-// The part of a larger mapping that starts on a huge page; the rest goes back.
+// Returns the part of a larger mapping that starts on a huge page; unmaps the rest.
 void* map_aligned(std::size_t bytes) noexcept {
   void* const mapped = map(bytes + kHugePageBytes, 0);
   if (mapped == MAP_FAILED) return mapped;
@@ -38,9 +39,10 @@ void* map_aligned(std::size_t bytes) noexcept {
   return begin + before;
 }
 
-// Faults every page in, so that what there is of huge pages is taken now.
+// Faults every page in, so that huge pages that are available now are used.
 int populate(void* first, std::size_t bytes) noexcept {
-  madvise(first, bytes, MADV_HUGEPAGE);  // A kernel without them: ordinary pages, and it shows.
+  madvise(first, bytes,
+          MADV_HUGEPAGE);  // A kernel without huge pages uses ordinary ones, as huge_bytes() shows.
 #ifdef MADV_POPULATE_WRITE
   if (madvise(first, bytes, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;  // EINVAL: a kernel before 5.14.
@@ -84,7 +86,7 @@ void unmap_pages(void* first, std::size_t bytes, Pages pages) noexcept {
   munmap(first, rounded(bytes, pages));
 }
 
-// Of each mapping that overlaps: its huge bytes, at most the overlap.
+// Adds, for each mapping that overlaps, its huge bytes, at most the overlap.
 std::size_t huge_bytes(const void* first, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(first);
   const std::uintptr_t end = begin + bytes;

@@ -1,11 +1,11 @@
 // Whole pages of host memory straight from the system: ordinary ones, or huge ones of 2 MiB.
 //
-// A device that reads or writes memory is given one segment for each contiguous run of it: 4 MiB
-// are up to 1024 segments of ordinary pages, and 2 of huge ones. Huge pages come from the pool that
-// an administrator has set aside (MAP_HUGETLB), else from what is free and contiguous now
-// (MADV_HUGEPAGE), else not at all: huge_bytes() says how many there really are.
+// A device that reads or writes memory receives one segment for each contiguous run of it: 4 MiB
+// are up to 1024 segments of ordinary pages, but 2 of huge ones. Huge pages come from the pool that
+// an administrator has set aside (MAP_HUGETLB), otherwise from free contiguous memory
+// (MADV_HUGEPAGE), or are not available: huge_bytes() tells how many there really are.
 //
-// Ownership: move-free; unmaps on destruction unless released, then unmap_pages() does it.
+// Ownership: not movable; unmaps on destruction, unless released: then call unmap_pages().
 // Errors:    OutOfMemory, with the byte count.
 #pragma once
 
@@ -19,14 +19,14 @@ inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
 enum class Pages : std::uint8_t { kOrdinary, kHuge };
 
-// What sizes and addresses are multiples of.
+// Sizes and addresses are multiples of this.
 constexpr std::size_t page_bytes(Pages pages) noexcept {
   return pages == Pages::kHuge ? kHugePageBytes : kPageBytes;
 }
 
 class HostPages {
  public:
-  // At least `bytes`, zeros. Huge pages are all there on return; ordinary ones when touched.
+  // Maps at least `bytes` zeros. Huge pages are all resident on return; ordinary ones once touched.
   HostPages(std::size_t bytes, Pages pages);
   HostPages(const HostPages&) = delete;
   HostPages& operator=(const HostPages&) = delete;
@@ -41,10 +41,10 @@ class HostPages {
   void* first_ = nullptr;
 };
 
-// Of what release() gave away, with the arguments of the constructor.
+// Unmaps what release() returned; pass the constructor's arguments.
 void unmap_pages(void* first, std::size_t bytes, Pages pages) noexcept;
 
-// How many of these bytes lie in huge pages now, as /proc/self/smaps says; 0 where it says nothing.
+// Returns how many of these bytes lie in huge pages now, by /proc/self/smaps; 0 if it does not say.
 std::size_t huge_bytes(const void* first, std::size_t bytes);
 
 }  // namespace sluiceway

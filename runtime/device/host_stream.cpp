@@ -13,7 +13,7 @@
 namespace sluiceway {
 namespace {
 
-// What the task holds is let go before anybody hears that it is done.
+// Destroys what the task holds before anybody learns that it is done.
 void run(const WorkerTarget& target, Stream::Task& task, const Stream::Done& done,
          FirstError& error) noexcept {
   Completion completion;
@@ -71,19 +71,22 @@ Event WorkerStream::record() {
 }
 
 void WorkerStream::synchronize() {
-  SLUICEWAY_CHECK(!worker_.is_current(),
-                  "stream: synchronize() in a task of the same stream, expected another thread");
+  SLUICEWAY_CHECK(
+      !worker_.is_current(),
+      "stream: synchronize() was called in a task of the same stream; call it on another "
+      "thread");
   record().wait();
   error_->rethrow();
 }
 
-// The tasks that have not ended, by their numbers, and who waits for what.
+// The numbers of unfinished tasks, and who waits for which.
 struct TeamStream::Unfinished {
   std::mutex mutex;
   std::uint64_t next = 0;
   std::set<std::uint64_t> numbers;
-  std::vector<std::pair<std::uint64_t, std::shared_ptr<HostEvent>>> waiting;  // For those below.
-  std::vector<Event> before;  // Every task that comes.
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<HostEvent>>>
+      waiting;                // Each waits for tasks below its number.
+  std::vector<Event> before;  // Every later task waits for these.
 
   std::uint64_t add() {
     const std::lock_guard lock(mutex);
@@ -144,8 +147,10 @@ Event TeamStream::record() {
 }
 
 void TeamStream::synchronize() {
-  SLUICEWAY_CHECK(!worker_.is_current(),
-                  "stream: synchronize() in a task of the same stream, expected another thread");
+  SLUICEWAY_CHECK(
+      !worker_.is_current(),
+      "stream: synchronize() was called in a task of the same stream; call it on another "
+      "thread");
   record().wait();
   error_->rethrow();
 }

@@ -1,4 +1,4 @@
-// The streams whose tasks run on a thread of the processor; every build has them.
+// Streams whose tasks run on a thread of the processor; available in every build.
 #pragma once
 
 #include <functional>
@@ -11,16 +11,18 @@
 
 namespace sluiceway {
 
-// What the tasks of a WorkerStream launch on: nothing of the host, or the stream of a CUDA device.
+// Where a WorkerStream's tasks launch work: nowhere on the host, or on the stream of a CUDA device.
 struct WorkerTarget {
   StreamRef stream = StreamRef::host();
-  std::function<void()> begin = [] {};   // Called once, before all tasks; must not throw.
-  std::function<void()> finish = [] {};  // Waits until the device has done what a task launched.
+  std::function<void()> begin = [] {};  // Called once, before all tasks; must not throw.
+  std::function<void()> finish = [] {
+  };  // Waits until the device has finished what a task launched.
 };
 
-// First in, first out on a thread of its own. A task that throws does not stop those behind it.
+// First in, first out, on a thread of its own. A task that throws does not stop later ones.
 //
-// Errors: synchronize() throws InvalidArgument in a task of this stream: it would wait for itself.
+// Errors: synchronize() throws InvalidArgument in a task of this stream, where it would wait for
+//         itself.
 class WorkerStream final : public StreamBackend {
  public:
   explicit WorkerStream(Stream::Options options, WorkerTarget target = {});
@@ -38,10 +40,10 @@ class WorkerStream final : public StreamBackend {
   Worker worker_;
 };
 
-// Several threads: a task begins as soon as one of them is free, in the order in which they came.
-// So a task must not need one before it, unless by an event.
+// Several threads: tasks start in order, each as soon as a thread is free. So a task must not
+// depend on an earlier one, except through an event.
 //
-// Errors: as WorkerStream.
+// Errors: as for WorkerStream.
 class TeamStream final : public StreamBackend {
  public:
   explicit TeamStream(const Stream::Options& options);
@@ -60,7 +62,7 @@ class TeamStream final : public StreamBackend {
   Worker worker_;
 };
 
-// Runs each task at once on the calling thread, so whatever was enqueued has already finished.
+// Runs each task at once on the calling thread, so everything enqueued has already finished.
 class InlineStream final : public StreamBackend {
  public:
   void enqueue(Stream::Task task, Stream::Done done) override;

@@ -35,11 +35,13 @@ LinkCopy::LinkCopy(DeviceId device, LinkDirection direction, Config config)
 LinkCopy::~LinkCopy() = default;
 
 void LinkCopy::copy(void* dst, const void* src, std::size_t bytes, StreamRef stream) {
-  SLUICEWAY_CHECK(stream.device() == device_, "link_copy: stream of ", to_string(stream.device()),
-                  ", expected ", to_string(device_), ", as the link");
+  SLUICEWAY_CHECK(stream.device() == device_, "link_copy: the stream is on ",
+                  to_string(stream.device()), ", expected ", to_string(device_),
+                  ", the device of the link");
   SLUICEWAY_CHECK(bytes == 0 || (dst != nullptr && src != nullptr), "link_copy: null pointer for ",
                   bytes, " bytes");
-  if (wire_ != nullptr) wait_for(stream);  // The wire is taken when the stream has come this far.
+  if (wire_ != nullptr)
+    wait_for(stream);  // The copy takes the wire once the stream has reached it.
   cross_paced(bytes, [&] {
     if (device_.is_host()) return copy_now(dst, src, bytes);
     cuda::copy_bytes_async(stream, dst, src, bytes, direction_);
@@ -48,8 +50,8 @@ void LinkCopy::copy(void* dst, const void* src, std::size_t bytes, StreamRef str
 }
 
 void LinkCopy::cross(std::size_t bytes, const std::function<void()>& work) {
-  SLUICEWAY_CHECK(device_.is_host(), "link_copy: work on the link of ", to_string(device_),
-                  ", expected the host device; copy() what the work has made");
+  SLUICEWAY_CHECK(device_.is_host(), "link_copy: cross() was called on a link of ",
+                  to_string(device_), ", but is for the host device only; call copy() instead");
   cross_paced(bytes, work);
 }
 
@@ -58,7 +60,7 @@ void LinkCopy::cross_paced(std::size_t bytes, const std::function<void()>& work)
     work();
   } else {
     const WireSchedule::Slot slot = wire_->take(bytes);
-    work();  // It may take longer: processor or bus copy slower than this link.
+    work();  // Takes longer if processor or bus copy more slowly than this link.
     if (Wire::sleep_until_due(slot)) wire_->woke(slot);
   }
   bytes_.fetch_add(bytes, std::memory_order_relaxed);

@@ -2,11 +2,11 @@
 //
 //   seconds(bytes) = latency_us * 1e-6 + bytes / (gbps * 1e9)
 //
-// Copies share a wire (wire.h): one after the other, each as long as that, less what the copy
-// before it overslept, so sums are exact, whatever timers do. gbps = 0 means unthrottled, a latency
-// remains. A link with a rate or a latency is paced: the thread that copies sleeps until the copy
-// is due, on CUDA after the bus has moved it. With neither, a copy on CUDA is asynchronous and runs
-// at the speed of the bus. Every byte is counted where it crosses.
+// Copies share a wire (wire.h): they run one after another, each as long as that, minus the time
+// that the previous copy overslept, so sums are exact, whatever timers do. gbps = 0 means
+// unthrottled; a latency remains. A link with a rate or a latency is paced: the copying thread
+// sleeps until the copy is due, on CUDA after the bus has moved it. With neither, a copy on CUDA is
+// asynchronous and runs at the speed of the bus. Each link counts the bytes that it carries.
 //
 // Thread safety: copy() and bytes() from any thread; two copies on one link share its rate.
 #pragma once
@@ -35,18 +35,19 @@ class LinkCopy {
     bool is_paced() const noexcept { return gbps != 0 || latency_us != 0; }
   };
 
-  LinkCopy(DeviceId device, LinkDirection direction, Config config);  // InvalidArgument: rate.
+  LinkCopy(DeviceId device, LinkDirection direction,
+           Config config);  // Throws InvalidArgument for a bad rate.
   ~LinkCopy();
   LinkCopy(const LinkCopy&) = delete;
   LinkCopy& operator=(const LinkCopy&) = delete;
 
-  // To be called from a task of the stream that `stream` refers to. It returns when the bytes have
-  // crossed; on CUDA over a link that is not paced, when the copy is enqueued. Over a paced
-  // link the task runs on a thread that may sleep (Stream::Options::own_thread).
+  // Call this in a task of the stream that `stream` refers to. Returns when the bytes have crossed;
+  // on CUDA over a link that is not paced, when the copy is enqueued. Over a paced link the task
+  // needs a thread that may sleep (Stream::Options::own_thread).
   void copy(void* dst, const void* src, std::size_t bytes, StreamRef stream);
 
-  // On the host device, for a copy that does more than copy: `work` makes the `bytes` that cross.
-  // InvalidArgument on any other, whose bus copies and nothing else.
+  // For a transfer on the host device that does more than copy: `work` produces the `bytes` that
+  // cross. Throws InvalidArgument on other devices, whose bus can only copy.
   void cross(std::size_t bytes, const std::function<void()>& work);
 
   std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }

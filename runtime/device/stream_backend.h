@@ -1,4 +1,4 @@
-// One kind of stream behind Stream's interface; the promises are those of stream.h.
+// One kind of stream behind Stream's interface, with the guarantees of stream.h.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class StreamBackend {
   virtual void synchronize() = 0;
   virtual DeviceId device() const noexcept = 0;
 
-  // Whether the device itself waits in wait() for events of its own streams, and no thread does.
+  // True if the device itself waits for events of its own streams in wait(), and no thread does.
   virtual bool waits_on_device() const noexcept { return false; }
 };
 

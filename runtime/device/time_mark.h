@@ -1,10 +1,10 @@
-// A mark that a CUDA stream passes, and the time between two of them as the device has it.
+// A mark that a CUDA stream passes, and the time between two marks on the device's clock.
 //
-// Unlike an Event (event.h), which nobody waits for by the clock, it can be recorded again and
-// again: whoever takes many of them keeps a pool. Reading a mark never waits.
+// Unlike an Event (event.h), it measures time, threads do not wait for it, and it can be recorded
+// many times: keep a pool if you need many. Reading a mark never waits.
 //
 // Thread safety: one thread at a time records a mark, and none while another reads it.
-// Lifetime:      goes at any time, also before a stream has passed it.
+// Lifetime:      may be destroyed at any time, even before a stream has passed it.
 #pragma once
 
 #include <memory>
@@ -22,16 +22,18 @@ class TimeMark {
   TimeMark& operator=(const TimeMark&) = delete;
   virtual ~TimeMark() = default;
 
-  // `stream`, of the mark's device, passes it when it is done with what it has been given so far;
-  // an earlier recording is forgotten. CudaError: the device has failed.
+  // `stream`, on the mark's device, passes the mark after all work given to it so far; this
+  // replaces an earlier recording. Throws CudaError if the device has failed.
   virtual void record(StreamRef stream) = 0;
 
-  // From when `earlier` was passed until this one was, below 0 where this one was first; to about a
-  // microsecond. Nothing while one of the two has not been passed; 0 once the device has failed.
+  // Seconds from passing `earlier` to passing this mark, negative if this one came first; accurate
+  // to about a microsecond. Returns nothing until both are passed, and 0 once the device has
+  // failed.
   virtual std::optional<double> seconds_since(const TimeMark& earlier) const = 0;
 };
 
-// Of a CUDA device, without work for it. Unavailable: this build has no CUDA.
+// Makes a mark for a CUDA device, without giving it work. Throws Unavailable in a build without
+// CUDA.
 std::unique_ptr<TimeMark> make_time_mark(DeviceId device);
 
 }  // namespace sluiceway

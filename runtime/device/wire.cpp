@@ -9,7 +9,7 @@ namespace sluiceway {
 namespace {
 
 constexpr std::int64_t kNsPerS = 1'000'000'000;
-constexpr double kMostNs = 1e15;  // Twelve days: no sum of due times overflows.
+constexpr double kMostNs = 1e15;  // Eleven and a half days; no sum of due times overflows.
 
 std::int64_t monotonic_ns() noexcept {
   timespec now{};

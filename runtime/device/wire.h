@@ -1,5 +1,5 @@
-// A wire of fixed rate in real time: a WireSchedule by the monotonic clock, and the sleeps that it
-// asks for.
+// A wire of fixed rate in real time: a WireSchedule on the monotonic clock, and the sleeps it
+// requires.
 //
 //   seconds(bytes) = latency_us * 1e-6 + bytes / (gbps * 1e9)
 //
@@ -16,12 +16,13 @@ class Wire {
  public:
   Wire(double gbps, double latency_us) noexcept : gbps_(gbps), latency_us_(latency_us) {}
 
-  WireSchedule::Slot take(std::size_t bytes);  // Asked for now. A rate of 0: no time on the wire.
+  WireSchedule::Slot take(
+      std::size_t bytes);  // Asks for a slot now. Takes no time on the wire at rate 0.
 
-  // The thread sleeps, it does not spin. False: the time is past.
+  // Sleeps without spinning. Returns false if the time is past.
   static bool sleep_until_due(const WireSchedule::Slot& slot) noexcept;
 
-  // Whoever slept until its due time goes on now.
+  // Reports that the thread that slept until the due time has woken.
   void woke(const WireSchedule::Slot& slot);
 
  private:

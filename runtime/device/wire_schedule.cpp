@@ -15,7 +15,7 @@ WireSchedule::Slot WireSchedule::take(std::int64_t now_ns, std::int64_t wire_ns,
 
 void WireSchedule::woke(const Slot& slot, std::int64_t now_ns) {
   const std::lock_guard lock(mutex_);
-  // With another copy behind it nothing was lost: that one started when this one left the wire.
+  // If another copy follows, no time was lost: it started when this one left the wire.
   if (off_wire_ns_ != slot.off_wire_ns) return;
   overslept_ns_ = std::min(std::max<std::int64_t>(now_ns - slot.due_ns, 0), kMostOversleptNs);
 }

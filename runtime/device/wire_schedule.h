@@ -1,9 +1,9 @@
 // When copies leave a wire of fixed rate: arithmetic on times, without a clock.
 //
-// The wire carries one copy after the other, so copies asked for at once share its rate. A copy
-// starts when the one before it has left the wire. If the wire is free it starts when it is asked
-// for, less what the copy before it overslept: so a chain of copies takes the sum of its times,
-// however late the timer wakes each of them, while an idle wire saves up nothing.
+// The wire carries one copy after another, so simultaneous copies share its rate. A copy starts
+// when the previous one has left the wire. On a free wire it starts when requested, minus the time
+// that the previous copy overslept: so a chain of copies takes the sum of its times, however late
+// the timer wakes each of them, while an idle wire saves up nothing.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -15,8 +15,8 @@ namespace sluiceway {
 
 class WireSchedule {
  public:
-  // A copy that oversleeps by more was held up by something else than its timer, for which the
-  // next one is not paid back.
+  // A copy that oversleeps by more was delayed by something other than its timer; the next copy
+  // does not make up for that.
   static constexpr std::int64_t kMostOversleptNs = 1'000'000;
 
   struct Slot {
@@ -24,10 +24,10 @@ class WireSchedule {
     std::int64_t due_ns;       // When it has arrived: a latency later.
   };
 
-  // A copy asked for at `now_ns` that occupies the wire for `wire_ns`.
+  // Schedules a copy requested at `now_ns` that occupies the wire for `wire_ns`.
   Slot take(std::int64_t now_ns, std::int64_t wire_ns, std::int64_t latency_ns);
 
-  // It slept until its due time and woke at `now_ns`.
+  // Reports that the copy slept until its due time and woke at `now_ns`.
   void woke(const Slot& slot, std::int64_t now_ns);
 
  private:

@@ -32,15 +32,15 @@ struct Worker::State {
   }
 
   void run() noexcept {
-    // What a job holds is let go before the next job starts.
+    // The assignment destroys what a job holds before the next job starts.
     for (Job job; next(job); job = nullptr) job();
   }
 };
 
 namespace {
 
-// Blocks signals for its lifetime; a thread that is started meanwhile keeps them blocked. Those
-// that report a fault of the running instruction stay open, or they would kill without a word.
+// Blocks signals for its lifetime; a thread started meanwhile keeps them blocked. Signals that
+// report a fault of the running instruction stay open: blocked, they would kill without a message.
 class SignalsBlocked {
  public:
   SignalsBlocked() noexcept {
@@ -64,7 +64,7 @@ void set_up_this_thread(const std::string& name) noexcept {
   prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);  // Nanoseconds; 0 would mean the default.
 }
 
-// Returns 0, or the error number.
+// Returns 0 or the error number.
 int pin(pthread_t thread, int cpu) noexcept {
   cpu_set_t only;
   CPU_ZERO(&only);

@@ -1,14 +1,15 @@
-// A thread that runs jobs in the order in which they were posted; or several, which begin them so.
+// A thread that runs jobs in the order in which they were posted, or several threads that start
+// them in that order.
 //
-// A thread sleeps while there is nothing to do, its timers have no slack (a sleep ends when it
-// should, not up to 50 us later), and it takes no signals: those belong to the program's threads.
-// A job must not throw.
+// A thread sleeps while there are no jobs. Its timers have no slack (a sleep ends on time, not up
+// to 50 us later). It takes no signals: those belong to the program's threads. A job must not
+// throw.
 //
-// Ownership:     ~Worker() runs what is posted, then joins. Destroyed by a job of its own, it
-//                cannot join: the thread runs what is left and ends by itself.
+// Ownership:     ~Worker() runs the posted jobs, then joins. If one of its own jobs destroys it, it
+//                cannot join: the thread runs the remaining jobs and ends by itself.
 // Thread safety: every call from any thread, jobs included; the queue's mutex publishes the jobs.
-// Errors:        InvalidArgument: the processor does not exist or is not ours, or no thread is
-//                asked for. Unavailable: the system has no more threads.
+// Errors:        InvalidArgument if the processor does not exist or is not available to us, or for
+//                0 threads. Unavailable if the system has no more threads.
 #pragma once
 
 #include <functional>
@@ -25,7 +26,7 @@ class Worker {
 
   struct Options {
     std::string name;  // At most 15 characters are kept: a limit of Linux.
-    int cpu = -1;      // Processor to run on; -1: those of the thread that creates the worker.
+    int cpu = -1;      // Processor to run on; -1: the creating thread's processors.
     int threads = 1;
   };
 
@@ -35,13 +36,13 @@ class Worker {
   ~Worker();
 
   void post(Job job);
-  bool is_current() const noexcept;  // Whether the caller is a job of this worker.
+  bool is_current() const noexcept;  // True if a job of this worker is calling.
 
  private:
   struct State;
   void add_thread(const Options& options);
   void finish() noexcept;
-  std::shared_ptr<State> state_;  // The threads hold it too.
+  std::shared_ptr<State> state_;  // The threads share it.
   std::vector<std::thread> threads_;
 };
 

@@ -7,8 +7,8 @@
 
 namespace sluiceway {
 
-// `used` never passes `limit`: a reservation is added only by an exchange that saw room for it.
-// The counts publish nothing but themselves, so their order is relaxed.
+// `used` never exceeds `limit`: an exchange adds a reservation only if it saw room for it. The
+// counts publish nothing but themselves, so their order is relaxed.
 struct Budget::Ledger {
   struct Account {
     std::uint64_t limit = kUnlimited;
@@ -32,8 +32,8 @@ void raise_to(std::atomic<std::uint64_t>& peak, std::uint64_t used) noexcept {
 [[noreturn]] void refuse(Tier tier, std::uint64_t bytes, std::string_view purpose,
                          std::uint64_t used, std::uint64_t limit) {
   throw OutOfMemory(concat("budget: ", to_string(tier), " tier: ", purpose, " needs ",
-                           format_bytes(bytes), ", expected at most ", format_bytes(limit - used),
-                           ": ", format_bytes(used), " of ", format_bytes(limit),
+                           format_bytes(bytes), ", but only ", format_bytes(limit - used),
+                           " are free: ", format_bytes(used), " of ", format_bytes(limit),
                            " are reserved; raise budget.", to_string(tier),
                            " or make the model, the batch or the ratio smaller"));
 }

@@ -1,9 +1,9 @@
-// One number a tier: the bytes it may hold. Every allocation of the runtime reserves here first.
+// The number of bytes that each tier may hold. Every allocation of the runtime reserves here first.
 //
-// Ownership:     a Reservation gives its bytes back when it is destroyed.
+// Ownership:     a Reservation returns its bytes when it is destroyed.
 // Thread safety: every call from any thread.
 // Lifetime:      reservations keep the budget's ledger alive.
-// Errors:        OutOfMemory names what was asked for, what is used, the limit and what to try;
+// Errors:        OutOfMemory names the bytes requested and used, the limit, and what to try;
 //                nothing was reserved.
 #pragma once
 
@@ -25,7 +25,7 @@ class Budget {
 
  public:
   static constexpr std::uint64_t kUnlimited = UINT64_MAX;
-  using Limits = std::array<std::uint64_t, kTierCount>;  // By Tier; bytes.
+  using Limits = std::array<std::uint64_t, kTierCount>;  // Bytes, indexed by Tier.
 
   class Reservation {  // Move-only; a moved-from Reservation holds 0 bytes.
    public:
@@ -43,9 +43,9 @@ class Budget {
   };
 
   explicit Budget(Limits limits);
-  static Budget unlimited();  // Counts, and refuses nothing.
+  static Budget unlimited();  // Counts, but never throws.
 
-  // `purpose` says in the error what the bytes are for: "moments of model.layers.0.q_proj".
+  // `purpose` tells in the error what the bytes are for: "moments of model.layers.0.q_proj".
   [[nodiscard]] Reservation reserve(Tier tier, std::uint64_t bytes, std::string_view purpose);
 
   std::uint64_t used(Tier tier) const noexcept;

@@ -10,7 +10,7 @@
 namespace sluiceway {
 namespace {
 
-// Where the bytes of a tier live: only the device tier is the device's own memory.
+// Returns where a tier's bytes live: only the device tier uses the device's own memory.
 DeviceId home(Tier tier, DeviceId device) noexcept {
   return tier == Tier::kHost ? DeviceId::host() : device;
 }
@@ -20,8 +20,9 @@ bool on_host(Tier tier, DeviceId device) noexcept {
 }
 
 std::uint64_t reserved_bytes(Tier tier, std::size_t bytes, Pages pages, std::string_view purpose) {
-  SLUICEWAY_CHECK(tier != Tier::kDisk, "buffer: ", purpose, ": ", format_bytes(bytes),
-                  " on the disk tier, expected device, host or pinned: the store holds the disk");
+  SLUICEWAY_CHECK(
+      tier != Tier::kDisk, "buffer: ", purpose, ": ", format_bytes(bytes),
+      " on the disk tier; use device, host or pinned, since only the store uses the disk");
   if (tier != Tier::kPinned) return bytes;
   const std::size_t page = page_bytes(pages);
   SLUICEWAY_CHECK(bytes <= SIZE_MAX - page, "buffer: ", purpose, ": ", format_bytes(bytes),

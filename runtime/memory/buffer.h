@@ -1,12 +1,11 @@
 // Bytes on one tier, reserved in the budget before they are allocated.
 //
-// Page-aligned for kPinned (exact size, rounded up to one page, never to a power of two; `pages`
-// says of which kind), else
-// aligned to 64 bytes. kPinned is page-locked on CUDA, where the system lets it be (PinnedBytes);
-// on the host device it is ordinary memory. Contents start as zero, or as 0xCD in an eager-spill
-// run where `Fill::kNone` is asked for.
+// kPinned is page-aligned, with the exact size rounded up to one page, never to a power of two;
+// `pages` chooses the kind of page. Other tiers are aligned to 64 bytes. On CUDA, kPinned is
+// page-locked if the system allows it (PinnedBytes); on the host device it is ordinary memory.
+// Contents start as zero, or as 0xCD in an eager-spill run with `Fill::kNone`.
 //
-// Ownership: move-only; frees and gives the reservation back on destruction.
+// Ownership: move-only; frees its bytes and returns the reservation on destruction.
 // Errors:    OutOfMemory, with byte counts; nothing was changed.
 #pragma once
 
@@ -41,11 +40,11 @@ class Buffer {
  private:
   void release() noexcept;
   Budget::Reservation reservation_;
-  PinnedBytes held_;  // `locked` counts on kPinned alone.
+  PinnedBytes held_;  // `locked` matters on kPinned only.
   std::size_t bytes_ = 0;
   Tier tier_ = Tier::kHost;
   Pages pages_ = Pages::kOrdinary;
-  DeviceId device_ = DeviceId::host();  // Of an empty buffer, which owns no memory.
+  DeviceId device_ = DeviceId::host();  // An empty buffer keeps this value; it owns no memory.
 };
 
 }  // namespace sluiceway

@@ -21,9 +21,9 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-constexpr std::size_t kMostNamed = 8;  // Leases that a Timeout names, the largest first.
+constexpr std::size_t kMostNamed = 8;  // Leases named in a Timeout, the largest first.
 
-// A piece has room, so that every lease has an address of its own.
+// Every piece takes some room, so that every lease has an address of its own.
 std::size_t room_for(std::size_t bytes) {
   return round_up(std::max<std::size_t>(bytes, 1), PinnedPool::kPieceBytes);
 }
@@ -54,7 +54,7 @@ std::string describe(const Pieces& pieces) {
 
 }  // namespace
 
-// Every word is guarded by `mutex`; `freed` is signalled whenever a piece comes back.
+// `mutex` guards every field; `freed` is signalled whenever a piece comes back.
 struct PinnedPool::State {
   State(Buffer buffer, std::uint64_t first_generation)
       : slab(std::move(buffer)), map(slab.size()), next_generation(first_generation) {}
@@ -131,7 +131,7 @@ PinnedPool::Lease PinnedPool::acquire(std::size_t bytes, std::string_view name,
   });
   if (!in_time) {
     throw Timeout(concat(
-        "pinned_pool: ", name, " found no ", format_bytes(bytes),
+        "pinned_pool: ", name, " could not get ", format_bytes(bytes),
         alignment > PinnedPool::kPieceBytes ? concat(" aligned to ", alignment) : "", " within ",
         timeout.count(), " ms, the largest free piece is ",
         format_bytes(state.map.largest_free_bytes()), " and ", format_bytes(state.held_bytes),

@@ -12,7 +12,7 @@
 namespace sluiceway {
 namespace {
 
-// One copy on its way; the stream's thread says how it ended.
+// One copy in flight; the stream's thread records how it ended.
 struct Arrival {
   HostEvent event;
   std::exception_ptr error;  // Written before the event is set.
@@ -31,10 +31,10 @@ struct ReadbackBytes::State {
     pinned = Buffer(budget, Tier::kPinned, device, bytes, purpose);
   }
 
-  LinkCopy link;  // Of its own: what it carries is no payload.
+  LinkCopy link;  // Its own link, since this is no payload to count.
   std::vector<std::byte> on_host;
   Buffer on_device, pinned;
-  std::shared_ptr<Arrival> arrival;  // Of the last fetch(); null: none.
+  std::shared_ptr<Arrival> arrival;  // For the last fetch(); null: none.
 };
 
 ReadbackBytes::ReadbackBytes(Budget& budget, DeviceId device, std::size_t bytes,

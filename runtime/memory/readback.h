@@ -1,16 +1,16 @@
-// Results that kernels leave for the host: one slot each, and all of them copied at once.
+// Results that kernels leave for the host: one slot each, all copied together.
 //
 //   slots   count x T   host device: host memory, and nothing is copied
 //                       CUDA: device memory, and a page-locked copy of it
 //
-// slot(i) is what a kernel writes to; fetch() enqueues one small copy behind what the stream has
-// been given; get(i) waits until that copy has come, asleep.
+// Kernels write to slot(i); fetch() enqueues one small copy behind the work of the stream; get(i)
+// sleeps until that copy has arrived.
 //
-// Ownership:     on a CUDA device its bytes are reserved (reserved()), on two tiers; on the
-//                host device they are a few words that no budget counts.
+// Ownership:     on a CUDA device its bytes are reserved on two tiers (reserved()); on the host
+//                device they are a few words that no budget counts.
 // Thread safety: one thread at a time.
-// Lifetime:      the last copy has come before ~Readback() returns.
-// Errors:        OutOfMemory, with byte counts. get(): what the copy failed with.
+// Lifetime:      ~Readback() waits for the last copy.
+// Errors:        OutOfMemory, with byte counts. get() throws the error of the copy.
 #pragma once
 
 #include <cstddef>
@@ -24,21 +24,22 @@
 
 namespace sluiceway {
 
-class ReadbackBytes {  // What Readback is for every T.
+class ReadbackBytes {  // The part of Readback that does not depend on T.
  public:
   ReadbackBytes(Budget& budget, DeviceId device, std::size_t bytes, std::string_view purpose);
-  // What one of so many bytes reserves of a tier: itself, and its copy in whole pages.
+  // Returns the bytes that a Readback of `bytes` reserves on a tier: its slots, and their copy in
+  // whole pages.
   static std::uint64_t reserved(Tier tier, DeviceId device, std::size_t bytes) noexcept;
   ReadbackBytes(const ReadbackBytes&) = delete;
   ReadbackBytes& operator=(const ReadbackBytes&) = delete;
   ~ReadbackBytes();
 
-  bool copies() const noexcept;  // Whether get() is behind by a fetch().
+  bool copies() const noexcept;  // True if get() needs a fetch() to see new results.
   void fetch(Stream& stream);
   void wait() const;
 
  protected:
-  std::byte* slots() const noexcept;  // What kernels write to.
+  std::byte* slots() const noexcept;  // Kernels write here.
   const std::byte* copy() const noexcept;
 
  private:
@@ -59,7 +60,8 @@ class Readback : public ReadbackBytes {
 
   T* slot(std::size_t i) const noexcept { return reinterpret_cast<T*>(slots()) + i; }
 
-  // What the slot held when the last fetch() came to it; on the host device, what it holds.
+  // Returns the slot's value when the last fetch() reached it; on the host device, its current
+  // value.
   T get(std::size_t i) const {
     wait();
     return reinterpret_cast<const T*>(copy())[i];

@@ -1,4 +1,4 @@
-// Which bytes of a slab are free: first fit over ranges that join when they touch.
+// Tracks the free bytes of a slab: first fit over ranges that join when they touch.
 //
 // Thread safety: none; the pool's mutex guards it.
 // Cost:          allocate() is linear in the free ranges, release() logarithmic.
@@ -14,8 +14,8 @@ class SlabMap {
  public:
   explicit SlabMap(std::size_t bytes);
 
-  // Offset of `bytes` that are now taken, a multiple of `alignment`, or nothing if no free range
-  // holds them. What lies before the first multiple in its range stays free.
+  // Takes `bytes` and returns their offset, a multiple of `alignment`, or nothing if no free range
+  // holds them. Bytes before the first multiple in the range stay free.
   std::optional<std::size_t> allocate(std::size_t bytes, std::size_t alignment);
   void release(std::size_t offset, std::size_t bytes);
 

@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kProcessId = 1;
 
-// Perfetto takes thread 0 for the idle thread of the machine, so rows start at 1 in the file.
+// Perfetto treats thread 0 as the machine's idle thread, so rows start at 1 in the file.
 int thread_id(Trace::Row row) { return row + 1; }
 
 struct Range {
@@ -114,15 +114,17 @@ double now_us() noexcept {
 struct Trace::State {
   struct Content {
     std::vector<std::string> rows;
-    std::map<std::string, std::uint32_t, std::less<>> names;  // To its place in the file's names.
-    std::deque<Range> ranges;  // Grows without moving what is there: no pause under the lock.
+    std::map<std::string, std::uint32_t, std::less<>>
+        names;  // Position among the names of the file.
+    std::deque<Range>
+        ranges;  // Grows without moving its elements, so there is no pause under the lock.
     std::deque<Sample> samples;
     std::size_t dropped = 0;
   };
 
   explicit State(std::size_t max) : max_events(max) {}
 
-  // A trace must not fail the run that it watches, so memory that runs out is one more drop.
+  // A trace must not fail the run that it watches, so an event without memory counts as dropped.
   template <typename Event>
   void add(std::deque<Event> Content::*events, std::string_view name, Event event) noexcept {
     const std::lock_guard lock(mutex);
@@ -146,13 +148,13 @@ struct Trace::State {
     return place;
   }
 
-  const std::size_t max_events;  // Of each kind.
+  const std::size_t max_events;  // Limit for each kind.
   mutable std::mutex mutex;
   Content content;
 };
 
 Trace::Trace(std::size_t max_ranges) : state_(std::make_unique<State>(max_ranges)) {
-  // Names are numbered with 32 bits, and there are at most two events a name.
+  // Names are numbered with 32 bits, and events of two kinds bring at most one name each.
   SLUICEWAY_CHECK(max_ranges <= std::numeric_limits<std::uint32_t>::max() / 2,
                   "trace: ", max_ranges, " ranges, expected at most ",
                   std::numeric_limits<std::uint32_t>::max() / 2);

@@ -1,7 +1,8 @@
-// Named ranges and counters of a run, written as Chrome/Perfetto JSON: one row a lane.
+// Named ranges and counters of a run, written as Chrome/Perfetto JSON with one row a lane.
 //
-// Off by default: enabled() is one relaxed load, and a range that is off reads no clock. When on,
-// ranges go into a buffer of bounded size; what does not fit is counted and said in the file.
+// Off by default: enabled() is one relaxed load, and a disabled range reads no clock. When on,
+// ranges go into a buffer of bounded size; events that do not fit are counted, and the file has the
+// count.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -26,16 +27,16 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  Row add_row(std::string_view name);  // The same name gives the same row.
+  Row add_row(std::string_view name);  // Returns the same row for the same name.
   void enable(bool on) noexcept { enabled_.store(on, std::memory_order_relaxed); }
   bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
 
-  // `bytes` < 0: the range carries none. Nothing happens while the trace is off.
+  // Does nothing while the trace is off. `bytes` < 0: the range has none.
   void add_range(Row row, std::string_view name, double begin_us, double end_us,
                  std::int64_t bytes = -1);
   void add_counter(std::string_view name, double at_us, double value);
 
-  // Chrome trace format; ranges sorted by begin. IoError: path, errno.
+  // Writes Chrome trace format, with ranges sorted by start. Throws IoError with path and errno.
   void write_json(const std::string& path) const;
   std::size_t range_count() const;
   std::size_t dropped() const;

@@ -1,4 +1,4 @@
-// Sentences for the user that are no errors: the call that says one goes on.
+// Warnings for the user: the call that gives one continues.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -8,11 +8,11 @@
 
 namespace sluiceway {
 
-// Called on the thread that warns, perhaps on several at once; must not throw.
+// Called on the warning thread, perhaps on several at once; must not throw.
 using WarningHandler = std::function<void(const std::string&)>;
 
-// Of the whole process; an empty one, as at the start, writes a line to stderr. Returns the one
-// before.
+// Sets the handler of the whole process and returns the previous one. An empty handler, the initial
+// one, writes a line to stderr.
 WarningHandler set_warning_handler(WarningHandler handler);
 
 void warn(const std::string& text);

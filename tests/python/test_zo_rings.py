@@ -23,13 +23,13 @@ def test_a_layer_larger_than_the_ring_is_refused_and_a_larger_budget_trains(
     layer = 512 * 256 * 4  # A matrix of the perceptron: it arrives, and is perturbed to both sides.
     done = train(layer)
     assert_short_error(done, 3, "budget: device tier: the ring of", "raise budget.device")
-    needed, available = map(int, re.findall(r"(?:needs|at most) (\d+) bytes", done.err))
+    needed, available = map(int, re.findall(r"(?:needs|only) (\d+) bytes", done.err))
     assert needed >= 3 * layer
     beside = layer - available  # Of the model, on the device beside the ring.
     assert 0 < beside < layer
     assert not folder.exists()  # Nothing is left that would be in the way of the same command.
     done = train(needed + beside - 1)
-    assert_short_error(done, 3, f"needs {needed} bytes", f"expected at most {needed - 1} bytes")
+    assert_short_error(done, 3, f"needs {needed} bytes", f"only {needed - 1} bytes are free")
     # Norms are there besides, and a copy of each to both sides.
     done = train(needed + beside + layer)
     assert done.code == 0, done.err

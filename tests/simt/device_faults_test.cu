@@ -88,10 +88,10 @@ TEST_F(SimtDeviceTest, PagesThatTheSystemDoesNotLockAreWarnedOfOnceAndCopiedAllT
     EXPECT_EQ(unlock.times(), 0);
   }
   set_warning_handler(std::move(before));
-  EXPECT_THAT(warnings,
-              ElementsAre(AllOf(HasSubstr("8192 bytes"), HasSubstr("page-locked host memory"),
-                                HasSubstr("CUDA device 0"), HasSubstr("cudaErrorMemoryAllocation"),
-                                HasSubstr("RLIMIT_MEMLOCK is "), HasSubstr("ulimit -l"))));
+  EXPECT_THAT(warnings, ElementsAre(AllOf(
+                            HasSubstr("could not page-lock 8192 bytes"), HasSubstr("host memory"),
+                            HasSubstr("CUDA device 0"), HasSubstr("cudaErrorMemoryAllocation"),
+                            HasSubstr("RLIMIT_MEMLOCK is "), HasSubstr("ulimit -l"))));
 }
 
 TEST_F(SimtDeviceTest, LockingIsTriedAndUndoneWithoutAWarning) {

@@ -1,5 +1,5 @@
-// SLUICEWAY_CUDA_CHECK: throws CudaError, with call, place and the runtime's words, unless the call
-// of the CUDA runtime succeeded.
+// SLUICEWAY_CUDA_CHECK: throws CudaError if a call of the CUDA runtime fails, with the call, its
+// place and the runtime's message.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,11 +10,11 @@ namespace sluiceway::cuda {
 
 void check(cudaError_t result, const char* call, const char* file, int line);
 
-// Of a call about whose failure nothing can be done, such as one that frees: whoever asks the
-// runtime for its last error next shall not be told of it.
+// For calls whose failure cannot be handled, such as freeing: clears the error, so that the next
+// query of the runtime's last error does not return it.
 void drop(cudaError_t result) noexcept;
 
-// The same error as a value, for threads that must not throw; null for success.
+// Returns the same error as a value, for threads that must not throw; null for success.
 std::exception_ptr error_of(cudaError_t result, const char* call) noexcept;
 
 }  // namespace sluiceway::cuda

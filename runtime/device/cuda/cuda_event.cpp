@@ -8,15 +8,16 @@
 namespace sluiceway::cuda {
 namespace {
 
-// Events that nobody has, by device and timing. The driver may wait for an idle device when it
-// destroys one, so events are used again instead: a step that is like the one before makes none.
+// Free events, by device and timing. The driver may wait for an idle device when it destroys an
+// event, so events are reused instead: a step like the one before creates none.
 //
-// An event may come back before the device has reached it. That is fine: a stream that waits for
-// it waits for what it stood for at that call, whatever it is recorded for later.
+// An event may be returned before the device has reached it. A stream that waits for it waits for
+// what it marked at the time of that call, whatever is recorded later.
 class FreeEvents {
  public:
   static FreeEvents& of_process() {
-    static FreeEvents* const all = new FreeEvents;  // Streams may end after every static object.
+    static FreeEvents* const all =
+        new FreeEvents;  // Never destroyed: streams may end after every static object.
     return *all;
   }
 
@@ -83,7 +84,7 @@ void sleep_until_idle(cudaStream_t stream) {
   try {
     const OwnedEvent reached(stream, OwnedEvent::Timing::kOff);
     SLUICEWAY_CUDA_CHECK(cudaEventSynchronize(reached.get()));
-  } catch (...) {  // No event can be had, or the device has failed.
+  } catch (...) {  // No event is available, or the device has failed.
     drop(cudaStreamSynchronize(stream));
     throw;
   }
@@ -92,7 +93,7 @@ void sleep_until_idle(cudaStream_t stream) {
 void try_sleep_until_idle(cudaStream_t stream) noexcept {
   try {
     sleep_until_idle(stream);
-  } catch (...) {  // It was waited for all the same.
+  } catch (...) {  // The wait took place all the same.
   }
 }
 
@@ -104,8 +105,8 @@ bool CudaEvent::happened() const {
 
 void CudaEvent::wait() const { SLUICEWAY_CUDA_CHECK(cudaEventSynchronize(event_.get())); }
 
-// The watcher waits for one event after the other, in the order in which somebody asked. Who asks
-// late waits for all that others have asked for meanwhile, so that must not depend on `action`.
+// The watcher waits for one event after another, in the order of the calls. A late call waits for
+// all events that others asked for before it, so `action` must not depend on timing.
 void CudaEvent::then(std::function<void()> action) {
   const auto finish = [self = shared_from_this(), action = std::move(action)] {
     drop(cudaEventSynchronize(self->get()));

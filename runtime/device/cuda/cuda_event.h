@@ -1,4 +1,4 @@
-// A cudaEvent_t, owned, and the form of Event that it gives.
+// An owned cudaEvent_t, and the form of Event based on it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,8 +17,8 @@ class OwnedEvent {  // Move-only.
  public:
   enum class Timing { kOff, kOn };
 
-  // Recorded on `stream`, whose device is current. A thread that waits for it sleeps. Events are
-  // taken from those that were let go of before.
+  // Records on `stream`, whose device must be current. A thread that waits for the event sleeps.
+  // Reuses events that were freed before.
   OwnedEvent(cudaStream_t stream, Timing timing);
   OwnedEvent(OwnedEvent&& other) noexcept
       : timing_(other.timing_),
@@ -26,7 +26,7 @@ class OwnedEvent {  // Move-only.
         event_(std::exchange(other.event_, nullptr)) {}
   OwnedEvent& operator=(OwnedEvent&&) = delete;
   ~OwnedEvent();
-  void record(cudaStream_t stream);  // Again; the stream's device is current.
+  void record(cudaStream_t stream);  // Records again; the stream's device is current.
   cudaEvent_t get() const noexcept { return event_; }
 
  private:
@@ -35,14 +35,14 @@ class OwnedEvent {  // Move-only.
   cudaEvent_t event_ = nullptr;
 };
 
-// Returns or throws when `stream`, whose device is current, is done with all that it has been
-// given. The thread sleeps meanwhile, where cudaStreamSynchronize() may spin.
+// Returns or throws when `stream`, whose device must be current, has finished all its work. The
+// thread sleeps meanwhile, whereas cudaStreamSynchronize() may spin.
 void sleep_until_idle(cudaStream_t stream);
 
-// The same where nothing may be thrown; what went wrong, the next call of the stream says.
+// The same for code that must not throw; the next call on the stream reports the error.
 void try_sleep_until_idle(cudaStream_t stream) noexcept;
 
-// The thread that waits for a stream's events, in their order, as long as the stream lives.
+// The thread that waits for a stream's events, in order, while the stream lives.
 class Watcher {
  public:
   explicit Watcher(Worker& worker) noexcept : worker_(&worker) {}
@@ -64,8 +64,8 @@ class Watcher {
   Worker* worker_;
 };
 
-// A device that has failed never reaches its events, so they count as happened; wait() and the
-// stream's own calls say what went wrong.
+// A failed device never reaches its events, so they count as happened; wait() and the stream's own
+// calls report the error.
 class CudaEvent final : public Event::State, public std::enable_shared_from_this<CudaEvent> {
  public:
   CudaEvent(OwnedEvent event, std::shared_ptr<Watcher> watcher) noexcept

@@ -17,12 +17,14 @@ const cudaStream_t kOwnStream = cudaStreamPerThread;
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
   drop(cudaMemGetInfo(&free_bytes, &total_bytes));
-  throw OutOfMemory(concat("cudaMalloc: CUDA device ", ordinal, " refused ", format_bytes(bytes),
-                           " of device memory; the device has ", format_bytes(free_bytes),
-                           " free of ", format_bytes(total_bytes), "; lower the budget"));
+  throw OutOfMemory(concat("cudaMalloc: CUDA device ", ordinal, " cannot allocate ",
+                           format_bytes(bytes), " of device memory; the device has ",
+                           format_bytes(free_bytes), " free of ", format_bytes(total_bytes),
+                           "; lower the budget"));
 }
 
-// Not an error of the call: the system has a limit, no memory left, or cannot lock pages at all.
+// True if the system has a limit, no memory left, or cannot lock pages at all: not an error of the
+// call.
 bool system_refuses(cudaError_t result) noexcept {
   return result == cudaErrorMemoryAllocation || result == cudaErrorOperatingSystem ||
          result == cudaErrorNotPermitted || result == cudaErrorNotSupported;
@@ -30,8 +32,8 @@ bool system_refuses(cudaError_t result) noexcept {
 
 }  // namespace
 
-// Asked for with every launch, so what the driver said once is kept: it says the same for as long
-// as the process lives.
+// Every launch asks for this, so the driver's first answer is kept: it stays the same while the
+// process lives.
 int device_count() noexcept {
   static std::atomic<int> known{0};
   int count = known;
@@ -49,7 +51,8 @@ int select_device(int ordinal) {
   if (count == 0) {
     const cudaError_t result = cudaGetDeviceCount(&count);
     cudaGetLastError();
-    throw Unavailable(concat("device: CUDA device ", ordinal, " asked for, this machine has none: ",
+    throw Unavailable(concat("device: CUDA device ", ordinal,
+                             " was requested, but this machine has none: ",
                              cudaGetErrorString(result), "; use the host device"));
   }
   SLUICEWAY_CHECK(ordinal < count, "device: CUDA device ", ordinal, ", expected 0 to ", count - 1);
@@ -60,7 +63,7 @@ int select_device(int ordinal) {
 }
 
 void restore_device(int ordinal) noexcept {
-  drop(cudaSetDevice(ordinal));  // It was current before.
+  drop(cudaSetDevice(ordinal));  // It was current before, so this cannot fail.
 }
 
 void* allocate_bytes(int ordinal, std::size_t bytes) {
@@ -77,9 +80,10 @@ void* allocate_bytes(int ordinal, std::size_t bytes) {
 
 void free_bytes(int ordinal, void* pointer) noexcept {
   try {
-    const DeviceGuard guard(DeviceId::cuda(ordinal));  // Or the call makes a context on another.
+    const DeviceGuard guard(
+        DeviceId::cuda(ordinal));  // Without it the call would make a context on another device.
     drop(cudaFree(pointer));
-  } catch (...) {  // There is no driver any more, nor the memory.
+  } catch (...) {  // The driver is gone, and the memory with it.
   }
 }
 

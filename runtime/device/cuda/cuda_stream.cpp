@@ -16,7 +16,7 @@
 namespace sluiceway::cuda {
 namespace {
 
-// A cudaStream_t of ours or of the framework; only ours is destroyed.
+// A cudaStream_t, ours or the framework's; only ours is destroyed.
 class StreamHandle {
  public:
   static StreamHandle create(DeviceId device, Stream::Priority priority) {
@@ -43,7 +43,7 @@ class StreamHandle {
       try_sleep_until_idle(stream_);
       StreamScratch::give_back(StreamRef::cuda(device_.ordinal(), stream_));
       drop(cudaStreamDestroy(stream_));
-    } catch (...) {  // There is no driver any more, nor the stream.
+    } catch (...) {  // The driver is gone, and the stream with it.
     }
   }
   cudaStream_t get() const noexcept { return stream_; }
@@ -54,7 +54,7 @@ class StreamHandle {
   bool owned_ = false;
 };
 
-// One task's stretch of a stream, between two timed events.
+// The interval of one task on a stream, between two timed events.
 class Stretch {
  public:
   explicit Stretch(cudaStream_t stream)
@@ -97,9 +97,9 @@ class Stretch {
   std::exception_ptr error_;
 };
 
-// Completions are seen by a worker that sleeps on each task's end event. A host function of the
-// stream would not do: it may not call CUDA, so `done` could not enqueue, and it is not called
-// after a failure. What a task holds lives until the device is done with it.
+// A worker sees completions: it sleeps on each task's end event. A host function of the stream
+// could not replace it: it may not call CUDA, so `done` could not enqueue, and it is not called
+// after a failure. Objects that a task holds live until the device has finished the task.
 class CudaStream final : public StreamBackend {
  public:
   CudaStream(DeviceId device, StreamHandle stream, const Stream::Options& options)
@@ -108,7 +108,7 @@ class CudaStream final : public StreamBackend {
         error_(std::make_shared<FirstError>()),
         worker_({options.name, options.cpu}),
         watcher_(std::make_shared<Watcher>(worker_)) {
-    // Or its first call would give this process a context on device 0 too.
+    // Otherwise its first call would give this process a context on device 0 too.
     worker_.post([device]() noexcept { drop(cudaSetDevice(device.ordinal())); });
   }
 
@@ -142,9 +142,9 @@ class CudaStream final : public StreamBackend {
   }
 
   void synchronize() override {
-    SLUICEWAY_CHECK(
-        !worker_.is_current(),
-        "stream: synchronize() in a `done` of the same stream, expected another thread");
+    SLUICEWAY_CHECK(!worker_.is_current(),
+                    "stream: synchronize() was called in a `done` of the same stream; call it on "
+                    "another thread");
     const auto completions = std::make_shared<HostEvent>();
     worker_.post([completions] { completions->set(); });
     completions->wait();
@@ -173,7 +173,8 @@ std::unique_ptr<StreamBackend> make_owned_stream(DeviceId device, const Stream::
   StreamHandle stream = StreamHandle::create(device, options.priority);
   if (!options.own_thread) return std::make_unique<CudaStream>(device, std::move(stream), options);
   const auto shared = std::make_shared<const StreamHandle>(std::move(stream));
-  // As CudaStream's worker: or its first call would give this process a context on device 0 too.
+  // As in CudaStream's worker: otherwise its first call would give this process a context on device
+  // 0 too.
   const auto select = [device]() noexcept { drop(cudaSetDevice(device.ordinal())); };
   return std::make_unique<WorkerStream>(
       options, WorkerTarget{StreamRef::cuda(device.ordinal(), shared->get()), select,
@@ -194,8 +195,8 @@ void wait_for(StreamRef stream) {
   sleep_until_idle(static_cast<cudaStream_t>(stream.native()));
 }
 
-// The device of `stream` is current. D1 (stream.h) is kept here: of all events only those that the
-// device reaches by itself are handed to it.
+// The device of `stream` is current. This function keeps D1 (stream.h): it passes to the device
+// only events that the device reaches by itself.
 void enqueue_wait(StreamRef stream, const Event& event) {
   if (const auto* recorded = dynamic_cast<const CudaEvent*>(event.state().get())) {
     SLUICEWAY_CUDA_CHECK(
@@ -203,8 +204,8 @@ void enqueue_wait(StreamRef stream, const Event& event) {
     return;
   }
   SLUICEWAY_CHECK(event.happened(), "stream: a stream of ", to_string(stream.device()),
-                  " was told to wait for an event of the host that has not happened, expected one "
-                  "that a stream of a device has recorded; wait for it on this thread first");
+                  " cannot wait for a host event that has not happened; wait for it on this thread "
+                  "first");
 }
 
 }  // namespace sluiceway::cuda

@@ -34,7 +34,7 @@ class CudaTimeMark final : public TimeMark {
 
  private:
   DeviceId device_;
-  std::optional<OwnedEvent> event_;  // Since the first recording.
+  std::optional<OwnedEvent> event_;  // Set by the first recording.
 };
 
 }  // namespace

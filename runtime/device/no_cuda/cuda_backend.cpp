@@ -7,8 +7,8 @@ namespace {
 
 [[noreturn]] void unavailable(int ordinal) {
   throw Unavailable(concat("device: CUDA device ", ordinal,
-                           " asked for, this build has no CUDA; use the host device, or configure "
-                           "with SLUICEWAY_CUDA=ON"));
+                           " was requested, but this build has no CUDA; use the host device, or "
+                           "configure with SLUICEWAY_CUDA=ON"));
 }
 
 }  // namespace

@@ -163,7 +163,7 @@ TEST_F(CudaLinkTest, AStreamWithoutAThreadLetsItsCallerSleep) {
 TEST_F(CudaLinkTest, WorkOnTheLinkIsRefused) {
   LinkCopy link(kCuda0, kD2h, {.gbps = 1, .latency_us = 0});
   EXPECT_THAT([&] { link.cross(5, [] {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected the host device")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("for the host device only")));
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ TEST_F(CudaStreamTest, DoneComesInOrderWithTheTimeTheDeviceTook) {
 TEST_F(CudaStreamTest, NeverWaitsForAThreadOfTheHost) {
   Gate gate;
   const auto refused = ThrowsMessage<InvalidArgument>(
-      HasSubstr("event of the host that has not happened, expected one that a stream of a device"));
+      HasSubstr("cannot wait for a host event that has not happened"));
   EXPECT_THAT([&] { stream.wait(gate.event()); }, refused);
   stream.enqueue(
       [&](StreamRef ref) { EXPECT_THAT([&] { enqueue_wait(ref, gate.event()); }, refused); });

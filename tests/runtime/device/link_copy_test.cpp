@@ -182,7 +182,7 @@ TEST_F(LinkCopyTest, RefusesNullAndForeignStreamsAndCountsNothing) {
               ThrowsMessage<InvalidArgument>(HasSubstr("null pointer for 5 bytes")));
   EXPECT_THAT([&] { link.copy(target.data(), source.data(), 5, StreamRef::cuda(2, nullptr)); },
               ThrowsMessage<InvalidArgument>(
-                  HasSubstr("stream of CUDA device 2, expected the host device")));
+                  HasSubstr("the stream is on CUDA device 2, expected the host device")));
   EXPECT_EQ(link.bytes(), 0U);
 }
 

@@ -58,7 +58,7 @@ TEST(HostStreamAsyncTest, SynchronizeInItsOwnTaskIsRefusedInsteadOfHanging) {
   Stream stream = Stream::host({"self"});
   stream.enqueue([&](StreamRef) { stream.synchronize(); });
   EXPECT_THAT([&] { stream.synchronize(); }, testing::ThrowsMessage<InvalidArgument>(HasSubstr(
-                                                 "synchronize() in a task of the same stream")));
+                                                 "was called in a task of the same stream")));
 }
 
 // Each stream waits for the one before it, and the waits are enqueued before the first stream

@@ -46,7 +46,7 @@ TEST_F(BudgetTest, RefusalNamesTierPurposeBothNumbersAndAHint) {
   EXPECT_THAT([&] { auto none = budget.reserve(Tier::kHost, 600, "moments of layer 3"); },
               ThrowsMessage<OutOfMemory>(
                   AllOf(HasSubstr("host tier"), HasSubstr("moments of layer 3 needs 600 bytes"),
-                        HasSubstr("at most 500 bytes"), HasSubstr("1500 bytes"),
+                        HasSubstr("only 500 bytes"), HasSubstr("1500 bytes"),
                         HasSubstr("2000 bytes (1.95 KiB)"), HasSubstr("raise budget.host"))));
   EXPECT_EQ(budget.used(Tier::kHost), 1500U);
   EXPECT_EQ(budget.peak(Tier::kHost), 1500U);

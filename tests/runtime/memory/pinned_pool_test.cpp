@@ -164,7 +164,7 @@ TEST_P(PinnedPoolTest, TimeoutNamesTheLeasesInFlight) {
   const auto held = pool.acquire(kSlab - 1024, "gradient of layer 5", kAtOnce);
   EXPECT_THAT([&] { auto none = pool.acquire(2000, "moments", milliseconds(20)); },
               ThrowsMessage<Timeout>(AllOf(
-                  HasSubstr("moments found no 2000 bytes"), HasSubstr("within 20 ms"),
+                  HasSubstr("moments could not get 2000 bytes"), HasSubstr("within 20 ms"),
                   HasSubstr("largest free piece is 1024 bytes"), HasSubstr("gradient of layer 5"),
                   HasSubstr("generation 1"), Not(HasSubstr("retiring")))));
   EXPECT_EQ(pool.in_flight(), 1U);

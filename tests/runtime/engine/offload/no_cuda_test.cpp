@@ -16,7 +16,7 @@ TEST(NoCudaEngineTest, ADeviceIsRefusedWithWhatToDo) {
         OffloadEngine(options, {{"w", {64, 64}}});
       },
       testing::ThrowsMessage<Unavailable>(testing::HasSubstr(
-          "CUDA device 0 asked for, this build has no CUDA; use the host device")));
+          "CUDA device 0 was requested, but this build has no CUDA; use the host device")));
 }
 
 TEST(NoCudaEngineTest, WhatIsOnAnotherDeviceIsRefused) {

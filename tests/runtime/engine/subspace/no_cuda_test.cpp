@@ -16,7 +16,7 @@ TEST(NoCudaEngineTest, ADeviceIsRefusedWithWhatToDo) {
   spec.rows = spec.cols = 64;
   EXPECT_THAT([&] { SubspaceEngine(options, {spec}, nullptr); },
               testing::ThrowsMessage<Unavailable>(testing::HasSubstr(
-                  "CUDA device 0 asked for, this build has no CUDA; use the host device")));
+                  "CUDA device 0 was requested, but this build has no CUDA; use the host device")));
 }
 
 }  // namespace
