@@ -25,12 +25,12 @@ double sum(const std::vector<LayerCost>& layers, std::size_t lane) {
   return total;
 }
 
-// Lanes of every layer.
+// Returns the number of lanes, which every layer must have.
 std::size_t lane_count(const char* function, const std::vector<LayerCost>& layers) {
   const std::size_t count = layers.empty() ? 0 : layers[0].lanes.size();
   for (std::size_t l = 0; l < layers.size(); ++l) {
     SLUICEWAY_CHECK(layers[l].lanes.size() == count, function, ": layer ", l, " has times for ",
-                    layers[l].lanes.size(), " lanes, expected ", count, ", as layer 0 has");
+                    layers[l].lanes.size(), " lanes, expected ", count, ", the number for layer 0");
   }
   return count;
 }
@@ -47,7 +47,7 @@ void check_times(const std::vector<LayerCost>& layers) {
   }
 }
 
-// When each layer's backward ends, from the start of the backward.
+// Returns when each layer's backward ends, measured from the start of the backward.
 std::vector<double> submissions(const std::vector<LayerCost>& layers) {
   std::vector<double> at(layers.size());
   double now = 0;
@@ -55,8 +55,8 @@ std::vector<double> submissions(const std::vector<LayerCost>& layers) {
   return at;
 }
 
-// One lane: at most one payload at a time, the lowest rank of those that are there. `at` says when
-// each layer reaches the lane, and on return when it leaves.
+// Passes all layers through one lane: one payload at a time, always the lowest rank of those
+// present. `at` holds when each layer reaches the lane, and on return when it leaves.
 void pass_lane(const std::vector<LayerCost>& layers, std::size_t lane, std::span<const Rank> ranks,
                std::vector<double>& at) {
   std::vector<std::size_t> by_arrival;
@@ -87,7 +87,7 @@ double latest(const std::vector<double>& at) { return *std::max_element(at.begin
 }  // namespace
 
 // A forward waits for the payload of every layer, so the lanes are empty when a backward starts:
-// all steps are alike, and the time from one backward to the next is the makespan.
+// all steps are equal, and the makespan is the time from one backward to the next.
 double predict_makespan(const std::vector<LayerCost>& layers, const LanePlan& lanes, Order order,
                         NormBarrier barrier, int transition) {
   const std::size_t lane_total = lane_count("predict_makespan", layers);
@@ -124,8 +124,8 @@ int transition_layer(const std::vector<LayerCost>& layers, const LanePlan& lanes
     slowest = std::max(slowest, mean);
   }
   const double backward = sum(layers, &LayerCost::backward);
-  if (slowest <= 0) return 0;  // Every layer is through before the backward ends.
-  // Layers whose payload is through before the backward ends; only whole ones are.
+  if (slowest <= 0) return 0;  // Every layer finishes before the backward ends.
+  // Layers whose payload finishes before the backward ends; only whole layers count.
   const double through = std::floor((backward - chain) / slowest);
   return static_cast<int>(std::clamp(count - through, 0.0, count));
 }

@@ -69,7 +69,7 @@ bool Executor::recall(int key) {
     return std::any_of(s.items.begin(), s.items.end(), condition);
   };
   const auto ours = [&](const State::Item& item) { return item.recalled_by == number; };
-  const auto of_others = [&](const State::Item& item) {  // Of threads that recall the same key.
+  const auto of_others = [&](const State::Item& item) {  // Threads that recall the same key.
     return item.payload.key == key && item.recalled_by != 0 && item.recalled_by < number;
   };
   for (bool waited = false;; waited = true) {
@@ -77,8 +77,8 @@ bool Executor::recall(int key) {
     if (any(ours)) break;
     SLUICEWAY_CHECK(waited || passed == nullptr || any(of_others), "recall: payload ",
                     passed->payload.name, " of key ", key, " is in lane ",
-                    s.lane_name(*passed, passed->hop), ", expected it before its hold (",
-                    s.hold_name(*passed), ")");
+                    s.lane_name(*passed, passed->hop),
+                    "; it can be recalled only before its hold (", s.hold_name(*passed), ")");
     if (!any(of_others)) return false;
     s.wait_until(lock, [&] { return s.error || !any(of_others); });
     s.throw_if_failed(lock);
@@ -140,10 +140,10 @@ void Executor::drain() {
   s.throw_if_failed(lock);
   for (const State::Item& item : s.items) {
     SLUICEWAY_CHECK(!s.held_back(item), "drain: payload ", item.payload.name, " of key ",
-                    item.payload.key, " is held, expected none; release() or recall(",
-                    item.payload.key, ") first");
+                    item.payload.key, " is held; call release() or recall(", item.payload.key,
+                    ") first");
   }
-  const std::uint64_t arrivals = s.arrivals;  // What others submit meanwhile is not waited for.
+  const std::uint64_t arrivals = s.arrivals;  // Does not wait for later submissions.
   s.wait_until(lock,
                [&] { return s.error || s.items.empty() || s.items.front().arrival >= arrivals; });
   s.throw_if_failed(lock);

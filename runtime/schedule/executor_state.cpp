@@ -47,10 +47,10 @@ void Executor::State::check_hops(const Payload& payload) const {
   for (const Hop& hop : payload.hops) {
     SLUICEWAY_CHECK(hop.lane > before && hop.lane < lane_count, "submit: payload ", payload.name,
                     " has a hop in lane ", hop.lane, " after one in lane ", before,
-                    ", expected lanes that ascend, below ", lane_count);
+                    ", expected ascending lanes below ", lane_count);
     SLUICEWAY_CHECK((hop.run == nullptr) != (hop.start == nullptr), "submit: payload ",
                     payload.name, " has ", hop.run == nullptr ? "neither" : "both",
-                    " run and start in lane ", hop.lane, ", expected one of them");
+                    " of run and start in lane ", hop.lane, ", expected exactly one");
     before = hop.lane;
   }
   SLUICEWAY_CHECK(payload.hold_before.value_or(0) <= payload.hops.size(), "submit: payload ",
@@ -186,7 +186,7 @@ void Executor::State::enter(Lock& lock, Item* item, Items& gone) {
 }
 
 void Executor::State::open_gates(Lock& lock, Items& gone) {
-  // One that enters may open the gate of another: look again until none moves.
+  // An item that enters may open the gate for another: repeat until none moves.
   for (bool moved = true; moved;) {
     const auto first_free = std::partition(parked.begin(), parked.end(), [&](const Item* item) {
       return must_park(*item, item->hop);

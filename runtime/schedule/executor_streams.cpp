@@ -1,4 +1,5 @@
-// The half of Executor::State that is at the streams: hands out hops and hears of their end.
+// The half of Executor::State that faces the streams: hands out hops and receives their
+// completions.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,11 +12,11 @@
 namespace sluiceway {
 namespace {
 
-// The two halves of a hop that is finished from outside: its stream, and its HopDone. Each writes
-// its own fields; the second to come sees the other's, by the counter's release and acquire.
+// The two halves of a hop that ends outside its stream: the stream and its HopDone. Each writes its
+// own fields; the later one sees the other's through the counter's release and acquire.
 struct Halves {
   bool second_comes() noexcept { return left.fetch_sub(1, std::memory_order_acq_rel) == 1; }
-  // The error of start() goes first: a token that it dropped on its way out says less.
+  // The error of start() wins: a token that it dropped while throwing says less.
   Completion both() const {
     return {stream.begin_us, std::max(stream.end_us, outside_us),
             stream.error ? stream.error : outside_error};
@@ -27,7 +28,7 @@ struct Halves {
   std::exception_ptr outside_error;
 };
 
-// Nothing if it cannot: a stream that has failed. The hop's own completion says so.
+// Returns nothing if the stream has failed; the hop's own completion reports that.
 std::optional<Event> record(Stream& stream) noexcept {
   try {
     return stream.record();
@@ -70,7 +71,7 @@ void Executor::State::start_next(std::size_t lane, Lock& lock) {
   lock.unlock();
   try {
     hand_over(item, hop, after);
-  } catch (...) {  // The stream took nothing.
+  } catch (...) {  // The stream did not take the task.
     const double now = now_us();
     complete(item, hop, {.begin_us = now, .end_us = now, .error = std::current_exception()});
   }
@@ -141,7 +142,8 @@ void Executor::State::move_on(Lock& lock, Item* item, const std::optional<Event>
   destroy(lock, gone);
 }
 
-// One thread at a time is at a lane's stream, so of two events the later one is behind the other.
+// Only one thread at a time hands work to a lane's stream, so the later of two events is behind the
+// other.
 void Executor::State::note_sent(Lock&, Item* item, const Event& end) {
   const LaneId lane = item->payload.hops[item->hop].lane;
   Key& key = key_of(*item);
@@ -168,12 +170,13 @@ void Executor::State::complete(Item* item, std::size_t hop, const Completion& co
   bool is_first = false;
   if (completion.error) {
     named = name_error(completion.error, in.name, item->payload.name);
-    // Others may wait for what the hop captured to go: they find the failure there already.
+    // Other threads may wait for the hop's captured objects to go: they then find the failure
+    // recorded.
     const Lock lock(mutex);
     is_first = !error;
     if (is_first) error = named;
   }
-  done.run = nullptr;  // What it captured goes before the payload moves on.
+  done.run = nullptr;  // Destroys captured objects before the payload moves on.
   done.start = nullptr;
   if (config.trace != nullptr && config.trace->enabled()) {
     config.trace->add_range(in.trace_row, item->payload.name, completion.begin_us,
@@ -196,17 +199,17 @@ void Executor::State::complete(Item* item, std::size_t hop, const Completion& co
   } else {
     settle(lock, item, gone);
   }
-  destroy(lock, gone);  // Memory goes before new work starts.
+  destroy(lock, gone);  // Frees memory before new work starts.
   dispatch(lock);
 }
 
-// What becomes of an item when nothing of it is in flight any more.
+// Decides what happens to an item when none of its hops is in flight any more.
 void Executor::State::settle(Lock& lock, Item* item, Items& gone) {
   if (item->in_flight()) return;
   if (error) {
     take_out(lock, item, gone);
   } else if (item->recalled_by != 0) {
-    changed.notify_all();  // recall() takes it out.
+    changed.notify_all();  // recall() removes it.
   } else if (item->place == Place::kRunning) {
     advance(lock, item, gone);
   }
@@ -216,16 +219,16 @@ void Executor::State::settle(Lock& lock, Item* item, Items& gone) {
 
 void Executor::State::note_times(const Item& item) {
   Key& key = key_of(item);
-  if (item.step < key.step) return;  // Of a step that a later one has overtaken.
+  if (item.step < key.step) return;  // A later step has overtaken this one.
   if (item.step > key.step) std::fill(key.gathered.begin(), key.gathered.end(), 0.0);
   key.step = item.step;
   for (std::size_t hop = 0; hop < item.seconds.size(); ++hop) {
     key.gathered[static_cast<std::size_t>(item.payload.hops[hop].lane)] += item.seconds[hop];
   }
-  if (key.moving == 1) key.last = key.gathered;  // This one is the last that moves.
+  if (key.moving == 1) key.last = key.gathered;  // This is the last one that moves.
 }
 
-// Works on the item's hop in the device lane: from when all before it have finished.
+// The device works on the item's hop in the device lane from when all earlier hops have finished.
 void Executor::State::note_device(Item& item) noexcept {
   const bool busy = item.device_hop < item.started && item.finished == item.device_hop;
   if (busy == item.on_device) return;

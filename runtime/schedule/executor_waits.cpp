@@ -1,4 +1,4 @@
-// Waits of Executor::State that somebody may call off, and lanes that nobody waits for any more.
+// Waits of Executor::State that can be interrupted, and lanes that it abandons.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace sluiceway {
 namespace {
 
-// A hop that takes this many times as long as any before it in its lane is no slow one.
+// A hop that takes this many times as long as any earlier one in its lane is not just slow.
 constexpr double kLonger = 1.5;
 
 class Unlocked {
@@ -38,7 +38,7 @@ void Executor::State::give_up_stuck_lane(Lock& lock) {
   const double now_s = steady_s();
   for (const Item& item : items) {
     if (item.started == item.finished) continue;
-    // Further hops of it that are in flight wait for this one.
+    // Further hops in flight wait for this one.
     const std::size_t hop = item.finished;
     const LaneState& lane = lanes[static_cast<std::size_t>(item.payload.hops[hop].lane)];
     const double busy_s = now_s - std::max(lane.busy_since_s, patient_since_s);
@@ -48,8 +48,8 @@ void Executor::State::give_up_stuck_lane(Lock& lock) {
     if (error) return;
     const Timeout stuck(concat(
         "no hop finished for ", std::round(10 * busy_s) / 10,
-        " s, expected one in that time; the lane is given up with what it holds, and its memory is "
-        "kept for good; where it is only slow, call synchronize() first"));
+        " s, so the lane is abandoned, and the memory that it uses is never freed; if it is only "
+        "slow, call synchronize() first"));
     Items gone;
     fail(lock, name_error(std::make_exception_ptr(stuck), lane_name(item, hop), item.payload.name),
          gone);

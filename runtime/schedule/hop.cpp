@@ -7,8 +7,8 @@
 
 namespace sluiceway {
 
-// The exchange decides whose call counts; `end_` needs no order from it, since nobody but the
-// winner touches it before the last owner, which the shared count orders behind every call.
+// The exchange decides which call counts. `end_` needs no ordering from it: only the winner touches
+// it before the last owner, which the shared count orders after every call.
 class HopDone::Token {
  public:
   explicit Token(End end) noexcept : end_(std::move(end)) {}
@@ -17,12 +17,12 @@ class HopDone::Token {
   ~Token() {
     if (called_.load(std::memory_order_relaxed)) return;
     call(std::make_exception_ptr(
-        Error("HopDone: let go of without a call, expected one call for each start()")));
+        Error("HopDone: destroyed without a call; call it once for each start()")));
   }
 
   void call(std::exception_ptr error) {
     if (called_.exchange(true, std::memory_order_relaxed)) return;
-    const End end = std::move(end_);  // What it holds is let go as soon as it was called.
+    const End end = std::move(end_);  // Its captured objects are destroyed right after the call.
     end(std::move(error));
   }
 

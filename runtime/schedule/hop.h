@@ -1,12 +1,12 @@
-// What travels through the lanes: a payload, which is a list of hops, each one task in one lane.
+// A payload travels through the lanes. It is a list of hops, each one task in one lane.
 //
-// A hop is finished when its lane's stream has finished `run`, or, for one with `start`, when the
-// stream has finished start() and HopDone was called: a disk request that completes elsewhere. What
-// a hop captured is destroyed before its payload moves on.
+// A hop is finished when its lane's stream has finished `run`. A hop with `start`, for example a
+// disk request that completes elsewhere, is finished when the stream has finished start() and
+// HopDone was called. Objects that a hop captured are destroyed before its payload moves on.
 //
-// A task in a lane of a device launches on the stream that it is given and must not read what the
-// payload's earlier hops have left in host memory: where the device can wait by itself it is called
-// while they still run there.
+// A task in a lane of a device launches on the given stream and must not read host memory that the
+// payload's earlier hops wrote: if the device can wait by itself, the task is called while they
+// still run there.
 //
 // Thread safety: HopDone from any thread; a payload belongs to one thread until it is submitted.
 #pragma once
@@ -24,8 +24,8 @@
 
 namespace sluiceway {
 
-// Ends a hop. Copies are the same token: its first call counts, from any thread and also from
-// inside start(); later ones do nothing. A token that nobody can call any more ends its hop with an
+// Ends a hop. Copies are the same token: its first call counts, from any thread and even inside
+// start(); later calls do nothing. When the last copy goes without a call, the hop ends with an
 // error.
 class HopDone {
  public:
@@ -43,17 +43,17 @@ struct Hop {
   using Start = std::function<void(StreamRef, HopDone)>;
 
   LaneId lane = 0;
-  Stream::Task run = {};    // Exactly one of the two.
-  Start start = {};         // An error that it throws goes before that of HopDone.
+  Stream::Task run = {};    // Set exactly one of the two.
+  Start start = {};         // Its exception takes precedence over HopDone's error.
   std::uint64_t bytes = 0;  // For the trace.
 };
 
 struct Payload {
-  int key = 0;                 // What wait() and recall() ask for; many payloads may have it.
+  int key = 0;                 // Names it for wait() and recall(); payloads may share a key.
   std::uint64_t deadline = 0;  // Position in the next forward: a lower one is needed earlier.
   std::string name;            // For errors and the trace.
   std::vector<Hop> hops;       // In this order; their lanes ascend.
-  // Behind which its first hop starts: what streams outside of the lanes still do for it.
+  // The first hop starts behind this event: work that streams outside the lanes still do for it.
   Event after = {};
   // Index of the hop before which it waits for release(); hops.size(): before it leaves the lanes.
   std::optional<std::size_t> hold_before;

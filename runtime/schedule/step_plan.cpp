@@ -9,7 +9,7 @@ Rank StepPlan::rank(std::uint64_t step, std::uint64_t deadline,
     case Order::kFcfs:
       break;
     case Order::kPaper:
-      // What lies above the transition is deeper, and needed later.
+      // Layers at or above the transition are deeper, and needed later.
       return deadline < transition ? Rank{step, 0, ~arrival} : Rank{step, 1, arrival};
     case Order::kEdf:
       return {step, deadline, arrival};

@@ -1,12 +1,13 @@
-// The rules of a step that the executor and the cost model share: who goes first, who waits.
+// The rules of a step that the executor and the cost model share: which payload goes first, and
+// which waits.
 //
 //   order     the payload that goes first in a lane
 //   barrier   the one submitted first
 //   fcfs      the one submitted first
-//   paper     below the transition the one submitted last, then the others as they came
+//   paper     below the transition the one submitted last, then the others in order of arrival
 //   edf       the one that the next forward needs first
 //
-// Payloads of an earlier step go before those of a later one: their forward comes earlier.
+// Payloads of an earlier step go first: their forward comes earlier.
 #pragma once
 
 #include <compare>
@@ -26,16 +27,16 @@ struct Rank {  // The lower rank goes first.
 
 struct StepPlan {
   Order order = Order::kEdf;
-  std::uint64_t transition = 0;  // Deadlines below it are last come first served.
+  std::uint64_t transition = 0;  // Deadlines below it are last come, first served.
   LanePlan lanes;
 
   // `arrival` counts submissions. A payload keeps its rank in every lane.
   Rank rank(std::uint64_t step, std::uint64_t deadline, std::uint64_t arrival) const noexcept;
 
-  // The lane before which payloads wait until the whole step has left the lanes before it.
+  // Returns the lane before which payloads wait until the whole step has left the lanes before it.
   std::optional<LaneId> gate() const noexcept;
 
-  // Whether a forward waits for every payload, not only for its own.
+  // True if a forward waits for every payload, not only for its own.
   bool forward_waits_for_all() const noexcept { return order == Order::kBarrier; }
 };
 

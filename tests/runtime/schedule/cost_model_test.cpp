@@ -251,7 +251,7 @@ TEST_F(CostModelTest, WithoutAGateNothingGathersAndNoNormIsWaitedFor) {
 TEST_F(CostModelTest, RejectsLayersThatDifferInTheirLanes) {
   std::vector<LayerCost> costs(3, {1, 1, {1, 1, 1, 1}});
   costs[2].lanes.pop_back();
-  const char* const text = "layer 2 has times for 3 lanes, expected 4, as layer 0 has";
+  const char* const text = "layer 2 has times for 3 lanes, expected 4, the number for layer 0";
   EXPECT_THAT([&] { predict_makespan(costs, kFourLanes, Order::kEdf, NormBarrier::kNone, 0); },
               ThrowsMessage<InvalidArgument>(HasSubstr(text)));
   EXPECT_THAT([&] { transition_layer(costs, kFourLanes); },

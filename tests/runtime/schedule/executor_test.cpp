@@ -228,11 +228,11 @@ TEST(ExecutorTest, RejectsHopsWithoutALaneOutOfTurnOrWithoutExactlyOneTask) {
                 ThrowsMessage<InvalidArgument>(HasSubstr(text)));
     EXPECT_FALSE(f.executor->busy(0));
   };
-  refused([](Payload& p) { p.hops[3].lane = 4; }, "lane 4 after one in lane 2, expected lanes");
-  refused([](Payload& p) { p.hops[1].lane = 0; }, "lane 0 after one in lane 0, expected lanes");
+  refused([](Payload& p) { p.hops[3].lane = 4; }, "lane 4 after one in lane 2, expected ascending");
+  refused([](Payload& p) { p.hops[1].lane = 0; }, "lane 0 after one in lane 0, expected ascending");
   refused([](Payload& p) { p.hops[0].lane = -1; }, "below 4");
-  refused([](Payload& p) { p.hops[2].run = nullptr; }, "neither run and start in lane 2");
-  refused([](Payload& p) { p.hops[2].start = [](StreamRef, HopDone) {}; }, "both run and start");
+  refused([](Payload& p) { p.hops[2].run = nullptr; }, "neither of run and start in lane 2");
+  refused([](Payload& p) { p.hops[2].start = [](StreamRef, HopDone) {}; }, "both of run and start");
   refused([](Payload& p) { p.hold_before = 5; }, "held before hop 5, expected at most 4");
 }
 
