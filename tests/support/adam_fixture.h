@@ -1,4 +1,4 @@
-// One chunk in the middle of training: a gradient, moments with a plausible past, and weights.
+// A chunk in the middle of training: a gradient, moments with a plausible past, and weights.
 #pragma once
 
 #include <cmath>
@@ -13,9 +13,9 @@
 
 namespace sluiceway::test {
 
-inline constexpr float kGradScale = 1.0F / 1024;  // A loss scale taken back.
+inline constexpr float kGradScale = 1.0F / 1024;  // Removes a loss scale.
 
-// Moments as `past` gradients of this size would have left them; g itself carries the loss scale.
+// Moments after `past` gradients of this size; g itself carries the loss scale.
 template <typename G>
 struct AdamChunk {
   AdamChunk(Rng& rng, std::int64_t elems, std::int64_t past = 3)
@@ -46,7 +46,7 @@ inline AdamHyper adam_hyper() {
   return h;
 }
 
-// A chunk copied to arrays of one misalignment, updated in place. The inputs of a kernel call.
+// Inputs of a kernel call: a chunk copied to arrays of one misalignment, updated in place.
 template <typename G>
 struct PlacedChunk {
   PlacedChunk(const AdamChunk<G>& c, std::size_t offset)

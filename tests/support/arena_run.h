@@ -1,5 +1,5 @@
-// A made-up zeroth-order run on an arena, and what its weights are by the definitions alone: every
-// number is a function of the seed, and theta is summed one element at a time by std::fma.
+// A made-up zeroth-order run on an arena, and its weights by the definitions alone: every number is
+// a function of the seed, and theta is summed one element at a time by std::fma.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,8 @@ using WeightBytes = std::vector<std::vector<std::byte>>;
 
 inline constexpr std::uint64_t kArenaChunk = 2 * kBlockBytes;
 
-// One element, less and more than a chunk, several chunks, each type, two groups and none.
+// Sizes of one element, less and more than a chunk, and several chunks; each type; two groups, and
+// weights without a group.
 inline std::vector<ArenaWeight> arena_weights() {
   return {{"one", 1, DType::kF32, 0},
           {"embedding", 3 * 4096 + 17, DType::kBF16, 0},
@@ -69,7 +70,7 @@ inline ZoArena::Fill fill_from(const WeightBytes& bytes) {
   };
 }
 
-// Steps of append_steps(), from a base on, as docs/zo_log.md section 3 says them.
+// The steps of append_steps() from a base on, by the definition in docs/zo_log.md section 3.
 class ReferenceTheta {
  public:
   ReferenceTheta(const LogShape& shape, std::uint64_t from, std::uint64_t to)
@@ -135,10 +136,10 @@ class ReferenceTheta {
   LogShape shape_;
   std::uint64_t step_;
   std::vector<double> gamma_;                        // By group.
-  std::vector<std::vector<ReplayedUpdate>> scales_;  // Likewise.
+  std::vector<std::vector<ReplayedUpdate>> scales_;  // Also by group.
 };
 
-// The first weight whose bytes differ, or nothing.
+// Names the first weight whose bytes differ; empty if none does.
 inline std::string difference(const std::vector<ArenaWeight>& weights, const WeightBytes& found,
                               const WeightBytes& expected) {
   for (std::size_t w = 0; w < weights.size(); ++w) {
@@ -162,7 +163,7 @@ inline std::string outcome_of_read(ZoArena& arena, std::size_t weight, std::span
   return said.get_future().get();
 }
 
-// All weights by read(), into memory that was something else before.
+// Reads all weights with read() into memory that held other values.
 inline WeightBytes read_all(ZoArena& arena) {
   WeightBytes all;
   for (std::size_t w = 0; w < arena.weights().size(); ++w) {
@@ -181,7 +182,7 @@ inline WeightBytes read_all(ZoArena& arena) {
   return all;
 }
 
-// All weights of a step, each piece of them in its place, once.
+// Exports all weights of a step; checks that each piece comes once, in its place.
 inline WeightBytes exported(ZoArena& arena, const ScalarLog& log, std::uint64_t step) {
   WeightBytes all(arena.weights().size());
   arena.export_step(log, step,

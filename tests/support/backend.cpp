@@ -28,7 +28,7 @@ bool has_cuda_half(std::string_view operation) {
 
 std::vector<Backend> host_backends() {
   std::vector<Backend> backends;
-  // The fallback's bit depends on the compiler, and the library was built with its own compiler.
+  // The fallback's bit depends on the compiler; the library was built with the same compiler.
   std::int64_t targets = (hwy::SupportedTargets() | HWY_STATIC_TARGET) & HWY_TARGETS;
   for (; targets != 0; targets &= targets - 1) {
     const std::int64_t lowest = targets & -targets;

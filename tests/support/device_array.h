@@ -1,4 +1,4 @@
-// An array of CUDA device 0, copied there from a vector and back.
+// An array on CUDA device 0, copied from and to a vector.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace sluiceway::test {
 template <typename T>
 class DeviceArray {
  public:
-  explicit DeviceArray(std::size_t elems)  // Not written.
+  explicit DeviceArray(std::size_t elems)  // Leaves the elements unwritten.
       : data_(static_cast<T*>(allocate_device_bytes(device(), elems * sizeof(T)))), elems_(elems) {}
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     copy_device_bytes(device(), data_, values.data(), elems_ * sizeof(T));

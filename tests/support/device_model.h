@@ -1,9 +1,8 @@
-// Weights on any device, and noise beside them of which a kernel of the computing stream makes
-// gradients: what a backward hands over comes late there, and depends on what an update has
-// written.
+// Weights on any device, and noise from which a kernel on the computing stream makes gradients: so
+// a backward's gradients arrive late, and depend on what an update has written.
 //
-// Hardly anything here waits for the device: what was seen of the weights is copied by the stream
-// itself, and the caller gets it when all is done. What an engine does not wait for shows.
+// Hardly any call here waits for the device: the stream itself copies the observed weights, and the
+// caller gets them when all work is done. So a missing wait of the engine shows.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +32,7 @@ class DeviceModel {
  public:
   struct Counts {
     int steps = 0, micro_batches = 1;
-    int looks = 0;  // Of each weight that are kept.
+    int looks = 0;  // Kept snapshots of each weight.
   };
   using Noise = std::function<Matrix(Rng& rng, int weight, int step, int micro)>;
 
@@ -75,27 +74,27 @@ class DeviceModel {
     for (int i = 0; i < size(); ++i) all.push_back(weight(i));
     return all;
   }
-  // The noise, and what a kernel has made of it.
+  // The noise, and the gradient that a kernel has made of it.
   MatrixView<float> gradient(int i, int step, int micro) const {
     return f32(gradients_, i, (i * counts_.steps + step) * counts_.micro_batches + micro);
   }
 
-  // Reads a weight in the stream that computes.
+  // Copies a weight in the stream that computes.
   void look(int i, int look) const { compress(seen_view(i, look), 0.0F, weight(i), compute_); }
-  // What a look has seen, when the stream is done.
+  // Returns a snapshot, once the stream is done.
   Matrix seen(int i, int look) const {
     Matrix matrix(spec(i).rows, spec(i).cols);
     copy_device_bytes(device_, matrix.v.data(), seen_view(i, look).data, 4 * matrix.v.size());
     return matrix;
   }
 
-  // What is enqueued on the computing stream from now on waits until the word is raised.
+  // Work enqueued on the computing stream from now on waits until the word is raised.
   HoldWord hold() {
     const HoldWord held(device_);
     held.hold(compute_);
     return held;
   }
-  Event reached() { return stream_.record(); }  // All that it was given so far is done.
+  Event reached() { return stream_.record(); }  // All its work so far is done.
 
   Buffer place(const std::vector<std::byte>& bytes) {
     Buffer buffer(budget_, Tier::kDevice, device_, bytes.size(), "memory of a test");

@@ -1,4 +1,4 @@
-// A codec that this library does not bring: one class and one row, both in every_kth_row.cpp.
+// A codec that the library does not have: one class and one row, both in every_kth_row.cpp.
 #pragma once
 
 #include "compress/codec_families.h"

@@ -96,7 +96,7 @@ void FaultIo::submit(const RawRequest& request, Done done) {
     case What::kShorten: {
       RawRequest part = request;
       part.bytes = request.bytes.first(std::min(fault->bytes, request.bytes.size()));
-      // O_DIRECT takes whole blocks only, so all is transferred and the rest said to be missing.
+      // O_DIRECT takes whole blocks only: transfers everything, and reports the rest as missing.
       return forward(request, [done = std::move(done), most = part.bytes.size()](RawResult result) {
         done({result.error_number, std::min(result.bytes, most)});
       });
@@ -106,7 +106,7 @@ void FaultIo::submit(const RawRequest& request, Done done) {
   }
 }
 
-// A request that the inner drive ends only after release() is not held any more.
+// A request that the inner drive ends only after release() is no longer held.
 void FaultIo::hold_back(const RawRequest& request, Done done) {
   std::unique_lock lock(mutex_);
   const std::uint64_t releases = releases_;
@@ -129,7 +129,7 @@ void FaultIo::forward(const RawRequest& request, Done done) {
   });
 }
 
-// Reads what is there, and writes back a mixture.
+// Reads the old contents, and writes back a mixture.
 void FaultIo::forward_torn(const RawRequest& request, int error_number, Done done) {
   auto mixture = std::make_shared<std::vector<std::byte>>(request.bytes.size() + 4096);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(mixture->data()) % 4096;
@@ -150,7 +150,7 @@ void FaultIo::forward_torn(const RawRequest& request, int error_number, Done don
   inner_->submit({IoKind::kRead, request.offset, bytes}, write_back);
 }
 
-// While completions are reordered, one goes out when all that are outstanding have come in.
+// While completions are reordered, one is sent once all outstanding ones have arrived.
 void FaultIo::ended(Ended one) {
   std::unique_lock lock(mutex_);
   if (!order_) {

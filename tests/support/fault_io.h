@@ -1,8 +1,8 @@
-// A drive that fails as told, around one that works: errors, short and torn transfers, requests
+// A drive that fails on request, around one that works: errors, short and torn transfers, requests
 // that never end, completions out of order, flushes that fail.
 //
-// Requests of a kind count from 1, in order of submission. A fault holds for `times` of them from
-// the `first` on; the latest that was told wins.
+// Requests of a kind count from 1, in order of submission. A fault applies to `times` of them, from
+// number `first` on; the latest fault set wins.
 //
 // Ownership:     release() before destruction, if anything was held.
 // Thread safety: every call from any thread.
@@ -33,9 +33,9 @@ class FaultIo final : public RawIo {
   explicit FaultIo(std::unique_ptr<RawIo> inner);
   ~FaultIo() override;
 
-  void fail(IoKind kind, Span span, int error_number);  // Nothing is transferred.
-  void tear(Span span, int error_number);               // Of a write some sectors of 512 bytes are.
-  void shorten(IoKind kind, Span span, std::size_t bytes);  // At most these are.
+  void fail(IoKind kind, Span span, int error_number);  // Transfers nothing.
+  void tear(Span span, int error_number);  // A write transfers some sectors of 512 bytes.
+  void shorten(IoKind kind, Span span, std::size_t bytes);  // Transfers at most these.
   void hold(IoKind kind, Span span);                        // Transferred, completed by release().
   void release();
   void fail_flush(Span span, int error_number);
@@ -86,9 +86,9 @@ class FaultIo final : public RawIo {
   std::optional<Rng> order_;  // Set: completions wait in shuffled_.
   Rng sectors_{20240611};
   std::vector<Ended> shuffled_;
-  std::size_t outstanding_ = 0;  // Of those that will pass through shuffled_.
+  std::size_t outstanding_ = 0;  // Completions still to pass through shuffled_.
   std::unique_ptr<RawIo> inner_;
-  std::optional<Worker> thread_;  // Completes what the inner drive never sees.
+  std::optional<Worker> thread_;  // Completes requests that the inner drive never sees.
 };
 
 }  // namespace sluiceway::test

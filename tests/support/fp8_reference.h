@@ -1,4 +1,4 @@
-// The definition of fp8_image.h in double, one element and one code at a time: what kernels equal.
+// fp8_image.h in double, one element and one code at a time, which kernels must equal.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline double e4m3_value(unsigned code) {
   return (code & 128) != 0 ? -size : size;
 }
 
-// Of two that are as near, the even one.
+// Of two equally near, returns the even one.
 inline unsigned nearest_e4m3(double x) {
   const unsigned sign = std::signbit(x) ? 128 : 0;
   if (!std::isfinite(x)) return sign | 127;
@@ -32,7 +32,7 @@ inline unsigned nearest_e4m3(double x) {
   return sign | nearest;
 }
 
-// Exponent of the scale of a block.
+// Returns the exponent of a block's scale.
 inline int fp8_exponent(std::span<const float> block) {
   double largest = 0;
   for (const float x : block) {

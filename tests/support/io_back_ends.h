@@ -1,4 +1,4 @@
-// Every kind of drive that this build and machine have, for tests whose bodies are the same on all.
+// Every kind of drive of this build and machine, for tests that share their bodies.
 #pragma once
 
 #include <condition_variable>
@@ -17,7 +17,7 @@
 
 namespace sluiceway::test {
 
-// A path of its own, in a temporary folder or in `folder`; what is there goes with it.
+// A path of its own, in a temporary folder or in `folder`; its destructor removes what is there.
 class ScratchPath {
  public:
   explicit ScratchPath(const std::string& folder = "");
@@ -30,7 +30,7 @@ class ScratchPath {
   std::string path_;
 };
 
-// Zeros that start on a page.
+// Zeros that start on a page boundary.
 class AlignedBytes {
  public:
   explicit AlignedBytes(std::size_t size);
@@ -51,7 +51,7 @@ class AlignedBytes {
   std::unique_ptr<std::byte, Free> bytes_;
 };
 
-// Waits for a number of calls of down(). The last one is over when wait() returns.
+// Waits for a number of calls of down(). The last one has returned when wait() returns.
 class Countdown {
  public:
   explicit Countdown(std::size_t count) : left_(count) {}
@@ -70,12 +70,12 @@ class Countdown {
   std::size_t left_;
 };
 
-// Why tests do not run over uring, or nothing. ThreadSanitizer does not see the kernel's half of
-// it.
+// Says why tests cannot run over uring; empty if they can. ThreadSanitizer does not see the
+// kernel's half of it.
 std::optional<std::string> why_no_uring();
 
-// "posix", "tmpfs" (posix without O_DIRECT), "memory", "fault" (completions out of order, now and
-// then short), "slow", and "uring" where why_no_uring() says nothing.
+// "posix", "tmpfs" (posix without O_DIRECT), "memory", "fault" (completions out of order, sometimes
+// short), "slow", and "uring" if why_no_uring() is empty.
 std::vector<std::string> io_back_ends();
 
 // A drive of `size_bytes` zeros. The path lives as long as the pair.

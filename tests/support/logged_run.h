@@ -15,7 +15,7 @@
 
 namespace sluiceway::test {
 
-// One step's scalars with room of their own.
+// One step's scalars, with memory for them.
 struct RunStep {
   std::uint64_t step = 0;
   std::vector<float> g;
@@ -26,7 +26,7 @@ struct RunStep {
   StepScalars scalars() const { return {step, g, rates, seeds, non_finite}; }
 };
 
-// Some have g = 0, some a loss that was not finite, some groups no decay, some no learning rate.
+// Some steps have g = 0 or a loss that is not finite, some groups no decay or no learning rate.
 inline RunStep run_step(const LogShape& shape, std::uint64_t step) {
   Rng rng(shape.run_seed ^ (step * 0x9E3779B97F4A7C15U));
   RunStep made{step, rng.vector(shape.directions, 3), {}, {}, rng.below(7) == 0};
@@ -71,7 +71,7 @@ inline void append_steps(ScalarLog& log, std::uint64_t to) {
   }
 }
 
-// Empty, or what of the line is not what append_steps() writes.
+// Returns how the line differs from what append_steps() writes; empty if it does not.
 inline std::string difference(const LogHistory& history) {
   for (std::uint64_t step = history.first_step(); step < history.next_step(); ++step) {
     const LoggedStep found = history.update(step);
@@ -99,7 +99,7 @@ inline void write_file(const std::string& path, std::span<const std::byte> bytes
             static_cast<std::streamsize>(bytes.size()));
 }
 
-// Files of the folder of `path` whose names begin with it and `suffix`.
+// Returns the files in the folder of `path` whose names start with that of `path` and `suffix`.
 inline std::vector<std::string> files_beside(const std::string& path, const std::string& suffix) {
   std::vector<std::string> found;
   const std::filesystem::path whole(path);

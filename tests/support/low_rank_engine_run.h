@@ -1,4 +1,4 @@
-// An engine whose noise is of low rank, beside the oracle of its run.
+// An engine with low-rank noise, beside the oracle of its run.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ class Followed {
     expect_pass(engine, false);
     engine.finish();
   }
-  // As who reads a weight beside the ring.
+  // Reads like a reader of a weight outside the ring.
   void expect_outside(ZoEngine& engine, std::size_t use, const StepNoise* noise) {
     const ZoWeight& weight = run.uses[use];
     Budget budget = Budget::unlimited();
@@ -113,7 +113,7 @@ class Followed {
 
   LowRankRun run;
   Stream stream;
-  std::vector<float> g;  // Of the last commit, and its rates.
+  std::vector<float> g;  // Of the last commit, with its rates.
   std::vector<StepRate> rates;
   StreamRef compute = StreamRef::host();
   ScratchPath path, other;

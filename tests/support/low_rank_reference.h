@@ -1,4 +1,4 @@
-// The definitions of low_rank.h, one element at a time by std::fma: what kernels equal.
+// The definitions of low_rank.h, one element at a time by std::fma, which kernels must equal.
 #pragma once
 
 #include <cmath>

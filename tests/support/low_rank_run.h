@@ -1,7 +1,7 @@
-// A run whose noise is of low rank: weights in host memory, and what a forward of it is to read, by
-// the definitions of low_rank_updates.h, one element at a time.
+// A run with low-rank noise: weights in host memory, and what its forward must read, by the
+// definitions of low_rank_updates.h, one element at a time.
 //
-// A copy of its `state` is how far it was; whoever puts that back rolls the run back.
+// A copy of its `state` records its progress; restoring the copy rolls the run back.
 #pragma once
 
 #include <algorithm>
@@ -24,25 +24,25 @@ namespace sluiceway::test {
 
 class LowRankRun {
  public:
-  struct Sums {  // Of a matrix the factors of all periods, one below the other; of a vector A.
+  struct Sums {  // For a matrix the stacked factors of all periods; for a vector A.
     std::vector<float> left, right;
   };
   struct State {
     std::uint64_t step = 0;
     std::vector<double> gammas;
-    std::vector<Sums> sums;  // By use; one that is tied has none of its own.
+    std::vector<Sums> sums;  // By use; a tied one has none of its own.
   };
 
   LowRankRun(std::uint64_t seed, const LogShape& of) : shape(of), rng_(seed) {
     state.gammas.assign(shape.groups, 1);
   }
 
-  // Each is a module of its own. `rows` 0: a vector.
+  // Each weight is a module of its own. `rows` 0: a vector.
   void add(std::int64_t rows, std::int64_t elements, DType dtype, int group) {
     auto base = std::make_unique<std::vector<float>>(rng_.vector(elements));
     if (dtype == DType::kBF16) {
       auto* const halves = reinterpret_cast<std::byte*>(base->data());
-      for (std::size_t i = 0; i < base->size(); ++i) {  // In place: element i is read before.
+      for (std::size_t i = 0; i < base->size(); ++i) {  // In place: element i is read first.
         const bf16 half = from_float<bf16>((*base)[i]);
         std::memcpy(halves + 2 * i, &half, 2);
       }
@@ -75,7 +75,7 @@ class LowRankRun {
     return all;
   }
 
-  // Of the step that is taken next.
+  // Noise of the next step.
   StepNoise noise(std::uint32_t direction, float eps) const {
     return {shape.run_seed, state.step, direction, eps};
   }
@@ -97,7 +97,7 @@ class LowRankRun {
     ++state.step;
   }
 
-  // What a forward reads; no noise: in an evaluation.
+  // Returns what a forward reads; without noise: in an evaluation.
   std::vector<std::byte> expected(std::size_t use, Side side,
                                   const std::optional<StepNoise>& with) const {
     const ZoWeight& weight = uses.at(use);
@@ -159,7 +159,7 @@ class LowRankRun {
                      shape.noise.rank * static_cast<std::size_t>(uses[use].rows));
   }
 
-  // To the factors of the last period, or to all of a vector.
+  // Adds to the factors of the last period, or to all of a vector.
   void add_noise(std::size_t use, std::uint32_t direction, float scale) {
     std::vector<float>& sum = state.sums[use].left;
     const std::int64_t rows = uses[use].rows;
@@ -204,7 +204,7 @@ class LowRankRun {
   }
 
   Rng rng_;
-  std::vector<std::size_t> first_;  // By use: the first of the same weight.
+  std::vector<std::size_t> first_;  // By use: the first use of the same weight.
   std::vector<std::unique_ptr<std::vector<float>>> bases_;
 };
 

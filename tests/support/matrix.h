@@ -33,7 +33,7 @@ struct BasicMatrix {
 };
 
 using Matrix = BasicMatrix<float>;
-using MatrixF64 = BasicMatrix<double>;  // What a reference computes in and returns.
+using MatrixF64 = BasicMatrix<double>;  // References compute in this and return it.
 
 // The same numbers in another storage type, each rounded to nearest once.
 template <typename T>
@@ -48,7 +48,7 @@ inline double to_f64(float x) { return static_cast<double>(x); }
 inline double to_f64(bf16 x) { return static_cast<double>(to_float(x)); }
 inline double to_f64(f16 x) { return static_cast<double>(to_float(x)); }
 
-// The exact value of every element, as a reference takes it.
+// The exact value of every element, as input of a reference.
 template <typename T>
 MatrixF64 as_f64(const BasicMatrix<T>& m) {
   MatrixF64 out(m.rows, m.cols);

@@ -1,4 +1,4 @@
-// A folder in memory, whose files are synced at once and have no O_DIRECT.
+// A folder in memory: its files are synced at once and do not support O_DIRECT.
 #pragma once
 
 #include <linux/magic.h>
@@ -9,8 +9,8 @@
 
 namespace sluiceway::test {
 
-// A tmpfs that may be written to; "" where this machine has none of these. A container may have a
-// folder of these names on its disk.
+// Returns a writable tmpfs, or "" if this machine has none. In a container, folders of these names
+// may be on disk.
 inline std::string memory_folder() {
   for (const char* folder : {"/dev/shm", "/run", "/tmp"}) {
     struct statfs found {};

@@ -1,7 +1,7 @@
 // A WeightSource over memory: reads complete late, in any order, on threads of its own, or fail.
 //
-// What is read comes to its place when the read completes; until then there is poison, and behind
-// it, up to the end of the block, too. ~MemorySource() expects that no read is out.
+// Data arrives in its place when the read completes. Until then there is poison, also after it up
+// to the end of the block. ~MemorySource() expects that no read is outstanding.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class MemorySource final : public WeightSource {
     std::uint64_t block_bytes = 512;
     int threads = 2;
     bool open = true;  // Otherwise reads stay out until open() or complete().
-    // Called before a read completes: what it throws is the read's error.
+    // Called before a read completes; its exception becomes the read's error.
     std::function<void(std::size_t weight)> before_end = {};
   };
 
@@ -70,7 +70,8 @@ class MemorySource final : public WeightSource {
     open_ = true;
     changed_.notify_all();
   }
-  // The oldest read of it that is out, on this thread. False: there is none.
+  // Completes the oldest outstanding read of the weight on this thread. Returns false if there is
+  // none.
   bool complete(std::size_t weight) {
     std::unique_lock lock(mutex_);
     const auto found = std::find_if(waiting_.begin(), waiting_.end(),
@@ -108,7 +109,7 @@ class MemorySource final : public WeightSource {
       error = std::current_exception();
     }
     lock.lock();
-    --out_;  // Before somebody hears of it.
+    --out_;  // Before anybody learns of it.
     lock.unlock();
     request.done(error);
     request.done = nullptr;

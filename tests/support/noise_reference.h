@@ -1,4 +1,5 @@
-// The definitions of noise.h and perturb.h, one element at a time by std::fma: what kernels equal.
+// The definitions of noise.h and perturb.h, one element at a time by std::fma, which kernels must
+// equal.
 #pragma once
 
 #include <cmath>
@@ -34,7 +35,7 @@ inline float reference_gaussian(const NoiseKey& key, std::uint64_t i) {
   const float log = std::fma(static_cast<float>(exponent), kLn2, std::fma(square, terms, f));
   const float r = std::sqrt(-2.0F * log);
 
-  // Quarters of a turn to the nearest, halves up.
+  // Quarters of a turn, to the nearest; halves go up.
   const auto quarter = static_cast<unsigned>(((std::uint64_t{v} + (1U << 29)) >> 30) % 4);
   const auto rest = static_cast<std::int32_t>(v - (quarter << 30));
   const float t = static_cast<float>(rest) * 0x1p-32F, s = t * t;
@@ -45,7 +46,8 @@ inline float reference_gaussian(const NoiseKey& key, std::uint64_t i) {
   }
   sine = t * sine;
   cosine = std::fma(s, cosine, 1.0F);
-  const float along[4] = {cosine, -sine, -cosine, sine};  // cos of the angle, a quarter on each.
+  const float along[4] = {cosine, -sine, -cosine,
+                          sine};  // Cosine of the angle, one quarter on for each.
   const float across[4] = {sine, cosine, -sine, -cosine};
   return r * (i % 32 < 16 ? along[quarter] : across[quarter]);
 }

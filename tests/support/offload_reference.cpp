@@ -13,7 +13,7 @@ namespace {
 
 std::size_t count_of(const TensorSpec& spec) { return static_cast<std::size_t>(spec.elems()); }
 
-// As it is on the device.
+// The gradient as it is on the device.
 std::vector<float> gradient(const TensorSpec& spec, int tensor, std::int64_t step, int batch) {
   Rng rng(static_cast<std::uint64_t>(10000 * step + 100 * tensor + batch));
   std::vector<float> g = rng.vector(spec.elems(), 0.1);
@@ -34,7 +34,7 @@ std::vector<std::byte> stored(const std::vector<float>& values, DType dtype) {
   return bytes;
 }
 
-// The sum of what is kept, or nothing where no micro-batch has a gradient.
+// Returns the sum of the kept gradients, or nothing if no micro-batch has one.
 std::optional<std::vector<float>> sum_of(const TensorSpec& spec, int tensor, std::int64_t step,
                                          int batches, const HasGradient& has) {
   std::optional<std::vector<float>> sum;
@@ -151,7 +151,7 @@ StepOutcome run_step(OffloadEngine& engine, OffloadModel& model, std::int64_t st
   engine.expect(request.hyper, request.factor);
   for (int batch = 0; batch < batches; ++batch) {
     OffloadGradients gradients(model, step, batch);
-    for (int t = model.size(); t-- > 0;) {  // As a backward gives them.
+    for (int t = model.size(); t-- > 0;) {  // In the order in which a backward gives them.
       if (!has || has(t, batch)) gradients.add_to(engine, t);
     }
     engine.end_backward();

@@ -1,8 +1,8 @@
-// A model without layers, its gradients, and AdamW over it in memory: what the offload engine must
-// come to, bit for bit.
+// A model without layers, its gradients, and AdamW over it in memory: the result that the offload
+// engine must reach bit for bit.
 //
 // A gradient is a function of its tensor, step and micro-batch. It is kept in bf16, whatever the
-// tensor's own dtype is, and several are summed in f32 in their order; so does the reference.
+// tensor's own dtype is, and several are summed in f32 in their order; the reference does the same.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ namespace sluiceway::test {
 
 inline constexpr float kStepFactor = 0.5F;  // As if a loss scale of 2 were removed.
 
-// Tensors of which, in chunks of 4096 elements, some share, some have chunks of their own, one of
-// them four.
+// Tensors of which some share chunks of 4096 elements, some have chunks of their own, and one has
+// four.
 std::vector<TensorSpec> mixed_specs();
 
-// On the host device, without budgets, in chunks of 4096 elements; no drives: in host memory.
+// On the host device, without budgets, in chunks of 4096 elements; without drives: in host memory.
 OffloadOptions small_chunk_options(const std::vector<std::string>& drives = {},
                                    IoChoice io = IoChoice::kAuto);
 
-// Whether a tensor has a gradient in a micro-batch.
+// Tells whether a tensor has a gradient in a micro-batch.
 using HasGradient = std::function<bool(int tensor, int batch)>;
 
 class OffloadModel {
@@ -43,19 +43,19 @@ class OffloadModel {
   std::vector<std::vector<std::byte>> weights_;
 };
 
-// Names the first tensor that differs; empty: none.
+// Names the first tensor that differs; empty if none does.
 std::string difference(const OffloadModel& found, const OffloadModel& expected);
 
-// Those of one micro-batch, in memory that is given up when the engine does not need it any more.
+// The gradients of one micro-batch, in memory that is freed once the engine no longer needs it.
 class OffloadGradients {
  public:
   OffloadGradients(const OffloadModel& model, std::int64_t step, int batch);
 
   void add_to(OffloadEngine& engine, int tensor);
-  const std::vector<std::byte>& bytes(int tensor) const {  // Before it is given.
+  const std::vector<std::byte>& bytes(int tensor) const {  // Before it is given away.
     return *bytes_.at(static_cast<std::size_t>(tensor));
   }
-  void poison(int tensor, float value);  // One element of it.
+  void poison(int tensor, float value);  // Overwrites one element.
   int held() const;  // Gradients that the engine has and that have not left the device.
 
  private:
@@ -66,22 +66,23 @@ class OffloadGradients {
 
 OffloadRequest request_of(OffloadModel& model);  // Its spans live until the next call.
 
-// Backwards, of which the engine is told what to expect, and the step; the engine's outcome.
+// Runs the backwards, of which the engine is told in advance, and the step; returns the engine's
+// outcome.
 StepOutcome run_step(OffloadEngine& engine, OffloadModel& model, std::int64_t step, int batches,
                      const HasGradient& has = {});
 
-// Names the first tensor whose states or count of steps differ; empty: none.
+// Names the first tensor whose states or count of steps differ; empty if none does.
 std::string state_difference(OffloadEngine& found, OffloadEngine& expected);
 
 class OffloadReference {
  public:
   explicit OffloadReference(const OffloadModel& model);
 
-  double norm(std::int64_t step, int batches) const;  // Of the sums, not scaled.
+  double norm(std::int64_t step, int batches) const;  // Norm of the unscaled sums.
   void step(std::int64_t step, int batches, float factor, const HasGradient& has = {});
 
   std::int64_t steps(int tensor) const { return steps_.at(static_cast<std::size_t>(tensor)); }
-  std::string difference(const OffloadModel& model) const;  // Of the weights.
+  std::string difference(const OffloadModel& model) const;  // Compares the weights.
   std::string state_difference(OffloadEngine& engine) const;
 
  private:

@@ -1,8 +1,10 @@
-// Every kernel as a test calls it: on the backend of the test that runs, with views of host memory.
+// Every kernel in the form that a test calls: on the backend of the running test, with views of
+// host memory.
 //
-// Each function here is the one of its name in kernels/, which chooses by the stream; what it would
-// leave in device memory is returned. On the CPU the kernel gets the views as they are; on a device
-// their memory is placed there (placement.h) and back when the call has returned or thrown.
+// Each function here calls the one of the same name in kernels/, which chooses by the stream;
+// results that it would leave in device memory are returned. On the CPU the kernel gets the views
+// unchanged; for a device their memory is copied there (placement.h) and back when the call has
+// returned or thrown.
 #pragma once
 
 #include "kernels/adam.h"
@@ -26,7 +28,7 @@
 
 namespace sluiceway::test::on_backend {
 
-// Calls kernel(args..., stream) on memory of the device, where `in_place` is false.
+// Calls kernel(args..., stream), on device memory unless `in_place`.
 template <typename Kernel, typename... Args>
 void run(DeviceId device, bool in_place, const Kernel& kernel, const Args&... args) {
   if (in_place) return kernel(args..., StreamRef::host());
@@ -48,7 +50,7 @@ void call(const Kernel& kernel, const Args&... args) {
   run(device, device.is_host(), kernel, args...);
 }
 
-// The same for a kernel whose first argument is where its result goes.
+// The same for a kernel whose first argument receives its result.
 template <typename Result, typename Kernel, typename... Args>
 Result measure(const Kernel& kernel, const Args&... args) {
   Result result{};
@@ -133,7 +135,7 @@ inline void residual_clip(ResidualVerdict& verdict, const AnyMatrix& r, const Fa
                           double lr, double max_rms) {
   call([](auto... a) { sluiceway::residual_clip(a...); }, &verdict, r, roots, lr, max_rms);
 }
-// As `update` says, alpha too, where no verdict is given.
+// Uses all of `update`, alpha too, if no verdict is given.
 inline void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                            const FactoredRoots& roots, const WeightUpdate& update,
                            const ResidualVerdict& verdict) {

@@ -8,7 +8,7 @@
 namespace sluiceway::test {
 namespace {
 
-constexpr std::size_t kBoundary = 256;  // What cudaMalloc aligns to.
+constexpr std::size_t kBoundary = 256;  // Alignment of cudaMalloc.
 constexpr std::size_t kGuardBytes = 64;
 constexpr std::byte kGuard{0xCD};
 
@@ -96,7 +96,7 @@ void Placement::add_range(const void* data, std::size_t bytes, bool written) {
   ranges_.push_back({begin, begin + bytes, written});
 }
 
-// Padding between rows is part of the range: the kernel must leave it as it is.
+// Padding between rows is part of the range: the kernel must not change it.
 void Placement::add_rows(const void* data, std::int64_t rows, std::int64_t cols,
                          std::int64_t stride, std::size_t elem_bytes, bool written) {
   if (rows == 0 || cols == 0) return;

@@ -1,9 +1,9 @@
 // The memory of one kernel call on the backend's device: host views in, device views out.
 //
 // Every range that an argument views is copied to the device between guards, at the distance from a
-// 256-byte boundary that it has on the host; ranges that overlap stay one, so a call in place is a
-// call in place. finish() copies everything back, and fails the test where a guard or a range that
-// the call only reads has changed.
+// 256-byte boundary that it has on the host. Overlapping ranges stay one, so a call in place stays
+// in place. finish() copies everything back, and fails the test if a guard or a read-only range has
+// changed.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ class Placement {
   void add(MatrixView<T> x) {
     add_rows(x.data, x.rows, x.cols, x.stride, sizeof(T), !std::is_const_v<T>);
   }
-  void add(const AnyMatrix& x) {  // Whether it is written is the kernel's to know.
+  void add(const AnyMatrix& x) {  // Only the kernel knows whether it writes it.
     add_rows(x.data, x.rows, x.cols, x.stride, size_bytes(x.dtype), true);
   }
   void add(const SparseRows& x);

@@ -1,13 +1,13 @@
 // A drive with a volatile cache whose power can be cut, over and over.
 //
-// Writes reach the medium by flush() only. At a cut each write since then is lost, or kept, or
-// torn: some of its sectors of 512 bytes are kept. What is kept is applied in order of completion,
-// so a sector that was written twice ends as any of its versions. The medium outlives the drive:
-// open another one on it.
+// Writes reach the medium only through flush(). At a cut, each write since the last flush is lost,
+// kept, or torn: some of its sectors of 512 bytes are kept. Kept sectors are applied in order of
+// completion, so a sector that was written twice ends as any of its versions. The medium outlives
+// the drive: open another drive on it.
 //
 //   auto medium = std::make_shared<Medium>(1 << 20);
 //   { Drive drive(std::make_unique<PowerCutIo>(medium, Options{.dies_at = 7})); ... }  // EIO from
-//   7 Drive again(std::make_unique<PowerCutIo>(medium, Options{}));                       // After
+//   7 Drive again(std::make_unique<PowerCutIo>(medium, Options{}));                      // After
 //   it.
 //
 // Thread safety: every call from any thread.
@@ -30,14 +30,14 @@ class PowerCutIo final : public RawIo {
 
   struct Options {
     std::uint64_t seed = 1;
-    // The write or flush, counted from 1, during which power goes: it and all later requests fail
-    // with EIO, and of it itself some may have happened. 0: when cut() says so.
+    // The write or flush, counted from 1, during which power fails: it and all later requests fail
+    // with EIO, and part of it may have happened. 0: when cut() is called.
     std::uint64_t dies_at = 0;
-    std::uint64_t lies_at = 0;  // The flush, counted from 1, that returns 0 and does nothing.
+    std::uint64_t lies_at = 0;  // The flush, counted from 1, that returns 0 but does nothing.
   };
 
   PowerCutIo(std::shared_ptr<Medium> medium, Options options);
-  ~PowerCutIo() override;  // A cut, unless there was one: nobody flushed what is still volatile.
+  ~PowerCutIo() override;  // Cuts, unless there was a cut: nobody flushed volatile data.
 
   void cut();
   std::uint64_t operations() const;  // Writes and flushes so far.

@@ -1,4 +1,4 @@
-// Owned projectors, their dense form, and the double-precision references of what kernels do.
+// Owned projectors, their dense form, and double-precision references of the kernels.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +60,7 @@ inline OwnedSparseRows random_sparse(Rng& rng, std::int64_t rows, std::int64_t c
   return p;
 }
 
-// Normal values, not orthonormal: kernels do not rely on it, and a reference sees more this way.
+// Normal values, not orthonormal: kernels do not rely on that, and a reference sees more this way.
 inline OwnedBlockRows random_blocks(Rng& rng, std::int64_t rows, std::int64_t block,
                                     std::int64_t kept) {
   OwnedBlockRows p;
@@ -170,7 +170,7 @@ struct PaddedMatrix {
     }
     return out;
   }
-  // Nothing outside the matrix was written.
+  // True if nothing outside the matrix was written.
   bool padding_intact() {
     PaddedMatrix fresh(matrix(), stride - cols);
     return fresh.v == v;

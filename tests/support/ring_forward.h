@@ -1,4 +1,4 @@
-// Passes through a WeightRing on the host, in which every copy is compared with the oracle's.
+// Passes through a WeightRing on the host that compare every copy with the oracle's.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ class RingForward {
  public:
   RingForward(const WeightRingOptions& given, RingModel& model)
       : RingForward(given, model, model.uses) {}
-  // Over the same weights in other memory.
+  // Works over the same weights in other memory.
   RingForward(const WeightRingOptions& given, RingModel& model, const std::vector<ZoWeight>& uses)
       : model_(model), family_(given.family), ring(given, uses) {}
 
@@ -113,8 +113,8 @@ class RingForward {
   WeightRing ring;
 };
 
-// A step in two directions over five weights of a ring in which one fails: whoever sees it first,
-// the constructor for one, and each call after it has an error that `named` matches.
+// A step in two directions over five weights of a ring in which one fails. The first call to
+// notice, for one the constructor, and each later call throw an error that `named` matches.
 template <typename Matcher>
 void expect_failure_comes_out(const WeightRingOptions& given, const RingModel& model, int failing,
                               const Matcher& named) {

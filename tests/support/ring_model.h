@@ -1,5 +1,5 @@
-// Weights of a zeroth-order run, in host memory or in a source, and what a forward of it is to read
-// of them.
+// Weights of a zeroth-order run, in host memory or in a source, and what a forward must read of
+// them.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class RingModel {
  public:
   explicit RingModel(std::uint64_t seed) : rng_(seed) {}
 
-  // Each is a module, but for those of which join_module() says otherwise.
+  // Each weight is a module of its own, unless join_module() says otherwise.
   int add(std::int64_t elements, DType dtype = DType::kF32, int group = 0, bool keep = false) {
     std::vector<std::byte> bytes(static_cast<std::size_t>(elements) * size_bytes(dtype));
     for (std::int64_t i = 0; i < elements; ++i) {
@@ -56,7 +56,7 @@ class RingModel {
       if (uses.size() > 1 && rng_.below(3) == 0) join_module();
     }
   }
-  // From now on the use is read from a source, which has sourced(), and so are those tied to it.
+  // From now on the use, and uses tied to it, are read from a source, which has sourced().
   void move_to_source(int use) {
     const void* const host = uses.at(static_cast<std::size_t>(use)).host;
     if (host == nullptr) return;
@@ -79,7 +79,7 @@ class RingModel {
     return all;
   }
 
-  // What a forward reads; no noise: in an evaluation.
+  // Returns what a forward reads; without noise: in an evaluation.
   std::vector<std::byte> expected(int use, Side side, const std::optional<StepNoise>& noise,
                                   const ZoUpdates& updates, NoiseFamily family) const {
     const ZoWeight& weight = uses.at(static_cast<std::size_t>(use));

@@ -1,4 +1,4 @@
-// Values of f32 at which rounding to a 16-bit type is decided.
+// f32 values at which rounding to a 16-bit type is decided.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace sluiceway::test {
 
-// Every finite code of T, both neighbours of the midpoint above it, the midpoint, and NaN.
+// Returns every finite code of T, the midpoint above it with both its neighbours, and NaN.
 template <typename T>
 std::vector<float> rounding_edges() {
   std::vector<float> x;

@@ -1,4 +1,4 @@
-// overflow_scan() in plain loops and double precision, and what a scan must have in common with it.
+// overflow_scan() in plain loops and double precision, and the check of a scan against it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ ScanResult reference_scan(const std::vector<T>& x) {
   return out;
 }
 
-inline constexpr double kSumTolerance = 5e-7;  // Relative; what the header promises.
+inline constexpr double kSumTolerance = 5e-7;  // Relative, as the header promises.
 
 inline void expect_same(const ScanResult& actual, const ScanResult& expected) {
   EXPECT_EQ(actual.finite, expected.finite);

@@ -1,5 +1,5 @@
-// Streams beside the one of a model, as a framework has them: each begins behind what the model's
-// has been given, and the model's goes on behind all of them.
+// Streams beside a model's stream, as a framework has them: each starts behind the earlier work of
+// the model's stream, which then goes on behind all of them.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class SideStreams {
     }
   }
 
-  // The model's own for turn 0, then each of the others, and so on.
+  // Returns the model's own stream for turn 0, then each of the others, and so on.
   StreamRef at(int turn) const { return refs_[static_cast<std::size_t>(turn) % refs_.size()]; }
 
   std::size_t size() const noexcept { return refs_.size(); }

@@ -1,6 +1,6 @@
-// A drive whose completions come late, by delays from a seed, around one that works.
+// A drive whose completions come late, with delays from a seed, around one that works.
 //
-// Ownership: ~SlowIo() hands out what is still delayed, then goes.
+// Ownership: ~SlowIo() delivers delayed completions first.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
 // A run of steps on a store that can be checked at any moment: every chunk is a function of the
-// step that wrote it last, and which chunks a step writes is a function of the step.
+// step that last wrote it, and the set of chunks that a step writes is a function of the step.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ inline bool writes(std::uint64_t step, std::uint64_t chunk) {
   return step == 1 || (step * 2654435761U + chunk * 40503U) % 5 != 0;
 }
 
-// The step that `chunk` is of, once `step` is committed.
+// Returns the step that last wrote `chunk`, once `step` is committed.
 inline std::uint64_t last_written(std::uint64_t step, std::uint64_t chunk) {
   while (step > 0 && !writes(step, chunk)) --step;
   return step;
@@ -63,7 +63,7 @@ class ChunkMemory {
   AlignedBytes memory_;
 };
 
-// Waits for one request; its error as text, empty where there is none.
+// Waits for one request; returns its error as text, empty if there is none.
 template <typename Start>
 std::string outcome_of(const Start& start) {
   std::promise<std::string> said;
@@ -78,7 +78,7 @@ std::string outcome_of(const Start& start) {
   return said.get_future().get();
 }
 
-// What one step writes, without its commit; the first error, or nothing.
+// Writes one step without its commit; returns the first error, or nothing.
 inline std::string write_step(ChunkStore& store, std::uint64_t step) {
   const ChunkMemory memory;
   for (std::uint64_t chunk = 0; chunk < kRunChunks; ++chunk) {
@@ -98,7 +98,7 @@ inline std::vector<std::byte> run_state_of(std::uint64_t step) {
   return bytes;
 }
 
-// What is wrong with a version of the store as of `commit`, or nothing.
+// Returns what is wrong with the store's version as of `commit`, or nothing.
 inline std::string difference(ChunkStore& store, Version version, const Commit& commit) {
   const ChunkMemory memory;
   for (std::uint64_t chunk = 0; chunk < kRunChunks; ++chunk) {

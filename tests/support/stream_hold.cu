@@ -19,7 +19,7 @@ void check(cudaError_t result, const char* call) {
   throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(result));
 }
 
-// Asked of the driver: linking libcuda would keep the program from starting without it.
+// Loaded through the runtime: linking libcuda would keep the program from starting without it.
 PFN_cuStreamWaitValue32_v11070 wait_value() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -1,8 +1,8 @@
-// What a test may do to a stream of a CUDA device, and the product never does (stream.h, D1): hold
-// it until the host says so, and call a function of the host in it.
+// What a test may do to a stream of a CUDA device and the product never does (stream.h, D1): hold
+// it until the host releases it, and call a host function in it.
 //
-// A test that holds a device has loaded and allocated beforehand what it uses meanwhile: the driver
-// may wait for an idle device in those calls.
+// A test that holds a device has loaded and allocated everything it uses meanwhile: in those calls
+// the driver may wait for an idle device.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,15 @@ namespace sluiceway::test {
 class HoldWord {
  public:
   explicit HoldWord(DeviceId device);
-  void hold(StreamRef stream) const;  // What it is given from now on waits until raise().
+  void hold(StreamRef stream) const;  // Later work on the stream waits until raise().
   void raise() const noexcept;
 
  private:
   std::uint32_t* word_ = nullptr;
 };
 
-// On a thread of the driver, between what `stream` does before and what it does later. There it
-// must neither call CUDA nor wait for another stream, since the driver may have one such thread for
-// all.
+// Calls `function` on a thread of the driver, between earlier and later work of `stream`. It must
+// neither call CUDA nor wait for another stream, since the driver may have a single such thread.
 void call_in_stream(StreamRef stream, std::function<void()> function);
 
 }  // namespace sluiceway::test

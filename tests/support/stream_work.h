@@ -1,4 +1,4 @@
-// Work that a stream runs in its order, and what holds a stream: the same on every device.
+// Work that a stream runs in order, and a way to hold a stream: the same on every device.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace sluiceway::test {
 
-// A task whose `work` runs where that of the stream does: on the host's worker, or between what a
-// CUDA stream does before and what it does later (call_in_stream()).
+// A task whose `work` runs in the stream: on the host's worker, or between earlier and later work
+// of a CUDA stream (call_in_stream()).
 inline Stream::Task task_of(std::function<void()> work) {
   return [work = std::move(work)](StreamRef stream) {
     if (stream.is_host()) return work();
@@ -25,8 +25,8 @@ inline Stream::Task task_of(std::function<void()> work) {
 
 inline void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-// Holds streams until open() is called, or its life ends: before that of the streams, which else
-// would wait for ever where a test fails. `device`: that of the streams, if not the host.
+// Holds streams until open() or its destruction. Destroy it before the streams, which would
+// otherwise wait forever if a test fails. `device`: the streams' device, if not the host.
 class Gate {
  public:
   explicit Gate(DeviceId device = DeviceId::host()) {
@@ -43,8 +43,8 @@ class Gate {
     if (stream.device().is_host()) return stream.wait(event_);
     stream.enqueue([this](StreamRef ref) { hold(ref); });
   }
-  void hold(StreamRef stream) const { word_.value().hold(stream); }  // Of a device.
-  const Event& event() const { return event_; }                      // It is open, on the host.
+  void hold(StreamRef stream) const { word_.value().hold(stream); }  // For a device's stream.
+  const Event& event() const { return event_; }  // The gate is open; an event of the host.
   void open() {
     is_open_ = true;
     opened_.set_value();

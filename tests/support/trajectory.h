@@ -1,4 +1,4 @@
-// Two runs side by side: every weight, as often as it was looked at.
+// Compares two runs: every weight, at every look.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,12 +14,13 @@
 namespace sluiceway::test {
 
 struct Distance {
-  double most = 0;   // Between two elements, in any look.
-  double share = 0;  // Of the elements that differ in the last one.
+  double most = 0;   // Largest difference of two elements, at any look.
+  double share = 0;  // Share of the elements that differ at the last look.
 };
 
-// Of weights with `looks` each, one after another, of which `last` is the last one: no element
-// differs by more than `tolerance` of it, and every weight was trained. Records what it returns.
+// Takes weights with `looks` each, one after another, where `last` is the last look. Checks that no
+// element differs by more than its `tolerance` and that every weight was trained. Records what it
+// returns.
 template <typename Tolerance>
 Distance expect_alike(const std::vector<Matrix>& expected, const std::vector<Matrix>& found,
                       std::size_t looks, std::size_t last, const Tolerance& tolerance) {

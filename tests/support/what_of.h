@@ -1,7 +1,7 @@
-// What a call throws, as text.
+// Returns the text of a call's exception.
 //
-// For tests in .cu files: on the SIMT machine each of those has types of exceptions of its own, and
-// a handler in one does not know what another has thrown but by std::exception.
+// For tests in .cu files: on the SIMT machine each of those has exception types of its own, and a
+// handler in one recognises exceptions of another only as std::exception.
 #pragma once
 
 #include <exception>

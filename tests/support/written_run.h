@@ -1,5 +1,5 @@
-// Passes through a WeightRing that writes steps into its weights; the oracle's are a copy of them
-// that materialise() moves, step by step.
+// Passes through a WeightRing that writes steps into its weights; the oracle's weights are a copy
+// that materialise() updates step by step.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace sluiceway::test {
 
 class WrittenRun {
  public:
-  using Make = std::function<void(RingModel&)>;  // Called twice, to the same effect.
+  using Make = std::function<void(RingModel&)>;  // Called twice, with the same effect.
 
   WrittenRun(WeightRingOptions given, std::uint64_t seed, const Make& make)
       : model(seed), oracle(seed), masters({7, given.family, 0, 2}) {
@@ -61,7 +61,7 @@ class WrittenRun {
           << weight.name << " of step " << masters.next_step();
     }
   }
-  std::uint64_t streamed_bytes() const {  // Each storage once.
+  std::uint64_t streamed_bytes() const {  // Counts each storage once.
     std::uint64_t bytes = 0;
     for (const std::size_t i : first) {
       if (!forward->ring.is_resident(static_cast<int>(i))) bytes += model.uses[i].bytes();

@@ -1,4 +1,4 @@
-// Loads, stores and atomics of a Grid's threads: whether the bytes are there, and whose they are.
+// Loads, stores and atomics of a Grid's threads: whether the bytes exist, and who used them.
 #include "kernels/base/check.h"
 #include "tests/support/simt/grid.h"
 #include "tests/support/simt/names.h"
@@ -34,7 +34,7 @@ void Grid::access(const void* address, std::size_t bytes, Touch touch, bool alig
     fail(cudaErrorMisalignedAddress, concat(what(touch, bytes), " at ", address,
                                             ", expected a multiple of ", bytes, line_hint(from)));
   }
-  Marks before;  // Neighbours mostly have the same record, and are then changed alike.
+  Marks before;  // Neighbouring bytes mostly have the same record, and then change alike.
   for (std::size_t i = 0; i < bytes; ++i) {
     if (i != 0 && marks[i] == before) {
       marks[i] = marks[i - 1];
@@ -67,7 +67,7 @@ void Grid::check_dynamic(const void* address, std::size_t bytes, Touch touch, co
               launch_.shared_bytes, " bytes of dynamic shared memory", line_hint(from)));
 }
 
-// Neither memory of the device nor shared memory: the parameters and constants may be read.
+// Neither device nor shared memory: parameters and constants may be read.
 void Grid::check_foreign(const void* address, std::size_t bytes, Touch touch, const void* from) {
   const auto* const params = static_cast<const std::byte*>(launch_.kernel.params.get());
   const auto* const byte = static_cast<const std::byte*>(address);

@@ -17,7 +17,7 @@ namespace {
 constexpr int kNewPattern = 0xCB;
 constexpr int kFreedPattern = 0xDB;
 
-std::size_t span_of(std::size_t bytes) {  // With the red zone behind.
+std::size_t span_of(std::size_t bytes) {  // Includes the red zone behind.
   return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment +
          Arena::kAlignment;
 }
@@ -29,7 +29,7 @@ void* map(std::size_t bytes, int protection, int flags, int file) {
   std::abort();
 }
 
-// Says what was touched, and lets the access happen again without this handler.
+// Reports what was touched, and lets the access happen again without this handler.
 void on_segmentation_fault(int number, siginfo_t* fault, void*) {
   signal(number, SIG_DFL);
   Arena* const arena = Arena::holding(fault->si_addr);
@@ -43,7 +43,8 @@ void on_segmentation_fault(int number, siginfo_t* fault, void*) {
 }  // namespace
 
 Arena& Arena::of(int device) {
-  static Arena* const all = new Arena[kDevices];  // Streams may end after every static object.
+  static Arena* const all =
+      new Arena[kDevices];  // Never destroyed: streams may end after every static object.
   return all[device];
 }
 
@@ -76,7 +77,7 @@ Arena::Arena() {
   sigaction(SIGSEGV, &action, nullptr);
 }
 
-// From the end of the last allocation onwards, and from the start again after a while.
+// Searches from the end of the last allocation on, and after a while from the start again.
 std::size_t Arena::find_room(std::size_t span) {
   for (std::size_t candidate : {cursor_, kAlignment}) {
     auto next = live_.lower_bound(candidate);

@@ -1,9 +1,9 @@
 // The memory of one device, each allocation between red zones, with a record of every byte.
 //
-// It is mapped twice. Kernels use the addresses that cudaMalloc gives; they can be accessed only
-// while a kernel runs, so code of the host that follows one of them at rest is killed by SIGSEGV,
-// and told the allocation first. The machine itself copies through the second mapping. What is
-// freed is scribbled over, and kRestBytes are given out before it is again.
+// It is mapped twice. Kernels use the addresses that cudaMalloc returns; they are accessible only
+// while a kernel runs, so host code that follows one of them at other times is told the allocation
+// and then killed by SIGSEGV. The machine itself copies through the second mapping. Freed memory is
+// scribbled over, and is given out again only after kRestBytes of other allocations.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -21,7 +21,7 @@ namespace sluiceway::simt {
 class Arena {
  public:
   static constexpr std::size_t kBytes = std::size_t{256} << 20;
-  static constexpr std::size_t kAlignment = 256;  // What CUDA promises, and no more.
+  static constexpr std::size_t kAlignment = 256;  // CUDA promises this, and no more.
 
   static constexpr std::size_t kRestBytes = std::size_t{8} << 20;
 
@@ -29,7 +29,7 @@ class Arena {
   static Arena& of(int device);
   static Arena* holding(const void* address) noexcept;  // Null: not memory of a device.
 
-  // Where the machine itself finds the bytes of an address that some device has; null: none has it.
+  // Returns the machine's own address for the bytes of a device address; null for others.
   static std::byte* host_view(const void* address) noexcept;
 
   int device() const noexcept { return static_cast<int>(this - &of(0)); }
@@ -43,10 +43,10 @@ class Arena {
   }
   Marks* marks(const void* address) const noexcept { return marks_ + offset(address); }
 
-  // "8 bytes past the end of an allocation of 400 bytes"; for an address that is contained.
+  // "8 bytes past the end of an allocation of 400 bytes"; for an address inside the arena.
   std::string describe(const void* address);
 
-  // While at least one is alive, kernels can follow pointers of this device.
+  // While at least one exists, kernels can follow pointers of this device.
   class Access {
    public:
     explicit Access(Arena& arena);
@@ -77,7 +77,7 @@ class Arena {
   std::map<std::size_t, std::size_t> freed_;  // The same, until the memory is given out again.
   std::size_t cursor_ = kAlignment;
   std::size_t round_bytes_ = 0;  // Given out since the cursor was at the start.
-  std::size_t highest_ = 0;      // The end of the pages that were ever given out.
+  std::size_t highest_ = 0;      // End of the pages ever given out.
   std::size_t used_bytes_ = 0;
   int kernels_ = 0;
 };

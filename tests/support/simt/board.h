@@ -1,8 +1,8 @@
-// A record of what every stream and every thread of the host waits for. Calls that wait for idle
-// streams read it, and reports of a deadlock are made from it.
+// Records what every stream and every thread of the host waits for. Calls that wait for idle
+// streams read it, and deadlock reports are made from it.
 //
 // Thread safety: every call from any thread. One mutex guards the record. It is locked while
-//                Obstacle::is_gone runs, so nobody may call with a mutex that is_gone locks.
+//                Obstacle::is_gone runs, so no caller may hold a mutex that is_gone locks.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace sluiceway::simt {
 
 std::string this_thread_name();  // "main" for the first thread of the program.
 
-// The condition that keeps a stream from going on.
+// The condition that stops a stream.
 struct Obstacle {
   enum class By : std::uint8_t { kEvent, kHost, kHold };
   By by;
@@ -32,7 +32,7 @@ class Standing {
   ~Standing();
 
   void enqueued();   // The calling thread gave the stream a task.
-  void finished();   // The stream has done one.
+  void finished();   // The stream has finished one.
   void work_here();  // From now on the calling thread does this stream's work.
   std::string name() const;
 
@@ -41,13 +41,13 @@ class Standing {
   friend class Blocked;
 
   std::uint32_t number_;
-  std::string user_;  // The thread that enqueued last.
+  std::string user_;  // Last thread that enqueued.
   std::uint64_t enqueued_ = 0;
   std::uint64_t finished_ = 0;
   std::optional<Obstacle> obstacle_;
 };
 
-// While one is alive, the stream that works on the calling thread is kept from going on.
+// While one exists, the stream that works on the calling thread cannot go on.
 class Blocked {
  public:
   explicit Blocked(Obstacle obstacle);
@@ -56,8 +56,8 @@ class Blocked {
   ~Blocked();
 };
 
-// While one is alive, the calling thread of the host waits: with the driver's lock, for it, or for
-// a stream without it.
+// While one exists, the calling host thread waits: with the driver's lock, for it, or for a stream
+// without it.
 class HostWait {
  public:
   enum class Where : std::uint8_t { kWithLock, kForLock, kForStream };
@@ -77,8 +77,8 @@ class HostWait {
 // The state of all streams at one moment.
 struct Look {
   bool stuck = false;            // Some streams have work, and none of them can go on.
-  bool waits_for_host = false;   // One of them waits for a word or a host function,
-  bool waits_for_hold = false;   // or for the test that holds the device.
+  bool waits_for_host = false;   // One of them waits for a word or a host function.
+  bool waits_for_hold = false;   // One of them waits for the test that holds the device.
   bool hold_never_ends = false;  // A thread that holds the device waits in the driver.
   std::uint64_t finished = 0;    // Tasks that streams have done so far.
 };

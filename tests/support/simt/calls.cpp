@@ -14,7 +14,7 @@
 namespace sluiceway::simt {
 
 struct Faults {
-  int error_of(std::string_view call) {  // 0: none.
+  int error_of(std::string_view call) {  // Returns 0 if there is none.
     const std::lock_guard lock(mutex);
     for (Fault* const fault : all) {
       if (call != fault->call_ || fault->spared_-- > 0) continue;
@@ -95,8 +95,8 @@ cudaError_t refused(const char* call) {
   count(call);
   if (in_host_function) {
     report(cudaErrorLaunchFailure, concat("simt: ", call,
-                                          " in a host function of a stream, expected none of the "
-                                          "calls of CUDA there; let another thread make it"));
+                                          " in a host function of a stream, which must not call "
+                                          "CUDA; let another thread call it"));
     return cudaErrorNotPermitted;
   }
   return static_cast<cudaError_t>(faults().error_of(call));

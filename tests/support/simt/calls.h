@@ -1,5 +1,5 @@
-// What every call of the CUDA runtime has in common: faults that a test asked for, calls where none
-// is allowed, how many were made, the driver's lock, and the last error of the calling thread.
+// The parts that every call of the CUDA runtime shares: faults that a test requested, the check
+// that calls are allowed, counts, the driver's lock, and the last error of the calling thread.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -12,24 +12,24 @@
 
 namespace sluiceway::simt {
 
-// Counts the call. Other than success: what it returns without having done anything.
+// Counts the call. If it returns an error, the call must return that and do nothing.
 cudaError_t refused(const char* call);
 
 inline constexpr const char* kLockTaken = "driver's lock";
 inline constexpr const char* kIdleWait = "wait for idle streams";
 void count(const char* call);
 
-cudaError_t note(cudaError_t result) noexcept;  // The thread's last error, if it is one.
+cudaError_t note(cudaError_t result) noexcept;  // Keeps an error as the thread's last error.
 cudaError_t take_last_error() noexcept;
 
-// The body of the call of this name, without the driver's lock.
+// Runs the body of the call of this name, without the driver's lock.
 template <typename Body>
 cudaError_t call(const char* name, Body body) {
   const cudaError_t refusal = refused(name);
   return note(refusal == cudaSuccess ? body() : refusal);
 }
 
-// The same with the lock. `body` may take the turn, to wait for idle streams.
+// The same with the lock. `body` may take the turn to wait for idle streams.
 template <typename Body>
 cudaError_t call_locked(const char* name, Body body) {
   return call(name, [&] {
@@ -51,7 +51,7 @@ cudaError_t call_when_idle(const char* name, Body body) {
   });
 }
 
-// While one is alive, its thread is inside a host function of a stream.
+// While one exists, its thread is inside a host function of a stream.
 class InHostFunction {
  public:
   InHostFunction() noexcept;

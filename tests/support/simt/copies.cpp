@@ -24,8 +24,8 @@ struct Copy {
   std::size_t bytes;
   bool from_device, to_device;
   std::string name;
-  std::vector<std::byte> seen;  // Of a source in the host's memory; empty: not yet.
-  bool pageable = false;        // Then `seen` is what is copied.
+  std::vector<std::byte> seen;  // Contents of a source in host memory; empty: not read yet.
+  bool pageable = false;        // If true, `seen` is what is copied.
   std::unique_ptr<Stay> stay;
 };
 
@@ -34,7 +34,7 @@ std::vector<std::byte> snapshot(const Copy& copy) {
   return {first, first + copy.bytes};
 }
 
-// Bytes that nobody has written stay so where they are copied to.
+// Bytes that were never written count as unwritten at their destination too.
 void carry_unwritten(const Copy& copy) {
   const Marks* const from = Arena::holding(copy.src)->marks(copy.src);
   Marks* const to = Arena::holding(copy.dst)->marks(copy.dst);
@@ -45,7 +45,7 @@ void carry_unwritten(const Copy& copy) {
   }
 }
 
-// Before the copy is late.
+// Runs before the delay of the copy.
 void prepare(Copy& copy) {
   if (!copy.from_device && copy.seen.empty()) copy.seen = snapshot(copy);
   if (!copy.to_device) std::memset(copy.dst, kLatePattern, copy.bytes);
@@ -56,8 +56,8 @@ void run(Copy& copy, Running& running) {
   if (from_host && !copy.pageable && std::memcmp(copy.seen.data(), copy.src, copy.bytes) != 0) {
     return report(cudaErrorLaunchFailure,
                   concat("simt: ", copy.name, ": its source in the host's memory at ", copy.src,
-                         " has changed since it was asked for, expected that it stays; wait for "
-                         "an event behind the copy"));
+                         " has changed since it was asked for; do not write to it before an event "
+                         "behind the copy has happened"));
   }
   if (copy.from_device && !use_bytes(running, copy.name, copy.src, copy.bytes, Use::kCopied))
     return;

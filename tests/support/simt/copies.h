@@ -1,8 +1,8 @@
-// Copies and fills of device memory by a stream, late on purpose.
+// Copies and fills of device memory by a stream, deliberately late.
 //
-// Before a copy to the host arrives, its target is scribbled over; a copy from page-locked memory
-// checks that what it reads is what was there when it was asked for, unless a copy to there was to
-// come first.
+// The target of a copy to the host is scribbled over before the copy arrives. A copy from
+// page-locked memory checks that its source is the same as when it was enqueued, unless another
+// copy to that source was to come first.
 #pragma once
 
 #include <cuda_runtime_api.h>

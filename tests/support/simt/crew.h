@@ -1,4 +1,4 @@
-// Threads that run streams, each with its workshop; one whose stream has ended takes the next.
+// Threads that run streams, each with its workshop; a thread whose stream has ended takes the next.
 //
 // Thread safety: start() from any thread.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace sluiceway::simt {
 
-// Runs `job` on a thread that has nothing else to do until it returns.
+// Runs `job` on a thread that has no other work until it returns.
 void start(std::function<void(Workshop&)> job);
 
 }  // namespace sluiceway::simt

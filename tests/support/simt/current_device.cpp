@@ -23,7 +23,7 @@ cudaError_t expect_current(const char* call, const char* what, int device) {
   if (device == current) return cudaSuccess;
   report(cudaErrorInvalidResourceHandle,
          concat("simt: ", call, " with ", what, " of CUDA device ", device, " while device ",
-                current, " is current, expected its own; hold a DeviceGuard"));
+                current, " is current; hold a DeviceGuard for the right device"));
   return cudaErrorInvalidResourceHandle;
 }
 

@@ -1,4 +1,4 @@
-// What cuda_runtime.h calls on behalf of a kernel's threads (simt_device.h).
+// The functions that cuda_runtime.h calls for a kernel's threads (simt_device.h).
 #include <simt_device.h>
 
 #include "tests/support/simt/grid.h"

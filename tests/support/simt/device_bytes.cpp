@@ -7,7 +7,7 @@
 namespace sluiceway::simt {
 namespace {
 
-// What forbids it; "" for nothing.
+// Says what forbids it; "" if nothing does.
 std::string objection(Running& running, const Marks& byte, Use use) {
   const Mark written = byte.written();
   if (written.operation == Mark::kNobody) return ", expected device memory";
@@ -29,7 +29,7 @@ void mark(Running& running, Marks& byte, Use use) {
   const Mark mine{.operation = running.id()};
   if (use == Use::kWritten) {
     byte.set_written(mine);
-  } else if (running.comes_after(byte.read().operation)) {  // As kernels do (witness.cpp).
+  } else if (running.comes_after(byte.read().operation)) {  // As for kernels (witness.cpp).
     byte.set_read(mine);
   }
 }
@@ -46,7 +46,7 @@ bool use_bytes(Running& running, const std::string& name, const void* first, std
     return false;
   }
   Marks* const marks = arena->marks(first);
-  Marks before;  // Neighbours mostly have the same record, and are then changed alike.
+  Marks before;  // Neighbouring bytes mostly have the same record, and then change alike.
   for (std::size_t i = 0; i < bytes; ++i) {
     if (i != 0 && marks[i] == before) {
       marks[i] = marks[i - 1];

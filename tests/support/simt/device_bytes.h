@@ -1,4 +1,4 @@
-// What copies and library calls do to device memory: whole ranges, by one operation of a stream.
+// Uses of device memory by copies and library calls: whole ranges, in one operation of a stream.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,13 @@
 namespace sluiceway::simt {
 
 enum class Use {
-  kCopied,  // Read, whether or not anybody has written it.
+  kCopied,  // Read, whether or not the bytes were ever written.
   kRead,
   kWritten,
 };
 
-// Whether the operation may do that now; reports what forbids it, else leaves its mark.
+// Tells whether the operation may use the bytes now. If not, reports why; otherwise leaves its
+// mark.
 bool use_bytes(Running& running, const std::string& name, const void* first, std::size_t bytes,
                Use use);
 

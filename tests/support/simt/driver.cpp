@@ -76,7 +76,7 @@ void DriverTurn::wait_until_idle() const {
 void wait_on_host(const char* call, const std::string& awaited, std::unique_lock<std::mutex>& lock,
                   std::condition_variable& changed, const std::function<bool()>& is_over) {
   if (is_over()) return;
-  lock.unlock();  // The board is asked about streams with its mutex locked, and may lock this one.
+  lock.unlock();  // The board locks its own mutex and may then lock this one.
   {
     const HostWait waits(HostWait::Where::kForStream, concat("waits for ", awaited, " in ", call));
     const bool holds = holds_device(gettid());

@@ -16,7 +16,7 @@ bool Fiber::overflowed() const noexcept {
   return *reinterpret_cast<const volatile std::uint64_t*>(stack_) != kCanary;
 }
 
-// ucontext gives the first entry to the stack; it costs two system calls, so later switches are
+// ucontext makes the first switch to the stack. It costs two system calls, so later switches are
 // jumps, which leave the signal mask alone.
 void Fiber::start() {
   started_ = true;

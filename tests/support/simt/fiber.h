@@ -1,4 +1,4 @@
-// One thread of a block: a stack of its own that its worker enters and leaves.
+// One thread of a block, with its own stack, which its worker enters and leaves.
 //
 // Thread safety: one worker thread for its whole life.
 #pragma once
@@ -20,9 +20,9 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  void resume();  // By the worker, until the body calls pause() or ends.
-  void pause();   // By the body.
-  void drop() noexcept { started_ = false; }  // What it was doing is never finished.
+  void resume();  // The worker calls this; runs until pause() or the end.
+  void pause();   // The body calls this.
+  void drop() noexcept { started_ = false; }  // The body's current run is never finished.
 
   bool owns(const void* address) const noexcept {
     return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(stack_) <

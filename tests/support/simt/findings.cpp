@@ -15,12 +15,13 @@ namespace {
 struct Findings {
   std::mutex mutex;
   std::vector<std::string> texts;
-  std::deque<std::string> told;  // Texts that cudaGetErrorString() has given away.
+  std::deque<std::string> told;  // Texts that cudaGetErrorString() has returned.
   std::atomic<cudaError_t> error{cudaSuccess};
 };
 
 Findings& findings() {
-  static Findings* const all = new Findings;  // Streams may end after every static object.
+  static Findings* const all =
+      new Findings;  // Never destroyed: streams may end after every static object.
   return *all;
 }
 

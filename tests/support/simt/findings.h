@@ -1,4 +1,4 @@
-// The errors that were found, and whether the device has failed by them.
+// The errors found so far, and whether they have made the device fail.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -12,7 +12,7 @@ namespace sluiceway::simt {
 
 void report(cudaError_t error, const std::string& text);
 
-cudaError_t device_error() noexcept;  // The first finding's; cudaSuccess while there is none.
+cudaError_t device_error() noexcept;  // Error of the first finding; cudaSuccess if none.
 const char* device_error_text();      // Stays valid.
 
 std::vector<std::string> clear_findings();

@@ -20,7 +20,7 @@ struct Gate {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<int> holders;  // Threads, one entry for each Hold.
-  std::string holder_name;   // Of the last.
+  std::string holder_name;   // Name of the last holder.
 };
 
 Gate& gate() {

@@ -93,7 +93,7 @@ void Grid::after_atomic(const void* address) {
 void Grid::fail(cudaError_t error, const std::string& text) {
   fail(thread_, error, text);
   fiber_->drop();
-  for (;;) wait();  // Nobody resumes what was dropped; the loop only says so to the compiler.
+  for (;;) wait();  // Never resumed after a drop; the loop only tells the compiler so.
 }
 
 void Grid::fail(unsigned thread, cudaError_t error, const std::string& text) {

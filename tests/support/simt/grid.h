@@ -1,7 +1,7 @@
-// One launch while it runs: blocks one after another, their threads as fibers, in shuffled order.
+// A running launch: blocks one after another, their threads as fibers, in shuffled order.
 //
-// A thread runs until it meets others (barrier, shuffle, vote) or ends; now and then, after an
-// atomic, another one gets its turn. The first error ends the launch.
+// A thread runs until it meets others (barrier, shuffle, vote) or ends; occasionally, after an
+// atomic, another thread gets its turn. The first error ends the launch.
 //
 // Thread safety: the worker that runs it.
 #pragma once
@@ -35,7 +35,7 @@ class Grid {
   static Grid* current() noexcept { return current_grid; }  // Null: not in a kernel.
   static void run_thread(void*);                            // The body of every fiber.
 
-  // The rest is called by threads of the kernel.
+  // Threads of the kernel call the rest.
   enum class Meeting : std::uint8_t { kBarrier, kWarpBarrier, kShuffle, kVote };
 
   uint3 thread_index() const noexcept { return thread_index_; }
@@ -51,7 +51,8 @@ class Grid {
                           Site site);
   void fence() { witness_.fence(); }
   void after_atomic(const void* address);
-  [[noreturn]] void fail(cudaError_t error, const std::string& text);  // Of the calling thread.
+  [[noreturn]] void fail(cudaError_t error,
+                         const std::string& text);  // Fails in the name of the calling thread.
 
  private:
   enum class State : std::uint8_t { kReady, kMeets, kDone };
@@ -62,7 +63,7 @@ class Grid {
     unsigned mask = 0;
     unsigned source = 0;
     std::uint32_t value = 0;
-    unsigned arrived = 0;  // Of the mask whose first lane this is.
+    unsigned arrived = 0;  // Arrivals for the mask whose first lane this is.
   };
 
   void run_block();
@@ -93,7 +94,7 @@ class Grid {
   unsigned threads_per_block_;
   std::vector<std::uint32_t> block_order_;
   uint3 block_{};
-  unsigned thread_ = 0;  // The one that runs; the next two are its own.
+  unsigned thread_ = 0;  // The running thread; the next two belong to it.
   uint3 thread_index_{};
   Fiber* fiber_ = nullptr;
   std::vector<Thread> threads_;

@@ -1,4 +1,4 @@
-// Memory of the host that is page-locked, and what copies still have to do with it.
+// Page-locked memory of the host, and the copies that still use it.
 //
 // Thread safety: every function from any thread.
 #pragma once
@@ -12,7 +12,7 @@ bool register_pages(const void* first, std::size_t bytes);  // False: some are a
 bool unregister_pages(const void* first);                   // False: not the start of a range.
 bool page_locked(const void* first, std::size_t bytes);
 
-// The stay of one copy, from its call until it is done.
+// The time from the call of one copy until it is done.
 class Stay {
  public:
   Stay(const void* first, std::size_t bytes, bool writes);
@@ -24,7 +24,7 @@ class Stay {
   std::uint64_t id_;
 };
 
-bool awaits_write(const void* first, std::size_t bytes);  // By a copy that is not done.
-bool in_use(const void* first);                           // Any byte of a page-locked range.
+bool awaits_write(const void* first, std::size_t bytes);  // An unfinished copy will write there.
+bool in_use(const void* first);  // An unfinished copy uses any byte of this page-locked range.
 
 }  // namespace sluiceway::simt

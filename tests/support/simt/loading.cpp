@@ -23,7 +23,7 @@ struct Loaded {
   bool has_list = false;  // Some kernel was loaded before it was launched.
 };
 
-// For whoever has the driver's lock.
+// Call it with the driver's lock.
 Loaded& loaded_on(int device) {
   static auto* const all = new std::array<Loaded, Arena::kDevices>;
   return (*all)[static_cast<std::size_t>(device)];

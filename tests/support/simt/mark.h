@@ -1,7 +1,7 @@
-// Who touched a byte last, in 64 bits, and the pair of them that each byte of memory has.
+// Who last touched a byte, in 64 bits, and the pair of marks that each byte of memory has.
 //
-// The moment counts, within one launch, whatever orders threads: barriers, fences, atomics, the
-// start of a block. Blocks run one after another, so a moment also says which block it was.
+// Within one launch, the moment counts everything that orders threads: barriers, fences, atomics,
+// the start of a block. Blocks run one after another, so a moment also identifies the block.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ namespace sluiceway::simt {
 
 enum class By : std::uint8_t {
   kThread = 0,  // The thread of the mark.
-  kWarp = 1,    // Several of its warp. Readers only, as are the next two.
+  kWarp = 1,    // Several of its warp. Readers only, like the next two.
   kBlock = 2,   // Several of its block.
   kGrid = 3,    // Threads of other blocks as well.
   kAtomic = 1,  // The thread of the mark, by an atomic function. Writers only.
@@ -21,7 +21,7 @@ struct Mark {
   static constexpr std::uint32_t kLastOperation = (1U << 24) - 1;
   static constexpr std::uint32_t kLastMoment = (1U << 28) - 1;
 
-  std::uint32_t operation = 0;  // 0: no such memory, or nobody; 1: memory that nobody has written.
+  std::uint32_t operation = 0;  // 0: no such memory, or nobody; 1: memory never written.
   std::uint32_t moment = 0;
   std::uint32_t thread = 0;
   By by = By::kThread;

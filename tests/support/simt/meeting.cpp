@@ -1,4 +1,4 @@
-// Barriers, shuffles and votes of a Grid: who waits for whom, and who never comes.
+// Barriers, shuffles and votes of a Grid: which threads wait for which, and which never arrive.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -50,7 +50,7 @@ void Grid::barrier(Site site) {
   wait();
 }
 
-// Nobody can run: all are at one barrier, or somebody waits in vain.
+// No thread can run: all are at one barrier, or some wait in vain.
 void Grid::meet_barrier() {
   const Site site = threads_[0].site;
   const bool all = std::all_of(threads_.begin(), threads_.end(), [&](const Thread& thread) {
@@ -87,7 +87,7 @@ void Grid::explain_deadlock() {
   }
 }
 
-// `other` came here before with the same first lane in its mask, so they must mean the same.
+// `other` arrived before with the same first lane in its mask, so both must call the same thing.
 void Grid::check_meeting(unsigned other) {
   const Thread& me = threads_[thread_];
   const Thread& before = threads_[other];

@@ -60,7 +60,7 @@ namespace {
 
 simt::Arena& current_arena() { return simt::Arena::of(simt::current_device()); }
 
-// What a call returns that gives `stream` something to do; not success: it may not.
+// Returns the result for a call that gives `stream` work; an error if it may not.
 cudaError_t ready(const char* call, cudaStream_t stream) {
   if (simt::device_error() != cudaSuccess) return simt::device_error();
   return simt::expect_current(call, "a stream", simt::worker_of(stream).device());
@@ -115,7 +115,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   return failed ? simt::device_error_text() : "see its name";
 }
 
-// A device that has failed says so for ever, whoever has asked before.
+// A failed device reports its failure forever, whoever has asked before.
 cudaError_t cudaGetLastError() {
   const cudaError_t last = simt::take_last_error();
   return simt::device_error() == cudaSuccess ? last : simt::device_error();
@@ -149,7 +149,8 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
   });
 }
 
-// The memory is gone at once, and the call waits only then: nobody should rely on a wait before.
+// The memory is gone at once, and only then does the call wait: code must not rely on an earlier
+// wait.
 cudaError_t cudaFree(void* pointer) {
   return simt::call_locked(__func__, [&](const simt::DriverTurn& turn) {
     if (pointer == nullptr) return cudaSuccess;
@@ -178,14 +179,14 @@ cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned) {
   });
 }
 
-// As of cudaFree, who relies on the wait is found.
+// As with cudaFree, this finds code that relies on the wait.
 cudaError_t cudaHostUnregister(void* pointer) {
   return simt::call_locked(__func__, [&](const simt::DriverTurn& turn) {
     if (simt::in_use(pointer)) {
       simt::report(cudaErrorLaunchFailure,
                    sluiceway::concat("simt: cudaHostUnregister of ", pointer,
-                                     ": a copy of it is not done, expected that streams have left "
-                                     "it; wait for an event behind the copy"));
+                                     ": a copy of it is not done; wait for an event behind the "
+                                     "copy first"));
     }
     turn.wait_until_idle();
     return simt::unregister_pages(pointer) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;

@@ -1,4 +1,4 @@
-// Indices of blocks and threads, flat and of three dimensions, and as text.
+// Indices of blocks and threads: flat, three-dimensional, and as text.
 #pragma once
 
 #include <simt_device.h>
@@ -18,7 +18,7 @@ inline std::string to_text(uint3 index) {
   return concat("(", index.x, ", ", index.y, ", ", index.z, ")");
 }
 
-inline std::string to_text(Site site) {  // Without the folders.
+inline std::string to_text(Site site) {  // Leaves out the folders.
   const std::string_view file(site.file);
   return concat(file.substr(file.rfind('/') + 1), ":", site.line);
 }

@@ -1,7 +1,7 @@
-// Which operations of the streams are known to have finished before which: vector clocks.
+// Vector clocks: which operations of the streams are known to have finished before which.
 //
-// A kernel, copy or fill is an operation. Each stream numbers its own; a clock says, for every
-// stream, up to which of them one has waited. Events and waits of the host carry clocks on.
+// A kernel, copy or fill is an operation. Each stream numbers its own. A clock holds, for every
+// stream, the last operation that was waited for. Events and waits of the host pass clocks on.
 //
 // Thread safety: every free function from any thread, a Clock from one at a time.
 #pragma once
@@ -25,24 +25,24 @@ class Clock {
   std::vector<std::uint32_t> numbers_;
 };
 
-// What the host, as one, has waited for. Snapshots are shared.
+// What the host as a whole has waited for. Snapshots are shared.
 std::shared_ptr<const Clock> host_clock();
 void host_has_waited(const Clock& clock);
 
-// Streams are numbered from 0; a number that was given back is used again.
+// Streams are numbered from 0; a returned number is used again.
 std::uint32_t take_stream_number();
 void give_back_stream_number(std::uint32_t number);
 
 struct Operation {
   std::uint32_t stream = 0;
-  std::uint32_t number = 0;  // Of its stream, from 1.
+  std::uint32_t number = 0;  // Number in its stream, from 1.
   std::string name;
 };
 inline constexpr std::uint32_t kFirstOperation = 2;
 std::uint32_t new_operation(std::uint32_t stream, std::string name);
 Operation operation(std::uint32_t id);
 
-// An operation while it runs.
+// A running operation.
 class Running {
  public:
   Running(std::uint32_t id, const Clock& clock) noexcept : id_(id), clock_(&clock) {}
@@ -52,7 +52,7 @@ class Running {
  private:
   std::uint32_t id_;
   const Clock* clock_;
-  // What was found before, by the last bits of the other operation.
+  // Earlier results, by the last bits of the other operation.
   std::uint32_t before_[64] = {};
   std::uint32_t beside_[64] = {};
 };

@@ -1,4 +1,4 @@
-// The machine's choices, all of them from one seed.
+// The machine's random choices, all from one seed.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ std::uint64_t seed() noexcept;
 
 class Random {  // splitmix64.
  public:
-  // `purpose` tells the sequences of one seed apart.
+  // `purpose` separates the sequences of one seed.
   explicit Random(std::uint64_t purpose) noexcept
       : state_(seed() * 0x9E3779B97F4A7C15ULL + purpose * 0xD1B54A32D192ED03ULL) {}
 

@@ -44,7 +44,7 @@ bool use_rows(simt::Running& running, MatrixView<T> x, Use use) {
   return true;
 }
 
-// Entry by entry: the library's matrices must be in order, and ours need not be.
+// Entry by entry: the library's matrices must be sorted, ours need not be.
 Sparse values(const SparseMatrix& a) {
   std::vector<Eigen::Triplet<float, std::int32_t>> entries;
   const auto *offset = on_host(a.offset), *column = on_host(a.column);

@@ -1,4 +1,4 @@
-// The worker behind a stream's handle, and the device it belongs to.
+// The worker behind a stream's handle, and its device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 
 namespace sluiceway::simt {
 
-// Of null too, and of cudaStreamPerThread, which lives as long as the calling thread: both are
-// those of the current device.
+// Also accepts null and cudaStreamPerThread, which lives as long as the calling thread: both mean
+// streams of the current device.
 Worker& worker_of(cudaStream_t stream);
 
 }  // namespace sluiceway::simt

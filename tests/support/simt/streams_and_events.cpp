@@ -54,8 +54,8 @@ struct CUstream_st {
 namespace sluiceway::simt {
 namespace {
 
-// One recording of an event. Whoever waits for it waits for this one, whatever the event is
-// recorded for later; and it outlives the event's handle where a stream still has to reach it.
+// One recording of an event. Whoever waits for it waits for this one, even if the event is recorded
+// again later; it outlives the event's handle if a stream still has to reach it.
 struct Recording {
   explicit Recording(std::string in) : stream(std::move(in)) {}
 
@@ -74,14 +74,14 @@ struct Recording {
     changed.notify_all();
   }
 
-  // By the host, in this call.
+  // The host waits in this call.
   Clock wait(const char* call) {
     std::unique_lock lock(mutex);
     wait_on_host(call, "an event of " + stream, lock, changed, [&] { return has_happened; });
     return clock;
   }
 
-  // By the stream whose work the calling thread does.
+  // The stream waits whose work the calling thread does.
   Clock wait_as_stream() {
     std::unique_lock lock(mutex);
     if (has_happened) return clock;
@@ -100,7 +100,7 @@ struct Recording {
   }
 };
 
-// Of cudaStreamPerThread, where the thread waits for each call.
+// The worker of cudaStreamPerThread, for which the thread waits in each call.
 Worker& worker_of_this_thread() {
   static thread_local std::array<std::unique_ptr<Worker>, Arena::kDevices> workers;
   const int device = current_device();
@@ -139,8 +139,8 @@ void wait_for_word(void* stream, std::uint32_t* word) {
   });
 }
 
-// What the function tells the host is not taken as a wait of the host. It is not called once the
-// device has failed.
+// Whatever the function tells the host does not count as a wait of the host. It is not called once
+// the device has failed.
 void call_on_host(void* stream, std::function<void()> function) {
   const DriverTurn turn("call_on_host()");
   Worker& worker = worker_of(static_cast<cudaStream_t>(stream));
@@ -179,8 +179,8 @@ namespace {
 
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;  // The lowest number goes first.
 
-// A handle that was destroyed is never given out again: a driver may do so, and was seen not to.
-// What is kept by handle and not let go of grows with every stream.
+// A destroyed handle is never given out again. A real driver may behave like that, and was seen to,
+// so a table that is keyed by handles and never cleaned grows with every stream.
 void* new_handle() {
   struct alignas(CUstream_st) Handle {
     std::array<std::byte, sizeof(CUstream_st)> bytes;
@@ -204,7 +204,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   return simt::call_when_idle(__func__, [&] { return create_stream(stream, kLeastPriority); });
 }
 
-// The machine has no use for it: streams run when they can.
+// The machine ignores the priority: streams run when they can.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
   return simt::call_when_idle(__func__, [&] { return create_stream(stream, priority); });
 }

@@ -69,7 +69,7 @@ std::string readable(const char* name) {
   return without(without(demangle(name), "(anonymous namespace)::"), "sluiceway::");
 }
 
-// The program's file, mapped for good: the names are read where they lie.
+// The program's file, mapped permanently: names are read in place.
 const std::byte* own_file() {
   const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   struct stat status = {};
@@ -110,7 +110,7 @@ struct Variable {
   const char* name;
 };
 
-// By offset. A variable of the host that starts at such an offset by chance does no harm.
+// Indexed by offset. A host variable that starts at such an offset by chance does no harm.
 std::map<std::size_t, Variable> read_shared_variables() {
   std::map<std::size_t, Variable> found;
   visit_symbols([&](int type, const ElfW(Sym) & symbol, const char* name) {

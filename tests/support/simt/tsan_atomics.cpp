@@ -1,5 +1,5 @@
-// The calls that -fsanitize=thread puts in place of the C++ atomics of the host's code, such as the
-// counters of a shared_ptr. Kernels use CUDA's functions instead (simt_atomics.h).
+// The calls that -fsanitize=thread inserts for the C++ atomics of host code, such as the counters
+// of a shared_ptr. Kernels use CUDA's functions instead (simt_atomics.h).
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,7 @@ using sluiceway::simt::Grid;
 void host_only() {
   Grid* const grid = Grid::current();
   if (grid == nullptr) return;
-  grid->fail(cudaErrorLaunchFailure, "uses a C++ atomic, expected CUDA's functions");
+  grid->fail(cudaErrorLaunchFailure, "uses a C++ atomic; use CUDA's functions");
 }
 
 }  // namespace

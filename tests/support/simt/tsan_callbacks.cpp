@@ -1,9 +1,9 @@
-// The calls that -fsanitize=thread puts before every load and store, ending here.
+// The calls that -fsanitize=thread inserts before every load and store end here.
 //
-// Sources of kernels are compiled with it and linked without its library. What the host does in
-// those sources is of no interest here: these calls then return at once.
+// Kernel sources are compiled with it and linked without its library. Host accesses in those
+// sources do not matter here: these calls then return at once.
 //
-// memcpy and its like are not announced by the compiler, so those sources call simt_memcpy instead
+// The compiler does not report memcpy and similar calls, so those sources call simt_memcpy instead
 // (include/simt_memory.h).
 #include <cstddef>
 #include <cstdint>

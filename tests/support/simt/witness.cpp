@@ -57,7 +57,7 @@ bool Witness::acquired_all() const {
                      [](std::uint32_t moment) { return moment != 0; });
 }
 
-// Shared memory begins anew with each block.
+// Shared memory starts unwritten in each block.
 bool Witness::present(Mark mark, Space space) const noexcept {
   if (space == Space::kDevice) return mark.operation > Mark::kUnwritten;
   return of_this_launch(mark) && mark.moment >= block_start_;
@@ -74,8 +74,8 @@ bool Witness::in_order(Mark before, bool readers, unsigned thread) {
   return same_warp && before.moment < warp_start_[thread / 32];
 }
 
-// Whom the record of readers stands for once `thread` has read as well. Readers that whoever
-// comes later is in order with, if it is in order with `thread`, need not be remembered.
+// Returns the readers that the record represents once `thread` has read as well. If an order with
+// `thread` implies an order with an earlier reader, that reader need not be remembered.
 By Witness::readers_with(Mark before, unsigned thread) const {
   if (!of_this_launch(before)) return By::kThread;
   if (before.by == By::kGrid) return acquired_all() ? By::kThread : By::kGrid;
@@ -97,8 +97,8 @@ Verdict Witness::touch(Marks& byte, Space space, Touch touch, unsigned thread) {
   const Mark read = byte.read();
   const bool was_read = present(read, space);
   if (touch == Touch::kRead) {
-    // Readers of other streams are remembered rather than this one: whoever writes next is late
-    // for both, or for them.
+    // Keeps readers of other streams rather than this one: a later writer that conflicts with this
+    // one also conflicts with them.
     if (was_read && !running_.comes_after(read.operation)) return Verdict::kFine;
     const By by = was_read ? readers_with(read, thread) : By::kThread;
     byte.set_read({running_.id(), moment_, thread, by});

@@ -1,9 +1,9 @@
-// What one launch does to each byte, and whether that is allowed: the rules of races.
+// The rules of races: what one launch does to each byte, and whether that is allowed.
 //
 // Two touches of a byte, one of them a write and not both atomic, need an order between them: the
-// same thread; a barrier; for lanes of one warp, __syncwarp; for two blocks, a __threadfence and
-// an atomic on one address by the first, then an atomic on it by the second; for two operations,
-// what order.h says.
+// same thread; a barrier; for lanes of one warp, __syncwarp; for two blocks, a __threadfence and an
+// atomic on one address by the first, then an atomic on it by the second; for two operations, the
+// order of order.h.
 //
 // Thread safety: the worker that runs the launch.
 #pragma once
@@ -24,7 +24,7 @@ enum class Verdict : std::uint8_t {
   kFine,
   kNoMemory,
   kUnwritten,
-  kWrittenBy,  // By other() before, without an order; the next likewise.
+  kWrittenBy,  // other() wrote it before, without an order; the next likewise.
   kReadBy,
 };
 
@@ -39,8 +39,8 @@ class Witness {
   void atomic(const void* address);
 
   Verdict touch(Marks& byte, Space space, Touch touch, unsigned thread);
-  Mark other() const noexcept { return other_; }  // Of the last verdict that was not fine.
-  // The block of a mark of this launch: 0 for the first that ran.
+  Mark other() const noexcept { return other_; }  // From the last verdict that was not fine.
+  // Returns the block of a mark of this launch: 0 for the first that ran.
   std::size_t block_of(Mark mark) const;
   bool of_this_launch(Mark mark) const noexcept { return mark.operation == running_.id(); }
 
@@ -60,7 +60,7 @@ class Witness {
   std::uint32_t fenced_ = 0;
   std::vector<std::uint32_t> warp_start_;
   std::vector<std::uint32_t> block_starts_;
-  // By block: what it did before that moment is known to this block, or to who reads an address.
+  // By block: the moment up to which this block, or a reader of an address, knows what it did.
   std::vector<std::uint32_t> acquired_;
   std::unordered_map<const void*, std::vector<std::uint32_t>> released_;
 };

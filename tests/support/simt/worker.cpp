@@ -94,7 +94,7 @@ void Worker::work(Workshop& workshop) {
     clock_.merge(*task.host);
     lock.unlock();
     perform(task, workshop);
-    task = {};  // What it held is gone before anybody hears that it is done.
+    task = {};  // Destroys what it held before anybody learns that it is done.
     lock.lock();
     ++finished_;
     standing_.finished();

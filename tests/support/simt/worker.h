@@ -1,6 +1,6 @@
-// A CUDA stream: a thread that does what was enqueued, in its order.
+// A CUDA stream: a thread that runs enqueued work in order.
 //
-// Ownership:     the destructor finishes what was enqueued.
+// Ownership:     the destructor finishes the enqueued work.
 // Thread safety: enqueue calls and wait_idle() from any thread.
 #pragma once
 
@@ -26,19 +26,19 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
   ~Worker();
 
-  // Touches memory. Some start late, after `before`, so that who does not wait for them is early.
-  // Dropped where the device has failed before it runs.
+  // For work that touches memory. Some starts late, after `before`, so that code which does not
+  // wait for it comes too early. Dropped if the device fails before it runs.
   void enqueue(std::string name, std::function<void(Running&, Workshop&)> work,
                std::function<void()> before = nullptr);
 
-  // Orders: `work` gets what this stream has waited for, and may add to it. Never dropped.
+  // For ordering: `work` gets what this stream has waited for, and may add to it. Never dropped.
   void enqueue_control(std::function<void(Clock&)> work);
 
   int device() const noexcept { return device_; }
 
   std::string name() const { return standing_.name(); }
 
-  void wait_idle(const char* call);  // Of the host, which has then waited for all of it.
+  void wait_idle(const char* call);  // The host waits, and has then waited for all of it.
   static void wait_until_all_are_idle();
 
  private:

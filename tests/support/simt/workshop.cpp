@@ -24,7 +24,7 @@ struct ThreadLocalStorage {
   std::size_t bytes = 0;
 };
 
-// Of the program itself, for the calling thread.
+// Thread-local storage of the program itself, for the calling thread.
 ThreadLocalStorage thread_local_storage() {
   ThreadLocalStorage found;
   dl_iterate_phdr(

@@ -1,9 +1,10 @@
-// What a stream's worker needs to run blocks: fibers, and the shared memory of the block that runs.
+// The memory that a stream's worker needs to run blocks: fibers, and the running block's shared
+// memory.
 //
 // `__shared__` variables are thread_local, so they lie in the worker's own copy of the program's
 // thread-local storage; all of it counts as shared memory, and so do the bytes of dynamic().
 //
-// Thread safety: one worker thread, which makes it.
+// Thread safety: one worker thread, which creates it.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +19,11 @@ namespace sluiceway::simt {
 
 class Workshop {
  public:
-  static constexpr std::size_t kSharedBytes = std::size_t{48} << 10;  // Without opting in to more.
+  static constexpr std::size_t kSharedBytes = std::size_t{48}
+                                              << 10;  // Limit without opting in to more.
   static constexpr unsigned kThreads = 1024;
 
-  explicit Workshop(void (*body)(void*));  // What every fiber runs, with null.
+  explicit Workshop(void (*body)(void*));  // `body` runs on every fiber, with null.
   Workshop(const Workshop&) = delete;
   Workshop& operator=(const Workshop&) = delete;
   ~Workshop();
@@ -30,12 +32,13 @@ class Workshop {
   void make_fibers(unsigned threads);
 
   std::byte* dynamic() const noexcept { return dynamic_.first; }
-  // Of static or dynamic shared memory; null: neither.
+  // Returns the marks of static or dynamic shared memory; null for other memory.
   Marks* marks(const void* address) const noexcept;
-  // Of a byte of static shared memory, in the program's thread-local storage; kElsewhere: no such.
+  // Offset of a byte of static shared memory in the program's thread-local storage; kElsewhere if
+  // it is not there.
   static constexpr std::size_t kElsewhere = SIZE_MAX;
   std::size_t static_offset(const void* address) const noexcept;
-  // Bytes from an address to the end of what may be dynamic shared memory; 0 for other addresses.
+  // Bytes from an address to the end of possible dynamic shared memory; 0 for other addresses.
   std::size_t dynamic_bytes_from(const void* address) const noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// The language of kernels, as far as ours are written in it, for the host compiler.
+// The language of kernels for the host compiler, as far as our kernels use it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,13 +8,15 @@
 #include <utility>
 
 #define __global__
-// Inlined, or the store of a structure that one returns would go unseen (vector_types.h).
+// Inlined, since the compiler would not report the store of a structure that a call returns
+// (vector_types.h).
 #define __device__ __attribute__((always_inline))
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// A worker runs its blocks one after another, so what a thread of the host owns is a block's.
+// A worker runs its blocks one after another, so thread-local storage of the host belongs to a
+// block.
 #define __shared__ static thread_local __attribute__((aligned(::sluiceway::simt::kSharedAlignment)))
 
 #define threadIdx (::sluiceway::simt::thread_index())

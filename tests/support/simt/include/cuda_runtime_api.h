@@ -1,7 +1,7 @@
-// As much of the CUDA runtime's interface as our sources call, for the machine of simt.h.
+// The part of the CUDA runtime's interface that our sources call, for the machine of simt.h.
 //
 // Calls keep the names, values and promises of NVIDIA's documentation; where that leaves a choice,
-// the machine takes the one that is hardest on the caller.
+// the machine makes the one that is hardest for the caller.
 #pragma once
 
 #include <vector_types.h>

@@ -1,6 +1,6 @@
-// What kernels ask of the machine that runs them; cuda_runtime.h gives it CUDA's names.
+// The functions that kernels call on their machine; cuda_runtime.h gives them CUDA's names.
 //
-// Thread safety: called by kernels only, but for enqueue_kernel().
+// Thread safety: only kernels call these, except enqueue_kernel().
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,13 +11,13 @@
 
 namespace sluiceway::simt {
 
-struct Site {  // Where a source calls; threads that meet must call at the same one.
+struct Site {  // A call in a source; threads that meet must call at the same one.
   const char* file = "";
   int line = 0;
 };
 
-// Every __shared__ variable starts at such an offset of thread-local storage, and nothing but those
-// does, so that what follows a variable up to the next is nobody's.
+// Every __shared__ variable starts at such an offset of thread-local storage, and nothing else
+// does, so bytes between the end of one variable and the next belong to nobody.
 inline constexpr std::size_t kSharedAlignment = 8192;
 
 uint3 thread_index() noexcept;
@@ -30,7 +30,7 @@ void barrier(Site site);
 void warp_barrier(unsigned mask, Site site);
 void fence();
 
-// The value of `source_lane`, which must be among `mask`.
+// Returns the value of `source_lane`, which must be in `mask`.
 std::uint32_t shuffle(unsigned mask, std::uint32_t value, int source_lane, Site site);
 unsigned ballot(unsigned mask, bool predicate, Site site);
 
@@ -43,8 +43,8 @@ std::uint64_t update(std::uint64_t* address, Next<std::uint64_t> next, const voi
 std::byte* dynamic_shared_memory() noexcept;
 
 struct Kernel {
-  const void* address;               // Of the __global__ function: says its name.
-  void (*call)(const void* params);  // One thread of it.
+  const void* address;               // The __global__ function; gives its name.
+  void (*call)(const void* params);  // Runs one thread of it.
   std::shared_ptr<const void> params;
   std::size_t params_bytes;
 };

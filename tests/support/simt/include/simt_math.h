@@ -1,4 +1,4 @@
-// Arithmetic by its CUDA names, each rounded as there; what CUDA only approximates is exact here.
+// Arithmetic under its CUDA names, with CUDA's roundings; exact where CUDA only approximates.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Included before everything else in sources of kernels: memcpy and its like get names of ours.
+// Included before everything else in kernel sources: redirects memcpy and similar calls to our
+// names.
 #pragma once
 
 extern "C" {

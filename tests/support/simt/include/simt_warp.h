@@ -1,4 +1,4 @@
-// Barriers, shuffles and votes. Threads meet only where they call from the same line.
+// Barriers, shuffles and votes. Threads meet only if they call from the same line.
 #pragma once
 
 #include <simt_device.h>
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-// The caller's line, since default arguments are read where the call is.
+// The caller's line, since default arguments are evaluated at the call.
 #define SLUICEWAY_SITE ::sluiceway::simt::Site site = {__builtin_FILE(), __builtin_LINE()}
 
 inline void __syncthreads(SLUICEWAY_SITE) { sluiceway::simt::barrier(site); }
@@ -29,7 +29,7 @@ inline int __all_sync(unsigned mask, int predicate, SLUICEWAY_SITE) {
 
 namespace sluiceway::simt {
 
-// `source` is a lane of the segment of `width` lanes; outside of it a lane keeps its own value.
+// `source` is a lane within the segment of `width` lanes; outside it a lane keeps its own value.
 template <typename T>
 T shuffle_value(unsigned mask, T value, int source, int width, Site site) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "CUDA shuffles words of 4 and 8 bytes");
@@ -51,7 +51,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32, SLUICEWAY_SITE
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, SLUICEWAY_SITE) {
   const int lane = sluiceway::simt::lane();
-  // A lane of a later segment is out of reach, one of an earlier segment is not.
+  // A lane of a later segment is out of reach, a lane of an earlier one is not.
   const int source = ((lane ^ bits) / width <= lane / width) ? (lane ^ bits) : lane;
   return sluiceway::simt::shuffle_value(mask, value, source, 32, site);
 }

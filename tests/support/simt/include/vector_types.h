@@ -1,7 +1,7 @@
 // CUDA's vector types, with its sizes and alignments: a misaligned load of one of them is an error.
 #pragma once
 
-// Never a call: the compiler does not announce the store of a structure that one returns.
+// Never a call: the compiler does not report the store of a structure that a call returns.
 #define SLUICEWAY_MAKE __attribute__((always_inline)) constexpr
 #define SLUICEWAY_VECTOR1(name, type) \
   struct name##1 {                    \

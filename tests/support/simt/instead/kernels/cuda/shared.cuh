@@ -1,4 +1,4 @@
-// kernels/cuda/shared.cuh of this machine, which is found before that one.
+// This machine's version of kernels/cuda/shared.cuh, which include paths find first.
 #pragma once
 
 #include <cuda_runtime.h>
