@@ -75,7 +75,7 @@ void check_factored_adam(MatrixView<const T> g, MatrixView<const float> m_in,
   static constexpr const char* kName = "factored_adam_direction";
   const auto check_as_g = [&g](const char* name, const auto& x) {
     SLUICEWAY_CHECK(x.rows == g.rows && x.cols == g.cols, kName, ": ", name, " is ", x.rows, "x",
-                    x.cols, ", expected ", g.rows, "x", g.cols, " as g is");
+                    x.cols, ", expected ", g.rows, "x", g.cols, ", the shape of g");
   };
   check_step(kName, hyper);
   check_as_g("m_in", m_in);

@@ -16,7 +16,7 @@ inline void check_rows_contiguous(const char* function, const char* name, const 
 inline void check_as_w(const char* function, const char* name, const AnyMatrix& out,
                        const AnyMatrix& w) {
   SLUICEWAY_CHECK(out.rows == w.rows && out.cols == w.cols, function, ": ", name, " is ", out.rows,
-                  " x ", out.cols, ", expected ", w.rows, " x ", w.cols, " as w is");
+                  " x ", out.cols, ", expected ", w.rows, " x ", w.cols, ", the shape of w");
   check_rows_contiguous(function, name, out);
 }
 
@@ -40,7 +40,7 @@ inline void check_neighbours(const char* function, const AnyMatrix& w, const Any
   check_as_w(function, "plus", plus, w);
   check_as_w(function, "minus", minus, w);
   SLUICEWAY_CHECK(plus.dtype == minus.dtype, function, ": minus is ", to_string(minus.dtype),
-                  ", expected ", to_string(plus.dtype), " as plus is");
+                  ", expected ", to_string(plus.dtype), ", the type of plus");
   check_factors(function, "direction", direction, w);
 }
 

@@ -32,7 +32,7 @@ inline void check_written(const char* function, const char* name, std::span<cons
                           DType dtype, std::size_t elems) {
   SLUICEWAY_CHECK(out.size() == elems * size_bytes(dtype), function, ": ", name, " has ",
                   out.size(), " bytes, expected ", elems * size_bytes(dtype), " for ", elems,
-                  " elements of ", to_string(dtype), ", as many as w has");
+                  " elements of ", to_string(dtype), ", the length of w");
 }
 
 inline void check_rounding_of(const char* function, DType dtype, Rounding rounding) {

@@ -1,4 +1,4 @@
-// Block families that are fitted: when they are calibrated, what they keep, how moments follow.
+// Fitted block families: when they are calibrated, what they keep, how moments follow.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -116,7 +116,7 @@ TEST(CountSketchTest, ColumnsAreOrthonormalOrEmpty) {
   const CodecConfig config{.name = "sparse_random", .nnz = 1, .seed = 3};
   const auto codec = make_codec(config, 64, 48, kWeight, DeviceId::host(), budget);
   std::vector<float> scratch = scratch_of(*codec);
-  // P D Q^T of unit cores spans the columns: their squares are 1, or 0 where no row drew one.
+  // The P D Q^T of unit cores span the columns: their squares are 1, or 0 where no row drew one.
   for (std::int64_t c = 0; c < codec->core().rows; ++c) {
     Matrix w(64, 48), d(codec->core().rows, codec->core().cols);
     d(c, c % d.cols) = 1;

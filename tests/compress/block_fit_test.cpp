@@ -1,4 +1,4 @@
-// Fitted block projectors: orthonormal, ordered, and the best that their shape allows.
+// Fitted block projectors: orthonormal, ordered, and the best for their shape.
 #include "compress/block_fit.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ struct OwnedLayout {
   MatrixF64 matrix() const { return dense(rows); }
 };
 
-// |P^T G|_F^2, what a projection of the rows keeps.
+// |P^T G|_F^2, the energy that a projection of the rows keeps.
 double energy(const MatrixF64& p, const MatrixF64& g) {
   double sum = 0;
   for (const double x : product(transposed(p), g).v) sum += x * x;

@@ -1,4 +1,4 @@
-// make_codec() and its companions: which names exist, what each refuses, what each will cost.
+// make_codec() and its companions: which names exist, what each rejects, what each costs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Codecs for tests, and the dense P and Q that a codec of that configuration must have.
+// Codecs for tests, and the dense P and Q that a codec of the same configuration must have.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ inline BlockLayouts layouts_of(std::string_view family, const CodecConfig& confi
   return dense_layouts(svd || (galore && m <= n), !galore || m > n, config, m, n);
 }
 
-// P and Q of a fitted block family, read back from what the codec saves.
+// P and Q of a fitted block family, read from the codec's saved state.
 inline DensePair stored_pair(const GradientCodec& codec, const CodecConfig& config, std::int64_t m,
                              std::int64_t n) {
   BlockLayouts layouts = layouts_of(codec.name(), config, m, n);
@@ -70,14 +70,14 @@ inline std::vector<float> scratch_of(const GradientCodec& codec) {
   return std::vector<float>(codec.refresh_scratch_elems(), -1e30F);  // Poison.
 }
 
-// Core-shaped moments in memory of their own.
+// Core-shaped moments with memory of their own.
 struct OwnedMoments {
   Matrix m, v;
   explicit OwnedMoments(CoreShape core) : m(core.rows, core.cols), v(core.rows, core.cols) {}
   Moments view() { return {m.view(), v.view(), {}}; }
 };
 
-// A gradient as fine-tuning has them: a few strong directions and noise.
+// A gradient like those of fine-tuning: a few strong directions and noise.
 inline Matrix low_rank_gradient(Rng& rng, const Matrix& left, const Matrix& right, double noise) {
   Matrix g(left.rows, right.rows);
   const Matrix mix = rng.matrix(left.cols, right.cols);

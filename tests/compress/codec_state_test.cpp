@@ -1,4 +1,4 @@
-// Saved codec states: what comes back, and what is refused as corrupt.
+// Saved codec states: what load() restores, and what it rejects as corrupt.
 #include "compress/codec_state.h"
 
 #include <gmock/gmock.h>

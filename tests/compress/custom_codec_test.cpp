@@ -1,4 +1,4 @@
-// A codec that this library does not bring: one class and one row, and everything works with it.
+// A codec that the library does not have: one class and one row, and everything works with it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -113,7 +113,7 @@ TEST(CodecFamiliesTest, BuiltInRowsSayWhatTheirCodecsAre) {
         make_codec({.name = family->name}, 64, 48, kWeight, DeviceId::host(), budget);
     EXPECT_EQ(codec->learns(), family->learns) << family->name;
     EXPECT_EQ(family->offered, family->name != "galore" && family->name != "topk_columns");
-    // 1/f is the scale of orthonormal columns; identity and none have no need of it.
+    // 1/f is the scale of orthonormal columns; identity and none do not need it.
     EXPECT_EQ(codec->default_scale() != 1.0F,
               family->leaves_complement(4) && codec->core().elems() > 0)
         << family->name;

@@ -1,4 +1,4 @@
-// What every codec promises, for each family and each awkward shape, against dense double.
+// The promises of every codec, for each family and each awkward shape, against dense double.
 #include "compress/gradient_codec.h"
 
 #include <gmock/gmock.h>
@@ -103,7 +103,7 @@ TEST_P(GradientCodecTest, ApplyMatchesTheDenseProduct) {
   EXPECT_TRUE(all_near(w, expected, {.abs = 1e-5 * (1 + largest(expected))}));
 }
 
-// Ranges that begin and end anywhere, each with exactly the scratch that was asked for.
+// Ranges that start and end anywhere, each with exactly the promised scratch.
 TEST_P(GradientCodecTest, RangesOfTheDecompressedGradientMatchTheDenseProductInEveryCut) {
   Matrix s = core_matrix();
   const MatrixF64 expected = reference_expanded(as_f64(s), pair.p, pair.q);
@@ -248,7 +248,7 @@ std::vector<Case> cases() {
                      family.config, s.m, s.n});
     }
   }
-  // Groups of more than 256 rows: a way of their own for ranges.
+  // Groups of more than 256 rows use another algorithm for ranges.
   out.push_back({"svd_dense", {.name = "svd", .ratio = 0.1, .seed = 3}, 299, 43});
   out.push_back({"svd_wide", {.name = "svd", .ratio = 0.5, .seed = 3}, 31, 283});
   out.push_back({"galore_dense", {.name = "galore", .ratio = 0.5, .seed = 3}, 37, 301});
@@ -259,8 +259,7 @@ std::vector<Case> cases() {
 INSTANTIATE_TEST_SUITE_P(Codecs, GradientCodecTest, testing::ValuesIn(cases()),
                          [](const auto& param) { return param.param.name; });
 
-// Elements of size 1 in the core become elements of size 1 on the weight, for any rounding of
-// groups.
+// Core elements of size 1 become weight elements of size 1, for any rounding of groups.
 TEST(GradientCodecScaleTest, OrthonormalUpdateKeepsItsSizeAfterScaling) {
   for (const double ratio : {0.25, 0.3, 0.5, 1.0}) {
     Rng rng(9);

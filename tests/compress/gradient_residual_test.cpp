@@ -1,4 +1,4 @@
-// GradientResidual against Adafactor in double, on what dense projectors leave of the gradient.
+// GradientResidual against Adafactor in double, on the residual of dense projectors.
 #include "compress/gradient_residual.h"
 
 #include <gmock/gmock.h>
@@ -87,7 +87,7 @@ TEST_F(GradientResidualTest, FactoredMatchesAdafactorOverSteps) {
   Matrix w = rng.matrix(kM, kN);
   MatrixF64 expected = as_f64(w);
   for (int t = 0; t < 5; ++t) {
-    const Matrix g = rng.matrix(kM, kN, t == 3 ? 30 : 0.01);  // One step that the clip is for.
+    const Matrix g = rng.matrix(kM, kN, t == 3 ? 30 : 0.01);  // One step that needs the clip.
     const MatrixF64 update = reference.update(left_of(g), step);
     for (std::size_t i = 0; i < expected.v.size(); ++i) expected.v[i] += update.v[i];
     EXPECT_TRUE(apply(residual, g, w, step));
@@ -118,7 +118,7 @@ TEST_F(GradientResidualTest, SignStepsByTheLearningRateEverywhere) {
   EXPECT_TRUE(apply(residual, g, w, step));
   const MatrixF64 r = left_of(g);
   for (std::size_t i = 0; i < w.v.size(); ++i) {
-    if (std::abs(r.v[i]) < 1e-5) continue;  // Its sign is rounding's.
+    if (std::abs(r.v[i]) < 1e-5) continue;  // Rounding decides its sign.
     EXPECT_EQ(w.v[i], r.v[i] > 0 ? -0.01F : 0.01F);
   }
 }
@@ -167,7 +167,7 @@ TEST_F(GradientResidualTest, AColumnWhoseSquaresOverflowChangesNothing) {
   Matrix w = rng.matrix(kM, kN), g = rng.matrix(kM, kN);
   const Matrix before = w;
   for (std::int64_t i = 0; i < kM; ++i)
-    g(i, 3) = 1e19F;  // Each square is finite, so is a row's mean.
+    g(i, 3) = 1e19F;  // Each square is finite, and so is the mean of a row.
   residual.apply(*none, any_matrix(g), {}, any_matrix(w), {}, step, {}, StreamRef::host());
   EXPECT_FALSE(residual.trained(StreamRef::host()));
   EXPECT_EQ(w, before);

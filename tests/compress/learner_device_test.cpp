@@ -1,9 +1,9 @@
 // The learner works where its gradient lies, and only numbers cross to the host.
 //
-// The device is made up: torch's key for devices that are none of its own. Its memory is the
-// host's, and every operator is passed on to the CPU's, but one whose operands lie on two devices
-// is refused, as a GPU refuses it, and so is one that draws random numbers, which a device's own
-// generator would make other ones than the host's. What crosses to the host is counted.
+// The device is made up, with torch's key for third-party devices. Its memory is the host's, and
+// every operator is passed on to the CPU's, with two exceptions: an operator whose operands lie on
+// two devices fails, as on a GPU; so does one that draws random numbers, since a device's own
+// generator would draw different ones than the host's. The test counts what crosses to the host.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
@@ -26,7 +26,7 @@ namespace {
 
 const at::Device kOther(at::kPrivateUse1, 0);
 
-// What has crossed since the last look; inside of an operator nothing counts.
+// Crossings since the last look; inside an operator nothing counts.
 int operator_depth = 0;
 std::int64_t crossed_elems = 0;
 std::int64_t crossings = 0;
@@ -63,7 +63,7 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            type.value_or(at::kFloat));
 }
 
-// The same memory as a tensor of the CPU.
+// The same memory as a CPU tensor.
 at::Tensor seen_by_host(const at::Tensor& x) {
   return at::from_blob(x.data_ptr(), x.sizes(), x.strides(),
                        at::TensorOptions().dtype(x.scalar_type()));
@@ -90,7 +90,7 @@ at::Scalar one_number(const at::Tensor& x) {
 
 void refuse_two_devices(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto check = [&](const at::Tensor& x) {
-    // A GPU takes single numbers of the host, too.
+    // A GPU also accepts single numbers of the host.
     const bool there = !x.defined() || x.device() == kOther || x.dim() == 0;
     TORCH_CHECK(there, op.schema().name(), ": an operand is on ", x.device(),
                 ", the others are on ", kOther);
@@ -205,7 +205,7 @@ TEST_F(LearnerDeviceTest, LearnsWhereTheGradientLiesAsOnTheHost) {
   EXPECT_NEAR(there.outcome.bias_after, here.outcome.bias_after, 1e-4);
   EXPECT_LT(there.outcome.bias_after, there.outcome.bias_before);
   for (std::size_t i = 0; i < here.p.size(); ++i) EXPECT_NEAR(there.p[i], here.p[i], 1e-3);
-  // Four numbers each time that the objective is looked at, and the size of the gradient.
+  // Four numbers at each evaluation of the objective, and the size of the gradient.
   EXPECT_EQ(times, options.max_steps + 1 + 1);
   EXPECT_EQ(crossed, 4 * (options.max_steps + 1) + 1);
 }

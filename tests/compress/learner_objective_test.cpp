@@ -29,7 +29,7 @@ at::Tensor value_of(const OwnedSparseRows& x) {
       .to(at::kDouble);
 }
 
-// The dense projector that these values make.
+// Returns the dense projector with these values.
 at::Tensor dense_of(const OwnedSparseRows& x, const at::Tensor& value) {
   return at::zeros({x.rows, x.cols}, value.options()).scatter(1, index_of(x), value);
 }
@@ -48,7 +48,7 @@ class LearnerObjectiveTest : public testing::Test {
     return (r.norm() / g.norm() + kBeta * (pd.norm() + qd.norm())).item<double>();
   }
 
-  // Central differences of the definition in every value of `x`.
+  // Central differences of the definition, for every value of `x`.
   template <typename F>
   at::Tensor numeric_gradient(const at::Tensor& x, F f) const {
     constexpr double kStep = 1e-6;

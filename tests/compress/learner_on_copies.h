@@ -1,4 +1,4 @@
-// Lets a learner of the host learn for any device: it gets copies, and what it writes goes back.
+// Lets a host learner learn for any device: it gets copies, and its results are copied back.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 namespace sluiceway::test {
 
-// Expects that all memory and the stream are `device`'s: a copy on another is the caller's mistake.
+// Expects all memory and the stream to be `device`'s: a copy elsewhere is the caller's mistake.
 template <class Learner>
 class LearnerOnCopies final : public ProjectorLearner {
  public:

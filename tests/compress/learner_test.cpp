@@ -1,4 +1,4 @@
-// Learning: lowers the bias on gradients it has not seen, stops where it should, repeats itself.
+// Learning: lowers the bias on unseen gradients, stops when it should, and is reproducible.
 #include "compress/learner.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// A pair as drawn for a codec, with values that learning may move.
+// A pair as drawn for a codec, with values that learning may change.
 struct LearnablePair {
   LearnablePair(std::int64_t m, std::int64_t n, std::int64_t dm, std::int64_t dn, std::int64_t nnz)
       : budget(Budget::unlimited()),

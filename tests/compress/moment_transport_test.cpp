@@ -1,4 +1,4 @@
-// Moments carried between subspaces, against the dense formulas in double.
+// Moments transported between subspaces, against the dense formulas in double.
 #include "compress/moment_transport.h"
 
 #include <gmock/gmock.h>

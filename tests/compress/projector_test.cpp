@@ -1,4 +1,4 @@
-// Storage of projectors: shapes of awkward weights, exact bytes, copies that come back.
+// Storage of projectors: shapes for awkward weights, exact bytes, copies that are restored.
 #include "compress/projector.h"
 
 #include <gmock/gmock.h>
@@ -110,7 +110,7 @@ TEST(SparseProjectorTest, CopyIsReadAsItWasAndComesBack) {
   pair.restore(copy);
   EXPECT_EQ(dense(pair.p()), p);
   EXPECT_EQ(dense(pair.q()), q);
-  EXPECT_EQ(pair.q_columns().offset[dims.dn], 3 * 41);  // The columns follow.
+  EXPECT_EQ(pair.q_columns().offset[dims.dn], 3 * 41);  // The columns are updated too.
 }
 
 TEST(BlockProjectorTest, WeightsShareQAndNothingElseWhereTheyAreToldTo) {

@@ -1,4 +1,4 @@
-// A refresh lives within the bytes that plan named: a budget that just fits never refuses it.
+// A refresh stays within the bytes that plan names: a budget that just fits is always enough.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ class RefreshMemoryTest : public testing::TestWithParam<const char*> {
   Rng rng{11};
   ExactLearner learner;
   const std::uint64_t scratch_bytes = sizeof(float) * refresh_scratch_elems(config, kM, kN);
-  // What `plan` adds up, and not a byte more.
+  // The bytes that `plan` adds up, and not one more.
   Budget budget{{projector_bytes(config, kM, kN) + scratch_bytes, 0, 0, 0}};
   std::unique_ptr<GradientCodec> codec =
       make_codec(config, kM, kN, kWeight, DeviceId::host(), budget);

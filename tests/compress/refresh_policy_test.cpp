@@ -1,4 +1,4 @@
-// Whose turn it is to measure: sweeps, rolling turns, missed turns, state.
+// Which weight measures when: sweeps, rolling turns, missed turns, state.
 #include "compress/refresh_policy.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ RefreshPolicy::Config rolling(std::int64_t every, int per_step) {
   return {.every = every, .source = CalibrationSource::kRolling, .per_step = per_step};
 }
 
-// Measures whatever is due, as an engine does, and returns it.
+// Measures every weight that is due, as an engine does, and returns them.
 std::vector<int> turn(RefreshPolicy& policy, std::int64_t step) {
   std::vector<int> due = policy.due(step);
   for (const int weight : due) policy.measured(step, weight);

@@ -1,4 +1,4 @@
-// Refreshes of the learned family: when they happen, what they change, what they never change.
+// Refreshes of the learned family: when they happen, what they change and what they never change.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ class SparseLearner : public ProjectorLearner {
   }
 };
 
-// Multiplies what it is given, so that a test knows the result without learning anything.
+// Multiplies its input, so that a test knows the result without learning.
 class ScalingLearner final : public SparseLearner {
  public:
   explicit ScalingLearner(float factor) : factor_(factor) {}

@@ -19,7 +19,7 @@ using testing::ThrowsMessage;
 
 constexpr std::int64_t kLengths[] = {0, 1, 2, 7, 8, 13, 37, 2048, 2053, 4099};
 constexpr std::size_t kOffsets[] = {0, 1, 5};
-constexpr Tolerance kMomentTolerance{1e-9, 2};  // Of moments near 1e-2 and 1e-4.
+constexpr Tolerance kMomentTolerance{1e-9, 2};  // For moments near 1e-2 and 1e-4.
 
 // |dw| <= 1e-6 max(|w|, lr), in every element.
 testing::AssertionResult weights_match(std::span<const float> w,
@@ -68,7 +68,7 @@ class AdamTest : public BackendTest {
     EXPECT_TRUE(all_near(m_out, expected.m, kMomentTolerance));
     EXPECT_TRUE(all_near(v_out, expected.v, kMomentTolerance));
     EXPECT_TRUE(all_near(d, expected.d, {.abs = 1e-6, .eps = 1}));
-    EXPECT_EQ(placed.m.values(), chunk.m);  // Not in place: the old moments stay.
+    EXPECT_EQ(placed.m.values(), chunk.m);  // Not in place: the old moments must not change.
     EXPECT_EQ(placed.v.values(), chunk.v);
     EXPECT_TRUE(placed.guards_intact() && d.guards_intact());
     EXPECT_TRUE(m_out.guards_intact() && v_out.guards_intact());
@@ -123,7 +123,7 @@ TEST_P(AdamTest, BiasCorrectionIsRightInLateSteps) {
   }
 }
 
-// What the second step needs: with betas taken from f32 this is off by 3e-6 of the learning rate.
+// The second step shows this: with betas taken from f32 it is off by 3e-6 of the learning rate.
 TEST_P(AdamTest, CoefficientsComeFromDoublePrecision) {
   std::vector<float> g(1, 1.0F), m(1, 0.1F), v(1, 0.001F), d(1);
   AdamHyper h;

@@ -26,7 +26,7 @@ float join(bf16 hi, std::uint16_t low) {
 
 class AdamWeightTest : public BackendTest {
  protected:
-  // The f32 weights after the step: AdamTest holds them against double precision.
+  // Returns the f32 weights after the step, which AdamTest compares with double precision.
   template <typename G>
   std::vector<float> stepped(const AdamChunk<G>& chunk, const std::vector<float>& w_before) {
     std::vector<float> m = chunk.m, v = chunk.v, w = w_before;
@@ -139,7 +139,7 @@ TEST_P(AdamWeightTest, StochasticRoundingIsRightOnAverage) {
                         StochasticWeight{w, w, kKey, 0});
   double mean = 0.0;
   for (const bf16 x : w) mean += to_f64(x) / kCount;
-  // One draw has a standard deviation of sqrt(p (1 - p)) ulp with p = 1/16; take six of the mean.
+  // One draw has a standard deviation of sqrt(p (1 - p)) ulp with p = 1/16; allows six of the mean.
   const double deviation = 0x1p-8 * std::sqrt(15.0) / 16 / std::sqrt(kCount);
   EXPECT_NEAR(mean, 1.0 - 0x1p-12, 6 * deviation);
 }

@@ -1,4 +1,4 @@
-// Checksum against what the xxHash project publishes, and against itself in pieces.
+// Checksum against the values that the xxHash project publishes, and against itself in pieces.
 #include "kernels/base/checksum.h"
 
 #include <gtest/gtest.h>

@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// Calls with exactly the scratch that was promised to be enough, between guards.
+// Calls with exactly the promised scratch, between guards.
 template <class Owned>
 void project_with(const Owned& p, const AnyMatrix& w, const AnyMatrix& g,
                   std::size_t scratch_offset = 1) {
@@ -28,7 +28,7 @@ void project_with(const Owned& p, const AnyMatrix& w, const AnyMatrix& g,
   EXPECT_TRUE(scratch.guards_intact());
 }
 
-// What is written starts as poison, so that an element that is forgotten shows.
+// The output starts as poison, so that a forgotten element shows.
 template <typename To, typename T>
 BasicMatrix<To> poisoned(const BasicMatrix<T>& shape_of) {
   BasicMatrix<To> out(shape_of.rows, shape_of.cols);
@@ -43,7 +43,7 @@ void expect_matches_reference(Rng& rng, const Owned& p, std::int64_t rows) {
   PaddedMatrix<T> g_padded(g);
   PaddedMatrix<To> w(poisoned<To>(expected));
   project_with(p, w.any(), g_padded.any());
-  const double eps = std::is_same_v<To, float> ? 8 : 0.51;  // Of 16 bits: rounded once.
+  const double eps = std::is_same_v<To, float> ? 8 : 0.51;  // 16 bits: rounded once.
   EXPECT_TRUE(all_near(w.matrix(), expected, {.abs = 2e-5, .eps = eps}))
       << rows << "x" << p.view().rows << " to " << p.view().cols;
   EXPECT_TRUE(w.padding_intact());
@@ -99,7 +99,7 @@ TEST_P(ProjectRowsTest, WideMatricesMatchDenseReference) {
   check_all_types(random_blocks(rng, 263, 128, 71), 65);
 }
 
-// A device has a library for these, and room for some sixteen of their rows at a time.
+// A device multiplies by these with a library, about sixteen of their rows at a time.
 TEST_P(ProjectRowsTest, RowsTooWideForABlockMatchDenseReference) {
   check_all_types(random_sparse(rng, 12301, 401, 1), 19);
   expect_matches_reference<bf16, bf16>(rng, random_sparse(rng, 12289, 1013, 1), 1);

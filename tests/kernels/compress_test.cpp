@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// One projector pair of either family and the call that it belongs to.
+// One projector pair of either family, and its call.
 struct SparsePair {
   OwnedSparseRows p, q;
   MatrixF64 dense_p() const { return dense(p.view()); }
@@ -40,7 +40,7 @@ struct BlockPair {
   }
 };
 
-// Calls with exactly the scratch that was promised to be enough, between guards.
+// Calls with exactly the promised scratch, between guards.
 template <class Pair>
 void compress_with(const Pair& pair, MatrixView<float> s, float beta, const AnyMatrix& g,
                    std::size_t scratch_offset = 1) {
@@ -108,7 +108,7 @@ TEST_P(CompressTest, BlocksMayDifferBetweenTheSides) {
   check_all_types(pair, 37, 700);
 }
 
-// Dense on both sides, as svd is: a device hands them to a library, as many rows at a time as fit.
+// Dense on both sides, like svd: a device passes them to a library, as many rows at a time as fit.
 TEST_P(CompressTest, OneGroupIsTwoDenseProducts) {
   check_all_types(BlockPair{random_blocks(rng, 331, 331, 67), random_blocks(rng, 127, 127, 71)},
                   331, 127);
@@ -117,7 +117,7 @@ TEST_P(CompressTest, OneGroupIsTwoDenseProducts) {
   check_all_types(BlockPair{random_blocks(rng, 97, 97, 67), random_blocks(rng, 79, 32, 8)}, 97, 79);
 }
 
-// Where a device has room for fewer rows of g, or for none, or takes g or a group of q in parts.
+// Shapes for which a device has room for few or no rows of g, or takes g or a group of q in parts.
 TEST_P(CompressTest, WideShapesMatchDenseReference) {
   expect_matches_reference<float>(rng, sparse(5, 3301, 3, 101, 2), 5, 3301);
   expect_matches_reference<bf16>(rng, sparse(3, 6301, 2, 101, 2), 3, 6301);
@@ -127,7 +127,7 @@ TEST_P(CompressTest, WideShapesMatchDenseReference) {
   expect_matches_reference<bf16>(rng, pair, 37, 2100);
 }
 
-// A device has a library for these, and room for some sixteen of their rows at a time.
+// A device multiplies by these with a library, about sixteen of their rows at a time.
 TEST_P(CompressTest, RowsTooWideForABlockMatchDenseReference) {
   const SparsePair pair = sparse(19, 12301, 7, 401, 1);
   check_all_types(pair, 19, 12301);

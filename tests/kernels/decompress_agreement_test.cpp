@@ -1,4 +1,4 @@
-// How closely the backends of decompress() agree where weights are rounded at random: the share of
+// How closely the backends of decompress() agree when weights are rounded at random. The share of
 // elements that differ goes into the results of the test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,9 +51,8 @@ class DecompressAgreementTest : public BackendTest {
   std::size_t elems = 0, differing = 0;
 };
 
-// Sums of another order may come to lie on the other side of a threshold: then weights differ by an
-// ulp, and seldom. Each backend, a device among them, beside the one that this processor runs by
-// default.
+// Sums in another order may fall on the other side of a threshold; then weights differ by an ulp,
+// but seldom. Compares each backend, devices included, with this processor's default one.
 TEST_P(DecompressAgreementTest, WeightsDifferFromTheHostsByAnUlpAtMostAndSeldom) {
   compare(random_sparse(rng, 67, 23, 3), random_sparse(rng, 293, 77, 3));
   compare(random_sparse(rng, 96, 16, 4), random_sparse(rng, 256, 32, 4));

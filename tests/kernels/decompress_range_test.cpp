@@ -21,8 +21,8 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// What one element may differ by before it is rounded: terms of both sums times 2^-24 of the sum
-// of magnitudes, and of the second order a little more.
+// Bound on the difference of one element before rounding: the terms of both sums times 2^-24 of the
+// sum of magnitudes, plus a little for the second order.
 struct Bounded {
   MatrixF64 value, error;
 };
@@ -42,7 +42,7 @@ Bounded reference(const MatrixF64& d, const P& p, const Q& q, std::int64_t terms
 std::int64_t terms_of(const SparseRows& p, const SparseRows& q) { return p.nnz + q.nnz; }
 std::int64_t terms_of(const BlockRows& p, const BlockRows& q) { return p.kept + q.kept; }
 
-// Half the distance of neighbours of x in T.
+// Half the distance between neighbours of x in T.
 template <typename T>
 double half_ulp(double x) {
   constexpr int kDigits = std::is_same_v<T, float> ? 24 : std::is_same_v<T, f16> ? 11 : 8;
@@ -51,7 +51,7 @@ double half_ulp(double x) {
   return std::ldexp(0.5, exponent - kDigits + 1);
 }
 
-// One range with exactly the scratch that was promised to be enough, everything between guards.
+// Computes one range with exactly the promised scratch, everything between guards.
 template <typename T, class P, class Q>
 std::vector<T> range_of(const AnyMatrix& d, const P& p, const Q& q, std::int64_t first,
                         std::int64_t count, ScanResult* scan = nullptr) {
@@ -82,7 +82,7 @@ void expect_whole_matches(Rng& rng, const P& p, const Q& q) {
   expect_same(scan, reference_scan(actual));
 }
 
-// Where the cuts of ranges of `step` elements lie is where the bits must not change.
+// Divides into ranges of `step` elements: the bits must not depend on it.
 template <typename T, class P, class Q>
 void expect_equal_bits(const AnyMatrix& d, const P& p, const Q& q) {
   const std::int64_t elems = p.rows * q.rows;
@@ -215,12 +215,12 @@ TEST_P(DecompressRangeTest, SumOfSquaresKeepsItsPrecisionAtAnyMagnitude) {
   check(random_blocks(rng, 67, 67, 9).view(), random_blocks(rng, 541, 541, 8).view());
 }
 
-// ---- What is not finite ------------------------------------------------------------------------
+// ---- NaN and infinity --------------------------------------------------------------------------
 
 TEST_P(DecompressRangeTest, NotANumberInTheCoreIsSeenInTheRangesThatItReachesOnly) {
   const OwnedBlockRows p = random_blocks(rng, 40, 32, 8), q = random_blocks(rng, 33, 32, 8);
   Matrix d = rng.matrix(10, 9);
-  d(9, 8) = std::numeric_limits<float>::quiet_NaN();  // The last 8 rows of the last column.
+  d(9, 8) = std::numeric_limits<float>::quiet_NaN();  // Affects the last 8 rows of the last column.
   for (std::int64_t first = 0; first < 40 * 33; ++first) {
     ScanResult scan;
     const auto x = range_of<bf16>(any_matrix(d), p.view(), q.view(), first, 1, &scan);

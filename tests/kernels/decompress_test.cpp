@@ -33,7 +33,7 @@ struct Pair {
 using SparsePair = Pair<OwnedSparseRows>;
 using BlockPair = Pair<OwnedBlockRows>;
 
-// Calls with exactly the scratch that was promised to be enough, between guards.
+// Calls with exactly the promised scratch, between guards.
 template <class P, class Q>
 void decompress_with(const P& p, const Q& q, const AnyMatrix& w, MatrixView<std::uint16_t> low,
                      const AnyMatrix& d, const WeightUpdate& update) {
@@ -65,7 +65,7 @@ void expect_matches_reference(Rng& rng, const AnyPair& pair) {
   PaddedMatrix<TW> w_padded(w);
   PaddedMatrix<TD> d_padded(d);
   decompress_with(pair, w_padded.any(), d_padded.any(), update);
-  // Half an ulp for the rounding, and what f32 sums lose before it.
+  // Half an ulp for the rounding, plus the error of f32 sums before it.
   EXPECT_TRUE(all_near(w_padded.matrix(), updated(as_f64(w), pair.reference(as_f64(d)), update),
                        {.abs = 1e-5, .eps = std::is_same_v<TW, float> ? 4.0 : 0.51}))
       << pair.m() << "x" << pair.n() << " " << to_string(dtype_of<TW>);
@@ -108,7 +108,7 @@ TEST_P(DecompressTest, BlocksMatchDenseReferenceOnPrimeShapes) {
   check_all_types(BlockPair{random_blocks(rng, 37, 5, 2), random_blocks(rng, 700, 300, 33)});
 }
 
-// Dense on both sides, as svd is: a device hands them to a library, as many rows at a time as fit.
+// Dense on both sides, like svd: a device passes them to a library, as many rows at a time as fit.
 TEST_P(DecompressTest, OneGroupIsTwoDenseProducts) {
   check_all_types(BlockPair{random_blocks(rng, 331, 331, 67), random_blocks(rng, 127, 127, 71)});
   check_all_types(BlockPair{random_blocks(rng, 97, 101, 97), random_blocks(rng, 79, 83, 79)});
@@ -120,7 +120,7 @@ TEST_P(DecompressTest, OneElementIsTheProductOfThree) {
   check_all_types(blocks(1, 1, 32, 8));
 }
 
-// Where a device has room for fewer rows of P D, or for none, or takes the columns of P in parts.
+// Shapes for which a device has room for few or no rows of P D, or takes the columns of P in parts.
 TEST_P(DecompressTest, LargeCoresMatchDenseReference) {
   expect_matches_reference<bf16, float>(rng, sparse(9, 41, 23, 3001, 3));
   expect_matches_reference<float, bf16>(rng, sparse(3, 41, 5, 11501, 3));
@@ -211,7 +211,7 @@ TEST_P(DecompressTest, IdentityAddsTheCore) {
 // ---- Stochastic rounding -----------------------------------------------------------------------
 
 TEST_P(DecompressTest, StochasticRoundingIsUnbiased) {
-  // Weights of 1 plus a quarter of an ulp of bf16 (2^-7): up with probability 1/4.
+  // Weights of 1 plus a quarter of a bf16 ulp (2^-7): rounded up with probability 1/4.
   constexpr std::int64_t kRows = 401, kCols = 499;
   BasicMatrix<bf16> w(kRows, kCols);
   w.v.assign(w.v.size(), from_float<bf16>(1.0F));
@@ -229,7 +229,7 @@ TEST_P(DecompressTest, StochasticRoundingIsUnbiased) {
 }
 
 TEST_P(DecompressTest, StochasticRoundingDrawsTheBitsOfItsGlobalIndex) {
-  for (const std::int64_t cols : {293, 256}) {  // 256: groups of noise begin where vectors do.
+  for (const std::int64_t cols : {293, 256}) {  // 256: groups of noise start where vectors do.
     BasicMatrix<bf16> w = rounded_to<bf16>(rng.matrix(7, cols));
     const BasicMatrix<bf16> before = w;
     Matrix d = rng.matrix(7, cols);
@@ -245,7 +245,7 @@ TEST_P(DecompressTest, StochasticRoundingDrawsTheBitsOfItsGlobalIndex) {
       const std::uint32_t bits = std::bit_cast<std::uint32_t>(x) + noise_16(update.key, first + i);
       if (w.v[i].bits != bits >> 16) ++differing;
     }
-    // A processor without a fused multiply-add may come to lie on the other side of a threshold.
+    // Without a fused multiply-add, a sum may fall on the other side of a threshold.
     EXPECT_LE(differing, 2U);
   }
 }

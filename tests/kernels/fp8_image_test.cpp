@@ -1,5 +1,5 @@
-// make_fp8_image() against the definition in double, on every instruction set, and perturb() and
-// materialise() of an image against those of its values, on every backend.
+// make_fp8_image() against the definition in double, on every instruction set; perturb() and
+// materialise() of an image against the same calls with its values, on every backend.
 #include "kernels/fp8_image.h"
 
 #include <gmock/gmock.h>
@@ -45,7 +45,7 @@ void expect_definition(const std::vector<float>& values, std::size_t offset = 0)
   }
 }
 
-// Numbers of every size that a block may have beside its largest.
+// Numbers of every size that a block may contain beside its largest.
 std::vector<float> uneven(Rng& rng, std::int64_t length, double magnitude) {
   std::vector<float> x = rng.vector(length, magnitude);
   for (float& each : x) each *= std::ldexp(1.0F, -static_cast<int>(rng.below(30)));
@@ -80,7 +80,7 @@ TEST_P(Fp8ImageTest, KeepsEveryNumberOfTheFormatAndRoundsWhatLiesBetweenToNeares
         x.push_back(-each);
       }
       x.resize((x.size() + 127) / 128 * 128);
-      x.back() = std::ldexp(448.0F, exponent);  // So that the scale of each block is this one.
+      x.back() = std::ldexp(448.0F, exponent);  // So that this is the scale of each block.
     }
     expect_definition(x);
     const std::vector<std::byte> image = image_of(x);
@@ -175,7 +175,7 @@ TEST_P(Fp8ImageTest, SaysOfHowManyElementsItIs) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Fp8ImageTest, testing::ValuesIn(host_backends()), backend_name);
 
-// ---- Weights that are read from one ------------------------------------------------------------
+// ---- Weights that are read from an image -------------------------------------------------------
 
 class PerturbFp8Test : public BackendTest {
  protected:

@@ -27,7 +27,7 @@ constexpr std::int64_t kLengths[] = {0,    1,    2,    7,    8,    31,   37,    
                                      2047, 2048, 2053, 4095, 4096, 4097, 10007, 16411};
 constexpr std::size_t kOffsets[] = {0, 1, 5};
 
-// What must be written: every bit of an equal type, the nearest value of a narrower one.
+// The expected output: every bit if the types are equal, the nearest value in a narrower type.
 template <typename Dst, typename Src>
 Dst written(Src x) {
   if constexpr (std::is_same_v<Src, Dst>) {
@@ -77,7 +77,7 @@ class GradientCopyTest : public BackendTest {
     }
   }
 
-  // A code alone and among finite neighbours, whatever its type is copied from.
+  // Copies a code alone and among finite neighbours, from every source type.
   template <typename Src, typename Dst>
   void check_finite(Src value) {
     const Dst expected = written<Dst>(value);
@@ -131,7 +131,7 @@ TEST_P(GradientCopyTest, IsFiniteExactlyWhereTheWrittenCodeIsForAll65536Codes) {
   check_every_code<bf16>();
 }
 
-// Where the copy of f32 begins to be infinite, and everything that is special before.
+// Values around which a copy of f32 becomes infinite, and special values.
 TEST_P(GradientCopyTest, IsFiniteExactlyWhereTheRoundedValueIs) {
   for (const std::uint32_t magnitude :
        {0x00000000U, 0x00000001U, 0x007FFFFFU, 0x00800000U, 0x477FE000U, 0x477FEFFFU, 0x477FF000U,

@@ -107,7 +107,7 @@ TEST_P(LowRankTest, AddsManyRowsOfFactorsInTheirOrder) {
 }
 
 TEST_P(LowRankTest, TakesRowsAndFactorsOfSomethingLarger) {
-  // Rows 2 to 8 of 11, by the factors 1 to 3 of 5, as a caller in parallel has them.
+  // Rows 2 to 8 of 11, with the factors 1 to 3 of 5, as a parallel caller passes them.
   constexpr std::int64_t kRows = 11, kCols = 37;
   const std::vector<bf16> w = rng.vector<bf16>(kRows * kCols);
   const Factors all(rng, 5, kRows, kCols), drawn(rng, 4, kRows, kCols);
@@ -139,7 +139,7 @@ TEST_P(LowRankTest, PassesWhatIsSpecialAndOverflowsToInfinity) {
 }
 
 TEST_P(LowRankTest, RoundsStochasticallyInPlaceWithTheBitsOfRoundingElsewhereForAnySplitOfRows) {
-  for (const std::int64_t cols : {256, 83}) {  // Rows begin where noise is drawn in groups, or not.
+  for (const std::int64_t cols : {256, 83}) {  // Rows start where groups of noise start, or not.
     constexpr std::int64_t kRows = 21;
     const std::uint64_t start = cols == 256 ? 1280 : 7;
     const std::vector<bf16> w = rng.vector<bf16>(kRows * cols);
@@ -198,9 +198,10 @@ TEST_P(LowRankTest, RejectsShapesThatDoNotFitAndWritesNothing) {
   };
   const LowRank product = good.product();
   EXPECT_THAT(perturb(to, view(a.data(), 3, 2), product, product),
-              says("perturb_low_rank: minus is 3 x 2, expected 2 x 3 as w is"));
+              says("perturb_low_rank: minus is 3 x 2, expected 2 x 3, the shape of w"));
   EXPECT_THAT(perturb(view(a.data(), 1, 3), to, product, product), says("plus is 1 x 3"));
-  EXPECT_THAT(perturb(to, from, product, product), says("minus is f32, expected bf16 as plus is"));
+  EXPECT_THAT(perturb(to, from, product, product),
+              says("minus is f32, expected bf16, the type of plus"));
   EXPECT_THAT(perturb(to, to, other.product(), product),
               says("factors of pending are 2 x 3 and 2 x 2, expected k x 2 and k x 3"));
   EXPECT_THAT(perturb(to, to, product, {product.left.row_range(0, 1), product.right}),

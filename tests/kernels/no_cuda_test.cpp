@@ -1,4 +1,4 @@
-// The CUDA half of each kernel in a build without CUDA: an error that says so, never a crash.
+// The CUDA half of each kernel in a build without CUDA: a clear error, never a crash.
 //
 // tests/python/test_cuda_halves.py compares the calls below with what the headers declare.
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ void expect_unavailable(const std::string& function, const Call& call) {
                         AllOf(StartsWith(function + ": "), HasSubstr("this build has no CUDA"))));
 }
 
-// What the calls take: nothing of it is read.
+// Arguments of the calls, which never read them.
 struct Nothing {
   AnyMatrix any;
   MatrixView<float> core;

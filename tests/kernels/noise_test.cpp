@@ -1,4 +1,4 @@
-// draw_noise() against its definition, known answers, and what a sequence of its kind must show.
+// draw_noise() against its definition, known answers, and statistics of such a sequence.
 #include "kernels/noise.h"
 
 #include <gtest/gtest.h>
@@ -91,7 +91,7 @@ TEST_P(DrawNoiseTest, IsFrozen) {  // A change here breaks the replay of every s
       {-0x1p+0F, 0x1p+0F, -0x1p+0F, -0x1p+0F, 0x1p+0F},
       {-0x1.206424p-1F, -0x1.c80d4p-3F, 0x1.16cb66p+0F, -0x1.38fa18p+0F, 0x1.43d3a4p+0F},
       {-0x1.01fa56p-1F, -0x1.3a8b02p-3F, -0x1.c48a6cp-3F, -0x1.437aaep-2F, 0x1.1efa3ap+1F},
-  };  // By exact rational arithmetic, apart from this code.
+  };  // Computed in exact rational arithmetic, apart from this code.
   for (std::size_t family = 0; family < 3; ++family) {
     for (std::size_t k = 0; k < 5; ++k) {
       EXPECT_EQ(drawn(kFamilies[family], kKey, 1, at[k])[0], expected[family][k])
@@ -100,7 +100,7 @@ TEST_P(DrawNoiseTest, IsFrozen) {  // A change here breaks the replay of every s
   }
 }
 
-// Standard deviations of the estimates below are 1 / sqrt(count), and sqrt(2), sqrt(96) times it.
+// Standard deviations of the estimates below are 1 / sqrt(count), or sqrt(2), sqrt(96) times that.
 constexpr std::size_t kCount = std::size_t{1} << 17;
 const double kSigma = 1 / std::sqrt(static_cast<double>(kCount));
 
@@ -149,7 +149,7 @@ TEST_P(DrawNoiseTest, DoesNotCorrelateWithItselfOrOtherKeys) {
 }
 
 // Runs of three signs, and sixteen bins of equal probability: chi-square with 7 and 15 degrees of
-// freedom, each beyond its bound once in 10^6 for a right generator.
+// freedom; a correct generator exceeds each bound once in 10^6.
 TEST_P(DrawNoiseTest, FillsBinsEvenly) {
   for (const NoiseFamily family : kFamilies) {
     const std::vector<float> z = drawn(family, kKey, kCount);

@@ -86,7 +86,7 @@ TEST_P(FillBitsTest, Halves16FollowTheDefinitionAtEveryStartAndLength) {
   }
 }
 
-// Each of the 16 bit positions is one about half of the time: 6 standard deviations at 2^16 draws.
+// Each of the 16 bits is one about half of the time: allows 6 standard deviations at 2^16 draws.
 TEST_P(FillBitsTest, EveryBitPositionIsBalanced) {
   constexpr int kDraws = 1 << 16;
   std::vector<std::uint16_t> bits(kDraws);

@@ -1,5 +1,5 @@
-// Placement, by which kernels run on a device, with the host posing as one: the same results, calls
-// in place stay in place, and what a kernel must not touch is noticed.
+// Placement, which runs kernels on a device, with the host posing as one: results are equal, calls
+// in place stay in place, and forbidden writes are noticed.
 #include "tests/support/placement.h"
 
 #include <gtest/gtest-spi.h>

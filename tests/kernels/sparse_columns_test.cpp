@@ -1,4 +1,4 @@
-// sparse_columns(): the same projector by column, and what it refuses.
+// sparse_columns(): the same projector by column, and the arguments it rejects.
 #include "kernels/sparse_columns.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// DeviceId and StreamRef: nobody is on the host because of something that was forgotten.
+// DeviceId and StreamRef: forgetting the device never selects the host.
 #include "kernels/base/stream_ref.h"
 
 #include <gmock/gmock.h>

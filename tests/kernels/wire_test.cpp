@@ -23,7 +23,7 @@ using testing::ThrowsMessage;
 constexpr std::int64_t kLengths[] = {0, 1, 7, 63, 64, 65, 127, 2047, 2048, 2111, 4099};
 constexpr WireFormat kFormats[] = {WireFormat::kF32, WireFormat::kBF16, WireFormat::kInt8};
 
-// The wire is bytes, aligned to 4 but to nothing more.
+// The wire is bytes, aligned to exactly 4.
 struct Wire {
   Wire(WireFormat f, std::size_t elems)
       : format(f), array(wire_bytes(f, static_cast<std::int64_t>(elems)), 4) {}

@@ -1,6 +1,6 @@
 // Calls of the CUDA runtime for each weight and step of the subspace engine, in steady state.
 //
-// The thread that launches bounds a step of many small weights, so their number is a promise
+// The launching thread limits a step of many small weights, so the number of calls is a promise
 // (docs/schedule.md section 5 has the table that this test prints).
 #include <gtest/gtest.h>
 
@@ -26,7 +26,8 @@ struct StepCase {
 class CallsOfAStepTest : public testing::TestWithParam<StepCase> {};
 
 TEST_P(CallsOfAStepTest, AreFewAndMakeNoEvent) {
-  constexpr int kWarm = 9, kCounted = 8;  // Behind the steps that overflow and that lack gradients.
+  constexpr int kWarm = 9,
+                kCounted = 8;  // After the steps that overflow and those without gradients.
   DeviceRun run(DeviceId::cuda(0), GetParam().run);
   std::map<std::string, double> calls;
   for (int step = 0; step < kWarm + kCounted; ++step) {
@@ -45,7 +46,7 @@ TEST_P(CallsOfAStepTest, AreFewAndMakeNoEvent) {
       }
     }
   }
-  // One launch of a weight and step is the test's own, which makes the gradient.
+  // One launch of a weight and step belongs to the test, which makes the gradient.
   calls["cudaLaunchKernelEx"] -= 1;
   std::printf("%s, for a weight and step:\n", GetParam().name.c_str());
   for (const auto& [call, count] : calls) std::printf("  %-28s %6.2f\n", call.c_str(), count);
@@ -58,7 +59,7 @@ TEST_P(CallsOfAStepTest, AreFewAndMakeNoEvent) {
   EXPECT_EQ(calls["cudaFree"], 0);
 }
 
-// Applied at once, nothing of it is left to a lane: the events are those of a whole step.
+// Applied at once, it leaves no work to a lane: the events are those of a whole step.
 StepCase residual_alone(std::string name, bool at_once) {
   return {name,
           {.name = name,

@@ -1,5 +1,5 @@
-// Work for one of two devices while the other is current, which the SIMT machine must find. Our
-// calls name the device they mean: each one here is told which, or made without them.
+// Work for one of two devices while the other is current, which the SIMT machine must find. Our own
+// calls always name their device; each one here gets the wrong one, or goes around them.
 #include <string>
 
 #include "kernels/cuda/launch.cuh"
@@ -26,7 +26,7 @@ class SimtTwoDevicesTest : public SimtTest {
   static void release(DeviceId device, float* x) {
     free_device_bytes(device, x, kElems * sizeof(float));
   }
-  // By the stream's own device, or by whichever is current.
+  // Launches on the stream's own device if `guarded`, otherwise on the current one.
   static void launch_set_all(StreamRef ref, float* x, bool guarded) {
     if (guarded) return cuda::launch("set_all", cuda::Kernel<set_all>(), {1, kElems}, ref, x, 3.0F);
     const cudaLaunchConfig_t config{1,       kElems, 0, static_cast<cudaStream_t>(ref.native()),

@@ -1,6 +1,6 @@
-// The device layer where calls of the CUDA runtime fail: what is said, and that nothing is left
-// behind: no stream that waits for ever, no handle, no error for the next who asks for the last
-// one.
+// The device layer when calls of the CUDA runtime fail: what it reports, and that it leaves nothing
+// behind: no stream that waits forever, no handle, no error for the next caller who asks for the
+// last one.
 #include <algorithm>
 #include <cstring>
 #include <future>
@@ -36,7 +36,7 @@ class SimtDeviceTest : public SimtTest {
     SimtTest::TearDown();
   }
 
-  // What the completion of one copy over `link` says, or what enqueue() throws; "" for nothing.
+  // Returns the error of one copy over `link`, from its completion or from enqueue(); "" if none.
   static std::string error_of_copy(Stream& stream, LinkCopy& link, const Allocation& dst,
                                    const Allocation& src) {
     std::promise<std::exception_ptr> told;
@@ -117,7 +117,7 @@ TEST_F(SimtDeviceTest, PagesThatAreLockedAreUnlockedAgain) {
     EXPECT_EQ(unlock.times(), 1);
     pages = held.data;
   }
-  EXPECT_EQ(cudaHostUnregister(pages), cudaSuccess);  // What the fault has kept from being done.
+  EXPECT_EQ(cudaHostUnregister(pages), cudaSuccess);  // The fault has prevented this.
 }
 
 TEST_F(SimtDeviceTest, RegistrationThatIsWrongIsAnError) {
@@ -153,12 +153,12 @@ TEST_F(SimtDeviceTest, CallsThatFreeLeaveNoErrorToOthers) {
     EXPECT_EQ(set.times(), 0);
   }
   const simt::Fault set("cudaSetDevice", cudaErrorInvalidDevice, 1);
-  { const DeviceGuard device_1(DeviceId::cuda(1)); }  // The one before is made current again.
+  { const DeviceGuard device_1(DeviceId::cuda(1)); }  // The device before is made current again.
   EXPECT_EQ(set.times(), 1);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-// Each call that a paced copy makes fails once: the copy says which, and the next one is fine.
+// Each call that a paced copy makes fails once: the copy names it, and the next copy succeeds.
 TEST_F(SimtDeviceTest, CopyOfALinkWithARateThatFailsSaysWhichCallAndTheNextIsFine) {
   struct Case {
     const char* call;
@@ -184,7 +184,7 @@ TEST_F(SimtDeviceTest, CopyOfALinkWithARateThatFailsSaysWhichCallAndTheNextIsFin
   }
 }
 
-// Threads sleep on events that say so; this call is free to spin.
+// Threads must sleep on events created for that; this call is free to spin.
 TEST_F(SimtDeviceTest, NoWaitMaySpin) {
   const simt::Fault spin("cudaStreamSynchronize", cudaErrorNotSupported);
   const Allocation source = pinned(kBytes), device = on_device(kBytes);
@@ -219,7 +219,7 @@ TEST_F(SimtDeviceTest, WaitsThatFailNameTheCall) {
   Stream first = Stream::owned(kCuda0, {"first"}), second = Stream::owned(kCuda0, {"second"});
   const Allocation device = on_device(kBytes), source = pinned(kBytes);
   LinkCopy up(kCuda0, LinkDirection::kHostToDevice, {});
-  Event behind;  // Outlives the hold: to destroy it waits for the device.
+  Event behind;  // Outlives the hold: destroying it waits for the device.
   {
     const simt::Hold hold;  // The copy does not start: its event has not happened.
     first.enqueue([&](StreamRef ref) { up.copy(device.data(), source.data(), kBytes, ref); });

@@ -1,5 +1,5 @@
-// The driver's lock and the calls that wait for idle streams: waits that cannot end are found, with
-// the names of all who wait, and slow ones are not.
+// The driver's lock and the calls that wait for idle streams: waits that cannot end are found and
+// all who wait are named; slow waits are not reported.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -41,7 +41,7 @@ void load(void (*kernel)(Params...)) {
   ASSERT_EQ(cudaFuncGetAttributes(&attributes, kernel), cudaSuccess);
 }
 
-// A stream of the runtime without anything of ours around it.
+// A stream of the runtime, without our own wrapper.
 class RawStream {
  public:
   RawStream() {
@@ -64,7 +64,7 @@ std::thread named_thread(const char* name, std::function<void()> work) {
   });
 }
 
-// Until some thread keeps the driver's lock and waits for idle streams.
+// Waits until some thread keeps the driver's lock and waits for idle streams.
 void wait_for_idle_wait() {
   while (simt::calls().total("wait for idle streams") == 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -94,7 +94,7 @@ class SimtDriverTest : public SimtTest {
   RawStream first, second;
 };
 
-// ---- Planted ------------------------------------------------------------------------------------
+// ---- Planted bugs -------------------------------------------------------------------------------
 
 TEST_F(SimtDriverTest, StreamThatWaitsForTheHost) {
   for (int seed = 1; seed <= kSeeds; ++seed) {
@@ -230,7 +230,7 @@ TEST_F(SimtDriverTest, FirstProductOfAShapeWaits) {
               ElementsAre(HasSubstr("thread main holds the driver in gemm of 4x2 and 2x2")));
 }
 
-// ---- Right --------------------------------------------------------------------------------------
+// ---- Correct code -------------------------------------------------------------------------------
 
 TEST_F(SimtDriverTest, WhoLoadsAndAllocatesBeforeMayEnqueueWhileTheDeviceIsHeld) {
   cudaEvent_t event = nullptr, other = nullptr;
@@ -250,7 +250,7 @@ TEST_F(SimtDriverTest, WhoLoadsAndAllocatesBeforeMayEnqueueWhileTheDeviceIsHeld)
   EXPECT_EQ(cudaEventDestroy(other), cudaSuccess);
 }
 
-// Longer than any wait that was found above lasts.
+// Runs longer than any wait that was reported above.
 TEST_F(SimtDriverTest, DeviceThatIsSlowAndAliveGivesNoReport) {
   cudaEvent_t event = nullptr;
   ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);

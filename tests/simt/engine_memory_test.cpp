@@ -1,4 +1,4 @@
-// All that an engine, and the streams it computes on, take of a device is in its budget.
+// Everything that an engine and its computing streams take of a device is in its budget.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,12 +15,12 @@ namespace {
 
 std::size_t free_bytes() { return simt::Arena::of(0).free_bytes(); }
 
-// The arena's own: red zones and rounding of each of some hundred arrays.
+// The arena's own bytes: red zones and rounding of about a hundred arrays.
 constexpr std::size_t kRedZones = std::size_t{1} << 20;
 
 class EngineMemoryTest : public testing::TestWithParam<RunCase> {};
 
-// Ends the process, with 0 where all is well.
+// Ends the process, with 0 if the test passes.
 void run_and_exit(const RunCase& of) {
   const std::size_t before = free_bytes();
   DeviceRun run(DeviceId::cuda(0), of);
@@ -31,8 +31,8 @@ void run_and_exit(const RunCase& of) {
   std::_Exit(taken <= reserved + kRedZones ? 0 : 1);
 }
 
-// A stream that computed and was not counted would show as 4 MiB more. What streams keep stays in
-// the process and may serve streams that come later, so each case has a process of its own.
+// A stream that computed and was not counted would show as 4 MiB more. The scratch of streams stays
+// in the process and may serve later streams, so each case has its own process.
 TEST_P(EngineMemoryTest, TheDeviceHasGivenNoMoreThanTheBudgetSays) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(run_and_exit(GetParam()), testing::ExitedWithCode(0), "bytes");

@@ -1,4 +1,4 @@
-// EngineLanes on CUDA device 0: who goes first there, and what passes links that have a rate.
+// EngineLanes on CUDA device 0: which work goes first, and copies over links with a rate.
 #include <cstring>
 #include <optional>
 #include <string>
@@ -55,7 +55,8 @@ TEST_F(SimtLanesTest, UrgentLaneGoesBeforeTheLinks) {
 
 __global__ void add_one(float* x) { x[threadIdx.x] += 1.0F; }
 
-// The hops are enqueued at once, each behind the event of the one before; no thread waits between.
+// The hops are enqueued at once, each behind the event of the previous one; no thread waits in
+// between.
 TEST_F(SimtLanesTest, PayloadsPassPacedLinksInOrderAndNeverTooEarly) {
   constexpr int kKeys = 4;
   constexpr std::size_t kElems = 1000;
@@ -87,7 +88,7 @@ TEST_F(SimtLanesTest, PayloadsPassPacedLinksInOrderAndNeverTooEarly) {
     lanes.executor().release();
     for (int key = 0; key < kKeys; ++key) lanes.wait(key);
     const double seconds = (now_us() - begin_us) * 1e-6;
-    EXPECT_GE(seconds, (kKeys + 1) * 4e-3);  // The links overlap but for the first and last copy.
+    EXPECT_GE(seconds, (kKeys + 1) * 4e-3);  // Only the first and last copy do not overlap.
     EXPECT_EQ(lanes.take_use().d2h_bytes, kKeys * kElems * sizeof(float));
     for (int key = 0; key < kKeys; ++key) {
       EXPECT_THAT(arrived[static_cast<std::size_t>(key)]->values(),
@@ -96,7 +97,7 @@ TEST_F(SimtLanesTest, PayloadsPassPacedLinksInOrderAndNeverTooEarly) {
   }
 }
 
-// A step is enqueued while the device is held, by a lane that allocates or by one that did so
+// A step is enqueued while the device is held, by a lane that allocates or by one that allocated
 // before.
 class SimtLaneStepTest : public SimtLanesTest {
  protected:

@@ -1,4 +1,4 @@
-// load_kernels() where the driver refuses a kernel.
+// load_kernels() when the driver fails to load a kernel.
 #include <cuda_runtime.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ __global__ void of_this_file(T* x) {
   *x = 1;
 }
 
-// Only named: the linker then takes the kernels of the library, and this file has one.
+// Only names them, so that the linker takes the library's kernels; this file has one of its own.
 void name_kernels(StreamRef stream) {
   cuda::launch("of_this_file", cuda::Kernel<of_this_file<float>>(), {}, stream, nullptr);
   cuda::compress({}, 0.0F, {}, stream);
@@ -34,7 +34,7 @@ void name_kernels(StreamRef stream) {
 TEST(SimtLoadKernelsTest, RefusalNamesTheKernelAndTheNextCallGoesOnWithIt) {
   ASSERT_NE(&name_kernels, nullptr);
   std::vector<std::string> refusals;
-  for (int spared = 0;; spared = 1) {  // From the second on, each call loads one more kernel.
+  for (int spared = 0;; spared = 1) {  // From the second round on, each call loads one more kernel.
     const simt::Fault fault("cudaFuncGetAttributes", cudaErrorNotSupported, spared);
     const std::string refusal = what_of([] { cuda::load_kernels(kCuda1); });
     if (refusal.empty()) break;

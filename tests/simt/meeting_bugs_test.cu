@@ -1,4 +1,4 @@
-// Barriers and warps that the SIMT machine must refuse, each beside the same kernel made right.
+// Errors at barriers and in warps that the SIMT machine must report, each beside a correct kernel.
 #include "kernels/cuda/launch.cuh"
 #include "tests/simt/planted.h"
 #include "tests/support/device_array.h"
@@ -102,7 +102,8 @@ TEST_F(SimtMeetingTest, LanesThatWaitForEachOtherElsewhere) {
                on_warps(cuda::Kernel<vote_or_barrier>(), 32));
 }
 
-// Lane i of a row: what __shfl_up, _down, _sync of width 8 give to lane i, and eight bytes at once.
+// Lane i of a row: the results of __shfl_up, _down, _sync of width 8 for lane i, and of eight bytes
+// at once.
 __global__ void shuffles(int* y) {
   if (threadIdx.x >= 32 || blockIdx.x != 0) return;
   const int lane = static_cast<int>(threadIdx.x);

@@ -1,4 +1,4 @@
-// Bugs of memory that the SIMT machine must find, each beside the same kernel without it.
+// Memory bugs that the SIMT machine must find, each beside the same kernel without it.
 #include <cstring>
 
 #include "kernels/cuda/launch.cuh"
@@ -98,8 +98,8 @@ __global__ void fill_quads(float* y, unsigned quads) {
   }
 }
 
-// A structure that a call returns goes straight to where it is stored, of which the compiler says
-// nothing: so the call must be none.
+// A structure that a call returns goes straight to its destination, and the compiler does not
+// report that store; so the function must be inlined.
 TEST_F(SimtMemoryTest, StoreOfAVectorThatACallReturns) {
   expect_found("fill_quads<false>", HasSubstr("writes 16 bytes, among them 0 bytes past the end"),
                [&](StreamRef stream) {
@@ -160,7 +160,7 @@ TEST_F(SimtMemoryTest, BytesThatMemcpyMovesAreSeen) {
   });
 }
 
-// An inline function that the host's sources have as well.
+// An inline function that host sources use as well.
 __global__ void largest(const float* x, unsigned elems, float* y) {
   float most = 0.0F;
   for (unsigned i = 0; i < elems; ++i) most = std::max(most, x[i]);
@@ -217,7 +217,7 @@ TEST_F(SimtMemoryTest, ElementPastAStaticSharedArray) {
   });
 }
 
-// What the block before has left in shared memory is not this one's.
+// A block must not read what the previous one left in shared memory.
 __global__ void leave_shared(float* y) {
   __shared__ float left;
   if (blockIdx.x == 0) left = 1.0F;

@@ -1,5 +1,5 @@
-// Launches a kernel with or without a bug that was planted, under many seeds, and tells what the
-// machine found.
+// Launches a kernel with or without a planted bug, under many seeds, and returns what the machine
+// found.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@
 
 namespace sluiceway::test {
 
-// The first finding of one run, which the exception of the stream must carry; "" for none.
+// Returns the first finding of one run, which the stream's exception must carry; "" if none.
 inline std::string finding_of(const std::function<void(StreamRef)>& work) {
   std::string thrown;
   try {
@@ -42,7 +42,8 @@ class SimtTest : public testing::Test {
     simt::set_seed(1);
   }
 
-  // Every seed finds it, and says so of this kernel, with words that `matcher` wants.
+  // Checks that every seed finds the bug, with a text that names this kernel and satisfies
+  // `matcher`.
   static void expect_found(const std::string& kernel, const testing::Matcher<std::string>& matcher,
                            const std::function<void(StreamRef)>& work) {
     for (int seed = 1; seed <= kSeeds; ++seed) {

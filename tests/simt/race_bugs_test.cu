@@ -1,4 +1,4 @@
-// Races that the SIMT machine must find, each beside the same kernel without it.
+// Races that the SIMT machine must find, each beside the same kernel without the race.
 #include "kernels/cuda/launch.cuh"
 #include "tests/simt/planted.h"
 #include "tests/support/device_array.h"

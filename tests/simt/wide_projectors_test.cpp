@@ -1,4 +1,4 @@
-// Which sparse projectors are the library's, and what its refusal leaves.
+// Which sparse projectors the library multiplies by, and the state after it fails.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using testing::ThrowsMessage;
 
 constexpr int kNotSupported = 801;  // cudaErrorNotSupported
 
-// Rows of two kernels, of so many columns.
+// Rows for two kernels, with this many columns.
 struct Rows {
   OwnedSparseRows p, q;
   Matrix g;

@@ -24,7 +24,7 @@ using testing::ThrowsMessage;
 
 constexpr unsigned kThreads = 64;
 
-// Each block sums its part: in dynamic shared memory by halves, then within the first warp.
+// Each block sums its part: by halves in dynamic shared memory, then within the first warp.
 __global__ void block_sums(const float* x, std::int64_t elems, float* sums) {
   auto* const parts = cuda::dynamic_shared<float>();
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -44,7 +44,7 @@ __global__ void scale_rows(MatrixView<T> w, float factor, std::int64_t add) {
   }
 }
 
-// The last block to come adds up what the others have left.
+// The last block to arrive adds the parts of the others.
 __global__ void grid_sum(const float* x, float* parts, unsigned* tickets, float* sum) {
   __shared__ bool last;
   if (threadIdx.x == 0) {
@@ -75,7 +75,7 @@ TEST(LaunchTest, ArgumentsBecomeTheKernelsParameters) {
   const DeviceArray<float> w(std::vector<float>{1, 2, 3, 4, 5, 6});
   run_on_stream(DeviceId::cuda(0), [&](StreamRef stream) {
     cuda::launch("scale_rows", cuda::Kernel<scale_rows<float>>(), {2, 32}, stream,
-                 MatrixView<float>(w.data(), 2, 2, 3), 2, 10);  // From int to float and int64.
+                 MatrixView<float>(w.data(), 2, 2, 3), 2, 10);  // Converts int to float and int64.
   });
   EXPECT_THAT(w.values(), ElementsAre(12, 14, 3, 18, 20, 6));
 }
