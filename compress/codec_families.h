@@ -20,8 +20,8 @@
 
 namespace sluiceway {
 
-// Whether the residual of a gradient contains nothing of the core, so that it may train the weight
-// too. This holds if the codec's columns are orthonormal or it has none.
+// States when a gradient's residual contains nothing of the core, so that it may train the weight
+// too: when the codec's columns are orthonormal, or it has no columns.
 enum class Complement : std::uint8_t { kNever, kAlways, kIfOneNonzero };
 
 struct CodecFamily;

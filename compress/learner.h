@@ -12,9 +12,9 @@
 //   q       n x dn  f32               index i32[n, r], value       values read and written
 //
 // Source: [HMT] Halko, Martinsson, Tropp, arXiv 0909.4061.
-// Memory: everything is in the memory of the stream's device. On a CUDA device, call after all
-// input
-//         has been written, on whatever stream; the results are there when the call returns.
+// Memory: everything is in the memory of the stream's device. On a CUDA device the input must have
+//         been written before the call, which does not wait for `stream`; the results are there
+//         when it returns.
 // Errors: InvalidArgument, naming both shapes; Unavailable for a device this learner does not
 //         support. The values are then unchanged.
 #pragma once

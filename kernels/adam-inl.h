@@ -62,7 +62,7 @@ struct AdamFormula {
 
 inline constexpr std::size_t kAdamTile = 2048;
 
-struct WeightLanes {  // What most forms of a weight share.
+struct WeightLanes {  // The common part of most forms of a weight.
   void begin(std::size_t, std::size_t) {}
   template <class D>
   HWY_INLINE hn::Vec<D> moved(const AdamFormula<D>& formula, hn::Vec<D> w,

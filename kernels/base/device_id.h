@@ -1,4 +1,4 @@
-// Which device: the host, or a CUDA device by its ordinal.
+// Names a device: the host, or a CUDA device by its ordinal.
 //
 // There is no default: code that does not say where memory lives or work runs does not compile.
 //

@@ -1,4 +1,4 @@
-// Whether arithmetic treats numbers below 2^-126 as 0, which a processor computes far faster.
+// Lets arithmetic treat numbers below 2^-126 as 0, which a processor computes far faster.
 //
 // A setting of each thread. On Linux a thread starts with the setting of the thread that creates
 // it, so the lanes of an engine use the setting from when the engine was made.

@@ -84,8 +84,8 @@ struct TeamStream::Unfinished {
   std::mutex mutex;
   std::uint64_t next = 0;
   std::set<std::uint64_t> numbers;
-  std::vector<std::pair<std::uint64_t, std::shared_ptr<HostEvent>>>
-      waiting;                // Each waits for tasks below its number.
+  // Each waits for the tasks below its number.
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<HostEvent>>> waiting;
   std::vector<Event> before;  // Every later task waits for these.
 
   std::uint64_t add() {

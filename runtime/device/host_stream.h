@@ -11,12 +11,12 @@
 
 namespace sluiceway {
 
-// Where a WorkerStream's tasks launch work: nowhere on the host, or on the stream of a CUDA device.
+// The launch target of a WorkerStream's tasks: none on the host, or the stream of a CUDA device.
 struct WorkerTarget {
   StreamRef stream = StreamRef::host();
   std::function<void()> begin = [] {};  // Called once, before all tasks; must not throw.
-  std::function<void()> finish = [] {
-  };  // Waits until the device has finished what a task launched.
+  // Waits until the device has finished what a task launched.
+  std::function<void()> finish = [] {};
 };
 
 // First in, first out, on a thread of its own. A task that throws does not stop later ones.

@@ -46,7 +46,7 @@ class StreamBackend;
 
 class Stream {
  public:
-  // Which stream's work a CUDA device starts first if several have work ready.
+  // Decides which stream's work a CUDA device starts first if several have work ready.
   enum class Priority : std::uint8_t { kDefault, kHigh };
 
   struct Options {

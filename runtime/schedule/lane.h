@@ -32,7 +32,7 @@ struct LanePlan {
   std::optional<LaneId> device_lane = std::nullopt;
 };
 
-// Which ready payload a free lane takes next.
+// Decides which ready payload a free lane takes next.
 enum class Order : std::uint8_t {
   kBarrier,  // Arrival order; work on payloads starts when all of the step have arrived, and the
              // next forward when all are done (ZeRO-Offload).

@@ -61,7 +61,7 @@ class PowerCutIo final : public RawIo {
   const Options options_;
   mutable std::mutex mutex_;
   std::shared_ptr<Medium> medium_;
-  Medium seen_;  // What reads return: the medium and every write.
+  Medium seen_;  // Contents that reads return: the medium and every write.
   std::vector<Write> unflushed_;
   Rng rng_;
   std::uint64_t operations_ = 0;

@@ -1,5 +1,5 @@
-// What a test may do to a stream of a CUDA device and the product never does (stream.h, D1): hold
-// it until the host releases it, and call a host function in it.
+// Lets a test do to a stream of a CUDA device what the product never does (stream.h, D1): hold it
+// until the host releases it, and call a host function in it.
 //
 // A test that holds a device has loaded and allocated everything it uses meanwhile: in those calls
 // the driver may wait for an idle device.

@@ -1,4 +1,4 @@
-// Who last touched a byte, in 64 bits, and the pair of marks that each byte of memory has.
+// A record in 64 bits of who last touched a byte, and the pair of these that each byte has.
 //
 // Within one launch, the moment counts everything that orders threads: barriers, fences, atomics,
 // the start of a block. Blocks run one after another, so a moment also identifies the block.

@@ -25,7 +25,7 @@ class Clock {
   std::vector<std::uint32_t> numbers_;
 };
 
-// What the host as a whole has waited for. Snapshots are shared.
+// The clock of the host as a whole: everything that it has waited for. Snapshots are shared.
 std::shared_ptr<const Clock> host_clock();
 void host_has_waited(const Clock& clock);
 

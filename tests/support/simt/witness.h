@@ -60,7 +60,8 @@ class Witness {
   std::uint32_t fenced_ = 0;
   std::vector<std::uint32_t> warp_start_;
   std::vector<std::uint32_t> block_starts_;
-  // By block: the moment up to which this block, or a reader of an address, knows what it did.
+  // By block: this block (in released_: a later reader of the address) knows what it did before
+  // then.
   std::vector<std::uint32_t> acquired_;
   std::unordered_map<const void*, std::vector<std::uint32_t>> released_;
 };
