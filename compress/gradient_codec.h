@@ -93,11 +93,9 @@ class GradientCodec {
   // True while nothing can be compressed because refresh() has not run yet.
   virtual bool wants_calibration() const noexcept { return false; }
   std::uint64_t generation() const noexcept { return generation_; }  // Refreshes so far.
-  virtual std::size_t scratch_elems() const noexcept {
-    return 0;
-  }  // f32 elements; most calls below need them.
-  // f32 elements that refresh() needs; scratch_elems() are enough while wants_calibration() is
-  // true.
+  // f32 elements of scratch that most calls below need.
+  virtual std::size_t scratch_elems() const noexcept { return 0; }
+  // The same for refresh(); scratch_elems() are enough while wants_calibration() is true.
   std::size_t refresh_scratch_elems() const noexcept { return scratch_elems() + kept_elems(); }
 
   virtual void compress(const AnyMatrix& g, float beta, MatrixView<float> s,
@@ -160,8 +158,8 @@ class GradientCodec {
   // f32 elements that hold a copy of P and Q.
   virtual std::size_t kept_elems() const noexcept { return 0; }
   virtual void keep(std::span<float> /*copy*/) const {}
-  virtual void restore(std::span<const float> /*copy*/) {
-  }  // Empty: there were no projectors yet; fills them with zeros.
+  // Empty: there were no projectors yet; fills them with zeros.
+  virtual void restore(std::span<const float> /*copy*/) {}
   // Overwrites P and Q with the projectors of generation() + 1, fitted to `g`; returns the
   // learner's steps.
   virtual int fit(const AnyMatrix& g, const RefreshOptions& options, ProjectorLearner& learner,

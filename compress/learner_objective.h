@@ -42,9 +42,9 @@ class SparsePattern {
  private:
   std::int64_t cols_;
   at::Tensor index_, row_start_, row_of_entry_;  // Arrays by row.
-  at::Tensor by_column_, column_row_,
-      column_start_;  // Arrays by column; by_column_ orders the values.
-  at::Tensor pair_;   // Flat position in the Gram matrix, i64[rows, nnz, nnz].
+  // Arrays by column; by_column_ orders the values.
+  at::Tensor by_column_, column_row_, column_start_;
+  at::Tensor pair_;  // Flat position in the Gram matrix, i64[rows, nnz, nnz].
 };
 
 class BiasObjective {

@@ -47,8 +47,8 @@ class RefreshPolicy {
 
   // Saves the steps of the last measurements; load(save()) gives the same answers from then on.
   std::vector<std::byte> save() const;
-  void load(
-      std::span<const std::byte> state);  // Throws Corrupt if not a state of this many weights.
+  // Throws Corrupt if not a state of this many weights.
+  void load(std::span<const std::byte> state);
 
  private:
   std::int64_t last_turn(std::int64_t step, int weight) const;  // -1: none so far.

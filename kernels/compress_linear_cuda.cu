@@ -11,8 +11,8 @@ namespace sluiceway::cuda {
 namespace {
 
 constexpr int kListedCols = 64;
-constexpr std::int64_t kMostEntries = std::int64_t{1}
-                                      << 30;  // Entries of a list, which 32 bits count.
+// Entries of a list, which 32 bits count.
+constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
 
 // Ascending, in place; a list is short (r m / d entries on average), but nothing bounds it.
 __device__ inline void sort_list(std::int32_t* list, int count) {

@@ -24,9 +24,8 @@ class WeightForm {
   friend bool operator==(WeightForm, WeightForm) = default;
 
   constexpr bool is_fp8_image() const noexcept { return is_fp8_image_; }
-  constexpr DType dtype() const noexcept {
-    return dtype_;
-  }  // A type that holds the elements exactly.
+  // Returns a type that holds the elements exactly.
+  constexpr DType dtype() const noexcept { return dtype_; }
   constexpr std::uint64_t bytes(std::uint64_t elems) const noexcept {
     return is_fp8_image_ ? fp8_image_bytes(elems) : elems * size_bytes(dtype_);
   }

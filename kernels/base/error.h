@@ -20,8 +20,8 @@ class InvalidArgument : public Error {  // A bad value, shape or state; nothing 
   using Error::Error;
 };
 
-class OutOfMemory
-    : public Error {  // A budget or the system refused; the text has both byte counts.
+// A budget or the system refused; the text has both byte counts.
+class OutOfMemory : public Error {
  public:
   using Error::Error;
 };

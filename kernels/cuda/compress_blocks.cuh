@@ -15,8 +15,8 @@
 namespace sluiceway::cuda {
 
 inline constexpr unsigned kCompressThreads = 128;
-inline constexpr int kKeptRows =
-    8;  // Rows of P_g^T G that a thread sums at once, for eight columns.
+// Rows of P_g^T G that a thread sums at once, for eight columns.
+inline constexpr int kKeptRows = 8;
 inline constexpr int kCoreColumns = 2;  // Columns of S that a thread sums at once.
 inline constexpr int kRowsAhead = 4;    // Rows of G that are loaded together.
 inline constexpr int kCompressCols = kCompressThreads * kOctet;

@@ -121,8 +121,8 @@ void run_expand_sparse(const char* name, const AnyMatrix& d, const SparseRows& p
     launch(name, kernel, shape, stream, d, p, q, items, sink);
   };
   const std::size_t row_bytes = static_cast<std::size_t>(q.cols) * sizeof(float);
-  const std::size_t room =
-      kGatherBytes - sizeof(uint4) * kMaxThreads;  // noise_octet() takes these bytes.
+  // noise_octet() takes these bytes.
+  const std::size_t room = kGatherBytes - sizeof(uint4) * kMaxThreads;
   if (4 * row_bytes <= room) return run(Kernel<expand_sparse<4, true, Sink>>(), 4, 4 * row_bytes);
   if (row_bytes <= room) return run(Kernel<expand_sparse<1, true, Sink>>(), 1, row_bytes);
   run(Kernel<expand_sparse<1, false, Sink>>(), 1, 0);

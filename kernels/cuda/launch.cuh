@@ -27,8 +27,8 @@ namespace sluiceway::cuda {
 struct Shape {
   dim3 grid;
   dim3 block;
-  std::size_t shared_bytes =
-      0;  // Bytes of dynamic_shared(); with static shared memory at most 48 KiB.
+  // Bytes of dynamic_shared(); with static shared memory at most 48 KiB.
+  std::size_t shared_bytes = 0;
 };
 
 inline void check_launch(cudaError_t result, const char* kernel) {

@@ -61,8 +61,8 @@ __device__ inline Octet<std::uint16_t> noise_octet(const NoiseSource& source, st
   }
   Octet<std::uint16_t> bits{};
 #pragma unroll 1
-  for (std::uint64_t k = 0; k < kOctet;
-       ++k) {  // Shifted in from above, so the first ends up lowest.
+  // Shifted in from above, so the first ends up lowest.
+  for (std::uint64_t k = 0; k < kOctet; ++k) {
     const std::uint32_t next = noise_of(source, first + k);
     bits.word[0] = bits.word[0] >> 16 | bits.word[1] << 16;
     bits.word[1] = bits.word[1] >> 16 | bits.word[2] << 16;

@@ -11,8 +11,8 @@
 
 namespace sluiceway::cuda {
 
-inline constexpr std::int64_t kDenseKept =
-    64;  // Groups that keep at least this many columns are dense.
+// Groups that keep at least this many columns are dense.
+inline constexpr std::int64_t kDenseKept = 64;
 
 inline bool is_dense(const BlockRows& p) { return p.groups() == 1 && p.last_kept >= kDenseKept; }
 

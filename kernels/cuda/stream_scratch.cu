@@ -21,8 +21,8 @@ struct StreamScratch::Piece {
 class StreamScratch::Pieces {
  public:
   static Pieces& of_process() {
-    static Pieces* const all =
-        new Pieces;  // Never destroyed: streams may end after every static object.
+    // Never destroyed: streams may end after every static object.
+    static Pieces* const all = new Pieces;
     return *all;
   }
 

@@ -27,8 +27,8 @@
 
 namespace sluiceway::cuda {
 
-inline constexpr std::size_t kTicketBytes =
-    256;  // At the start of the piece; zero between kernels.
+// At the start of the piece; zero between kernels.
+inline constexpr std::size_t kTicketBytes = 256;
 inline constexpr std::size_t kStreamPartsBytes = kStreamScratchBytes - kTicketBytes;
 
 class StreamScratch {

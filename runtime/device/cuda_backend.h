@@ -23,8 +23,8 @@ std::unique_ptr<TimeMark> make_time_mark(DeviceId device);
 int select_device(int ordinal);  // Returns the device that was current before.
 void restore_device(int ordinal) noexcept;
 
-void* allocate_bytes(int ordinal,
-                     std::size_t bytes);  // OutOfMemory names requested, free and total bytes.
+// OutOfMemory names requested, free and total bytes.
+void* allocate_bytes(int ordinal, std::size_t bytes);
 void free_bytes(int ordinal, void* pointer) noexcept;
 // Page-locks whole pages of host memory for every device. Returns the runtime's message if the
 // system does not allow it, otherwise an empty string.

@@ -41,8 +41,8 @@ void* map_aligned(std::size_t bytes) noexcept {
 
 // Faults every page in, so that huge pages that are available now are used.
 int populate(void* first, std::size_t bytes) noexcept {
-  madvise(first, bytes,
-          MADV_HUGEPAGE);  // A kernel without huge pages uses ordinary ones, as huge_bytes() shows.
+  // A kernel without huge pages uses ordinary ones, as huge_bytes() shows.
+  madvise(first, bytes, MADV_HUGEPAGE);
 #ifdef MADV_POPULATE_WRITE
   if (madvise(first, bytes, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;  // EINVAL: a kernel before 5.14.

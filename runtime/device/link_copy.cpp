@@ -40,8 +40,8 @@ void LinkCopy::copy(void* dst, const void* src, std::size_t bytes, StreamRef str
                   ", the device of the link");
   SLUICEWAY_CHECK(bytes == 0 || (dst != nullptr && src != nullptr), "link_copy: null pointer for ",
                   bytes, " bytes");
-  if (wire_ != nullptr)
-    wait_for(stream);  // The copy takes the wire once the stream has reached it.
+  // The copy takes the wire once the stream has reached it.
+  if (wire_ != nullptr) wait_for(stream);
   cross_paced(bytes, [&] {
     if (device_.is_host()) return copy_now(dst, src, bytes);
     cuda::copy_bytes_async(stream, dst, src, bytes, direction_);

@@ -35,8 +35,8 @@ class LinkCopy {
     bool is_paced() const noexcept { return gbps != 0 || latency_us != 0; }
   };
 
-  LinkCopy(DeviceId device, LinkDirection direction,
-           Config config);  // Throws InvalidArgument for a bad rate.
+  // Throws InvalidArgument for a bad rate.
+  LinkCopy(DeviceId device, LinkDirection direction, Config config);
   ~LinkCopy();
   LinkCopy(const LinkCopy&) = delete;
   LinkCopy& operator=(const LinkCopy&) = delete;

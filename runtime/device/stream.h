@@ -66,8 +66,8 @@ class Stream {
   static Stream owned(DeviceId device, Options options);
   static Stream borrowed(StreamRef framework_stream);
   static Stream host(Options options);
-  static Stream over(
-      std::unique_ptr<StreamBackend> backend);  // For other kinds, see stream_backend.h.
+  // For other kinds, see stream_backend.h.
+  static Stream over(std::unique_ptr<StreamBackend> backend);
 
   Stream(Stream&&) noexcept;
   Stream& operator=(Stream&&) noexcept;

@@ -16,8 +16,8 @@ class Wire {
  public:
   Wire(double gbps, double latency_us) noexcept : gbps_(gbps), latency_us_(latency_us) {}
 
-  WireSchedule::Slot take(
-      std::size_t bytes);  // Asks for a slot now. Takes no time on the wire at rate 0.
+  // Asks for a slot now. Takes no time on the wire at rate 0.
+  WireSchedule::Slot take(std::size_t bytes);
 
   // Sleeps without spinning. Returns false if the time is past.
   static bool sleep_until_due(const WireSchedule::Slot& slot) noexcept;

@@ -75,8 +75,8 @@ class Executor {
     std::function<void()> check_interrupt = {};
   };
 
-  explicit Executor(
-      Config config);  // Throws InvalidArgument for no lanes, or a lane without stream or depth.
+  // Throws InvalidArgument for no lanes, or a lane without stream or depth.
+  explicit Executor(Config config);
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
   ~Executor();
@@ -103,8 +103,8 @@ class Executor {
   void drain();               // Waits for all keys; release() held payloads first.
   bool busy(int key) const;   // True if the lanes contain a payload of the key, held or not.
   bool moves(int key) const;  // True if wait() would block now.
-  bool has_failed()
-      const noexcept;  // True if other calls throw; set before the failed hop is destroyed.
+  // True if other calls throw; set before the failed hop is destroyed.
+  bool has_failed() const noexcept;
   void set_transition(std::uint64_t deadline);
 
   // From now on, a waiting thread abandons a lane that has been busy for `patience` (or longer, if

@@ -112,8 +112,8 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   void wait_until(Lock& lock, const Done& done) {
     while (!changed.wait_for(lock, kSlice, done)) look_up(lock);
   }
-  void put_back(Lock& lock, std::uint64_t recall,
-                Items& gone);  // Items marked by this recall go on.
+  // Items marked by this recall go on.
+  void put_back(Lock& lock, std::uint64_t recall, Items& gone);
 
   // Destroys objects that payloads captured, without the mutex, before the executor counts as idle.
   void destroy(Lock& lock, Items& gone);
@@ -130,8 +130,8 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   }
   Key& checked_key(const char* function, int key);
   void check_hops(const Payload& payload) const;
-  void make_room(
-      Lock& lock);  // Reserves one more place in every heap, so that moving an item cannot fail.
+  // Reserves one more place in every heap, so that moving an item cannot fail.
+  void make_room(Lock& lock);
   // Returns how many payloads wait(key) waits for.
   std::size_t moving_for(const Key& key) const noexcept {
     return plan.forward_waits_for_all() ? moving : key.moving;

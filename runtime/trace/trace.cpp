@@ -114,10 +114,10 @@ double now_us() noexcept {
 struct Trace::State {
   struct Content {
     std::vector<std::string> rows;
-    std::map<std::string, std::uint32_t, std::less<>>
-        names;  // Position among the names of the file.
-    std::deque<Range>
-        ranges;  // Grows without moving its elements, so there is no pause under the lock.
+    // Position among the names of the file.
+    std::map<std::string, std::uint32_t, std::less<>> names;
+    // Grows without moving its elements, so there is no pause under the lock.
+    std::deque<Range> ranges;
     std::deque<Sample> samples;
     std::size_t dropped = 0;
   };

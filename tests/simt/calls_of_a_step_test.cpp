@@ -26,8 +26,8 @@ struct StepCase {
 class CallsOfAStepTest : public testing::TestWithParam<StepCase> {};
 
 TEST_P(CallsOfAStepTest, AreFewAndMakeNoEvent) {
-  constexpr int kWarm = 9,
-                kCounted = 8;  // After the steps that overflow and those without gradients.
+  // After the steps that overflow and those without gradients.
+  constexpr int kWarm = 9, kCounted = 8;
   DeviceRun run(DeviceId::cuda(0), GetParam().run);
   std::map<std::string, double> calls;
   for (int step = 0; step < kWarm + kCounted; ++step) {

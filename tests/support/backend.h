@@ -34,8 +34,8 @@ struct Backend {
 // CUDA device 0. `operation` is the name of a header of kernels/.
 std::vector<Backend> built_backends(std::string_view operation);
 
-std::vector<Backend>
-host_backends();  // The SIMD targets alone: for functions that only the host has.
+// The SIMD targets alone: for functions that only the host has.
+std::vector<Backend> host_backends();
 
 // The host device, and in a CUDA build CUDA device 0: for tests of a device rather than of a
 // kernel.

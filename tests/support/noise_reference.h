@@ -46,8 +46,8 @@ inline float reference_gaussian(const NoiseKey& key, std::uint64_t i) {
   }
   sine = t * sine;
   cosine = std::fma(s, cosine, 1.0F);
-  const float along[4] = {cosine, -sine, -cosine,
-                          sine};  // Cosine of the angle, one quarter on for each.
+  // Cosine of the angle, one quarter on for each.
+  const float along[4] = {cosine, -sine, -cosine, sine};
   const float across[4] = {sine, cosine, -sine, -cosine};
   return r * (i % 32 < 16 ? along[quarter] : across[quarter]);
 }

@@ -16,8 +16,8 @@ namespace {
 class FreeEvents {
  public:
   static FreeEvents& of_process() {
-    static FreeEvents* const all =
-        new FreeEvents;  // Never destroyed: streams may end after every static object.
+    // Never destroyed: streams may end after every static object.
+    static FreeEvents* const all = new FreeEvents;
     return *all;
   }
 

@@ -80,8 +80,8 @@ void* allocate_bytes(int ordinal, std::size_t bytes) {
 
 void free_bytes(int ordinal, void* pointer) noexcept {
   try {
-    const DeviceGuard guard(
-        DeviceId::cuda(ordinal));  // Without it the call would make a context on another device.
+    // Without it the call would make a context on another device.
+    const DeviceGuard guard(DeviceId::cuda(ordinal));
     drop(cudaFree(pointer));
   } catch (...) {  // The driver is gone, and the memory with it.
   }

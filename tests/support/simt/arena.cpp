@@ -43,8 +43,8 @@ void on_segmentation_fault(int number, siginfo_t* fault, void*) {
 }  // namespace
 
 Arena& Arena::of(int device) {
-  static Arena* const all =
-      new Arena[kDevices];  // Never destroyed: streams may end after every static object.
+  // Never destroyed: streams may end after every static object.
+  static Arena* const all = new Arena[kDevices];
   return all[device];
 }
 

@@ -16,8 +16,8 @@ namespace sluiceway::simt {
 
 struct Board {
   static Board& one() {
-    static Board* const board =
-        new Board;  // Never destroyed: streams may end after every static object.
+    // Never destroyed: streams may end after every static object.
+    static Board* const board = new Board;
     return *board;
   }
 

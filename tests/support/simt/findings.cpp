@@ -20,8 +20,8 @@ struct Findings {
 };
 
 Findings& findings() {
-  static Findings* const all =
-      new Findings;  // Never destroyed: streams may end after every static object.
+  // Never destroyed: streams may end after every static object.
+  static Findings* const all = new Findings;
   return *all;
 }
 

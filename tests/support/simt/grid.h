@@ -51,8 +51,8 @@ class Grid {
                           Site site);
   void fence() { witness_.fence(); }
   void after_atomic(const void* address);
-  [[noreturn]] void fail(cudaError_t error,
-                         const std::string& text);  // Fails in the name of the calling thread.
+  // Fails in the name of the calling thread.
+  [[noreturn]] void fail(cudaError_t error, const std::string& text);
 
  private:
   enum class State : std::uint8_t { kReady, kMeets, kDone };

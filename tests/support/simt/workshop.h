@@ -19,8 +19,8 @@ namespace sluiceway::simt {
 
 class Workshop {
  public:
-  static constexpr std::size_t kSharedBytes = std::size_t{48}
-                                              << 10;  // Limit without opting in to more.
+  // Limit without opting in to more.
+  static constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
   static constexpr unsigned kThreads = 1024;
 
   explicit Workshop(void (*body)(void*));  // `body` runs on every fiber, with null.
