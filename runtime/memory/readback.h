@@ -3,7 +3,7 @@
 //   slots   count x T   host device: host memory, and nothing is copied
 //                       CUDA: device memory, and a page-locked copy of it
 //
-// Kernels write to slot(i); fetch() enqueues one small copy behind the work of the stream; get(i)
+// Kernels write to slot(i); fetch() enqueues one small copy after the work of the stream; get(i)
 // sleeps until that copy has arrived.
 //
 // Ownership:     on a CUDA device its bytes are reserved on two tiers (reserved()); on the host

@@ -4,7 +4,7 @@
 //   fcfs     F + max(B + o + u + h, B/L + L s + (o + u + h - s))          equal layers
 //   edf      max(F + B + o + u + h, L s + (F + B)/L + (o + u + h - s))    equal layers
 //
-// with three lanes: o before the gate, u and h behind it. predict_makespan() passes the layers
+// with three lanes: o before the gate, u and h after it. predict_makespan() passes the layers
 // through any list of lanes by the executor's own rules (step_plan.h), one payload a layer and one
 // at a time in a lane. For equal layers its result equals the form for fcfs; exceeds the form for
 // edf by at most one layer's times, where device and lanes are about equally busy; and exceeds the

@@ -5,15 +5,15 @@
 //
 // A payload may be held before one hop: until release() is called for the whole step (the global
 // norm is known, or the step is committed), or until recall() removes it. A payload submitted after
-// release() belongs to the next step, and queues behind payloads of earlier steps.
+// release() belongs to the next step, and queues after payloads of earlier steps.
 //
 // Invariants, which the tests name:
 //   I1  A payload's hops start in their order, each once. The next one starts when the previous one
-//       has finished, or, if both streams are on one device that waits by itself, behind its event.
-//       The first starts behind Payload::after.
+//       has finished, or, if both streams are on one device that waits by itself, after its event.
+//       The first starts after the event Payload::after.
 //   I2  A lane has at most `depth` hops in flight, and the ready payload of the lowest rank
 //       (step_plan.h) goes next.
-//   I3  No hop at or behind a hold starts before release(). Under kBarrier, also no hop in
+//   I3  No hop at or after a hold starts before release(). Under kBarrier, also no hop in
 //       gather_before or a later lane starts before every payload of the step has left the lanes
 //       before that.
 //   I4  After recall() has returned, no hop of the payloads that it removed runs or will run.
@@ -21,7 +21,7 @@
 //       dropped payload captured are destroyed before the call that dropped it, or that reports its
 //       error, returns.
 //   I6  The first error is kept. No stream receives work after it; hops in flight, including one
-//       behind an event of its device, finish, and only then a call throws the error.
+//       waiting for an event of its device, finish, and only then a call throws the error.
 //   I7  A free lane never leaves a ready payload waiting, no wait is forgotten, and streams that
 //       run a task inside enqueue() recurse no deeper than there are lanes.
 //   I8  wait() returns when the lanes contain no payload of the key except held ones (kBarrier: of

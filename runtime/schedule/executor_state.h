@@ -12,7 +12,7 @@
 // If the next hop's stream is on the same device, the thread that handed out a hop moves the item
 // on at once, with an event for the next stream (move_on). The item then has several hops in
 // flight; it is removed, parked or moved to another device only when all of them have finished.
-// Behind the last hop, on a device, that thread also records an event: the item counts as sent, and
+// After the last hop, on a device, that thread also records an event: the item counts as sent, and
 // a reader that acquires its key waits for that event on the device.
 //
 // Functions that take a Lock expect the mutex to be held.
@@ -56,14 +56,14 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
     std::uint64_t step = 0;
     std::uint64_t arrival = 0;
     Rank rank;
-    std::size_t gate = kNone;        // First hop behind the gate, or the end; kNone: no gate.
+    std::size_t gate = kNone;        // First hop after the gate, or the end; kNone: no gate.
     std::size_t device_hop = kNone;  // Hop in the device lane.
     std::size_t hop = 0;             // Current hop.
     std::size_t started = 0;         // Hops given to their streams.
     std::size_t finished = 0;        // Those of `started` that have finished.
     Place place = Place::kParked;    // Where the current hop is.
     bool handed_out = false;         // A thread of ours will move it on when enqueue() returns.
-    bool is_sent = false;            // Its last hop is in a stream, with an event behind it.
+    bool is_sent = false;            // Its last hop is in a stream, followed by an event.
     bool on_device = false;          // Its hop in the device lane is running.
     std::uint64_t recalled_by = 0;   // Number of the recall() that waits for it; 0: none.
     Event after;                     // The event to wait for if earlier work has not finished.
@@ -76,7 +76,7 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
     bool dispatching = false;
     double busy_since_s = 0;  // Since it became busy, or since its last hop finished.
     double longest_s = 0;     // Longest time of a finished hop.
-    Event last_end;           // Behind the last hop here of the item sent last.
+    Event last_end;           // Recorded after the last hop here of the item sent last.
   };
 
   struct Key {

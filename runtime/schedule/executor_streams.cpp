@@ -142,8 +142,8 @@ void Executor::State::move_on(Lock& lock, Item* item, const std::optional<Event>
   destroy(lock, gone);
 }
 
-// Only one thread at a time hands work to a lane's stream, so the later of two events is behind the
-// other.
+// Only one thread at a time hands work to a lane's stream, so the later of two events comes after
+// the other.
 void Executor::State::note_sent(Lock&, Item* item, const Event& end) {
   const LaneId lane = item->payload.hops[item->hop].lane;
   Key& key = key_of(*item);

@@ -53,7 +53,7 @@ struct Payload {
   std::uint64_t deadline = 0;  // Position in the next forward: a lower one is needed earlier.
   std::string name;            // For errors and the trace.
   std::vector<Hop> hops;       // In this order; their lanes ascend.
-  // The first hop starts behind this event: work that streams outside the lanes still do for it.
+  // The first hop starts after this event: the end of work for it in streams outside the lanes.
   Event after = {};
   // Index of the hop before which it waits for release(); hops.size(): before it leaves the lanes.
   std::optional<std::size_t> hold_before;

@@ -55,7 +55,7 @@ TEST_F(SimtLanesTest, UrgentLaneGoesBeforeTheLinks) {
 
 __global__ void add_one(float* x) { x[threadIdx.x] += 1.0F; }
 
-// The hops are enqueued at once, each behind the event of the previous one; no thread waits in
+// The hops are enqueued at once, each after the event of the previous one; no thread waits in
 // between.
 TEST_F(SimtLanesTest, PayloadsPassPacedLinksInOrderAndNeverTooEarly) {
   constexpr int kKeys = 4;

@@ -1,5 +1,5 @@
-// Streams beside a model's stream, as a framework has them: each starts behind the earlier work of
-// the model's stream, which then goes on behind all of them.
+// Streams beside a model's stream, as a framework has them: each starts after the earlier work of
+// the model's stream, which then goes on after all of them.
 #pragma once
 
 #include <algorithm>

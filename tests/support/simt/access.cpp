@@ -91,7 +91,7 @@ void Grid::check_foreign(const void* address, std::size_t bytes, Touch touch, co
 std::string Grid::other_party(Mark mark) const {
   if (!witness_.of_this_launch(mark)) {
     const Operation other = operation(mark.operation);
-    return concat(other.name, " on another stream; wait for an event behind it");
+    return concat(other.name, " on another stream; wait for an event after it");
   }
   const std::size_t block = witness_.block_of(mark);
   const uint3 index = unflatten(block_order_[block], launch_.grid);

@@ -17,7 +17,7 @@ namespace {
 constexpr int kNewPattern = 0xCB;
 constexpr int kFreedPattern = 0xDB;
 
-std::size_t span_of(std::size_t bytes) {  // Includes the red zone behind.
+std::size_t span_of(std::size_t bytes) {  // Includes the red zone at the end.
   return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment +
          Arena::kAlignment;
 }

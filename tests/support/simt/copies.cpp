@@ -57,7 +57,7 @@ void run(Copy& copy, Running& running) {
     return report(cudaErrorLaunchFailure,
                   concat("simt: ", copy.name, ": its source in the host's memory at ", copy.src,
                          " has changed since it was asked for; do not write to it before an event "
-                         "behind the copy has happened"));
+                         "after the copy has happened"));
   }
   if (copy.from_device && !use_bytes(running, copy.name, copy.src, copy.bytes, Use::kCopied))
     return;

@@ -16,7 +16,7 @@ std::string objection(Running& running, const Marks& byte, Use use) {
   }
   const auto beside = [](const char* verb, Mark mark) {
     return concat(verb, operation(mark.operation).name,
-                  " on another stream; wait for an event behind it");
+                  " on another stream; wait for an event after it");
   };
   if (!running.comes_after(written.operation)) return beside(", which was written by ", written);
   if (use == Use::kWritten && !running.comes_after(byte.read().operation)) {

@@ -185,7 +185,7 @@ cudaError_t cudaHostUnregister(void* pointer) {
     if (simt::in_use(pointer)) {
       simt::report(cudaErrorLaunchFailure,
                    sluiceway::concat("simt: cudaHostUnregister of ", pointer,
-                                     ": a copy of it is not done; wait for an event behind the "
+                                     ": a copy of it is not done; wait for an event after the "
                                      "copy first"));
     }
     turn.wait_until_idle();
