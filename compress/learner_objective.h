@@ -54,8 +54,8 @@ class BiasObjective {
 
   struct Evaluation {
     double bias = 0;       // |R|_F / |G|_F
-    double objective = 0;  // Gradient of f, shaped like the values.
-    at::Tensor dp, dq;     // Gradient of f; as the values.
+    double objective = 0;  // f
+    at::Tensor dp, dq;     // Gradient of f, shaped like the values.
   };
   Evaluation evaluate(const at::Tensor& p_value, const at::Tensor& q_value) const;
 

@@ -24,7 +24,7 @@ inline constexpr unsigned kExpandThreads = 128;
 inline constexpr int kExpandRows = 4;  // Rows of a thread at a time: each load of T serves four.
 inline constexpr int kFillRows = 8;  // Rows of T that a thread computes at a time, for one column.
 inline constexpr std::int64_t kExpandElems = 8192;  // Elements of T in shared memory: 32 KiB.
-inline constexpr std::int64_t kMaxDepth = 256;      // Leaves room for 32 columns.
+inline constexpr std::int64_t kMaxDepth = 256;      // With so many, 32 columns fit.
 inline constexpr std::int64_t kSlabRows = 256;
 
 // How the work is divided; all counts are for the whole grid.

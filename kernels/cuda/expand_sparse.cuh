@@ -19,7 +19,8 @@
 
 namespace sluiceway::cuda {
 
-inline constexpr std::size_t kGatherBytes = std::size_t{48} << 10;  // Of shared memory, at most.
+inline constexpr std::size_t kGatherBytes = std::size_t{48}
+                                            << 10;  // Most shared memory of a block.
 
 // Loads an element of a matrix whose type only the host knows; all lanes take the same branch.
 __device__ inline float load_any(const AnyMatrix& m, std::int64_t row, std::int64_t col) {

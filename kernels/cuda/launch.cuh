@@ -1,4 +1,4 @@
-// Launches every kernel.
+// All kernels are launched through launch():
 //
 //   launch("scale_rows", Kernel<scale_rows<float>>(), {.grid = rows, .block = 256}, stream, w, 2);
 //

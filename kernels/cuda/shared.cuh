@@ -5,7 +5,7 @@
 
 namespace sluiceway::cuda {
 
-extern __shared__ uint4 dynamic_shared_memory[];  // Aligned to 16 bytes.
+extern __shared__ uint4 dynamic_shared_memory[];  // Elements of 16 bytes, aligned to 16.
 
 template <typename T>
 __device__ T* dynamic_shared() {

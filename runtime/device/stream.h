@@ -50,7 +50,7 @@ class Stream {
   enum class Priority : std::uint8_t { kDefault, kHigh };
 
   struct Options {
-    std::string name;  // Of the thread and the trace row; at most 15 characters are kept.
+    std::string name;  // Names thread and trace row; at most 15 characters are kept.
     int cpu = -1;      // Processor to pin the worker thread to; -1 leaves it free.
     Priority priority = Priority::kDefault;  // For an owned stream.
     // For an owned stream of a CUDA device: tasks run on the stream's own thread, one after

@@ -113,7 +113,7 @@ class Followed {
 
   LowRankRun run;
   Stream stream;
-  std::vector<float> g;  // Of the last commit, with its rates.
+  std::vector<float> g;  // From the last commit, like the rates.
   std::vector<StepRate> rates;
   StreamRef compute = StreamRef::host();
   ScratchPath path, other;

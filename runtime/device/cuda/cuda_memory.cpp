@@ -63,7 +63,7 @@ int select_device(int ordinal) {
 }
 
 void restore_device(int ordinal) noexcept {
-  drop(cudaSetDevice(ordinal));  // It was current before, so this cannot fail.
+  drop(cudaSetDevice(ordinal));  // It was current before.
 }
 
 void* allocate_bytes(int ordinal, std::size_t bytes) {
