@@ -21,7 +21,7 @@ namespace HWY_NAMESPACE {
 // vectors, so its last ones may hold columns that do not exist.
 constexpr std::size_t kTileCols = 256;
 constexpr std::size_t kTileRows = 4;
-constexpr std::size_t kWidest = 16;  // Most lanes of NoiseTag.
+constexpr std::size_t kWidest = 16;  // Maximum lanes of NoiseTag.
 
 // ---- One vector of columns of one row, or of four rows ------------------------------------------
 

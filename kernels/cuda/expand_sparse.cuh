@@ -19,8 +19,7 @@
 
 namespace sluiceway::cuda {
 
-inline constexpr std::size_t kGatherBytes = std::size_t{48}
-                                            << 10;  // Most shared memory of a block.
+inline constexpr std::size_t kGatherBytes = std::size_t{48} << 10;  // Shared, at most.
 
 // Loads an element of a matrix whose type only the host knows; all lanes take the same branch.
 __device__ inline float load_any(const AnyMatrix& m, std::int64_t row, std::int64_t col) {

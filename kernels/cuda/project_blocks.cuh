@@ -19,7 +19,7 @@ inline constexpr int kProjectRows = 64;   // Rows of G for a block; a thread has
 inline constexpr int kUnitCols = 4;       // Kept columns of one group, for one thread.
 inline constexpr int kProjectUnits = 16;  // Units of a block: 16 of them times 8 threads.
 inline constexpr int kProjectCols = 128;  // Columns of G in shared memory.
-inline constexpr int kProjectDepth = 32;  // Most of these columns in one group.
+inline constexpr int kProjectDepth = 32;  // Maximum of these in one group.
 
 // How a grid divides the work: some rows, and either whole groups or some units of one group.
 struct ProjectCut {

@@ -13,7 +13,7 @@
 namespace sluiceway::cuda {
 
 inline constexpr unsigned kWholeWarp = 0xFFFFFFFFU;
-inline constexpr unsigned kMaxThreads = 256;  // Most threads of a block; blocks have one dimension.
+inline constexpr unsigned kMaxThreads = 256;  // Per block, at most; blocks have one dimension.
 
 // How many blocks share the work: as many as there are pieces, but at most `most` if each leaves a
 // part in the scratch, and at least one if the grid has a result.

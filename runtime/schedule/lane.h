@@ -17,7 +17,7 @@ using LaneId = int;  // Index into Executor::Config::lanes.
 struct LaneConfig {
   std::string name;          // For errors and the trace.
   Stream* stream = nullptr;  // Not owned; outlives the executor.
-  int depth = 1;             // Most hops in flight: 1 for compute, the queue depth for a disk.
+  int depth = 1;             // Hops in flight at most: 1 for compute, the queue depth for a disk.
   int trace_row = 0;         // In Executor::Config::trace.
 };
 
