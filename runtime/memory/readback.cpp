@@ -31,7 +31,7 @@ struct ReadbackBytes::State {
     pinned = Buffer(budget, Tier::kPinned, device, bytes, purpose);
   }
 
-  LinkCopy link;  // Its own link, since this is no payload to count.
+  LinkCopy link;  // Its own, so that its bytes do not count as payload.
   std::vector<std::byte> on_host;
   Buffer on_device, pinned;
   std::shared_ptr<Arrival> arrival;  // For the last fetch(); null: none.
