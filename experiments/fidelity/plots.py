@@ -120,7 +120,7 @@ def draw_curves(results: Results, stage: Stage) -> Figure:
 def main() -> None:
     """Draw what there is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results.jsonl")
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     results = Results(args.results)

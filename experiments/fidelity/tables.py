@@ -264,7 +264,8 @@ def document(results: Results) -> str:
 
     parts = [
         "# Fidelity: results\n\nWritten by `python experiments/fidelity/tables.py` from "
-        f"`results/`; code of {', '.join(_commits(results, stages.values())) or 'unknown commit'}.",
+        "`results.jsonl`; code of "
+        f"{', '.join(_commits(results, stages.values())) or 'unknown commit'}.",
         section("Screen", "screen", f"Small model, prose, one seed. {SHARE}.", plainly),
         section("Core sizes", "ratios", f"Small model, prose, one seed. {SHARE}.",
                 lambda r, s: compared(r, s.rows, screen.native)),
@@ -291,7 +292,7 @@ def _commits(results: Results, stages: Iterable[Stage]) -> list[str]:
 def main() -> None:
     """Write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results.jsonl")
     parser.add_argument("--out", type=Path, default=FOLDER / "RESULTS.md")
     args = parser.parse_args()
     args.out.write_text(document(Results(args.results)))

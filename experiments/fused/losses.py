@@ -98,7 +98,7 @@ def document(results: Results) -> str:
 def main() -> None:
     """Write the tables."""
     target = HERE / "LOSSES.md"
-    target.write_text(document(Results(EXPERIMENTS / "fidelity/results")))
+    target.write_text(document(Results(EXPERIMENTS / "fidelity/results.jsonl")))
     print(target)
 
 

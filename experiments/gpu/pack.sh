@@ -127,7 +127,8 @@ fi
 # ---- The pack --------------------------------------------------------------------------------------
 
 rm -rf "$pack"/{tree,built,packages}.tar.xz "$pack/wheels"
-git ls-files -z --cached --others --exclude-standard -- . ':!*.png' ':!experiments/*/results/*' |
+git ls-files -z --cached --others --exclude-standard -- . ':!*.png' \
+  ':!experiments/*/results/*' ':!experiments/*/results.jsonl' |
   xargs -0 ls -d 2>/dev/null | tar -T - -cf - | xz -3 >"$pack/tree.tar.xz"
 # Every test has the same archives in it, which a large dictionary stores once.
 for name in built packages; do

@@ -1,4 +1,4 @@
-"""The whole experiment in one command, resumable: every fine-tune is a file of its own.
+"""Run the whole experiment in one command, resumable: each fine-tune is a row of results.jsonl.
 
     python experiments/offload_codec/run.py                  # all stages, one fine-tune at a time
     python experiments/offload_codec/run.py --stages screen  # one of them
@@ -11,7 +11,6 @@ A stage asks for more rates once it has seen some. Ctrl-C loses the fine-tune th
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,11 +19,12 @@ FOLDER = Path(__file__).resolve().parent
 sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart")]
 os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported.
 
+from row_lines import append_row  # noqa: E402
 from rows import STAGES, estimated_seconds  # noqa: E402
 from stages import Results  # noqa: E402
 from train_one import Job  # noqa: E402
 
-RESULTS = FOLDER / "results"
+RESULTS = FOLDER / "results.jsonl"
 
 
 def missing(name: str) -> tuple[list[Job], int]:
@@ -43,7 +43,7 @@ def announce(name: str) -> None:
 
 
 def work(job: Job) -> None:
-    """Run one job and write its file whole or not at all."""
+    """Run one job and append its row."""
     import through_engine
     import torch
     from run_folder import provenance
@@ -56,10 +56,7 @@ def work(job: Job) -> None:
         done = run(job, through_engine.trainee)
     else:
         done = {**run(job, simulation.trainee), **simulation.figures()}
-    done |= provenance()
-    partial = RESULTS / f"{job.key}.tmp"
-    partial.write_text(json.dumps(done, indent=1) + "\n")
-    partial.rename(RESULTS / f"{job.key}.json")
+    append_row(RESULTS, {**done, **provenance()})
 
 
 def main() -> None:
@@ -69,7 +66,6 @@ def main() -> None:
     parser.add_argument("--count", action="store_true", help="run nothing")
     parser.add_argument("--table", action="store_true", help="run nothing, write RESULTS.md")
     args = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
     if args.table:
         from compared import document
 

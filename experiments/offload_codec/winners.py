@@ -11,7 +11,7 @@ from stages import Results
 from tables import number, shares, spread, table
 from train_one import Job
 
-FIDELITY = Path(__file__).resolve().parents[1] / "fidelity" / "results"
+FIDELITY = Path(__file__).resolve().parents[1] / "fidelity" / "results.jsonl"
 
 
 def headline(results: Results) -> str:

@@ -24,7 +24,7 @@ def test_the_quickstart_keeps_less_by_the_formula():
 
 
 def test_every_fine_tune_has_a_way_whose_seconds_were_measured(tmp_path):
-    jobs = rolling(Results(tmp_path))
+    jobs = rolling(Results(tmp_path / "results.jsonl"))
     ways = {way_of(Row(job, (0,))) for job in jobs}
     assert {job.model for job in jobs} == set(MODELS)
     assert len(ways) == 11  # Native, and k = 1, 2, 4, 8, none at two ratios.
