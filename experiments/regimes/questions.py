@@ -60,7 +60,7 @@ class Question:
     Parameters
     ----------
     name : str
-        Of its file under results/, and of its plot.
+        Stem of its file under results/.
     asks : str
         The heading of its table.
     settings, ways

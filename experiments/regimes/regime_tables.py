@@ -1,4 +1,4 @@
-"""Writes RESULTS.md and plots/ from the rows that there are."""
+"""Write RESULTS.md from the rows that there are."""
 
 from __future__ import annotations
 
@@ -132,7 +132,6 @@ def document(shelf: Shelf) -> str:
             parts.append(f"`{question.name}`: nothing yet.\n")
             continue
         parts.append(f"{question_table(question, found)}\n")
-        parts.append(f"![differences](plots/{question.name}.png)\n")
         if len(lines) < asked:
             parts.append(f"Rows not complete: {asked - len(lines)}.\n")
     parts.append("## What `svd` at f = 1/2 is worth in steps of the residual alone\n")
@@ -145,15 +144,6 @@ def _commits(shelf: Shelf) -> list[str]:
 
 
 def write_results(shelf: Shelf, folder: Path) -> None:
-    """RESULTS.md, and one plot for each question that has something to show."""
-    from regime_plots import draw
-
-    found = shelf.found()
+    """Write RESULTS.md."""
     (folder / "RESULTS.md").write_text(document(shelf))
     print(folder / "RESULTS.md")
-    for question in QUESTIONS:
-        if lines := lines_of(question, found):
-            path = folder / "plots" / f"{question.name}.png"
-            path.parent.mkdir(exist_ok=True)
-            draw(question, lines).savefig(path, dpi=110)
-            print(path)

@@ -3,7 +3,7 @@
     python experiments/regimes/run.py                  # what is missing, two fine-tunes at a time
     python experiments/regimes/run.py --count          # how many are left, in core-hours
     python experiments/regimes/run.py --only core b1   # these questions alone
-    python experiments/regimes/run.py --table          # writes RESULTS.md and plots/
+    python experiments/regimes/run.py --table          # writes RESULTS.md
 
 A run that results/ has is never repeated; Ctrl-C loses those that are running.
 """
@@ -89,7 +89,7 @@ def main() -> None:
     budget = f"stop before a run that would go over it ({MOST_CORE_HOURS:g})"
     parser.add_argument("--most-core-hours", type=float, default=MOST_CORE_HOURS, help=budget)
     parser.add_argument("--count", action="store_true", help="say what is left, run nothing")
-    parser.add_argument("--table", action="store_true", help="write RESULTS.md and plots/ alone")
+    parser.add_argument("--table", action="store_true", help="write RESULTS.md, run nothing")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     args = parser.parse_args()
     os.environ["SLUICEWAY_COMMIT"] = commit_here()  # Of the code that workers load.
