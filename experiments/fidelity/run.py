@@ -1,8 +1,8 @@
 """Run the whole experiment in one command, resumable: each fine-tune is a row of results.jsonl.
 
-    python experiments/fidelity/run.py                 # all stages, two at a time
-    python experiments/fidelity/run.py --stages screen # one of them
-    python experiments/fidelity/run.py --count         # what is done and what is left
+    python -m experiments.fidelity.run                 # all stages, two at a time
+    python -m experiments.fidelity.run --stages screen # one of them
+    python -m experiments.fidelity.run --count         # what is done and what is left
 
 Each stage is planned from the results of the ones before it, so it begins when they are complete.
 A fine-tune that is there is never repeated; Ctrl-C loses those that are running.
@@ -15,9 +15,9 @@ import multiprocessing
 import os
 from pathlib import Path
 
-from row_lines import Row, append_row
-from stages import STAGES, Results
-from train_one import Job, asked_for
+from experiments.fidelity.row_lines import Row, append_row
+from experiments.fidelity.stages import STAGES, Results
+from experiments.fidelity.train_one import Job, asked_for
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 
@@ -25,8 +25,9 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 def work(job: Job) -> Row:
     """Run one job in a worker and return its row."""
     import torch
-    from run_folder import provenance
-    from train_one import run
+
+    from experiments.fidelity.train_one import run
+    from experiments.quickstart.run_folder import provenance
 
     torch.set_num_threads(1)
     return {**run(job), **provenance()}
@@ -35,10 +36,8 @@ def work(job: Job) -> Row:
 def begin_worker() -> None:
     """Workers end with the terminal's Ctrl-C, without a traceback each."""
     import signal
-    import sys
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "quickstart"))
 
 
 def main() -> None:

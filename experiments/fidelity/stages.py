@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from row_lines import read_rows
-from train_one import Job, asked_for
+from experiments.fidelity.row_lines import read_rows
+from experiments.fidelity.train_one import Job, asked_for
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)  # The same for every method; extended where the edge is best.
 LOWEST, HIGHEST = 2.5e-4, 6.4e-2

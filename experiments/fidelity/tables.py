@@ -1,6 +1,6 @@
 """Turn the fine-tunes that are done into RESULTS.md.
 
-    python experiments/fidelity/tables.py
+    python -m experiments.fidelity.tables
 
 Learning rates are chosen on `pick`, losses shown are of `final`. A row is shown once all fine-tunes
 that its stage asks for are there; those that are not are counted.
@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from stages import HEADLINE, PLAIN, STAGES, Results, median_and_range
-from train_one import Job
+from experiments.fidelity.stages import HEADLINE, PLAIN, STAGES, Results, median_and_range
+from experiments.fidelity.train_one import Job
 
 FOLDER = Path(__file__).parent
 REFERENCE = "adamw"
@@ -263,7 +263,7 @@ def document(results: Results) -> str:
         return f"## {title}\n\n{text}\n\n{content}{missing}"
 
     parts = [
-        "# Fidelity: results\n\nWritten by `python experiments/fidelity/tables.py` from "
+        "# Fidelity: results\n\nWritten by `python -m experiments.fidelity.tables` from "
         "`results.jsonl`; code of "
         f"{', '.join(_commits(results, stages.values())) or 'unknown commit'}.",
         section("Screen", "screen", f"Small model, prose, one seed. {SHARE}.", plainly),

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from methods import Trainee, trainee
 from sluiceway.text.batches import Batch, Batches, Sequences, in_order
-from tasks import Text, first_sequences, load_model, load_text
+
+from experiments.fidelity.methods import Trainee, trainee
+from experiments.fidelity.tasks import Text, first_sequences, load_model, load_text
 
 MICRO_BATCH = 4
 WARMUP = 10

@@ -8,8 +8,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-import codec_bytes
-from rows import (
+from experiments.fidelity.stages import Results
+from experiments.fidelity.tables import number, shares, table
+from experiments.fidelity.train_one import Job
+from experiments.offload_codec import codec_bytes
+from experiments.offload_codec.rows import (
     BASELINES,
     CODECS,
     LONG,
@@ -21,10 +24,7 @@ from rows import (
     called,
     long,
 )
-from stages import Results
-from tables import number, shares, table
-from train_one import Job
-from winners import headline, paired
+from experiments.offload_codec.winners import headline, paired
 
 
 def screened(results: Results, setting: Setting) -> str:

@@ -1,9 +1,9 @@
 """Run the whole experiment in one command, resumable: each fine-tune is a row of results.jsonl.
 
-    python experiments/offload_codec/run.py                  # all stages, one fine-tune at a time
-    python experiments/offload_codec/run.py --stages screen  # one of them
-    python experiments/offload_codec/run.py --count          # what is left, in core-hours
-    python experiments/offload_codec/run.py --table          # writes RESULTS.md
+    python -m experiments.offload_codec.run                  # all stages, one fine-tune at a time
+    python -m experiments.offload_codec.run --stages screen  # one of them
+    python -m experiments.offload_codec.run --count          # what is left, in core-hours
+    python -m experiments.offload_codec.run --table          # writes RESULTS.md
 
 A stage asks for more rates once it has seen some. Ctrl-C loses the fine-tune that is running.
 """
@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart")]
 os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported.
 
-from row_lines import append_row  # noqa: E402
-from rows import STAGES, estimated_seconds  # noqa: E402
-from stages import Results  # noqa: E402
-from train_one import Job  # noqa: E402
+from experiments.fidelity.row_lines import append_row  # noqa: E402
+from experiments.fidelity.stages import Results  # noqa: E402
+from experiments.fidelity.train_one import Job  # noqa: E402
+from experiments.offload_codec.rows import STAGES, estimated_seconds  # noqa: E402
 
 RESULTS = FOLDER / "results.jsonl"
 
@@ -44,11 +42,12 @@ def announce(name: str) -> None:
 
 def work(job: Job) -> None:
     """Run one job and append its row."""
-    import through_engine
     import torch
-    from run_folder import provenance
-    from simulate import Simulation
-    from train_one import run
+
+    from experiments.fidelity.train_one import run
+    from experiments.offload_codec import through_engine
+    from experiments.offload_codec.simulate import Simulation
+    from experiments.quickstart.run_folder import provenance
 
     torch.set_num_threads(1)
     simulation = Simulation()
@@ -67,7 +66,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing, write RESULTS.md")
     args = parser.parse_args()
     if args.table:
-        from compared import document
+        from experiments.offload_codec.compared import document
 
         (FOLDER / "RESULTS.md").write_text(document(Results(RESULTS)))
         return

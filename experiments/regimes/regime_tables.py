@@ -7,9 +7,11 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from differences import Difference, paired, share, worth_in_steps
-from fine_tunes import Run, Setting, Way
-from questions import (
+from experiments.fidelity.stages import HIGHEST, LOWEST, Found
+from experiments.fidelity.tables import kib, number, table
+from experiments.regimes.differences import Difference, paired, share, worth_in_steps
+from experiments.regimes.fine_tunes import Run, Setting, Way
+from experiments.regimes.questions import (
     ADAMW,
     HALF_SVD,
     QUESTIONS,
@@ -21,9 +23,7 @@ from questions import (
     chosen_rate,
     final_runs,
 )
-from shelf import Shelf
-from stages import HIGHEST, LOWEST, Found
-from tables import kib, number, table
+from experiments.regimes.shelf import Shelf
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def worth_table(found: Found) -> str:
 
 HEAD = """# What a core is worth: results
 
-Written by `python experiments/regimes/run.py --table` from `results/`; code of {commits}.
+Written by `python -m experiments.regimes.run --table` from `results/`; code of {commits}.
 
 Where nothing else is said: small model, Perl, 256 tokens a step, 200 steps, f = 1/4. Every way has
 the rate that was best for it on `pick`, with one seed; all that is shown is of `final`, with other

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.append(str(REPOSITORY / "experiments/quickstart"))
+from experiments.quickstart.run_folder import RunFolder, link_overrides, train, train_command
 
-from run_folder import RunFolder, link_overrides, train, train_command  # noqa: E402
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "fidelity"))
-
-from row_lines import append_row
-from stages import STAGES, Results
-from tables import (
+from experiments.fidelity.row_lines import append_row
+from experiments.fidelity.stages import STAGES, Results
+from experiments.fidelity.tables import (
     DEFAULTS,
     Look,
     Stage,
@@ -25,7 +21,7 @@ from tables import (
     shares,
     spread,
 )
-from train_one import Job
+from experiments.fidelity.train_one import Job
 
 BEFORE = 1.5
 # Loss on `pick` by rate: 2e-3 is best, between two others, so no further rate is asked for.

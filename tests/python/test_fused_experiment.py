@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
-from conftest import REPOSITORY
-
-sys.path.extend(
-    str(REPOSITORY / "experiments" / name) for name in ("fused", "fidelity", "step", "quickstart")
-)
-
-from activations import memory_rows
-from losses import step_ratios, way_of
-from stages import MODELS, Results, rolling
-from step_ways import NATIVE, WAYS
-from tables import Row
+from experiments.fidelity.stages import MODELS, Results, rolling
+from experiments.fidelity.tables import Row
+from experiments.fused.activations import memory_rows
+from experiments.fused.losses import step_ratios, way_of
+from experiments.step.step_ways import NATIVE, WAYS
 
 
 def test_the_quickstart_keeps_less_by_the_formula():

@@ -1,5 +1,6 @@
 """Who may import whom in the package: a sub-package knows only those to its left.
 
+And nothing in the repository edits the module search path: `experiments` is a package.
 Imports inside functions and those for types count. The rules are checked on this tree, and on small
 bad trees to show that each of them can fail.
 """
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -194,11 +194,32 @@ def test_each_broken_rule_is_named(tmp_path: Path, path: str, text: str, rule: s
     assert rule in found[0]
 
 
-def test_modules_of_experiments_and_tests_have_names_of_their_own():
-    """Tests put several of these folders on one path, and the first of a name stands for all."""
-    where = defaultdict(list)
-    for folder in ("experiments", "tests/python"):
-        for file in sorted((REPOSITORY / folder).rglob("*.py")):
-            where[file.name].append(str(file.relative_to(REPOSITORY)))
-    del where["run.py"]  # Scripts alone: no test imports one.
-    assert [files for files in where.values() if len(files) > 1] == []
+PATH = "sys." + "path"
+EDIT = re.compile(
+    re.escape(PATH) + r"\s*(\[[^\]]*\]\s*)?(\+?=(?!=)|\.(append|extend|insert|remove)\()"
+)
+
+
+def edits_of_the_path(root: Path) -> list[str]:
+    """Return every line of Python that edits the module search path, in texts for children too."""
+    return [
+        f"{path.relative_to(root)}:{number}"
+        for tree in ("experiments", "tests", ".ci", "python")
+        for path in sorted((root / tree).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if EDIT.search(line)
+    ]
+
+
+def test_nothing_edits_the_module_search_path() -> None:
+    assert edits_of_the_path(REPOSITORY) == []
+
+
+@pytest.mark.parametrize(
+    "edit", [".append('a')", ".extend(x)", ".insert(0, 'a')", "[:0] = ['a']", " += ['a']", " = []"]
+)
+def test_an_edit_of_the_module_search_path_is_named(tmp_path: Path, edit: str) -> None:
+    (tmp_path / "experiments/a").mkdir(parents=True)
+    file = tmp_path / "experiments/a/b.py"
+    file.write_text(f"import sys\nprint({PATH}[0], {PATH} == [])\n    {PATH}{edit}\n")
+    assert edits_of_the_path(tmp_path) == ["experiments/a/b.py:3"]

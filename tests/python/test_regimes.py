@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
 
-sys.path.extend(
-    str(REPOSITORY / "experiments" / name) for name in ("fidelity", "offload_codec", "regimes")
-)
-
-import differences
-import fine_tunes
-import questions
-import regime_tables
-import starts
-import tasks
-from fine_tunes import PICK_SEED, Run, Setting, Way, run_of
-from hours import Hours
-from questions import ADAMW, CORE, QUESTIONS, RATES, RESIDUAL, Question, wanted
-from shelf import Shelf
-from stages import HIGHEST, Found
-from turns import left, next_run, plan, work_off
+from experiments.fidelity import tasks
+from experiments.fidelity.stages import HIGHEST, Found
+from experiments.regimes import differences, fine_tunes, questions, regime_tables, starts
+from experiments.regimes.fine_tunes import PICK_SEED, Run, Setting, Way, run_of
+from experiments.regimes.hours import Hours
+from experiments.regimes.questions import ADAMW, CORE, QUESTIONS, RATES, RESIDUAL, Question, wanted
+from experiments.regimes.shelf import Shelf
+from experiments.regimes.turns import left, next_run, plan, work_off
 
 TINY = Question("core", "Which?", (Setting(steps=2, shift="prose"),), (ADAMW, RESIDUAL), seeds=2)
 
@@ -358,8 +348,9 @@ def test_a_start_from_scratch_depends_on_the_seed_alone_and_keeps_the_embedding(
 
 
 def test_auto_comes_to_the_residual_alone_but_in_large_steps():
-    from methods import block_weights
     from sluiceway import SubspaceAdamW
+
+    from experiments.fidelity.methods import block_weights
 
     model = tasks.load_model("small")
     names = [name for name, _ in block_weights(model)]

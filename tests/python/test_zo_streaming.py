@@ -14,13 +14,9 @@ from math import comb
 
 import pytest
 import torch
-from conftest import REPOSITORY
 
-sys.path.append(str(REPOSITORY / "experiments" / "zo"))
-
-import slots_175b
-import streaming
-from streaming_table import PENDING, PREFETCH, ROUND, SAVING, median_interval, tables
+from experiments.zo import slots_175b, streaming
+from experiments.zo.streaming_table import PENDING, PREFETCH, ROUND, SAVING, median_interval, tables
 
 
 def test_every_way_crosses_what_it_streams_and_no_more_is_ahead_than_slots_take(capsys):

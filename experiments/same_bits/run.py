@@ -1,6 +1,6 @@
 """Do two commits train to the same bits? Builds both, runs the same list in both, and compares.
 
-    python experiments/same_bits.py OLD NEW [--out FILE.json] [--only NAME ...] [--keep DIR]
+    python -m experiments.same_bits.run OLD NEW [--out FILE.json] [--only NAME ...] [--keep DIR]
 
 One sitting on one machine, one thread: bits depend on processor and threads. Compared by bytes are
 final weights, the optimizer's state as far as both sides name its values alike, and the losses,
@@ -18,15 +18,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "same_bits"))
-
-from checkouts import Side, both_sides, machine
-from command_runs import command_runs
-from compare import Verdict, compare, of_small_run
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from small_runs import RUNS as SMALL_RUNS
+
+from experiments.same_bits.checkouts import Side, both_sides, machine
+from experiments.same_bits.command_runs import command_runs
+from experiments.same_bits.compare import Verdict, compare, of_small_run
+from experiments.same_bits.small_runs import RUNS as SMALL_RUNS
 
 # Runs whose bits change on purpose: from which step on, and why.
 EXPECTED: dict[str, tuple[int, str]] = {}
@@ -34,7 +33,7 @@ EXPECTED: dict[str, tuple[int, str]] = {}
 
 def run_small(names: list[str], side: Side, folder: Path) -> None:
     """All small runs of a side in one process."""
-    script = Path(__file__).parent / "same_bits" / "small_runs.py"
+    script = Path(__file__).with_name("small_runs.py")
     command = [str(side.python), str(script), str(folder), "--only", *names]
     subprocess.run(command, cwd=side.checkout, env=side.environment, check=False)
 

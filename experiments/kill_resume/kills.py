@@ -13,7 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import read_lines, wait_for_step
+
+def read_lines(folder: Path) -> list[dict]:
+    """Return every whole line of a run's metrics."""
+    path = folder / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def wait_for_step(folder: Path, step: int, seconds: float = 60.0) -> None:
+    """Wait until a run has written the line of a step."""
+    deadline = time.monotonic() + seconds
+    while not any(line["step"] >= step for line in read_lines(folder)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{folder}: no step {step} within {seconds} s")
+        time.sleep(0.01)
 
 
 def weights_hash(folder: Path) -> str:
