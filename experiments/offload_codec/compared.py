@@ -92,8 +92,9 @@ def document(results: Results) -> str:
     bytes_table = table(codec_bytes.COLUMNS, [codec_bytes.cells(*row) for row in rows])
     commits = ", ".join(_commits(results))
     parts = [
-        f"# A codec for the disk engine: results\n\nWritten by `python experiments/offload_codec/"
-        f"run.py --table` from `results.jsonl`; code of {commits or 'unknown commit'}.",
+        "# A codec for the disk engine: results\n\nWritten by "
+        "`python -m experiments.offload_codec.run --table` from `results.jsonl`; "
+        f"code of {commits or 'unknown commit'}.",
         "## Bytes for a parameter and step, by formula\n\nf32 states, 16-bit weights that stay on "
         f"the device. `P and Q` (host memory, and down the link at a redraw) and `host flop` are "
         f"those of a {codec_bytes.SIDE} x {codec_bytes.SIDE} weight.\n\n{bytes_table}",
