@@ -24,8 +24,6 @@ from pathlib import Path
 from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
 RESULTS = Path(__file__).parent / "results.json"
 STEPS, SAVE_EVERY = 100, 4
 

@@ -30,9 +30,6 @@ from experiments.fidelity.methods import block_weights
 from experiments.fidelity.tasks import load_model, load_text
 from experiments.quickstart.run_folder import provenance
 
-EXPERIMENTS = Path(__file__).resolve().parents[1]
-
-
 RESULTS = Path(__file__).with_suffix(".json")
 MICRO_BATCH = 4
 HELD_OUT = 4  # Gradients.

@@ -40,10 +40,7 @@ from experiments.quickstart.run_folder import (
 )
 from experiments.same_bits.checkouts import machine
 
-FOLDER = Path(__file__).resolve().parent
-
-
-RESULTS = FOLDER / "results" / "time_to_quality.jsonl"
+RESULTS = Path(__file__).parent / "results" / "time_to_quality.jsonl"
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
 WAYS = {
     "native": NATIVE,

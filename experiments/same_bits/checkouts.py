@@ -17,8 +17,6 @@ from typing import Any
 from experiments.quickstart.run_folder import RunFolder, link_overrides, train, train_command
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

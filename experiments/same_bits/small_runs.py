@@ -1,6 +1,6 @@
 """Small runs by the Python class; each side's interpreter runs this same file.
 
-    PYTHON -m experiments.same_bits.small_runs FOLDER [--only NAME]
+    PYTHON experiments/same_bits/small_runs.py FOLDER [--only NAME]
 
 They use nothing of the package but `import sluiceway`, so that old and new checkouts can run them.
 Each leaves weights.safetensors, optimizer.pt and losses.jsonl in FOLDER/NAME, or error.txt.

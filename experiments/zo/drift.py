@@ -23,10 +23,7 @@ from sluiceway.optim.zo.rates import as_float, group_update
 from experiments.quickstart.run_folder import write_rows
 from experiments.same_bits.checkouts import machine
 
-HERE = Path(__file__).resolve()
-
-
-RESULTS = HERE.with_name("drift.json")
+RESULTS = Path(__file__).with_name("drift.json")
 RATES = (1e-7, 1e-6, 1e-5)
 FAMILIES = ("rademacher", "gaussian")
 EPS = 1e-3

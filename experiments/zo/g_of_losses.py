@@ -24,10 +24,7 @@ from torch.nn import functional
 from experiments.quickstart.run_folder import REPOSITORY, write_rows
 from experiments.same_bits.checkouts import machine
 
-HERE = Path(__file__).resolve()
-
-
-RESULTS = HERE.with_name("g_of_losses.json")
+RESULTS = Path(__file__).with_name("g_of_losses.json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
 
 

@@ -36,10 +36,10 @@ from experiments.quickstart.run_folder import (
 )
 from experiments.same_bits.checkouts import ONE_THREAD, machine
 
-HERE = Path(__file__).resolve()
-
-
-RESULTS, CLOCK = HERE.with_name("quickstart.json"), HERE.with_name("quickstart_clock.json")
+RESULTS, CLOCK = (
+    Path(__file__).with_name("quickstart.json"),
+    Path(__file__).with_name("quickstart_clock.json"),
+)
 CONFIG = REPOSITORY / "configs/quickstart_zo.yaml"
 NOISES = ("rademacher", "gaussian", "lowrank")
 DEFAULT = "rademacher"  # What `auto` is, and the tiers that stream are run with.

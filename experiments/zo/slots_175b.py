@@ -41,10 +41,7 @@ from sluiceway.text.batches import Batch
 from experiments.quickstart.run_folder import REPOSITORY, write_rows
 from experiments.same_bits.checkouts import machine
 
-HERE = Path(__file__).resolve()
-
-
-RESULTS = HERE.with_name("slots_175b.json")
+RESULTS = Path(__file__).with_name("slots_175b.json")
 CONFIG = REPOSITORY / "configs/opt_175b_zo.yaml"
 SHAPE = REPOSITORY / "configs/shapes/opt_175b"
 _DEVIATION = 0.02

@@ -39,10 +39,7 @@ from experiments.same_bits.checkouts import machine
 from experiments.step.block_models import Case
 from experiments.zo.streaming_table import PENDING, PREFETCH, ROUND, SAVING, tables
 
-HERE = Path(__file__).resolve()
-
-
-RESULTS = HERE.with_name("streaming.json")
+RESULTS = Path(__file__).with_name("streaming.json")
 LR = 1e-7
 _ARENAS, _MMAP_ABOVE, _TRIM_ABOVE = -8, -3, -1  # Of mallopt; malloc.h.
 

@@ -139,7 +139,8 @@ def test_the_table_compares_within_a_round_with_what_bounds_a_step_there():
 
 
 def test_a_small_model_from_a_drive_takes_what_is_planned_and_leaves_nothing(tmp_path):
-    command = [sys.executable, slots_175b.HERE, tmp_path, "--small"]  # Its peaks are its own.
+    # A process of its own, with peaks of its own.
+    command = [sys.executable, "-m", slots_175b.__name__, tmp_path, "--small"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert list(tmp_path.iterdir()) == []
     out = done.stdout
