@@ -68,13 +68,12 @@ def test_one_bit_in_weights_state_or_losses_is_found(tmp_path, weights, state, l
 def test_run_that_changes_on_purpose_may_do_so_from_its_step_on_alone(
     first_step, name, expected, monkeypatch
 ):
-    from experiments import same_bits
-    from experiments.same_bits import word
+    from experiments.same_bits import run
     from experiments.same_bits.compare import Verdict
 
-    monkeypatch.setattr(same_bits, "EXPECTED", {"promised, skipped step": (3, "a reason")})
+    monkeypatch.setattr(run, "EXPECTED", {"promised, skipped step": (3, "a reason")})
     verdict = Verdict(name, False, "weight w: 1 of 4 elements", first_step, "", ("", ""))
-    assert word(verdict) == expected
+    assert run.word(verdict) == expected
 
 
 def test_state_that_is_named_otherwise_is_counted_and_a_failed_run_is_not_the_same(tmp_path):
