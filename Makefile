@@ -174,10 +174,10 @@ wheel: $(STAMPS)/packages $(STAMPS)/requirements $(CARDS)
 	  --exclude 'libc10*' --exclude 'libcu*' --wheel-dir dist build/wheel/*.whl
 
 demo: $(STAMPS)/install
-	$(PY) experiments/quickstart/demo.py
+	$(PY) -m experiments.quickstart.demo
 
 bench: build
-	$(PY) experiments/bench/report.py build/cpu
+	$(PY) -m experiments.bench.report build/cpu
 
 # ---- Checks --------------------------------------------------------------------------------------
 
@@ -246,8 +246,8 @@ check-wheel: wheel
 # Every kernel benchmark once, each way of experiments/step, and the bodies of what a card is to run.
 check-bench: build $(STAMPS)/install
 	@rm -f $(RESULTS)/$@.ok $(RESULTS)/step.json
-	$(PY) experiments/bench/report.py build/cpu --once
-	OMP_WAIT_POLICY=passive $(PY) experiments/step/step.py --device host --once \
+	$(PY) -m experiments.bench.report build/cpu --once
+	OMP_WAIT_POLICY=passive $(PY) -m experiments.step.step --device host --once \
 	  --out $(RESULTS)/step.json
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q -o python_files='gpu_*.py' --device host tests/python
 	@$(passed)

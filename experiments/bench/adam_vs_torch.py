@@ -1,6 +1,6 @@
 """AdamW on one thread: our kernel beside torch.optim.AdamW, fused, in one process.
 
-    python experiments/bench/adam_vs_torch.py BUILD_DIR [--elems N] [--rounds R] [--out FILE]
+    python -m experiments.bench.adam_vs_torch BUILD_DIR [--elems N] [--rounds R] [--out FILE]
 
 Both update the same weights from the same gradient, in turn, so that both see the same neighbours
 on a shared machine. Prints the median time of each in nanoseconds a parameter, of the thread's

@@ -1,6 +1,6 @@
 """Runs every kernel benchmark of a build and prints how close each comes to its roof.
 
-    python experiments/bench/report.py BUILD_DIR [--once] [--only NAME] [--filter REGEX]
+    python -m experiments.bench.report BUILD_DIR [--once] [--only NAME] [--filter REGEX]
         [--out FILE]
 
 The roof is measured by the benchmark itself in the same run (`roof_ratio`), so a figure is

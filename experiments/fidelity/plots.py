@@ -1,6 +1,6 @@
 """Draw headline.png and curves.png from the fine-tunes that are done.
 
-python experiments/fidelity/plots.py
+python -m experiments.fidelity.plots
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from stages import HEADLINE, MODELS, SHIFTS, Results
-from tables import DEFAULTS, FOLDER, REFERENCE, Row, Stage, looks, shares
+
+from experiments.fidelity.stages import HEADLINE, MODELS, SHIFTS, Results
+from experiments.fidelity.tables import DEFAULTS, FOLDER, REFERENCE, Row, Stage, looks, shares
 
 # Okabe and Ito's colours, told apart by eyes of every kind; each has a marker of its own too.
 STYLES = (("#000000", "o"), ("#d55e00", "s"), ("#e69f00", "D"), ("#009e73", "^"),
@@ -120,7 +121,7 @@ def draw_curves(results: Results, stage: Stage) -> Figure:
 def main() -> None:
     """Draw what there is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results.jsonl")
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     results = Results(args.results)

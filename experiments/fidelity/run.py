@@ -1,8 +1,8 @@
-"""The whole experiment in one command, resumable: every fine-tune is a file of its own.
+"""Run the whole experiment in one command, resumable: each fine-tune is a row of results.jsonl.
 
-    python experiments/fidelity/run.py                 # all stages, two at a time
-    python experiments/fidelity/run.py --stages screen # one of them
-    python experiments/fidelity/run.py --count         # what is done and what is left
+    python -m experiments.fidelity.run                 # all stages, two at a time
+    python -m experiments.fidelity.run --stages screen # one of them
+    python -m experiments.fidelity.run --count         # what is done and what is left
 
 Each stage is planned from the results of the ones before it, so it begins when they are complete.
 A fine-tune that is there is never repeated; Ctrl-C loses those that are running.
@@ -11,37 +11,33 @@ A fine-tune that is there is never repeated; Ctrl-C loses those that are running
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 from pathlib import Path
 
-from stages import STAGES, Results
-from train_one import Job
+from experiments.fidelity.row_lines import Row, append_row
+from experiments.fidelity.stages import STAGES, Results
+from experiments.fidelity.train_one import Job, asked_for
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).with_name("results.jsonl")
 
 
-def work(job: Job) -> str:
-    """Run one job in a worker and write its file whole or not at all."""
+def work(job: Job) -> Row:
+    """Run one job in a worker and return its row."""
     import torch
-    from run_folder import provenance
-    from train_one import run
+
+    from experiments.fidelity.train_one import run
+    from experiments.quickstart.run_folder import provenance
 
     torch.set_num_threads(1)
-    partial = RESULTS / f"{job.key}.tmp"
-    partial.write_text(json.dumps({**run(job), **provenance()}, indent=1) + "\n")
-    partial.rename(RESULTS / f"{job.key}.json")
-    return job.key
+    return {**run(job), **provenance()}
 
 
 def begin_worker() -> None:
     """Workers end with the terminal's Ctrl-C, without a traceback each."""
     import signal
-    import sys
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "quickstart"))
 
 
 def main() -> None:
@@ -52,7 +48,6 @@ def main() -> None:
     parser.add_argument("--count", action="store_true", help="run nothing")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    RESULTS.mkdir(exist_ok=True)
     context = multiprocessing.get_context("spawn")
     for name in args.stages:
         while True:  # A stage may ask for more rates, once it has seen some.
@@ -63,8 +58,9 @@ def main() -> None:
             if not missing or args.count:
                 break
             with context.Pool(args.workers, begin_worker, maxtasksperchild=50) as pool:
-                for done, key in enumerate(pool.imap_unordered(work, missing), 1):
-                    print(f"  {done}/{len(missing)} {key}", flush=True)
+                for done, row in enumerate(pool.imap_unordered(work, missing), 1):
+                    append_row(RESULTS, row)
+                    print(f"  {done}/{len(missing)} {asked_for(row).key}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from train_one import Job
+from experiments.fidelity.row_lines import read_rows
+from experiments.fidelity.train_one import Job, asked_for
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)  # The same for every method; extended where the edge is best.
 LOWEST, HIGHEST = 2.5e-4, 6.4e-2
@@ -59,6 +59,10 @@ class Found:
         """All that was written down."""
         return self._found[job.key]
 
+    def rows(self) -> Collection[dict]:
+        """Return every run."""
+        return self._found.values()
+
     def best_rate(self, job: Job, rates: Iterable[float]) -> float | None:
         """The rate with the lowest loss on `pick`; None while one of `rates` is missing."""
         jobs = [replace(job, lr=rate) for rate in rates]
@@ -76,10 +80,10 @@ class Found:
 
 
 class Results(Found):
-    """Those of a folder with a file for each."""
+    """Fine-tunes of one file with a row for each."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__({p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))})
+    def __init__(self, path: Path) -> None:
+        super().__init__({asked_for(row).key: row for row in read_rows(path)})
 
 
 def _beyond(best: float, tried: list[float]) -> float | None:

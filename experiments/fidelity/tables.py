@@ -1,6 +1,6 @@
 """Turn the fine-tunes that are done into RESULTS.md.
 
-    python experiments/fidelity/tables.py
+    python -m experiments.fidelity.tables
 
 Learning rates are chosen on `pick`, losses shown are of `final`. A row is shown once all fine-tunes
 that its stage asks for are there; those that are not are counted.
@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from stages import HEADLINE, PLAIN, STAGES, Results, median_and_range
-from train_one import Job
+from experiments.fidelity.stages import HEADLINE, PLAIN, STAGES, Results, median_and_range
+from experiments.fidelity.train_one import Job
 
 FOLDER = Path(__file__).parent
 REFERENCE = "adamw"
@@ -263,8 +263,9 @@ def document(results: Results) -> str:
         return f"## {title}\n\n{text}\n\n{content}{missing}"
 
     parts = [
-        "# Fidelity: results\n\nWritten by `python experiments/fidelity/tables.py` from "
-        f"`results/`; code of {', '.join(_commits(results, stages.values())) or 'unknown commit'}.",
+        "# Fidelity: results\n\nWritten by `python -m experiments.fidelity.tables` from "
+        "`results.jsonl`; code of "
+        f"{', '.join(_commits(results, stages.values())) or 'unknown commit'}.",
         section("Screen", "screen", f"Small model, prose, one seed. {SHARE}.", plainly),
         section("Core sizes", "ratios", f"Small model, prose, one seed. {SHARE}.",
                 lambda r, s: compared(r, s.rows, screen.native)),
@@ -291,7 +292,7 @@ def _commits(results: Results, stages: Iterable[Stage]) -> list[str]:
 def main() -> None:
     """Write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results.jsonl")
     parser.add_argument("--out", type=Path, default=FOLDER / "RESULTS.md")
     args = parser.parse_args()
     args.out.write_text(document(Results(args.results)))

@@ -9,13 +9,14 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from methods import Trainee, trainee
 from sluiceway.text.batches import Batch, Batches, Sequences, in_order
-from tasks import Text, first_sequences, load_model, load_text
+
+from experiments.fidelity.methods import Trainee, trainee
+from experiments.fidelity.tasks import Text, first_sequences, load_model, load_text
 
 MICRO_BATCH = 4
 WARMUP = 10
@@ -45,8 +46,13 @@ class Job:
 
     @property
     def key(self) -> str:
-        """A file name."""
+        """Return the name that logs print, different for different jobs."""
         return f"{self.model}_{self.shift}_{self.method}_{digest_of(self)}"
+
+
+def asked_for(row: dict[str, Any]) -> Job:
+    """Return the job that a row is the result of."""
+    return Job(**{f.name: row[f.name] for f in fields(Job)})
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import sluiceway as sw
 import torch
-from run_folder import REPOSITORY
 from torch import nn
 from transformers import AutoModelForCausalLM
+
+from experiments.quickstart.run_folder import REPOSITORY
 
 MODEL = REPOSITORY / "experiments/quickstart/model"
 TOKENS, RATIO = (4, 256), 0.5

@@ -1,8 +1,8 @@
 """Loss against time for residuals in turns: writes LOSSES.md.
 
-    python experiments/fidelity/run.py --stages rolling     # the losses
-    python experiments/step/step.py ... --out BLOCK_FILE    # the seconds; README.md has the command
-    python experiments/fused/losses.py
+    python -m experiments.fidelity.run --stages rolling     # the losses
+    python -m experiments.step.step ... --out BLOCK_FILE    # the seconds; README.md has the command
+    python -m experiments.fused.losses
 
 Losses are of small models, seconds of a block as large as a user's, since a small model's step says
 nothing of what a large one saves. Their product is a model of a run, not a run that was measured.
@@ -11,17 +11,12 @@ nothing of what a large one saves. Their product is a model of a run, not a run 
 from __future__ import annotations
 
 import statistics
-import sys
 from pathlib import Path
 
-sys.path.extend(
-    str(Path(__file__).resolve().parents[1] / name) for name in ("fidelity", "step", "quickstart")
-)
-
-from run_folder import read_rows
-from stages import MODELS, ROLLING, Results
-from step_ways import NATIVE, rolling
-from tables import Row, Stage, looks, loss_at, number, shares, spread, table
+from experiments.fidelity.stages import MODELS, ROLLING, Results
+from experiments.fidelity.tables import Row, Stage, looks, loss_at, number, shares, spread, table
+from experiments.quickstart.run_folder import read_rows
+from experiments.step.step_ways import NATIVE, rolling
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parent
@@ -98,7 +93,7 @@ def document(results: Results) -> str:
 def main() -> None:
     """Write the tables."""
     target = HERE / "LOSSES.md"
-    target.write_text(document(Results(EXPERIMENTS / "fidelity/results")))
+    target.write_text(document(Results(EXPERIMENTS / "fidelity/results.jsonl")))
     print(target)
 
 

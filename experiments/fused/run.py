@@ -1,8 +1,8 @@
 """Fused linears beside hooks and native AdamW: seconds a step in turns, saved activations, losses.
 
-    python experiments/fused/run.py time FOLDER [--rounds N] [--steps N] [--link-gbps R]
-    python experiments/fused/run.py memory
-    python experiments/fused/run.py agree FOLDER    # losses of every step beside those of hooks
+    python -m experiments.fused.run time FOLDER [--rounds N] [--steps N] [--link-gbps R]
+    python -m experiments.fused.run memory
+    python -m experiments.fused.run agree FOLDER    # losses of every step beside those of hooks
 
 `time` and `agree` are runs of configs/quickstart.yaml, with its throttled link. A ratio of times is
 that of two runs of one round.
@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from activations import memory_rows
-from run_folder import REPOSITORY, link_overrides, train, write_rows
+from experiments.fused.activations import memory_rows
+from experiments.quickstart.run_folder import REPOSITORY, link_overrides, train, write_rows
 
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
 HERE = Path(__file__).parent

@@ -1,6 +1,6 @@
 """Measure what a model of 100 M parameters learns in a few hundred steps of each way, on a card.
 
-    python experiments/gpu/fidelity.py --device cuda:0 --out FILE --base BASE.pt
+    python -m experiments.gpu.fidelity --device cuda:0 --out FILE --base BASE.pt
 
 A minute of pretraining on the Python sources of transformers makes the base, whose tokens are
 bytes. Every way then trains it on the C++ headers of torch at one rate, with two seeds. Weights are
@@ -25,20 +25,18 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import torch
-
-sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("quickstart", "step"))
-
 import sluiceway as sw
-from limited import row_of
-from part_tables import fidelity_table
-from peers import Make, native, ours
-from run_folder import check_commit, read_rows, write_rows
+import torch
 from sluiceway.model.folder import prepare_model, quiet_transformers
-from stdlib_corpus import encode, is_held_out
-from step_turn import failure, torch_device, train_step
-from step_ways import fused, hooks
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+from experiments.gpu.part_tables import fidelity_table
+from experiments.gpu.peers import Make, native, ours
+from experiments.quickstart.limited import row_of
+from experiments.quickstart.run_folder import check_commit, read_rows, write_rows
+from experiments.quickstart.stdlib_corpus import encode, is_held_out
+from experiments.step.step_turn import failure, torch_device, train_step
+from experiments.step.step_ways import fused, hooks
 
 _VOCABULARY = 257  # Bytes, and the end of a text.
 _BASE_LR, _LR = 6e-4, 3e-4
@@ -196,7 +194,8 @@ def fine_tune(way: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
 
 def command_of(args: argparse.Namespace, *what: str) -> list[str]:
     """Return the command of one process of ours."""
-    command = [sys.executable, __file__, *what, "--base", str(args.base), "--device", args.device]
+    command = [sys.executable, "-m", __spec__.name, *what]
+    command += ["--base", str(args.base), "--device", args.device]
     for name in ("hidden", "layers", "batch", "sequence", "steps", "pretrain_seconds"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     return command

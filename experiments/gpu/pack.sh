@@ -31,6 +31,8 @@ say() { echo "pack: $*" >&2; }
 
 fail() { say "$*"; exit 1; }
 
+record() { PYTHONPATH=$tree/python "$python" -m experiments.gpu.record "$@"; }
+
 where_is() { "$python" -c 'import importlib.util as u, sys
 print(u.find_spec(sys.argv[1]).submodule_search_locations[0])' "$1"; }
 
@@ -63,17 +65,17 @@ find_nvcc() {
 # ---- Build -----------------------------------------------------------------------------------------
 
 nvcc=$(find_nvcc)
-commit=$("$python" experiments/gpu/record.py commit)
+commit=$(record commit)
 say "commit $commit, sm_$architectures, $nvcc"
 cmake --preset cuda -B "$build" -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
   -DCMAKE_CUDA_COMPILER="$nvcc" -DPython3_EXECUTABLE="$python" >/dev/null
 commands=$(ninja -C "$build" -t commands _core)
 link=$(grep -- ' -shared ' <<<"$commands" | tail -n 1)
 mapfile -t archives < <(tr ' ' '\n' <<<"$link" | grep '^[^/].*\.a$' | sort -u)
-mapfile -t tests < <("$python" experiments/gpu/record.py gpu-tests "$build" | cut -f 1)
+mapfile -t tests < <(record gpu-tests "$build" | cut -f 1)
 [ ${#tests[@]} -gt 0 ] || fail "no test has the label gpu"
 ninja -C "$build" -j "${JOBS:-$(nproc)}" "${archives[@]}" "${tests[@]}" bench_device
-"$python" experiments/gpu/record.py gpu-tests "$build" >"$build/gpu_tests.txt"
+record gpu-tests "$build" >"$build/gpu_tests.txt"
 mapfile -t binaries < <(cut -f 2 "$build/gpu_tests.txt")
 binaries+=(experiments/bench/bench_device)
 
@@ -127,7 +129,8 @@ fi
 # ---- The pack --------------------------------------------------------------------------------------
 
 rm -rf "$pack"/{tree,built,packages}.tar.xz "$pack/wheels"
-git ls-files -z --cached --others --exclude-standard -- . ':!*.png' ':!experiments/*/results/*' |
+git ls-files -z --cached --others --exclude-standard -- . ':!*.png' \
+  ':!experiments/*/results/*' ':!experiments/*/results.jsonl' |
   xargs -0 ls -d 2>/dev/null | tar -T - -cf - | xz -3 >"$pack/tree.tar.xz"
 # Every test has the same archives in it, which a large dictionary stores once.
 for name in built packages; do

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("step", "laptop"))
-
-from memory_table import memory_table
 from sluiceway.base.sizes import format_bytes
-from step_table import table as step_table
+
+from experiments.laptop.memory_table import memory_table
+from experiments.step.step_table import table as step_table
 
 # The last that a reader sees of a part.
 _STATES = ("passed", "not run", "not finished", "failed")

@@ -1,7 +1,7 @@
 """One model, batch and card with torch's, torchao's and FlashOptim's optimizers, and with ours.
 
-    python experiments/gpu/peers.py --device cuda:0 --out FILE
-    python experiments/gpu/peers.py --device host --shape small --tokens 64 --out FILE
+    python -m experiments.gpu.peers --device cuda:0 --out FILE
+    python -m experiments.gpu.peers --device host --shape small --tokens 64 --out FILE
 
 Weights and gradients are bf16, with checkpointing; embedding and head are frozen. Every way trains
 a few steps in a process of its own, which ends at a limit, and FILE is written after each. One way
@@ -26,18 +26,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import sluiceway as sw
 import torch
 
-sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("quickstart", "step"))
-
-import sluiceway as sw
-from block_models import SHAPES, Case
-from driver_count import TakenPeak
-from limited import row_of
-from part_tables import FLOOR, peers_table
-from run_folder import check_commit, read_rows, write_rows
-from step_turn import failure, torch_device, train_step
-from step_ways import Laps, fused, hooks
+from experiments.gpu.part_tables import FLOOR, peers_table
+from experiments.quickstart.limited import row_of
+from experiments.quickstart.run_folder import check_commit, read_rows, write_rows
+from experiments.step.block_models import SHAPES, Case
+from experiments.step.driver_count import TakenPeak
+from experiments.step.step_turn import failure, torch_device, train_step
+from experiments.step.step_ways import Laps, fused, hooks
 
 _LR = 1e-4
 _VOCABULARY, _SEQUENCE = 32_000, 1024
@@ -184,7 +182,7 @@ def in_a_process(way: str, args: argparse.Namespace) -> dict[str, Any]:
     """Return one way's row, whatever becomes of the process that measures it."""
     if not is_installed(WAYS[way][0]):
         return {"missing": f"{WAYS[way][0]} is not installed"}
-    command = [sys.executable, __file__, "--one", way, "--device", args.device,
+    command = [sys.executable, "-m", __spec__.name, "--one", way, "--device", args.device,
                "--shape", args.shape, "--tokens", str(args.tokens), "--steps", str(args.steps),
                "--warmup", str(args.warmup), "--patience", str(args.patience)]  # fmt: skip
     return row_of(command, args.turn_limit)

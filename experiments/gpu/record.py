@@ -1,12 +1,12 @@
 """Runs the pieces of a part of run.sh, and writes what the part found as JSON and as a table.
 
-    python experiments/gpu/record.py commit
-    python experiments/gpu/record.py gpu-tests BUILD     # a line each: name, path in BUILD
-    python experiments/gpu/record.py check OUT           # exit status 1: OUT is of another commit
-    python experiments/gpu/record.py is-done PART OUT    # exit status 0: there is nothing left
-    python experiments/gpu/record.py run PART OUT --work FOLDER --seconds S --at-once N
-    python experiments/gpu/record.py write PART OUT --work FOLDER --status N --seconds S
-    python experiments/gpu/record.py table OUT [PART ...]
+    python -m experiments.gpu.record commit
+    python -m experiments.gpu.record gpu-tests BUILD     # a line each: name, path in BUILD
+    python -m experiments.gpu.record check OUT           # exit status 1: OUT is of another commit
+    python -m experiments.gpu.record is-done PART OUT    # exit status 0: there is nothing left
+    python -m experiments.gpu.record run PART OUT --work FOLDER --seconds S --at-once N
+    python -m experiments.gpu.record write PART OUT --work FOLDER --status N --seconds S
+    python -m experiments.gpu.record table OUT [PART ...]
 
 `run` reads one piece a line: name, limit in seconds, and a command for bash, with tabs between
 them. A piece leaves its output in FOLDER/PIECE.txt, and beside it PIECE.xml (JUnit), PIECE.json
@@ -29,14 +29,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(
-    str(Path(__file__).resolve().parents[2] / name) for name in ("python", "experiments/quickstart")
-)
-
-from limited import CUT, Limited
-from pieces import last_lines, outcome
-from run_folder import REPOSITORY, UNKNOWN, commit_here
 from sluiceway.base.atomic import replace_file
+
+from experiments.gpu.pieces import last_lines, outcome
+from experiments.quickstart.limited import CUT, Limited
+from experiments.quickstart.run_folder import REPOSITORY, UNKNOWN, commit_here
 
 PARTS = ("build", "smoke", "step", "memory", "bench", "engines", "peers", "fidelity", "sanitize")
 _CARD = ("name", "driver_version", "memory.total", "compute_cap")
@@ -218,7 +215,8 @@ def write(part: str, out: Path, work: Path, status: int, seconds: int) -> None:
 
 def write_table(out: Path, parts: list[str]) -> None:
     """Print these parts as Markdown, and write OUT/table.txt with all parts."""
-    from part_tables import table  # Half of what this script takes, and it is started a lot.
+    # Half of what this script takes, and it is started a lot.
+    from experiments.gpu.part_tables import table
 
     records = [{"part": part, **record} for part in PARTS if (record := read(part, out))]
     (out / "table.txt").write_text(table(records) + "\n", encoding="utf-8")

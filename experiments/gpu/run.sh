@@ -43,7 +43,6 @@ cd "$(dirname "$self")/../.."
 readonly seconds_a_part=${PART_SECONDS:-150}
 readonly build=build/cuda
 readonly built_from=$build/sluiceway_commit
-readonly here=experiments/gpu
 readonly not_run=77  # Exit status of a piece that lacks a tool, as pieces.py has it.
 # Seconds of one turn, with the start of Python; a turn that hangs is cut then.
 readonly a_turn=${TURN_SECONDS:-30}
@@ -68,7 +67,8 @@ if [ -z "$python" ]; then
   if [ -x .venv/bin/python ]; then python=$PWD/.venv/bin/python; else python=$(command -v python3); fi
 fi
 
-record() { "$python" $here/record.py "$@"; }
+# The package's own folder comes last: pieces see the module that see_module made.
+record() { PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD/python "$python" -m experiments.gpu.record "$@"; }
 
 has_torch() { "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; }
 
@@ -128,7 +128,7 @@ part_smoke() {
     piece python $((seconds_a_part - 10)) "$python" -m pytest -v -n 4 -p no:cacheprovider \
       -o python_files='gpu_*.py' --timeout $((2 * a_turn)) --timeout-method thread \
       --junitxml "$work/python.xml" tests/python/gpu_*.py
-    piece laptop $((seconds_a_part - 10)) "$python" experiments/laptop/run.py --steps 10 \
+    piece laptop $((seconds_a_part - 10)) "$python" -m experiments.laptop.run --steps 10 \
       --folder "$work/laptop"
     # It ends well where an engine fails: that is a finding of its own.
     piece doctor $((2 * a_turn)) bash -c 'set -o pipefail
@@ -176,7 +176,7 @@ part_bench() {
       { rest = rest $0 "\n" } END { printf "%s", rest }')
   [ ${#groups[@]} -gt 0 ] || { say "bench_device lists no benchmark"; return 1; }
   for group in "${groups[@]}"; do
-    piece "$group" $a_turn "$python" experiments/bench/report.py "$build" --only bench_device \
+    piece "$group" $a_turn "$python" -m experiments.bench.report "$build" --only bench_device \
       --filter "^$group([^A-Za-z0-9]|\$)" --out "$work/$group.json"
   done | pieces 1
 }
@@ -190,7 +190,7 @@ part_step() {
   eval "more=(${STEP_ARGS:-})"
   while [ "$(seconds_left $a_turn)" -gt 0 ]; do
     status=0
-    timeout --signal=ABRT --kill-after=3 $((a_turn + 5)) "$python" experiments/step/step.py \
+    timeout --signal=ABRT --kill-after=3 $((a_turn + 5)) "$python" -m experiments.step.step \
       --device cuda:0 --out "$out/step.json" --budget 24GiB --pacing absolute ratio --patience 10 \
       --turns 1 --turn-limit $((a_turn - 5)) --seconds "$(seconds_left $a_turn)" $retry "${more[@]}" ||
       status=$?
@@ -208,7 +208,7 @@ part_memory() {
   has_torch || { say "memory: $python has no torch"; return 1; }
   see_module || return 1
   eval "more=(${MEMORY_ARGS:-})"
-  "$python" experiments/laptop/memory.py --device cuda:0 --out "$out/memory.json" --retry \
+  "$python" -m experiments.laptop.memory --device cuda:0 --out "$out/memory.json" --retry \
     --run-limit $a_turn --seconds "$(seconds_left $a_turn)" "${more[@]}"
 }
 
@@ -217,7 +217,7 @@ part_peers() {
   has_torch || { say "peers: $python has no torch"; return 1; }
   see_module || return 1
   eval "more=(${PEERS_ARGS:-})"
-  "$python" $here/peers.py --device cuda:0 --out "$out/peers.json" --turn-limit $a_turn \
+  "$python" -m experiments.gpu.peers --device cuda:0 --out "$out/peers.json" --turn-limit $a_turn \
     --seconds "$(seconds_left $a_turn)" "${more[@]}"
 }
 
@@ -225,7 +225,7 @@ part_peers() {
 part_fidelity() {
   has_torch || { say "fidelity: $python has no torch"; return 1; }
   see_module || return 1
-  "$python" $here/fidelity.py --device cuda:0 --out "$out/fidelity.json" --base build/gpu/base.pt \
+  "$python" -m experiments.gpu.fidelity --device cuda:0 --out "$out/fidelity.json" --base build/gpu/base.pt \
     --seconds "$(seconds_left)"
 }
 

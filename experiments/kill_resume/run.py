@@ -1,6 +1,6 @@
 """Kill `sluiceway train` at 20 random moments, resume each time, and compare the final weights.
 
-    python experiments/kill_resume/run.py [--kills 20] [--engine subspace] [--seed 0]
+    python -m experiments.kill_resume.run [--kills 20] [--engine subspace] [--seed 0]
 
 Writes results.json beside itself: for each engine the kills (of which kind, at which step, whether
 it left a half-written save) and whether weights and every line of losses are those of a run that
@@ -21,11 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "tests" / "python"))
-
-from kills import kill_often, loss_lines, weights_hash  # noqa: E402
-
 RESULTS = Path(__file__).parent / "results.json"
 STEPS, SAVE_EVERY = 100, 4
 

@@ -1,8 +1,8 @@
 """Does a whole model train within a budget of the device, by the driver's count?
 
-    python experiments/laptop/memory.py --device cuda:0 --out FILE    # 1.3b in 4 GB, 7b in 24 GB
-    python experiments/laptop/memory.py --device host --models small=1GiB --out FILE
-    python experiments/laptop/memory.py --out FILE --table
+    python -m experiments.laptop.memory --device cuda:0 --out FILE    # 1.3b in 4 GB, 7b in 24 GB
+    python -m experiments.laptop.memory --device host --models small=1GiB --out FILE
+    python -m experiments.laptop.memory --out FILE --table
 
 Weights are drawn on the device, nothing is read or written but FILE. Every run is a process of its
 own, which trains a few steps with checkpointing while a thread asks the driver what is taken. The
@@ -26,19 +26,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("quickstart", "step"))
-
-from block_models import SHAPES, Case
-from driver_count import TakenPeak, taken_bytes
-from limited import row_of
-from memory_table import memory_table
-from run_folder import check_commit, read_rows, write_rows
 from sluiceway.base.sizes import parse_bytes
 from sluiceway.config.values import Budget
 from sluiceway.run.summary import machine
-from step_turn import clear, failure, torch_device, train_step
-from step_ways import fused, hooks, make_optimizer
+
+from experiments.laptop.memory_table import memory_table
+from experiments.quickstart.limited import row_of
+from experiments.quickstart.run_folder import check_commit, read_rows, write_rows
+from experiments.step.block_models import SHAPES, Case
+from experiments.step.driver_count import TakenPeak, taken_bytes
+from experiments.step.step_turn import clear, failure, torch_device, train_step
+from experiments.step.step_ways import fused, hooks, make_optimizer
 
 WAYS = {
     "default": {"total_steps": 1000},
@@ -116,8 +114,9 @@ def in_this_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, 
 
 def in_a_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """One run, whatever becomes of the process that makes it."""
-    command = [sys.executable, __file__, "--one", json.dumps(key), "--device", args.device,
-               "--tokens", str(args.tokens), "--steps", str(args.steps)]  # fmt: skip
+    command = [sys.executable, "-m", __spec__.name, "--one", json.dumps(key),
+               "--device", args.device, "--tokens", str(args.tokens),
+               "--steps", str(args.steps)]  # fmt: skip
     return row_of(command, args.run_limit)
 
 

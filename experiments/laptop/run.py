@@ -1,9 +1,9 @@
 """Fine-tune a Llama of 1.3 G parameters within 4 or 7 GiB of a card, after saying what that takes.
 
-    python experiments/laptop/run.py --plan              # says what it needs, on any machine
-    python experiments/laptop/run.py                     # and trains, on cuda:0 within 4 GiB
-    python experiments/laptop/run.py --budget 7          # within 7 GiB, activations kept
-    python experiments/laptop/run.py --model FOLDER      # a model of yours, of any shape
+    python -m experiments.laptop.run --plan              # says what it needs, on any machine
+    python -m experiments.laptop.run                     # and trains, on cuda:0 within 4 GiB
+    python -m experiments.laptop.run --budget 7          # within 7 GiB, activations kept
+    python -m experiments.laptop.run --model FOLDER      # a model of yours, of any shape
 
 Without --model the weights are drawn at random and tokens are bytes: memory and seconds are those
 of a model of this size, losses are nobody's.
@@ -17,11 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from byte_tokenizer import END_OF_TEXT_ID, write_tokenizer
-from run_folder import REPOSITORY, planned, train
 from sluiceway.base.sizes import format_bytes
+
+from experiments.quickstart.byte_tokenizer import END_OF_TEXT_ID, write_tokenizer
+from experiments.quickstart.run_folder import REPOSITORY, planned, train
 
 CONFIG = REPOSITORY / "configs/laptop_1b_4gb.yaml"
 SHAPE = REPOSITORY / "configs/shapes/llama_1_3b"

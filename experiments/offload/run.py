@@ -1,8 +1,8 @@
 """Host memory and disk bytes of AdamW steps over a store, from 50 M to 1.5 B parameters.
 
-    python experiments/offload/run.py FOLDER            # writes results.json, case by case
-    python experiments/offload/run.py --table           # prints it for the README
-    python experiments/offload/run.py --plot            # writes memory.png; needs matplotlib
+    python -m experiments.offload.run FOLDER            # writes results.json, case by case
+    python -m experiments.offload.run --table           # prints it for the README
+    python -m experiments.offload.run --plot            # writes memory.png; needs matplotlib
 
 FOLDER lies on the disk to use, with room for 24 bytes a parameter and 2 more a micro-batch. Each
 case is a process of `build/cpu/experiments/offload/state_driver` in a memory cgroup of 1 GiB, page
@@ -16,14 +16,11 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from run_folder import REPOSITORY, read_rows, write_rows
+from experiments.quickstart.run_folder import REPOSITORY, read_rows, write_rows
 
 DRIVER = REPOSITORY / "build/cpu/experiments/offload/state_driver"
 RESULTS = Path(__file__).with_name("results.json")
@@ -141,7 +138,7 @@ def main() -> None:
                 continue
             rows.append(measured(*case, args.folder))
             print(json.dumps(rows[-1]), flush=True)
-            write_rows(RESULTS, rows, command="python experiments/offload/run.py FOLDER")
+            write_rows(RESULTS, rows, command="python -m experiments.offload.run FOLDER")
     print(table(rows))
     return None
 

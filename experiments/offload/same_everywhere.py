@@ -1,6 +1,6 @@
 """One fine-tune with its states in host memory, through both back ends, and on a block device.
 
-    python experiments/offload/same_everywhere.py FOLDER [--steps N]
+    python -m experiments.offload.same_everywhere FOLDER [--steps N]
 
 Runs configs/quickstart_offload_disk.yaml on real text in FOLDER, once for each place and way of
 training, and compares losses and final weights bit by bit; writes same_everywhere.json. The block
@@ -18,9 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from run_folder import REPOSITORY, RunFolder, train, write_rows
+from experiments.quickstart.run_folder import REPOSITORY, RunFolder, train, write_rows
 
 CONFIG = REPOSITORY / "configs/quickstart_offload_disk.yaml"
 RESULTS = Path(__file__).with_name("same_everywhere.json")

@@ -1,7 +1,7 @@
 """Bytes over disk and link of a step of the offload engine, against the formulas of docs/store.md.
 
-    python experiments/offload/traffic.py FOLDER        # writes traffic.json, case by case
-    python experiments/offload/traffic.py --table       # prints it for the README
+    python -m experiments.offload.traffic FOLDER        # writes traffic.json, case by case
+    python -m experiments.offload.traffic --table       # prints it for the README
 
 Each case is a process of `build/cpu/experiments/offload/traffic_driver`, whose bytes are those of
 our counters and of the kernel's (/proc/self/io); FOLDER lies on the disk to use, with 2 GiB.
@@ -12,14 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from run import per_parameter
-from run_folder import REPOSITORY, read_rows, write_rows
+from experiments.offload.run import per_parameter
+from experiments.quickstart.run_folder import REPOSITORY, read_rows, write_rows
 
 DRIVER = REPOSITORY / "build/cpu/experiments/offload/traffic_driver"
 RESULTS = Path(__file__).with_name("traffic.json")
@@ -98,7 +95,7 @@ def main() -> None:
     for case in CASES:
         rows.append(measured(case, args.folder))
         print(json.dumps(rows[-1]), flush=True)
-        write_rows(RESULTS, rows, command="python experiments/offload/traffic.py FOLDER")
+        write_rows(RESULTS, rows, command="python -m experiments.offload.traffic FOLDER")
     return print(table(rows))
 
 

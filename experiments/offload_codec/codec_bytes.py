@@ -9,7 +9,7 @@ case.
 
 from __future__ import annotations
 
-from projectors import BLOCK, NNZ, kept
+from experiments.offload_codec.projectors import BLOCK, NNZ, kept
 
 MICRO_BATCHES = (1, 4, 16)
 SIDE = 4096  # Of a square weight, for what depends on its shape.

@@ -5,13 +5,14 @@ Learning rates are chosen on `pick`, losses shown are of `final`, as in experime
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
-import codec_bytes
-from rows import (
+from experiments.fidelity.stages import Results
+from experiments.fidelity.tables import number, shares, table
+from experiments.fidelity.train_one import Job
+from experiments.offload_codec import codec_bytes
+from experiments.offload_codec.rows import (
     BASELINES,
     CODECS,
     LONG,
@@ -23,10 +24,7 @@ from rows import (
     called,
     long,
 )
-from stages import Results
-from tables import number, shares, table
-from train_one import Job
-from winners import headline, paired
+from experiments.offload_codec.winners import headline, paired
 
 
 def screened(results: Results, setting: Setting) -> str:
@@ -92,10 +90,11 @@ def document(results: Results) -> str:
     """All of RESULTS.md."""
     rows = [("identity", 1.0), *((c, f) for c in CODECS for f in RATIOS)]
     bytes_table = table(codec_bytes.COLUMNS, [codec_bytes.cells(*row) for row in rows])
-    commits = ", ".join(_commits())
+    commits = ", ".join(_commits(results))
     parts = [
-        f"# A codec for the disk engine: results\n\nWritten by `python experiments/offload_codec/"
-        f"run.py --table` from `results/`; code of {commits or 'unknown commit'}.",
+        "# A codec for the disk engine: results\n\nWritten by "
+        "`python -m experiments.offload_codec.run --table` from `results.jsonl`; "
+        f"code of {commits or 'unknown commit'}.",
         "## Bytes for a parameter and step, by formula\n\nf32 states, 16-bit weights that stay on "
         f"the device. `P and Q` (host memory, and down the link at a redraw) and `host flop` are "
         f"those of a {codec_bytes.SIDE} x {codec_bytes.SIDE} weight.\n\n{bytes_table}",
@@ -117,6 +116,5 @@ def document(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _commits() -> list[str]:
-    files = sorted((Path(__file__).parent / "results").glob("*.json"))
-    return sorted({json.loads(file.read_text())["commit"][:12] for file in files})
+def _commits(results: Results) -> list[str]:
+    return sorted({row["commit"][:12] for row in results.rows()})

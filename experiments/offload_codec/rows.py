@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stages import MODELS, RATES, SHIFTS, Results, tuned
-from through_engine import PREFIX
-from train_one import Job
+from experiments.fidelity.stages import MODELS, RATES, SHIFTS, Results, tuned
+from experiments.fidelity.train_one import Job
+from experiments.offload_codec.through_engine import PREFIX
 
 Row = tuple[str, float, str]  # Codec, f, redraw.
 Setting = tuple[str, str]  # Model, shift.

@@ -1,9 +1,9 @@
-"""The whole experiment in one command, resumable: every fine-tune is a file of its own.
+"""Run the whole experiment in one command, resumable: each fine-tune is a row of results.jsonl.
 
-    python experiments/offload_codec/run.py                  # all stages, one fine-tune at a time
-    python experiments/offload_codec/run.py --stages screen  # one of them
-    python experiments/offload_codec/run.py --count          # what is left, in core-hours
-    python experiments/offload_codec/run.py --table          # writes RESULTS.md
+    python -m experiments.offload_codec.run                  # all stages, one fine-tune at a time
+    python -m experiments.offload_codec.run --stages screen  # one of them
+    python -m experiments.offload_codec.run --count          # what is left, in core-hours
+    python -m experiments.offload_codec.run --table          # writes RESULTS.md
 
 A stage asks for more rates once it has seen some. Ctrl-C loses the fine-tune that is running.
 """
@@ -11,20 +11,18 @@ A stage asks for more rates once it has seen some. Ctrl-C loses the fine-tune th
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart")]
 os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported.
 
-from rows import STAGES, estimated_seconds  # noqa: E402
-from stages import Results  # noqa: E402
-from train_one import Job  # noqa: E402
+from experiments.fidelity.row_lines import append_row  # noqa: E402
+from experiments.fidelity.stages import Results  # noqa: E402
+from experiments.fidelity.train_one import Job  # noqa: E402
+from experiments.offload_codec.rows import STAGES, estimated_seconds  # noqa: E402
 
-RESULTS = FOLDER / "results"
+RESULTS = FOLDER / "results.jsonl"
 
 
 def missing(name: str) -> tuple[list[Job], int]:
@@ -43,12 +41,13 @@ def announce(name: str) -> None:
 
 
 def work(job: Job) -> None:
-    """Run one job and write its file whole or not at all."""
-    import through_engine
+    """Run one job and append its row."""
     import torch
-    from run_folder import provenance
-    from simulate import Simulation
-    from train_one import run
+
+    from experiments.fidelity.train_one import run
+    from experiments.offload_codec import through_engine
+    from experiments.offload_codec.simulate import Simulation
+    from experiments.quickstart.run_folder import provenance
 
     torch.set_num_threads(1)
     simulation = Simulation()
@@ -56,10 +55,7 @@ def work(job: Job) -> None:
         done = run(job, through_engine.trainee)
     else:
         done = {**run(job, simulation.trainee), **simulation.figures()}
-    done |= provenance()
-    partial = RESULTS / f"{job.key}.tmp"
-    partial.write_text(json.dumps(done, indent=1) + "\n")
-    partial.rename(RESULTS / f"{job.key}.json")
+    append_row(RESULTS, {**done, **provenance()})
 
 
 def main() -> None:
@@ -69,9 +65,8 @@ def main() -> None:
     parser.add_argument("--count", action="store_true", help="run nothing")
     parser.add_argument("--table", action="store_true", help="run nothing, write RESULTS.md")
     args = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
     if args.table:
-        from compared import document
+        from experiments.offload_codec.compared import document
 
         (FOLDER / "RESULTS.md").write_text(document(Results(RESULTS)))
         return

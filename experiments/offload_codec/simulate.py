@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from methods import WEIGHT_DECAY, Trainee, block_weights
-from projectors import DRAWS, LEARN_STEPS, Pair, core_shape, generator_of
 from torch import nn
+
+from experiments.fidelity.methods import WEIGHT_DECAY, Trainee, block_weights
+from experiments.offload_codec.projectors import DRAWS, LEARN_STEPS, Pair, core_shape, generator_of
 
 UNCOMPRESSED = ("adamw", "identity")  # With the gradient as it is, and rounded to bf16.
 # Learning at every step in full would cost 20 times the training step itself.

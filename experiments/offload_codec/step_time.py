@@ -1,6 +1,6 @@
 """Seconds of a step with whole gradients and with cores, over the demo's throttled link, in turns.
 
-    python experiments/offload_codec/step_time.py FOLDER [--rounds N]     # writes step_time.json
+    python -m experiments.offload_codec.step_time FOLDER [--rounds N]     # writes step_time.json
 
 Runs configs/quickstart_offload_disk.yaml in FOLDER with `identity` and with `block_random` at f =
 1/2, with 1 micro-batch of 4 sequences and with 4 micro-batches of 1, both at the rate that
@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from run_folder import REPOSITORY, train, write_rows
+from experiments.quickstart.run_folder import REPOSITORY, train, write_rows
 
 CONFIG = REPOSITORY / "configs/quickstart_offload_disk.yaml"
 RESULTS = Path(__file__).with_name("step_time.json")

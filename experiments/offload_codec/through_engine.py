@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from methods import WEIGHT_DECAY, Trainee, block_weights
 from sluiceway import OffloadAdamW
 from torch import nn
+
+from experiments.fidelity.methods import WEIGHT_DECAY, Trainee, block_weights
 
 PREFIX = "engine_"  # Before the codec, in the name of a method.
 _CHUNK = 32 << 10  # Bytes of masters: every matrix of these models has chunks of its own.

@@ -6,12 +6,22 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from rows import BASELINES, SEEDS, SETTINGS, WINNERS, Row, Setting, best_job, called, engine_job
-from stages import Results
-from tables import number, shares, spread, table
-from train_one import Job
+from experiments.fidelity.stages import Results
+from experiments.fidelity.tables import number, shares, spread, table
+from experiments.fidelity.train_one import Job
+from experiments.offload_codec.rows import (
+    BASELINES,
+    SEEDS,
+    SETTINGS,
+    WINNERS,
+    Row,
+    Setting,
+    best_job,
+    called,
+    engine_job,
+)
 
-FIDELITY = Path(__file__).resolve().parents[1] / "fidelity" / "results"
+FIDELITY = Path(__file__).resolve().parents[1] / "fidelity" / "results.jsonl"
 
 
 def headline(results: Results) -> str:

@@ -9,10 +9,10 @@ import threading
 import time
 from pathlib import Path
 
-from child import Child
-from full_volume import fill, share, volume
-from measure import room
-from sides import OURS
+from experiments.peers.child import Child
+from experiments.peers.full_volume import fill, share, volume
+from experiments.peers.measure import room
+from experiments.peers.sides import OURS
 
 SIZE, STEPS = "3M", 24
 SAVE_EVERY = 4

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ONE_RUN = Path(__file__).with_name("one_run.py")
 # The same for every side. Threads of torch that spin take the cores from those that read and
 # write; and what glibc keeps of freed blocks is no need of anybody.
 ENVIRONMENT = {
@@ -54,8 +53,9 @@ class Child:
     ) -> None:
         tuning = dict(tuning)
         own = tuning.pop("environment", {})
-        command = [sys.executable, ONE_RUN, side, "--size", size, "--steps", steps, "--folder",
-                   folder, "--tuning", json.dumps(tuning), *options]  # fmt: skip
+        command = [sys.executable, "-m", "experiments.peers.one_run", side, "--size", size,
+                   "--steps", steps, "--folder", folder, "--tuning", json.dumps(tuning),
+                   *options]  # fmt: skip
         path = os.environ.get("PYTHONPATH")
         path = os.pathsep.join(filter(None, [str(packages), path]))
         environment = os.environ | ENVIRONMENT | own | {"PYTHONPATH": path}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from trained import ADAM, weights_hash
+
+from experiments.peers.trained import ADAM, weights_hash
 
 
 class Forgotten:

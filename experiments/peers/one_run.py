@@ -1,6 +1,6 @@
 """One run of one side in a process of its own; a line of JSON for everything that happened.
 
-    python experiments/peers/one_run.py SIDE --size 25M --steps 10 --folder FOLDER
+    python -m experiments.peers.one_run SIDE --size 25M --steps 10 --folder FOLDER
 
 Lines are `ready`, a `step` each, and `done`. Whatever libraries print goes to stderr.
 """
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
-from measure import disk, forget_peak, memory, room
-from trained import SIZES, batch, build_model
+
+from experiments.peers.measure import disk, forget_peak, memory, room
+from experiments.peers.trained import SIZES, batch, build_model
 
 # Module and class; modules that are imported before the first look at memory.
 SIDES = {

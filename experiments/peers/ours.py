@@ -7,7 +7,8 @@ from pathlib import Path
 import sluiceway as sw
 import torch
 from torch import nn
-from trained import ADAM, weights_hash
+
+from experiments.peers.trained import ADAM, weights_hash
 
 
 class Ours:

@@ -1,8 +1,8 @@
 """DeepSpeed's ZeRO-3 with states on NVMe beside OffloadAdamW on disk: what each needs and does.
 
-    python experiments/peers/run.py FOLDER                        # all stages
-    python experiments/peers/run.py FOLDER --stages compare --sizes 25M --rounds 1
-    python experiments/peers/run.py --tables                      # writes those of README.md
+    python -m experiments.peers.run FOLDER                        # all stages
+    python -m experiments.peers.run FOLDER --stages compare --sizes 25M --rounds 1
+    python -m experiments.peers.run --tables                      # writes those of README.md
 
 FOLDER lies on the disk to use. DeepSpeed is in build/peers (--theirs), beside the packages of the
 repository; README.md says how it gets there. Stage `refused` mounts a small file
@@ -15,24 +15,22 @@ import argparse
 import json
 import os
 import platform
-import sys
 from importlib import metadata
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from child import ENVIRONMENT, undisturbed
-from run_folder import REPOSITORY, provenance
-from sides import COMPARED, TUNED
+from experiments.peers.child import ENVIRONMENT, undisturbed
+from experiments.peers.sides import COMPARED, TUNED
+from experiments.quickstart.run_folder import REPOSITORY, provenance
 
 RESULTS = Path(__file__).with_name("results.json")
 README = Path(__file__).with_name("README" + ".md")
 
 
-def machine() -> dict:
-    """Its kind, and versions."""
+def machine(theirs: Path) -> dict:
+    """Return its kind and the versions; DeepSpeed is in `theirs`."""
     cpu = next(line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines()
                if line.startswith("model name"))  # fmt: skip
+    (deepspeed,) = metadata.distributions(name="deepspeed", path=[str(theirs)])
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": cpu,
@@ -40,7 +38,8 @@ def machine() -> dict:
         "memory_bytes": memory,
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("torch", "transformers", "deepspeed")},
+        **{name: metadata.version(name) for name in ("torch", "transformers")},
+        "deepspeed": deepspeed.version,
         "environment": ENVIRONMENT,
     }
 
@@ -76,14 +75,14 @@ def compare(args: argparse.Namespace) -> dict:
 
 def kills(args: argparse.Namespace) -> dict:
     """SIGKILL and resume."""
-    from bad_days import killed
+    from experiments.peers.bad_days import killed
 
     return killed(args.folder, args.theirs)
 
 
 def refused(args: argparse.Namespace) -> dict:
     """Writes that a full file system refuses."""
-    from bad_days import refused as on_a_full_disk
+    from experiments.peers.bad_days import refused as on_a_full_disk
 
     return on_a_full_disk(args.folder, args.theirs)
 
@@ -106,17 +105,16 @@ def main() -> None:
     args = parser.parse_args()
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
     if args.tables:
-        from peer_tables import tables, written
+        from experiments.peers.peer_tables import tables, written
 
         README.write_text(written(README.read_text(), tables(results)))
         return
     if args.folder is None:
         parser.error("FOLDER is missing, expected one on the disk to use")
-    sys.path.append(str(args.theirs))  # For DeepSpeed's version.
     args.folder = args.folder.resolve()
     for stage in args.stages:
         done = STAGES[stage](args)
-        results[stage] = {**provenance(), "machine": machine(), **done}
+        results[stage] = {**provenance(), "machine": machine(args.theirs), **done}
         args.results.write_text(json.dumps(results, indent=1) + "\n")
 
 

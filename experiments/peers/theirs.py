@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from trained import ADAM, weights_hash
+
+from experiments.peers.trained import ADAM, weights_hash
 
 TAG = "saved"
 # Read when deepspeed is imported.

@@ -1,7 +1,7 @@
 """Seconds a step of the default beside native AdamW, and the first step, on wider models.
 
-    python experiments/plan/beside_native.py            # writes beside_native.json, case by case
-    python experiments/plan/beside_native.py --table    # prints it for the README
+    python -m experiments.plan.beside_native            # writes beside_native.json, case by case
+    python -m experiments.plan.beside_native --table    # prints it for the README
 
 Runs of native AdamW and of the default alternate, as a machine's speed drifts; each is a process of
 its own, 1,024 tokens a step but where the case says less, no throttled link, torch on every core.
@@ -14,14 +14,11 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from run_folder import REPOSITORY, RunFolder, read_rows, train, write_rows
-from wide_llama import write_model
+from experiments.plan.wide_llama import write_model
+from experiments.quickstart.run_folder import REPOSITORY, RunFolder, read_rows, train, write_rows
 
 RESULTS = Path(__file__).with_suffix(".json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"

@@ -1,7 +1,7 @@
 """What `sluiceway plan` predicts beside what a run of the same config then takes.
 
-    python experiments/plan/run.py             # writes results.json, case by case
-    python experiments/plan/run.py --table     # prints it for the README
+    python -m experiments.plan.run             # writes results.json, case by case
+    python -m experiments.plan.run --table     # prints it for the README
 
 Needs a machine that does nothing else: rates are measured for the plan, seconds in the run. The
 load is written down with each case.
@@ -12,14 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from run_folder import REPOSITORY, planned, read_rows, train, write_rows
-from wide_llama import write_model
+from experiments.plan.wide_llama import write_model
+from experiments.quickstart.run_folder import REPOSITORY, planned, read_rows, train, write_rows
 
 RESULTS = Path(__file__).with_name("results.json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from byte_tokenizer import VOCABULARY_SIZE, write_tokenizer
+from experiments.quickstart.byte_tokenizer import VOCABULARY_SIZE, write_tokenizer
 
 SEQUENCE = 256  # The longest sequence, in tokens.
 # Hidden size, width of the MLP, layers and heads, by millions of parameters.

@@ -1,7 +1,7 @@
 """Does learning lower the bias of the paper's projectors on gradients that they have not seen?
 
-    python experiments/projectors/sparse_learned.py            # writes sparse_learned.json
-    python experiments/projectors/sparse_learned.py --table    # prints it for the README
+    python -m experiments.projectors.sparse_learned            # writes sparse_learned.json
+    python -m experiments.projectors.sparse_learned --table    # prints it for the README
 
 Goes on from what is in the file.
 
@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -27,12 +26,9 @@ import torch
 from sluiceway import Refresh, SubspaceAdamW
 from sluiceway.text.batches import Batches
 
-EXPERIMENTS = Path(__file__).resolve().parents[1]
-sys.path += [str(EXPERIMENTS / name) for name in ("fidelity", "quickstart")]
-
-from methods import block_weights  # noqa: E402
-from run_folder import provenance  # noqa: E402
-from tasks import load_model, load_text  # noqa: E402
+from experiments.fidelity.methods import block_weights
+from experiments.fidelity.tasks import load_model, load_text
+from experiments.quickstart.run_folder import provenance
 
 RESULTS = Path(__file__).with_suffix(".json")
 MICRO_BATCH = 4

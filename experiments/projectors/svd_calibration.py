@@ -1,7 +1,7 @@
 """Seconds to calibrate `svd` for one weight at f = 1/4, beside torch.svd_lowrank of the same rank.
 
-    python experiments/projectors/svd_calibration.py           # writes svd_calibration.json
-    python experiments/projectors/svd_calibration.py --table   # prints it for the README
+    python -m experiments.projectors.svd_calibration           # writes svd_calibration.json
+    python -m experiments.projectors.svd_calibration --table   # prints it for the README
 
 Both get the same random gradient. The product's optimizer is given it as calibration and measures
 the bias once after the fit. CPU seconds are those of all threads; where they are far less
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +22,7 @@ import torch
 from sluiceway import SubspaceAdamW
 from torch import nn
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from run_folder import read_rows, write_rows
+from experiments.quickstart.run_folder import read_rows, write_rows
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHAPES = ((1024, 1024), (4096, 4096), (4096, 11008))  # m x n of the weight.

@@ -1,6 +1,6 @@
 """Which share of native's gain each codec keeps: (L0 - L) / (L0 - L_native), same trained weights.
 
-    python experiments/quickstart/codecs.py --seeds 3
+    python -m experiments.quickstart.codecs --seeds 3
 
 Every method gets the same number of learning rates on the first seed; its best one is then
 repeated on the others. Runs that are there already are read, not repeated, so a stopped sweep
@@ -16,7 +16,8 @@ import statistics
 from pathlib import Path
 
 import yaml
-from run_folder import REPOSITORY, RunFolder, provenance, train
+
+from experiments.quickstart.run_folder import REPOSITORY, RunFolder, provenance, train
 
 RESULTS = Path(__file__).parent / "codecs.json"
 # Multiples of the config's learning rate. The learned projector has no orthonormal columns and

@@ -1,6 +1,6 @@
 """The demo: one model, one throttled link, fine-tuned six ways; then a table and a picture.
 
-    python experiments/quickstart/demo.py        (what `make demo` runs)
+    python -m experiments.quickstart.demo        (what `make demo` runs)
 
 First this machine's compute rate is measured, and the link is throttled to a laptop's ratio to it;
 `--link-gbps` fixes the link's rate instead. The ways take turns, a few steps at a time, so that a
@@ -20,14 +20,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from demo_ways import FROZEN, ON_DISK, WAYS, paced, ways_on
-from interleaved import TURN_STEPS, take_turns
-from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, measured
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from run_folder import REPOSITORY, RunFolder, provenance
-from turn_ratio import TurnRatio, turn_ratio
+
+from experiments.quickstart.demo_ways import FROZEN, ON_DISK, WAYS, paced, ways_on
+from experiments.quickstart.interleaved import TURN_STEPS, take_turns
+from experiments.quickstart.link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, measured
+from experiments.quickstart.run_folder import REPOSITORY, RunFolder, provenance
+from experiments.quickstart.turn_ratio import TurnRatio, turn_ratio
 
 SPREAD = Path(__file__).with_name("native_spread.json")
 BUSY_SHARE = 0.05  # Others that keep a larger share of the cores busy are worth a warning.
@@ -240,7 +241,7 @@ def main() -> None:
     parser.add_argument("--link-gbps", type=float, help="instead of the rate derived here")
     parser.add_argument("--show", action="store_true", help="table and picture of runs there are")
     args = parser.parse_args()
-    from demo_picture import draw
+    from experiments.quickstart.demo_picture import draw
 
     console = Console()
     began = time.monotonic()

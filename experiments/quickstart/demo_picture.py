@@ -10,7 +10,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from run_folder import RunFolder
+
+from experiments.quickstart.run_folder import RunFolder
 
 STEP = re.compile(r"step( \d+)?")  # Ranges that hold a whole step; they only say where to look.
 COLOURS = ("#4c566a", "#d08770", "#2e7d8c", "#8f6fa8")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
-from run_folder import REPOSITORY, link_overrides
+
+from experiments.quickstart.run_folder import REPOSITORY, link_overrides
 
 Ways = dict[str, tuple[str, dict[str, Any]]]
 

@@ -23,8 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from run_folder import REPOSITORY, as_override, clear
 from sluiceway.run.run_folder import RunFolder
+
+from experiments.quickstart.run_folder import REPOSITORY, as_override, clear
 
 TURN_STEPS = 5  # Divides the 60 steps between two evaluations of the quickstart.
 # Runs are forked from a process that has imported these and has asked for no card.

@@ -2,7 +2,7 @@
 
 Forward and backward, on one core or on a card, in the precision that runs of the quickstart take.
 
-    python experiments/quickstart/link_rate.py
+    python -m experiments.quickstart.link_rate
 
 The formula and the card's numbers are in configs/quickstart.yaml. The demo asks in a process of
 its own, as the measurement binds itself to one core.
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from run_folder import REPOSITORY
+from experiments.quickstart.run_folder import REPOSITORY
 
 if TYPE_CHECKING:
     import torch
@@ -120,10 +120,10 @@ def measure(path: Path, repeats: int, device: str | None = None) -> dict[str, An
 
 def measured(config: Path, device: str | None = None) -> dict[str, Any]:
     """What this script prints, run in a process of its own."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--config", str(config)]
+    command = [sys.executable, "-m", __spec__.name, "--config", str(config.resolve())]
     if device is not None:
         command += ["--device", device]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     return json.loads(done.stdout)
 
 

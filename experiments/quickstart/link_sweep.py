@@ -1,6 +1,6 @@
 """Step time over link rates: Sluiceway, full-gradient offload with barriers, and native.
 
-    python experiments/quickstart/link_sweep.py
+    python -m experiments.quickstart.link_sweep
 
 Cores are pinned as the config says: torch and the device streams on one, link and host lanes on
 the other, native on the same one core. The ways take turns (A B C A B C ...), so a disturbance
@@ -19,8 +19,9 @@ import statistics
 from pathlib import Path
 
 import yaml
-from demo_ways import BARRIER, NATIVE
-from run_folder import REPOSITORY, link_overrides, provenance, train
+
+from experiments.quickstart.demo_ways import BARRIER, NATIVE
+from experiments.quickstart.run_folder import REPOSITORY, link_overrides, provenance, train
 
 RESULTS = Path(__file__).parent / "link_sweep.json"
 WAYS = {

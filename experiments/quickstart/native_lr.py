@@ -1,6 +1,6 @@
 """Tune the learning rate of native AdamW on the demo's task, with plain torch.
 
-    python experiments/quickstart/native_lr.py
+    python -m experiments.quickstart.native_lr
 
 Same model, text, steps, batch, schedule and clipping as configs/quickstart.yaml, the embedding
 frozen as in the demo; nothing of the engine takes part. Writes native_lr.json.
@@ -15,11 +15,12 @@ import os
 from pathlib import Path
 
 import torch
-from run_folder import REPOSITORY, provenance
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import Config
 from sluiceway.text.batches import Batches, Sequences, in_order, load_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiments.quickstart.run_folder import REPOSITORY, provenance
 
 RESULTS = Path(__file__).parent / "native_lr.json"
 

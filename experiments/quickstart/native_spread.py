@@ -1,6 +1,6 @@
 """How far apart native AdamW ends from starts that differ by nothing but rounding.
 
-    python experiments/quickstart/native_spread.py        # goes on from what native_spread.json has
+    python -m experiments.quickstart.native_spread        # goes on from what native_spread.json has
 
 Each start is the model's weights in f32, times 1 + 1e-7 z with z normal; the first is as it is. The
 runs are those of configs/quickstart.yaml with native AdamW. Losses do not depend on how busy the
@@ -16,9 +16,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from demo_ways import NATIVE
-from run_folder import REPOSITORY, provenance, train
 from safetensors.torch import load_file, save_file
+
+from experiments.quickstart.demo_ways import NATIVE
+from experiments.quickstart.run_folder import REPOSITORY, provenance, train
 
 RESULTS = Path(__file__).with_suffix(".json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"

@@ -186,7 +186,9 @@ def provenance() -> dict[str, str]:
 
     SLUICEWAY_COMMIT says the commit where there is no repository, or where a caller has looked.
     """
-    return {"commit": commit_here(), "command": " ".join(["python", *sys.argv])}
+    spec = sys.modules["__main__"].__spec__  # None for a script that Python got by its path.
+    program = ["-m", spec.name] if spec else sys.argv[:1]
+    return {"commit": commit_here(), "command": " ".join(["python", *program, *sys.argv[1:]])}
 
 
 def commit_here() -> str:

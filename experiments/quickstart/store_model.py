@@ -1,6 +1,6 @@
 """Store a trained base model as the folder that the quickstart loads, and write its card.
 
-    python experiments/quickstart/store_model.py --run runs/base
+    python -m experiments.quickstart.store_model --run runs/base
 
 Weights are rounded to bf16; the losses on the card are measured after that, on the stored files.
 """
@@ -13,10 +13,11 @@ import platform
 from pathlib import Path
 
 import torch
-from byte_tokenizer import write_tokenizer
-from stdlib_corpus import SHINGLE_WORDS, Corpus, load_corpus
-from train_base import CONTEXT, SHORT, held_out_loss, shape_of
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from experiments.quickstart.byte_tokenizer import write_tokenizer
+from experiments.quickstart.stdlib_corpus import SHINGLE_WORDS, Corpus, load_corpus
+from experiments.quickstart.train_base import CONTEXT, SHORT, held_out_loss, shape_of
 
 CARD = """---
 license: apache-2.0
@@ -40,8 +41,8 @@ A base model to fine-tune. It has read Python source and no English manual.
 Made by
 
 ```
-python experiments/quickstart/train_base.py {budget} --seed {seed} --layers {layers} --inner {inner} --out runs/base
-python experiments/quickstart/store_model.py --run runs/base {out}
+python -m experiments.quickstart.train_base {budget} --seed {seed} --layers {layers} --inner {inner} --out runs/base
+python -m experiments.quickstart.store_model --run runs/base {out}
 ```
 
 {repeat} `training.json` holds the course of the run. The text is under the licence of Python (PSF).

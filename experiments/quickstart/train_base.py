@@ -1,7 +1,7 @@
 """Train a base model: a byte-level Llama on Python's own source.
 
-    python experiments/quickstart/train_base.py --minutes 43 --out runs/base --seed 1
-    python experiments/quickstart/store_model.py --run runs/base
+    python -m experiments.quickstart.train_base --minutes 43 --out runs/base --seed 1
+    python -m experiments.quickstart.store_model --run runs/base
 
 The learning rate warms up and then falls to zero over the budget, in minutes of training or in
 steps (`--steps`, which gives the same weights on every run with one thread). The best weights so
@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from base_optimizer import BatchedMuon
-from byte_tokenizer import END_OF_TEXT_ID, VOCABULARY_SIZE
-from stdlib_corpus import load_corpus
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from experiments.quickstart.base_optimizer import BatchedMuon
+from experiments.quickstart.byte_tokenizer import END_OF_TEXT_ID, VOCABULARY_SIZE
+from experiments.quickstart.stdlib_corpus import load_corpus
 
 CONTEXT = 512
 SHORT = 256  # Length of the windows until --long-from; they are cheaper.

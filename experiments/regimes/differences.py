@@ -6,9 +6,9 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from fine_tunes import Run
-from stages import Found
-from tables import shares
+from experiments.fidelity.stages import Found
+from experiments.fidelity.tables import shares
+from experiments.regimes.fine_tunes import Run
 
 # Standard errors beyond which Student's t is in one of twenty, by degrees of freedom.
 SURE = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
-from starts import fingerprint, loss_before, start_model
-from tasks import LENGTH, load_text
-from train_one import LOOKS, Pace, digest_of, fine_tune, mean_loss
-from ways import prepared, why_not
+
+from experiments.fidelity.tasks import LENGTH, load_text
+from experiments.fidelity.train_one import LOOKS, Pace, digest_of, fine_tune, mean_loss
+from experiments.regimes.starts import fingerprint, loss_before, start_model
+from experiments.regimes.ways import prepared, why_not
 
 PICK_SEED = 100  # Of no run that a table shows.
 CURVE_FROM = 1000  # Steps: shorter runs have no losses on the way, which would cost as much.

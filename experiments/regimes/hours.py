@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from fine_tunes import Run, asked_for
-from row_lines import Row
+from experiments.fidelity.row_lines import Row
+from experiments.regimes.fine_tunes import Run, asked_for
 
 # The guess fits the rows of results/, to 10 %: two cores of a shared EPYC, the small model.
 STEP_SECONDS, TOKEN_SECONDS = 0.012, 85e-6

@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from eight_bits import EightBits
-from methods import WEIGHT_DECAY, Trainee, adam_direction, block_weights
-from projectors import DRAWS, LEARN_STEPS, Pair, core_shape, generator_of
-from simulate import rounded
 from torch import nn
+
+from experiments.fidelity.methods import WEIGHT_DECAY, Trainee, adam_direction, block_weights
+from experiments.offload_codec.projectors import DRAWS, LEARN_STEPS, Pair, core_shape, generator_of
+from experiments.offload_codec.simulate import rounded
+from experiments.regimes.eight_bits import EightBits
 
 CODECS = {"sim_block": "block_random", "sim_learned": "sparse_learned", "sim_none": None}
 BETAS, EPS = (0.9, 0.999), 1e-8

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fine_tunes import Run, Setting, Way, run_of, seeds_of
-from stages import Found, tuned
+from experiments.fidelity.stages import Found, tuned
+from experiments.regimes.fine_tunes import Run, Setting, Way, run_of, seeds_of
 
 RATES = (1e-3, 2e-3, 4e-3)
 SEEDS, LONG_SEEDS = 5, 3
@@ -60,7 +60,7 @@ class Question:
     Parameters
     ----------
     name : str
-        Of its file under results/, and of its plot.
+        Stem of its file under results/.
     asks : str
         The heading of its table.
     settings, ways

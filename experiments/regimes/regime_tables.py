@@ -1,4 +1,4 @@
-"""Writes RESULTS.md and plots/ from the rows that there are."""
+"""Write RESULTS.md from the rows that there are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from differences import Difference, paired, share, worth_in_steps
-from fine_tunes import Run, Setting, Way
-from questions import (
+from experiments.fidelity.stages import HIGHEST, LOWEST, Found
+from experiments.fidelity.tables import kib, number, table
+from experiments.regimes.differences import Difference, paired, share, worth_in_steps
+from experiments.regimes.fine_tunes import Run, Setting, Way
+from experiments.regimes.questions import (
     ADAMW,
     HALF_SVD,
     QUESTIONS,
@@ -21,9 +23,7 @@ from questions import (
     chosen_rate,
     final_runs,
 )
-from shelf import Shelf
-from stages import HIGHEST, LOWEST, Found
-from tables import kib, number, table
+from experiments.regimes.shelf import Shelf
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def worth_table(found: Found) -> str:
 
 HEAD = """# What a core is worth: results
 
-Written by `python experiments/regimes/run.py --table` from `results/`; code of {commits}.
+Written by `python -m experiments.regimes.run --table` from `results/`; code of {commits}.
 
 Where nothing else is said: small model, Perl, 256 tokens a step, 200 steps, f = 1/4. Every way has
 the rate that was best for it on `pick`, with one seed; all that is shown is of `final`, with other
@@ -132,7 +132,6 @@ def document(shelf: Shelf) -> str:
             parts.append(f"`{question.name}`: nothing yet.\n")
             continue
         parts.append(f"{question_table(question, found)}\n")
-        parts.append(f"![differences](plots/{question.name}.png)\n")
         if len(lines) < asked:
             parts.append(f"Rows not complete: {asked - len(lines)}.\n")
     parts.append("## What `svd` at f = 1/2 is worth in steps of the residual alone\n")
@@ -145,15 +144,6 @@ def _commits(shelf: Shelf) -> list[str]:
 
 
 def write_results(shelf: Shelf, folder: Path) -> None:
-    """RESULTS.md, and one plot for each question that has something to show."""
-    from regime_plots import draw
-
-    found = shelf.found()
+    """Write RESULTS.md."""
     (folder / "RESULTS.md").write_text(document(shelf))
     print(folder / "RESULTS.md")
-    for question in QUESTIONS:
-        if lines := lines_of(question, found):
-            path = folder / "plots" / f"{question.name}.png"
-            path.parent.mkdir(exist_ok=True)
-            draw(question, lines).savefig(path, dpi=110)
-            print(path)

@@ -1,9 +1,9 @@
 """What is offloading a core worth, and where? All of the experiment in one command, resumable.
 
-    python experiments/regimes/run.py                  # what is missing, two fine-tunes at a time
-    python experiments/regimes/run.py --count          # how many are left, in core-hours
-    python experiments/regimes/run.py --only core b1   # these questions alone
-    python experiments/regimes/run.py --table          # writes RESULTS.md and plots/
+    python -m experiments.regimes.run                  # what is missing, two fine-tunes at a time
+    python -m experiments.regimes.run --count          # how many are left, in core-hours
+    python -m experiments.regimes.run --only core b1   # these questions alone
+    python -m experiments.regimes.run --table          # writes RESULTS.md
 
 A run that results/ has is never repeated; Ctrl-C loses those that are running.
 """
@@ -19,19 +19,18 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "offload_codec", "quickstart")]
 os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported.
 
-from fine_tunes import Run, measured  # noqa: E402
-from hours import Hours  # noqa: E402
-from questions import QUESTIONS  # noqa: E402
-from regime_tables import document, write_results  # noqa: E402
-from row_lines import Row  # noqa: E402
-from run_folder import commit_here  # noqa: E402
-from shelf import Shelf  # noqa: E402
-from starts import make_young  # noqa: E402
-from tasks import perl_modules  # noqa: E402
-from turns import Left, left, plan, starts_of, texts_of, work_off  # noqa: E402
+from experiments.fidelity.row_lines import Row  # noqa: E402
+from experiments.fidelity.tasks import perl_modules  # noqa: E402
+from experiments.quickstart.run_folder import commit_here  # noqa: E402
+from experiments.regimes.fine_tunes import Run, measured  # noqa: E402
+from experiments.regimes.hours import Hours  # noqa: E402
+from experiments.regimes.questions import QUESTIONS  # noqa: E402
+from experiments.regimes.regime_tables import document, write_results  # noqa: E402
+from experiments.regimes.shelf import Shelf  # noqa: E402
+from experiments.regimes.starts import make_young  # noqa: E402
+from experiments.regimes.turns import Left, left, plan, starts_of, texts_of, work_off  # noqa: E402
 
 MOST_CORE_HOURS = 30.0
 
@@ -39,7 +38,8 @@ MOST_CORE_HOURS = 30.0
 def work(run: Run) -> Row:
     """Measure one run in a worker."""
     import torch
-    from run_folder import provenance
+
+    from experiments.quickstart.run_folder import provenance
 
     torch.set_num_threads(1)
     return {**measured(run), **provenance()}
@@ -89,7 +89,7 @@ def main() -> None:
     budget = f"stop before a run that would go over it ({MOST_CORE_HOURS:g})"
     parser.add_argument("--most-core-hours", type=float, default=MOST_CORE_HOURS, help=budget)
     parser.add_argument("--count", action="store_true", help="say what is left, run nothing")
-    parser.add_argument("--table", action="store_true", help="write RESULTS.md and plots/ alone")
+    parser.add_argument("--table", action="store_true", help="write RESULTS.md, run nothing")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     args = parser.parse_args()
     os.environ["SLUICEWAY_COMMIT"] = commit_here()  # Of the code that workers load.

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fine_tunes import asked_for
-from questions import QUESTIONS, Question, wanted
-from row_lines import Row, append_row, read_rows
-from stages import Found
+from experiments.fidelity.row_lines import Row, append_row, read_rows
+from experiments.fidelity.stages import Found
+from experiments.regimes.fine_tunes import asked_for
+from experiments.regimes.questions import QUESTIONS, Question, wanted
 
 
 class Shelf:

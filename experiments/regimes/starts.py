@@ -16,9 +16,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from tasks import REPOSITORY, load_model, load_text, read_model
-from train_one import mean_loss
 from transformers import AutoModelForCausalLM
+
+from experiments.fidelity.tasks import REPOSITORY, load_model, load_text, read_model
+from experiments.fidelity.train_one import mean_loss
 
 STARTS = ("small", "young", "scratch")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -52,16 +53,16 @@ def make_young() -> None:
     """Train and store it, unless it is there: minutes, and the same weights on every run."""
     if (YOUNG / "model.safetensors").exists():
         return
-    folder, shape = Path(__file__).parents[1] / "quickstart", ["--layers", "2", "--inner", "448"]
+    shape = ["--layers", "2", "--inner", "448"]
     YOUNG.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=YOUNG.parent) as scratch:
         base, stored = Path(scratch) / "base", Path(scratch) / "stored"
         for command in (
-            ["train_base.py", "--steps", str(YOUNG_STEPS), "--seed", "1", *shape, "--out", base],
-            ["store_model.py", "--run", base, "--out", stored],
+            ["train_base", "--steps", str(YOUNG_STEPS), "--seed", "1", *shape, "--out", base],
+            ["store_model", "--run", base, "--out", stored],
         ):
-            script = [sys.executable, str(folder / command[0])]
-            subprocess.run([*script, *map(str, command[1:])], check=True, cwd=REPOSITORY)
+            program = [sys.executable, "-m", f"experiments.quickstart.{command[0]}"]
+            subprocess.run([*program, *map(str, command[1:])], check=True, cwd=REPOSITORY)
         stored.rename(YOUNG)
 
 

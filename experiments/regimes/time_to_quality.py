@@ -1,7 +1,7 @@
 """Seconds until native's last held-out loss, and 95 % of its gain, over the demo's link.
 
-    python experiments/regimes/time_to_quality.py          # on a quiet machine: one run at a time
-    python experiments/regimes/time_to_quality.py --table  # what results/time_to_quality.jsonl has
+    python -m experiments.regimes.time_to_quality          # on a quiet machine: one run at a time
+    python -m experiments.regimes.time_to_quality --table  # what results/time_to_quality.jsonl has
 
 Every run is `sluiceway train configs/quickstart.yaml`, over a link at the rate that the demo
 derives from this machine, once for the file; the rate is in every row. Seconds are those of the
@@ -27,17 +27,20 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise, product
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-sys.path += [str(FOLDER.parent / name) for name in ("fidelity", "quickstart", "same_bits")]
+from experiments.fidelity.row_lines import Row, append_row, read_rows
+from experiments.fidelity.tables import table
+from experiments.quickstart.demo import choose_link
+from experiments.quickstart.demo_ways import BARRIER, CORES, NATIVE
+from experiments.quickstart.run_folder import (
+    REPOSITORY,
+    RunFolder,
+    link_overrides,
+    provenance,
+    train,
+)
+from experiments.same_bits.checkouts import machine
 
-from checkouts import machine  # noqa: E402
-from demo import choose_link  # noqa: E402
-from demo_ways import BARRIER, CORES, NATIVE  # noqa: E402
-from row_lines import Row, append_row, read_rows  # noqa: E402
-from run_folder import REPOSITORY, RunFolder, link_overrides, provenance, train  # noqa: E402
-from tables import table  # noqa: E402
-
-RESULTS = FOLDER / "results" / "time_to_quality.jsonl"
+RESULTS = Path(__file__).parent / "results" / "time_to_quality.jsonl"
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
 WAYS = {
     "native": NATIVE,

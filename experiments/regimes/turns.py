@@ -12,12 +12,12 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from itertools import chain
 
-from fine_tunes import Run, Setting, Way
-from hours import Hours
-from questions import Question, wanted
-from row_lines import Row
-from shelf import Shelf
-from stages import Found
+from experiments.fidelity.row_lines import Row
+from experiments.fidelity.stages import Found
+from experiments.regimes.fine_tunes import Run, Setting, Way
+from experiments.regimes.hours import Hours
+from experiments.regimes.questions import Question, wanted
+from experiments.regimes.shelf import Shelf
 
 UnderWay = dict[Future, tuple[str, Run]]
 

@@ -21,14 +21,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from leads import Lead, is_lead, lead_trainee
-from methods import WEIGHT_DECAY, Trainee, block_weights, trainee
 from sluiceway.optim.subspace.weight_rates import weight_factors
 from torch import nn
-from train_one import refresh_arguments
+
+from experiments.fidelity.methods import WEIGHT_DECAY, Trainee, block_weights, trainee
+from experiments.fidelity.train_one import refresh_arguments
+from experiments.regimes.leads import Lead, is_lead, lead_trainee
 
 if TYPE_CHECKING:
-    from fine_tunes import Run
+    from experiments.regimes.fine_tunes import Run
 
 TORCH = ("adamw", "adafactor")  # Optimizers of torch itself.
 MOMENTUM = 0.9

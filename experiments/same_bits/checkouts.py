@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.quickstart.run_folder import RunFolder, link_overrides, train, train_command
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.append(str(REPOSITORY / "experiments/quickstart"))
-
-from run_folder import RunFolder, link_overrides, train, train_command  # noqa: E402
-
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import functools
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from checkouts import REPOSITORY, Side
-from compare import Left, of_command
-
-sys.path.append(str(REPOSITORY / "experiments"))
-
-from demo_ways import WAYS
-from kill_resume.run import Running, kill_often, write_config
+from experiments.kill_resume.run import Running, kill_often, write_config
+from experiments.quickstart.demo_ways import WAYS
+from experiments.same_bits.checkouts import Side
+from experiments.same_bits.compare import Left, of_command
 
 LINK_GBPS = 0.5  # Bits do not depend on it; the lanes still have to wait for it.
 DEMO_STEPS, KILLED_STEPS = 24, 32

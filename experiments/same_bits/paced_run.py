@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from checkouts import Side
+from experiments.same_bits.checkouts import Side
 
 # More than a turn ever takes: the run is killed.
 OVERRIDES = {"train.steps": 1_000_000, "train.eval_every": 0, "data.eval": "[]", "compare": None}

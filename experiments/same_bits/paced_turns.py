@@ -1,6 +1,6 @@
 """Is the demo's step as fast at NEW as at OLD? Paired turns on one machine, and an interval.
 
-    python experiments/same_bits/paced_turns.py OLD NEW [--turns 10] [--out FILE.json] [--keep DIR]
+    python -m experiments.same_bits.paced_turns OLD NEW [--turns 10] [--out FILE.json] [--keep DIR]
 
 A turn is one process of each commit, both training the demo's default over a link of fixed rate, of
 which one runs while the other is stopped: slices of two seconds, the one that begins alternates, so
@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from checkouts import Side, both_sides, machine
-from paced_run import PacedRun
+from experiments.same_bits.checkouts import Side, both_sides, machine
+from experiments.same_bits.paced_run import PacedRun
 
 CONFIDENCE = 0.90
 SLICE_SECONDS = 2.0

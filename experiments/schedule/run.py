@@ -1,7 +1,7 @@
 """Times the executor against its cost model; writes results.json and README.md beside this file.
 
-    python experiments/schedule/run.py BUILD_DIR [--steps 9] [--sets 20000] [--normal]
-    python experiments/schedule/run.py --check-only
+    python -m experiments.schedule.run BUILD_DIR [--steps 9] [--sets 20000] [--normal]
+    python -m experiments.schedule.run --check-only
 
 BUILD_DIR is a build without sanitizers. Runs at real-time priority where the system allows it;
 with --normal it does not, and the figures go to results_normal.json. With --check-only nothing is
@@ -220,7 +220,7 @@ def readme(results: Row, failures: list[str]) -> str:
         "priority, where the system allows it, keeps other work on the machine from delaying the",
         "sleepers, which need a few percent of one processor.",
         "",
-        f"`python experiments/schedule/run.py BUILD_DIR`, commit {results['commit']}, build",
+        f"`python -m experiments.schedule.run BUILD_DIR`, commit {results['commit']}, build",
         f"`{results['build']}`, {machine['cpu']}, {machine['processors']} processors,",
         f"scheduling {machine['scheduling']}, load {machine['load_before']} before and "
         f"{machine['load_after']} after; median of {results['steps']} steps after the first.",

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from run_folder import REPOSITORY
 from sluiceway.model.folder import prepare_model, quiet_transformers
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+from experiments.quickstart.run_folder import REPOSITORY
 
 _ROWS = 256  # Of embedding and head.
 _MOMENTS = 2

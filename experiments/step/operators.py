@@ -1,6 +1,6 @@
 """Where a step's time goes on the host device: seconds by operator, and by range of the engine.
 
-    python experiments/step/operators.py --out FILE [--ways WAY ...]    # a block of --shape
+    python -m experiments.step.operators --out FILE [--ways WAY ...]    # a block of --shape
 
 Operators are torch's, their own time without what they call, on the threads that compute. Ranges
 are the engine's lanes, which run beside them; a step waits for a lane only where `stall` says so.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections import Counter
 from contextlib import closing
@@ -18,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sluiceway.run.summary import machine
 from torch.profiler import ProfilerActivity, profile
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from block_models import SHAPES, Case
-from run_folder import write_rows
-from sluiceway.run.summary import machine
-from step_turn import clear, train_step
-from step_ways import NATIVE, WAYS, make_optimizer
+from experiments.quickstart.run_folder import write_rows
+from experiments.step.block_models import SHAPES, Case
+from experiments.step.step_turn import clear, train_step
+from experiments.step.step_ways import NATIVE, WAYS, make_optimizer
 
 FEWEST_SECONDS = 1e-3  # Of a step; what takes less is counted as "other".
 

@@ -1,8 +1,8 @@
 """Seconds a step of native AdamW, of whole gradients offloaded with barriers, and of Sluiceway.
 
-    python experiments/step/step.py --device host --out FILE      # a small shape
-    python experiments/step/step.py --device cuda:0 --out FILE    # 7b, 3b and 1b
-    python experiments/step/step.py --out FILE --table            # prints what FILE has
+    python -m experiments.step.step --device host --out FILE      # a small shape
+    python -m experiments.step.step --device cuda:0 --out FILE    # 7b, 3b and 1b
+    python -m experiments.step.step --out FILE --table            # prints what FILE has
 
 Every way runs once in each round, over every link, and each round begins with another: a ratio to
 native is that of two turns of one round. A turn makes model and optimizer anew, so that peaks are
@@ -31,17 +31,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quickstart"))
-
-from block_models import SHAPES, Case, cases
-from run_folder import check_commit, read_rows, write_rows
 from sluiceway.base.sizes import parse_bytes
 from sluiceway.run.summary import machine
-from step_order import ABSOLUTE, NATIVE, PACINGS, Turn, in_order
-from step_table import table
-from step_turn import clear, failure, measure, torch_device
-from step_ways import LINKS, MAIN_WAYS, WAYS, Pace, real_link_gbps
+
+from experiments.quickstart.run_folder import check_commit, read_rows, write_rows
+from experiments.step.block_models import SHAPES, Case, cases
+from experiments.step.step_order import ABSOLUTE, NATIVE, PACINGS, Turn, in_order
+from experiments.step.step_table import table
+from experiments.step.step_turn import clear, failure, measure, torch_device
+from experiments.step.step_ways import LINKS, MAIN_WAYS, WAYS, Pace, real_link_gbps
 
 ON_HOST = {"shapes": ["small"], "tokens": [256, 512], "sequence": 128, "budget": 1 << 30}
 ON_CARD = {"shapes": ["7b", "3b", "1b"], "tokens": [2048, 8192, 4096, 1024, 16384],

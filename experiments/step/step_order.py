@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from block_models import Case
+    from experiments.step.block_models import Case
 
 NATIVE = "native"
 WHOLE = "full gradients, barriers"

@@ -6,7 +6,8 @@ import statistics
 from typing import Any
 
 from sluiceway.base.sizes import format_bytes
-from step_order import BY_RATIO, NATIVE
+
+from experiments.step.step_order import BY_RATIO, NATIVE
 
 _COLUMNS = ("way", "link", "GB/s", "ms a step, all layers", "ratio to native (spread)", "stall",
             "device", "driver", "host", "d2h", "h2d")  # fmt: skip

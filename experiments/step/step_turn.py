@@ -10,10 +10,11 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from block_models import Case
-from driver_count import TakenPeak
 from sluiceway.machine.footprint import DevicePeak
-from step_ways import WAYS, Laps, make_optimizer
+
+from experiments.step.block_models import Case
+from experiments.step.driver_count import TakenPeak
+from experiments.step.step_ways import WAYS, Laps, make_optimizer
 
 
 def torch_device(name: str) -> torch.device:

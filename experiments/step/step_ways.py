@@ -8,9 +8,10 @@ from typing import Any
 
 import sluiceway as sw
 import torch
-from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS
 from sluiceway.machine.device_ops import ops_on
-from step_order import BY_RATIO, DESKTOP_LINK, NATIVE, UNTHROTTLED, WHOLE
+
+from experiments.quickstart.link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS
+from experiments.step.step_order import BY_RATIO, DESKTOP_LINK, NATIVE, UNTHROTTLED, WHOLE
 
 
 def hooks(ratio: float, **more: object) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How far weights are, after many small steps, from where the steps should have brought them.
 
-    python experiments/zo/drift.py            # all rows, into drift.json
-    python experiments/zo/drift.py --table    # what it found, as the tables of README.md
+    python -m experiments.zo.drift            # all rows, into drift.json
+    python -m experiments.zo.drift --table    # what it found, as the tables of README.md
 
 Every way is given the same steps: theta <- theta - lr g_k z_k, with z_k drawn by the package and
 g_k from a normal distribution of deviation 1. So the displacement that they intend is known, and
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,13 +20,10 @@ import torch
 from sluiceway import _core
 from sluiceway.optim.zo.rates import as_float, group_update
 
-HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits")]
+from experiments.quickstart.run_folder import write_rows
+from experiments.same_bits.checkouts import machine
 
-from checkouts import machine  # noqa: E402
-from run_folder import write_rows  # noqa: E402
-
-RESULTS = HERE.with_name("drift.json")
+RESULTS = Path(__file__).with_name("drift.json")
 RATES = (1e-7, 1e-6, 1e-5)
 FAMILIES = ("rademacher", "gaussian")
 EPS = 1e-3

@@ -1,7 +1,7 @@
 """How large g is on the quickstart model, and what of it the rounding of a loss makes.
 
-    python experiments/zo/g_of_losses.py            # into g_of_losses.json
-    python experiments/zo/g_of_losses.py --table
+    python -m experiments.zo.g_of_losses            # into g_of_losses.json
+    python -m experiments.zo.g_of_losses --table
 
 The weights never move. In each forward three losses are taken of the same hidden states: of logits
 in f64, which is the yardstick; `chunked_cross_entropy`; and the model's own.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,10 @@ from sluiceway.model.chunked_loss.cross_entropy import IGNORED, chunked_cross_en
 from sluiceway.text.batches import Batches, load_sequences
 from torch.nn import functional
 
-HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits")]
+from experiments.quickstart.run_folder import REPOSITORY, write_rows
+from experiments.same_bits.checkouts import machine
 
-from checkouts import machine  # noqa: E402
-from run_folder import REPOSITORY, write_rows  # noqa: E402
-
-RESULTS = HERE.with_name("g_of_losses.json")
+RESULTS = Path(__file__).with_name("g_of_losses.json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
 
 

@@ -1,8 +1,8 @@
 """What zeroth-order training reaches on the quickstart, by noise and tier, beside native AdamW.
 
-    python experiments/zo/quickstart.py            # the runs that quickstart.json lacks
-    python experiments/zo/quickstart.py --clock    # then, on a quiet machine: seconds of a step
-    python experiments/zo/quickstart.py --table    # both, as the tables of README.md
+    python -m experiments.zo.quickstart            # the runs that quickstart.json lacks
+    python -m experiments.zo.quickstart --clock    # then, on a quiet machine: seconds of a step
+    python -m experiments.zo.quickstart --table    # both, as the tables of README.md
 
 A run is `sluiceway train configs/quickstart_zo.yaml` with overrides: text, tokens and held-out part
 are the same for all. Its learning rate is the one of RATES that ends lowest on a seed of its own,
@@ -19,7 +19,6 @@ import argparse
 import math
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,13 +26,20 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits")]
+from experiments.quickstart.run_folder import (
+    REPOSITORY,
+    RunFolder,
+    commit_here,
+    read_rows,
+    train,
+    write_rows,
+)
+from experiments.same_bits.checkouts import ONE_THREAD, machine
 
-from checkouts import ONE_THREAD, machine  # noqa: E402
-from run_folder import REPOSITORY, RunFolder, commit_here, read_rows, train, write_rows  # noqa: E402
-
-RESULTS, CLOCK = HERE.with_name("quickstart.json"), HERE.with_name("quickstart_clock.json")
+RESULTS, CLOCK = (
+    Path(__file__).with_name("quickstart.json"),
+    Path(__file__).with_name("quickstart_clock.json"),
+)
 CONFIG = REPOSITORY / "configs/quickstart_zo.yaml"
 NOISES = ("rademacher", "gaussian", "lowrank")
 DEFAULT = "rademacher"  # What `auto` is, and the tiers that stream are run with.

@@ -1,8 +1,8 @@
 """Layers of OPT-175B at their true size, trained from a drive, beside what is planned for all 96.
 
-    python experiments/zo/slots_175b.py FOLDER            # 24 GiB in FOLDER; into slots_175b.json
-    python experiments/zo/slots_175b.py FOLDER --small    # a small shape for seconds, no file
-    python experiments/zo/slots_175b.py --table           # what it found, as the table of README.md
+    python -m experiments.zo.slots_175b FOLDER            # 24 GiB in FOLDER; into slots_175b.json
+    python -m experiments.zo.slots_175b FOLDER --small    # a small shape for seconds, no file
+    python -m experiments.zo.slots_175b --table           # what it found, as the table of README.md
 
 It is `configs/opt_175b_zo.yaml`, budget and all, on the host device, with fewer blocks, of random
 weights, and without evaluations. What the device holds follows from the largest layers and from the
@@ -25,26 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sluiceway.base.sizes import format_bytes
+from sluiceway.commands.plan import make_plan
+from sluiceway.config.file import load_config
+from sluiceway.config.schema import Config
+from sluiceway.machine.footprint import peak_resident_bytes
+from sluiceway.machine.placement import choose_placement, denormals
+from sluiceway.model.folder import WEIGHTS_FILE
+from sluiceway.model.skeleton import build_skeleton
+from sluiceway.model.weight_stream import save_streamed
+from sluiceway.run.loop import Workshop
+from sluiceway.run.session import Inputs, open_workshop
+from sluiceway.text.batches import Batch
 
-HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits")]
+from experiments.quickstart.run_folder import REPOSITORY, write_rows
+from experiments.same_bits.checkouts import machine
 
-from checkouts import machine  # noqa: E402
-from run_folder import REPOSITORY, write_rows  # noqa: E402
-from sluiceway.base.sizes import format_bytes  # noqa: E402
-from sluiceway.commands.plan import make_plan  # noqa: E402
-from sluiceway.config.file import load_config  # noqa: E402
-from sluiceway.config.schema import Config  # noqa: E402
-from sluiceway.machine.footprint import peak_resident_bytes  # noqa: E402
-from sluiceway.machine.placement import choose_placement, denormals  # noqa: E402
-from sluiceway.model.folder import WEIGHTS_FILE  # noqa: E402
-from sluiceway.model.skeleton import build_skeleton  # noqa: E402
-from sluiceway.model.weight_stream import save_streamed  # noqa: E402
-from sluiceway.run.loop import Workshop  # noqa: E402
-from sluiceway.run.session import Inputs, open_workshop  # noqa: E402
-from sluiceway.text.batches import Batch  # noqa: E402
-
-RESULTS = HERE.with_name("slots_175b.json")
+RESULTS = Path(__file__).with_name("slots_175b.json")
 CONFIG = REPOSITORY / "configs/opt_175b_zo.yaml"
 SHAPE = REPOSITORY / "configs/shapes/opt_175b"
 _DEVIATION = 0.02

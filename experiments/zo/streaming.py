@@ -1,8 +1,8 @@
 """A step of streamed weights against its bounds, and against weights that stay on the device.
 
-    python experiments/zo/streaming.py            # into streaming.json
-    python experiments/zo/streaming.py --once     # a small model for seconds, which writes nothing
-    python experiments/zo/streaming.py --table    # what it found, as the tables of README.md
+    python -m experiments.zo.streaming            # into streaming.json
+    python -m experiments.zo.streaming --once     # a small model for seconds, which writes nothing
+    python -m experiments.zo.streaming --table    # what it found, as the tables of README.md
 
 The device is one core of the host, its lanes have another, and the link is throttled: times are
 those of a throttled link. Two things bound a step: `link`, what crosses in it at that rate, and
@@ -19,7 +19,6 @@ import ctypes
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -35,15 +34,12 @@ from sluiceway import _core
 from sluiceway.engines.zo import ParitySave
 from sluiceway.run.saving.aside import Aside
 
-HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits", "step")]
+from experiments.quickstart.run_folder import write_rows
+from experiments.same_bits.checkouts import machine
+from experiments.step.block_models import Case
+from experiments.zo.streaming_table import PENDING, PREFETCH, ROUND, SAVING, tables
 
-from block_models import Case  # noqa: E402
-from checkouts import machine  # noqa: E402
-from run_folder import write_rows  # noqa: E402
-from streaming_table import PENDING, PREFETCH, ROUND, SAVING, tables  # noqa: E402
-
-RESULTS = HERE.with_name("streaming.json")
+RESULTS = Path(__file__).with_name("streaming.json")
 LR = 1e-7
 _ARENAS, _MMAP_ABOVE, _TRIM_ABOVE = -8, -3, -1  # Of mallopt; malloc.h.
 

@@ -1,4 +1,4 @@
-// What the fuzzer has found of interest, and what the writers write: read once more by every build.
+// Every build reads the corpus once: the fewest inputs that reach all that the fuzzer has reached.
 #include <gtest/gtest.h>
 
 #include <algorithm>

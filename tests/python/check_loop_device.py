@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from conftest import assert_short_error
-from kills import loss_lines, weights_hash
+
+from experiments.kill_resume.kills import loss_lines, weights_hash
 
 TRAIN = {"steps": 6, "accumulate": 2, "max_norm": 0.5, "save_every": 2}
 ENGINE = {"kind": "offload", "gradients": "bf16"}

@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +16,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from experiments.kill_resume.kills import read_lines, wait_for_step
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-if importlib.util.find_spec("sluiceway") is None:
-    sys.path.insert(0, str(REPOSITORY / "python"))
-sys.path.insert(0, str(REPOSITORY / "experiments" / "quickstart"))
 
 
 def pytest_addoption(parser):
@@ -219,7 +217,7 @@ def sluiceway(tmp_path_factory):
 @pytest.fixture
 def forked_by_scripts(sluiceway, monkeypatch):
     """Commands that scripts of experiments/ start by `run_folder` are forked as those above."""
-    import run_folder
+    from experiments.quickstart import run_folder
 
     def run(command: list[str], *, cwd: Path, check: bool, **options: object):
         if command[1:3] != ["-m", "sluiceway"]:
@@ -255,8 +253,9 @@ def python_m_sluiceway():
 def build_llama(folder: Path, hidden: int, layers: int = 2, context: int = 128) -> Path:
     """Write a byte-level Llama with random weights."""
     import torch
-    from byte_tokenizer import VOCABULARY_SIZE, write_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from experiments.quickstart.byte_tokenizer import VOCABULARY_SIZE, write_tokenizer
 
     torch.manual_seed(11)
     shape = LlamaConfig(
@@ -360,22 +359,6 @@ def assert_short_error(outcome, code, *words):
     assert "Traceback" not in outcome.err
     for word in words:
         assert word in outcome.err, outcome.err
-
-
-def read_lines(folder: Path) -> list[dict]:
-    """Every whole line of a run's metrics."""
-    path = folder / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def wait_for_step(folder: Path, step: int, seconds: float = 60.0) -> None:
-    """Wait until a run has written the line of a step."""
-    deadline = time.monotonic() + seconds
-    while not any(line["step"] >= step for line in read_lines(folder)):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{folder}: no step {step} within {seconds} s")
-        time.sleep(0.01)
 
 
 __all__ = ["assert_short_error", "build_llama", "read_lines", "wait_for_step"]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "fidelity"))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "offload_codec"))
-
-import codec_bytes
-from methods import WEIGHT_DECAY
-from projectors import DRAWS, ORTHONORMAL, core_shape, generator_of, relative_bias
-from simulate import Simulation, link_bytes, rounded
+from experiments.fidelity.methods import WEIGHT_DECAY
+from experiments.offload_codec import codec_bytes
+from experiments.offload_codec.projectors import (
+    DRAWS,
+    ORTHONORMAL,
+    core_shape,
+    generator_of,
+    relative_bias,
+)
+from experiments.offload_codec.simulate import Simulation, link_bytes, rounded
 
 STEPS = 8
 

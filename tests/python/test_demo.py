@@ -23,7 +23,7 @@ MEASURED = {"device": "host", "flop_per_token": 2e7, "tokens_per_step": 512, "pr
     ("fixed", "gbps", "rate"), [(None, 0.0328, "derived"), (0.5, 0.5, "fixed")]
 )
 def test_demo_takes_the_derived_link_rate_unless_one_is_fixed(monkeypatch, fixed, gbps, rate):
-    import demo
+    from experiments.quickstart import demo
 
     monkeypatch.setattr(demo, "measured", lambda config, device: dict(MEASURED))
     link = demo.choose_link(Path("any.yaml"), fixed)
@@ -41,8 +41,8 @@ def test_demo_takes_the_derived_link_rate_unless_one_is_fixed(monkeypatch, fixed
 def test_demo_runs_at_the_fixed_rate_and_its_table_says_what_it_stands_for(
     write_config, small_model, tmp_path, monkeypatch, capsys
 ):
-    import demo
-    from demo_ways import WAYS
+    from experiments.quickstart import demo
+    from experiments.quickstart.demo_ways import WAYS
 
     config = write_config(small_model, engine={"kind": "subspace"})
     arguments = ["--config", config, "--out", tmp_path / "out", "--steps", 2, "--link-gbps", 0.25]
@@ -70,9 +70,10 @@ def test_demo_runs_at_the_fixed_rate_and_its_table_says_what_it_stands_for(
     ("way", "name"), [("AdamW on disk", "disk"), ("disk, codec", "compressed")]
 )
 def test_rows_of_the_demo_with_states_on_disk_are_the_configs(way, name):
-    from demo_ways import ON_DISK
-    from run_folder import as_override
     from sluiceway.config.file import load_config
+
+    from experiments.quickstart.demo_ways import ON_DISK
+    from experiments.quickstart.run_folder import as_override
 
     settings = [f"{key}={as_override(value)}" for key, value in ON_DISK[way][1].items()]
     found = load_config(CONFIGS / "quickstart.yaml", settings)
@@ -87,7 +88,7 @@ class Ended:
 
 
 def test_demo_calls_level_what_rounding_alone_could_have_done():
-    from demo import kept_gain
+    from experiments.quickstart.demo import kept_gain
 
     runs = {"native": Ended(1.5, 1.3), "near": Ended(1.5, 1.289), "far": Ended(1.5, 1.32)}
     text = kept_gain(runs, 0.015)
@@ -97,7 +98,7 @@ def test_demo_calls_level_what_rounding_alone_could_have_done():
 
 
 def test_spread_of_the_demo_is_that_of_several_runs():
-    from demo import SPREAD
+    from experiments.quickstart.demo import SPREAD
 
     found = json.loads(SPREAD.read_text())
     losses = [run["after"] for run in found["runs"]]
@@ -108,15 +109,16 @@ def test_spread_of_the_demo_is_that_of_several_runs():
 
 def resolved(ways, name):
     """The config of one way, as `sluiceway train` would have it."""
-    from run_folder import as_override
     from sluiceway.config.file import load_config
+
+    from experiments.quickstart.run_folder import as_override
 
     settings = [f"{key}={as_override(value)}" for key, value in ways[name][1].items()]
     return load_config(CONFIGS / "quickstart.yaml", settings)
 
 
 def test_the_host_device_has_each_way_once_over_the_throttled_link():
-    from demo_ways import WAYS, ways_on
+    from experiments.quickstart.demo_ways import WAYS, ways_on
 
     ways = ways_on("host", 0.0625)
     assert list(ways) == list(WAYS)
@@ -126,7 +128,7 @@ def test_the_host_device_has_each_way_once_over_the_throttled_link():
 
 
 def test_a_card_has_its_own_link_and_each_way_that_uses_it_once_more_paced():
-    from demo_ways import WAYS, paced, ways_on
+    from experiments.quickstart.demo_ways import WAYS, paced, ways_on
 
     ways = ways_on("cuda:0", 0.5)
     linked = ["full gradients", "cores", "AdamW on disk", "disk, codec"]
@@ -160,12 +162,12 @@ class MadeUpRun(Ended):
 
 
 def test_the_table_of_a_card_has_a_row_for_each_link_and_says_which():
-    from demo import choose_link, rates_line, spread_line, table_of
-    from demo_ways import ways_on
+    from experiments.quickstart.demo import choose_link, rates_line, spread_line, table_of
+    from experiments.quickstart.demo_ways import ways_on
 
     link = {**MEASURED, "device": "cuda:0", "own_link_gbps": {"d2h": 24.25, "h2d": 25.5}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("demo.measured", lambda config, device: dict(link))
+        patch.setattr("experiments.quickstart.demo.measured", lambda config, device: dict(link))
         link = choose_link(Path("any.yaml"), None, device="auto")
     names = list(ways_on("cuda:0", 0.0328))
     runs = {name: MadeUpRun(0.01 * (2 + place)) for place, name in enumerate(names)}
@@ -195,7 +197,7 @@ def test_the_table_of_a_card_has_a_row_for_each_link_and_says_which():
     ],
 )
 def test_the_demo_says_how_busy_others_kept_the_machine(loads, verdict):
-    from demo import load_line
+    from experiments.quickstart.demo import load_line
 
     line = load_line(loads, 2)
     mean = sum(loads) / 3

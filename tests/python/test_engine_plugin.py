@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Launcher, assert_short_error, read_lines
-from kills import kill_often, loss_lines, weights_hash
 from safetensors.torch import load_file
+
+from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
 
 SGD = Path(__file__).with_name("sgd_engine.py")
 

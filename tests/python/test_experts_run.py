@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory):
-    from byte_tokenizer import VOCABULARY_SIZE, write_tokenizer
+    from experiments.quickstart.byte_tokenizer import VOCABULARY_SIZE, write_tokenizer
 
     folder = tmp_path_factory.mktemp("models") / "mixtral"
     torch.manual_seed(11)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "fidelity"))
-
-from stages import STAGES, Results
-from tables import (
+from experiments.fidelity.row_lines import append_row
+from experiments.fidelity.stages import STAGES, Results
+from experiments.fidelity.tables import (
     DEFAULTS,
     Look,
     Stage,
@@ -25,7 +21,7 @@ from tables import (
     shares,
     spread,
 )
-from train_one import Job
+from experiments.fidelity.train_one import Job
 
 BEFORE = 1.5
 # Loss on `pick` by rate: 2e-3 is best, between two others, so no further rate is asked for.
@@ -33,11 +29,17 @@ PICKS = {1e-3: 1.41, 2e-3: 1.40, 4e-3: 1.42, 8e-3: 1.45}
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Write one fine-tune."""
+def path(tmp_path):
+    return tmp_path / "results.jsonl"
+
+
+@pytest.fixture
+def write(path):
+    """Append one fine-tune."""
 
     def one(job: Job, pick: float, final: float, curve: list | None = None) -> Job:
         run = {
+            **asdict(job),
             "before": {"pick": 1.0, "final": BEFORE},
             "after": {"pick": pick, "final": final},
             "seconds": 10.0,
@@ -46,7 +48,7 @@ def write(tmp_path):
             "link_bytes": 1024,
             "commit": "0123456789abcdef",
         }
-        (tmp_path / f"{job.key}.json").write_text(json.dumps(run))
+        append_row(path, run)
         return job
 
     return one
@@ -80,51 +82,51 @@ def fill_headline(write, method: str, best: float, finals: tuple[float, ...], **
         write(job(method, 2e-3, seed), 1.3 + abs(2e-3 - best), final)
 
 
-def test_best_rate_is_chosen_on_pick_and_the_loss_shown_is_of_final(write, tmp_path):
+def test_best_rate_is_chosen_on_pick_and_the_loss_shown_is_of_final(write, path):
     # On `final` 4e-3 would be better.
     fill(write, "adamw", {1e-3: 1.35, 2e-3: 1.30, 4e-3: 1.20, 8e-3: 1.40})
-    stage = Stage(Results(tmp_path), "screen")
+    stage = Stage(Results(path), "screen")
     (row,) = stage.rows
     assert row.best.lr == 2e-3
-    assert cells(document(Results(tmp_path)), "adamw")[2:5] == ["0.002", "1.3000", "1.000"]
+    assert cells(document(Results(path)), "adamw")[2:5] == ["0.002", "1.3000", "1.000"]
 
 
-def test_share_is_the_gain_over_that_of_adamw_at_its_own_best_rate(write, tmp_path):
+def test_share_is_the_gain_over_that_of_adamw_at_its_own_best_rate(write, path):
     fill(write, "adamw", {1e-3: 1.35, 2e-3: 1.30, 4e-3: 1.20, 8e-3: 1.40})
     fill(write, "svd", {1e-3: 1.48, 2e-3: 1.45, 4e-3: 1.40, 8e-3: 1.49},
          {1e-3: 1.45, 2e-3: 1.42, 4e-3: 1.40, 8e-3: 1.45})  # fmt: skip
-    line = cells(document(Results(tmp_path)), "svd")
+    line = cells(document(Results(path)), "svd")
     assert line[1:5] == ["0.25", "0.004", "1.4000", "0.500"]  # .1 of .2
     assert line[5:7] == ["1.4500", "0.250"]  # At AdamW's 2e-3: .05 of .2
     assert line[7:9] == ["2", "1"]  # KiB
 
 
-def test_row_without_all_its_rates_is_left_out_and_counted(write, tmp_path):
+def test_row_without_all_its_rates_is_left_out_and_counted(write, path):
     fill(write, "adamw", dict.fromkeys(PICKS, 1.3))
-    whole = Stage(Results(tmp_path), "screen")
+    whole = Stage(Results(path), "screen")
     fill(write, "svd", {1e-3: 1.4, 2e-3: 1.4, 4e-3: 1.4})
-    stage = Stage(Results(tmp_path), "screen")
+    stage = Stage(Results(path), "screen")
     assert [row.best.method for row in stage.rows] == ["adamw"]
     assert stage.missing == whole.missing > 10
-    assert f"Rows not complete: {stage.missing}." in document(Results(tmp_path))
+    assert f"Rows not complete: {stage.missing}." in document(Results(path))
 
 
-def test_row_whose_best_rate_is_at_an_edge_waits_for_the_next_one(write, tmp_path):
+def test_row_whose_best_rate_is_at_an_edge_waits_for_the_next_one(write, path):
     falling = {1e-3: 1.45, 2e-3: 1.44, 4e-3: 1.42, 8e-3: 1.40}
     fill(write, "adamw", dict.fromkeys(PICKS, 1.3), falling)
-    assert Stage(Results(tmp_path), "screen").rows == []
+    assert Stage(Results(path), "screen").rows == []
     write(job("adamw", 1.6e-2), 1.41, 1.3)
-    assert [r.best.lr for r in Stage(Results(tmp_path), "screen").rows] == [8e-3]
+    assert [r.best.lr for r in Stage(Results(path), "screen").rows] == [8e-3]
 
 
-def test_nothing_done_gives_tables_that_say_so(tmp_path):
-    assert document(Results(tmp_path)).count("Nothing yet.") == len(STAGES) + 1
+def test_nothing_done_gives_tables_that_say_so(path):
+    assert document(Results(path)).count("Nothing yet.") == len(STAGES) + 1
 
 
-def test_shares_are_paired_by_seed_and_shown_as_median_and_range(write, tmp_path):
+def test_shares_are_paired_by_seed_and_shown_as_median_and_range(write, path):
     fill_headline(write, "adamw", 2e-3, (1.30, 1.40, 1.25))
     fill_headline(write, "galore", 4e-3, (1.40, 1.45, 1.45), native=(1.50, 1.45, 1.45))
-    results = Results(tmp_path)
+    results = Results(path)
     stage = Stage(results, "headline")
     row = next(r for r in stage.rows if r.best.method == "galore")
     native = stage.native(row)
@@ -137,23 +139,23 @@ def test_shares_are_paired_by_seed_and_shown_as_median_and_range(write, tmp_path
     assert at_rate(results, row, native, 2e-3)[1] == "0.200 (0.000 to 0.500)"
 
 
-def test_who_is_ahead_is_read_from_medians(write, tmp_path):
+def test_who_is_ahead_is_read_from_medians(write, path):
     fill_headline(write, "adamw", 2e-3, (1.30, 1.30, 1.30))
     fill_headline(write, DEFAULTS[0], 4e-3, (1.30, 1.31, 1.32), native=(1.36, 1.35, 1.34))
     fill_headline(write, "galore", 4e-3, (1.33, 1.34, 1.35), native=(1.4, 1.4, 1.4))
     fill_headline(write, "adafactor", 2e-3, (1.29, 1.30, 1.36))
-    stage = Stage(Results(tmp_path), "headline")
-    sentence = contests(Results(tmp_path), stage, DEFAULTS[0], same_rate=False)
+    stage = Stage(Results(path), "headline")
+    sentence = contests(Results(path), stage, DEFAULTS[0], same_rate=False)
     assert "galore in 1 of 1 (1 with every seed)" in sentence
     assert "adafactor in 0 of 1 (0 with every seed), behind in small prose by 0.0100" in sentence
-    slower = contests(Results(tmp_path), stage, DEFAULTS[0], same_rate=True)
+    slower = contests(Results(path), stage, DEFAULTS[0], same_rate=True)
     assert "galore in 0 of 1 (0 with every seed), behind in small prose by 0.0100" in slower
 
 
-def test_looks_have_three_numbers_or_four(write, tmp_path):
+def test_looks_have_three_numbers_or_four(write, path):
     write(job("adamw", 1e-3), 1.4, 1.3, [[40, 2.0, 1.5]])
     write(job("adamw", 2e-3), 1.4, 1.3, [[40, 2.0, 1.0, 1.5]])
-    results = Results(tmp_path)
+    results = Results(path)
     assert looks(results, job("adamw", 1e-3)) == [Look(40, 2.0, None, 1.5)]
     assert looks(results, job("adamw", 2e-3)) == [Look(40, 2.0, 1.0, 1.5)]
 
@@ -169,22 +171,22 @@ def test_loss_at_a_time_lies_between_two_looks():
     assert loss_at([(2.0, float("inf")), (4.0, float("inf"))], 3.0) == float("inf")
 
 
-def test_equal_time_ends_when_adamw_of_the_same_seed_did(write, tmp_path):
+def test_equal_time_ends_when_adamw_of_the_same_seed_did(write, path):
     fill_headline(write, "adamw", 2e-3, (1.3, 1.3, 1.3))
     fill_headline(write, "galore", 4e-3, (1.4, 1.4, 1.4), native=(1.4, 1.4, 1.4))
     for seed, end in enumerate((5.0, 6.0, 8.0)):
         write(job("adamw", 2e-3, seed), 1.3, 1.3, [[100, 1.0, 0.5, 1.4], [200, end, 4.0, 1.3]])
         write(replace(job("galore", 4e-3), seed=seed), 1.3, 1.4,
               [[100, 4.0, 2.0, 1.48], [200, 8.0, 3.0, 1.40]])  # fmt: skip
-    results = Results(tmp_path)
+    results = Results(path)
     line = cells(equal_time(results, Stage(results, "headline")), "small", "prose", "galore")
     assert line[3:] == ["8", "1.4400 (1.4000 to 1.4600)", "3", "1.4000 (1.4000 to 1.4000)"]
 
 
-def test_a_loss_that_is_not_finite_is_called_diverged(write, tmp_path):
+def test_a_loss_that_is_not_finite_is_called_diverged(write, path):
     assert spread([float("inf")]) == "diverged"
     assert spread([1.0, 2.0, 1.5]) == "1.5000 (1.0000 to 2.0000)"
     assert spread([1.0, float("inf"), 1.5]) == "1.5000 (1.0000 to diverged)"
     nan = float("nan")
     write(job("adamw", 1e-3), nan, nan, [[40, 2.0, 1.0, nan]])
-    assert looks(Results(tmp_path), job("adamw", 1e-3))[0].loss == float("inf")
+    assert looks(Results(path), job("adamw", 1e-3))[0].loss == float("inf")

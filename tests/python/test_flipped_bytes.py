@@ -13,7 +13,8 @@ import shutil
 
 import pytest
 from conftest import assert_short_error
-from kills import loss_lines, weights_hash
+
+from experiments.kill_resume.kills import loss_lines, weights_hash
 
 FILES = 8  # Of a save of these models; the test of it says when that changes.
 

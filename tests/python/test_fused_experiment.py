@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
-from conftest import REPOSITORY
-
-sys.path.extend(
-    str(REPOSITORY / "experiments" / name) for name in ("fused", "fidelity", "step", "quickstart")
-)
-
-from activations import memory_rows
-from losses import step_ratios, way_of
-from stages import MODELS, Results, rolling
-from step_ways import NATIVE, WAYS
-from tables import Row
+from experiments.fidelity.stages import MODELS, Results, rolling
+from experiments.fidelity.tables import Row
+from experiments.fused.activations import memory_rows
+from experiments.fused.losses import step_ratios, way_of
+from experiments.step.step_ways import NATIVE, WAYS
 
 
 def test_the_quickstart_keeps_less_by_the_formula():
@@ -24,7 +16,7 @@ def test_the_quickstart_keeps_less_by_the_formula():
 
 
 def test_every_fine_tune_has_a_way_whose_seconds_were_measured(tmp_path):
-    jobs = rolling(Results(tmp_path))
+    jobs = rolling(Results(tmp_path / "results.jsonl"))
     ways = {way_of(Row(job, (0,))) for job in jobs}
     assert {job.model for job in jobs} == set(MODELS)
     assert len(ways) == 11  # Native, and k = 1, 2, 4, 8, none at two ratios.

@@ -10,10 +10,7 @@ import sys
 import pytest
 from conftest import REPOSITORY
 
-sys.path.append(str(REPOSITORY / "experiments" / "gpu"))
-
-import part_tables
-import record
+from experiments.gpu import part_tables, record
 
 RUN = REPOSITORY / "experiments" / "gpu" / "run.sh"
 CLEAN = "========= ERROR SUMMARY: 0 errors"

@@ -20,8 +20,8 @@ echo "$name $*" >>"$FAKES/asked"
 """
 # The recorder and the question for torch are real.
 PYTHON = f"""#!/bin/bash
-case "$1" in
-  *record.py | -c) exec {sys.executable} "$@" ;;
+case "$1 $2" in
+  "-m experiments.gpu.record" | "-c "*) exec {sys.executable} "$@" ;;
 esac
 {TOOL.partition(chr(10))[2]}"""
 TESTS = (

@@ -6,12 +6,8 @@ import json
 import sys
 
 import pytest
-from conftest import REPOSITORY
 
-sys.path.extend(str(REPOSITORY / "experiments" / name) for name in ("gpu", "quickstart", "step"))
-
-import fidelity
-import peers
+from experiments.gpu import fidelity, peers
 
 NATIVE, CORES = "torch AdamW, fused", "Sluiceway, cores f = 1/4"
 FLASH = "FlashAdamW"

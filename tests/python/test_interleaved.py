@@ -12,7 +12,8 @@ from itertools import chain, pairwise
 
 import pytest
 from conftest import REPOSITORY, read_lines
-from interleaved import (
+
+from experiments.quickstart.interleaved import (
     IMPORTED_ONCE,
     TURN_STEPS,
     Turn,
@@ -22,8 +23,8 @@ from interleaved import (
     others_cores,
     take_turns,
 )
-from run_folder import RunFolder, as_override
-from turn_ratio import turn_ratio
+from experiments.quickstart.run_folder import RunFolder, as_override
+from experiments.quickstart.turn_ratio import turn_ratio
 
 ROUNDS, STEPS_THAT_COUNT = 24, 4
 RATIO = 1.25
@@ -199,7 +200,7 @@ def test_freed_memory_is_not_faulted_in_again(keeps):
     """A process of its own, as the limits of malloc are for good."""
     script = [
         "import resource",
-        "from interleaved import keep_freed_memory",
+        "from experiments.quickstart.interleaved import keep_freed_memory",
         "keep_freed_memory()" if keeps else "",
         "def use(): blocks = [bytearray(4 << 20) for _ in range(10)]",
         "for _ in range(3): use()",
@@ -209,7 +210,7 @@ def test_freed_memory_is_not_faulted_in_again(keeps):
     ]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(script)],
-        capture_output=True, text=True, check=True, cwd=REPOSITORY / "experiments/quickstart",
+        capture_output=True, text=True, check=True, cwd=REPOSITORY,
     )  # fmt: skip
     pages = (40 << 20) // os.sysconf("SC_PAGE_SIZE")
     assert (int(done.stdout) < pages // 10) == keeps

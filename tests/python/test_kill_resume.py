@@ -6,7 +6,8 @@ import random
 import signal
 
 import pytest
-from kills import kill_often, loss_lines, weights_hash
+
+from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
 
 
 @pytest.mark.parametrize(

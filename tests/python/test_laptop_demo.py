@@ -21,7 +21,7 @@ def run_laptop(forked_by_scripts, monkeypatch, capsys):
 
     def run(*arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["run.py", *map(str, arguments)])
-        runpy.run_path(str(LAPTOP / "run.py"), run_name="__main__")
+        runpy.run_module("experiments.laptop.run", run_name="__main__")
         return capsys.readouterr().out
 
     return run

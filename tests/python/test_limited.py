@@ -8,11 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 
-sys.path.append(str(REPOSITORY / "experiments" / "quickstart"))
-
-from limited import CUT, Limited, row_of, run_limited
+from experiments.quickstart.limited import CUT, Limited, row_of, run_limited
 
 HANGS = "import time\ndef stuck(): time.sleep(60)\nprint('begun')\nstuck()"
 STARTS_ANOTHER = """

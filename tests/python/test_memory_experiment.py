@@ -9,12 +9,9 @@ import types
 
 import pytest
 import torch
-from conftest import REPOSITORY
 
-sys.path.extend(str(REPOSITORY / "experiments" / name) for name in ("laptop", "step"))
-
-import memory
-from driver_count import TakenPeak
+from experiments.laptop import memory
+from experiments.step.driver_count import TakenPeak
 
 FITS = {"fits": True, "driver_bytes": 5, "context_bytes": 1, "torch_bytes": None, "host_bytes": 0,
         "seconds": 1.0, "losses": [3.0, 2.0]}  # fmt: skip
@@ -134,7 +131,7 @@ def test_torch_may_hold_what_the_rest_of_the_drivers_count_leaves(monkeypatch, b
 
 def test_the_driver_is_asked_by_a_thread_until_the_block_ends(monkeypatch):
     taken = [5]
-    monkeypatch.setattr("driver_count.taken_bytes", lambda device: taken[0])
+    monkeypatch.setattr("experiments.step.driver_count.taken_bytes", lambda device: taken[0])
     with TakenPeak(torch.device("cpu")) as peak:
         taken[0] = 9
         while peak.bytes != 9:  # Until the thread has seen it.

@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import assert_short_error, read_lines, wait_for_step
-from kills import kill_at_step, kill_often, loss_lines, weights_hash
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches
+
+from experiments.kill_resume.kills import kill_at_step, kill_often, loss_lines, weights_hash
 
 KILLS = int(os.environ.get("SLUICEWAY_KILLS", "4"))
 KILLS_OF_CODEC = int(os.environ.get("SLUICEWAY_KILLS", "0"))  # Beside the one at a known step.

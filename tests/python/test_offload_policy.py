@@ -7,10 +7,11 @@ import json
 import pytest
 import sluiceway as sw
 import torch
-from kills import loss_lines, weights_hash
 from offload_models import loss_of, offload, run, words
 from small_models import same_bits
 from test_offload_codec import CODEC
+
+from experiments.kill_resume.kills import loss_lines, weights_hash
 
 EARLY = {"policy": "speculative", "accumulate": 1}
 

@@ -115,7 +115,6 @@ def test_a_dropped_optimizer_commits_and_lets_go_of_its_store(tmp_path):
 _CHILD = """
 import sys
 import torch
-sys.path.insert(0, sys.argv[2])
 from offload_models import offload, loss_of, words
 model = words()
 opt = offload(model, sys.argv[1], loss_scale="dynamic")
@@ -131,11 +130,13 @@ for step in range(first, 10**6):
 
 def test_a_run_that_is_killed_goes_on_with_the_same_bits(tmp_path):
     tests = str(Path(__file__).parent)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    paths = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
+    threads = str(torch.get_num_threads())
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": paths}
     last = 0
     for kill in range(2):
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(tmp_path / "s"), tests],
+            [sys.executable, "-c", _CHILD, str(tmp_path / "s")],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,

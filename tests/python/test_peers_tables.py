@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments" / "peers"))
-
-from child import figures
-from peer_tables import ALONE, above, slope, spread, tables, written
+from experiments.peers.child import figures
+from experiments.peers.peer_tables import ALONE, above, slope, spread, tables, written
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "peers"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = REPOSITORY / "experiments" / "quickstart"
 MODEL = QUICKSTART / "model"
-sys.path.insert(0, str(QUICKSTART))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +34,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def corpus():
-    from stdlib_corpus import load_corpus
+    from experiments.quickstart.stdlib_corpus import load_corpus
 
     return load_corpus()
 
@@ -86,7 +84,7 @@ def test_every_linear_inside_the_layers_is_large_enough_to_compress(model):
 
 
 def test_loss_on_the_own_held_out_files_is_at_most_1_45_nats_a_byte(model, corpus):
-    from train_base import held_out_loss
+    from experiments.quickstart.train_base import held_out_loss
 
     held_out = torch.from_numpy(corpus.held_out)
     assert held_out_loss(model, held_out, 512, limit=60) <= 1.45
@@ -95,7 +93,7 @@ def test_loss_on_the_own_held_out_files_is_at_most_1_45_nats_a_byte(model, corpu
 def test_card_names_the_command_and_the_loss_that_was_measured_on_all_held_out_files():
     card = (MODEL / "README.md").read_text()
     measured = json.loads((MODEL / "training.json").read_text())["held_out_512"]
-    assert "experiments/quickstart/train_base.py" in card
+    assert "python -m experiments.quickstart.train_base" in card
     assert float(re.search(r"\*\*([\d.]+) nats a byte\*\*", card)[1]) == pytest.approx(
         measured, abs=1e-4
     )
@@ -111,7 +109,7 @@ def test_fine_tuning_text_tests_and_idlelib_are_not_among_the_training_files(cor
 
 
 def test_no_twelve_words_in_a_row_of_the_fine_tuning_text_are_in_the_training_text(corpus):
-    from stdlib_corpus import END_OF_TEXT_ID, fine_tuning_shingles, shingles
+    from experiments.quickstart.stdlib_corpus import END_OF_TEXT_ID, fine_tuning_shingles, shingles
 
     forbidden = fine_tuning_shingles()
     assert len(forbidden) > 20_000
@@ -123,7 +121,7 @@ def test_no_twelve_words_in_a_row_of_the_fine_tuning_text_are_in_the_training_te
 def test_corpus_filter_sees_shared_text_through_layout_case_and_punctuation(tmp_path):
     from pydoc_data.topics import topics
 
-    from stdlib_corpus import load_corpus
+    from experiments.quickstart.stdlib_corpus import load_corpus
 
     words = re.findall(r"\w+", topics["assert"])[:14]
     (tmp_path / "copied.py").write_text("# " + "\n#   ".join(words).upper() + "\n")
@@ -175,8 +173,14 @@ def test_shape_has_the_parameters_its_name_promises(shape, low, high):
 
 
 def test_link_rate_of_the_quickstart_follows_the_formula_in_its_comment():
-    from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, derived_link_gbps
     from sluiceway.config.file import load_config
+
+    from experiments.quickstart.link_rate import (
+        CARD_FLOP_PER_S,
+        CARD_LINK_GBPS,
+        CARD_TOKENS,
+        derived_link_gbps,
+    )
 
     path = REPOSITORY / "configs" / "quickstart.yaml"
     config = load_config(path)
@@ -194,7 +198,12 @@ def test_link_rate_of_the_quickstart_follows_the_formula_in_its_comment():
 
 @pytest.mark.parametrize(("flop_per_s", "tokens"), [(51.1e9, 1024), (2e10, 192), (1e12, 8192)])
 def test_full_gradients_take_the_same_share_of_the_compute_time_as_on_the_card(flop_per_s, tokens):
-    from link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, derived_link_gbps
+    from experiments.quickstart.link_rate import (
+        CARD_FLOP_PER_S,
+        CARD_LINK_GBPS,
+        CARD_TOKENS,
+        derived_link_gbps,
+    )
 
     def share(gbps, flop_per_s, tokens, parameters=3_016_960):
         transfer = 2 * parameters / (1e9 * gbps)
@@ -207,7 +216,7 @@ def test_full_gradients_take_the_same_share_of_the_compute_time_as_on_the_card(f
 def test_measured_machine_counts_all_tokens_of_a_step_and_derives_from_its_own_rate(
     write_config, small_model
 ):
-    from link_rate import derived_link_gbps, measured
+    from experiments.quickstart.link_rate import derived_link_gbps, measured
 
     data, train = {"sequence_length": 32}, {"micro_batch": 2, "accumulate": 3}
     found = measured(write_config(small_model, data=data, train=train))
@@ -222,7 +231,7 @@ def test_measured_machine_counts_all_tokens_of_a_step_and_derives_from_its_own_r
 
 
 def test_newton_schulz_brings_every_singular_value_near_one():
-    from base_optimizer import orthogonalise
+    from experiments.quickstart.base_optimizer import orthogonalise
 
     batch = torch.randn(3, 37, 61, generator=torch.Generator().manual_seed(7))
     for matrices in (batch, batch.transpose(1, 2)):

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import copy
-import sys
+import itertools
 
 import pytest
 import torch
-from conftest import REPOSITORY
 from torch import nn
 
-sys.path.extend(
-    str(REPOSITORY / "experiments" / name) for name in ("fidelity", "offload_codec", "regimes")
-)
-
-import itertools
-
-import leads
-from eight_bits import EightBits
-from leads import Lead, bytes_of, lead_trainee
-from methods import WEIGHT_DECAY, trainee
-from projectors import DRAWS, Pair
-from questions import LEADS
-from ways import why_not
+from experiments.fidelity.methods import WEIGHT_DECAY, trainee
+from experiments.offload_codec.projectors import DRAWS, Pair
+from experiments.regimes import leads
+from experiments.regimes.eight_bits import EightBits
+from experiments.regimes.leads import Lead, bytes_of, lead_trainee
+from experiments.regimes.questions import LEADS
+from experiments.regimes.ways import why_not
 
 LR = 1e-2
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import copy
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import REPOSITORY
 from torch import nn
 
-sys.path.extend(
-    str(REPOSITORY / "experiments" / name) for name in ("fidelity", "offload_codec", "regimes")
-)
-
-import tasks
-from fine_tunes import Setting, run_of
-from leads import is_lead
-from methods import WEIGHT_DECAY
-from questions import QUESTIONS
-from ways import (
+from experiments.fidelity import tasks
+from experiments.fidelity.methods import WEIGHT_DECAY
+from experiments.regimes.fine_tunes import Setting, run_of
+from experiments.regimes.leads import is_lead
+from experiments.regimes.questions import QUESTIONS
+from experiments.regimes.ways import (
     average_steps,
     groups_of,
     prepared,

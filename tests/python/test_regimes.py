@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
 
-sys.path.extend(
-    str(REPOSITORY / "experiments" / name) for name in ("fidelity", "offload_codec", "regimes")
-)
-
-import differences
-import fine_tunes
-import matplotlib.pyplot as plt
-import questions
-import regime_plots
-import regime_tables
-import starts
-import tasks
-from fine_tunes import PICK_SEED, Run, Setting, Way, run_of
-from hours import Hours
-from questions import ADAMW, CORE, QUESTIONS, RATES, RESIDUAL, Question, wanted
-from regime_tables import Line
-from shelf import Shelf
-from stages import HIGHEST, Found
-from turns import left, next_run, plan, work_off
+from experiments.fidelity import tasks
+from experiments.fidelity.stages import HIGHEST, Found
+from experiments.regimes import differences, fine_tunes, questions, regime_tables, starts
+from experiments.regimes.fine_tunes import PICK_SEED, Run, Setting, Way, run_of
+from experiments.regimes.hours import Hours
+from experiments.regimes.questions import ADAMW, CORE, QUESTIONS, RATES, RESIDUAL, Question, wanted
+from experiments.regimes.shelf import Shelf
+from experiments.regimes.turns import left, next_run, plan, work_off
 
 TINY = Question("core", "Which?", (Setting(steps=2, shift="prose"),), (ADAMW, RESIDUAL), seeds=2)
 
@@ -76,21 +63,6 @@ def test_every_reference_is_one_of_the_ways_and_every_start_and_type_is_known():
             assert setting.start in starts.STARTS
             assert setting.shift in tasks.SHIFTS
             assert setting.dtype in starts.DTYPES
-
-
-def test_every_question_can_be_drawn_with_each_of_its_references():
-    mine, other = ([replace(run_of(Setting(), way), lr=0.002, seed=seed) for seed in (0, 1)]
-                   for way in (RESIDUAL, ADAMW))  # fmt: skip
-    found = found_of(*((run, 1.4) for run in mine), *((run, 1.5) for run in other))
-    one = differences.paired(found, mine, other)
-    for question in QUESTIONS:
-        setting, way = question.settings[0], question.ways[-1]
-        apart = dict.fromkeys(question.references, one)
-        figure = regime_plots.draw(question, [Line(setting, way, 0.002, tuple(mine), apart)])
-        (axes,) = figure.axes
-        drawn = [line for line in axes.lines if line.get_marker() in regime_plots.MARKERS]
-        assert len(drawn) == len(question.references), question.name
-        plt.close(figure)
 
 
 def test_names_say_what_is_not_usual():
@@ -343,7 +315,6 @@ def test_two_steps_from_the_list_to_the_table(tmp_path, monkeypatch, short_text)
     (line,) = [x for x in text.splitlines() if x.startswith("| prose, 2 steps | `none+residual` |")]
     assert line.split(" | ")[2] == "0.002"
     assert "±" in line
-    assert (tmp_path / "plots" / "core.png").stat().st_size > 0
 
 
 def test_a_run_gives_the_same_losses_twice_and_its_start_is_that_of_its_pair(short_text):
@@ -377,8 +348,9 @@ def test_a_start_from_scratch_depends_on_the_seed_alone_and_keeps_the_embedding(
 
 
 def test_auto_comes_to_the_residual_alone_but_in_large_steps():
-    from methods import block_weights
     from sluiceway import SubspaceAdamW
+
+    from experiments.fidelity.methods import block_weights
 
     model = tasks.load_model("small")
     names = [name for name, _ in block_weights(model)]

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 from conftest import REPOSITORY
-from run_folder import planned, train
+
+from experiments.quickstart.run_folder import planned, train
 
 PYTHON = """#!/bin/sh
 beside=$(dirname "$0")

@@ -1,4 +1,4 @@
-"""What experiments/same_bits.py calls the same, and what it finds."""
+"""What experiments/same_bits/run.py calls the same, and what it finds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "same_bits"
-sys.path += [str(FOLDER.parent), str(FOLDER)]
 
 
 def left(folder: Path, weights: dict, state: dict, lines: list[dict]):
     """A run that ended with these."""
-    from compare import of_small_run
+    from experiments.same_bits.compare import of_small_run
 
     folder.mkdir()
     save_file(weights, folder / "weights.safetensors")
@@ -49,7 +48,7 @@ ANOTHER_STATE = {"state": {0: {"step": 3, "exp_avg": torch.zeros(2, dtype=torch.
     ],
 )  # fmt: skip
 def test_one_bit_in_weights_state_or_losses_is_found(tmp_path, weights, state, lines, first):
-    from compare import compare
+    from experiments.same_bits.compare import compare
 
     old = left(tmp_path / "old", WEIGHTS, STATE, LINES)
     verdict = compare("run", old, left(tmp_path / "new", weights, state, lines))
@@ -69,17 +68,16 @@ def test_one_bit_in_weights_state_or_losses_is_found(tmp_path, weights, state, l
 def test_run_that_changes_on_purpose_may_do_so_from_its_step_on_alone(
     first_step, name, expected, monkeypatch
 ):
-    import same_bits
-    from compare import Verdict
-    from same_bits import word
+    from experiments.same_bits import run
+    from experiments.same_bits.compare import Verdict
 
-    monkeypatch.setattr(same_bits, "EXPECTED", {"promised, skipped step": (3, "a reason")})
+    monkeypatch.setattr(run, "EXPECTED", {"promised, skipped step": (3, "a reason")})
     verdict = Verdict(name, False, "weight w: 1 of 4 elements", first_step, "", ("", ""))
-    assert word(verdict) == expected
+    assert run.word(verdict) == expected
 
 
 def test_state_that_is_named_otherwise_is_counted_and_a_failed_run_is_not_the_same(tmp_path):
-    from compare import compare, of_small_run
+    from experiments.same_bits.compare import compare, of_small_run
 
     old = left(tmp_path / "old", WEIGHTS, STATE, LINES)
     renamed = {"state": {0: {"step": 3, "first_moment": torch.ones(2)}}}
@@ -101,8 +99,8 @@ def torch_as_before():
 
 @pytest.mark.usefixtures("torch_as_before")
 def test_small_runs_repeat_themselves_and_each_differs_from_another(tmp_path, monkeypatch):
-    import small_runs
-    from compare import compare, of_small_run
+    from experiments.same_bits import small_runs
+    from experiments.same_bits.compare import compare, of_small_run
 
     names = ["svd, edf, scheduler", "promised, skipped step"]
     first, second = (
@@ -122,7 +120,7 @@ def test_small_runs_repeat_themselves_and_each_differs_from_another(tmp_path, mo
 
 
 def test_small_runs_have_every_codec_order_norm_mode_wire_and_way_to_round():
-    from small_runs import RUNS
+    from experiments.same_bits.small_runs import RUNS
 
     def values(name):
         return {run.options.get(name) for run in RUNS.values()} - {None}
@@ -141,13 +139,13 @@ def test_small_runs_have_every_codec_order_norm_mode_wire_and_way_to_round():
     [(0.95, 9, 1.8331), (0.95, 4, 2.1318), (0.975, 1, 12.706)],
 )
 def test_quantiles_of_student_are_those_of_the_tables(probability, freedom, quantile):
-    from paced_turns import t_quantile
+    from experiments.same_bits.paced_turns import t_quantile
 
     assert t_quantile(probability, freedom) == pytest.approx(quantile, abs=1e-3)
 
 
 def test_interval_of_paired_turns_is_symmetric_in_the_logarithm():
-    from paced_turns import interval
+    from experiments.same_bits.paced_turns import interval
 
     low, mean, high = interval([1.1, 1 / 1.1] * 5)
     assert mean == pytest.approx(1.0)

@@ -11,20 +11,25 @@ from dataclasses import dataclass
 import pytest
 import torch
 from conftest import REPOSITORY
-
-sys.path.append(str(REPOSITORY / "experiments" / "step"))
-
-import run_folder
-import step
-import step_turn
-from block_models import Case, cases
-from operators import operators_of
 from sluiceway.machine.device_ops import ops_on
 from sluiceway.model.targets import MIN_ELEMENTS
-from step_order import ABSOLUTE, BY_RATIO, NATIVE, PACINGS, WHOLE, in_order, turns_of_round
-from step_table import table
-from step_turn import clear, failure
-from step_ways import LINKS, MAIN_WAYS, WAYS, Pace
+
+from experiments.quickstart import run_folder
+from experiments.step import step, step_turn
+from experiments.step.block_models import Case, cases
+from experiments.step.operators import operators_of
+from experiments.step.step_order import (
+    ABSOLUTE,
+    BY_RATIO,
+    NATIVE,
+    PACINGS,
+    WHOLE,
+    in_order,
+    turns_of_round,
+)
+from experiments.step.step_table import table
+from experiments.step.step_turn import clear, failure
+from experiments.step.step_ways import LINKS, MAIN_WAYS, WAYS, Pace
 
 STEP = REPOSITORY / "experiments" / "step" / "step.py"
 SMALL = Case("small", tokens=64, checkpointing=False, sequence=32, dtype=torch.bfloat16)
@@ -249,11 +254,10 @@ def test_a_device_that_answers_no_more_ends_the_process_behind_the_row(
     assert found["left"] == 7
 
 
-HANGS = f"""
+HANGS = """
 import sys, time
-sys.path[:0] = [{str(STEP.parent)!r}]
+from experiments.step import step
 sys.argv = ["step.py", *sys.argv[1:]]
-import step, step_turn
 step.measure = lambda *_: time.sleep(60)
 step.main()
 """

@@ -7,8 +7,9 @@ import shutil
 import pytest
 import torch  # noqa: F401  Before the compiled module.
 from conftest import assert_short_error
-from kills import kill_at_step, loss_lines, weights_hash
 from sluiceway import _core
+
+from experiments.kill_resume.kills import kill_at_step, loss_lines, weights_hash
 
 STEPS = 16
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import sluiceway as sw
 from conftest import assert_short_error, read_lines
-from kills import kill_at_step, loss_lines, weights_hash
 from offload_models import offload, run, words
 from sluiceway import _core
 from sluiceway.config.file import load_config
@@ -23,6 +22,8 @@ from sluiceway.store.drives import drive_path
 from small_models import same_bits
 from small_store import make_store
 from zo_models import decoder, on_host, same, zo_train
+
+from experiments.kill_resume.kills import kill_at_step, loss_lines, weights_hash
 
 TRAIN = {"steps": 6, "accumulate": 2, "max_norm": 0.5}
 ENGINE = {"kind": "offload", "gradients": "bf16", "tier": "disk"}

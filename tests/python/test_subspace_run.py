@@ -6,7 +6,8 @@ import json
 
 import pytest
 from conftest import assert_short_error, read_lines
-from kills import weights_hash
+
+from experiments.kill_resume.kills import weights_hash
 
 
 @pytest.fixture

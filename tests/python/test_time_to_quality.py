@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-from conftest import REPOSITORY
 
-sys.path.extend(
-    str(REPOSITORY / "experiments" / name)
-    for name in ("fidelity", "regimes", "quickstart", "same_bits")
-)
-
-from time_to_quality import document, pairs_of, seconds_until, times
+from experiments.regimes.time_to_quality import document, pairs_of, seconds_until, times
 
 
 def test_time_to_quality_is_over_native_of_the_same_seed():

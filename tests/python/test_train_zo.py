@@ -15,7 +15,6 @@ import pytest
 import sluiceway as sw
 import torch
 from conftest import assert_short_error, read_lines, wait_for_step
-from kills import kill_often, loss_lines, weights_hash
 from safetensors.torch import load_file, save_file
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
@@ -28,6 +27,8 @@ from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, in_order
 from zo_oracle import fp8_bytes
+
+from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
 
 PARITY = {"tier": "host", "mode": "parity"}
 NOTHING = {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0}

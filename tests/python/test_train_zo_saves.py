@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from conftest import read_lines
-from kills import loss_lines, weights_hash
 from safetensors.torch import load_file
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.file import load_config
@@ -31,6 +30,8 @@ from sluiceway.run.saving.aside import Aside
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import in_order
+
+from experiments.kill_resume.kills import loss_lines, weights_hash
 
 PARITY = {"kind": "zo", "tier": "host", "mode": "parity"}
 

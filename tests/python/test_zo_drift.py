@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 
 import pytest
 import sluiceway
 import torch
-from conftest import REPOSITORY
 from torch import nn
 
-sys.path.append(str(REPOSITORY / "experiments" / "zo"))
-
-import drift
+from experiments.zo import drift
 
 SHAPE, STEPS = (61, 67), 120
 

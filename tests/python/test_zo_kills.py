@@ -12,7 +12,8 @@ import signal
 
 import pytest
 import yaml
-from kills import kill_often, loss_lines, weights_hash
+
+from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
 
 KILLS = int(os.environ.get("SLUICEWAY_KILLS", "3"))
 MOST_OF_A_RUN = 8  # A base takes 1,024 updates, so that kills are dealt to several short runs.

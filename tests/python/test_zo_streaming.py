@@ -14,13 +14,9 @@ from math import comb
 
 import pytest
 import torch
-from conftest import REPOSITORY
 
-sys.path.append(str(REPOSITORY / "experiments" / "zo"))
-
-import slots_175b
-import streaming
-from streaming_table import PENDING, PREFETCH, ROUND, SAVING, median_interval, tables
+from experiments.zo import slots_175b, streaming
+from experiments.zo.streaming_table import PENDING, PREFETCH, ROUND, SAVING, median_interval, tables
 
 
 def test_every_way_crosses_what_it_streams_and_no_more_is_ahead_than_slots_take(capsys):
@@ -143,7 +139,8 @@ def test_the_table_compares_within_a_round_with_what_bounds_a_step_there():
 
 
 def test_a_small_model_from_a_drive_takes_what_is_planned_and_leaves_nothing(tmp_path):
-    command = [sys.executable, slots_175b.HERE, tmp_path, "--small"]  # Its peaks are its own.
+    # A process of its own, with peaks of its own.
+    command = [sys.executable, "-m", slots_175b.__name__, tmp_path, "--small"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert list(tmp_path.iterdir()) == []
     out = done.stdout

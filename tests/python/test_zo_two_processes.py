@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 from conftest import assert_short_error, wait_for_step
-from kills import loss_lines, weights_hash
+
+from experiments.kill_resume.kills import loss_lines, weights_hash
 
 
 def test_a_second_process_on_a_store_is_refused_and_the_first_ends_in_its_bits(

@@ -1,7 +1,7 @@
 """One factor of the subspace step at a time, in quiet steps, by the prototype: a JSONL row a run.
 
-python experiments/regimes/quiet/factors.py --hidden 256 --layers 4 --lr 1e-3 --seeds 0 1 2
-python experiments/regimes/quiet/factors.py --ways "svd, whole V" "svd, not clipped"
+python -m experiments.regimes.quiet.factors --hidden 256 --layers 4 --lr 1e-3 --seeds 0 1 2
+python -m experiments.regimes.quiet.factors --ways "svd, whole V" "svd, not clipped"
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import math
 from dataclasses import replace
 
 import torch
-from prototype import Prototype, Way
-from quiet_model import losses, one_batch, random_llama
+
+from experiments.regimes.quiet.prototype import Prototype, Way
+from experiments.regimes.quiet.quiet_model import losses, one_batch, random_llama
 
 SVD = Way()
 RANDOM = replace(SVD, basis="random", ratio=0.25)

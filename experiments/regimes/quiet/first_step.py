@@ -11,8 +11,9 @@ import argparse
 import numpy as np
 import sluiceway as sw
 import torch
-from prototype import Core, Prototype, Way, rms
-from quiet_model import one_batch, random_llama
+
+from experiments.regimes.quiet.prototype import Core, Prototype, Way, rms
+from experiments.regimes.quiet.quiet_model import one_batch, random_llama
 
 LR = 1e-3
 

@@ -1,7 +1,7 @@
 """The question `quiet`: the engine's ways beside AdamW in steps without noise.
 
-    python experiments/regimes/quiet/table.py             # runs that are left; resumable
-    python experiments/regimes/quiet/table.py --table     # prints what results/quiet.jsonl has
+    python -m experiments.regimes.quiet.table             # runs that are left; resumable
+    python -m experiments.regimes.quiet.table --table     # prints what results/quiet.jsonl has
 
 Every way takes 12 steps on each of two random Llamas, with five seeds of model, batch and
 projectors, at the rate that AdamW got: nothing is tuned. A row has the losses before some of the
@@ -13,22 +13,18 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(
-    str(Path(__file__).resolve().parents[2] / name) for name in ("regimes", "quickstart")
-)
-
 import sluiceway as sw
 import torch
-from quiet_model import LOOKS, losses, one_batch, random_llama
-from row_lines import Row, append_row, read_rows
-from run_folder import provenance
+
+from experiments.fidelity.row_lines import Row, append_row, read_rows
+from experiments.quickstart.run_folder import provenance
+from experiments.regimes.quiet.quiet_model import LOOKS, losses, one_batch, random_llama
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "quiet.jsonl"
 MODELS = {256: (4, 1e-3), 768: (8, 3e-4)}  # Hidden size: layers and rate.

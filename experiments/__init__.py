@@ -1,0 +1,1 @@
+"""Programs behind the figures: `python -m experiments.FOLDER.NAME`, from the root."""

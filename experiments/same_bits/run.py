@@ -1,0 +1,110 @@
+"""Do two commits train to the same bits? Builds both, runs the same list in both, and compares.
+
+    python -m experiments.same_bits.run OLD NEW [--out FILE.json] [--only NAME ...] [--keep DIR]
+
+One sitting on one machine, one thread: bits depend on processor and threads. Compared by bytes are
+final weights, the optimizer's state as far as both sides name its values alike, and the losses,
+norms and rates of every step. Prints run, verdict, first difference; exits with 1 if something
+differs that EXPECTED does not name. `--only` takes the beginning of a name, `--keep` a folder for
+both builds and what the runs left; builds are used again for the same commits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.same_bits.checkouts import Side, both_sides, machine
+from experiments.same_bits.command_runs import command_runs
+from experiments.same_bits.compare import Verdict, compare, of_small_run
+from experiments.same_bits.small_runs import RUNS as SMALL_RUNS
+
+# Runs whose bits change on purpose: from which step on, and why.
+EXPECTED: dict[str, tuple[int, str]] = {}
+
+
+def run_small(names: list[str], side: Side, folder: Path) -> None:
+    """All small runs of a side in one process."""
+    script = Path(__file__).with_name("small_runs.py")
+    command = [str(side.python), str(script), str(folder), "--only", *names]
+    subprocess.run(command, cwd=side.checkout, env=side.environment, check=False)
+
+
+def run_all(names: list[str], folder: Path, old: Side, new: Side) -> list[Verdict]:
+    """Every run asked for, on the old side, then on the new one."""
+    commands, verdicts = command_runs(), []
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    folders = {side: folder / "runs" / side.name for side in (old, new)}
+    for name in (n for n in names if n in commands):
+        print(name, flush=True)
+        verdicts.append(compare(name, *(commands[name](s, path) for s, path in folders.items())))
+    if small := [name for name in names if name in SMALL_RUNS]:
+        print(f"{len(small)} small runs", flush=True)
+        for side, path in folders.items():
+            run_small(small, side, path / "small")
+        for name in small:
+            left = (of_small_run(path / "small" / name) for path in folders.values())
+            verdicts.append(compare(name, *left))
+    return verdicts
+
+
+def is_expected(verdict: Verdict) -> bool:
+    """Whether EXPECTED names the run, and no step before the one named there differs."""
+    if verdict.name not in EXPECTED:
+        return False
+    return verdict.first_step is None or verdict.first_step >= EXPECTED[verdict.name][0]
+
+
+def word(verdict: Verdict) -> str:
+    """What the table says of a run."""
+    if verdict.same:
+        return "same"
+    return "expected" if is_expected(verdict) else "DIFFERS"
+
+
+def table_of(verdicts: list[Verdict]) -> Table:
+    """One row a run."""
+    table = Table("run", "same?", "first difference", "state compared", box=None, pad_edge=False)
+    for verdict in verdicts:
+        why = f" ({EXPECTED[verdict.name][1]})" if word(verdict) == "expected" else ""
+        first = escape(verdict.first_difference + why)
+        table.add_row(verdict.name, word(verdict), first, verdict.state)
+    return table
+
+
+def main() -> None:
+    """Build, run, compare; print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("old", help="a commit")
+    parser.add_argument("new", help="a commit")
+    parser.add_argument("--out", type=Path, help="write the verdicts there, as JSON")
+    parser.add_argument("--only", nargs="+", default=[""], help="runs whose names begin so")
+    parser.add_argument("--keep", type=Path, help="build and run here, and leave it")
+    args = parser.parse_args()
+    names = [n for n in (*command_runs(), *SMALL_RUNS) if n.startswith(tuple(args.only))]
+    if not names:
+        every = "\n  ".join((*command_runs(), *SMALL_RUNS))
+        parser.error(f"--only {' '.join(args.only)}: no run, expected a beginning of\n  {every}")
+    with both_sides(args.old, args.new, args.keep) as (folder, old, new):
+        verdicts = run_all(names, folder, old, new)
+    Console(width=None if sys.stdout.isatty() else 160).print(table_of(verdicts))
+    if args.out is not None:
+        runs = [{**v.as_json(), "verdict": word(v)} for v in verdicts]
+        result = {"old": old.described(), "new": new.described(), "machine": machine(),
+                  "expected": EXPECTED, "runs": runs}  # fmt: skip
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    odd = [verdict.name for verdict in verdicts if word(verdict) == "DIFFERS"]
+    print(f"{len(verdicts)} runs, {len(odd)} differ" + (f": {'; '.join(odd)}" if odd else ""))
+    sys.exit(1 if odd else 0)
+
+
+if __name__ == "__main__":
+    main()
