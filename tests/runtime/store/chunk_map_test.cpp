@@ -170,12 +170,12 @@ TEST(ChunkMapTest, NamesWhatThereIsNot) {
       [&] {
         map.begin_write({0, kChunks});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("chunk 5 of region 0, expected one of 5")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("chunk 5 of region 0, expected a number below 5")));
   EXPECT_THAT(
       [&] {
         map.begin_write({2, 0});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("region 2, expected one of 2")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("region 2, expected a number below 2")));
   EXPECT_THAT(
       [&] {
         map.begin_write({1, 0});

@@ -89,7 +89,7 @@ TEST_F(DriveFaultTest, ErrorThatIsNotTransientEndsTheRequestAtOnceWithPathOffset
         EXPECT_THAT(error.what(),
                     AllOf(HasSubstr(std::string(to_string(kind)) + " of chunk 12"),
                           HasSubstr("4096 bytes (4.00 KiB) at byte 8192"), HasSubstr("/mem/drive"),
-                          HasSubstr(std::strerror(error_number)), HasSubstr("0 were")));
+                          HasSubstr(std::strerror(error_number)), HasSubstr("0 bytes were")));
       }
     }
   }
@@ -186,9 +186,9 @@ TEST_F(DriveFaultTest, WriteOfNothingIsBoundedToo) {
 TEST_F(DriveFaultTest, ReadThatMeetsTheEndSaysSo) {
   faults->shorten(IoKind::kRead, {1, 1}, 3 * kBlock);
   faults->shorten(IoKind::kRead, {2, 1}, 0);
-  EXPECT_THAT(
-      [&] { drive->read_now(0, bytes.span(), "chunk 1"); },
-      ThrowsMessage<IoError>(AllOf(HasSubstr("the drive ends there"), HasSubstr("12288 were"))));
+  EXPECT_THAT([&] { drive->read_now(0, bytes.span(), "chunk 1"); },
+              ThrowsMessage<IoError>(
+                  AllOf(HasSubstr("the drive ends there"), HasSubstr("12288 bytes were"))));
 }
 
 // Every error at every request of a row of short transfers: whole, or the error of that place.

@@ -153,7 +153,7 @@ TEST(CreateDriveFileTest, TooLittleRoomNamesBothByteCountsAndLeavesNothing) {
   EXPECT_THAT(
       [&] { create_drive_file(path.str(), kTooMuch); },
       ThrowsMessage<IoError>(AllOf(HasSubstr("1125899906842624 bytes (1024.00 TiB)"),
-                                   HasSubstr("that are free"), HasSubstr("No space left"))));
+                                   HasSubstr("are free there"), HasSubstr("No space left"))));
   EXPECT_FALSE(std::filesystem::exists(path.str()));
 }
 

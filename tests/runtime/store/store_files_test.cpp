@@ -55,7 +55,7 @@ TEST_F(StoreFilesTest, TooLittleRoomLeavesNothing) {
       [&] {
         (void)create_store(budget, {first.str(), second.str()}, large, {1, 1}, options);
       },
-      ThrowsMessage<IoError>(HasSubstr("that are free there")));
+      ThrowsMessage<IoError>(HasSubstr("are free there")));
   EXPECT_TRUE(nothing_is_left());
 }
 

@@ -88,7 +88,7 @@ TEST_F(UringIoTest, ForbiddenBySeccompAutoFallsBackAndNamesTheReason) {
         auto io = open_io(path.str(), {.io = IoChoice::kAuto});
         EXPECT_EQ(io->properties().backend, "posix");
         EXPECT_THAT(io->properties().note,
-                    AllOf(HasSubstr("io_uring_setup is refused"), HasSubstr("not permitted"),
+                    AllOf(HasSubstr("io_uring_setup failed"), HasSubstr("not permitted"),
                           HasSubstr("seccomp"), HasSubstr("pread and pwrite")));
         const AlignedBytes bytes(kBytes);
         EXPECT_TRUE(keeps_bytes(std::move(io), bytes.span()));

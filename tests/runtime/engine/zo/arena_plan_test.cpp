@@ -123,7 +123,7 @@ TEST(ArenaPlanTest, NamesTheFirstDifferenceOfAStore) {
   Contents another = plan.contents();
   another.catalogue.clear();
   EXPECT_THAT([&] { plan.check(*store_of(another)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("is of another engine")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("was made by another engine")));
 }
 
 }  // namespace

@@ -296,8 +296,8 @@ TEST(ZoArenaFilesTest, NothingThereIsNoArena) {
   EXPECT_NE(ZoArena::open(budget, options, weights), nullptr);
   options.store.drives.push_back(other.str());
   EXPECT_THAT([&] { ZoArena::open(budget, options, weights); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr(concat("1 of 2 drives are there, and ", other.str(), " is none"))));
+              ThrowsMessage<InvalidArgument>(HasSubstr(
+                  concat("1 of 2 drives are there, but ", other.str(), " holds no store"))));
 }
 
 }  // namespace
