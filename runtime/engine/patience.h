@@ -1,4 +1,4 @@
-// Waits of the executor have an end while this lives.
+// Limits the waits of the executor while this object lives.
 #pragma once
 
 #include <chrono>

@@ -122,7 +122,7 @@ TEST(CalibrationTest, AClosuresGradientsAreMeasuredAndNotAccumulated) {
   EXPECT_FALSE(training.engine->calibration_due());
   training.backward(g);
   EXPECT_THAT([&] { training.engine->begin_calibration(); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("gradient accumulated")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("while a step has gradients")));
 }
 
 TEST(CalibrationTest, WithoutRefreshesAFittedCodecSaysWhatToPass) {

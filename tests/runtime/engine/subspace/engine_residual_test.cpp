@@ -149,7 +149,7 @@ TEST(EngineResidualStepTest, OneBackwardMoreThanPromisedIsRefusedOnceAResidualIs
   std::vector<Matrix> g = training.gradients();
   training.backward(g);
   EXPECT_THAT([&] { training.backward(g); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("the 1 backwards that were promised")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the 1 backwards promised")));
   training.engine->drop();
   g = training.gradients();
   training.backward(g);

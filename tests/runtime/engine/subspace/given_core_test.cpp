@@ -176,7 +176,7 @@ TEST(GivenCoreTest, WhileACalibrationRunsItIsRefusedAndTheGradientWanted) {
   training.engine->begin_calibration();
   EXPECT_TRUE(training.engine->wants_gradient(1));
   EXPECT_THAT([&] { add_cores(training, g); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("while its projectors are fitted")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("while its projectors wait")));
   training.engine->end_calibration();
   EXPECT_FALSE(training.engine->has_gradient());
 }
