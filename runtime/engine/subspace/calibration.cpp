@@ -52,8 +52,8 @@ void Calibration::measure(std::int64_t step, int index, SubspaceWeight& weight, 
     SLUICEWAY_CHECK(
         weight.codec->wants_calibration() || scratch.size() >= weight.refresh_scratch_elems(),
         "SubspaceEngine: calibration of ", weight.spec.name,
-        ", which is fitted, with refresh every ",
-        "0 steps, expected more; pass Refresh(every=), which reserves the memory");
+        " needs memory to fit its projectors again, but refresh is off; pass Refresh(every=) with "
+        "1 or more steps, which reserves the memory");
     weight.moments.edit(weight.moments.live(), [&](const Moments& moments) {
       const RefreshOutcome outcome =
           weight.codec->refresh(g, how_, *learner_, moments, scratch, stream);
