@@ -319,7 +319,7 @@ TEST(GradientCoresErrorTest, ACodecThatLearnsIsRefusedByName) {
   OffloadOptions options = small_chunk_options();
   options.cores.codec.name = "svd";
   EXPECT_THAT([&] { OffloadEngine engine(options, model_specs(true)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("svd learns its projectors")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("svd does not draw its projectors")));
 }
 
 }  // namespace

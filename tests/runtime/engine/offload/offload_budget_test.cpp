@@ -78,7 +78,7 @@ TEST(OffloadBudgetTest, GradientsOfAnotherTypeThanTheModelsAreRefused) {
   OffloadOptions options = small_chunk_options();
   options.gradient = DType::kF16;
   EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("say gradients=bf16")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("set gradients=bf16")));
 }
 
 }  // namespace

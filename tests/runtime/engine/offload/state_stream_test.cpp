@@ -331,7 +331,7 @@ TEST(StateStreamErrorTest, ARingBelowOneChunkIsRefusedWithBothSizes) {
       [&] {
         StateStream stream(*store, ring, plan, {}, {DType::kBF16, weights});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("a ring of 4096 bytes")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("the ring has 4096 bytes")));
 }
 
 TEST(StateStreamErrorTest, ThePinnedTierHoldsTheRingAndNothingElse) {
