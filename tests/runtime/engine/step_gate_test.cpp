@@ -205,9 +205,9 @@ TEST(StepGateTest, G6PartsExpectAsManyBackwardsAsTheyHadOrAsWerePromised) {
 TEST(StepGateErrorTest, NumbersThatCannotBeAreNamed) {
   GateFixture f;
   EXPECT_THAT([&] { f.gate.set_committed_steps(-1); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("committed steps are -1")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("committed steps is -1")));
   EXPECT_THAT([&] { f.gate.expect_backwards(0, 0); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("backwards a step are 0")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the number of backwards per step is 0")));
 }
 
 }  // namespace

@@ -319,7 +319,7 @@ TEST_F(ChunkStoreTest, AfterASuperblockThatMayBeThereOnlyOpeningHelps) {
   faults[0]->tear({writes + 3, 1}, EIO);  // Table, run state, superblock.
   EXPECT_THROW(store->commit(2, run_state_of(2)), IoError);
   EXPECT_THAT([&] { store->commit(2, run_state_of(2)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("open it again")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("reopen the store")));
   reopen();
   EXPECT_EQ(store->live().step, 1U);
   EXPECT_EQ(difference(*store, Version::kLive, store->live()), "");

@@ -199,7 +199,7 @@ TEST_F(AutoCodecTest, OtherCodecsCountTowardsTheMemoryAlone) {
 
 TEST_F(AutoCodecTest, RunOfNothingIsRefused) {
   EXPECT_THAT([&] { auto_codec(specs, DeviceId::host(), kRoomy, {.tokens_per_step = 0}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("0 tokens a step, 1000 steps")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("0 tokens per step, 1000 steps")));
 }
 
 }  // namespace

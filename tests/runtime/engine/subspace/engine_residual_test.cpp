@@ -136,7 +136,7 @@ TEST(EngineResidualStepTest, OnlyAResidualAtOnceHasToBePrepared) {
   Training with = training_with(with_residual(1, true));
   std::vector<Matrix> g = with.gradients();
   EXPECT_THAT([&] { with.engine->add_gradient(0, Training::any(g[0]), StreamRef::host()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("w0 gets a gradient before prepare()")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("w0 got a gradient before prepare()")));
   EXPECT_FALSE(with.engine->has_gradient());
   Training without = training_with(with_residual(1, true), "identity", ResidualKind::kNone);
   g = without.gradients();

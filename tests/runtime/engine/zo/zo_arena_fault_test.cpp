@@ -51,7 +51,7 @@ class ZoArenaFaultTest : public testing::Test {
 
   bool must_be_opened_again() {
     const AlignedBytes memory(arena->read_bytes(0));
-    return outcome_of_read(*arena, 0, memory.span()).find("open it again") != std::string::npos;
+    return outcome_of_read(*arena, 0, memory.span()).find("reopen the store") != std::string::npos;
   }
   // All that is asked for is transferred from now on.
   void heal(IoKind kind) { faults->shorten(kind, FaultIo::kAlways, SIZE_MAX); }
