@@ -1,4 +1,4 @@
-// Ends a hop when the last of several requests has ended, and passes on their first error.
+// Ends a hop when the last of several requests has ended, with the first error of them.
 //
 // Thread safety: end() from any thread.
 #pragma once

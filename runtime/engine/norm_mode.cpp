@@ -9,7 +9,7 @@ NormChoice parse_norm_choice(std::string_view name) {
   if (name == "exact") return NormChoice::kExact;
   if (name == "speculative") return NormChoice::kSpeculative;
   if (name == "lagged") {
-    throw Unavailable("norm_mode: lagged is not in this version; use auto, exact or speculative");
+    throw Unavailable("norm_mode: lagged is not in this version, it has auto, exact, speculative");
   }
   throw InvalidArgument(
       concat("norm_mode: is \"", name, "\", expected auto, exact, speculative or lagged"));

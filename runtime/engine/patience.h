@@ -1,4 +1,4 @@
-// Limits the waits of the executor while this object lives.
+// Waits of the executor have an end while this lives.
 #pragma once
 
 #include <chrono>

@@ -15,7 +15,7 @@ namespace {
 
 using offload_lanes::kAsTheyCame, offload_lanes::kD2h, offload_lanes::kDecompress;
 
-constexpr std::chrono::hours kPatience{24};  // Limit of waits for room in the ring.
+constexpr std::chrono::hours kPatience{24};  // For room; the executor has its own.
 
 }  // namespace
 

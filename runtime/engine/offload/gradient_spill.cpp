@@ -15,7 +15,7 @@ namespace {
 
 using offload_lanes::kAsTheyCame, offload_lanes::kD2h, offload_lanes::kSpill;
 
-constexpr std::chrono::hours kPatience{24};  // Limit of waits for room in the ring.
+constexpr std::chrono::hours kPatience{24};  // For room in the ring; the executor has its own.
 
 bool is_shared(const PlannedChunk& chunk) { return chunk.pieces.size() > 1; }
 

@@ -15,7 +15,7 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::chrono::hours kPatience{24};  // Limit of waits for room in the ring.
+constexpr std::chrono::hours kPatience{24};  // For room in the ring; the executor has its own.
 
 const std::vector<std::size_t> kAllStates{0, 1, ChunkJob::kMaster};
 

@@ -48,7 +48,7 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
   }
   weight.gathering.begun = true;
   note_gradient(index);
-  // Scans now, because the residual overwrites the gradient.
+  // Now: the residual uses the gradient up.
   if (!weight.has_core()) {
     overflow_scan(total, scans_.slot(at(index)), compute);
     scanned(index);
@@ -110,7 +110,7 @@ void SubspaceEngine::gathered(int index, StreamRef compute) {
   if (!gate_.is_complete(index)) return;
   const SubspaceWeight& held = weight(index);
   if (held.residual && held.residual_at_once) apply_residual_early(index, compute);
-  // A weight without a core then needs nothing more.
+  // Of a weight without a core nothing is left to do then.
   if (held.has_core() || !held.gathering.residual_done) send(index, When::kGathering);
 }
 

@@ -47,7 +47,7 @@ TEST(NormModeChooserTest, BarrierIsExactWhateverIsAsked) {
 TEST(NormModeChooserTest, UnknownAndUnavailableNamesAreErrors) {
   EXPECT_EQ(parse_norm_choice("speculative"), NormChoice::kSpeculative);
   EXPECT_THAT([] { parse_norm_choice("lagged"); },
-              ThrowsMessage<Unavailable>(HasSubstr("use auto, exact or speculative")));
+              ThrowsMessage<Unavailable>(HasSubstr("it has auto, exact, speculative")));
   EXPECT_THAT([] { parse_norm_choice("exat"); },
               ThrowsMessage<InvalidArgument>(HasSubstr("is \"exat\"")));
 }
