@@ -195,7 +195,7 @@ class SubspaceEngine {
   void wait_for_all(int index);  // wait(), and wait for the computing stream.
   void check_shape(const SubspaceWeight& weight, const AnyMatrix& matrix, const char* what) const;
 
-  // gather.cpp
+  // ---- In subspace_engine_gather.cpp ----
   float begin_gathering(int index);  // Returns the factor of the core so far: 0 or 1.
   void note_gradient(int index);
   void gathered(int index, StreamRef compute);
@@ -209,7 +209,7 @@ class SubspaceEngine {
   void send(int index, When when);
   std::optional<Forecast> add_link_hops(int index, Payload& payload, When when);
 
-  // update.cpp
+  // ---- In subspace_engine_update.cpp ----
   void check_request(const StepRequest& request) const;
   bool residual_turn(int index) const noexcept;
   bool residual_applies(int index) const;  // It is due and has all its input.
