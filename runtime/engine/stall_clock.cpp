@@ -82,8 +82,7 @@ double StallClock::worked(const Stretch& wait, double waited_s) const {
   double sum_s = 0;
   for (const Stretch& work : works_) {
     const std::optional<double> begin_s = work.begin->seconds_since(*wait.begin);
-    if (!begin_s || *begin_s >= waited_s)
-      break;  // All later stretches of that lane lie behind the wait too.
+    if (!begin_s || *begin_s >= waited_s) break;  // The later work of that lane is later, too.
     std::optional<double> end_s;
     if (work.end != nullptr) end_s = work.end->seconds_since(*wait.begin);
     const double until_s = std::min(end_s.value_or(waited_s), waited_s);

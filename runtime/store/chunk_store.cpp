@@ -18,8 +18,7 @@ std::exception_ptr exception_of(const IoError* error) {
 }  // namespace
 
 std::uint64_t ChunkStore::table_bytes(const Layout& layout) noexcept {
-  constexpr std::uint64_t kPlaces =
-      16;  // Bytes for the place of a chunk; extents: live, pinned, staged.
+  constexpr std::uint64_t kPlaces = 16;  // Place of a chunk; extents: live, pinned, staged.
   return committed_chunks(layout) * (4 * sizeof(Extent) + kPlaces);
 }
 

@@ -100,11 +100,8 @@ class ChunkStore {
   const std::optional<Commit>& pinned() const noexcept { return superblock_.pinned; }
   std::uint64_t generation() const noexcept { return superblock_.generation; }
   std::vector<std::byte> run_state(const Commit& commit);
-  std::uint64_t written_bytes(ChunkId id,
-                              Version version) const;  // 0: the chunk was never written.
-  const std::string& damage() const noexcept {
-    return damage_;
-  }  // Damage found in one superblock copy.
+  std::uint64_t written_bytes(ChunkId id, Version version) const;  // 0: it was never written.
+  const std::string& damage() const noexcept { return damage_; }   // Found in one superblock.
   const Drives& drives() const noexcept { return drives_; }
   std::uint64_t relocated() const;  // Chunks that went to a spare since the store was opened.
 

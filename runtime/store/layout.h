@@ -16,8 +16,7 @@
 
 namespace sluiceway {
 
-inline constexpr std::uint64_t kBlockBytes =
-    4096;  // Every offset, length and address is a multiple.
+inline constexpr std::uint64_t kBlockBytes = 4096;  // Divides each offset, length and address.
 
 // Start of an extent; Place{} means nowhere.
 struct Place {
@@ -78,9 +77,7 @@ class Striping {
   Striping(std::uint64_t chunks, const std::vector<DriveShare>& drives);
 
   std::uint32_t drive(std::uint64_t chunk) const { return drive_.at(chunk); }
-  std::uint64_t rank(std::uint64_t chunk) const {
-    return rank_.at(chunk);
-  }  // Position on its drive.
+  std::uint64_t rank(std::uint64_t chunk) const { return rank_.at(chunk); }  // On its drive.
   std::uint64_t count(std::uint32_t drive) const { return count_.at(drive); }
 
  private:

@@ -25,8 +25,7 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{1}
-                                   << 30;    // Limit of a request, and of a registration.
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // In a request or a registration.
 constexpr std::uint64_t kWake = UINT64_MAX;  // Marks the completion of the eventfd's poll.
 
 std::string reason(int error_number) {

@@ -40,11 +40,10 @@ inline bool may_feed(const CoreOptions& cores, UpdatePolicy policy) {
 bool crosses_as_core(const TensorSpec& spec, int tensor, const ChunkPlan& plan);
 
 struct CoreFootprint {
-  std::int64_t weights = 0;       // Weights that cross as cores,
-  std::int64_t elems = 0;         // their number of elements,
-  std::int64_t stored_elems = 0;  // and the elements in their extents.
-  std::uint64_t device_bytes =
-      0;  // Cores, summed and packed; projectors, scratch, and results of kernels.
+  std::int64_t weights = 0;         // Weights that cross as cores,
+  std::int64_t elems = 0;           // their number of elements,
+  std::int64_t stored_elems = 0;    // and the elements in their extents.
+  std::uint64_t device_bytes = 0;   // Cores, summed and packed; projectors, scratch, results.
   std::uint64_t host_bytes = 0;     // Cores that arrived, scratch; for a card also projectors.
   std::uint64_t landing_bytes = 0;  // Pinned: where cores arrive, beside the ring.
   std::uint64_t d2h_bytes = 0;      // Per step, for any number of micro-batches.

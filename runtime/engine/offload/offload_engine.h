@@ -164,8 +164,8 @@ class OffloadEngine {
   void set_committed_steps(std::int64_t steps) { gate_.set_committed_steps(steps); }
   std::int64_t tensor_steps(int index) const { return steps_.at(at(index)); }
   void read_state(int index, const TensorState& into);
-  void write_state(int index, const TensorState& from,
-                   std::int64_t steps);  // Staged until commit().
+  // Stages a state, which commit() then makes durable.
+  void write_state(int index, const TensorState& from, std::int64_t steps);
 
   // ---- Numbers ----
   void note_device_times(double forward_s, double backward_s) {

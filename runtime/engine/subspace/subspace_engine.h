@@ -202,8 +202,7 @@ class SubspaceEngine {
   void calibrate(int index, const AnyMatrix& g, StreamRef compute);
   void apply_residual_early(int index, StreamRef compute);
   void scan(int index, bool leaving);
-  void scanned(
-      int index);  // Call when a kernel that writes the weight's slot of `scans_` is enqueued.
+  void scanned(int index);  // Call after enqueuing a kernel that writes the slot in `scans_`.
   bool scans_missing() const;
   void note_scans();  // Waits for the scans that have not arrived yet.
   void send(int index, When when);

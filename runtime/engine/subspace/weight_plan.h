@@ -54,8 +54,7 @@ struct WeightPlan {
   std::uint64_t pinned_bytes = 0;        // Gradient and direction in wire format, in whole pages.
   // Device; where codecs are refreshed, the largest replaces one of the two scratch buffers.
   std::uint64_t refresh_scratch_bytes = 0;
-  std::uint64_t fit_bytes =
-      0;  // Device; torch's memory, not in the budget. Weights are fitted one by one.
+  std::uint64_t fit_bytes = 0;  // Device, by torch, not in the budget; weights fit one by one.
 };
 
 // InvalidArgument: no elements, or a rounding that the weight's dtype does not have.
