@@ -1,4 +1,4 @@
-// open_io() and create_drive_file(): what is refused, by which words, and what is left behind.
+// open_io() and create_drive_file(): what they reject, with which text, and what is left behind.
 #include "runtime/store/open_io.h"
 
 #include <gmock/gmock.h>
@@ -49,7 +49,7 @@ TEST(OpenIoTest, PropertiesSayWhatWasOpened) {
 }
 
 TEST(OpenIoTest, FileInMemorySaysThatItIsNotDirect) {
-  ASSERT_NE(memory_folder(), "") << "no tmpfs that may be written to";
+  ASSERT_NE(memory_folder(), "") << "no writable tmpfs";
   const ScratchPath path(memory_folder());
   create_drive_file(path.str(), 1 << 20);
   EXPECT_FALSE(open_io(path.str(), kPosix)->properties().direct);

@@ -1,4 +1,5 @@
-// create_store() and open_store(): stores by the paths of their drives, and what a failure leaves.
+// create_store() and open_store(): stores by the paths of their drives, and what remains after a
+// failure.
 #include "runtime/store/store_files.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// What the offload engine takes of each tier, and what it refuses before it takes anything.
+// Memory that the offload engine takes on each tier, and requests that it rejects before taking
+// any.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -125,7 +125,7 @@ TEST(EngineResidualStepTest, ASkippedStepCountsTheWeightsThatTheirResidualTraine
   EXPECT_FALSE(training.engine->residual_trained(0));
   EXPECT_NE(training.weights[0], before[0]);
   EXPECT_NE(training.weights[1], before[1]);
-  EXPECT_EQ(training.weights[2], before[2]);  // Its own gradient is the one that is not finite.
+  EXPECT_EQ(training.weights[2], before[2]);  // Its gradient is the one that is not finite.
   EXPECT_EQ(training.engine->committed_steps(), 1);
   std::vector<Matrix> next = training.gradients();
   training.backward(next);
@@ -182,7 +182,7 @@ TEST(EngineResidualStepTest, GradientsOfOneTurnAreCountedAndNotThoseOfAll) {
     return training.engine->budget().used(Tier::kDevice) - held;
   };
   EXPECT_EQ(used(2, "block_random"), used(1, "block_random"));
-  EXPECT_EQ(used(2, "none"), used(1, "none"));  // Their norm is that of the gradient itself.
+  EXPECT_EQ(used(2, "none"), used(1, "none"));  // Their norm is the norm of the gradient itself.
 }
 
 TEST(EngineResidualStepTest, AResidualOutOfItsTurnReadsNoSumOfGradients) {

@@ -1,4 +1,4 @@
-// What a weight is said to cost is what it takes from the budget.
+// The planned cost of a weight is what it takes from the budget.
 #include "runtime/engine/subspace/weight_plan.h"
 
 #include <gmock/gmock.h>
