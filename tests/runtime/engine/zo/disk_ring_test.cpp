@@ -318,7 +318,7 @@ TEST(DiskRingTest, AWeightWithoutAPlaceOrWithTwoIsRefused) {
   MemorySource source(model.sourced(), {});
   WeightRingOptions given = ring_options();
   EXPECT_THAT([&] { WeightRing(given, model.uses); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected one in the options")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the options have no source")));
   given.source = &source;
   model.uses[0].elements = 129;
   EXPECT_THAT([&] { WeightRing(given, model.uses); },
@@ -327,7 +327,7 @@ TEST(DiskRingTest, AWeightWithoutAPlaceOrWithTwoIsRefused) {
   model.uses[0].elements = 100;
   model.uses[0].host = host;
   const auto refused =
-      ThrowsMessage<InvalidArgument>(HasSubstr("expected some, in memory or in the source"));
+      ThrowsMessage<InvalidArgument>(HasSubstr("either in memory or in the source"));
   EXPECT_THAT([&] { WeightRing(given, model.uses); }, refused);
   model.uses[0].host = nullptr;
   model.uses[0].source = -1;

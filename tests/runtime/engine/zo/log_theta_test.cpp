@@ -92,7 +92,7 @@ TEST_F(LogThetaTest, RefusesLogsThatItDoesNotUnderstand) {
     const ScalarLog log = ScalarLog::create(other.str(), shape, {});
     EXPECT_THAT([&] { LogTheta(log, 0, weights); }, ThrowsMessage<InvalidArgument>(HasSubstr(why)));
   };
-  refused("w is of group 2, expected one of the log's 2");
+  refused("w is of group 2, expected a number below the log's 2");
   shape.groups = 3;
   shape.noise.family = 3;
   refused("the log's noise is family 3 of rank 0, expected elementwise noise of a family up to 2");

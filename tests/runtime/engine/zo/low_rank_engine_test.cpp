@@ -293,7 +293,7 @@ TEST(LowRankStepsTest, AreOfWeightsThatAreTrained) {
           engine.stream(all.run.uses);
           all.expect_evaluation(engine);
         },
-        ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("none of the 1"), HasSubstr("w2"))));
+        ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("not among the 1"), HasSubstr("w2"))));
   }
   options = all.options();
   const auto refused = [&](const char* words) {
@@ -302,13 +302,13 @@ TEST(LowRankStepsTest, AreOfWeightsThatAreTrained) {
     options = all.options();
   };
   options.trained[0].group = 2;
-  refused("w1 is of group 2, expected one of the log's 2");
+  refused("w1 is of group 2, expected a number below the log's 2");
   options.trained[0].rows = 4;
   refused("w1 has 35 elements in 4 rows");
   options.trained[1].host = nullptr;
-  refused("w2 is no matrix and not in host memory");
+  refused("w2 is a vector whose base is not in host memory");
   options.trained[1] = options.trained[0];
-  refused("w1 comes twice");
+  refused("w1 occurs twice");
   options.shape.noise.period_steps = 0;
   refused("a period of 0 steps");
 }

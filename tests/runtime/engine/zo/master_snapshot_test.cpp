@@ -267,12 +267,12 @@ TEST(MasterSnapshotTest, WhatWaitsIsEndedByWhoeverFailsOrClosesIt) {
   EXPECT_TRUE(closing.wait_until_read(0, std::chrono::milliseconds(0)));
   closing.let_go_of_all();
   EXPECT_THAT([&] { closing.wait(1); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("weight 1 was let go of")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("weight 1 was let go already")));
   EXPECT_THAT([&] { closing.wait(2); },
               ThrowsMessage<InvalidArgument>(HasSubstr("weight 2, expected below 2")));
   closing.fail(std::make_exception_ptr(Error("planted")));  // Nobody reads it.
   EXPECT_THAT([&] { closing.let_go(1); },                   // What was read may be of two steps.
-              ThrowsMessage<InvalidArgument>(HasSubstr("weight 1 was let go of")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("weight 1 was let go already")));
 }
 
 // ---- Of an engine -------------------------------------------------------------------------------
@@ -386,14 +386,15 @@ TEST_P(EngineSnapshotTest, WhoeverReadsIsToldThatWeightsWereReplaced) {
               ThrowsMessage<InvalidArgument>(HasSubstr("a pass has begun")));
   trained.engine->restart(0);
   EXPECT_THAT([&] { taken->let_go(0); },
-              ThrowsMessage<Error>(HasSubstr("weights are of step 0 now")));
+              ThrowsMessage<Error>(HasSubstr("set the weights to step 0")));
   taken = trained.engine->begin_snapshot();
   EXPECT_EQ(trained.read(taken).get(), copies_of(trained.model.uses));  // All of it has landed.
   trained.take_step();
   taken = trained.engine->begin_snapshot();
   trained.take_step();  // What comes next waits in the lanes.
   trained.engine.reset();
-  EXPECT_THAT([&] { taken->let_go(1); }, ThrowsMessage<Error>(HasSubstr("the engine is gone")));
+  EXPECT_THAT([&] { taken->let_go(1); },
+              ThrowsMessage<Error>(HasSubstr("the engine was destroyed")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Wires, EngineSnapshotTest,
@@ -402,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(Wires, EngineSnapshotTest,
                            return param.param ? std::string(to_string(*param.param)) : "as_it_is";
                          });
 
-const auto kIsTold = ThrowsMessage<Error>(AnyOf(HasSubstr("planted"), HasSubstr("not come back")));
+const auto kIsTold = ThrowsMessage<Error>(AnyOf(HasSubstr("planted"), HasSubstr("not returned")));
 
 // S3
 TEST(FailedSnapshotTest, WhatALaneHasDroppedIsNeverRead) {

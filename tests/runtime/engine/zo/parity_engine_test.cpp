@@ -358,7 +358,7 @@ TEST(ParityEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
   ParityEngine engine(options);
   engine.hold(model.uses);
   EXPECT_THAT([&] { engine.hold(model.uses); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected to be called once")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("call hold() once")));
   engine.stream(model.uses);
   const std::array<float, 1> g = {1};
   const std::array rates = {StepRate{2, 0.5}};
@@ -379,7 +379,7 @@ TEST(ParityEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
               ThrowsMessage<InvalidArgument>(HasSubstr("expected one of 16 bits")));
   options.ring.resident_room = 5;
   EXPECT_THAT([&] { ParityEngine{options}; },
-              ThrowsMessage<InvalidArgument>(HasSubstr("5 bytes may stay on the device")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("5 bytes of resident_room")));
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ TEST(UpdateScaleTest, RefusesWhatAFloatDoesNotHold) {
 TEST(GammaTest, RefusesWhatIsNoNormalFloat) {
   EXPECT_EQ(gamma_as_float(0x1p-126), 0x1p-126F);
   EXPECT_THAT([] { gamma_as_float(0x1p-127); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("the least normal float; consolidate")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the smallest normal float; consolidate")));
   EXPECT_THROW(gamma_as_float(0), InvalidArgument);
   EXPECT_THROW(gamma_as_float(kNaN), InvalidArgument);
 }

@@ -181,7 +181,7 @@ TEST_F(LogFaultTest, ReadOnlyFolderIsReadAndNotWritten) {
     EXPECT_EQ(errno_of([&] { log.branch(2, folder + "/other"); }), EACCES);
     log.branch(2, other.str());
     EXPECT_THAT([&] { append_steps(log, 4); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("was opened to be read")));
+                ThrowsMessage<InvalidArgument>(HasSubstr("was opened for reading")));
     EXPECT_THROW(log.rollback(1), InvalidArgument);
     EXPECT_THROW(log.sync(), InvalidArgument);
     EXPECT_EQ(inspect_log(file).next_step, 3U);
@@ -193,7 +193,8 @@ TEST_F(LogFaultTest, ReadOnlyFolderIsReadAndNotWritten) {
 TEST_F(LogFaultTest, WhatIsNoLogIsRefusedUnread) {
   EXPECT_EQ(errno_of([&] { open(path.str()); }), ENOENT);
   EXPECT_EQ(errno_of([&] { create(path.str() + "/none/log"); }), ENOENT);
-  EXPECT_THAT([&] { open("/dev/full"); }, ThrowsMessage<InvalidArgument>(HasSubstr("not a file")));
+  EXPECT_THAT([&] { open("/dev/full"); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("not a regular file")));
   ASSERT_EQ(mkfifo(path.str().c_str(), 0600), 0);
   EXPECT_THROW(open(path.str()), InvalidArgument);
   std::filesystem::remove(path.str());

@@ -157,10 +157,10 @@ TEST_P(ScalarLogTest, RefusedStepIsNotWritten) {
     EXPECT_EQ(file_bytes(path.str()), before);
   };
   refuses([](RunStep& run) { run.g.back() = std::numeric_limits<float>::quiet_NaN(); },
-          "where a loss is not finite, give 0 and say so");
+          "if a loss is not finite, pass g = 0");
   refuses([](RunStep& run) { run.rates.back() = {0.5, 2}; }, "expected below 1");
   refuses([](RunStep& run) { run.rates.back() = {2, 2}; }, "2 x 2 = 4, expected below 1");
-  refuses([](RunStep& run) { ++run.step; }, "expected of step");
+  refuses([](RunStep& run) { ++run.step; }, "expected step");
   refuses([](RunStep& run) { run.g.push_back(1); }, "directions, expected");
   refuses([](RunStep& run) { run.rates.pop_back(); }, "parameter groups, expected");
   refuses([](RunStep& run) { run.seeds.push_back(1); }, "seeds, expected");

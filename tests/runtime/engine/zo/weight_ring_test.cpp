@@ -211,7 +211,7 @@ TEST(WeightRingTest, CallsOutOfTheirPlaceAreRefusedAndChangeNothing) {
   EXPECT_THAT([&] { ring.acquire(0, 2, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("direction is 2, expected 0 to 1")));
   EXPECT_THAT([&] { ring.begin_step({}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("pass 1 has not ended, expected commit()")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("pass 1 has not ended; call commit()")));
   EXPECT_THAT([&] { ring.acquire(4, 0, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("use is 4, expected 0 to 3")));
   EXPECT_THAT([&] { ring.release(0, 0, kHost); },

@@ -242,8 +242,9 @@ TEST(WrittenRingTest, CallsOutOfTheirPlaceAreRefused) {
   run.expect_flushed();
   WeightRingOptions given = ring_options(1);
   given.masters = &run.masters;
-  EXPECT_THAT([&] { WeightRing(given, read_only.uses); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected memory of one of the 1 weights")));
+  EXPECT_THAT(
+      [&] { WeightRing(given, read_only.uses); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("not the memory of any of the 1 trained weights")));
   EXPECT_THAT(
       [&] {
         HostMasters({}).hold({read_only.uses[0], read_only.uses[0]});

@@ -196,7 +196,7 @@ TEST_F(ZoArenaFaultTest, LogThatTakesNothingLeavesTheArena) {
   reading.access = Access::kRead;
   log.emplace(ScalarLog::open(log_path.str(), shape, arena->base(), reading));
   EXPECT_THAT([&] { arena->consolidate(*log, {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("opened to be read")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("opened for reading")));
   log.reset();
   log.emplace(ScalarLog::open(log_path.str(), shape, arena->base(), quick));
   ASSERT_NO_FATAL_FAILURE(expect_unchanged_and_repeatable());
@@ -239,7 +239,7 @@ TEST_F(ZoArenaFaultTest, LogOfAnotherBaseIsRefused) {
 TEST_F(ZoArenaFaultTest, OtherModelIsRefusedAndAnArenaIsNotMadeTwice) {
   EXPECT_THAT([&] { ZoArena::create(budget, options, weights, fill_from(first)); },
               ThrowsMessage<InvalidArgument>(
-                  AllOf(HasSubstr("arena: there is one"), HasSubstr(to_hex(before.hash)))));
+                  AllOf(HasSubstr("arena: one already exists"), HasSubstr(to_hex(before.hash)))));
   std::vector<ArenaWeight> other = weights;
   other[3].dtype = DType::kF16;
   EXPECT_THAT([&] { ZoArena::open(budget, options, other); },
@@ -247,8 +247,9 @@ TEST_F(ZoArenaFaultTest, OtherModelIsRefusedAndAnArenaIsNotMadeTwice) {
                                                        "expected chunk 4096 f16 group 1")));
   const AlignedBytes memory(arena->read_bytes(1) - kBlockBytes);
   EXPECT_THAT([&] { arena->read(1, memory.span(), [](std::exception_ptr) { FAIL(); }); },
-              ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("embedding is read into 24576 bytes"),
-                                                   HasSubstr("expected 28672"))));
+              ThrowsMessage<InvalidArgument>(
+                  AllOf(HasSubstr("embedding is read into a buffer of 24576 bytes"),
+                        HasSubstr("expected 28672"))));
 }
 
 TEST_F(ZoArenaFaultTest, BufferThatDoesNotFitTheBudgetIsRefusedAndNothingIsChanged) {

@@ -302,8 +302,9 @@ TEST_F(ZoEngineOnArenaTest, ANewBaseHoldsWhatAnEvaluationSawAndIsGoneOnFrom) {
     expect_steps(*engine, 1);
     if (round == 1) engine.reset(), engine = open();
   }
-  EXPECT_THAT([&] { engine->rollback(7); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected one from 11, where the base in")));
+  EXPECT_THAT(
+      [&] { engine->rollback(7); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("expected 11, the step of the base in use")));
   expect_steps(*engine, 1);
 }
 
@@ -342,7 +343,7 @@ TEST_F(ZoEngineOnArenaTest, AFailedConsolidationChangesNothing) {
   ZoEngineOptions on_host = options();
   on_host.log_path = other.str();
   EXPECT_THAT([&] { ZoEngine(on_host).consolidate({}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("the base lies in host memory")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the base is in host memory")));
 }
 
 TEST_F(ZoEngineOnArenaTest, ANewBaseWhoseRingHasNoRoomIsTheBaseAndTheNextPassMakesTheRing) {
