@@ -25,7 +25,8 @@
 //       many as it had.
 //
 // Thread safety: one thread at a time.
-// Source:        clipping by the global norm: Pascanu et al., arXiv 1211.5063.
+// Lifetime:      the executor outlives it.
+// Source:         clipping by the global norm: Pascanu et al., arXiv 1211.5063.
 #pragma once
 
 #include <cstdint>

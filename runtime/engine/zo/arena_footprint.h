@@ -1,6 +1,6 @@
-// What an arena takes, without making one.
+// Computes the memory of an arena without making one.
 //
-// Errors: those of ArenaPlan.
+// Errors: as in ArenaPlan.
 #pragma once
 
 #include <cstdint>

@@ -1,14 +1,14 @@
-// One pass over all chunks of an arena, in their order, through a few buffers.
+// One pass over all chunks of an arena, in order, through a few buffers.
 //
-//   read    the last commit's, two pieces ahead
-//   act     in the calling thread: what is read becomes what is written, or is made from nothing
-//   write   staged, three pieces behind at most
+//   read    reads the last commit, two pieces ahead
+//   act     turns each piece read, or nothing, into the piece to write; in the calling thread
+//   write   stages the piece, at most three pieces behind
 //
-// So a drive is busy while the processor is, and host memory is kPassBuffers chunks, whatever the
-// size of the model.
+// So drive and processor are busy at the same time, and host memory is kPassBuffers chunks,
+// whatever the size of the model.
 //
-// Errors: the first one, of a request (with its weight named), of `act` or of what is asked
-//         between pieces; nothing of the pass is in flight then. What was staged stays so.
+// Errors: the first error of a request (naming its weight), of `act` or of the check between
+//         pieces; then nothing of the pass is in flight. What was staged stays staged.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,12 @@
-// Which chunks of an arena hold which weight.
+// Assigns the weights of an arena to chunks.
 //
-// Weights lie one after another, each in chunks of its own. Those of a weight are all of one size,
-// that of its region: `chunk_bytes` where the weight is as large, else the next power of two of
-// blocks. So a small weight takes less than twice its size, and a read of one weight reads nothing
-// else.
+// Weights lie one after another, each in chunks of its own. All chunks of a weight have one size,
+// the chunk size of its region: `chunk_bytes` if the weight is at least that large, else the next
+// power of two of blocks. So a small weight takes less than twice its size, and reading one weight
+// reads nothing else.
 //
-// Errors: InvalidArgument: no weights, a weight without elements or name, a name that occurs
-//         twice, a group that no log has, chunks that are not whole blocks.
+// Errors: InvalidArgument: no weights, a weight without elements or name, a name that occurs twice,
+//         a group that no log has, chunks that are not whole blocks.
 #pragma once
 
 #include <cstddef>

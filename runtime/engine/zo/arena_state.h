@@ -1,9 +1,10 @@
-// What a commit of an arena carries beside its chunks: which theta they are, and bytes of the run.
+// The bytes that a commit of an arena stores beside its chunks: which theta the chunks hold, and
+// the run's own bytes.
 //
 // docs/zo_log.md section 6 has the grammar.
 //
-// Thread safety: functions of values.
-// Errors:        Corrupt: bytes that are not what encode() makes; what is wrong is named.
+// Thread safety: pure functions.
+// Errors:        Corrupt: bytes that encode() does not produce; the text names the fault.
 //                Unavailable: a version that this build does not read.
 #pragma once
 

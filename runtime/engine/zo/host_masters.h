@@ -1,21 +1,22 @@
-// Weights in host memory that steps are written into, and of which step each of them is.
+// Weights in host memory into which steps are written, with the step that each weight has reached.
 //
-// A step is appended when it is made. Who brings a weight to the device writes what it lacks there,
-// and brings it back (weight_ring.h); catch_up() does the same here, for what nobody brought.
-// Either waits before it writes over what a snapshot is still read from (master_snapshot.h).
+// A step is appended when it is made. A ring that brings a weight to the device writes the missing
+// steps there and brings it back (weight_ring.h); catch_up() does the same on the host for all
+// other weights. Both wait before they overwrite a weight that a snapshot still needs
+// (master_snapshot.h).
 //
 // Invariant, which the tests name:
-//   M1  A weight is given each step once, in their order, whoever gives it.
+//   M1  A weight receives each step once and in order, whoever writes it.
 //
-// Thread safety: one thread at a time, but for catch_up(), which any thread may call beside that.
-//                While a ring has copies of a weight in flight, that weight is its own.
+// Thread safety: one thread at a time; only catch_up() may run on any thread beside the others.
+//                While a ring has copies of a weight in flight, it alone may use that weight.
 // Lifetime:      host memory of the weights outlives this.
-// Errors:        InvalidArgument: memory that is not of these weights; weights of f16; more
-//                directions than one call takes; a snapshot while another is read. Nothing was
-//                changed. Error: what was on its way to a weight has not arrived.
+// Errors:        InvalidArgument: memory that belongs to none of these weights; weights of f16;
+//                more directions than one call takes; a snapshot while another is read. Nothing was
+//                changed. Error: data on its way to a weight did not arrive.
 // Cost:          a step, some tens of bytes, is kept while some weight lacks it, and until the next
-//                one: what left for the device before the last step may be older than its weight.
-//                catch_up() takes what write_steps() does, shared by the threads.
+//                step: a copy that left for the device before the last step may be older than its
+//                weight. catch_up() takes the time of write_steps(), shared by the threads.
 #pragma once
 
 #include <cstddef>

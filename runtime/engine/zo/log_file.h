@@ -1,7 +1,7 @@
-// The file of a scalar log: written at its end alone, by one process.
+// The file of a scalar log, which one process writes, only at its end.
 //
-// Whoever writes has it locked (runtime/store/file_lock.h); readers take no lock, and what they see
-// is a prefix of what was appended, the last entry perhaps in part.
+// The writer holds its lock (runtime/store/file_lock.h). Readers take no lock; they see a prefix of
+// the appended entries, perhaps with a partial last entry.
 //
 // Ownership:     move-only; closes and so unlocks on destruction.
 // Thread safety: one thread at a time.

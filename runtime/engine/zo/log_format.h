@@ -1,12 +1,12 @@
 // The bytes of a scalar log: its header and its entries, each checked as a whole.
 //
-// docs/zo_log.md has the grammar. An entry is believed if its sum holds, which is also of the log's
-// id and of the entry's number: what belongs to another log or place is never taken for it.
+// docs/zo_log.md has the grammar. An entry counts only if its checksum holds. The checksum covers
+// the log's id and the entry's number, so an entry of another log or place never counts.
 //
-// Thread safety: functions of values.
-// Errors:        Corrupt: bytes that are not what a writer here writes; what is wrong is named.
-//                Unavailable: a version that this build does not read.
-//                InvalidArgument: a shape that no log has.
+// Thread safety: pure functions.
+// Errors:        Corrupt: bytes that no writer here produces; the text names the fault.
+//                Unavailable: a version that this build does not read. InvalidArgument: a shape
+//                that no log has.
 #pragma once
 
 #include <cstddef>

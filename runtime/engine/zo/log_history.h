@@ -1,13 +1,14 @@
-// What the entries of a scalar log say: the line of steps it stands on, and lines it has left.
+// The history in the entries of a scalar log: its current line of steps, and the lines that it has
+// left.
 //
 // States form a tree: an update makes theta of step + 1 from theta of step, and a return lets the
-// next update start from an older theta. The way from the root to the current theta is the line.
-// Bases hang on the theta that they hold, so a base of a line that was left is not one of this
+// next update start from an older theta. The path from the root to the current theta is the line. A
+// base belongs to the theta that it holds, so a base on an abandoned line is not on the current
 // line.
 //
 // Thread safety: one thread at a time.
 // Errors:        InvalidArgument: an entry that does not fit; nothing was changed.
-// Cost:          memory of about the log's own bytes; apply() of a return walks its line.
+// Cost:          about as much memory as the log has bytes; apply() of a return walks its line.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
-// Reads a scalar log as far as it holds, and says what it does not.
+// Reads a scalar log up to its first damage, and reports the rest as lost.
 //
-// Thread safety: functions of values.
-// Errors:        those of a header (log_format.h), without which nothing can be read; IoError.
+// Thread safety: pure functions.
+// Errors:        as for a header (log_format.h), without which nothing can be read; IoError.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// What a scalar log holds, at a glance, without knowing which base there is.
+// Summarizes a scalar log without knowing which base there is.
 //
-// Errors: those of scalar_log.h; takes no lock and needs no right to write.
+// Errors: as in scalar_log.h; takes no lock and needs no write permission.
 #pragma once
 
 #include <cstdint>

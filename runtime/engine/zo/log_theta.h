@@ -1,17 +1,17 @@
-// Theta of a step as the log says it: what it makes of the bytes of a base, weight by weight.
+// Computes theta of a step from the bytes of a base and the log, weight by weight.
 //
 //   z of update (step t, direction d)   NoiseKey{run seed, t, stable_hash(name), d}
 //   rounding of a new base of step s    NoiseKey{run seed, s, stable_hash(name), 2^31}
 //
-// So both depend on nothing but the run and the step: a consolidation that was interrupted and is
-// made again rounds as it would have, and so does that of a run that was never interrupted.
+// Both depend only on the run and the step. So a consolidation repeated after an interruption
+// rounds in the same way as one that was never interrupted.
 //
-// Ownership:     owns all that it took from the log.
+// Ownership:     owns everything that it took from the log.
 // Thread safety: const calls from any thread; a caller goes parallel over ranges of a weight.
-// Numerics:      those of materialise(): equal bits for any split. More than kMaxPending updates
-//                are added in several rounds through f32, which changes no bit.
+// Numerics:      as materialise(): equal bits for any split. More than kMaxPending updates are
+//                added in several rounds through f32, which changes no bit.
 // Errors:        InvalidArgument: noise that is not elementwise, recorded seeds, a group that the
-//                log does not have, what replay() refuses.
+//                log does not have, and the errors of replay().
 // Cost:          each update draws its noise once for every element (kernels/noise.h).
 #pragma once
 

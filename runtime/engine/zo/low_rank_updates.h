@@ -1,4 +1,4 @@
-// What a log whose noise is of low rank adds to its base: factors of matrices, sums of vectors.
+// The sum that a log with low-rank noise adds to its base: factors for matrices, sums for vectors.
 //
 //   matrix, m x n   z = U V^T [LOZO], U of (step, direction), V of the period that the step is in
 //                   M <- M + c U^T              from 0 in each period, step by step, direction by
@@ -8,21 +8,22 @@
 //   vector          A <- A + c z                from the base, in the same order
 //   theta           float(Gamma) A
 //
-// docs/zo_log.md has the keys of U, V and z. All is f32 and on the device. Nothing is replayed, so
-// steps on a base have no limit but bytes: 4 rank (m + n) of a matrix for each period.
+// docs/zo_log.md has the keys of U, V and z. Everything is f32 and on the device. Nothing is
+// replayed, so only bytes limit the steps on a base: 4 rank (m + n) for each period of a matrix.
 //
 // Invariant, which the tests name:
-//   L1  Factors and sums are written between passes alone: behind all that a pass before reads, and
-//       before anything of the next one is perturbed.
+//   L1  Factors and sums are written only between passes: after all reads of the pass before, and
+//       before anything of the next pass is perturbed.
 //
-// Thread safety: const calls from any thread, none beside one that is not.
+// Thread safety: const calls from any thread, but not beside a non-const call.
 // Lifetime:      host memory of vectors outlives this. Calls between passes wait for the streams
-//                `computes`, which were given what reads factors since the last such call, and
-//                enqueue on the last of them; lanes are through with what these wait for.
-// Errors:        OutOfMemory, with both byte counts: a period's factors do not fit; what is there
-//                is as it was. InvalidArgument: a weight or a step that this has nothing of.
-// Cost:          a step draws rank x m numbers a matrix. The first call after forget() makes all
-//                steps again.
+//                `computes`, which received the readers of factors since the last such call, and
+//                enqueue on the last of them; the lanes must have finished the work that these wait
+//                for.
+// Errors:        OutOfMemory, with both byte counts: a period's factors do not fit; nothing was
+//                changed. InvalidArgument: a weight or a step without factors or sums here.
+// Cost:          a step draws rank x m numbers for each matrix. The first call after forget()
+//                repeats all steps.
 #pragma once
 
 #include <cstddef>

@@ -1,20 +1,20 @@
-// Weights in host memory at one step, for who reads them while the steps after it are made.
+// Weights in host memory at one step, for a reader while later steps are made.
 //
-// A weight lands when its host memory is of the step. Who would write a later one there waits until
-// the reader has let go of it. So nothing is copied, and a reader that is slower than a pass holds
-// up the next one by what that brings back alone.
+// A weight lands when its host memory has reached the step. A writer of a later step waits there
+// until the reader lets go of the weight. So nothing is copied, and a reader slower than a pass
+// delays the next pass only at the weights it brings back.
 //
 // Invariants, which the tests name:
-//   S1  Nobody writes to a weight that has landed before it was let go of.
-//   S2  When the next step is made every weight has landed, or is on its way through lanes that
-//       need nobody else: a reader waits for no pass, and who waits for the reader for no other.
-//   S3  What did not arrive has not landed.
+//   S1  Nobody writes to a landed weight before the reader lets go of it.
+//   S2  When the next step is made, every weight has landed, or is on its way through lanes that
+//       wait for nobody else. So a reader waits for no pass, and a writer only for the reader.
+//   S3  A weight that did not arrive has not landed.
 //
-// Thread safety: every call from any thread. The mutex publishes what has landed, and that it was
-//                read.
-// Errors:        what fail() was given comes out of wait() and let_go() from then on; and
-//                InvalidArgument where a weight was let go of before, whose memory others may write
-//                to. What was read is good when let_go() has returned.
+// Thread safety: every call from any thread. The mutex publishes that a weight has landed, and that
+//                it was read.
+// Errors:        after fail(), wait() and let_go() throw its exception. InvalidArgument for a
+//                weight that was let go before, whose memory others may write. Data read are valid
+//                once let_go() has returned.
 #pragma once
 
 #include <chrono>

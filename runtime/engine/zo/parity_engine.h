@@ -1,27 +1,27 @@
-// Zeroth-order training of weights in host memory that each step is written into [MeZO, ZO2]: the
-// ring that streams them, and what the last steps were.
+// Zeroth-order training of weights in host memory into which each step is written [MeZO, ZO2]: the
+// ring that streams the weights, and the record of the last steps.
 //
-// stream() says which weights a forward uses, and in which order; a pass of the ring is then a step
-// or an evaluation. commit() makes the step of the losses that were measured: what was acquired in
-// the pass has been read by then. It is written into a weight when that arrives for the next pass;
-// so host memory is of one step between flush() and the next begin_step() or begin_evaluation()
-// alone, and only then does nobody else write to it.
+// stream() sets the weights that a forward uses, in order; a pass of the ring is then a step or an
+// evaluation. commit() makes the step from the measured losses; by then all weights acquired in the
+// pass have been read. The step is written into a weight when it arrives for the next pass. So host
+// memory is all of one step only between flush() and the next begin_step() or begin_evaluation(),
+// and only then does no other thread write to it.
 //
-// Weights that no pass streams are caught up in host memory as a pass begins.
+// Weights that no pass streams are caught up in host memory when a pass begins.
 //
-// With a form of the link, weights of f32 cross as images of it, rounded to nearest, and
-// never back: the host writes each step into the master, in f32, and makes the image then. So none
-// crosses before its step is known. What stays on the device is brought up there, as ever.
+// With a wire form for the link, f32 weights cross as images in that form, rounded to nearest, and
+// never return: the host writes each step into the f32 master and then makes the image. So no image
+// crosses before its step is known. Resident weights are updated on the device as always.
 //
-// A snapshot is host memory of one step, for another thread to read while steps go on: of each
-// weight when it has come back in the next pass, before it does so in the one after.
+// A snapshot is host memory of one step, which another thread reads while steps go on: each weight
+// is readable from its return in the next pass until its return in the pass after.
 //
-// Directions are drawn as those of zo_engine.h.
+// Directions are drawn as in zo_engine.h.
 //
-// Thread safety: as the ring's.
+// Thread safety: as the ring.
 // Lifetime:      host memory of the weights outlives this.
-// Errors:        those of weight_ring.h, host_masters.h and replay.h: a step that is refused was
-//                not made. After a failure in a lane the weights are of no single step.
+// Errors:        as in weight_ring.h, host_masters.h and replay.h; a step that throws was not made.
+//                After a failure in a lane the weights belong to different steps.
 #pragma once
 
 #include <chrono>

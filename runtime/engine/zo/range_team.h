@@ -1,8 +1,8 @@
-// Threads that share the elements of one array: the caller and some workers, a range each.
+// Threads that share the elements of one array: the caller and some workers take one range each.
 //
 // Ownership:     owns its workers.
 // Thread safety: one call at a time.
-// Errors:        the first that a range ended with; every range has ended then.
+// Errors:        the first error of a range, after every range has ended.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Which weights stay on the device, where there is room for some: as many bytes as fit, spread
-// evenly among those that stream, so that the link has the same to do all along the forward.
+// Chooses the weights that stay on the device if there is room: as many bytes as fit, spread evenly
+// among the streamed ones, so that the link has equal work throughout the forward.
 //
 // Thread safety: pure function.
 #pragma once

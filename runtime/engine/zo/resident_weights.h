@@ -1,6 +1,6 @@
-// Weights that stay on the device: brought there once, through the lanes.
+// Weights that stay on the device, brought there once through the lanes.
 //
-// Errors: OutOfMemory, with both byte counts; what a lane throws, with lane and weight named.
+// Errors: OutOfMemory, with both byte counts; exceptions of a lane, with lane and weight named.
 #pragma once
 
 #include <cstddef>

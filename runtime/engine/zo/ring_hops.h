@@ -1,10 +1,10 @@
-// What a ring's lanes do to a weight: read it, copy it to the device, write steps into it, perturb
-// it, and bring it back.
+// The work of a ring's lanes on a weight: read it, copy it to the device, write steps into it,
+// perturb it, and bring it back.
 //
-// Hops own what is to happen at their end (AtEnd): it happens when the last of its owners is gone,
-// a hop that has finished, or one of a payload that was dropped after a failure.
+// Hops own the action for their end (AtEnd). It runs when its last owner is destroyed: a finished
+// hop, or a hop of a payload dropped after a failure.
 //
-// Lifetime: all that the constructor is given, and the slots, outlive the hops.
+// Lifetime: everything passed to the constructor, and the slots, outlive the hops.
 #pragma once
 
 #include <atomic>

@@ -1,25 +1,26 @@
-// The state of a zeroth-order run in some tens of bytes a step: an append-only file beside a base.
+// The state of a zeroth-order run in some tens of bytes per step: an append-only file beside a
+// base.
 //
-// Theta of every step is the base and what replay() makes of the log: nothing else is saved, and
-// nothing that was written is ever changed. docs/zo_log.md has the grammar, and the rules.
+// Theta of every step is the base plus the replay() of the log. Nothing else is saved, and written
+// bytes never change. docs/zo_log.md has the grammar and the rules.
 //
-// What survives what: an entry is one write(), so a process that is killed loses nothing that
-// append() returned from. A power cut loses what was not synced. fdatasync takes 4 ms at the median
-// on the disk that this was written on (12 ms at most of 300), as long as a small step: append()
-// therefore syncs at most once in `sync_interval`, which costs a run at most about 1 %, and sync()
-// and closing do always. The steps of the last second that a power cut takes are made again, with
-// the same noise. What something else relies on is synced before it returns: announce(),
-// rollback(), restore(), branch().
+// Durability: an entry is one write(), so a killed process loses no entry for which append()
+// returned. A power cut loses entries that were not synced. fdatasync took 4 ms at the median on
+// the disk used for development (12 ms at most of 300), as long as a small step. So append() syncs
+// at most once per `sync_interval`, which costs a run at most about 1 %; sync() and closing always
+// sync. Steps of the last second lost in a power cut are made again, with the same noise.
+// announce(), rollback(), restore() and branch() sync before they return, because other files rely
+// on them.
 //
-// Damage: a log is read up to the first entry that does not hold. What follows is lost(), of which
-// open() warns where it may write, and stays in the file until something is appended; then whole
-// entries of it are kept beside the log, as PATH.lost.<sum>, and the file is cut.
+// Damage: a log is read up to the first entry that does not hold. The rest is lost(); open() warns
+// of it if it may write. It stays in the file until something is appended; then its whole entries
+// are kept beside the log, as PATH.lost.<sum>, and the file is cut.
 //
-// Thread safety: one thread at a time. Another process that opens it to write is refused.
-// Errors:        IoError: path, errno; EBUSY if another has it. Corrupt: no log. Unavailable: of a
-//                later version. InvalidArgument: another shape, another base, a step that does not
-//                follow. After an error nothing was appended, but where the text says otherwise.
-//                After a failed sync the log takes nothing more: open it again.
+// Thread safety: one thread at a time. A second process that opens it for writing gets EBUSY.
+// Errors:        IoError: path, errno; EBUSY if another process has it. Corrupt: not a log.
+//                Unavailable: a later version. InvalidArgument: another shape, another base, a step
+//                that does not follow. After an error nothing was appended, unless the text says
+//                otherwise. After a failed sync the log accepts nothing more: open it again.
 // Cost:          memory of about the file's size.
 #pragma once
 

@@ -1,20 +1,20 @@
-// How many slots a ring has, and of which sizes.
+// Chooses the number and the sizes of a ring's slots.
 //
-//   staging slot   host     what is read of a weight that is not in host memory
+//   staging slot   host     a weight read from elsewhere than host memory
 //   arrival slot   device   one copy of a weight, as it came over the link
 //   pair           device   two copies of a weight, W + eps z and W - eps z
 //
-// A slot serves weights of its size class: those larger than the class before it, up to its own
+// A slot serves weights of its size class: those larger than the previous class, up to its own
 // size. A class has as many slots as it has weights in any `staging` (`arrivals`, `pairs`)
-// consecutive modules, the first following the last. Of all classes that are ranges of sizes, those
-// are taken that need the fewest bytes on the device.
+// consecutive modules, where the first module follows the last. Among all divisions into ranges of
+// sizes, the plan takes the one that needs the fewest bytes on the device.
 //
-// Where weights go back, an arrival slot is free one way later than where they are only read. Lest
-// the link wait, arrivals are then those of one module, and of as many after it as are `arrivals`,
-// or, if that is more, as cross while the first goes back: small ones behind a large one.
+// Where weights go back, an arrival slot becomes free one crossing later than where they are only
+// read. So that the link need not wait, arrivals then cover one module plus `arrivals` modules
+// after it, or more if more weights cross while the first goes back: small ones behind a large one.
 //
 // Thread safety: pure functions.
-// Errors:        InvalidArgument: depths below 1, a use without bytes, modules that descend.
+// Errors:        InvalidArgument: depths below 1, a use without bytes, modules in descending order.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Which uses of a forward are of one weight, and which weights stay on the device.
+// Finds the uses of a forward that share one weight, and the weights that stay on the device.
 #pragma once
 
 #include <cstdint>

@@ -1,63 +1,65 @@
 // Streams weights through a ring of device slots, two perturbed copies each.
 //
-//   disk     W of use k    -> staging slot    of one that a source reads, when the slot is free
+//   disk     W of use k    -> staging slot    for weights of a source, when the slot is free
 //   h2d      W of use k    -> arrival slot    when the slot is free, one pass ahead at most
 //   perturb  arrival slot  -> pair of slots   theta +- eps z, when a pair of the class is free
 //   compute  acquire() .. release()           reads the pair
 //
-// Where there are masters, steps are written into the weights instead of being replayed:
+// With masters, steps are written into the weights instead of being replayed:
 //
 //   perturb  arrival slot, or resident  <- write_steps()   before its first turn of a pass
-//   down     arrival slot  -> host memory     of streamed ones, while the forwards run
+//   down     arrival slot  -> host memory     for streamed ones, while the forwards run
 //
 // One pass: begin_step(), then acquire(), acquire(), release() for each turn, then commit(). A turn
-// is a use in one direction; a step has as many directions as noises, an evaluation has direction
-// 0. Turns go module by module, direction by direction within a module, and use by use within that:
-// so one arrival serves all directions, and the ring needs no more slots for many than for one.
+// is a use in one direction; a step has one direction for each noise, an evaluation only direction
+// 0. Turns go module by module, direction by direction within a module, and use by use within that.
+// So one arrival serves all directions, and many directions need no more slots than one.
 //
-// The first weights of the next pass cross the link before commit(); they are perturbed from
-// begin_step() on, which knows the noises, or become plain copies if it is an evaluation that
-// begins. Resident weights are perturbed from their place on the device into the same pairs.
-// Without masters nothing crosses from device to host.
+// The first weights of the next pass cross the link before commit(). They are perturbed from
+// begin_step() on, which knows the noises, or become plain copies in an evaluation. Resident
+// weights are perturbed from their place on the device into the same pairs. Without masters nothing
+// crosses from device to host.
 //
-// Another order than that of the turns is served, slower: a turn that is skipped gives its slots
-// back, and acquire() of one that has gone by reloads it and goes on from there. Bits do not depend
-// on it, nor on depths, lanes or the resident set.
+// Turns may be taken in another order, more slowly: a skipped turn gives its slots back, and
+// acquire() of an earlier turn reloads it and continues from there. The bits do not depend on the
+// order, nor on depths, lanes or the resident set.
 //
-// What is read, what arrives and what is perturbed are payloads of their own, each submitted when
-// nothing but the lanes, the source and the device have to do something for it: so none holds a
-// lane while it waits for the caller, in whatever order the caller asks, and after a failure.
+// Each read, arrival and perturbation is a payload of its own. It is submitted once it needs only
+// the lanes, the source and the device. So no payload holds a lane while it waits for the caller,
+// whatever order the caller uses, also after a failure.
 // Invariants, which the tests name:
-//   R1  An arrival slot is written when the use before it in that slot has been perturbed in every
+//   R1  An arrival slot is written when the previous use in that slot has been perturbed in every
 //       direction.
 //   R2  A pair is written behind the event that release() recorded.
-//   R3  What waits in a lane waits for what was submitted earlier, and on no thread where that may
-//       come later in the same lane: no deadlock.
+//   R3  A payload that waits in a lane waits only for payloads submitted earlier, and never for a
+//       thread that may come later in the same lane: no deadlock.
 //   R4  A turn is perturbed with the noise and the updates of its own pass.
-//   R5  A staging slot is read into when what was in it has crossed the link.
-//   R6  A weight in host memory is written to when every copy of it that was submitted before has
-//       arrived, and copied from when what was submitted before is written.
-//   R7  Steps that a copy lacks are written into it, whatever others of its storage have: the same
-//       bits; the first of them goes back. So a tied weight, or one that crossed before its step
-//       was known, is given no step twice.
-//   R8  Where a snapshot is read what goes back waits for its reader, in its slot, and the forward
-//       does not (master_snapshot.h); but for a further use of a tied weight, which crosses when
-//       the first has gone back.
+//   R5  A staging slot is read into when its previous content has crossed the link.
+//   R6  A weight in host memory is written when every copy submitted before has arrived, and copied
+//       when every write submitted before is done.
+//   R7  Missing steps are written into each copy, even if other copies of its storage have them:
+//       the same bits; the first copy goes back. So a tied weight, or one that crossed before its
+//       step was known, receives no step twice.
+//   R8  While a snapshot is read, a weight that goes back waits in its slot for the reader, and the
+//       forward does not wait (master_snapshot.h), except for a further use of a tied weight, which
+//       crosses when the first has gone back.
 //
 // On a CUDA device the caller is a pass ahead at most: begin_step() and begin_evaluation() wait
-// until the device is through with the last pass but one; and any call may wait when the lanes have
+// until the device has finished the last pass but one. Any call may wait while the lanes have
 // kKeysOfUse payloads for each use. acquire() waits until the perturbation of the turn has been
-// enqueued, so the caller is as many turns ahead of the device as there are pairs. What reads a
-// pair on other streams than the last one that acquired it comes before the stream given to
+// enqueued, so the caller is as many turns ahead of the device as there are pairs. Readers of a
+// pair on streams other than the last one that acquired it come before the stream passed to
 // release().
 //
-// Thread safety: one thread at a time calls; halves in lock step are that.
-// Lifetime:      host memory of the weights, their source, streams that compute: outlive the ring,
-//                which waits for the reads in flight when it goes.
+// Thread safety: one thread at a time calls; halves in lock step count as one.
+// Lifetime:      host memory of the weights, their source and the computing streams outlive the
+//                ring; its destructor waits for reads in flight.
 // Errors:        OutOfMemory, with both byte counts: the ring does not fit. InvalidArgument: a call
-//                out of its place, nothing changed. What a lane throws comes out of the next call,
-//                with lane and weight named, and of each one after it.
-// Cost:          a pass reads each streamed use once and moves it once over the link, however many
+//                out of place; nothing changed. The next call, and each one after it, rethrows an
+//                exception of a lane, with lane and weight named.
+// Cost:          a pass reads each streamed use once and moves it once over the link, for any
+//                number of directions; with masters, each streamed weight also returns once, if a
+//                step was made since.
 //                directions; with masters each streamed weight once back, if a step was made since.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Weights that lie where reading them takes a while: the base of a run, in a store on disk, or
-// masters of which images are made (master_images.h).
+// A source of weights that take a while to read: the base of a run, in a store on disk, or masters
+// from which images are made (master_images.h).
 //
 // Lifetime: the bytes of a request, and the source, live until `done` is called.
 #pragma once

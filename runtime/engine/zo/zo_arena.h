@@ -1,23 +1,22 @@
-// The base of a zeroth-order run in a store: weights that a step only reads, by generations.
+// The base of a zeroth-order run in a store: generations of weights that a step only reads.
 //
 //   create / open    read ... read    consolidate    read ... read    commit    read ...
 //
-// A generation is all weights, as theta of one step, and what hashes to `base().base.hash`.
-// consolidate() writes the next one beside it, and joins it to the scalar log that it comes from
-// (docs/zo_log.md, section 4): announce, commit, adopt. Whoever opens arena and log after a crash
-// at any moment finds the old base with all updates pending, or the new one. A step writes nothing.
+// A generation is all weights at theta of one step; their hash is `base().base.hash`. consolidate()
+// writes the next one beside it, and links it to its scalar log (docs/zo_log.md, section 4):
+// announce, commit, adopt. After a crash at any moment, whoever opens arena and log finds the old
+// base with all updates pending, or the new one. A step writes nothing.
 //
-//   A1  Whatever consolidate() throws, the arena has the base that it had, and the log the steps:
-//       call it again. Where a drive took no write, its slots are given up until the arena is
-//       opened again; where it cannot be known whether the commit is on the medium, every later
-//       call says that it has to be.
-//   A2  The bits of a new base follow from the old one, the log's updates, run seed and step alone.
+//   A1  If consolidate() throws, the arena has its old base, and the log its steps: call it again.
+//       If a drive rejected a write, its slots stay unused until the arena is reopened. If it is
+//       unknown whether the commit is on the medium, every later call says to reopen the arena.
+//   A2  The bits of a new base follow only from the old one, the log's updates, run seed and step.
 //   A3  Host memory of a pass is kPassBuffers chunks, whatever the size of the model.
 //
 // Ownership:     owns the store.
-// Thread safety: read() from any thread, at any time; every other call from one thread. What was
-//                read before consolidate() returned is of the old base: a caller that reads ahead
-//                drops it.
+// Thread safety: read() from any thread, at any time; every other call from one thread. Data read
+//                before consolidate() returned belong to the old base; a caller that reads ahead
+//                drops them.
 // Lifetime:      the budget outlives it. ~ZoArena() waits for reads in flight.
 // Errors:        InvalidArgument: other weights, another log, a step that is not pending; nothing
 //                was changed. Corrupt: bytes that do not match their checksum, with the weight and

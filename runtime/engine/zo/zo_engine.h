@@ -1,25 +1,26 @@
-// Zeroth-order training of weights that lie in host memory or in an arena: the ring that streams
-// them, and the log that says which theta they are.
+// Zeroth-order training of weights in host memory or in an arena: the ring that streams the
+// weights, and the log that defines their theta.
 //
-// stream() says which weights a forward uses, and in which order; a pass of the ring is then a step
-// or an evaluation. Halves of a step are measured on theta +- eps z of each direction; commit()
-// writes their g into the log, which makes the step, and tells the ring. A pass that finish() ends
-// has changed nothing: a step that is begun after it is the same one.
+// stream() sets the weights that a forward uses, in order; a pass of the ring is then a step or an
+// evaluation. The halves of a step are measured at theta +- eps z of each direction. commit()
+// writes their g into the log, which makes the step, and updates the ring. A pass ended by finish()
+// changes nothing, so a step begun after it is the same step again.
 //
-// With an arena the log is opened with the arena's base, and consolidate() makes a new one. The
-// ring has read ahead of the old one by then: it is dropped, and made again.
+// With an arena the log is opened with the arena's base, and consolidate() makes a new base. The
+// ring has then read ahead from the old base, so it is dropped and made again.
 //
 // Directions are drawn from the run's seed, the step and the direction's number, which is the
 // purpose of its noise.
 //
-// Where noise is of low rank, what the log says is kept as factors (low_rank_updates.h). They are
-// brought up to date when they are next needed: by begin_step(), begin_evaluation() or low_rank(),
-// which then wait for the streams that computed since. begin_step() makes room for the step: where
-// the device has none, the ring is made again with fewer resident weights.
+// With low-rank noise, the effect of the log is kept as factors (low_rank_updates.h). begin_step(),
+// begin_evaluation() and low_rank() update them when needed, and then wait for the streams that
+// computed since. begin_step() makes room for the step: if the device has none, the ring is made
+// again with fewer resident weights.
 //
-// Thread safety: as the ring's. Errors: those of scalar_log.h, weight_ring.h, zo_arena.h and
-// low_rank_updates.h. InvalidArgument: a step that would be one more than replay can add in one
-// go, a new base where noise is of low rank; nothing was written.
+// Thread safety: as the ring.
+// Errors:        as in scalar_log.h, weight_ring.h, zo_arena.h and low_rank_updates.h.
+//                InvalidArgument: one step more than replay can add in one go, a new base with
+//                low-rank noise; nothing was written.
 #pragma once
 
 #include <cstdint>

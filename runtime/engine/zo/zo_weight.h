@@ -1,4 +1,4 @@
-// What the zeroth-order engine streams, and with what it perturbs it.
+// The weights that the zeroth-order engine streams, and the noise that perturbs them.
 #pragma once
 
 #include <cstddef>
