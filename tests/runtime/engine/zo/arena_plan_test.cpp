@@ -1,4 +1,4 @@
-// ArenaPlan: where weights lie, and which stores are refused.
+// ArenaPlan: the places of weights, and the stores that it rejects.
 #include "runtime/engine/zo/arena_plan.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// The state that an arena's commit carries: the bytes of docs/zo_log.md, and what is refused.
+// The state in an arena's commit: the bytes of docs/zo_log.md, and the bytes that it rejects.
 #include "runtime/engine/zo/arena_state.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Lines, returns and bases of a log's history, against a model that copies whole lines.
+// Lines, returns and bases of a log's history, compared with a model that copies whole lines.
 #include "runtime/engine/zo/log_history.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// Update number n is told from all others by its g, which is n.
+// Makes update number n, whose g is n so that it differs from all others.
 UpdateEntry numbered(std::uint64_t step, std::size_t number) {
   return {step, false, {}, {static_cast<float>(number)}, {{1, 1}}};
 }
@@ -32,11 +32,11 @@ struct Model {
   };
   struct Known {
     Base base;
-    Line until;  // What made it.
+    Line until;  // The line whose theta it holds.
   };
 
   Line line;
-  std::vector<Line> after;  // Each entry; the first is before any.
+  std::vector<Line> after;  // The line after each entry; the first is before all entries.
   std::vector<Known> known;
   std::size_t updates = 0;
 

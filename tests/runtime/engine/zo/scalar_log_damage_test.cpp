@@ -1,4 +1,4 @@
-// ScalarLog on a file that was cut, changed, or is of something else: the good prefix goes on.
+// ScalarLog on a file that was cut, changed, or is no log: it continues from the good prefix.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ TEST_P(DamagedLogTest, CutAtAnyByteItGoesOnAfterItsLastWholeEntry) {
       EXPECT_EQ(log.lost()->offset, size - torn);
       EXPECT_EQ(log.lost()->step, base.step + left);
       EXPECT_THAT(log.lost()->text, HasSubstr("the last entry is torn"));
-      EXPECT_EQ(file_bytes(path.str()), cut);  // Nothing was changed yet.
+      EXPECT_EQ(file_bytes(path.str()), cut);  // Nothing has changed yet.
     }
     append_steps(log, base.step + steps);
     ASSERT_EQ(file_bytes(path.str()), whole);

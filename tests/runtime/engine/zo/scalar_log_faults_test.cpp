@@ -1,4 +1,4 @@
-// ScalarLog where the system says no: no room, no right, another process, a sync that fails.
+// ScalarLog when system calls fail: no room, no permission, another process, a failed sync.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// No file may grow beyond this: a disk that is full.
+// Lets no file grow beyond a limit, like a full disk.
 class FullDisk {
  public:
   explicit FullDisk(std::uint64_t most_bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -49,8 +49,8 @@ class FullDisk {
   rlimit before_{};
 };
 
-// The rights of a file bind root too: the thread gives up the capability to override them, and
-// stays the owner of its files, wherever they are.
+// Applies file permissions to root too: the thread gives up the capability to override them, and
+// still owns its files.
 class WithoutOverride {
  public:
   WithoutOverride() {
@@ -200,7 +200,7 @@ TEST_F(LogFaultTest, WhatIsNoLogIsRefusedUnread) {
   std::filesystem::remove(path.str());
   write_file(path.str(), {});
   EXPECT_THAT([&] { open(path.str()); }, ThrowsMessage<Corrupt>(HasSubstr("ends after 0 bytes")));
-  std::filesystem::resize_file(path.str(), std::uintmax_t{1} << 42);  // Of holes.
+  std::filesystem::resize_file(path.str(), std::uintmax_t{1} << 42);  // A sparse file.
   EXPECT_THAT([&] { open(path.str()); },
               ThrowsMessage<Corrupt>(HasSubstr("does not begin with SLUICEZO")));
   EXPECT_EQ(errno_of([&] { create(path.str()); }), EEXIST);
@@ -210,7 +210,7 @@ TEST_F(LogFaultTest, AfterAFailedSyncNothingMoreIsTaken) {
   options.sync_interval = std::chrono::hours(1);
   ScalarLog log = create(path.str());
   append_steps(log, 3);
-  int fd = -1;  // The log's own, which then becomes one that cannot be synced.
+  int fd = -1;  // The log's; replaced by one that cannot be synced.
   for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code ignored;
     if (std::filesystem::read_symlink(one, ignored) == path.str()) {

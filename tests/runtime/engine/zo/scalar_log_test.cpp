@@ -1,4 +1,4 @@
-// ScalarLog on a file: what was appended comes back, in every process that opens it after.
+// ScalarLog on a file: appended entries are read back by every process that opens it later.
 #include "runtime/engine/zo/scalar_log.h"
 
 #include <gmock/gmock.h>
@@ -130,7 +130,7 @@ TEST_P(ScalarLogTest, BranchHasTheLineAloneAndGoesItsOwnWay) {
     append_steps(branch, base.step + 11);
   }
   EXPECT_EQ(log.next_step(), base.step + 12);
-  // Before `later` there is no such base.
+  // This base does not exist before `later`.
   const ScratchPath earlier;
   log.branch(base.step + 4, earlier.str());
   EXPECT_EQ(inspect_log(earlier.str()).bases, std::vector<Base>{base});
@@ -200,7 +200,7 @@ TEST_P(ScalarLogTest, SyncsAsOftenAsItWasTold) {
   options.sync_interval = std::chrono::hours(1);
   ScalarLog log = open();
   append_steps(log, base.step + 5);
-  EXPECT_EQ(log.synced_entries(), 0U);  // Of what it found it knows nothing.
+  EXPECT_EQ(log.synced_entries(), 0U);  // It does not know whether entries it found are synced.
   log.sync();
   EXPECT_EQ(log.synced_entries(), 5U);
   append_steps(log, base.step + 6);
@@ -220,7 +220,7 @@ TEST_P(ScalarLogTest, SummaryCountsWhatThereIs) {
   for (std::uint64_t step = base.step; step < base.step + 35; ++step) {
     if (run_step(shape, step).non_finite) ++non_finite;
   }
-  const LogSummary summary = inspect_log(path.str());  // While another has it open.
+  const LogSummary summary = inspect_log(path.str());  // While another process has it open.
   EXPECT_EQ(summary.header, log.history().header());
   EXPECT_EQ(summary.file_bytes, std::filesystem::file_size(path.str()));
   EXPECT_EQ(summary.bytes_per_entry, entry_bytes(shape));
