@@ -26,24 +26,26 @@ namespace sluiceway {
 inline constexpr std::size_t kPassBuffers = 6;
 
 struct ArenaPass {
-  // Whole blocks: the piece's bytes, and zeros. False: it is not to be written.
+  // Gets whole blocks: the piece's bytes, then zeros. Returns false if the piece must not be
+  // written.
   using Act = std::function<bool(const ArenaPiece& piece, std::span<std::byte> blocks)>;
 
   bool reads = true;
   bool writes = false;
   Act act;
-  // Before each piece, with the bytes that are done and all of them; what it throws ends the pass.
+  // Called before each piece with bytes done and bytes in total; an exception ends the pass.
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = {};
 };
 
-// Buffers for this plan, at most kPassBuffers, and the bytes that they take.
+// Returns the number of buffers for this plan, at most kPassBuffers.
 std::size_t pass_buffers(const ArenaPlan& plan) noexcept;
 std::uint64_t pass_bytes(const ArenaPlan& plan) noexcept;
 
-// The buffers are reserved in `budget`, tier kHost.
+// Reserves the buffers in `budget`, tier kHost.
 void run_pass(ChunkStore& store, const ArenaPlan& plan, Budget& budget, const ArenaPass& pass);
 
-// `error`, with the weight's name where it is one of the drive or of what it holds.
+// Adds the weight's name to an error of the drive or of its content; returns other errors
+// unchanged.
 std::exception_ptr of_weight(const std::exception_ptr& error, const ArenaWeight& weight);
 
 }  // namespace sluiceway

@@ -27,11 +27,10 @@
 
 namespace sluiceway {
 
-// Above the number of any direction.
+// Larger than the number of any direction.
 inline constexpr std::uint32_t kBaseRoundingPurpose = 1U << 31;
 
-// How a weight of a new base is rounded, of a log's or of masters: at random where that is
-// possible.
+// Rounding of a weight for a new base of a log or of masters: random, where possible.
 struct BaseRounding {
   BaseRounding(DType dtype, std::uint64_t run_seed, std::uint64_t step,
                std::uint64_t tensor) noexcept
@@ -39,23 +38,23 @@ struct BaseRounding {
         key{run_seed, step, tensor, kBaseRoundingPurpose} {}
 
   Rounding rounding;
-  NoiseKey key;  // Of the step that the weight comes to be of.
+  NoiseKey key;  // With the step that the weight reaches.
 };
 
-// How theta becomes the dtype of its weight.
+// Rounding of theta to the dtype of its weight.
 enum class ThetaRounding : std::uint8_t {
-  kNearest,  // As an evaluation rounds: what is exported.
-  kNewBase,  // As BaseRounding.
+  kNearest,  // As in an evaluation and in an export.
+  kNewBase,  // As in BaseRounding.
 };
 
 class LogTheta {
  public:
-  // From the base that the log has in use.
+  // Starts from the base that the log uses.
   LogTheta(const ScalarLog& log, std::uint64_t step, std::span<const ArenaWeight> weights);
 
-  // Whether a weight is what the base has, bit for bit.
+  // Returns whether a weight equals the base, bit for bit.
   bool is_base(const ArenaWeight& weight) const;
-  // Whole elements of a weight, from element `first` on: of the base before, theta afterwards.
+  // Turns whole elements of a weight, from element `first` on, from the base into theta.
   void apply(const ArenaWeight& weight, std::uint64_t first, std::span<std::byte> elements,
              ThetaRounding rounding) const;
 

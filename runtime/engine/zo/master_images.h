@@ -22,7 +22,7 @@ class MasterImages final : public WeightSource {
  public:
   MasterImages(HostMasters& masters, WeightForm wire);
 
-  // Lets a use of a master of f32 be of its image, if it need not stay on the device.
+  // Makes a use of an f32 master use its image instead, unless the use must stay on the device.
   void stand_for(ZoWeight& use, std::size_t master) const;
 
   std::uint64_t read_bytes(std::size_t weight) const override;

@@ -38,20 +38,21 @@ class MasterSnapshot {
 
   std::uint64_t step() const noexcept { return step_; }
 
-  // ---- Who reads ----
-  void wait(std::size_t weight);    // Until it has landed.
-  void let_go(std::size_t weight);  // Once.
-  void let_go_of_all() noexcept;    // Read or not: whoever has read all, or gives up.
+  // ---- For the reader ----
+  void wait(std::size_t weight);    // Until the weight has landed.
+  void let_go(std::size_t weight);  // Once per weight.
+  void let_go_of_all() noexcept;    // Read or not: the reader has read all, or gives up.
 
-  // ---- Who writes ----
+  // ---- For writers ----
   void land(std::size_t weight) noexcept;
-  Event read(std::size_t weight) const;  // Happens when it was let go of.
-  bool is_read() const noexcept;         // All of it, or nobody is to read it any more.
+  Event read(std::size_t weight) const;  // Happens when the reader lets go of it.
+  bool is_read() const noexcept;         // All of it was read, or will not be read any more.
   bool has_failed() const noexcept;
-  // At most so long; whether it was read.
+  // Waits for at most `most`; returns whether the weight was read.
   bool wait_until_read(std::size_t weight, std::chrono::milliseconds most);
   bool wait_until_read(std::chrono::milliseconds most);
-  // Weights may be of no single step: who reads is told. Nothing where all of it was read.
+  // The weights may be of several steps: makes the reader's calls throw. No effect once all was
+  // read.
   void fail(std::exception_ptr error) noexcept;
 
  private:
@@ -64,7 +65,7 @@ class MasterSnapshot {
   void check_unread(std::size_t weight, const std::unique_lock<std::mutex>& lock) const;
 
   std::uint64_t step_;
-  mutable std::mutex mutex_;  // Of what follows.
+  mutable std::mutex mutex_;  // Guards the members below.
   std::condition_variable changed_;
   std::vector<Weight> weights_;
   std::size_t unread_;

@@ -18,7 +18,7 @@ class RangeTeam {
  public:
   explicit RangeTeam(int threads);  // InvalidArgument: less than 1.
 
-  // Ranges [begin, end) of [0, count), each beginning at a multiple of `unit`.
+  // Calls `act` for ranges [begin, end) of [0, count), each beginning at a multiple of `unit`.
   void run(std::uint64_t count, std::uint64_t unit,
            const std::function<void(std::uint64_t begin, std::uint64_t end)>& act);
 

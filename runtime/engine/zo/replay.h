@@ -30,14 +30,15 @@ struct ReplayedUpdate {
 };
 
 struct Replay {
-  float gamma = 1;  // Of the last step.
+  float gamma = 1;  // At the last step.
   std::vector<ReplayedUpdate> updates;
 
   friend bool operator==(const Replay&, const Replay&) = default;
 };
 
-// Updates in the order in which they are added, by step and then by direction: those of steps from
-// `from` to before `to` make A of `to` out of A of `from`, and `gamma` makes it theta of `to`.
+// Returns updates in the order of addition, by step and then by direction. The updates of steps
+// from `from` to before `to` turn A of `from` into A of `to`, and `gamma` turns that into theta of
+// `to`.
 Replay replay(const LogHistory& history, const Base& base, std::uint32_t group, std::uint64_t from,
               std::uint64_t to);
 
@@ -45,7 +46,7 @@ double decay_factor(double lr, double weight_decay);
 float update_scale(double lr, float g, std::uint32_t directions, double gamma_after);
 float gamma_as_float(double gamma);
 
-// Gamma of each group at a step; never refused, so it may have become 0.
+// Returns Gamma of each group at a step; never throws for its size, so it may be 0.
 std::vector<double> gammas(const LogHistory& history, const Base& base, std::uint64_t step);
 
 }  // namespace sluiceway

@@ -10,8 +10,8 @@
 
 namespace sluiceway {
 
-// By weight, in the order of the forward. The bytes of what is chosen are at most `room`, and no
-// other weight would fit beside them.
+// Returns the choice by weight, in the order of the forward. The chosen bytes are at most `room`,
+// and no other weight would fit beside them.
 std::vector<bool> choose_resident(std::span<const std::uint64_t> bytes, std::uint64_t room);
 
 }  // namespace sluiceway

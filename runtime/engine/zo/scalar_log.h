@@ -39,10 +39,10 @@
 
 namespace sluiceway {
 
-// As the arena says: which weights it holds, and the log that they were made with, if any.
+// The arena's account: which weights it holds, and the log that made them, if any.
 struct ArenaBase {
   Base base;
-  LogId made_with{};  // Zeros: no log; these are the weights that a run begins with.
+  LogId made_with{};  // Zeros: no log; these are the initial weights of a run.
 };
 
 struct StepRate {
@@ -52,9 +52,9 @@ struct StepRate {
 
 struct StepScalars {
   std::uint64_t step = 0;
-  std::span<const float> g;              // One a direction; 0 where the loss was not finite.
-  std::span<const StepRate> rates;       // One a group.
-  std::span<const std::uint64_t> seeds;  // One a direction if the log records them, else none.
+  std::span<const float> g;              // One per direction; 0 where the loss was not finite.
+  std::span<const StepRate> rates;       // One per group.
+  std::span<const std::uint64_t> seeds;  // One per direction if the log records them, else none.
   bool non_finite = false;               // Some loss was not finite.
 };
 
@@ -66,36 +66,37 @@ struct LogOptions {
 
 class ScalarLog {
  public:
-  // A file that is there is refused (EEXIST). The log is on the medium when this returns.
+  // An existing file is EEXIST. The log is on the medium when this returns.
   static ScalarLog create(const std::string& path, const LogShape& shape, const Base& base,
                           const LogOptions& options = {});
-  // `arena` must be a base of the log's line, or one that this log made and did not come to name.
+  // `arena` must be a base of the log's line, or one that this log made but did not record.
   static ScalarLog open(const std::string& path, const LogShape& shape, const ArenaBase& arena,
                         const LogOptions& options = {});
   ScalarLog(ScalarLog&&) noexcept = default;
   ScalarLog& operator=(ScalarLog&&) = delete;
   ~ScalarLog();  // Syncs; warns if that fails.
 
-  void append(const StepScalars& scalars);  // InvalidArgument also: what replay() would refuse.
-  void sync();                              // All that was appended is on the medium.
+  void append(const StepScalars& scalars);  // InvalidArgument also as for replay().
+  void sync();                              // Makes all appended entries durable.
 
   // ---- Lines ----
-  // Goes on from an older theta. The steps that are left stay in the file, and a branch() made
-  // before keeps them; restore() comes back to them.
+  // Continues from an older theta. The abandoned steps stay in the file, and in a branch() made
+  // before; restore() returns to them.
   void rollback(std::uint64_t step);
-  // Back on the line that the log had after its first `entries` entries, at its end.
+  // Returns to the line that the log had after its first `entries` entries, at its end.
   void restore(std::uint64_t entries);
-  // A new log of the line up to `step`, under an id of its own; whole, durable, or not there.
+  // Writes a new log of the line up to `step`, with an id of its own: whole and durable, or not at
+  // all.
   void branch(std::uint64_t step, const std::string& path) const;
 
   // ---- A new base (docs/zo_log.md section 4) ----
-  void announce(const Base& base);  // First: durable when it returns. The base in use stays.
-  void adopt(const Base& base);     // Last, once the arena has committed it: pending starts there.
+  void announce(const Base& base);  // First; durable when it returns. Keeps the base in use.
+  void adopt(const Base& base);     // Last, after the arena's commit; pending starts there.
 
-  const Base& base() const noexcept { return base_; }  // In use.
+  const Base& base() const noexcept { return base_; }  // The base in use.
   const LogId& id() const noexcept { return history().header().id; }
   std::uint64_t next_step() const noexcept { return history().next_step(); }
-  // From the base in use; `from` and `to` as in replay.h.
+  // Pending updates on the base in use; `from` and `to` as in replay.h.
   Replay pending(std::uint32_t group, std::uint64_t from, std::uint64_t to) const;
   const LogHistory& history() const noexcept { return reading_.history; }
   const std::optional<LogLoss>& lost() const noexcept { return reading_.lost; }
@@ -107,7 +108,7 @@ class ScalarLog {
   void use_base(const ArenaBase& arena);
   void set_base(const Base& base);
   void check_writable() const;
-  void write(const LogEntry& entry);  // And applies it.
+  void write(const LogEntry& entry);  // Also applies it.
   void put(const LogEntry& entry);
   void cut_tail();
 
@@ -115,10 +116,10 @@ class ScalarLog {
   LogReading reading_;
   LogOptions options_;
   Base base_;
-  std::vector<double> gammas_;     // Of next_step(), from base_ on.
-  std::uint64_t end_ = 0;          // Of what holds.
+  std::vector<double> gammas_;     // At next_step(), from base_ on.
+  std::uint64_t end_ = 0;          // End of the valid entries.
   bool has_tail_ = false;          // The file may be longer than that.
-  std::optional<BaseEntry> owed_;  // Applied, and written before whatever is written next.
+  std::optional<BaseEntry> owed_;  // Applied; written before the next entry.
   std::uint64_t synced_entries_ = 0;
   std::chrono::steady_clock::time_point last_sync_;
   std::string failure_;

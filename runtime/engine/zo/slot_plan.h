@@ -29,10 +29,10 @@ struct RingDepth {  // In modules.
   int arrivals = 2;
   int pairs = 2;
   int staging = 4;
-  bool goes_back = false;  // What has arrived.
+  bool goes_back = false;  // Arrived weights go back.
 };
 
-// Of a forward that is so many modules ahead.
+// Returns the depth for a forward that runs `modules` modules ahead.
 constexpr RingDepth ring_depth(int modules, bool goes_back) noexcept {
   return {.arrivals = modules, .pairs = modules, .goes_back = goes_back};
 }
@@ -40,14 +40,14 @@ constexpr RingDepth ring_depth(int modules, bool goes_back) noexcept {
 struct SlotUse {  // One use of a weight in a forward, in the order of the forward.
   std::uint64_t bytes = 0;
   int module = 0;
-  bool streamed = true;          // A resident one needs no arrival slot, and no staging slot.
-  std::uint64_t read_bytes = 0;  // Of what is read to have it; 0: it is in host memory.
-  std::uint64_t copy_bytes = 0;  // Of one of its two copies; 0: as many as it has itself.
+  bool streamed = true;          // Resident: no arrival slot, no staging slot.
+  std::uint64_t read_bytes = 0;  // Bytes read to load it; 0: it is in host memory.
+  std::uint64_t copy_bytes = 0;  // Bytes of each of its two copies; 0: as its own.
 };
 
 struct SlotClass {
-  std::uint64_t slot_bytes = 0;       // Of an arrival; a multiple of kSlotAlignment.
-  std::uint64_t copy_slot_bytes = 0;  // Of each of a pair; likewise.
+  std::uint64_t slot_bytes = 0;       // For an arrival; a multiple of kSlotAlignment.
+  std::uint64_t copy_slot_bytes = 0;  // For each copy of a pair; the same multiple.
   int arrivals = 0;
   int pairs = 0;
   int staging = 0;
@@ -67,11 +67,11 @@ struct SlotPlan {
 
   std::vector<SlotClass> classes;   // By ascending size.
   std::vector<int> class_of;        // By use.
-  std::uint64_t staging_bytes = 0;  // Of all staging slots.
-  std::uint64_t bytes = 0;          // Of all other slots,
-  std::uint64_t uniform_bytes = 0;  // and if all had the largest size.
-  double waste = 0;          // Part of the slots that their weights leave empty, mean over uses;
-  double uniform_waste = 0;  // and with slots of the largest size.
+  std::uint64_t staging_bytes = 0;  // All staging slots.
+  std::uint64_t bytes = 0;          // All other slots,
+  std::uint64_t uniform_bytes = 0;  // and the same with slots of the largest size.
+  double waste = 0;                 // Part of a slot that its weight leaves empty, mean over uses;
+  double uniform_waste = 0;         // and the same with slots of the largest size.
 };
 
 SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth);

@@ -94,19 +94,19 @@ struct WeightRingOptions {
 
   EngineLanes::Options lanes;
   RingDepth depth;
-  std::uint64_t resident_room = 0;  // Bytes of weights that may stay, beside those that must.
+  std::uint64_t resident_room = 0;  // Bytes for weights that may stay, beside those that must.
   NoiseFamily family = NoiseFamily::kRademacher;
-  // Where noise is of low rank. Outlives the ring, and is written between passes alone.
+  // For low-rank noise. Outlives the ring, and is written only between passes.
   const LowRankUpdates* low_rank = nullptr;
-  WeightSource* source = nullptr;  // Of weights that are not in host memory.
-  bool reads_change = false;       // With each step: nothing is read ahead of it.
-  // That steps are written into, of weights in host memory; null: weights are only read.
+  WeightSource* source = nullptr;  // For weights outside host memory.
+  bool reads_change = false;       // At each step, so nothing is read ahead.
+  // Receive the steps, for weights in host memory; null: weights are only read.
   HostMasters* masters = nullptr;
-  int reads = 4;  // Of the source, at a time.
+  int reads = 4;  // Concurrent reads of the source.
   int perturb_lanes = 1;
   int device_cpu = -1;
   int lane_cpu = -1;
-  // Called in a hop before its work: tests wait or throw in it.
+  // Called in a hop before its work, so that tests can wait or throw there.
   std::function<void(LaneId lane, int use)> before_hop = {};
 };
 
@@ -121,33 +121,34 @@ class WeightRing {
   bool is_resident(int use) const { return stays_.at(at(use)); }
 
   // ---- A pass ----
-  void begin_step(std::span<const StepNoise> noises);  // By direction; at least one.
-  void begin_evaluation();                             // Both sides are theta, one copy.
-  // Elements of the use for work that is enqueued on `compute` from now on, until release().
+  void begin_step(std::span<const StepNoise> noises);  // One per direction; at least one.
+  void begin_evaluation();                             // Both sides are theta, in one copy.
+  // Returns the use's elements for work enqueued on `compute` from now on, until release().
   const void* acquire(int use, int direction, Side side, StreamRef compute);
-  // Both halves have enqueued what reads it, on `compute` or before it.
+  // Call when both halves have enqueued their readers, on `compute` or before it.
   void release(int use, int direction, StreamRef compute);
-  void commit(ZoUpdates updates);  // Ends the pass: those after it are at these updates,
-  void finish();                   // or at the same as this one.
-  void check_ends(const char* function) const;  // What both refuse, under the caller's name.
-  // Between passes: every weight is of the last step in host memory, and nothing moves there.
+  void commit(ZoUpdates updates);               // Ends the pass; later passes are at these updates,
+  void finish();                                // or at the same as this one.
+  void check_ends(const char* function) const;  // Throws their common errors.
+  // Between passes: brings every weight in host memory to the last step, and stops all writes
+  // there.
   void flush();
 
   // ---- A snapshot of the masters ----
-  void copy_residents_back();  // Between passes: as flush(), of those alone; they are on their way.
-  // Streamed weights that nothing has brought up to the last step are, in host memory. Within a
-  // pass where nothing is acquired, too.
+  void copy_residents_back();  // Between passes; starts it like flush(), but only for them.
+  // Brings streamed weights, where nothing else has, to the last step in host memory. Also allowed
+  // within a pass while nothing is acquired.
   void catch_up();
-  void check_lanes() const { has_key(); }  // Throws what a lane has thrown.
+  void check_lanes() const { has_key(); }  // Throws the exception of a lane.
 
   // ---- Numbers ----
   EngineUse take_use() { return lanes_.take_use(); }
-  std::uint64_t take_disk_read() noexcept { return hops_.take_disk_read(); }  // Bytes since then.
+  std::uint64_t take_disk_read() noexcept { return hops_.take_disk_read(); }  // Since last time.
   Trace& trace() noexcept { return lanes_.trace(); }
   Budget& budget() noexcept { return lanes_.budget(); }
 
  private:
-  struct Entry;  // A use on its way: all of its directions in one pass.
+  struct Entry;  // A use on its way, with all its directions in one pass.
   using EntryPtr = std::shared_ptr<Entry>;
 
   struct Slot {
@@ -158,24 +159,24 @@ class WeightRing {
     std::byte *plus = nullptr, *minus = nullptr;
     Event free;
   };
-  struct Turn {  // One that has a pair, and whose perturbation is submitted.
+  struct Turn {  // A turn with a pair and a submitted perturbation.
     std::uint64_t position = 0;
     int use = 0;
     int direction = 0;
     int key = 0;
     Pair pair;
   };
-  struct Ring {  // Of one size class.
+  struct Ring {  // For one size class.
     std::vector<int> uses;
-    std::size_t next = 0;          // Index in `uses` of what is submitted next,
-    bool next_pass = true;         // of the pass after the current one.
-    std::deque<EntryPtr> entries;  // Those with turns that have no pair; in order.
+    std::size_t next = 0;          // Index in `uses` of the next one to submit,
+    bool next_pass = true;         // in the pass after the current one.
+    std::deque<EntryPtr> entries;  // With turns that have no pair; in order.
     std::size_t most_entries = 0;
     std::deque<Slot> staging, arrivals;
     std::deque<Pair> pairs;
   };
-  // A read, an arrival, a step and a few directions each, of the pass that the device is at, the
-  // one that the caller is at, and the one ahead of that.
+  // A read, an arrival, a step and a few directions each, for three passes: the device's, the
+  // caller's, and the one after.
   static constexpr int kKeysOfUse = 15;
 
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
@@ -186,28 +187,28 @@ class WeightRing {
 
   void begin(std::span<const StepNoise> noises);
   void end(const char* function);
-  void fill();  // Submits what nothing but lanes, source and device have to do something for.
+  void fill();  // Submits what needs only lanes, source and device.
   bool fetch_next(Ring& ring);
-  void move_on(Ring& ring);  // Entries get arrival slots, and their turns pairs.
+  void move_on(Ring& ring);  // Gives entries arrival slots, and turns pairs.
   void give_arrivals(Ring& ring);
-  EntryPtr next_entry(const Ring& ring) const;  // Whose turn is the next to have a pair, if known.
+  EntryPtr next_entry(const Ring& ring) const;  // Its turn gets the next pair, if known.
   void submit_read(const EntryPtr& entry);
   void submit_copy(const EntryPtr& entry);
   void submit_perturb(const EntryPtr& entry, const Turn& turn);
   void seek(std::uint64_t position);
-  void drop_turn();  // The front of ahead_. Waits for what runs of it.
+  void drop_turn();  // Drops the front of ahead_; waits for its running work.
   void retire(Ring& ring, const EntryPtr& entry);  // Its last turn has a pair, or needs none.
-  bool has_key() const;                            // One that nothing in the lanes has.
+  bool has_key() const;                            // A key without work in the lanes.
   int take_key();
   Payload payload_of(int use, bool next_pass, std::uint64_t place);  // Without hops.
   std::uint64_t position(int use, int direction) const;              // In the current pass.
 
-  // ---- Steps that are written into weights ----
-  struct Written {  // By the first use of a storage.
+  // ---- Steps written into weights ----
+  struct Written {  // By first use of a storage.
     std::size_t master = 0;
-    std::uint64_t step = 0;  // Of host memory, or of its resident place, once that is written.
+    std::uint64_t step = 0;  // Of host memory, or of its resident place once written.
     Event is_written;
-    std::vector<Event> readers;  // Whatever reads what will be written over.
+    std::vector<Event> readers;  // Readers of memory that will be overwritten.
   };
   void know_masters();
   bool is_written(int use) const noexcept {
@@ -215,7 +216,7 @@ class WeightRing {
   }
   Written& written(int use) { return written_.at(first_use_[at(use)]); }
   static void read_by(Written& storage, Event reader);
-  bool bring_up(const EntryPtr& entry);  // False: there is no key.
+  bool bring_up(const EntryPtr& entry);  // False: no key is free.
   void bring_up_resident(int use, const std::shared_ptr<const WrittenSteps>& steps, int key);
   void bring_up_arrival(const EntryPtr& entry, int key);
   LaneId perturb_lane(std::uint64_t number) const;
@@ -239,13 +240,13 @@ class WeightRing {
 
   std::map<int, Written> written_;  // Empty without masters.
   std::shared_ptr<const ZoUpdates> updates_;
-  std::shared_ptr<RingPass> pass_;  // The current one; null between two.
-  std::shared_ptr<RingPass> next_;  // The one after it.
-  std::uint64_t begun_ = 0;         // Passes.
-  std::array<Event, 2> ended_;  // The device is through the last pass but one, and the last one.
+  std::shared_ptr<RingPass> pass_;  // The current pass; null between passes.
+  std::shared_ptr<RingPass> next_;  // The pass after it.
+  std::uint64_t begun_ = 0;         // Number of passes.
+  std::array<Event, 2> ended_;      // The device has finished the last pass but one; the last one.
   std::uint64_t rewinds_ = 0;
-  std::uint64_t from_ = 0;              // Turns before it have been acquired or skipped.
-  std::deque<Turn> ahead_;              // Not acquired; in order.
+  std::uint64_t from_ = 0;              // Earlier turns have been acquired or skipped.
+  std::deque<Turn> ahead_;              // Not acquired yet; in order.
   std::map<std::uint64_t, Turn> held_;  // By position: acquired, not released.
   int next_key_ = 0;
   ComputingStream compute_;

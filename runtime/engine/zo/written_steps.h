@@ -30,15 +30,15 @@ struct WrittenSteps {
 
   std::uint64_t run_seed = 0;
   NoiseFamily family = NoiseFamily::kRademacher;
-  std::uint64_t first = 0;                              // Step of the first of them.
-  std::vector<std::shared_ptr<const ZoUpdates>> steps;  // Each with its own updates alone.
+  std::uint64_t first = 0;                              // The first of these steps.
+  std::vector<std::shared_ptr<const ZoUpdates>> steps;  // Each with its own updates only.
 };
 
-// What updates add to a weight, for Theta::pending.
+// Returns the updates of a weight, for Theta::pending.
 std::vector<PendingUpdate> pending_of(const ZoUpdates& updates, std::uint64_t tensor, int group);
 
-// Elements of a weight from element `first` on, on the device of `stream`: of step `from` before,
-// and of steps.next() afterwards.
+// Brings elements of a weight, from element `first` on, on the device of `stream`, from step `from`
+// to steps.next().
 void write_steps(const WrittenSteps& steps, const ZoWeight& weight, std::uint64_t first,
                  std::span<std::byte> elements, std::uint64_t from, StreamRef stream);
 
