@@ -143,7 +143,7 @@ void ChunkStore::wait_idle() {
 }
 
 void ChunkStore::check_usable(const char* caller) const {
-  SLUICEWAY_CHECK(unusable_.empty(), "store: ", caller, " after ", unusable_,
+  SLUICEWAY_CHECK(unusable_.empty(), "store: ", caller, "() failed: ", unusable_,
                   "; reopen the store, which returns it to its last commit");
 }
 

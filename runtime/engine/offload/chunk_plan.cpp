@@ -16,8 +16,8 @@ ChunkPlan::ChunkPlan(std::span<const std::int64_t> tensor_elems, std::int64_t ch
     SLUICEWAY_CHECK(elems > 0, "ChunkPlan: tensor ", i, " has ", elems,
                     " elements, expected 1 or more");
     tensor_elems_ += elems;
-    // A chunk of its own wastes less for a tensor of half a chunk or more than a shared one would
-    // make other tensors wait.
+    // A tensor of half a chunk or more gets chunks of its own: their waste costs less than the
+    // waits that sharing would cause.
     if (2 * elems >= chunk_elems) {
       place_large(static_cast<int>(i), elems);
     } else {

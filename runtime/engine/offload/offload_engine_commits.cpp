@@ -76,8 +76,8 @@ void OffloadEngine::roll_back(std::uint64_t generation) {
 
 // ---- States -------------------------------------------------------------------------------------
 
-// Returns the version with the steps taken, when nothing else is staged: gathering starts with
-// everything committed, and the states it stages are not part of a step yet.
+// Returns the version that has the states after the last step. If the next step has staged states
+// already, that is the last commit, because gathering starts with everything committed.
 Version OffloadEngine::written_version() {
   if (!speculation_.has_staged()) return Version::kStaged;
   spill_.wait_written();
