@@ -117,10 +117,10 @@ std::optional<std::string> signature_on(int fd, const std::string& path) {
 
 void check_unused(int fd, const std::string& path) {
   const std::optional<std::string> found = signature_on(fd, path);
-  SLUICEWAY_CHECK(!found, "open_io: ", path, " has a ", found.value_or(""),
-                  ", expected a device with nothing on it; if nobody needs what is there, remove "
-                  "it with wipefs --all ",
-                  path);
+  SLUICEWAY_CHECK(
+      !found, "open_io: ", path, " has a ", found.value_or(""),
+      "; use an empty device, or, if you do not need this content, remove it with wipefs --all ",
+      path);
 }
 
 }  // namespace sluiceway

@@ -123,7 +123,7 @@ DriveHeader decode_header(std::span<const std::byte> block) {
   header.drives = fields.take<std::uint32_t>();
   if (header.drives == 0 || header.drives > kMostDrives || header.drive >= header.drives) {
     throw Corrupt(concat("drive header: is drive ", header.drive, " of ", header.drives,
-                         ", expected one of 1 to ", kMostDrives));
+                         ", expected a drive of 1 to ", kMostDrives));
   }
   return header;
 }

@@ -32,7 +32,7 @@ void check_weights(const std::vector<ArenaWeight>& weights, std::uint64_t chunk_
                     " elements, expected 1 or more");
     SLUICEWAY_CHECK(
         weight.group >= ArenaWeight::kUntrained && weight.group < static_cast<int>(kMostGroups),
-        "arena: ", weight.name, " is of group ", weight.group, ", expected one from 0 ", "to ",
+        "arena: ", weight.name, " is of group ", weight.group, ", expected 0 ", "to ",
         kMostGroups - 1, ", or ", ArenaWeight::kUntrained, " for none");
   }
 }

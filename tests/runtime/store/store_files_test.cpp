@@ -83,7 +83,7 @@ TEST_F(StoreFilesTest, WeightsAndPathsAreAsMany) {
       [&] {
         (void)create_store(budget, {first.str()}, contents(1), {1, 1}, options);
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("1 paths, expected the 2")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("1 paths, expected 2")));
 }
 
 TEST_F(StoreFilesTest, RegionsAndInterfacesHaveTheNamesThatUsersWrite) {

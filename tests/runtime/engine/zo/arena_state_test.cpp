@@ -88,7 +88,7 @@ TEST(ArenaStateTest, LaterVersionIsNamed) {
   std::vector<std::byte> bytes = encode(some_state(rng, 0));
   bytes[8] = std::byte{2};
   EXPECT_THAT([&] { decode_arena_state(bytes); },
-              ThrowsMessage<Unavailable>(HasSubstr("version 2, expected 1")));
+              ThrowsMessage<Unavailable>(HasSubstr("version is 2, expected 1")));
 }
 
 TEST(ArenaStateTest, CountThatIsNotThatOfTheBytesIsRefused) {

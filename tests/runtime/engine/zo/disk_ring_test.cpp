@@ -321,9 +321,9 @@ TEST(DiskRingTest, AWeightWithoutAPlaceOrWithTwoIsRefused) {
               ThrowsMessage<InvalidArgument>(HasSubstr("the options have no source")));
   given.source = &source;
   model.uses[0].elements = 129;
-  EXPECT_THAT([&] { WeightRing(given, model.uses); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr("w0 is read as 512 bytes, expected at least its 516")));
+  EXPECT_THAT(
+      [&] { WeightRing(given, model.uses); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("w0 is read as 512 bytes, expected at least 516")));
   model.uses[0].elements = 100;
   model.uses[0].host = host;
   const auto refused =

@@ -379,8 +379,9 @@ TEST_P(EngineSnapshotTest, WhoeverReadsIsToldThatWeightsWereReplaced) {
   Trained trained(GetParam());
   trained.take_step();
   std::shared_ptr<MasterSnapshot> taken = trained.engine->begin_snapshot();
-  EXPECT_THAT([&] { trained.engine->begin_snapshot(); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("the snapshot of step 1 is being read")));
+  EXPECT_THAT(
+      [&] { trained.engine->begin_snapshot(); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("the snapshot of step 1 is still being read")));
   trained.engine->begin_step();
   EXPECT_THAT([&] { trained.engine->finish_snapshot(); },
               ThrowsMessage<InvalidArgument>(HasSubstr("a pass has begun")));

@@ -377,7 +377,7 @@ TEST(ParityEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
   EXPECT_EQ(engine.next_step(), 0U);
   options.wire = DType::kF32;
   EXPECT_THAT([&] { ParityEngine{options}; },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected one of 16 bits")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected a form of 16 bits")));
   options.ring.resident_room = 5;
   EXPECT_THAT([&] { ParityEngine{options}; },
               ThrowsMessage<InvalidArgument>(HasSubstr("5 bytes of resident_room")));

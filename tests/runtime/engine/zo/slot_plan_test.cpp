@@ -173,9 +173,8 @@ TEST(SlotPlanTest, BadInputIsRefused) {
   EXPECT_THAT([&] { plan_slots(empty, {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("use 0 has 0 bytes")));
   const std::vector<SlotUse> half_read = {{8, 0, true, 7}};
-  EXPECT_THAT(
-      [&] { plan_slots(half_read, {}); },
-      ThrowsMessage<InvalidArgument>(HasSubstr("is read as 7 bytes, expected at least its 8")));
+  EXPECT_THAT([&] { plan_slots(half_read, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("is read as 7 bytes, expected at least 8")));
   EXPECT_THAT(
       [&] {
         plan_slots(good, {1, 2, 0});
