@@ -22,7 +22,6 @@
 // Thread safety: every call from any thread; a training and an evaluating thread may wait at the
 //                same time. No lock is held while a mark is recorded, since the thread may have to
 //                wait until its stream has room.
-//                to wait for room in its stream until the device has gone on.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// Gradients that cross the link compressed and are stored whole: S = P^T G Q on the device, G^ = P
-// S Q^T on the host.
+// Gradients that cross the link compressed and are stored whole: the device makes S = P^T G Q, and
+// the host G^ = P S Q^T.
 //
 //   device        S <- S + P^T G Q for each micro-batch: a step's gradients are summed in the core
 //   d2h           S crosses

@@ -19,9 +19,9 @@
 // On a CUDA device, weights, gradients and cores are in its memory. Each call may come on a stream
 // of its own (computing_stream.h); the caller orders its own kernels' reads and writes. Scans of
 // gradients cross in one small copy per backward, enqueued by end_backward(). Only step(),
-// gathered_norm() and gradient_scan() wait for it, so a step waits once, as late as it can. Without
-// this wait, the engine would also have to own the caller's other training, which uses the same
-// clip factor or skips with the step. add_gradient() waits for the weight's last step, which a
+// gathered_norm() and gradient_scan() wait for it, so a step waits once, as late as it can. The
+// wait is needed because the caller trains other parameters by itself, with the same clip factor,
+// or not at all if the step is skipped. add_gradient() waits for the weight's last step, which a
 // forward has already acquired, and for the stream if the weight calibrates. Results of residuals
 // are read back only in a skipped step.
 //

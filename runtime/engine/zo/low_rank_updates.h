@@ -17,7 +17,7 @@
 //
 // Thread safety: const calls from any thread, but not beside a non-const call.
 // Lifetime:      host memory of vectors outlives this. Calls between passes wait for the streams
-//                `computes`, which received the readers of factors since the last such call, and
+//                `computes`, on which factors were read since the last such call, and
 //                enqueue on the last of them; the lanes must have finished the work that these wait
 //                for.
 // Errors:        OutOfMemory, with both byte counts: a period's factors do not fit; nothing was

@@ -6,7 +6,7 @@
 //
 // Durability: an entry is one write(), so a killed process loses no entry for which append()
 // returned. A power cut loses entries that were not synced. fdatasync took 4 ms at the median on
-// the disk used for development (12 ms at most of 300), as long as a small step. So append() syncs
+// the disk that was measured (12 ms at most of 300), as long as a small step. So append() syncs
 // at most once per `sync_interval`, which costs a run at most about 1 %; sync() and closing always
 // sync. Steps of the last second lost in a power cut are made again, with the same noise.
 // announce(), rollback(), restore() and branch() sync before they return, because other files rely
