@@ -26,7 +26,7 @@
 //
 // Thread safety: one thread at a time.
 // Lifetime:      the executor outlives it.
-// Source:         clipping by the global norm: Pascanu et al., arXiv 1211.5063.
+// Source:        clipping by the global norm: Pascanu et al., arXiv 1211.5063.
 #pragma once
 
 #include <cstdint>

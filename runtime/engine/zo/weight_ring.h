@@ -60,7 +60,6 @@
 // Cost:          a pass reads each streamed use once and moves it once over the link, for any
 //                number of directions; with masters, each streamed weight also returns once, if a
 //                step was made since.
-//                directions; with masters each streamed weight once back, if a step was made since.
 #pragma once
 
 #include <array>
