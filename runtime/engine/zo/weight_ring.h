@@ -31,8 +31,8 @@
 //   R1  An arrival slot is written when the previous use in that slot has been perturbed in every
 //       direction.
 //   R2  A pair is written behind the event that release() recorded.
-//   R3  A payload that waits in a lane waits only for payloads submitted earlier, and never for a
-//       thread that may come later in the same lane: no deadlock.
+//   R3  A payload that waits in a lane waits only for payloads submitted earlier. Where these may
+//       come later in the same lane, the wait holds no thread: no deadlock.
 //   R4  A turn is perturbed with the noise and the updates of its own pass.
 //   R5  A staging slot is read into when its previous content has crossed the link.
 //   R6  A weight in host memory is written when every copy submitted before has arrived, and copied
@@ -47,9 +47,9 @@
 // On a CUDA device the caller is a pass ahead at most: begin_step() and begin_evaluation() wait
 // until the device has finished the last pass but one. Any call may wait while the lanes have
 // kKeysOfUse payloads for each use. acquire() waits until the perturbation of the turn has been
-// enqueued, so the caller is as many turns ahead of the device as there are pairs. Readers of a
-// pair on streams other than the last one that acquired it come before the stream passed to
-// release().
+// enqueued, so the caller is as many turns ahead of the device as there are pairs. Work that
+// reads a pair on a stream other than the last one that acquired it must come before the stream
+// passed to release().
 //
 // Thread safety: one thread at a time calls; halves in lock step count as one.
 // Lifetime:      host memory of the weights, their source and the computing streams outlive the
