@@ -10,9 +10,9 @@ ComputingStream::ComputingStream(EngineLanes& lanes) noexcept
                                     : StreamRef::cuda(lanes.device().ordinal(), nullptr)) {}
 
 void ComputingStream::move_to(StreamRef compute) {
-  SLUICEWAY_CHECK(compute.device() == lanes_.device(), "engine: work on a stream of ",
-                  to_string(compute.device()), ", expected one of ", to_string(lanes_.device()),
-                  ", which the engine was made for");
+  SLUICEWAY_CHECK(compute.device() == lanes_.device(), "engine: the stream is on ",
+                  to_string(compute.device()), ", expected a stream of ",
+                  to_string(lanes_.device()), ", the device of the engine");
   if (was_used_ && compute != ref_) {
     const Event before = lanes_.compute(ref_).record();
     lanes_.compute(compute).wait(before);
@@ -36,7 +36,7 @@ void ComputingStream::acquire(int key, StreamRef compute) {
   }
   if (!stepped || *stepped == compute) return;
   lanes_.executor().acquire(key, lanes_.compute(*stepped));
-  lanes_.compute(compute);  // The stream that waits of this thread are timed on.
+  lanes_.compute(compute);  // Starts timing the waits on this stream.
 }
 
 Event ComputingStream::reached() {

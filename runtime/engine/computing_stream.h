@@ -1,18 +1,18 @@
-// The framework's stream that an engine enqueues its work on, the order between two of them, and
-// what each stream that computes keeps of a device.
+// The framework's stream on which an engine enqueues its work, the order between two such streams,
+// and the scratch that each computing stream keeps on a device.
 //
 // Autograd runs each part of a backward on the stream of its forward, and step() may be called on
-// another one again. What an engine shares between calls (scratch, cores, scans) is then used on
-// several streams. So where a call comes on another stream than the last one, the new stream waits
-// for an event that is recorded on the old one. Work of an engine is thus in the order of its
-// calls, and what is recorded on the last stream comes after all of it.
+// yet another stream. An engine then uses shared memory (scratch, cores, scans) on several streams.
+// So when a call arrives on another stream than the last one, the new stream waits for an event
+// recorded on the old one. The work of an engine thus runs in the order of its calls, and an event
+// recorded on the last stream comes after all of it.
 //
 // An engine computes on the framework's stream and on one of its own, which applies updates or
-// rounds gradients. Each of the two keeps scratch of a CUDA device that no buffer of the engine is.
-// Each further stream of the framework gets scratch with its first kernel, which no budget counts.
+// rounds gradients. On a CUDA device each of the two keeps scratch outside the engine's buffers.
+// Each further stream of the framework gets scratch with its first kernel; no budget counts that.
 //
-// Thread safety: one thread at a time calls, but acquire() from any thread.
-// Lifetime:      the lanes, and every stream that was given, outlive it.
+// Thread safety: one thread at a time calls; acquire() from any thread.
+// Lifetime:      the lanes, and every stream passed in, outlive it.
 // Errors:        CudaError: the device has failed. InvalidArgument: a stream of another device.
 #pragma once
 
@@ -33,18 +33,18 @@ class ComputingStream {
  public:
   explicit ComputingStream(EngineLanes& lanes) noexcept;
 
-  // That of the last call; before the first call, the device's default stream.
+  // Returns the stream of the last call; before the first call, the device's default stream.
   StreamRef ref() const noexcept { return ref_; }
 
-  // Work of the engine goes to `compute` from now on, after all that is on the stream before it.
+  // Sends later work of the engine to `compute`, after all work already on the current stream.
   void move_to(StreamRef compute);
-  // The same for step(), where a stream is given; the caller takes updates for done on that one.
+  // Same for step(), if a stream is given; on that stream the caller treats updates as done.
   void move_to_step(const std::optional<StreamRef>& compute);
 
-  // `compute` acquires a key of the executor, and so does the stream of the last step().
+  // Makes `compute` acquire a key of the executor, and also the stream of the last step().
   void acquire(int key, StreamRef compute);
 
-  Event reached();  // Happens when all that the stream was given so far is done.
+  Event reached();  // Completes when all work enqueued on the stream so far is done.
 
  private:
   EngineLanes& lanes_;
@@ -56,14 +56,14 @@ class ComputingStream {
 
 inline constexpr int kComputingStreams = 2;
 
-// Device tier; the engine reserves it, and the streams allocate it.
+// Bytes on the device tier; the engine reserves them, and the streams allocate them.
 constexpr std::uint64_t engine_scratch_bytes(DeviceId device) noexcept {
   return cuda::stream_scratch_bytes(device, kComputingStreams);
 }
 
-// Allocates that scratch for the engine's own stream, so that no step does: to allocate may wait
-// until the device is idle. The framework's stream is known, and gets its own, with the first
-// gradient. OutOfMemory: the device refuses it.
+// Allocates that scratch for the engine's own stream now, so that no step does: an allocation may
+// wait until the device is idle. The framework's stream becomes known with the first gradient and
+// gets its scratch then. OutOfMemory: the device has no memory for it.
 void prepare_own_stream(Stream& own);
 
 }  // namespace sluiceway

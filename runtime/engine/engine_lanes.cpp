@@ -11,7 +11,7 @@
 namespace sluiceway {
 namespace {
 
-// A lane's stream of which every task is timed.
+// A lane's stream that times every task.
 class TimedStream final : public StreamBackend {
  public:
   TimedStream(Stream stream, StallClock& clock) : stream_(std::move(stream)), clock_(clock) {}
@@ -107,7 +107,7 @@ void EngineLanes::wait(int key) {
   }
   if (compute && executor_->moves(key)) {
     stall_clock_->time_wait(*compute, [&] { executor_->wait(key); });
-  } else {  // It costs the device nothing, or nobody has computed yet.
+  } else {  // The wait costs the device nothing, or nobody has computed yet.
     executor_->wait(key);
   }
 }

@@ -30,7 +30,7 @@ void LossScale::update(bool overflowed) noexcept {
   if (++state_.clean_steps < config_.growth_interval) return;
   state_.clean_steps = 0;
   const double grown = state_.value * config_.growth;
-  if (grown <= 0x1p127) state_.value = grown;  // Beyond it a f32 scale would overflow by itself.
+  if (grown <= 0x1p127) state_.value = grown;  // Beyond 2^127 an f32 scale would itself overflow.
 }
 
 void LossScale::load(const State& state) {

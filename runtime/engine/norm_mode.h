@@ -1,7 +1,7 @@
-// Decides when host work of a step may start: after the global norm is known, or at once.
+// Decides when the host work of a step may start: after the global norm is known, or at once.
 //
-// Auto (docs/schedule.md section 3): exact while the cost model says that its host and upload
-// work hides behind the forward; else speculative while few steps are clipped; else exact.
+// Auto (docs/schedule.md section 3) is exact while the cost model predicts that host and upload
+// work hide behind the forward; otherwise speculative while few steps are clipped; otherwise exact.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ NormChoice parse_norm_choice(std::string_view name);  // "auto", "exact", "specu
 
 class NormModeChooser {
  public:
-  // Under Order::kBarrier host work waits for the whole step anyway: always exact.
+  // Under Order::kBarrier host work waits for the whole step anyway, so the mode is always exact.
   NormModeChooser(NormChoice choice, Order order) : choice_(choice), order_(order) {
     if (choice == NormChoice::kSpeculative && order != Order::kBarrier) speculative_ = true;
   }
 
   bool speculative() const noexcept { return speculative_; }
 
-  // Once a committed step. `redone`: the forecast factor was wrong, by clipping or scaling.
+  // Call once per committed step. `redone`: clipping or scaling made the forecast factor wrong.
   void note_step(bool redone) noexcept;
-  // Whether the next step should be speculative, from this step's measured times.
+  // Returns whether the next step should be speculative, given this step's measured times.
   bool prefers_speculative(const std::vector<LayerCost>& costs, const LanePlan& lanes) const;
   void set_speculative(bool on) noexcept { speculative_ = on; }
   bool decides() const noexcept {
@@ -34,8 +34,8 @@ class NormModeChooser {
   }
 
  private:
-  static constexpr double kMaxRedoneRate = 0.1;    // Above it redoing costs more than waiting.
-  static constexpr double kWorthwhileGain = 1.02;  // Exact is kept while it costs less than this.
+  static constexpr double kMaxRedoneRate = 0.1;    // Above it, redoing costs more than waiting.
+  static constexpr double kWorthwhileGain = 1.02;  // Stays exact while exact costs less than this.
   NormChoice choice_;
   Order order_;
   bool speculative_ = false;

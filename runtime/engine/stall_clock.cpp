@@ -24,8 +24,8 @@ void StallClock::time(Stretches& in, StreamRef stream, const std::function<void(
   Mark begin = record(stream);
   Stretches::iterator own;
   {
-    // Before the body: what other threads settle meanwhile must know that it has begun. Without an
-    // end nobody pops it.
+    // Inserts before the body runs, so that other threads that settle meanwhile see that it has
+    // begun. A stretch without an end is never popped.
     const std::lock_guard lock(mutex_);
     own = in.insert(in.end(), {std::move(begin), nullptr});
   }
@@ -45,7 +45,7 @@ StallClock::Mark StallClock::record(StreamRef stream) {
   Mark mark;
   {
     const std::lock_guard lock(mutex_);
-    if (free_.empty()) settle();  // Asks the device, so not for every mark.
+    if (free_.empty()) settle();  // Queries the device, so not for every mark.
     if (!free_.empty()) {
       mark = std::move(free_.back());
       free_.pop_back();
@@ -66,7 +66,7 @@ void StallClock::settle() {
   }
 }
 
-// Work that is done matters to a wait that had begun before, and to none that will be enqueued.
+// Finished work matters only to a wait that began before, never to a later one.
 void StallClock::forget_works() {
   while (!works_.empty() && works_.front().end != nullptr) {
     const Stretch& work = works_.front();
@@ -77,12 +77,12 @@ void StallClock::forget_works() {
   }
 }
 
-// The wait is over: a mark that has not been passed yet lies behind it.
+// The wait is over, so a mark that has not been passed yet lies behind it.
 double StallClock::worked(const Stretch& wait, double waited_s) const {
   double sum_s = 0;
   for (const Stretch& work : works_) {
     const std::optional<double> begin_s = work.begin->seconds_since(*wait.begin);
-    if (!begin_s || *begin_s >= waited_s) break;  // So do all that follow in that lane.
+    if (!begin_s || *begin_s >= waited_s) break;  // The later work of that lane is later, too.
     std::optional<double> end_s;
     if (work.end != nullptr) end_s = work.end->seconds_since(*wait.begin);
     const double until_s = std::min(end_s.value_or(waited_s), waited_s);

@@ -68,7 +68,8 @@ bool StepGate::has_gradient() const noexcept {
                      [](const Part& part) { return part.backwards > 0; });
 }
 
-// A recomputed forward of a checkpointed segment must not wait for what no commit() has let go.
+// While a checkpointed segment is recomputed, a forward must not wait for a payload that no
+// commit() has released.
 bool StepGate::holds_back(int part) const {
   return at(part).sent || (order_ == Order::kBarrier && gathering());
 }
@@ -92,7 +93,7 @@ StepOutcome StepGate::decide(float factor, double other_sum_squares,
                              std::span<const float> part_factors) const {
   SLUICEWAY_CHECK(part_factors.empty() || part_factors.size() == parts_.size(),
                   "StepGate: ", part_factors.size(), " factors for ", parts_.size(),
-                  " parts, expected one each");
+                  " parts, expected one for each part");
   StepOutcome outcome;
   const GradientNorm parts = norm(part_factors);
   const double scale = static_cast<double>(factor);
@@ -126,7 +127,7 @@ std::vector<int> StepGate::commit(float factor) {
 }
 
 void StepGate::drop() {
-  // The gradient stays whole until every payload is back: a recall may be called off.
+  // The gradient stays intact until every payload is back, because a recall may be interrupted.
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!parts_[i].sent) continue;
     executor_.recall(static_cast<int>(i));
@@ -159,12 +160,13 @@ void StepGate::tune(const EngineLanes& lanes, const std::function<bool()>& make_
 // ---- State --------------------------------------------------------------------------------------
 
 void StepGate::set_committed_steps(std::int64_t steps) {
-  SLUICEWAY_CHECK(steps >= 0, "StepGate: committed steps are ", steps, ", expected 0 or more");
+  SLUICEWAY_CHECK(steps >= 0, "StepGate: the number of committed steps is ", steps,
+                  ", expected 0 or more");
   committed_steps_ = steps;
 }
 
 void StepGate::expect_backwards(int part, int backwards) {
-  SLUICEWAY_CHECK(backwards > 0, "StepGate: backwards a step are ", backwards,
+  SLUICEWAY_CHECK(backwards > 0, "StepGate: the number of backwards per step is ", backwards,
                   ", expected 1 or more");
   if (options_.promised_backwards == 0) at(part).expected = backwards;
 }

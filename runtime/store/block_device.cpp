@@ -13,7 +13,7 @@
 namespace sluiceway {
 namespace {
 
-// The same file again: without O_DIRECT, because libblkid reads into unaligned memory.
+// Reopens a file without O_DIRECT, because libblkid reads into unaligned memory.
 class Reopened {
  public:
   Reopened(int fd, const std::string& path)
@@ -28,7 +28,7 @@ class Reopened {
   int fd_;
 };
 
-// libblkid, loaded when the first device is looked at: everything else works without it.
+// libblkid, loaded for the first device that is checked, so that everything else works without it.
 class Blkid {
  public:
   static const Blkid& get() {
@@ -61,8 +61,9 @@ class Blkid {
   void find(F& function, const char* name) {
     function = library_ == nullptr ? nullptr : reinterpret_cast<F>(dlsym(library_, name));
     if (function != nullptr) return;
-    throw Unavailable(concat("signature_on: ", dlerror(), ", expected libblkid.so.1 with ", name,
-                             ", which says what is on a device; install libblkid1, or use a file"));
+    throw Unavailable(concat("signature_on: ", dlerror(),
+                             "; cannot check what is on the device without ", name,
+                             " of libblkid.so.1; install libblkid1, or use a file"));
   }
 
   void* library_ = dlopen("libblkid.so.1", RTLD_NOW | RTLD_LOCAL);  // Stays loaded.
@@ -116,10 +117,10 @@ std::optional<std::string> signature_on(int fd, const std::string& path) {
 
 void check_unused(int fd, const std::string& path) {
   const std::optional<std::string> found = signature_on(fd, path);
-  SLUICEWAY_CHECK(!found, "open_io: ", path, " has a ", found.value_or(""),
-                  ", expected a device with nothing on it; if nobody needs what is there, remove "
-                  "it with wipefs --all ",
-                  path);
+  SLUICEWAY_CHECK(
+      !found, "open_io: ", path, " has a ", found.value_or(""),
+      "; use an empty device, or, if you do not need this content, remove it with wipefs --all ",
+      path);
 }
 
 }  // namespace sluiceway

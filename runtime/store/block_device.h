@@ -1,9 +1,9 @@
-// Whether a block device may be taken whole: only one on which nobody has left anything.
+// Checks that a block device is unused before a store takes the whole device.
 //
-// libblkid looks for partition tables, file systems, swap, LVM, md and other members of arrays;
-// what it knows, we refuse. A store of ours it does not know.
+// libblkid looks for partition tables, file systems, swap, LVM, md and other array members. We
+// refuse a device on which it recognizes anything. It does not recognize our own stores.
 //
-// Errors: InvalidArgument names the path and what was found; IoError if it cannot be read;
+// Errors: InvalidArgument names the path and what was found; IoError if the device cannot be read;
 //         Unavailable where libblkid is not installed. Nothing is ever written.
 #pragma once
 
@@ -12,10 +12,11 @@
 
 namespace sluiceway {
 
-// What is on an open file or device, "ext4 file system" or "gpt partition table", or nothing.
+// Returns what an open file or device holds, such as "ext4 file system" or "gpt partition table";
+// nothing if libblkid recognizes nothing.
 std::optional<std::string> signature_on(int fd, const std::string& path);
 
-// Throws unless nothing is found on it.
+// Throws InvalidArgument if libblkid recognizes anything on the device.
 void check_unused(int fd, const std::string& path);
 
 }  // namespace sluiceway

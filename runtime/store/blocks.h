@@ -1,4 +1,4 @@
-// Bytes that start on a block and fill whole blocks, for what a store writes beside its chunks.
+// A block-aligned buffer of whole blocks, for the data that a store writes beside its chunks.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace sluiceway {
 
 class Blocks {
  public:
-  // Zeros.
+  // Filled with zeros.
   explicit Blocks(std::uint64_t bytes)
       : blocks_(static_cast<std::size_t>((bytes + kBlockBytes - 1) / kBlockBytes)) {}
   explicit Blocks(std::span<const std::byte> bytes) : Blocks(bytes.size()) {

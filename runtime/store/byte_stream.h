@@ -1,6 +1,6 @@
-// Whole numbers as little-endian bytes, one after another, out and back.
+// Writes whole numbers as little-endian bytes, one after another, and reads them back.
 //
-// Errors: Corrupt, when more is taken than there is, naming what was read.
+// Errors: Corrupt, naming the field, when a read goes past the end.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class ByteWriter {
 
 class ByteReader {
  public:
-  // `what` begins the text of an error.
+  // Error texts start with `what`.
   ByteReader(std::span<const std::byte> bytes, std::string what)
       : bytes_(bytes), what_(std::move(what)) {}
 

@@ -27,7 +27,7 @@ void ChunkMap::grown(const Layout& layout) {
       committed += region.chunks;
       continue;
     }
-    // Slot by slot: those that there were stay in front.
+    // Extents are ordered slot by slot, so the earlier ones stay in front.
     const std::size_t had = extent_counts_.empty() ? 0 : extent_counts_[r];
     const auto first = extents_.begin() + static_cast<std::ptrdiff_t>(kept);
     extents.insert(extents.end(), first, first + static_cast<std::ptrdiff_t>(had));
@@ -39,35 +39,36 @@ void ChunkMap::grown(const Layout& layout) {
   for (const Region& region : layout_.regions) {
     extent_counts_.push_back(region.is_committed() ? 0 : region.chunks * region.slots());
   }
-  SLUICEWAY_CHECK(live_.size() == committed, "ChunkMap: table of ", live_.size(),
+  SLUICEWAY_CHECK(live_.size() == committed, "ChunkMap: the table has ", live_.size(),
                   " chunks, expected ", committed);
 }
 
 std::size_t ChunkMap::at(ChunkId id) const {
   SLUICEWAY_CHECK(id.region < layout_.regions.size(), "ChunkMap: region ", id.region,
-                  ", expected one of ", layout_.regions.size());
+                  ", expected a number below ", layout_.regions.size());
   const Region& region = layout_.regions[id.region];
   SLUICEWAY_CHECK(region.is_committed(), "ChunkMap: region ", id.region, " holds ",
-                  to_string(region.kind), ", expected one that commits hold");
+                  to_string(region.kind),
+                  ", which no commit holds; name a region of state, weights or log");
   SLUICEWAY_CHECK(id.chunk < region.chunks, "ChunkMap: chunk ", id.chunk, " of region ", id.region,
-                  ", expected one of ", region.chunks);
+                  ", expected a number below ", region.chunks);
   return first_entry_[id.region] + id.chunk;
 }
 
 std::size_t ChunkMap::at(ChunkId id, std::uint64_t slot) const {
   SLUICEWAY_CHECK(id.region < layout_.regions.size(), "ChunkMap: region ", id.region,
-                  ", expected one of ", layout_.regions.size());
+                  ", expected a number below ", layout_.regions.size());
   const Region& region = layout_.regions[id.region];
   SLUICEWAY_CHECK(!region.is_committed(), "ChunkMap: region ", id.region, " holds ",
-                  to_string(region.kind), ", expected gradients");
+                  to_string(region.kind), ", which has no extents; name a gradient region");
   SLUICEWAY_CHECK(id.chunk < region.chunks && slot < region.slots(), "ChunkMap: slot ", slot,
-                  " of chunk ", id.chunk, " of region ", id.region, ", expected one of ",
-                  region.slots(), " of ", region.chunks);
+                  " of chunk ", id.chunk, " of region ", id.region, ", expected a slot below ",
+                  region.slots(), " and a chunk below ", region.chunks);
   return first_entry_[id.region] + slot * region.chunks + id.chunk;
 }
 
 const Extent& ChunkMap::pinned(ChunkId id) const {
-  SLUICEWAY_CHECK(pinned_.has_value(), "ChunkMap: nothing is pinned, expected a pinned commit");
+  SLUICEWAY_CHECK(pinned_.has_value(), "ChunkMap: nothing is pinned; call pin() first");
   return pinned_->at(at(id));
 }
 
@@ -101,12 +102,12 @@ Place ChunkMap::begin_extent(ChunkId id, std::uint64_t slot) {
 Place ChunkMap::spare_of(ChunkId id, std::uint64_t slots) {
   const auto spare = relocate(id, {});
   SLUICEWAY_CHECK(spare.has_value(), "ChunkMap: chunk ", id.chunk, " of region ", id.region,
-                  " has no slot left that may be written, of ", slots,
-                  ", expected one; add a slot to the region, or unpin");
+                  " has no writable slot left among its ", slots,
+                  "; add a slot to the region, or unpin");
   return *spare;
 }
 
-// Scans every table: writes that fail are rare, and a list of free spares would have to follow each
+// Scans every table: failed writes are rare, and a list of free spares would need an update at each
 // commit and drop.
 bool ChunkMap::is_used(const Place& place) const {
   const auto here = [&place](const Extent& entry) { return entry.place == place; };
@@ -161,7 +162,7 @@ void ChunkMap::commit() {
 void ChunkMap::drop() {
   std::ranges::fill(staged_, std::nullopt);
   std::ranges::fill(extents_, Extent{});
-  lent_.clear();  // Nothing is being written.
+  lent_.clear();  // No write is in progress.
 }
 
 }  // namespace sluiceway

@@ -1,19 +1,19 @@
-// Which place holds a chunk, for each of the steps that a store keeps, and where it is written
-// next.
+// Knows which place holds each chunk in each commit that a store keeps, and picks the place for the
+// next write.
 //
 //   live     the last commit
-//   pinned   a commit that stays until another is pinned
-//   staged   what was written since the last commit; commit makes it live, drop forgets it
+//   pinned   a commit that is kept until another one is pinned
+//   staged   writes since the last commit; commit() makes them live, drop() forgets them
 //
-// A chunk is written to a slot that is neither live nor pinned, so two slots keep one commit whole
-// while the next is written, and three keep a pinned one too. A slot that cannot be written is
-// given up for as long as the store is open, and a spare takes its place.
+// A chunk is written to a slot that is neither live nor pinned. So two slots keep one commit whole
+// while the next is written, and three also keep a pinned one. A slot that cannot be written is not
+// used again while the store is open; a spare takes its place.
 //
-// Chunks of gradient regions belong to no commit: slot k of one is the extent of micro-batch k.
+// Chunks of gradient regions belong to no commit: slot k of such a chunk is the extent of
+// micro-batch k.
 //
 // Thread safety: one thread at a time.
-// Errors:        InvalidArgument: a chunk or slot that there is not, or no slot that may be
-// written.
+// Errors:        InvalidArgument: the chunk or slot does not exist, or no slot may be written.
 #pragma once
 
 #include <cstdint>
@@ -33,38 +33,38 @@ struct ChunkId {
 
 class ChunkMap {
  public:
-  // Tables are those of all committed regions, in order, as decode_table() returns them.
+  // `live` and `pinned` are tables of all committed regions, in order, as decode_table() returns
+  // them.
   ChunkMap(const Layout& layout, std::vector<Extent> live,
            std::optional<std::vector<Extent>> pinned);
 
-  // An empty place: never written.
+  // Returns an empty place if the chunk was never written.
   const Extent& live(ChunkId id) const { return live_.at(at(id)); }
   const Extent& pinned(ChunkId id) const;  // InvalidArgument: nothing is pinned.
   std::optional<Extent> staged(ChunkId id) const { return staged_.at(at(id)); }
   const Extent& extent(ChunkId id, std::uint64_t slot) const;
 
-  // Where a chunk, or an extent of a gradient, is to be written; what was staged there is
-  // forgotten.
+  // Picks the place to write a chunk, or an extent of a gradient, and forgets its staged content.
   Place begin_write(ChunkId id);
   Place begin_extent(ChunkId id, std::uint64_t slot);
-  // The place could not be written: another, or nothing where no spare is left.
+  // Call when a write to `failed` failed. Returns another place, or nothing if no spare is left.
   std::optional<Place> relocate(ChunkId id, const Place& failed);
   void end_write(ChunkId id, const Extent& written);
   void end_extent(ChunkId id, std::uint64_t slot, const Extent& written);
 
-  std::vector<Extent> next_table() const;  // What commit would make live.
-  void commit();                           // Nothing is being written.
-  void drop();                             // Likewise.
+  std::vector<Extent> next_table() const;  // The table that commit() makes live.
+  void commit();                           // No write may be in progress.
+  void drop();                             // No write may be in progress.
   void pin() { pinned_ = live_; }
   void unpin() { pinned_.reset(); }
   void revert() { live_ = *pinned_; }
   bool has_pin() const noexcept { return pinned_.has_value(); }
 
-  // The layout has grown by slots.
+  // Call after slots were added to the layout.
   void grown(const Layout& layout);
 
  private:
-  std::size_t at(ChunkId id) const;  // In a table.
+  std::size_t at(ChunkId id) const;  // Index into a table.
   std::size_t at(ChunkId id, std::uint64_t slot) const;
   bool is_free(const Place& place, std::size_t entry) const;
   bool is_used(const Place& place) const;
@@ -72,14 +72,14 @@ class ChunkMap {
 
   Layout layout_;
   std::vector<Striping> striping_;        // By region.
-  std::vector<std::size_t> first_entry_;  // By region: in a table, or in extents_.
+  std::vector<std::size_t> first_entry_;  // By region: first index into a table or extents_.
   std::vector<Extent> live_;
   std::optional<std::vector<Extent>> pinned_;
   std::vector<std::optional<Extent>> staged_;
-  std::vector<Extent> extents_;             // Of gradient regions: slot by slot, chunk by chunk.
-  std::vector<std::size_t> extent_counts_;  // By region: entries of extents_.
+  std::vector<Extent> extents_;  // Extents of gradient regions: slot by slot, chunk by chunk.
+  std::vector<std::size_t> extent_counts_;  // By region: number of entries in extents_.
   std::set<Place> bad_;
-  std::set<Place> lent_;  // Spares that are being written.
+  std::set<Place> lent_;  // Spares now being written.
 };
 
 }  // namespace sluiceway

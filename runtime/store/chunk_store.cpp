@@ -18,7 +18,7 @@ std::exception_ptr exception_of(const IoError* error) {
 }  // namespace
 
 std::uint64_t ChunkStore::table_bytes(const Layout& layout) noexcept {
-  constexpr std::uint64_t kPlaces = 16;  // Where each chunk lies; entries: live, pinned, staged.
+  constexpr std::uint64_t kPlaces = 16;  // Place of a chunk; extents: live, pinned, staged.
   return committed_chunks(layout) * (4 * sizeof(Extent) + kPlaces);
 }
 
@@ -52,9 +52,8 @@ void ChunkStore::read_extent(ChunkId id, std::uint64_t slot, std::span<std::byte
 
 void ChunkStore::submit_read(const Extent& entry, const std::string& name,
                              std::span<std::byte> into, Done done) {
-  SLUICEWAY_CHECK(entry.place, "store: ", name,
-                  " was never written, expected one that was; write it first");
-  SLUICEWAY_CHECK(into.size() == entry.bytes, "store: ", name, ": memory of ", into.size(),
+  SLUICEWAY_CHECK(entry.place, "store: ", name, " was never written; write it first");
+  SLUICEWAY_CHECK(into.size() == entry.bytes, "store: ", name, ": the buffer has ", into.size(),
                   " bytes, expected the ", entry.bytes, " that were written");
   Drive& drive = *drives_[entry.place.drive];
   requests_->begin();
@@ -67,7 +66,7 @@ void ChunkStore::submit_read(const Extent& entry, const std::string& name,
             const Corrupt corrupt(concat(
                 "store: ", name, " at byte ", entry.place.offset, " of ",
                 drives_[entry.place.drive]->properties().path, " has checksum ", to_hex(found),
-                ", expected ", to_hex(entry.checksum), "; the drive has lost or changed it"));
+                ", expected ", to_hex(entry.checksum), "; the drive lost or changed the data"));
             done(std::make_exception_ptr(corrupt));
           } else {
             done(exception_of(error));
@@ -101,7 +100,7 @@ void ChunkStore::start_write(const char* caller, ChunkId id, std::optional<std::
   submit_write(id, slot, place, from, checksum64(from), std::move(done));
 }
 
-// A place that cannot be written is given up, and the handler submits the chunk to a spare.
+// A place that cannot be written is not used again; the handler submits the chunk to a spare.
 void ChunkStore::submit_write(ChunkId id, std::optional<std::uint64_t> slot, Place place,
                               std::span<const std::byte> from, std::uint64_t checksum, Done done) {
   requests_->begin();
@@ -144,17 +143,17 @@ void ChunkStore::wait_idle() {
 }
 
 void ChunkStore::check_usable(const char* caller) const {
-  SLUICEWAY_CHECK(unusable_.empty(), "store: ", caller, " after ", unusable_,
-                  ", expected an open store; open it again, at its last commit");
+  SLUICEWAY_CHECK(unusable_.empty(), "store: ", caller, "() failed: ", unusable_,
+                  "; reopen the store, which returns it to its last commit");
 }
 
-// Before the chunk's last content is given up. That the chunk is there, the map says.
+// Runs before the staged content of the chunk is forgotten. The map checks that the chunk exists.
 void ChunkStore::check_write(const char* caller, ChunkId id, std::size_t bytes) const {
   check_usable(caller);
   if (id.region >= layout_.regions.size()) return;
   const std::uint64_t most = layout_.regions[id.region].chunk_bytes;
   SLUICEWAY_CHECK(bytes > 0 && bytes <= most && bytes % kBlockBytes == 0, "store: ", name_of(id),
-                  ": ", bytes, " bytes, expected whole blocks of ", kBlockBytes, " up to the ",
+                  ": ", bytes, " bytes, expected a multiple of ", kBlockBytes, ", at most the ",
                   most, " of a chunk");
 }
 

@@ -29,13 +29,13 @@ void check_request(const RawIo& io, IoKind kind, std::uint64_t offset,
   const std::uint64_t size_bytes = io.size_bytes();
   SLUICEWAY_CHECK(offset <= size_bytes && bytes.size() <= size_bytes - offset,
                   "drive: ", to_string(kind), " of ", name, ": ", bytes.size(), " bytes at byte ",
-                  offset, ", expected an end within the ", size_bytes, " bytes of ", drive.path);
+                  offset, ", expected to end within the ", size_bytes, " bytes of ", drive.path);
 }
 
 // Waits for one request on the stack of its caller.
 class Waiter {
  public:
-  // The last thing done under the mutex, so that wait() may return and destroy it.
+  // Last action under the mutex, so that wait() may return and destroy this object.
   void end(const IoError* error) {
     const std::lock_guard lock(mutex_);
     if (error != nullptr) error_ = unshared(*error);
@@ -50,7 +50,7 @@ class Waiter {
   }
 
  private:
-  // A copy whose text is its own. What a copy of std::runtime_error shares is counted inside the
+  // Returns a copy with a text of its own. Copies of a std::runtime_error share a count inside the
   // standard library, where the thread sanitizer sees no order between the two threads.
   static IoError unshared(const IoError& error) {
     return {error.what(), error.error_number(), error.path(), error.offset()};
@@ -82,7 +82,7 @@ void Drive::read(std::uint64_t offset, std::span<std::byte> into, std::string_vi
 void Drive::write(std::uint64_t offset, std::span<const std::byte> from, std::string_view name,
                   Done done) {
   check_request(state_->io(), IoKind::kWrite, offset, from, name);
-  // RawRequest has one type for both directions; a write leaves its bytes alone.
+  // RawRequest has one type for both directions; a write does not change its bytes.
   auto* const bytes = const_cast<std::byte*>(from.data());
   state_->start({.kind = State::Kind::kWrite,
                  .offset = offset,
@@ -112,8 +112,8 @@ void Drive::grow(std::uint64_t size_bytes) {
   const int error_number = state_->io().grow(size_bytes);
   if (error_number == 0) return;
   throw IoError(concat("drive: ", properties().path, " has ", format_bytes(before),
-                       ", expected room for ", format_bytes(size_bytes), ": ",
-                       std::generic_category().message(error_number), "; free some"),
+                       " and cannot grow to ", format_bytes(size_bytes), ": ",
+                       std::generic_category().message(error_number), "; free space on it"),
                 error_number, properties().path, static_cast<std::int64_t>(before));
 }
 

@@ -18,7 +18,7 @@
 namespace sluiceway {
 namespace {
 
-// File systems that accept O_DIRECT and copy through the page cache all the same.
+// Returns whether the file system accepts O_DIRECT but copies through the page cache anyway.
 bool lives_in_memory(int fd) noexcept {
   struct statfs about {};
   return fstatfs(fd, &about) == 0 && (about.f_type == TMPFS_MAGIC || about.f_type == RAMFS_MAGIC);
@@ -29,20 +29,20 @@ bool check_is_block_device(const std::string& path, bool whole_device) {
   check_syscall(stat(path.c_str(), &about), "stat", path);
   if (S_ISREG(about.st_mode)) return false;
   SLUICEWAY_CHECK(S_ISBLK(about.st_mode), "open_io: ", path,
-                  " is neither a file nor a block device, expected one of them");
+                  " is neither a file nor a block device; name one of these");
   SLUICEWAY_CHECK(whole_device, "open_io: ", path,
-                  " is a block device, expected a file; to give away all of the device, and lose "
-                  "what is on it, say whole_device");
+                  " is a block device; name a file, or set whole_device to use the whole device "
+                  "and lose its content");
   return true;
 }
 
 int open_flags(Access access, bool block_device) noexcept {
   const int flags = O_CLOEXEC | O_NOCTTY | (access == Access::kRead ? O_RDONLY : O_RDWR);
-  // Of a device O_EXCL keeps mounts, arrays and other exclusive openers out.
+  // On a device, O_EXCL excludes mounts, arrays and other exclusive openers.
   return block_device && access == Access::kReadWrite ? flags | O_EXCL : flags;
 }
 
-// Where the system does not tell: what every drive of today is content with.
+// Without an answer from the system, assumes alignments that suit every drive of today.
 void ask_for_alignment(int fd, RawIo::Properties& properties) noexcept {
 #ifdef STATX_DIOALIGN
   struct statx about {};
@@ -60,7 +60,7 @@ DriveFile::DriveFile(const std::string& path, const OpenOptions& options)
   const Clock::time_point give_up = Clock::now() + options.busy_wait;
   open_it(options, give_up);
   try {
-    // A device node lives in memory, the device does not.
+    // A device node lies in a memory file system; the device itself does not.
     if (!block_device_ && lives_in_memory(fd_)) direct_ = false;
     lock_file(fd_, path, options.access, give_up, "open_io");
     if (block_device_ && options.access == Access::kReadWrite) check_unused(fd_, path);
@@ -86,8 +86,8 @@ void DriveFile::open_it(const OpenOptions& options, Clock::time_point give_up) {
   direct_ = fd_ >= 0;
   if (fd_ < 0 && errno == EINVAL) fd_ = open(path_.c_str(), flags);
   if (fd_ < 0 && errno == EBUSY) {
-    throw IoError(concat("open_io: ", path_, " is mounted or in use, expected an unused device; ",
-                         "unmount it, or stop what uses it"),
+    throw IoError(concat("open_io: ", path_, " is mounted or in use; ",
+                         "unmount it, or stop the program that uses it"),
                   EBUSY, path_, 0);
   }
   check_syscall(fd_, "open", path_);
@@ -109,7 +109,7 @@ int DriveFile::grow(std::uint64_t size_bytes) const noexcept {
   if (size_bytes > INT64_MAX) return EFBIG;
   const auto from = static_cast<off_t>(now);
   const int error_number = posix_fallocate(fd_, from, static_cast<off_t>(size_bytes) - from);
-  // What a refused call may have added is given back.
+  // Removes what a failed call may have added.
   if (error_number != 0 && ftruncate(fd_, from) != 0) return errno;
   return error_number;
 }

@@ -1,8 +1,8 @@
-// An open file or block device, locked, with what the system says about direct I/O on it.
+// An open and locked file or block device, with its properties for direct I/O.
 //
 // Ownership:     move-only; closes and so unlocks on destruction.
 // Thread safety: const calls from any thread.
-// Errors:        those of open_io.h.
+// Errors:        as in open_io.h.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@ class DriveFile {
   int flush() const noexcept;                         // 0, or errno.
   int grow(std::uint64_t size_bytes) const noexcept;  // 0, or errno.
 
-  RawIo::Properties properties() const;  // Without what a back end adds.
+  RawIo::Properties properties() const;  // Excludes properties that a back end adds.
 
  private:
   using Clock = std::chrono::steady_clock;

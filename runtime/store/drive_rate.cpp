@@ -16,7 +16,7 @@ class Measurement {
  public:
   Measurement(Drive& drive, const RateOptions& options) : drive_(drive), options_(options) {}
 
-  // Requests of all places, once the last has ended.
+  // Starts requests at all places; returns once the last has ended.
   std::uint64_t run() {
     for (std::size_t place = 0; place < options_.depth; ++place) next(place, nullptr);
     std::unique_lock lock(mutex_);
@@ -40,7 +40,7 @@ class Measurement {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // The next request of a place; `error` is that of its last one.
+  // Starts the next request of a place; `error` is that of its previous request.
   void next(std::size_t place, const IoError* error) {
     std::uint64_t request = 0;
     {
@@ -73,7 +73,7 @@ class Measurement {
     }
   }
 
-  // The last one touches nothing of this object after the lock is given back.
+  // The last request touches nothing of this object after it releases the lock.
   void end(const std::exception_ptr& error) {
     const std::lock_guard lock(mutex_);
     if (error && !error_) error_ = error;

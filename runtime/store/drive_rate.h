@@ -1,12 +1,12 @@
-// How fast a drive is for blocks of one size, so many at once: a short measurement.
+// Measures briefly how fast a drive moves blocks of one size at a given queue depth.
 //
-// Blocks are taken in order from the start of the drive, over and over. Every place of `depth` asks
-// for its next block as soon as it has one; when the time is over, what is in flight is waited for
-// and counts.
+// Blocks are taken in order from the start of the drive, over and over. Each of the `depth` places
+// requests its next block as soon as its last one is done. When the time is over, requests in
+// flight are waited for and counted.
 //
-// Lifetime: `memory` until the call returns.
-// Errors:   InvalidArgument: nothing to move, or too little memory. IoError of the first request
-//           that failed; what `check` throws. Nothing is in flight then.
+// Lifetime: `memory` must live until the call returns.
+// Errors:   InvalidArgument: nothing to move, or too little memory. IoError of the first failed
+//           request; exceptions from `check`. No request is in flight then.
 #pragma once
 
 #include <chrono>
@@ -27,17 +27,17 @@ Mix parse_mix(std::string_view name);                    // "read", "write", "bo
 struct RateOptions {
   Mix mix = Mix::kRead;
   std::uint64_t block_bytes = std::uint64_t{4} << 20;
-  std::uint64_t blocks = 1;       // Of the drive that are used.
-  std::size_t depth = 32;         // Requests at once.
-  std::span<std::byte> memory{};  // `depth` blocks; a write writes what is there.
+  std::uint64_t blocks = 1;       // Number of blocks used, from the start.
+  std::size_t depth = 32;         // Requests in flight at once.
+  std::span<std::byte> memory{};  // `depth` blocks; writes send its content.
   std::uint64_t most_requests = std::numeric_limits<std::uint64_t>::max();
   std::chrono::duration<double> longest{std::numeric_limits<double>::infinity()};
-  bool flush = true;              // After writes, within the time.
-  std::function<void()> check{};  // Ten times a second; what it throws ends the measurement.
+  bool flush = true;              // After writes; its time counts.
+  std::function<void()> check{};  // Called ten times a second; an exception ends the measurement.
 };
 
 struct DriveRate {
-  std::uint64_t requests = 0;  // Of the first blocks each was used, if they are fewer than those.
+  std::uint64_t requests = 0;  // If fewer than `blocks`, only the first `requests` were used.
   std::uint64_t bytes = 0;     // Read and written.
   double seconds = 0;
   double processor_seconds = 0;  // Of all threads of the process.

@@ -12,7 +12,7 @@
 namespace sluiceway {
 namespace {
 
-constexpr int kMostDoublings = 8;  // Of a pause.
+constexpr int kMostDoublings = 8;  // Limit for the doubling of a pause.
 
 bool is_transient(int error_number) noexcept {
   return error_number == EAGAIN || error_number == EINTR || error_number == ENOMEM;
@@ -25,8 +25,9 @@ Drive::State::State(std::unique_ptr<RawIo> io, Options options)
   thread_.post([this] { run(); });
 }
 
-// Then the members: our thread, which ends when nothing is in flight and may be inside of submit()
-// until then; the back end, which waits for the last handler; and what that handler still uses.
+// Members are then destroyed in this order: our thread, which ends when nothing is in flight but
+// may be inside submit() until then; the back end, which waits for the last handler; then
+// everything that this handler still uses.
 Drive::State::~State() {
   const Lock lock(mutex_);
   stopping_ = true;
@@ -50,7 +51,7 @@ void Drive::State::leave(const Lock&, const Request& request) noexcept {
   if (stopping_ && requests_.empty()) changed_.notify_all();
 }
 
-// Most deadlines are later than that of an older request, which our thread waits for already.
+// Most deadlines are later than that of an older request, which our thread already waits for.
 void Drive::State::wake_before(const Lock&, Clock::time_point due) noexcept {
   if (due >= wake_at_) return;
   wake_at_ = due;
@@ -102,11 +103,11 @@ void Drive::State::flush() {
   if (error_number != 0 && !poison_) {
     poison_.emplace(concat("drive: a flush of ", path,
                            " failed: ", std::generic_category().message(error_number),
-                           ", expected every completed write on the medium; what is there is "
-                           "unknown now: close it, and open it at its last commit"),
+                           "; it is unknown which completed writes are on the medium; close the "
+                           "store, and reopen it at its last commit"),
                     error_number, path, 0);
   }
-  // Also when only another flush failed: the system tells each error once.
+  // Also throws when another flush failed, because the system reports each error only once.
   if (poison_) throw IoError(*poison_);
 }
 
@@ -171,8 +172,8 @@ void Drive::State::pause(Request& request, int tries) noexcept {
 }
 
 void Drive::State::give_up(Request& request, int error_number, std::string_view why) noexcept {
-  const IoError error(concat("drive: ", describe(request), ": ", why,
-                             ", expected every byte transferred; ", request.moved, " were"),
+  const IoError error(concat("drive: ", describe(request), ": ", why, "; ", request.moved,
+                             " bytes were transferred"),
                       error_number, io_->properties().path,
                       static_cast<std::int64_t>(request.command.offset + request.moved));
   end(request, &error);
@@ -187,7 +188,7 @@ void Drive::State::end(Request& request, const IoError* error) noexcept {
   {
     const Done done = std::move(request.command.done);
     done(error);
-  }  // What the handler holds is let go before the request counts as gone.
+  }  // Frees what the handler holds before the request counts as gone.
   const Lock lock(mutex_);
   leave(lock, request);
 }
@@ -247,7 +248,7 @@ std::optional<std::string> Drive::State::stuck(const Lock&, Clock::time_point no
     return concat("drive: ", describe(*request), ": not completed after ", seconds.count(),
                   " s, expected at most ",
                   std::chrono::duration<double>(options_.stuck_after).count(),
-                  " s; still waiting, look for the drive in the kernel's log");
+                  " s; still waiting; check the kernel's log for the drive");
   }
   return std::nullopt;
 }

@@ -1,8 +1,8 @@
-// What a Drive knows of its requests, and the thread that waits for pauses and stuck requests.
+// The state of a Drive: its requests, and the thread that watches pauses and stuck requests.
 //
 // Thread safety: `mutex_` guards the table of requests, what each waits for, and the counters. The
 //                progress of a request belongs to the back end between submit() and completed(),
-//                else to the one thread that handles it.
+//                otherwise to the one thread that handles the request.
 #pragma once
 
 #include <condition_variable>
@@ -36,7 +36,7 @@ class Drive::State {
 
   void start(Command command);  // A read or a write.
   void flush();
-  void check_usable() const;  // Throws what made the drive unusable.
+  void check_usable() const;  // Throws the error that made the drive unusable.
   RawIo& io() const noexcept { return *io_; }
   Counters counters() const;
   std::size_t in_flight() const;
@@ -50,9 +50,9 @@ class Drive::State {
   struct Request {
     Command command;
     Clock::time_point begin;
-    std::size_t moved = 0;  // Bytes at the front that need not be asked for again.
-    int read_errors = 0;    // EIO, in all.
-    int transient = 0;      // Tries in a row that moved nothing.
+    std::size_t moved = 0;  // Bytes at the front already transferred.
+    int read_errors = 0;    // Number of EIO so far.
+    int transient = 0;      // Consecutive tries that moved nothing.
     WaitsFor waits_for = WaitsFor::kSystem;
     Clock::time_point due;  // End of a pause.
     bool reported = false;
@@ -82,10 +82,10 @@ class Drive::State {
   std::map<const Request*, std::unique_ptr<Request>> requests_;
   Clock::time_point wake_at_ = Clock::time_point::max();  // When our thread looks again.
   Counters counters_;
-  std::optional<IoError> poison_;  // Set once, by a flush that failed; stays where it is.
+  std::optional<IoError> poison_;  // Set once, by a failed flush; never reset.
   bool stopping_ = false;
   std::unique_ptr<RawIo> io_;
-  Worker thread_{{.name = "drive"}};  // Last, and io_ before it: see ~State().
+  Worker thread_{{.name = "drive"}};  // Declared last, and io_ before it: see ~State().
 };
 
 }  // namespace sluiceway

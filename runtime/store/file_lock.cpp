@@ -11,8 +11,8 @@ void lock_file(int fd, const std::string& path, Access access,
   const int how = (access == Access::kRead ? LOCK_SH : LOCK_EX) | LOCK_NB;
   if (while_busy(give_up, EWOULDBLOCK, [&] { return flock(fd, how); }) == 0) return;
   if (errno != EWOULDBLOCK) check_syscall(-1, "flock", path);
-  throw IoError(concat(who, ": ", path, " is open in another process or drive, expected to have ",
-                       "it alone; wait for the other to end"),
+  throw IoError(concat(who, ": ", path, " is open in another process or drive; ",
+                       "wait until it is closed there"),
                 EBUSY, path, 0);
 }
 

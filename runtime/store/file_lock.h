@@ -1,7 +1,7 @@
-// The lock that keeps two processes from writing one file, and patience with whoever holds it.
+// The lock that keeps two processes from writing one file, with a bounded wait for its holder.
 //
-// A killed process may hold its lock a moment longer than it lives: through requests that are still
-// in the system, or a child that has the same file open.
+// A killed process may hold its lock a moment longer than it lives: through requests still in the
+// system, or through a child that has the same file open.
 #pragma once
 
 #include <cerrno>
@@ -12,10 +12,10 @@
 
 namespace sluiceway {
 
-// Readers share a drive, a writer has it alone.
+// Several readers may share a drive; a writer needs it alone.
 enum class Access : std::uint8_t { kRead, kReadWrite };
 
-// Makes a call again while it fails with `busy`, until `give_up`.
+// Repeats a call while it fails with `busy`, until `give_up`.
 template <typename Call>
 int while_busy(std::chrono::steady_clock::time_point give_up, int busy, const Call& call) {
   for (;;) {
@@ -25,8 +25,8 @@ int while_busy(std::chrono::steady_clock::time_point give_up, int busy, const Ca
   }
 }
 
-// Locks an open file until it is closed. IoError: EBUSY after `give_up`; the text begins with
-// `who`.
+// Locks an open file until it is closed. Throws IoError with EBUSY after `give_up`; the text begins
+// with `who`.
 void lock_file(int fd, const std::string& path, Access access,
                std::chrono::steady_clock::time_point give_up, const char* who);
 

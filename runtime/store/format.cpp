@@ -21,7 +21,7 @@ std::span<const std::byte> as_bytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// Pads with zeros; the last eight bytes are the checksum of those before.
+// Pads with zeros; the last eight bytes are the checksum of all before them.
 Block sealed(const ByteWriter& fields) {
   Block block{};
   std::copy(fields.bytes().begin(), fields.bytes().end(), block.begin());
@@ -31,19 +31,19 @@ Block sealed(const ByteWriter& fields) {
   return block;
 }
 
-// The fields of a block after its magic and version, once its checksum is seen to hold.
+// Checks the checksum of a block and returns a reader of its fields after magic and version.
 ByteReader opened(std::span<const std::byte> block, std::string_view magic, std::string what) {
   if (block.size() != kBlockBytes) {
     throw Corrupt(concat(what, ": is ", block.size(), " bytes, expected ", kBlockBytes));
   }
   ByteReader fields(block, std::move(what));
   if (!std::ranges::equal(fields.take(magic.size()), as_bytes(magic))) {
-    throw Corrupt(concat(fields.what(), ": does not begin with ", magic, ", expected a store"));
+    throw Corrupt(concat(fields.what(), ": does not begin with ", magic, ", so it is no store"));
   }
   const auto found = ByteReader(block.subspan(kSumOffset), fields.what()).take<std::uint64_t>();
   const std::uint64_t expected = checksum64(block.first(kSumOffset));
   const auto version = fields.take<std::uint32_t>();
-  // A version from the future keeps the place of the checksum, or is not known to be a store.
+  // A future version must keep the checksum in its place; otherwise the block counts as no store.
   if (found != expected) {
     throw Corrupt(concat(fields.what(), ": its checksum is ", to_hex(found), ", expected ",
                          to_hex(expected)));
@@ -123,7 +123,7 @@ DriveHeader decode_header(std::span<const std::byte> block) {
   header.drives = fields.take<std::uint32_t>();
   if (header.drives == 0 || header.drives > kMostDrives || header.drive >= header.drives) {
     throw Corrupt(concat("drive header: is drive ", header.drive, " of ", header.drives,
-                         ", expected one of 1 to ", kMostDrives));
+                         ", expected a drive of 1 to ", kMostDrives));
   }
   return header;
 }
@@ -169,7 +169,7 @@ ChosenSuperblock choose_superblock(std::span<const std::byte> copy0,
     }
   }
   if (!found) {
-    throw Corrupt(concat("superblock: neither copy can be read, expected one (",
+    throw Corrupt(concat("superblock: neither copy can be read (",
                          damage.empty() ? "the store was never finished" : damage, ")"));
   }
   return {*found, damage};

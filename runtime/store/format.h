@@ -1,10 +1,11 @@
-// The bytes of an arena beside its chunks: drive header, superblock, directory, table.
+// The on-disk format of everything in an arena except its chunks: drive header, superblock,
+// directory, table.
 //
-// docs/store.md has the grammar. Each is checked as a whole by XXH3 of 64 bits before a field of it
-// is believed, and every field is checked before it is used: a reader may be given any bytes.
+// docs/store.md has the grammar. A reader may be given any bytes: it first checks each structure as
+// a whole by its 64-bit XXH3, then checks every field before using it.
 //
-// Thread safety: functions of values.
-// Errors:        Corrupt: bytes that are not what a writer here writes; what is wrong is named.
+// Thread safety: pure functions.
+// Errors:        Corrupt: bytes that no writer here produces; the text names the fault.
 //                Unavailable: a version that this build does not read.
 #pragma once
 
@@ -21,32 +22,32 @@
 namespace sluiceway {
 
 inline constexpr std::uint32_t kStoreVersion = 1;
-inline constexpr std::uint64_t kHeaderOffset = 0;         // Of every drive.
-inline constexpr std::uint64_t kSuperblockOffset = 4096;  // Two copies, of the first drive.
+inline constexpr std::uint64_t kHeaderOffset = 0;         // On every drive.
+inline constexpr std::uint64_t kSuperblockOffset = 4096;  // Two copies, on the first drive.
 inline constexpr std::uint64_t kFirstExtent = 3 * kBlockBytes;
 
 using StoreId = std::array<std::byte, 16>;
 std::string to_hex(const StoreId& id);
 
-// What is in the first block of a drive; written when the store is made, and never again.
+// The first block of a drive; written when the store is made, and never again.
 struct DriveHeader {
   StoreId id{};
   std::uint32_t drive = 0;
   std::uint32_t drives = 1;
 };
 
-// Of a chunk in a table, an empty place says that it was never written.
+// In a table, an empty place means that the chunk was never written.
 struct Extent {
   Place place;
-  std::uint64_t bytes = 0;     // What is checked; it starts at `place` and takes whole blocks.
+  std::uint64_t bytes = 0;     // Checksummed bytes, from `place` on; occupies whole blocks.
   std::uint64_t checksum = 0;  // XXH3-64 of these bytes.
 
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-// One whole step: what every chunk of it is, and what else a run needs to go on.
+// One whole step: the content of every chunk, and the rest of what a run needs to continue.
 struct Commit {
-  std::uint64_t generation = 0;  // Of the superblock that made it.
+  std::uint64_t generation = 0;  // Generation of the superblock that made this commit.
   std::uint64_t step = 0;
   Extent table;
   Extent run_state;
@@ -64,7 +65,7 @@ struct Superblock {
   friend bool operator==(const Superblock&, const Superblock&) = default;
 };
 
-inline constexpr std::uint64_t kExtentBytes = 24;  // Of an extent in a table.
+inline constexpr std::uint64_t kExtentBytes = 24;  // Size of one table entry.
 
 using Block = std::array<std::byte, kBlockBytes>;
 
@@ -73,19 +74,19 @@ Block encode(const Superblock& superblock);
 std::vector<std::byte> encode(const Layout& layout);
 std::vector<std::byte> encode(std::span<const Extent> table);
 
-// Only a store's first block begins so; what else it is, decode_header() says.
+// Only the first block of a store begins like this; decode_header() checks the rest.
 bool is_drive_header(std::span<const std::byte> block) noexcept;
 DriveHeader decode_header(std::span<const std::byte> block);
 Superblock decode_superblock(std::span<const std::byte> block);
 
-// Every extent is checked to be aligned, inside of its drive, and apart from all others.
+// Checks that every extent is aligned, inside its drive, and overlaps no other.
 Layout decode_layout(std::span<const std::byte> bytes);
 
-// Chunks of all committed regions, in order. Every place is checked to be a slot of its chunk, or a
-// spare, and every length to be whole blocks of it.
+// Returns the chunks of all committed regions, in order. Checks that every place is a slot of its
+// chunk or a spare, and that every length is whole blocks and fits the chunk.
 std::vector<Extent> decode_table(std::span<const std::byte> bytes, const Layout& layout);
 
-// The newer of the two superblocks that can be read, and why the other cannot, if so.
+// The newer of the superblocks that can be read, and why the other cannot, if so.
 struct ChosenSuperblock {
   Superblock superblock;
   std::string damage;  // Empty: both copies are whole, or one was never written.

@@ -23,7 +23,7 @@ struct IoThreads::Queue {
   }
 
   void run() noexcept {
-    // What a handler holds is let go before the next request starts.
+    // Frees what a handler holds before the next request starts.
     for (Entry entry; next(entry); entry.done = nullptr) entry.done(perform(entry.request));
   }
 

@@ -1,4 +1,4 @@
-// Threads that perform requests one by one, in order of submission; they sleep in between.
+// Threads that perform requests one by one, in order of submission, and sleep in between.
 //
 // Thread safety: submit() from any thread; the queue's mutex publishes a request to its thread.
 // Ownership:     ~IoThreads() waits until every handler has returned.

@@ -34,7 +34,7 @@ Striping::Striping(std::uint64_t chunks, const std::vector<DriveShare>& drives)
   for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
     std::uint32_t next = 0;
     for (std::uint32_t d = 1; d < drives.size(); ++d) {
-      // (count + 1) / weight is when a drive would be done; compared without a division.
+      // A drive would be done at (count + 1) / weight; compared without a division.
       const std::uint64_t here = (count_[d] + 1) * drives[next].weight;
       const std::uint64_t best = (count_[next] + 1) * drives[d].weight;
       if (here < best) next = d;

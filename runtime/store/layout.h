@@ -1,11 +1,12 @@
-// What an arena holds and where: drives, regions of chunks with their slots, spares, tables.
+// Describes what an arena holds and where: drives, regions of chunks with their slots, spares,
+// tables.
 //
 // A region is a row of chunks of one size. Every chunk of a region has the same number of slots,
-// and a slot of all chunks lies together: slot s of the chunks on drive d starts at base[s][d].
-// Chunks are dealt to the drives by their weights, so that each drive is busy for the same time.
+// and equal slots lie together: slot s of the chunks on drive d starts at base[s][d]. Chunks are
+// dealt to the drives by weight, so that all drives are busy for the same time.
 //
-// Places count from the start of a drive's file in blocks; block 0 is the drive's header, so no
-// chunk's place is 0.
+// Places count blocks from the start of a drive's file. Block 0 is the drive's header, so no chunk
+// has place 0.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +16,9 @@
 
 namespace sluiceway {
 
-inline constexpr std::uint64_t kBlockBytes = 4096;  // Of every offset, length and address.
+inline constexpr std::uint64_t kBlockBytes = 4096;  // Divides each offset, length and address.
 
-// Where something starts; Place{} is nowhere.
+// Start of an extent; Place{} means nowhere.
 struct Place {
   std::uint32_t drive = 0;
   std::uint64_t offset = 0;  // Bytes, a multiple of kBlockBytes.
@@ -27,11 +28,11 @@ struct Place {
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 
-// What the chunks of a region are for. Those of kGradient live for one step: no commit holds them.
+// Purpose of a region's chunks. kGradient chunks live for one step, and no commit holds them.
 enum class RegionKind : std::uint32_t { kState = 1, kGradient = 2, kWeights = 3, kLog = 4 };
 std::string_view to_string(RegionKind kind) noexcept;
 bool is_known(RegionKind kind) noexcept;
-RegionKind parse_region_kind(std::string_view name);  // InvalidArgument: names the known ones.
+RegionKind parse_region_kind(std::string_view name);  // InvalidArgument: lists the known names.
 
 struct Region {
   RegionKind kind = RegionKind::kState;
@@ -44,20 +45,20 @@ struct Region {
 };
 
 struct DriveShare {
-  std::uint64_t bytes = 0;   // Of the file, or as much of the device as is used.
-  std::uint32_t weight = 1;  // Its share of every region, as measured when the store was made.
+  std::uint64_t bytes = 0;   // Size of the file, or the part of the device that is used.
+  std::uint32_t weight = 1;  // Its share of every region, measured when the store was made.
 };
 
-// Chunks that take the place of those whose slot cannot be written.
+// Chunks that replace those whose slots cannot be written.
 struct Spares {
-  std::uint64_t chunk_bytes = 0;  // That of the largest region.
+  std::uint64_t chunk_bytes = 0;  // Chunk size of the largest region.
   std::uint64_t per_drive = 0;
   std::vector<std::uint64_t> base;  // [drive]
 };
 
-// Tables and run states lie on the first drive.
+// Slots for tables and run states, on the first drive.
 struct MetaSlots {
-  std::uint64_t bytes = 0;          // Of a slot.
+  std::uint64_t bytes = 0;          // Size of one slot.
   std::vector<std::uint64_t> base;  // [slot]
 };
 
@@ -67,11 +68,10 @@ struct Layout {
   Spares spares;
   MetaSlots tables;
   MetaSlots run_states;
-  std::vector<std::byte> catalogue;  // Whose chunks they are, in the words of the store's user.
+  std::vector<std::byte> catalogue;  // Owner of the chunks, in the format of the store's user.
 };
 
-// Deals chunks to drives, each time to the one that is furthest behind its weight; among equals to
-// the first.
+// Deals chunks to drives, each to the drive furthest behind its weight, or to the first of equals.
 class Striping {
  public:
   Striping(std::uint64_t chunks, const std::vector<DriveShare>& drives);
@@ -86,7 +86,7 @@ class Striping {
   std::vector<std::uint64_t> count_;
 };
 
-// Where a slot of a chunk is.
+// Returns the place of a slot of a chunk.
 Place home(const Region& region, const Striping& striping, std::uint64_t chunk, std::uint64_t slot);
 
 }  // namespace sluiceway

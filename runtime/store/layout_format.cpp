@@ -1,4 +1,4 @@
-// The directory and the table: decode_layout(), decode_table() and their writers.
+// Encodes and decodes the directory and the table: decode_layout(), decode_table() and the writers.
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace sluiceway {
 namespace {
 
-// Beyond what any store holds; below what would take memory by the gigabyte to read.
+// More than any store holds, but too few to take gigabytes of memory while reading.
 constexpr std::uint64_t kMostChunks = std::uint64_t{1} << 24;
 constexpr std::uint32_t kMostRegions = 64;
 constexpr std::uint32_t kMostSlots = 4096;
@@ -40,7 +40,7 @@ void put(ByteWriter& out, const std::vector<std::uint64_t>& bases) {
 std::vector<std::uint64_t> take_bases(ByteReader& fields, std::size_t count) {
   std::vector<std::uint64_t> bases(count);
   for (std::uint64_t& base : bases) {
-    base = whole_blocks(fields.take<std::uint64_t>(), "where an extent starts");
+    base = whole_blocks(fields.take<std::uint64_t>(), "the start of an extent");
   }
   return bases;
 }
@@ -76,19 +76,20 @@ Region take_region(ByteReader& fields, std::size_t drives) {
   return region;
 }
 
-// What lies on each drive, as (start, end): inside of it, after its header, and apart.
+// Extents of each drive as (start, end). Checks that each is inside the drive, after its header,
+// and overlaps no other.
 class Occupied {
  public:
   explicit Occupied(const std::vector<DriveShare>& drives)
       : drives_(drives), extents_(drives.size()) {}
 
-  // `count` pieces of `bytes` each.
+  // Adds `count` pieces of `bytes` each.
   void add(std::uint32_t drive, std::uint64_t base, std::uint64_t count, std::uint64_t bytes) {
     if (count == 0) return;
     const std::uint64_t end = drives_[drive].bytes;
     if (base < kFirstExtent || base > end || count > (end - base) / bytes) {
       throw Corrupt(concat("directory: ", count, " pieces of ", bytes, " bytes start at ", base,
-                           " of drive ", drive, ", expected them between ", kFirstExtent, " and ",
+                           " of drive ", drive, ", expected all between ", kFirstExtent, " and ",
                            end));
     }
     extents_[drive].emplace_back(base, base + count * bytes);
@@ -99,8 +100,8 @@ class Occupied {
       std::ranges::sort(extents);
       for (std::size_t i = 1; i < extents.size(); ++i) {
         if (extents[i].first < extents[i - 1].second) {
-          throw Corrupt(concat("directory: extents overlap at ", extents[i].first,
-                               ", expected each for itself"));
+          throw Corrupt(concat("directory: extents overlap at byte ", extents[i].first,
+                               " of a drive; the directory is damaged"));
         }
       }
     }
@@ -197,7 +198,7 @@ Layout decode_layout(std::span<const std::byte> bytes) {
   const auto catalogue = fields.take(fields.take<std::uint64_t>());
   layout.catalogue.assign(catalogue.begin(), catalogue.end());
   if (fields.left() != 0) {
-    throw Corrupt(concat("directory: has ", fields.left(), " bytes more than expected"));
+    throw Corrupt(concat("directory: has ", fields.left(), " bytes more than its fields take"));
   }
   check_extents(layout);
   return layout;
@@ -238,7 +239,7 @@ std::vector<Extent> decode_table(std::span<const std::byte> bytes, const Layout&
     }
   }
   if (fields.left() != 0) {
-    throw Corrupt(concat("table: has ", fields.left(), " bytes more than expected"));
+    throw Corrupt(concat("table: has ", fields.left(), " bytes more than its fields take"));
   }
   return table;
 }

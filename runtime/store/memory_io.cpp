@@ -14,8 +14,8 @@
 namespace sluiceway {
 namespace {
 
-// Grown memory is a segment of its own, so nothing moves. `mutex_` guards the list: requests share
-// it, grow() has it alone.
+// Each growth adds a segment, so nothing moves. `mutex_` guards the list of segments: requests
+// share it, grow() takes it exclusively.
 class MemoryIo final : public RawIo {
  public:
   MemoryIo(Budget& budget, std::uint64_t size_bytes, const std::string& name)
@@ -37,7 +37,7 @@ class MemoryIo final : public RawIo {
     try {
       add_segment(size_bytes - size_bytes_);
       return 0;
-    } catch (...) {  // The budget refused, or the system did.
+    } catch (...) {  // The budget or the system refused.
       return ENOMEM;
     }
   }
@@ -49,7 +49,7 @@ class MemoryIo final : public RawIo {
 
  private:
   struct Segment {
-    std::uint64_t first = 0;  // Offset of its first byte.
+    std::uint64_t first = 0;  // Offset of the segment's first byte.
     Buffer memory;
   };
 

@@ -1,9 +1,9 @@
-// A drive in host memory: the same store without a disk, for `tier: host` and for tests.
+// A drive in host memory: a store without a disk, for `tier: host` and for tests.
 //
-// Contents start as zero. Requests are copied by a thread of its own, in order of submission; a
-// request beyond the end is cut short like one of a file. Nothing survives the object.
+// Contents start as zero. A thread of the drive copies requests in order of submission. A request
+// that ends beyond the drive is cut short, as with a file. Nothing survives the object.
 //
-// Errors: OutOfMemory from the constructor, as the budget says it; grow() returns ENOMEM.
+// Errors: OutOfMemory from the constructor, with the text of the budget; grow() returns ENOMEM.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace sluiceway {
 
-// The bytes are reserved in `budget`, tier kHost, which outlives the drive. `name` stands where
-// others have a path.
+// Reserves the bytes in `budget`, tier kHost, which must outlive the drive. `name` takes the place
+// of a path in texts.
 [[nodiscard]] std::unique_ptr<RawIo> open_memory_io(Budget& budget, std::uint64_t size_bytes,
                                                     const std::string& name);
 

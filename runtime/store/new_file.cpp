@@ -28,7 +28,7 @@ void write_all(int fd, std::span<const std::byte> bytes, const std::string& path
 // Fails with EEXIST rather than replace a file.
 void rename_to_new(const std::string& from, const std::string& to) {
   int result = renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
-  if (result < 0 && (errno == EINVAL || errno == ENOSYS)) {  // Not on every file system.
+  if (result < 0 && (errno == EINVAL || errno == ENOSYS)) {  // Not supported by every file system.
     if (access(to.c_str(), F_OK) == 0) {
       errno = EEXIST;
     } else {

@@ -1,4 +1,4 @@
-// New files whose names are on the medium before anybody relies on them.
+// Makes new files whose names are on the medium before anybody relies on them.
 //
 // Errors: IoError, with path and errno; no new name is left behind.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace sluiceway {
 
-// Owns a descriptor. IoError: not opened.
+// Owns a file descriptor. IoError: the file could not be opened.
 class OpenFd {
  public:
   OpenFd(const std::string& path, int flags);
@@ -25,11 +25,11 @@ class OpenFd {
 
 std::string folder_of(const std::string& path);
 
-// Sixteen bytes that no other call returned, on any machine.
+// Returns sixteen bytes that no other call has returned, on any machine.
 std::array<std::byte, 16> random_id();
 
-// A file is there with all of its bytes, durably, or is not there: it is written under another
-// name, PATH.new.*, which a kill may leave behind. A file that is there already is EEXIST.
+// Makes a file either with all of its bytes, durably, or not at all. Writes under another name,
+// PATH.new.*, first; a kill may leave that behind. An existing file is EEXIST.
 void write_new_file(const std::string& path, std::span<const std::byte> bytes);
 
 }  // namespace sluiceway

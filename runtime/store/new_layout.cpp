@@ -10,9 +10,9 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::uint32_t kMetaSlots = 3;  // Live, pinned, and the one that is being written.
+constexpr std::uint32_t kMetaSlots = 3;  // Live, pinned, and the one being written.
 
-// Appends to the drives of a layout.
+// Appends extents to the drives of a layout.
 class Placement {
  public:
   explicit Placement(std::vector<DriveShare>& drives) : drives_(drives) {}
@@ -23,7 +23,7 @@ class Placement {
     return at;
   }
 
-  // One slot of every chunk of a region.
+  // Takes room for one slot of every chunk of a region.
   std::vector<std::uint64_t> take_slot(const Region& region, const Striping& striping) {
     std::vector<std::uint64_t> base;
     for (std::uint32_t d = 0; d < drives_.size(); ++d) {
@@ -46,8 +46,8 @@ void check(const Contents& contents, const std::vector<std::uint32_t>& weights) 
   SLUICEWAY_CHECK(!weights.empty() && weights.size() <= kMostDrives, "new_layout: ", weights.size(),
                   " drives, expected 1 to ", kMostDrives);
   SLUICEWAY_CHECK(std::ranges::all_of(weights, [](std::uint32_t w) { return w > 0; }),
-                  "new_layout: a drive has weight 0, expected 1 or more of each");
-  SLUICEWAY_CHECK(!contents.regions.empty(), "new_layout: no regions, expected one or more");
+                  "new_layout: a drive has weight 0, expected 1 or more for every drive");
+  SLUICEWAY_CHECK(!contents.regions.empty(), "new_layout: no regions, expected 1 or more");
   for (const RegionSpec& region : contents.regions) {
     SLUICEWAY_CHECK(is_known(region.kind) && region.chunks > 0 && region.slots > 0,
                     "new_layout: a region of ", to_string(region.kind), " has ", region.chunks,
@@ -84,7 +84,8 @@ Layout new_layout(const Contents& contents, const std::vector<std::uint32_t>& we
   layout.run_states.base.resize(kMetaSlots);
 
   Placement placement(layout.drives);
-  // Its length depends on how much there is to say, not on what: the places may follow.
+  // The length of a layout's encoding depends on its counts, not on its places, so these may
+  // follow.
   placement.take(0, round_up(encode(layout).size(), kBlockBytes));
   layout.tables = placement.take_meta(committed_chunks(layout) * kExtentBytes);
   layout.run_states = placement.take_meta(contents.run_state_bytes);
@@ -100,7 +101,7 @@ Layout new_layout(const Contents& contents, const std::vector<std::uint32_t>& we
 
 Layout with_more_slots(const Layout& layout, std::uint32_t region, std::uint32_t more) {
   SLUICEWAY_CHECK(region < layout.regions.size(), "with_more_slots: region ", region,
-                  ", expected one of ", layout.regions.size());
+                  ", expected a number below ", layout.regions.size());
   Layout grown = layout;
   Region& wide = grown.regions[region];
   Placement placement(grown.drives);

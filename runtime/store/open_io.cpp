@@ -20,9 +20,9 @@ namespace {
 [[noreturn]] void refuse_for_room(const std::string& path, std::uint64_t size_bytes,
                                   std::uint64_t free_bytes, int error_number) {
   throw IoError(concat("create_drive_file: ", path, " needs ", format_bytes(size_bytes),
-                       ", expected at most the ", format_bytes(free_bytes),
-                       " that are free there (", std::generic_category().message(error_number),
-                       "); free some, or choose another folder"),
+                       ", but only ", format_bytes(free_bytes), " are free there (",
+                       std::generic_category().message(error_number),
+                       "); free space, or choose another folder"),
                 error_number, path, 0);
 }
 
@@ -33,7 +33,7 @@ std::uint64_t free_bytes_at(int fd, const std::string& path) {
 }
 
 void allocate(int fd, const std::string& path, std::uint64_t size_bytes) {
-  // Asked first, so that a refusal does not fill the disk for a moment.
+  // Asks first, so that a request that must fail does not fill the disk for a moment.
   const std::uint64_t free_bytes = free_bytes_at(fd, path);
   if (size_bytes > free_bytes) refuse_for_room(path, size_bytes, free_bytes, ENOSPC);
   const int error_number = posix_fallocate(fd, 0, static_cast<off_t>(size_bytes));

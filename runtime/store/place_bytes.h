@@ -19,8 +19,8 @@ inline void put(ByteWriter& out, const Place& place) {
 inline Place take_place(ByteReader& fields) {
   const auto word = fields.take<std::uint64_t>();
   const std::uint64_t blocks = word & ((std::uint64_t{1} << 56) - 1);
-  // More than 2^51 blocks are beyond any file, and their bytes beyond 64 bits at 2^52.
-  if (blocks >> 51 != 0) throw Corrupt(fields.what() + ": a place is beyond 2^63 bytes");
+  // 2^51 blocks are 2^63 bytes: no file is larger, and 2^52 blocks would overflow 64 bits.
+  if (blocks >> 51 != 0) throw Corrupt(fields.what() + ": a place lies beyond 2^63 bytes");
   return {static_cast<std::uint32_t>(word >> 56), blocks * kBlockBytes};
 }
 

@@ -1,4 +1,4 @@
-// pread and pwrite by a pool of threads, one for each request of the depth: runs everywhere.
+// Runs pread and pwrite on a pool of `depth` threads; works everywhere.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
-// One opened drive as the system shows it: aligned requests in, one raw result each out.
+// One open drive as the system shows it: takes aligned requests, returns one raw result for each.
 //
-// A short transfer or an error is reported as it came; drive.h is the layer that handles them. What
-// exceeds the depth waits in order of submission, so submit() never waits. No thread polls: each
-// sleeps until there is something to do.
+// Short transfers and errors are reported as they come; drive.h is the layer that handles them.
+// Requests beyond the depth wait in order of submission, so submit() never waits. No thread polls:
+// each sleeps until there is something to do.
 //
 // Ownership:     ~RawIo() waits until the handler of every request has returned; no handler may
 //                destroy its own drive.
@@ -31,7 +31,7 @@ struct RawRequest {
 
 struct RawResult {
   int error_number = 0;   // errno, or 0.
-  std::size_t bytes = 0;  // Transferred, perhaps fewer than asked for; a read of 0: the drive ends.
+  std::size_t bytes = 0;  // Transferred, perhaps fewer than requested; 0 for a read at the end.
 };
 
 class RawIo {
@@ -43,27 +43,27 @@ class RawIo {
   struct Properties {
     std::string path;
     std::string_view backend;              // "uring", "posix", "memory".
-    std::size_t depth = 1;                 // Requests that the system is given at once.
-    std::size_t offset_alignment = 4096;   // Of a request's offset and length.
-    std::size_t address_alignment = 4096;  // Of a request's memory.
+    std::size_t depth = 1;                 // Requests in the system at once.
+    std::size_t offset_alignment = 4096;   // For the offset and length of a request.
+    std::size_t address_alignment = 4096;  // For the memory of a request.
     bool direct = false;                   // Bypasses the page cache.
-    bool block_device = false;             // A whole device: cannot grow.
+    bool block_device = false;             // A whole device, which cannot grow.
     std::size_t registered_bytes = 0;      // Memory that io_uring need not pin for each request.
-    std::string note;  // One line a user should see: why uring, or registered memory, is not used.
+    std::string note;  // One line for the user: why uring, or registered memory, is not used.
   };
 
   virtual ~RawIo() = default;
   RawIo(const RawIo&) = delete;
   RawIo& operator=(const RawIo&) = delete;
 
-  // Throws only if there is no memory for the request; `done` is then never called.
+  // Throws only if there is no memory for the request; then `done` is never called.
   virtual void submit(const RawRequest& request, Done done) = 0;
 
-  // Writes that had completed before the call are on the medium when it returns 0, else errno.
+  // Returns 0 when all writes completed before the call are on the medium, else errno.
   virtual int flush() noexcept = 0;
 
-  // Makes the drive `size_bytes` large at least, with the room allocated. Returns 0, or errno: then
-  // the size is what it was.
+  // Grows the drive to at least `size_bytes`, with the room allocated. Returns 0, or errno with the
+  // size unchanged.
   virtual int grow(std::uint64_t size_bytes) noexcept = 0;
 
   virtual std::uint64_t size_bytes() const noexcept = 0;

@@ -22,7 +22,7 @@ std::string shown(const Json& row) {
   return text;
 }
 
-// Of two lists under one name, which is a plural.
+// Returns the first difference between two lists with the plural name `plural`.
 std::string difference_of_rows(std::string_view plural, const Json& theirs, const Json& ours) {
   for (std::size_t i = 0; i < std::min(theirs.size(), ours.size()); ++i) {
     if (theirs[i] != ours[i]) {
@@ -33,7 +33,7 @@ std::string difference_of_rows(std::string_view plural, const Json& theirs, cons
   return concat("it has ", theirs.size(), " ", plural, ", expected ", ours.size());
 }
 
-// What differs first; both are catalogues of this format.
+// Returns the first difference between two catalogues of this format.
 std::string difference(const Json& found, const Json& expected) {
   for (const auto& [key, ours] : expected.items()) {
     const Json theirs = found.value(key, Json());
@@ -41,7 +41,7 @@ std::string difference(const Json& found, const Json& expected) {
     if (ours.is_array()) return difference_of_rows(key, theirs, ours);
     return concat(key, " is ", theirs.dump(), ", expected ", ours.dump());
   }
-  return "it says more than a store of this version, expected the same";
+  return "its catalogue has more keys than a store of this version";
 }
 
 }  // namespace
@@ -59,13 +59,13 @@ void check_catalogue(const ChunkStore& store, const Json& expected, std::string_
   const Json found = Json::parse(text, text + bytes.size(), nullptr, false);
   SLUICEWAY_CHECK(found.is_object() && found.value("engine", "") == expected.at("engine") &&
                       found.value("format", 0) == expected.at("format"),
-                  "store at ", where, ": is of another engine, or of another version, expected ",
-                  holds, "; choose another path");
+                  "store at ", where,
+                  ": was made by another engine or version, expected a store of ", holds,
+                  "; choose another path");
   if (found == expected) return;
-  throw InvalidArgument(concat("store at ", where, ": holds the ", holds,
-                               " of another run: ", difference(found, expected),
-                               "; choose another path, or the model and the options it was made "
-                               "with"));
+  throw InvalidArgument(concat(
+      "store at ", where, ": holds the ", holds, " of another run: ", difference(found, expected),
+      "; choose another path, or use the model and the options that it was made with"));
 }
 
 }  // namespace sluiceway

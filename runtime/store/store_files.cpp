@@ -9,7 +9,7 @@
 namespace sluiceway {
 namespace {
 
-// Files that are removed again unless they are kept.
+// Removes its files unless they are kept.
 class NewFiles {
  public:
   NewFiles() = default;
@@ -46,7 +46,7 @@ std::unique_ptr<ChunkStore> create_store(Budget& budget, const std::vector<std::
                                          const OpenOptions& options,
                                          const ChunkStore::Progress& progress) {
   SLUICEWAY_CHECK(paths.size() == weights.size(), "create_store: ", paths.size(),
-                  " paths, expected the ", weights.size(), " of the weights");
+                  " paths, expected ", weights.size(), ", one per weight");
   const Layout layout = new_layout(contents, weights);
   NewFiles made;
   for (std::size_t d = 0; d < paths.size(); ++d) {

@@ -1,7 +1,7 @@
-// Stores whose drives are named by their paths: new files are made, devices are taken as they are.
+// Stores whose drives are given as paths: makes new files, uses devices as they are.
 //
-// Errors: those of open_io.h and chunk_store.h. Whatever create_store() throws, the files that it
-//         made are gone again; a device may have been written to.
+// Errors: as in open_io.h and chunk_store.h. If create_store() throws, it removes the files that it
+//         made; a device may have been written to.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace sluiceway {
 
-// One path a weight. A path with nothing there becomes a file; a file that is there is refused.
+// Takes one path per weight. Makes a file where none exists, and refuses an existing file.
 [[nodiscard]] std::unique_ptr<ChunkStore> create_store(Budget& budget,
                                                        const std::vector<std::string>& paths,
                                                        const Contents& contents,

@@ -11,7 +11,7 @@
 namespace sluiceway {
 namespace {
 
-// Requests of one drive at once: the streams of all chunks that are on their way to or from it.
+// Requests in flight on one drive: enough for all chunks on their way to or from it.
 constexpr std::size_t kDriveDepth = 64;
 
 std::unique_ptr<ChunkStore> in_memory(Budget& budget, const StoreOptions& options,
@@ -37,7 +37,7 @@ std::unique_ptr<ChunkStore> on_drives(Budget& budget, const StoreOptions& option
 
 }  // namespace
 
-// A device holds a store if it begins as one; a file if it is there.
+// A device holds a store if it begins like one; a file counts as a store if it exists.
 bool is_there(const StoreOptions& options) {
   const auto there = [](const std::string& path) {
     if (!std::filesystem::exists(path)) return false;
@@ -47,10 +47,9 @@ bool is_there(const StoreOptions& options) {
   const auto count = std::ranges::count_if(options.drives, there);
   if (count == 0 || count == std::ssize(options.drives)) return count > 0;
   const std::string& missing = *std::ranges::find_if_not(options.drives, there);
-  throw_invalid_argument(concat("store: ", count, " of ", options.drives.size(),
-                                " drives are there, and ", missing,
-                                " is none, expected all of a store or none; bring it back, or "
-                                "choose another path"));
+  throw_invalid_argument(
+      concat("store: ", count, " of ", options.drives.size(), " drives are there, but ", missing,
+             " holds no store; bring that drive back, or choose new paths for all"));
 }
 
 std::unique_ptr<ChunkStore> open_or_create(Budget& budget, const StoreOptions& options,

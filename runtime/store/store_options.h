@@ -1,8 +1,8 @@
-// Where a store is to lie: files, block devices, host memory; opened where it is there, else made.
+// Where a store lies (files, block devices or host memory); opens an existing store or makes one.
 //
-// Errors: InvalidArgument: some of the drives are there and others not. What open_io(),
-//         create_store() and ChunkStore::open() say. Where a new store cannot be made, nothing is
-//         left behind.
+// Errors: InvalidArgument: some of the drives exist and others do not. Also the errors of
+//         open_io(), create_store() and ChunkStore::open(). If a new store cannot be made, nothing
+//         is left behind.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace sluiceway {
 
-// Opens the store that there is, or makes one of `contents`; `memory` outlives it.
+// Opens the existing store, or makes one of `contents`; `memory` outlives it.
 using StoreOpener = std::function<std::unique_ptr<ChunkStore>(
     Budget& budget, const Contents& contents, std::span<std::byte> memory)>;
 
@@ -27,12 +27,12 @@ struct StoreOptions {
   std::vector<std::string> drives;  // Files or block devices; empty: host memory.
   IoChoice io = IoChoice::kAuto;
   bool whole_device = false;           // Block devices are allowed.
-  std::vector<std::uint32_t> weights;  // Of the drives, as their rates; empty: all alike.
-  StoreOpener opener = {};             // In place of all above: drives of another kind.
-  ChunkStore::Progress progress = {};  // Of making a new one.
+  std::vector<std::uint32_t> weights;  // Drives in proportion to their rates; empty: equal.
+  StoreOpener opener = {};             // Replaces all of the above: drives of another kind.
+  ChunkStore::Progress progress = {};  // Progress of making a new store.
 };
 
-// Whether drives are there; never of host memory. What an opener would find, it does not say.
+// Returns whether the drives exist; false for host memory. Does not know about an opener's store.
 bool is_there(const StoreOptions& options);
 
 // `memory` is offered to io_uring and outlives the store.

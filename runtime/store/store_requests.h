@@ -1,5 +1,5 @@
-// What a chunk store shares with the handlers of its requests. The mutex guards all of it; handlers
-// hold it for a few assignments, never while they submit.
+// State that a chunk store shares with the handlers of its requests. The mutex guards all of it;
+// handlers hold it for a few assignments, never while they submit.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +20,7 @@ struct ChunkStore::Requests {
     ++in_flight;
   }
 
-  // The last thing that a request does: the store may be destroyed afterwards.
+  // Must be the last action of a request: the store may be destroyed afterwards.
   void end() {
     const std::lock_guard lock(mutex);
     if (--in_flight == 0) idle.notify_all();

@@ -1,4 +1,4 @@
-// Bytes of the disk tier that a store takes: reserved before they are taken.
+// Reserves the disk-tier bytes of a store before the store takes them.
 //
 // Lifetime: the budget outlives it.
 // Errors:   OutOfMemory, with both byte counts; nothing was taken.
@@ -15,10 +15,10 @@ namespace sluiceway {
 
 class StoreRoom {
  public:
-  // A store in host memory has reserved that by itself: then nothing is reserved here.
+  // A store in host memory reserves its bytes itself, so nothing is reserved here.
   StoreRoom(Budget& budget, bool on_disk) : budget_(budget), on_disk_(on_disk) {}
 
-  void hold(const Layout& layout);  // From now on at least what this takes.
+  void hold(const Layout& layout);  // Raises the reservation to the needs of `layout`.
   void add_slot(ChunkStore& store, std::uint32_t region);
 
  private:

@@ -25,7 +25,7 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // Of a request, and of a registration.
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // In a request or a registration.
 constexpr std::uint64_t kWake = UINT64_MAX;  // Marks the completion of the eventfd's poll.
 
 std::string reason(int error_number) {
@@ -48,7 +48,7 @@ class Ring {
   explicit Ring(unsigned entries) {
     const int result = io_uring_queue_init(entries, &ring_, 0);
     if (result < 0) {
-      throw Unavailable(concat("uring_io: io_uring_setup is refused, expected a ring of ", entries,
+      throw Unavailable(concat("uring_io: io_uring_setup failed for a ring of ", entries,
                                " requests: ", reason(-result)));
     }
   }
@@ -64,13 +64,13 @@ class Ring {
 class WakeFd {
  public:
   WakeFd() : fd_(eventfd(0, EFD_CLOEXEC)) {
-    if (fd_ < 0) throw Unavailable(concat("uring_io: eventfd is refused: ", reason(errno)));
+    if (fd_ < 0) throw Unavailable(concat("uring_io: eventfd failed: ", reason(errno)));
   }
   WakeFd(const WakeFd&) = delete;
   WakeFd& operator=(const WakeFd&) = delete;
   ~WakeFd() { close(fd_); }
   int get() const noexcept { return fd_; }
-  void wake() const noexcept { (void)eventfd_write(fd_, 1); }  // Fails at 2^64 - 1 wakes only.
+  void wake() const noexcept { (void)eventfd_write(fd_, 1); }  // Fails only after 2^64 - 1 wakes.
   void clear() const noexcept {
     eventfd_t wakes = 0;
     (void)eventfd_read(fd_, &wakes);
@@ -80,9 +80,9 @@ class WakeFd {
   int fd_;
 };
 
-// `mutex_` guards what submitters share with the ring's thread: queue_, asleep_ and stopping_. All
-// else belongs to that thread. The kernel publishes a completion by the tail of its queue, which
-// liburing reads with acquire.
+// `mutex_` guards what submitters share with the ring's thread: queue_, asleep_ and stopping_.
+// Everything else belongs to that thread. The kernel publishes a completion through the tail of its
+// queue, which liburing reads with acquire.
 class UringIo final : public RawIo {
  public:
   UringIo(DriveFile& file, std::size_t depth, std::span<std::byte> memory)
@@ -105,7 +105,7 @@ class UringIo final : public RawIo {
       wake_up(lock);
     }
     thread_.reset();
-    // Now, and not when the kernel comes to it: what is locked counts against the next drive.
+    // Unregisters now, not when the kernel gets to it: locked memory counts against the next drive.
     if (!registered_.empty()) io_uring_unregister_buffers(ring_.get());
   }
 
@@ -149,10 +149,10 @@ class UringIo final : public RawIo {
     registered_.clear();
     properties_.note = concat("uring_io: ", format_bytes(memory.size()),
                               " of memory cannot be registered: ", reason(-result),
-                              "; requests go without, which costs processor time");
+                              "; requests use unregistered memory, which costs processor time");
   }
 
-  // The registered piece that holds all of `bytes`, or -1.
+  // Returns the registered piece that holds all of `bytes`, or -1.
   int registration_of(std::span<const std::byte> bytes) const noexcept {
     for (std::size_t i = 0; i < registered_.size(); ++i) {
       const auto* const first = static_cast<const std::byte*>(registered_[i].iov_base);
@@ -199,7 +199,7 @@ class UringIo final : public RawIo {
     io_uring_sqe_set_data64(sqe, kWake);
   }
 
-  // Hands over what the depth allows. Returns whether the thread is to end.
+  // Submits as many requests as the depth allows. Returns whether the thread must end.
   bool take_queued() noexcept {
     const std::lock_guard lock(mutex_);
     while (!queue_.empty() && !free_.empty()) {
@@ -214,13 +214,13 @@ class UringIo final : public RawIo {
     for (;;) {
       const int result = io_uring_submit_and_wait(ring_.get(), 1);
       if (result >= 0) return;
-      // EAGAIN and EBUSY: the kernel has no memory for requests now. They stay in the queue.
+      // EAGAIN and EBUSY: the kernel has no memory for requests now, so they stay in the queue.
       if (result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (io_uring_cq_ready(ring_.get()) > 0) return;
     }
   }
 
-  // Slots are freed before a handler runs: what it submits finds room.
+  // Frees slots before a handler runs, so that requests from the handler find room.
   void hand_out() {
     completed_.clear();
     io_uring_cqe* cqe = nullptr;
@@ -266,7 +266,7 @@ class UringIo final : public RawIo {
   bool asleep_ = false;
   bool stopping_ = false;
   std::optional<Worker> thread_;
-  DriveFile file_;  // Last: taken over when nothing can be Unavailable any more.
+  DriveFile file_;  // Declared last: taken over when nothing can throw Unavailable any more.
 };
 
 }  // namespace

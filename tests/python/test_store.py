@@ -144,7 +144,7 @@ def test_interrupted_making_leaves_no_file(tmp_path):
         ({"regions": [("states", BLOCK, 1, 2)]}, 'kind is "states", expected state, gradient'),
         ({"regions": [("state", 1000, 1, 2)]}, "chunks of 1000 bytes, expected a multiple of 4096"),
         ({"io": "aio"}, 'io is "aio", expected auto, uring or posix'),
-        ({"weights": [1, 1]}, "1 paths, expected the 2 of the weights"),
+        ({"weights": [1, 1]}, "1 paths, expected 2, one per weight"),
     ],
 )
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(tmp_path, change, words):

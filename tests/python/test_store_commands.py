@@ -105,9 +105,9 @@ def flip_both_superblocks(path):
     [
         (lambda path: os.unlink(path), 2, ["holds no drive0.sws"]),
         (lambda path: shutil.rmtree(os.path.dirname(path)), 2, ["is not there"]),
-        (lambda path: Path(path).write_text("a letter"), 2, ["is no store, it is 8 bytes"]),
-        (lambda path: Path(path).write_bytes(bytes(1 << 16)), 2, ["is no store, or its making"]),
-        (lambda path: flip(path, 0), 2, ["is no store, or its making"]),
+        (lambda path: Path(path).write_text("a letter"), 2, ["is no store: it has 8 bytes"]),
+        (lambda path: Path(path).write_bytes(bytes(1 << 16)), 2, ["is no store, or making it"]),
+        (lambda path: flip(path, 0), 2, ["is no store, or making it"]),
         (lambda path: set_version(path, 2), 2, ["store version is 2, expected 1"]),
         (truncate, 1, ["drive0.sws is ", "expected "]),
         (lambda path: flip(path, 20), 1, ["drive header: its checksum is"]),

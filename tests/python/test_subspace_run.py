@@ -165,7 +165,7 @@ def test_model_without_any_large_linear_layer_is_refused(
 def test_codec_without_a_core_needs_a_residual(sluiceway, subspace, tmp_path):
     engine = {"codec": "none", "residual": "none"}
     outcome = sluiceway("train", subspace(engine=engine), "--out", tmp_path / "out")
-    assert_short_error(outcome, 2, "codec none and residual none", "expected a residual")
+    assert_short_error(outcome, 2, "codec none and residual none", "set a residual")
     assert not (tmp_path / "out").exists()
 
 

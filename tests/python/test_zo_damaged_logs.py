@@ -107,7 +107,7 @@ def test_a_damaged_header_is_refused_with_its_path_and_stays(
     log = tmp_path / "log" / "scalars.log"
     for spoilt in (flipped(log.read_bytes(), 20), b""):
         log.write_bytes(spoilt)
-        with pytest.raises(sluiceway.Corrupt, match=rf"{log}: .*; put a copy of the log in its pl"):
+        with pytest.raises(sluiceway.Corrupt, match=rf"{log}: .*; replace it with a copy"):
             logged()
         assert log.read_bytes() == spoilt
 

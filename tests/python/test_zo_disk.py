@@ -151,7 +151,7 @@ def test_new_bases_of_float32_change_no_bit_and_are_counted_apart(tmp_path: Path
         assert crossed["disk_written"] == 0
     assert consolidated == [False, False, False, True, False, False, True, False]
     assert same(models[0].state_dict(), models[1])
-    with pytest.raises(sluiceway.InvalidArgument, match="expected one from 6, where the base in"):
+    with pytest.raises(sluiceway.InvalidArgument, match="expected 6, the step of the base in"):
         opts[0].rollback(5)
     opts[0].rollback(7)
     assert opts[0].consolidate(7) == 7
@@ -172,7 +172,7 @@ def test_a_base_that_is_full_makes_room_for_more(tmp_path: Path) -> None:
     for _ in range(7):
         opt.step(lambda: model(x).sum())
     assert opt.committed_steps == 7
-    with pytest.raises(sluiceway.InvalidArgument, match="expected one from 6, where the base in"):
+    with pytest.raises(sluiceway.InvalidArgument, match="expected 6, the step of the base in"):
         opt.rollback(5)
 
 

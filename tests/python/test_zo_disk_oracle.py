@@ -32,7 +32,7 @@ def test_losses_and_weights_are_the_oracles(
     )  # fmt: skip
     follow(opt, model, oracle, every=10)
     assert opt.committed_steps == 200
-    with pytest.raises(sluiceway.InvalidArgument, match="expected one from 180, where the base in"):
+    with pytest.raises(sluiceway.InvalidArgument, match="expected 180, the step of the base in"):
         opt.rollback(179)
     opt.close()
     assert same(model.state_dict(), oracle.model)

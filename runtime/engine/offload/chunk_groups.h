@@ -1,7 +1,8 @@
-// What the forward waits for as one: tensors that share a chunk, and all chunks of a tensor.
+// Groups tensors that the forward waits for together: tensors that share a chunk, and all chunks of
+// a tensor.
 //
-// A group has two keys of the executor: update(group), for what changes its tensors, and
-// spill(group), for gradients on their way to its extents.
+// A group has two keys of the executor: update(group) for payloads that change its tensors, and
+// spill(group) for gradients on their way to its extents.
 #pragma once
 
 #include <vector>

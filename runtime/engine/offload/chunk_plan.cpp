@@ -16,7 +16,8 @@ ChunkPlan::ChunkPlan(std::span<const std::int64_t> tensor_elems, std::int64_t ch
     SLUICEWAY_CHECK(elems > 0, "ChunkPlan: tensor ", i, " has ", elems,
                     " elements, expected 1 or more");
     tensor_elems_ += elems;
-    // A tensor of half a chunk wastes less in a chunk of its own than it makes others wait.
+    // A tensor of half a chunk or more gets chunks of its own: their waste costs less than the
+    // waits that sharing would cause.
     if (2 * elems >= chunk_elems) {
       place_large(static_cast<int>(i), elems);
     } else {
@@ -30,7 +31,7 @@ ChunkPlan::ChunkPlan(std::span<const std::int64_t> tensor_elems, std::int64_t ch
 
 void ChunkPlan::place_large(int tensor, std::int64_t elems) {
   const std::int64_t count = (elems + chunk_elems_ - 1) / chunk_elems_;
-  // Equal but for the last, and whole blocks: no chunk is nearly empty.
+  // All but the last are equal, and whole blocks, so no chunk is nearly empty.
   const std::int64_t each = round_up((elems + count - 1) / count, kStoredAlignment);
   for (std::int64_t first = 0; first < elems; first += each) {
     chunks_.emplace_back();

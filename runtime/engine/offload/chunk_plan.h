@@ -1,14 +1,15 @@
-// Which elements of which tensors each chunk holds.
+// Assigns elements of tensors to chunks.
 //
-// A chunk is counted in elements, so that it is one chunk in each of a run's streams: moments,
-// masters, gradients. A large tensor has chunks to itself, as equal as can be, so that they can be
-// worked on when its gradient is there; small ones share chunks in the order of the model.
+// A chunk is counted in elements, so it is the same chunk in each stream of a run: moments,
+// masters, gradients. A large tensor has chunks of its own, as equal as possible, so that each can
+// be processed once its gradient is there. Small tensors share chunks in the order of the model.
 //
 //   stored    elements that lie on a drive: the used ones, rounded up to whole blocks
 //   piece     a part of one tensor in one chunk; starts at a multiple of kPieceAlignment
 //
-// Errors: InvalidArgument: no elements, or a chunk size that is no multiple of kStoredAlignment.
-// Cost:   unused are less than kStoredAlignment elements of a chunk, and the ends of shared ones.
+// Errors: InvalidArgument: no elements, or a chunk size that is not a multiple of kStoredAlignment.
+// Cost:   unused are less than kStoredAlignment elements of each chunk, and the ends of shared
+//         chunks.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,9 @@ namespace sluiceway {
 
 struct ChunkPiece {
   int tensor = 0;
-  std::int64_t first = 0;  // Of the tensor's elements.
+  std::int64_t first = 0;  // First element of the tensor.
   std::int64_t elems = 0;
-  std::int64_t at = 0;  // Element of the chunk.
+  std::int64_t at = 0;  // First element of the chunk.
 };
 
 struct PlannedChunk {
@@ -33,7 +34,7 @@ struct PlannedChunk {
 class ChunkPlan {
  public:
   static constexpr std::int64_t kChunkElems = std::int64_t{1} << 20;
-  // 4096 bytes of 16-bit gradients, and so whole blocks of every wider stream.
+  // 4096 bytes of 16-bit gradients, so whole blocks in every wider stream too.
   static constexpr std::int64_t kStoredAlignment = 2048;
   static constexpr std::int64_t kPieceAlignment = 256;  // A block of an 8-bit state.
 
@@ -41,10 +42,10 @@ class ChunkPlan {
                      std::int64_t chunk_elems = kChunkElems);
 
   const std::vector<PlannedChunk>& chunks() const noexcept { return chunks_; }
-  // Chunks that hold a part of a tensor, in order of its elements.
+  // Returns the chunks that hold parts of a tensor, in order of its elements.
   std::span<const int> of_tensor(int tensor) const { return of_tensor_.at(index(tensor)); }
   std::int64_t chunk_elems() const noexcept { return chunk_elems_; }
-  std::int64_t tensor_elems() const noexcept { return tensor_elems_; }  // Of all.
+  std::int64_t tensor_elems() const noexcept { return tensor_elems_; }  // Of all tensors.
   std::int64_t stored_elems() const noexcept;                           // Of all chunks.
 
  private:
@@ -57,7 +58,7 @@ class ChunkPlan {
   std::int64_t tensor_elems_ = 0;
   std::vector<PlannedChunk> chunks_;
   std::vector<std::vector<int>> of_tensor_;
-  int shared_ = -1;  // The chunk that small tensors are put into; -1: none is open.
+  int shared_ = -1;  // The chunk that receives small tensors; -1: none is open.
 };
 
 }  // namespace sluiceway

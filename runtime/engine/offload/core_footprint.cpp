@@ -21,8 +21,7 @@ constexpr std::uint64_t kLandings = 2;  // One core crosses while another is dec
 void check_options(const CoreOptions& options) {
   const CodecFamily* const family = find_codec_family(options.codec.name);
   SLUICEWAY_CHECK(family != nullptr && !family->learns, "OffloadEngine: codec ", options.codec.name,
-                  " learns its projectors, expected one that draws them: block_random or "
-                  "sparse_random");
+                  " does not draw its projectors from a seed; use block_random or sparse_random");
   SLUICEWAY_CHECK(options.wire != WireFormat::kInt8,
                   "OffloadEngine: wire is int8, expected fp32 or bf16");
 }
@@ -69,11 +68,11 @@ CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPla
     }
   }
   sum.device_bytes += sum.scratch_elems * sizeof(float);
-  if (sum.weights > 0) sum.device_bytes += ResultSlot::bytes(device);  // Of what packs cores.
+  if (sum.weights > 0) sum.device_bytes += ResultSlot::bytes(device);  // For packing cores.
   if (policy == UpdatePolicy::kSpill && options.spill == CoreSpill::kCore) {
-    sum.d2h_bytes *= 2;  // To be scanned, and for the update.
+    sum.d2h_bytes *= 2;  // Once for the scan, once for the update.
   }
-  const std::uint64_t lanes = may_feed(options, policy) ? 2 : 1;  // That decompress.
+  const std::uint64_t lanes = may_feed(options, policy) ? 2 : 1;  // Lanes that decompress.
   sum.host_bytes += lanes * (sum.core_elems + sum.range_elems) * sizeof(float);
   return sum;
 }
@@ -81,7 +80,7 @@ CoreFootprint core_footprint(std::span<const TensorSpec> tensors, const ChunkPla
 double decompress_seconds(const CodecConfig& codec, std::int64_t m, std::int64_t n,
                           DType gradient) {
   constexpr std::int64_t kMostRows = 1024, kMostCols = 4096;
-  constexpr std::size_t kMostElems = std::size_t{1} << 20;  // As a chunk has.
+  constexpr std::size_t kMostElems = std::size_t{1} << 20;  // Size of a chunk.
   constexpr int kTries = 5;
   CodecConfig config = codec;
   const std::int64_t rows = std::min(m, kMostRows), cols = std::min(n, kMostCols);

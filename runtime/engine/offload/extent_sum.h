@@ -1,5 +1,5 @@
-// Gradients of several micro-batches, summed tile by tile in f32, in their order: no whole sum is
-// ever in memory.
+// Sums the gradients of several micro-batches tile by tile in f32, in their order, so that no whole
+// sum is ever in memory.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ void for_each_sum_tile(const std::vector<std::span<const G>>& extents, const Act
   }
 }
 
-// `act` gets a zero of the type.
+// Calls `act` with a zero of the type.
 template <typename Act>
 void with_type(DType dtype, const Act& act) {
   switch (dtype) {

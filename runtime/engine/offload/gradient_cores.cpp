@@ -71,7 +71,7 @@ GradientCores::Expander GradientCores::make_expander(std::size_t core_elems,
                                                      std::size_t scratch_elems) {
   Expander made;
   made.core = Buffer(lanes_.budget(), Tier::kHost, lanes_.device(), core_elems * sizeof(float),
-                     "a core that has arrived", Fill::kNone);
+                     "an arrived core", Fill::kNone);
   made.scratch = Buffer(lanes_.budget(), Tier::kHost, lanes_.device(),
                         scratch_elems * sizeof(float), "scratch of decompress", Fill::kNone);
   return made;
@@ -84,7 +84,7 @@ CoreShape GradientCores::core(int tensor) const {
 }
 
 CodecConfig GradientCores::config_of(std::int64_t draw) const {
-  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15U;  // Seeds of neighbouring draws are far apart.
+  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15U;  // Spreads the seeds of successive draws.
   CodecConfig config = options_.codec;
   config.seed += static_cast<std::uint64_t>(draw) * kOdd;
   return config;
@@ -93,9 +93,9 @@ CodecConfig GradientCores::config_of(std::int64_t draw) const {
 void GradientCores::draw(Weight& weight, std::int64_t step) {
   const std::int64_t draws = options_.redraw > 0 ? step / options_.redraw : 0;
   if (weight.draws == draws) return;
-  wait_for(exit_.compute());  // A core that was dropped may still be made with the last.
+  wait_for(exit_.compute());  // A dropped core may still use the last projectors.
   weight.draws = kNotDrawn;   // If anything below throws, the next gradient draws again.
-  // The budget has room for one, and on the host for the one that the device's is drawn in.
+  // The budget has room for one set of projectors, plus the host set from which a device draws.
   weight.codec.reset();
   weight.twin.reset();
   weight.twin_bytes = {};
@@ -114,7 +114,7 @@ void GradientCores::draw(Weight& weight, std::int64_t step) {
 
 void GradientCores::add(int tensor, const AnyMatrix& g, std::int64_t step) {
   Weight& weight = *weights_.at(at(tensor));
-  // A core that is on its way is not changed.
+  // Waits, because a core on its way must not change.
   lanes_.wait(groups_.spill(groups_.of_tensor(tensor)));
   if (!weight.summed) draw(weight, step);
   const TraceRange range(&lanes_.trace(), lanes_.device_row(), "compress");
@@ -187,7 +187,7 @@ void GradientCores::expand(Expander& with, Weight& weight, const Arrival& arriva
                              piece.first, into.first(used), gradient_, with.scratch.as<float>());
 }
 
-// In its lane, one weight after another: each chunk is written while the next is decompressed.
+// Handles one weight after another; each chunk is written while the next is decompressed.
 void GradientCores::decompress(Weight& weight, const Arrival& arrival, const HopDone& done) {
   const std::span<const int> chunks = plan_.of_tensor(weight.tensor);
   const auto all = std::make_shared<LastOf>(static_cast<int>(chunks.size()), done);
@@ -228,7 +228,7 @@ GradientCores::Feed GradientCores::feed(int chunk) {
   if (c + 1 == chunks.size()) weight.arrival.reset();
   const auto core = outgoing(weight);
   weight.sent = true;
-  // Of the others nothing crosses: their hop only comes behind that of the first.
+  // For later chunks nothing crosses: their hop only waits behind that of the first.
   const auto come = [this, arrival, core, is_first, there = is_first ? exit_.reached() : Event()] {
     if (is_first) cross(*arrival, there, core);
   };
@@ -263,7 +263,7 @@ void GradientCores::clear() {
   for (const auto& weight : weights_) {
     if (!weight) continue;
     weight->summed = weight->is_packed = weight->sent = false;
-    weight->arrival.reset();  // Feeding may have been broken off.
+    weight->arrival.reset();  // An exception may have interrupted the feeding.
   }
 }
 

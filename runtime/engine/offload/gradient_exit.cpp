@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kPurpose = "gradients on their way out";
 
-// Of the largest piece, in the type that it is kept in; a gradient of f32 is never rounded.
+// Size of the largest piece in its stored type; an f32 gradient is never rounded.
 std::uint64_t rounded_bytes(const ChunkPlan& plan, DType gradient) {
   if (gradient == DType::kF32) return 0;
   std::int64_t most = 0;
@@ -22,7 +22,7 @@ std::uint64_t rounded_bytes(const ChunkPlan& plan, DType gradient) {
   return static_cast<std::uint64_t>(most) * size_bytes(gradient);
 }
 
-// Where an error ends a copy, the memory on either side is its owner's again: nothing uses it then.
+// Waits also where an error ends a copy, since the owners of both memories may then reuse them.
 class WaitsFor {
  public:
   explicit WaitsFor(Stream& stream) noexcept : stream_(stream) {}
@@ -32,7 +32,7 @@ class WaitsFor {
     if (std::uncaught_exceptions() == before_) return;
     try {
       stream_.synchronize();
-    } catch (...) {  // A device that has failed runs nothing any more.
+    } catch (...) {  // A failed device runs nothing any more.
     }
   }
 
@@ -43,7 +43,7 @@ class WaitsFor {
 
 AnyMatrix as_row(std::span<const std::byte> bytes, DType dtype) {
   const auto elems = static_cast<std::int64_t>(bytes.size() / size_bytes(dtype));
-  // Views have no const kind of their own; it is read.
+  // A view has no const form; this one is only read.
   return {const_cast<std::byte*>(bytes.data()), 1, elems, elems, dtype};
 }
 
@@ -55,7 +55,7 @@ GradientExit::GradientExit(EngineLanes& lanes, ComputingStream& compute, const C
   const DeviceId device = lanes.device();
   if (device.is_host()) return;
   stream_scratch_ = lanes.budget().reserve(Tier::kDevice, engine_scratch_bytes(device),
-                                           "scratch of the streams that compute");
+                                           "scratch of the computing streams");
   const auto most = static_cast<std::size_t>(rounded_bytes(plan, gradient));
   if (most > 0) rounded_ = Buffer(lanes.budget(), Tier::kDevice, device, most, kPurpose);
   scan_.emplace(lanes.budget(), device, 1, kPurpose);

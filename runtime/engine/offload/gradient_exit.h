@@ -1,19 +1,20 @@
-// The way of gradients off the device, for the thread of the d2h lane.
+// Copies gradients off the device, for the thread of the d2h lane.
 //
-//   host device   the processor writes the copy, and scans and squares what it writes in the same
-//                 pass, at the pace of the link
-//   CUDA          a kernel does that, into memory of the device, and what it has written crosses
-//                 behind it on a stream of its own, with the result; a gradient that has the type
-//                 already is read alone, and crosses as it is
+//   host device   the processor writes the copy, and scans and squares it in the same pass, at the
+//                 pace of the link
+//   CUDA          a kernel does that, into device memory; a separate stream then copies its output
+//                 and the result to the host. A gradient that has the right type already is only
+//                 read, and crosses unchanged
 //
-// On either device the lane has a thread of the host: it waits for the gradient to be there, for
-// room, and for the copy, asleep, and whoever submits or completes a payload does not.
+// On either device the lane has a host thread. It sleeps until the gradient is there, until there
+// is room, and until the copy is done; threads that submit or complete a payload do not wait.
 //
-// Ownership:     on CUDA memory of the largest copy, of the device tier, where gradients are kept
-//                in 16 bit, what its stream and the one that computes keep for themselves
-//                (computing_stream.h), and a few words of the device and the pinned tier.
+// Ownership:     on CUDA, device memory of the largest copy where gradients are kept in 16 bit, the
+//                scratch of its stream and of the computing one (computing_stream.h), and a few
+//                words on the device and the pinned tier.
 // Thread safety: leave() and cross() from the thread of the lane, the rest from the engine's
-// caller. Errors:        OutOfMemory, with byte counts. CudaError: the device has failed.
+//                caller.
+// Errors:        OutOfMemory, with byte counts. CudaError: the device has failed.
 #pragma once
 
 #include <cstddef>
@@ -36,21 +37,23 @@ namespace sluiceway {
 
 class GradientExit {
  public:
-  // Of gradients that are kept as `gradient`, piece by piece.
+  // For gradients stored as `gradient`, copied piece by piece.
   GradientExit(EngineLanes& lanes, ComputingStream& compute, const ChunkPlan& plan, DType gradient);
 
-  // Bytes that one has of a tier; none on the host device.
+  // Returns the bytes that an object takes of a tier; 0 on the host device.
   static std::uint64_t device_bytes(const ChunkPlan& plan, DType gradient, DeviceId device);
   static std::uint64_t pinned_bytes(DeviceId device);
 
   StreamRef compute() const noexcept { return compute_.ref(); }
-  // What that stream has been given so far is done: a gradient that it made is there.
+  // Completes when all work enqueued so far on the computing stream is done, so its gradients are
+  // there.
   Event reached() { return compute_.reached(); }
 
-  // `from`, of `dtype`, into host memory as it is kept; of what was written. Behind `there`.
+  // Converts `from`, of `dtype`, into host memory in the stored type, after `there`. Returns the
+  // scan of the output.
   ScanResult leave(const Event& there, std::span<const std::byte> from, DType dtype,
                    std::span<std::byte> into);
-  // As it is.
+  // Copies without conversion, after `there`.
   void cross(const Event& there, std::span<const std::byte> from, std::span<std::byte> into);
 
  private:
@@ -59,9 +62,9 @@ class GradientExit {
   DType gradient_;
   Budget::Reservation stream_scratch_;
   Buffer rounded_;
-  // None on the host device.
+  // Empty on the host device.
   std::optional<Readback<ScanResult>> scan_;
-  std::optional<Stream> stream_;  // Ends before the memory that it works on goes.
+  std::optional<Stream> stream_;  // Ends before the memory that it uses is freed.
 };
 
 }  // namespace sluiceway

@@ -23,7 +23,7 @@ std::size_t extent_bytes(const PlannedChunk& chunk, DType gradient) {
   return static_cast<std::size_t>(chunk.stored_elems) * size_bytes(gradient);
 }
 
-// The part of a chunk's memory that a piece has.
+// Returns the part of a chunk's memory that belongs to a piece.
 std::span<std::byte> part(std::span<std::byte> chunk, const ChunkPiece& piece, DType gradient) {
   const std::size_t width = size_bytes(gradient);
   return chunk.subspan(static_cast<std::size_t>(piece.at) * width,
@@ -98,8 +98,8 @@ void GradientSpill::add(int tensor, const AnyMatrix& g, const Event& there,
   waiting_bytes_ += whole.size();
 }
 
-// Before an extent is begun that the store has no slot for; nothing may be in flight then. A shared
-// chunk that is being gathered has none yet.
+// Call before a new extent for which the store may have no slot; waits until nothing is in flight.
+// A shared chunk that is being gathered has no extent yet.
 void GradientSpill::make_room(int chunk) {
   const auto slots = store_.layout().regions[StateStream::kGradientRegion].slots();
   const int needed = chunks_[at(chunk)].extents + 1;
@@ -118,7 +118,7 @@ void GradientSpill::submit(int chunk, std::vector<Hop> hops) {
   lanes_.executor().submit(std::move(payload));
 }
 
-// In d2h.
+// Runs in d2h.
 void GradientSpill::leave(const Source& from, std::span<std::byte> into, ScanResult& sum) {
   sum = merge(sum, exit_.leave(from.there, from.bytes, from.dtype, into));
 }
@@ -157,7 +157,7 @@ void GradientSpill::add_shared(int chunk, std::size_t piece, Source from) {
     flush(chunk);
     make_room(chunk);
   }
-  if (!is_dirty(state)) lanes_.wait(key_of(chunk));  // The buffer may be on its way to the drive.
+  if (!is_dirty(state)) lanes_.wait(key_of(chunk));  // The buffer may still go to the drive.
   state.arrived[piece] = true;
   const std::span<std::byte> into =
       part(state.buffer->as<std::byte>(), planned(chunk).pieces[piece], gradient_);
@@ -171,7 +171,8 @@ bool GradientSpill::is_dirty(const Chunk& chunk) {
   return std::ranges::find(chunk.arrived, true) != chunk.arrived.end();
 }
 
-// Zeros where no gradient has arrived; which pieces have one. Its pieces have left the device.
+// Writes zeros where no gradient has arrived, and returns which pieces have one. The pieces must
+// have left the device.
 std::vector<bool> GradientSpill::gather(int chunk) {
   Chunk& state = chunks_[at(chunk)];
   const std::span<std::byte> bytes = state.buffer->as<std::byte>();

@@ -1,18 +1,20 @@
-// Gradients leave the device as they come, in the type they are kept in, and go to their extents.
+// Moves whole gradients off the device as they arrive, in their stored type, and writes them to
+// extents.
 //
 //   d2h    copies a piece off the device; the pass that writes the copy scans and squares it
 //   spill  writes a chunk's extent
 //
-// A large tensor's chunks are written one by one, each from a lease of the ring. Small tensors
-// gather in a buffer of their shared chunk, which is written when a backward has ended. Each
-// backward of a chunk is an extent of its own: nothing is read to be added to, and several are
-// summed when they are used. Where there are more extents than the store has room for, it grows.
-// What Speculation takes goes into its update, and to its extent where that is kept.
+// The chunks of a large tensor are written one by one, each from a lease of the ring. Small tensors
+// gather in a buffer of their shared chunk, which is written at the end of a backward. Each
+// backward of a chunk has an extent of its own: no extent is read to be added to; several are
+// summed when they are used. If there are more extents than the store has room for, the store
+// grows. A gradient that Speculation takes goes into its update, and also to its extent where
+// extents are kept.
 //
 // Thread safety: calls from one thread; payloads run in the lanes.
-// Lifetime:      what the constructor is given outlives the payloads.
-// Errors:        a hop ends with what its request says. IoError: the store cannot grow; nothing of
-//                the gradient was taken.
+// Lifetime:      everything passed to the constructor outlives the payloads.
+// Errors:        a hop ends with the error of its request. IoError: the store cannot grow; nothing
+//                of the gradient was taken.
 #pragma once
 
 #include <cstdint>
@@ -43,35 +45,36 @@ class GradientSpill {
                 const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
                 Speculation& speculation, GradientExit& exit, DType gradient);
 
-  // Bytes of the buffers of shared chunks, tier kPinned.
+  // Returns the bytes of the buffers of shared chunks, tier kPinned.
   static std::uint64_t shared_bytes(const ChunkPlan& plan, DType gradient);
 
-  // Takes the gradient of a tensor, contiguous, which is there when `there` has happened; `keep`
-  // lives until it has left the device. Waits while more than `room` bytes of others have not.
+  // Takes the gradient of a tensor, contiguous, which is complete after `there`. Holds `keep` until
+  // the gradient has left the device. Waits while more than `room` bytes of earlier gradients have
+  // not left.
   void add(int tensor, const AnyMatrix& g, const Event& there,
            const std::shared_ptr<const void>& keep, std::uint64_t room);
-  void end_backward();  // Every gradient has left the device; shared chunks are on their way.
+  void end_backward();  // Waits for gradients to leave; sends shared chunks.
   void
   wait_written();  // Extents are on the drive, and staged updates, for whoever reads them next.
-  // Reads the extents of every tensor that has several, for scan(); after end_backward().
+  // Reads the extents of every tensor that has several, for scan(); call after end_backward().
   void scan_sums();
-  // Whether a sum may be beyond f32 where no addend is, which only scan_sums() tells.
+  // Returns whether a sum may exceed f32 although no addend does; only scan_sums() can tell.
   bool must_sum() const;
 
   int extents(int chunk) const { return chunks_.at(at(chunk)).extents; }
-  // Of the sum of a tensor's gradients. Before scan_sums() that of several has no sum of squares:
-  // NaN.
+  // Returns the scan of the sum of a tensor's gradients. Before scan_sums(), sum_squares is NaN
+  // where there are several.
   ScanResult scan(int tensor) const;
-  void clear();  // Forgets every extent; no payload is in the lanes.
+  void clear();  // Forgets every extent; no payload may be in the lanes.
 
  private:
   struct Chunk {
     int extents = 0;
-    int summed = 0;                       // Extents that `sums` are of.
-    std::vector<ScanResult> scans, sums;  // By piece: merged over extents, and of their sum.
-    // Of a shared chunk: the extent that is being gathered.
+    int summed = 0;                       // Number of extents in `sums`.
+    std::vector<ScanResult> scans, sums;  // By piece: merged over extents; of their sum.
+    // For a shared chunk: the extent being gathered.
     std::optional<Buffer> buffer;
-    std::vector<bool> arrived;  // By piece; all false: it holds nothing that is not written.
+    std::vector<bool> arrived;  // By piece; all false: the buffer holds nothing unwritten.
   };
   struct Source {  // A part of a gradient, on the device.
     std::span<const std::byte> bytes;
@@ -109,7 +112,7 @@ class GradientSpill {
   DType gradient_;
   std::vector<Chunk> chunks_;
   std::vector<int> backwards_;   // By tensor.
-  std::deque<Waiting> waiting_;  // Gradients that may not have left the device.
+  std::deque<Waiting> waiting_;  // Gradients that may still be on the device.
   std::uint64_t waiting_bytes_ = 0;
 };
 

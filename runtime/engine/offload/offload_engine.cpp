@@ -41,8 +41,8 @@ std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradi
   for (const TensorSpec& tensor : tensors) {
     SLUICEWAY_CHECK(tensor.dtype == DType::kF32 || tensor.dtype == gradient,
                     "OffloadEngine: ", tensor.name, " is ", to_string(tensor.dtype),
-                    " and gradients are kept as ", to_string(gradient), ", expected ",
-                    to_string(tensor.dtype), "; say gradients=", to_string(tensor.dtype));
+                    ", but gradients are stored as ", to_string(gradient), ", expected ",
+                    to_string(tensor.dtype), "; set gradients=", to_string(tensor.dtype));
     dtypes.push_back(tensor.dtype);
   }
   return dtypes;
@@ -87,15 +87,15 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
 OffloadEngine::~OffloadEngine() {
   lanes_.stop();
   try {
-    wait_for(compute_.ref());  // It may still use memory that is ours.
-  } catch (...) {              // A device that has failed runs nothing any more.
+    wait_for(compute_.ref());  // It may still use our memory.
+  } catch (...) {              // A failed device runs nothing any more.
   }
 }
 
 std::unique_ptr<ChunkStore> OffloadEngine::open_store() {
   const int promised = std::max(1, options_.gate.promised_backwards);
   const auto extents = static_cast<std::uint32_t>(promised);
-  // A store that is there may be larger; a new one is refused before it is made.
+  // An existing store may be larger; a new one is rejected before it is made.
   room_.hold(state_layout(plan_, options_.gradient, kStateSlots, extents));
   OpenedStore opened = open_state_store(lanes_.budget(), options_.store, tensors_, plan_,
                                         options_.gradient, extents, ring_.slab());
@@ -111,14 +111,14 @@ void OffloadEngine::check_tensor(int index, const AnyMatrix& matrix, const char*
   SLUICEWAY_CHECK(matrix.rows * matrix.cols == tensor.elems() && whole, "OffloadEngine: ", what,
                   " of ", tensor.name, " has ", matrix.rows * matrix.cols,
                   whole ? "" : " scattered", " elements, expected ", tensor.elems(),
-                  " in one piece; make a new optimizer after changing a parameter");
+                  " in one piece; make a new optimizer after you change a parameter");
   SLUICEWAY_CHECK(matrix.dtype == dtype, "OffloadEngine: ", what, " of ", tensor.name, " is ",
                   to_string(matrix.dtype), ", expected ", to_string(dtype),
-                  "; make a new optimizer after changing a parameter");
+                  "; make a new optimizer after you change a parameter");
 }
 
 void OffloadEngine::check_weights(const char* caller, std::span<const AnyMatrix> weights) const {
-  SLUICEWAY_CHECK(weights.size() == tensors_.size(), "OffloadEngine: ", caller, " with ",
+  SLUICEWAY_CHECK(weights.size() == tensors_.size(), "OffloadEngine: ", caller, " got ",
                   weights.size(), " tensors, expected ", tensors_.size());
   for (std::size_t i = 0; i < weights.size(); ++i) {
     check_tensor(static_cast<int>(i), weights[i], "weight", tensors_[i].dtype);
@@ -128,12 +128,12 @@ void OffloadEngine::check_weights(const char* caller, std::span<const AnyMatrix>
 void OffloadEngine::check_stream(const char* what, StreamRef compute) const {
   SLUICEWAY_CHECK(compute.device() == lanes_.device(), "OffloadEngine: ", what, " on ",
                   to_string(compute.device()), ", expected ", to_string(lanes_.device()),
-                  ", which the engine was made for");
+                  ", the device of the engine");
 }
 
 void OffloadEngine::check_begun(const char* caller) const {
-  SLUICEWAY_CHECK(begun_, "OffloadEngine: ", caller, " before the states are there: the store ",
-                  is_new_ ? "is new, expected begin()" : "holds a run, expected resume()");
+  SLUICEWAY_CHECK(begun_, "OffloadEngine: ", caller, " needs states, but the store ",
+                  is_new_ ? "is new; call begin() first" : "holds a run; call resume() first");
 }
 
 // ---- Before the first step ----------------------------------------------------------------------
@@ -142,8 +142,8 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute)
   check_weights("begin", tensors);
   check_stream("weights", compute);
   SLUICEWAY_CHECK(is_new_ || store_->live().step == 0,
-                  "OffloadEngine: begin on a store that holds step ", store_->live().step,
-                  ", expected resume()");
+                  "OffloadEngine: begin() on a store that holds step ", store_->live().step,
+                  "; call resume()");
   wait_for(compute);
   stream_.write_initial([&](const ChunkPiece& piece, std::span<float> master) {
     const AnyMatrix& from = tensors[at(piece.tensor)];
@@ -167,7 +167,7 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute)
 }
 
 void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute) {
-  SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume from a store without states, expected begin()");
+  SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume() from a store without states; call begin()");
   check_weights("resume", tensors);
   check_stream("weights", compute);
   if (begun_) synchronize();
@@ -200,8 +200,8 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute
 
 void OffloadEngine::expect(std::span<const TensorHyper> hyper, float factor) {
   SLUICEWAY_CHECK(!has_gradient(),
-                  "OffloadEngine: expect() while gradients are gathered, expected it before the "
-                  "backward; call step() or drop() first");
+                  "OffloadEngine: expect() while gradients are gathered; call it before the "
+                  "backward, or call step() or drop() first");
   speculation_.expect(hyper, factor);
 }
 
@@ -211,7 +211,7 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   check_begun("add_gradient");
   const bool half = g.dtype != DType::kF32;
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
-  if (uncommitted_) commit();  // Before an extent that it read from is written again.
+  if (uncommitted_) commit();  // Before an extent that it read is written again.
   compute_.move_to(compute);
   if (!has_gradient()) {
     speculation_.begin_step(steps_);
@@ -243,7 +243,7 @@ GradientNorm OffloadEngine::end_backward(bool norm) {
 }
 
 void OffloadEngine::drop() {
-  spill_.wait_written();  // Nothing may write to an extent that the next step begins anew.
+  spill_.wait_written();  // Nothing may still write an extent that the next step begins.
   if (speculation_.has_staged()) store_->drop();
   gate_.drop();
   clear_gradients();
@@ -275,8 +275,8 @@ void OffloadEngine::finish(std::chrono::milliseconds patience) {
   try {
     close(patience);
   } catch (...) {
-    // A failed executor has drained its lanes, and where a commit failed they are about to be
-    // empty: nothing runs any more, which is all that is asked.
+    // A failed executor has drained its lanes, and after a failed commit they will soon be empty.
+    // Then nothing runs any more, and that is enough.
     const auto end = std::chrono::steady_clock::now() + patience;
     while (!idle() && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -1,27 +1,27 @@
-// Trains every parameter with full AdamW whose states lie in a store, on drives or in host memory.
+// Trains every parameter with full AdamW whose states are in a store, on drives or in host memory.
 //
 //   g  -> 16 bit, scanned and squared in the pass that copies it off the device -> extent
 //   m, v, master, extents -> AdamW -> the other slot of m, v, master; the weight -> the device
 //
-// One step: add_gradient() per tensor and micro-batch, end_backward() after each backward, step()
-// once, acquire() before a tensor is read; with UpdatePolicy::kSpeculative, expect() before that.
-// step() returns when the step is enqueued. It is durable when commit() has returned, which the
-// first gradient of the next step calls: from then on any crash ends at this step or a later one,
-// whole. A step that is skipped has changed nothing.
+// One step: expect() first with UpdatePolicy::kSpeculative, then add_gradient() per tensor and
+// micro-batch, end_backward() after each backward, step() once, acquire() before a tensor is read.
+// step() returns when the step is enqueued. The step is durable when commit() has returned; the
+// first gradient of the next step calls commit(). After that, any crash leaves this step or a later
+// one, whole. A skipped step changes nothing.
 //
-// What the host holds is the ring, and the 16-bit gradients of tensors below half a chunk, which
-// share chunks: nothing that grows with large tensors (chunk_plan.h) but what park_bytes allows. A
-// gradient stays on the device until it is copied; where more wait than `gradient_room`,
-// add_gradient() waits.
+// Host memory holds the ring, and the 16-bit gradients of tensors below half a chunk, which share
+// chunks. Only park_bytes allows memory that grows with large tensors (chunk_plan.h). A gradient
+// stays on the device until it is copied; add_gradient() waits while more than `gradient_room`
+// bytes are waiting there.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
-// Lifetime:      tensors passed to step() stay where they are until acquire() for them, and on a
-//                CUDA device until the computing stream has passed that. Every stream that the
-//                engine was given outlives it.
-// Errors:        InvalidArgument for a wrong size or dtype, nothing changed. What a lane throws
-//                comes out of the next call, with lane and chunk named, and of each one after it;
-//                the store stays at its last commit. What check_interrupt throws ends a call that
-//                waits; the call can be made again.
+// Lifetime:      tensors passed to step() keep their addresses until acquire() for them, and on a
+//                CUDA device until the computing stream has passed that. Every stream passed to the
+//                engine outlives it.
+// Errors:        InvalidArgument for a wrong size or dtype; nothing changed. The next call, and
+//                each one after it, rethrows an exception from a lane, with lane and chunk named;
+//                the store stays at its last commit. An exception from check_interrupt ends a call
+//                that waits; the call can be repeated.
 // Source:        docs/store.md; MemAscend, arXiv 2505.23254.
 #pragma once
 
@@ -58,29 +58,30 @@ struct OffloadOptions {
   EngineLanes::Options lanes;
   StepGate::Options gate;
   StoreOptions store;
-  DType gradient = DType::kBF16;  // As it lies in its extent, and crosses where it is whole.
-  CoreOptions cores;              // Of tensors whose gradient crosses compressed.
+  DType gradient = DType::kBF16;  // Type in extents, and on the link unless compressed.
+  CoreOptions cores;              // For tensors whose gradient crosses compressed.
   std::int64_t chunk_elems = ChunkPlan::kChunkElems;
   std::uint64_t gradient_room = std::uint64_t{256} << 20;  // Bytes that may wait on the device.
   UpdatePolicy policy = UpdatePolicy::kSpill;
-  // Of kSpeculative: gradients go to extents too, so that a step of which something else was
-  // expected is made again. They do where max_norm clips.
+  // For kSpeculative: gradients also go to extents, so that the updates of a step that differs from
+  // expect() can be made again. Always so where max_norm clips.
   bool redo = false;
-  std::uint64_t park_bytes = 0;  // Of kSpeculative: most bytes of WeightPark.
+  std::uint64_t park_bytes = 0;  // For kSpeculative: limit of WeightPark.
   int device_cpu = -1;           // Processor for the h2d stream; -1 leaves it free.
   int lane_cpu = -1;             // Processor for the other lanes.
-  int host_threads = 1;          // Of the host lane: so many chunks at once, with equal bits.
+  int host_threads = 1;          // Of the host lane: chunks at once, with equal bits.
 };
 
-// Counts since the last take_stats(), but for peaks, which are since the start.
+// Counts since the last take_stats(); peaks since the start.
 struct OffloadStats {
   EngineUse use;
-  double host_seconds = 0;  // The host lane was busy.
+  double host_seconds = 0;  // Busy time of the host lane.
   std::uint64_t disk_read = 0, disk_written = 0;
   double fetch_seconds = 0, store_seconds = 0, spill_seconds = 0, decompress_seconds = 0;
   std::uint64_t commits = 0;
   double commit_seconds = 0;
-  // Of kSpeculative: updates were made in backward and kept; made again; made after the step alone.
+  // For kSpeculative, steps whose updates: ran in backward and were kept; were made again; ran only
+  // after the step.
   std::uint64_t speculative_steps = 0, redone_steps = 0, fallen_back_steps = 0;
 };
 
@@ -91,8 +92,8 @@ struct TensorState {
 
 class OffloadEngine {
  public:
-  // Tensors in the order in which the forward needs them. OutOfMemory: both byte counts; a pinned
-  // budget that has no room for two chunks among them.
+  // `tensors` are in the order in which the forward needs them. OutOfMemory: both byte counts, also
+  // for a pinned budget without room for two chunks.
   OffloadEngine(OffloadOptions options, std::vector<TensorSpec> tensors);
   OffloadEngine(const OffloadEngine&) = delete;
   OffloadEngine& operator=(const OffloadEngine&) = delete;
@@ -104,57 +105,57 @@ class OffloadEngine {
   CoreShape core(int index) const { return cores_.core(index); }  // Empty: it crosses whole.
   const ChunkStore& store() const noexcept { return *store_; }
 
-  // ---- Before the first step: one of the two ----
+  // ---- Before the first step: call begin() or resume() ----
   bool is_new() const noexcept { return is_new_; }  // The store has no states; begin() makes them.
-  // Behind what `compute` has been given, for which they wait, and before what it is given next.
-  // Moments of zeros, masters that are the model's tensors; committed as step 0.
+  // Both access the tensors after work already on `compute`, which they wait for, and
+  // before later work. begin() makes zero moments and copies the model's tensors to the masters;
+  // commits step 0.
   void begin(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host());
-  // The model's tensors become what the masters of the last commit say; steps go on from it.
+  // Overwrites the model's tensors from the masters of the last commit; steps continue from there.
   void resume(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host());
 
   // ---- A step ----
-  // With what the next step will be made, the own factors being 1: `factor` is that of its request,
-  // of a step that is not clipped. Where step() asks for something else, updates that were made
-  // with this are made again; InvalidArgument there, and the gradients are dropped, where they are
-  // not kept: neither redo nor max_norm. A step of which nothing was said goes by its extents, as
-  // every step of kSpill does.
-  // InvalidArgument: gradients are gathered.
+  // Tells the values of the next step, with all own factors 1. `factor` is that of the request, for
+  // a step that is not clipped. If step() differs, updates made with these values are made again.
+  // If their gradients were not kept (neither redo nor max_norm), step() throws InvalidArgument and
+  // drops the gradients. Without expect(), a step uses its extents, like every step of kSpill.
+  // InvalidArgument: a step's gradients are being gathered.
   void expect(std::span<const TensorHyper> hyper, float factor);
-  // Behind what `compute` has been given. `keep` lives until the gradient has left the device, or,
-  // where it is compressed, until `compute` has been given what reads it.
+  // Reads `g` after work already on `compute`. Holds `keep` until the gradient has left the device,
+  // or, if it is compressed, until the read is enqueued on `compute`.
   void add_gradient(int index, const AnyMatrix& g, const std::shared_ptr<const void>& keep,
                     StreamRef compute);
-  // `norm`: of the sum, where there are several micro-batches, which reads their extents, and
-  // decompresses those that crossed compressed; else it is not a number then.
+  // `norm`: compute the norm even over several micro-batches, which reads their extents and
+  // decompresses gradients that crossed compressed. Otherwise that norm is NaN.
   GradientNorm end_backward(bool norm = true);
-  // Of a tensor's gradient so far; after end_backward().
+  // Scan of a tensor's gradient so far; call after end_backward().
   ScanResult gradient_scan(int index) const { return gate_.scan(index); }
   StepOutcome step(const OffloadRequest& request);
   bool has_gradient() const noexcept { return gate_.has_gradient(); }
-  void drop();                                 // Forgets what was added.
-  void acquire(int index, StreamRef compute);  // As SubspaceEngine's.
-  void synchronize();                          // Every step is applied when it returns.
+  void drop();                                 // Forgets the gradients added.
+  void acquire(int index, StreamRef compute);  // Like SubspaceEngine::acquire().
+  void synchronize();                          // Returns when every step is applied.
 
   // ---- Durability ----
-  // What the next commits carry beside the states. InvalidArgument: more than the store's
-  // run_state_bytes, less the engine's own.
+  // Sets the bytes that the next commits store beside the states. InvalidArgument: more than the
+  // store's run_state_bytes minus the engine's own.
   void set_run_state(std::span<const std::byte> state);
-  std::vector<std::byte> run_state();  // Of the last commit.
-  void commit();                       // synchronize(), and the last step is on the medium.
-  std::uint64_t pin();  // commit(), which then stays until the next pin; its generation.
-  // The commit of this generation, live or pinned, becomes the state. InvalidArgument names those
-  // that there are.
+  std::vector<std::byte> run_state();  // From the last commit.
+  void commit();                       // synchronize(), then makes the last step durable.
+  std::uint64_t pin();                 // commit(), kept until the next pin; returns its generation.
+  // Makes the commit of this generation, live or pinned, the state. InvalidArgument lists the
+  // existing ones.
   void roll_back(std::uint64_t generation);
 
-  // From now on close() leaves the medium at its last commit: for whoever has no run state that the
-  // step at hand could be taken up with.
+  // Makes close() leave the medium at its last commit, for callers without a run state from which
+  // the current step could continue.
   void leave_uncommitted() noexcept { leaves_uncommitted_ = true; }
 
   static constexpr std::chrono::milliseconds kClosePatience{5000};
-  // drop() and commit(), but a lane that is stuck is given up (Executor::give_up_after): Timeout.
+  // drop() and commit(), but gives up a stuck lane (Executor::give_up_after): Timeout.
   void close(std::chrono::milliseconds patience = kClosePatience);
-  // As close(), whatever lanes have thrown before. Throws what kept it from waiting for a lane that
-  // still runs: then the engine, and all that it was lent, must stay for as long as the process.
+  // Like close(), but ignores earlier exceptions of lanes. Throws if a lane still runs; then the
+  // engine and everything lent to it must stay alive until the process ends.
   void finish(std::chrono::milliseconds patience = kClosePatience);
   bool idle() const { return lanes_.executor().idle(); }
 
@@ -163,7 +164,8 @@ class OffloadEngine {
   void set_committed_steps(std::int64_t steps) { gate_.set_committed_steps(steps); }
   std::int64_t tensor_steps(int index) const { return steps_.at(at(index)); }
   void read_state(int index, const TensorState& into);
-  void write_state(int index, const TensorState& from, std::int64_t steps);  // Staged: commit().
+  // Stages a state, which commit() then makes durable.
+  void write_state(int index, const TensorState& from, std::int64_t steps);
 
   // ---- Numbers ----
   void note_device_times(double forward_s, double backward_s) {
@@ -183,7 +185,7 @@ class OffloadEngine {
   void check_begun(const char* caller) const;
   void check_stream(const char* what, StreamRef compute) const;
   void wait(int group) { lanes_.wait(groups_.update(group)); }
-  void take_over();  // Counts of the last commit.
+  void take_over();  // Takes the counts of the last commit.
   std::vector<PieceUpdate> updates_of(int chunk, const OffloadRequest& request, float factor) const;
   ChunkUpdate::Emit emit_to(int chunk, const OffloadRequest& request);
   void send(int chunk, const OffloadRequest& request, float factor);
@@ -213,11 +215,11 @@ class OffloadEngine {
   Speculation speculation_;
   GradientSpill spill_;
   StepGate gate_;
-  Event reached_;  // What the stream that computes had been given when the step was enqueued.
-  std::vector<std::int64_t> steps_;  // Of each tensor: updates that it has had.
+  Event reached_;                    // Work enqueued before the step on the computing stream.
+  std::vector<std::int64_t> steps_;  // By tensor: number of updates.
   std::vector<std::byte> run_state_;
   bool leaves_uncommitted_ = false;
-  bool uncommitted_ = false;  // A step, or a state that was written, is not on the medium.
+  bool uncommitted_ = false;  // A step or a written state is not durable yet.
   std::uint64_t commits_ = 0;
   double commit_seconds_ = 0;
   std::uint64_t counted_read_ = 0, counted_written_ = 0;

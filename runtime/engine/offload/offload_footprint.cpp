@@ -15,7 +15,7 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::size_t kRingChunks = 16;  // On their way at once: 256 MiB of whole chunks.
+constexpr std::size_t kRingChunks = 16;  // Chunks on their way at once: 256 MiB of whole chunks.
 constexpr std::size_t kLeastChunks = 2;  // One is read while another is written.
 
 }  // namespace
@@ -23,18 +23,18 @@ constexpr std::size_t kLeastChunks = 2;  // One is read while another is written
 std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, int micro_batches,
                                std::uint64_t limit, std::uint64_t landing) {
   const std::size_t chunk = StateStream::ring_bytes(plan, types, std::max(1, micro_batches));
-  const auto ring_of = [chunk](std::size_t chunks) {  // The pages of the ring are whole ones.
+  const auto ring_of = [chunk](std::size_t chunks) {  // The ring has whole pages.
     return round_up(chunks * chunk, kHugePageBytes);
   };
   const std::size_t most = ring_of(std::min(kRingChunks, plan.chunks().size() + 1));
   const std::size_t least = ring_of(std::min(kLeastChunks, plan.chunks().size()));
   const std::uint64_t shared = GradientSpill::shared_bytes(plan, types.gradient) + landing;
   if (limit < shared + least) {
-    throw OutOfMemory(concat("OffloadEngine: the pinned tier may hold ", format_bytes(limit),
+    throw OutOfMemory(concat("OffloadEngine: the pinned tier is limited to ", format_bytes(limit),
                              ", expected at least ", format_bytes(shared + least), " for ",
                              kLeastChunks,
-                             " chunks on their way and the gradients of small "
-                             "tensors; raise budget.pinned, or take smaller chunks"));
+                             " chunks on their way and the gradients of small tensors; raise "
+                             "budget.pinned, or use smaller chunks"));
   }
   const std::uint64_t room = (limit - shared) / kHugePageBytes * kHugePageBytes;
   return static_cast<std::size_t>(std::min<std::uint64_t>(most, room));

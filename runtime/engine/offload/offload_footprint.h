@@ -1,6 +1,7 @@
-// What the offload engine takes of each tier for a model, nothing being made.
+// Computes the memory that the offload engine takes on each tier for a model, without making
+// anything.
 //
-// Errors: OutOfMemory, with both byte counts: a pinned tier without room for two chunks.
+// Errors: OutOfMemory, with both byte counts: the pinned tier has no room for two chunks.
 #pragma once
 
 #include <cstddef>
@@ -16,40 +17,40 @@
 
 namespace sluiceway {
 
-// Bytes of the ring that chunks pass through, whole huge pages: as many chunks as the pinned tier,
-// which may hold `limit`, has room for beside the gradients of small tensors and `landing` bytes of
-// cores; with extents of `micro_batches`.
+// Returns the bytes of the ring that chunks pass through, as whole huge pages. `limit` is the size
+// of the pinned tier, which also holds the gradients of small tensors and `landing` bytes of cores;
+// the ring has as many chunks as fit beside them, with extents of `micro_batches`.
 std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, int micro_batches,
                                std::uint64_t limit, std::uint64_t landing = 0);
 
-inline constexpr std::uint32_t kStateSlots = 2;  // Of a new store; a pin adds a third.
+inline constexpr std::uint32_t kStateSlots = 2;  // In a new store; a pin adds a third.
 
-// Of a store on one drive, without a catalogue.
+// Layout of a store on one drive, without a catalogue.
 Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
                     std::uint32_t micro_batches);
 
 struct OffloadFootprint {
-  std::uint64_t pinned_bytes = 0;  // Ring, gradients of small tensors, and what cores arrive in.
-  std::uint64_t store_bytes = 0;   // Of the drive, or of host memory in its place.
-  std::uint64_t table_bytes = 0;   // Host memory of the tables of the store.
-  std::int64_t stored_elems = 0;   // Of each stream: what a step reads and writes.
+  std::uint64_t pinned_bytes = 0;  // Ring, gradients of small tensors, arriving cores.
+  std::uint64_t store_bytes = 0;   // On the drive, or in host memory in its place.
+  std::uint64_t table_bytes = 0;   // Host memory for the tables of the store.
+  std::int64_t stored_elems = 0;   // Per stream: elements that a step reads and writes.
   CoreFootprint cores;
-  std::uint64_t parked_bytes = 0;  // Host memory of weights that wait for the decision of a step.
-  std::int64_t reread_elems = 0;   // Of masters that are read after it for want of such memory.
-  std::uint64_t exit_bytes = 0;    // Device: what gradients need to be rounded, scanned, to cross.
+  std::uint64_t parked_bytes = 0;  // Host memory for weights that wait for a step's decision.
+  std::int64_t reread_elems = 0;   // Masters read after the step for lack of such memory.
+  std::uint64_t exit_bytes = 0;    // Device: for rounding, scanning and crossing of gradients.
 };
 
-// What it depends on beside the tensors.
+// Inputs beside the tensors.
 struct FootprintRequest {
   DType gradient = DType::kBF16;
   std::int64_t chunk_elems = ChunkPlan::kChunkElems;
   int micro_batches = 1;
-  std::uint32_t slots = kStateSlots;  // Of every state.
+  std::uint32_t slots = kStateSlots;  // For every state.
   std::uint64_t pinned_limit = Budget::kUnlimited;
   CoreOptions cores;
   UpdatePolicy policy = UpdatePolicy::kSpill;
-  std::uint64_t park_room = 0;         // Most that weights may take that wait.
-  DeviceId device = DeviceId::host();  // Any CUDA device, there or not, stands for the others.
+  std::uint64_t park_room = 0;         // Limit for parked weights.
+  DeviceId device = DeviceId::host();  // Any CUDA device number stands for all.
 };
 
 OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,

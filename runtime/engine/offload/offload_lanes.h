@@ -11,22 +11,22 @@
 namespace sluiceway::offload_lanes {
 
 //   d2h     a piece of a gradient leaves the device, in 16 bit, scanned on the way
-//   decompress  a gradient that crossed as a core becomes the pieces of its extents, or is scanned
-//   spill   is written to its extent
-//   fetch   states and extents of a chunk are read
-//   host    AdamW, of a core that is decompressed for it too; the norm of a sum of extents
-//   store   states are written beside the last commit
-//   h2d     the weight goes to the device
+//   decompress  decompresses a core into the pieces of its extents, or only scans it
+//   spill   writes a gradient to its extent
+//   fetch   reads states and extents of a chunk
+//   host    AdamW, for which it also decompresses a core; the norm of a sum of extents
+//   store   writes states beside the last commit
+//   h2d     copies the weight to the device
 inline constexpr LaneId kD2h = 0, kDecompress = 1, kSpill = 2, kFetch = 3, kHost = 4, kStore = 5,
                         kH2d = 6;
-// Nothing gathers: updates are sent when a step is decided, with every gradient on its drive, or
-// may be taken back until then. And none of the lanes works for the device: while a weight crosses,
-// a forward that waits for it stalls.
+// Empty: updates are sent when a step is decided, with every gradient on its drive, or can be taken
+// back until then. No lane does work of the device, so a forward stalls while it waits for a weight
+// that crosses.
 inline constexpr LanePlan kPlan{};
-// The deadline of gradients on their way out: nothing of a forward waits for one of them before the
-// others, and of a CUDA device a later one may not be there yet when an earlier one is.
+// The deadline of gradients on their way out. No forward needs one of them before the others, and
+// on a CUDA device a later one may not be there yet when an earlier one is.
 inline constexpr std::uint64_t kAsTheyCame = 0;
-inline constexpr int kDepth = 16;  // Chunks of which each lane of a drive has requests in flight.
+inline constexpr int kDepth = 16;  // Chunks with requests in flight, for each lane of a drive.
 
 inline std::vector<LaneSpec> specs(int device_cpu, int lane_cpu, int host_threads) {
   using enum LaneSpec::Runs;

@@ -1,4 +1,4 @@
-// What a step of the offload engine is made with.
+// The input of a step of the offload engine.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace sluiceway {
 
-// When AdamW runs.
+// The time at which AdamW runs.
 enum class UpdatePolicy : std::uint8_t {
   kSpill,        // After the step is decided; gradients wait in extents, or cores.
-  kSpeculative,  // During the backward, as expect() said that the step would be (speculation.h).
+  kSpeculative,  // During the backward, with the values of expect() (speculation.h).
 };
 
 struct TensorHyper {
@@ -25,13 +25,13 @@ struct TensorHyper {
 };
 
 struct OffloadRequest {
-  std::span<const TensorHyper> hyper;  // One a tensor.
-  std::span<const AnyMatrix> tensors;  // One a tensor, contiguous, as they are now.
-  float factor = 1;                    // What others multiplied the gradient with: unscale, clip.
-  double other_sum_squares = 0;        // Of gradients outside the engine, for the common norm.
-  std::span<const float> own_factors = {};  // One a tensor, beside `factor`; empty: 1 each.
-  bool norm = true;  // Report the norm, also where only reading every extent tells it.
-  // Updates come after all that this stream has been given; none: that of the last gradient.
+  std::span<const TensorHyper> hyper;       // One per tensor.
+  std::span<const AnyMatrix> tensors;       // One per tensor, contiguous, with present addresses.
+  float factor = 1;                         // Common factor of all gradients: unscale, clip.
+  double other_sum_squares = 0;             // Of gradients outside the engine, for the common norm.
+  std::span<const float> own_factors = {};  // One per tensor, times `factor`; empty: 1 each.
+  bool norm = true;  // Report the norm, even if that requires reading every extent.
+  // Updates follow all work on this stream; none: on the stream of the last gradient.
   std::optional<StreamRef> compute = {};
 };
 

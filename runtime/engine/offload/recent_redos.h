@@ -1,8 +1,8 @@
-// Whether updates are worth making before their step is decided: not while too many of them have to
-// be made again.
+// Tells whether to make updates before their step is decided: not while too many of them have to be
+// made again.
 //
 //   allowed -> not      more than a quarter of the last kSteps were made again
-//   not -> allowed      kSteps in a row would have been right at once
+//   not -> allowed      kSteps in a row were as expected
 #pragma once
 
 #include <bit>
@@ -16,7 +16,7 @@ class RecentRedos {
 
   bool allow() const noexcept { return clean_to_go_ == 0; }
 
-  // Of a step that had an update: whether what was expected of it came true.
+  // Notes a step that had an update: whether the expected values came true.
   void note(bool came_true) noexcept {
     if (!allow()) {
       clean_to_go_ = came_true ? clean_to_go_ - 1 : kSteps;
@@ -29,7 +29,7 @@ class RecentRedos {
   }
 
  private:
-  std::uint16_t recent_ = 0;  // A bit a step, 1: it was made again.
+  std::uint16_t recent_ = 0;  // One bit per step; 1: made again.
   int clean_to_go_ = 0;
 };
 

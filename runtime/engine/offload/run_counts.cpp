@@ -9,9 +9,9 @@ namespace sluiceway {
 
 void check_more(std::uint64_t more, std::size_t tensors, std::uint64_t room) {
   const std::uint64_t counts = sizeof(std::uint64_t) * (2 + tensors);
-  SLUICEWAY_CHECK(more <= room - std::min(room, counts), "run state: ", more,
+  SLUICEWAY_CHECK(more <= room - std::min(room, counts), "run state: it has ", more,
                   " bytes, expected at most ", room - std::min(room, counts),
-                  ", which each commit has room for beside the counts of ", tensors, " tensors");
+                  " in a commit, after the counts of ", tensors, " tensors");
 }
 
 std::vector<std::byte> encode_run_counts(const RunCounts& counts) {
@@ -30,7 +30,8 @@ RunCounts decode_run_counts(std::span<const std::byte> bytes, std::size_t tensor
   RunCounts counts;
   counts.committed_steps = static_cast<std::int64_t>(fields.take<std::uint64_t>());
   if (const auto found = fields.take<std::uint64_t>(); found != tensors) {
-    throw Corrupt(concat("the run state: of ", found, " tensors, expected ", tensors));
+    throw Corrupt(
+        concat("run state: it has the counts of ", found, " tensors, expected ", tensors));
   }
   for (std::size_t i = 0; i < tensors; ++i) {
     counts.tensor_steps.push_back(static_cast<std::int64_t>(fields.take<std::uint64_t>()));

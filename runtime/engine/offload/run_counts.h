@@ -1,8 +1,10 @@
-// What a commit of the offload engine carries beside the states: its counts, and its user's bytes.
+// The bytes that a commit of the offload engine stores beside the states: its counts, and its
+// user's bytes.
 //
 //   run_state := steps:u64 tensors:u64 steps_of_tensor:u64* more
 //
-// Errors: Corrupt: bytes of another run, or none of these. InvalidArgument: no room for so many.
+// Errors: Corrupt: not the bytes of a run with these tensors. InvalidArgument: the user's bytes do
+//         not fit.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +20,7 @@ struct RunCounts {
   std::vector<std::byte> more;
 };
 
-// Refuses more bytes of the user than a run state of `room` bytes has beside the counts.
+// Throws if the user's bytes exceed a run state of `room` bytes without the counts.
 void check_more(std::uint64_t more, std::size_t tensors, std::uint64_t room);
 std::vector<std::byte> encode_run_counts(const RunCounts& counts);
 RunCounts decode_run_counts(std::span<const std::byte> bytes, std::size_t tensors);

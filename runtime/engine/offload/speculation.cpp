@@ -22,7 +22,7 @@ Speculation::Speculation(EngineLanes& lanes, StateStream& stream, GradientCores&
 
 void Speculation::expect(std::span<const TensorHyper> hyper, float factor) {
   const auto tensors = static_cast<std::size_t>(groups_.tensor_count());
-  SLUICEWAY_CHECK(hyper.size() == tensors, "OffloadEngine: expect() with ", hyper.size(),
+  SLUICEWAY_CHECK(hyper.size() == tensors, "OffloadEngine: expect() got ", hyper.size(),
                   " hyperparameters, expected ", tensors);
   expected_ = Expected{{hyper.begin(), hyper.end()}, factor};
 }
@@ -102,11 +102,11 @@ bool Speculation::can_redo(int chunk) const {
 void Speculation::outdate(int tensor, const std::string& name) {
   const std::span<const int> chunks = plan_.of_tensor(tensor);
   for (const int chunk : chunks) {
-    SLUICEWAY_CHECK(!is_staged(chunk) || can_redo(chunk), "OffloadEngine: a second gradient of ",
-                    name, ", or of one that shares its chunk, in a step that promised ",
-                    options_.promised_backwards,
-                    " backward, expected none: the first is not kept; promise them by "
-                    "accumulate=, or take policy=spill");
+    SLUICEWAY_CHECK(
+        !is_staged(chunk) || can_redo(chunk), "OffloadEngine: got a second gradient of ", name,
+        ", or of one that shares its chunk, in a step that promised ", options_.promised_backwards,
+        " backward, and the first was not kept; set accumulate= to the number of backwards, or use "
+        "policy=spill");
   }
   for (const int chunk : chunks) {
     if (is_staged(chunk)) chunks_[at(chunk)] = Chunk::kOutdated;

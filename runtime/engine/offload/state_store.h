@@ -1,10 +1,10 @@
-// The chunk store of a model: made for its tensors, or opened and compared with them.
+// The chunk store of a model: makes one for its tensors, or opens one and compares it with them.
 //
-// The catalogue of the store says whose states it holds (store_catalogue.h): elements of a chunk,
-// and name, shape and dtype of every tensor in the order of the engine.
+// The catalogue says whose states the store holds (store_catalogue.h): elements per chunk, and
+// name, shape and dtype of every tensor in the order of the engine.
 //
-// Errors: InvalidArgument: the store is of other tensors, chunks or gradients; the first difference
-//         is named. What open_or_create() says.
+// Errors: InvalidArgument: the store holds other tensors, chunks or gradients; the text names the
+//         first difference. Also the errors of open_or_create().
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ namespace sluiceway {
 struct TensorSpec {
   std::string name;
   std::vector<std::int64_t> shape;
-  DType dtype = DType::kF32;  // What the model computes with; the master is f32.
-  bool compressed = false;    // Its gradient crosses as a core; of matrices alone.
+  DType dtype = DType::kF32;  // The model's type; the master is f32.
+  bool compressed = false;    // Its gradient crosses as a core; only for matrices.
 
   std::int64_t elems() const noexcept;
   std::int64_t rows() const noexcept { return shape.size() == 2 ? shape[0] : 1; }
@@ -37,7 +37,7 @@ struct OpenedStore {
   bool is_new = false;  // It holds no states yet.
 };
 
-// `memory` is offered to io_uring and outlives the store. `micro_batches`: extents of a new one.
+// `memory` is offered to io_uring and outlives the store. `micro_batches`: extents in a new store.
 OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
                              std::span<const TensorSpec> tensors, const ChunkPlan& plan,
                              DType gradient, std::uint32_t micro_batches,

@@ -25,7 +25,7 @@ ChunkUpdate of_extents(int count) {
   return update;
 }
 
-// Starts each of some requests; what one throws is how it ended.
+// Starts one of several requests; an exception counts as its result.
 template <typename Start>
 void begin(const std::shared_ptr<LastOf>& all, const std::shared_ptr<void>& memory,
            const Start& start) {
@@ -36,7 +36,7 @@ void begin(const std::shared_ptr<LastOf>& all, const std::shared_ptr<void>& memo
   }
 }
 
-// For the calling thread: what a hop would have started.
+// Waits in the calling thread for a request that a hop would otherwise start.
 template <typename Start>
 void wait_for(const Start& start) {
   std::promise<void> ended;
@@ -67,7 +67,7 @@ std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int exte
 StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes,
                          Types types)
     : store_(store), ring_(ring), plan_(plan), lanes_(lanes), types_(types) {
-  SLUICEWAY_CHECK(ring.slab_bytes() >= ring_bytes(plan, types, 1), "StateStream: a ring of ",
+  SLUICEWAY_CHECK(ring.slab_bytes() >= ring_bytes(plan, types, 1), "StateStream: the ring has ",
                   format_bytes(ring.slab_bytes()), ", expected at least ",
                   format_bytes(ring_bytes(plan, types, 1)), " for one chunk; raise budget.pinned");
 }
@@ -75,11 +75,10 @@ StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& p
 void StateStream::check_ring(int chunk, int extents) const {
   const std::size_t bytes = make_job(chunk, of_extents(extents), kAllStates)->bytes(types_);
   if (bytes <= ring_.slab_bytes()) return;
-  throw OutOfMemory(concat("offload: a chunk with the gradients of ", extents, " backwards takes ",
-                           format_bytes(bytes), " of the ring, which has ",
-                           format_bytes(ring_.slab_bytes()),
-                           ", expected room for it; promise them by accumulate=, raise "
-                           "budget.pinned, or take smaller chunks"));
+  throw OutOfMemory(concat(
+      "offload: a chunk with the gradients of ", extents, " backwards takes ", format_bytes(bytes),
+      " of the ring, which has ", format_bytes(ring_.slab_bytes()),
+      "; set accumulate= to the number of backwards, raise budget.pinned, or use smaller chunks"));
 }
 
 StateStream::JobPtr StateStream::make_job(int chunk, ChunkUpdate update,
@@ -156,7 +155,7 @@ Payload StateStream::stage(int chunk, Departure departure, ChunkUpdate update) {
 Payload StateStream::work_on(const JobPtr& job) {
   const std::size_t gradients = job->gradient_count();
   SLUICEWAY_CHECK(job->update.pieces.size() == job->chunk.pieces.size() && gradients > 0,
-                  "StateStream: chunk ", job->index, " with ", job->update.pieces.size(),
+                  "StateStream: chunk ", job->index, " got ", job->update.pieces.size(),
                   " pieces and ", gradients, " gradients, expected ", job->chunk.pieces.size(),
                   " and 1 or more");
   const std::size_t states = kStateStreams * job->state_bytes();
@@ -168,8 +167,8 @@ Payload StateStream::work_on(const JobPtr& job) {
                    [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
                    states + static_cast<std::size_t>(job->update.extents) * extent},
                   {lanes_.host,
-                   // A drive may keep the job for a moment longer than its payload lives, and what
-                   // fills a gradient holds memory of others: it goes with its hop.
+                   // A drive may keep the job for a moment longer than its payload lives. `fill`
+                   // holds memory of others, so it is destroyed with its hop.
                    [this, job, fill = std::exchange(job->update.fill, {})](StreamRef stream) {
                      if (fill) fill(job->gradients.front());
                      job->adam(types_);
@@ -213,8 +212,8 @@ Hop StateStream::emit(const JobPtr& job) const {
 Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> results) {
   const JobPtr job = make_job(chunk, of_extents(extents), {});
   SLUICEWAY_CHECK(results.size() == job->chunk.pieces.size() && extents > 0, "StateStream: chunk ",
-                  chunk, " is scanned with ", results.size(), " results and ", extents,
-                  " extents, expected ", job->chunk.pieces.size(), " and 1 or more");
+                  chunk, " got ", results.size(), " results and ", extents, " extents, expected ",
+                  job->chunk.pieces.size(), " and 1 or more");
   Payload payload;
   payload.name = concat("norm of chunk ", chunk);
   payload.hops = {{lanes_.fetch,
@@ -235,7 +234,7 @@ Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> resu
   return payload;
 }
 
-// Waits in its lane while the ring is full: chunks behind it would find no room either.
+// Waits in its lane while the ring is full: later chunks would find no room either.
 void StateStream::fetch(const JobPtr& job, HopDone done) {
   if (!job->lease) take_room(*job);
   const auto extents = static_cast<std::size_t>(job->update.extents);

@@ -1,17 +1,18 @@
-// AdamW over states that lie in a store: fetch a chunk, one pass, store it beside the last commit.
+// Runs AdamW over states in a store: fetch a chunk, update it in one pass, store it beside the last
+// commit.
 //
 //   lane    work on one chunk
 //   fetch   reads exp_avg, exp_avg_sq and master of the last commit, and the gradient's extents
-//   host    g <- sum of the extents, or what fills it; AdamW in place; the weight that the model
-//           computes with
-//   store   writes the three to the slots that the last commit does not hold
-//   h2d     hands the weight on, where the caller takes it
+//   host    g <- sum of the extents, or the result of `fill`; AdamW in place; the weight in the
+//           model's type
+//   store   writes the three states to the slots that the last commit does not hold
+//   h2d     passes the weight to the caller, if the caller takes it
 //
-// Memory of a chunk is one lease of the ring, from its fetch until its last hop: what the host
-// holds is the ring, whatever the size of the model. Extents are summed tile by tile in the cache,
-// in f32, in order of the micro-batches: no f32 gradient is ever in memory.
+// A chunk takes one lease of the ring, from its fetch until its last hop. So the host holds only
+// the ring, whatever the size of the model. Extents are summed tile by tile in the cache, in f32,
+// in order of the micro-batches: no f32 gradient is ever in memory.
 //
-//   stream         chunk of the state region     bytes of an element
+//   stream         chunk of the state region     bytes per element
 //   exp_avg        3 c                           4
 //   exp_avg_sq     3 c + 1                       4
 //   master         3 c + 2                       4
@@ -19,7 +20,7 @@
 //
 // Lifetime:      store, ring and plan outlive the payloads.
 // Thread safety: calls from one thread; payloads run in the lanes.
-// Errors:        a hop ends with what its request says: Corrupt, IoError.
+// Errors:        a hop ends with the error of its request: Corrupt, IoError.
 #pragma once
 
 #include <array>
@@ -48,24 +49,24 @@ inline constexpr int kStateStreams = 3;
 struct PieceUpdate {
   AdamHyper hyper;
   float grad_scale = 1;
-  bool has_gradient = true;  // Without one the piece stays as it is.
+  bool has_gradient = true;  // Without one the piece does not change.
 };
 
-// What one chunk's update is made with.
+// The input of one chunk's update.
 struct ChunkUpdate {
-  // Takes the weight of a piece as the model computes with it, in its own dtype; called in the h2d
-  // lane, the memory lives until what it enqueues on the stream is done.
+  // Takes the weight of a piece in the model's dtype. Called in the h2d lane; the memory lives
+  // until work that it enqueues on the stream is done.
   using Emit = std::function<void(const ChunkPiece&, std::span<const std::byte>, StreamRef)>;
-  // Writes all of a chunk's gradient, in the type that extents have.
+  // Writes all of a chunk's gradient, in the type of the extents.
   using Fill = std::function<void(std::span<std::byte> gradient)>;
 
-  std::vector<PieceUpdate> pieces;  // As those of the chunk.
-  int extents = 1;                  // Micro-batches; 0 where the gradient comes by another way:
-  Fill fill;                        // called in the host lane, or
-  std::span<std::byte> gathered;    // where it lies, or stage() brings it.
-  bool spills = false;              // Extent 0 becomes the gradient, beside the states.
-  Emit keep;                        // As `emit`, in the host lane; the memory is lent for the call.
-  Emit emit;                        // Null: nobody takes the weight.
+  std::vector<PieceUpdate> pieces;  // In the order of the chunk's pieces.
+  int extents = 1;                  // Micro-batches; 0 where the gradient comes from `fill`,
+  Fill fill;                        // called in the host lane, from `gathered`,
+  std::span<std::byte> gathered;    // in host memory, or from stage().
+  bool spills = false;              // Also writes the gradient, as extent 0, beside the states.
+  Emit keep;  // Like `emit`, but in the host lane; the memory is lent for the call.
+  Emit emit;  // Null: the weight is not passed on.
 };
 
 class StateStream {
@@ -75,49 +76,49 @@ class StateStream {
   };
   struct Types {
     DType gradient = DType::kBF16;   // f32, f16 or bf16.
-    std::span<const DType> weights;  // One a tensor: what is emitted; f32 is the master itself.
+    std::span<const DType> weights;  // One per tensor: type of `emit`; f32 is the master itself.
   };
-  // Of a piece: exp_avg, exp_avg_sq, master.
+  // exp_avg, exp_avg_sq and master of a piece.
   using PieceState = std::array<std::span<float>, kStateStreams>;
   using Visit = std::function<void(const ChunkPiece&, const PieceState&)>;
-  // How a gradient leaves the device: into the memory of its chunk, in a lane before fetch that has
-  // a thread of the host, for which the gradient is there when this returns.
+  // Moves a gradient off the device into the memory of its chunk, and returns when it is there.
+  // Runs in a lane before fetch that has a host thread.
   using Leave = std::function<void(std::span<std::byte> gradient)>;
   struct Departure {
     LaneId lane = 0;
     Leave leave;              // Null: the gradient is in host memory.
-    std::uint64_t bytes = 0;  // That leave.
+    std::uint64_t bytes = 0;  // Bytes that leave the device.
   };
 
-  // Regions that a store needs for a plan: state, with `slots`, and extents of `micro_batches`.
+  // Returns the regions of a store for a plan: state, with `slots`, and extents of `micro_batches`.
   static std::vector<RegionSpec> regions(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
                                          std::uint32_t micro_batches);
   static constexpr std::uint32_t kStateRegion = 0, kGradientRegion = 1;
 
   StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes, Types types);
 
-  // OutOfMemory, with both byte counts: the ring cannot hold a chunk with so many extents.
+  // OutOfMemory, with both byte counts: the ring cannot hold a chunk with `extents` extents.
   void check_ring(int chunk, int extents) const;
 
   // ---- In the calling thread, while no payload is in the lanes ----
-  // Zero moments and masters, chunk by chunk; `fill` writes the masters of a piece. Not committed.
+  // Writes zero moments, and masters from `fill`, chunk by chunk. Does not commit.
   void write_initial(const std::function<void(const ChunkPiece&, std::span<float>)>& fill);
-  // kLive: the last commit of a chunk. kStaged: what was written last, staged or committed.
+  // kLive: reads the last commit of a chunk. kStaged: the last write, staged or committed.
   void read(int chunk, Version version, const Visit& visit);
-  // What was written last, and what `change` left of it is staged.
+  // Passes the last write to `change`, and stages the result.
   void rewrite(int chunk, const Visit& change);
 
   // ---- Payloads; the caller adds key, deadline and further hops ----
-  // Starts from the last commit, whatever is staged.
+  // Starts from the last commit, even if something is staged.
   Payload update(int chunk, ChunkUpdate update);
-  // The same, with all of its room in the ring taken before the gradient leaves the device.
+  // Same, but takes all of its room in the ring before the gradient leaves the device.
   Payload stage(int chunk, Departure departure, ChunkUpdate update);
-  // Emits the weights of the staged masters; of `update` pieces and emit count.
+  // Emits the weights of the staged masters; uses only pieces and emit of `update`.
   Payload emit_staged(int chunk, ChunkUpdate update);
-  // Scans the sum of a chunk's extents, into one result a piece.
+  // Scans the sum of a chunk's extents, into one result per piece.
   Payload scan_sum(int chunk, int extents, std::span<ScanResult> results);
 
-  // Least bytes of the ring with which one chunk can be updated.
+  // Returns the least bytes of the ring with which one chunk can be updated.
   static std::size_t ring_bytes(const ChunkPlan& plan, Types types, int extents);
 
  private:

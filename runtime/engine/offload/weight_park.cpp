@@ -7,7 +7,7 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // Of each piece: a cache line.
+constexpr std::size_t kAlignment = 64;  // Alignment of each piece: a cache line.
 
 std::size_t bytes_of(const ChunkPiece& piece, std::span<const DType> weights) {
   return static_cast<std::size_t>(piece.elems) *
@@ -38,7 +38,7 @@ WeightPark::WeightPark(Budget& budget, const ChunkPlan& plan, std::span<const DT
   const Fit taken = fit(plan, weights, std::min(most, left));
   if (taken.bytes == 0) return;
   memory_ =
-      Buffer(budget, Tier::kHost, DeviceId::host(), taken.bytes, "weights that wait", Fill::kNone);
+      Buffer(budget, Tier::kHost, DeviceId::host(), taken.bytes, "parked weights", Fill::kNone);
   std::span<std::byte> rest = memory_.as<std::byte>();
   for (std::size_t c = 0; c < taken.chunks; ++c) {
     for (const ChunkPiece& piece : plan.chunks()[c].pieces) {

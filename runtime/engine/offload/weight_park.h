@@ -1,6 +1,6 @@
-// Weights that the host has made and the device may not have yet, in host memory.
+// Parks new weights in host memory until the device may have them.
 //
-// The same chunks have room in every step: the first ones of the forward, as many as fit.
+// The same chunks have room in every step: the first chunks of the forward, as many as fit.
 //
 // Ownership: one buffer of tier kHost, reserved at construction: at most `most` bytes, and no more
 //            than the budget has left.
@@ -25,13 +25,13 @@ class WeightPark {
 
   struct Fit {
     std::uint64_t bytes = 0;
-    std::size_t chunks = 0;  // The first ones of the plan.
+    std::size_t chunks = 0;  // The first chunks of the plan.
   };
-  // What has room in so many bytes.
+  // Returns what fits into `room` bytes.
   static Fit fit(const ChunkPlan& plan, std::span<const DType> weights, std::uint64_t room);
 
   bool has_room(int chunk) const { return !pieces_.at(static_cast<std::size_t>(chunk)).empty(); }
-  // Of piece `piece` of a chunk that has room.
+  // Memory of piece `piece` of a chunk that has room.
   std::span<std::byte> of(int chunk, std::size_t piece) const {
     return pieces_.at(static_cast<std::size_t>(chunk)).at(piece);
   }

@@ -9,9 +9,9 @@
 namespace sluiceway {
 namespace {
 
-// Floating-point operations, in f64: they pass 2^63.
+// Counts of floating-point operations, in f64 because they exceed 2^63.
 struct Flop {
-  double own = 0;  // Of the weight itself, a step.
+  double own = 0;  // Of the weight itself, per step.
   double products = 0;
   double fit = 0;
 };
@@ -19,21 +19,21 @@ struct Flop {
 Flop flop_of(const WeightSpec& spec, const CoreShape& core, const RunShape& run) {
   const auto m = static_cast<double>(spec.rows), n = static_cast<double>(spec.cols);
   const auto dm = static_cast<double>(core.rows), dn = static_cast<double>(core.cols);
-  const double once = 2 * n * dm * (m + dn);  // P^T G Q; P D Q^T takes as many.
+  const double once = 2 * n * dm * (m + dn);  // P^T G Q; P D Q^T takes the same.
   const double times =
       static_cast<double>(run.backwards) + 1 + (spec.residual == ResidualKind::kNone ? 0 : 1);
   return {6 * m * n * static_cast<double>(run.tokens_per_step), times * once,
           leading_directions_flop(spec.rows, spec.cols, core.rows, core.cols)};
 }
 
-// The first tier that has not what these plans need, while projectors are fitted and after.
+// Returns the first tier that is too small for these plans, during and after the fit of projectors.
 std::optional<Shortage> shortage_of(std::span<const WeightPlan> plans, DeviceId device,
                                     const Budget::Limits& free, const RunShape& run) {
   std::uint64_t own = shared_bytes(plans, run.refresh_every > 0, device);
   std::uint64_t host = 0, pinned = shared_pinned_bytes(plans.size(), device);
   std::uint64_t fit = 0, host_scratch = 0;
   for (const WeightPlan& plan : plans) {
-    // A loss that turns out to be scaled makes every residual wait, whatever was promised.
+    // If the loss turns out to be scaled, every residual waits, whatever was promised.
     own += plan.device_bytes + plan.projector_bytes + plan.scan_bytes + plan.held_bytes;
     host += plan.host_bytes;
     pinned += plan.pinned_bytes;
@@ -55,12 +55,12 @@ std::optional<Shortage> shortage_of(std::span<const WeightPlan> plans, DeviceId 
 AutoCodec auto_codec(std::span<const WeightSpec> specs, DeviceId device, const Budget::Limits& free,
                      const RunShape& run) {
   SLUICEWAY_CHECK(run.tokens_per_step > 0 && run.steps > 0 && run.backwards > 0,
-                  "auto_codec: run has ", run.tokens_per_step, " tokens a step, ", run.steps,
-                  " steps and ", run.backwards, " backwards a step, expected at least 1 of each");
+                  "auto_codec: the run has ", run.tokens_per_step, " tokens per step, ", run.steps,
+                  " steps and ", run.backwards, " backwards per step, expected at least 1 of each");
   AutoCodec choice;
   Flop all;
-  bool is_measured = true;                          // The ratio of every core.
-  bool has_own_residual = run.residual_every == 1;  // Every weight: it trains without a core, too.
+  bool is_measured = true;                          // Every core has the measured ratio.
+  bool has_own_residual = run.residual_every == 1;  // Every weight can train without a core.
   std::vector<WeightPlan> plans;
   plans.reserve(specs.size());
   for (WeightSpec spec : specs) {

@@ -28,7 +28,7 @@ Calibration::Calibration(const RefreshPolicy::Config& when, const RefreshOptions
   const auto learning = std::find_if(weights.begin(), weights.end(),
                                      [](const auto& weight) { return weight->codec->learns(); });
   SLUICEWAY_CHECK(learner_ != nullptr || learning == weights.end(),
-                  "SubspaceEngine: no learner, expected one for codec ",
+                  "SubspaceEngine: no learner was passed, but one is needed to fit codec ",
                   (*learning)->codec->name());
 }
 
@@ -52,8 +52,8 @@ void Calibration::measure(std::int64_t step, int index, SubspaceWeight& weight, 
     SLUICEWAY_CHECK(
         weight.codec->wants_calibration() || scratch.size() >= weight.refresh_scratch_elems(),
         "SubspaceEngine: calibration of ", weight.spec.name,
-        ", which is fitted, with refresh every ",
-        "0 steps, expected more; pass Refresh(every=), which reserves the memory");
+        " needs memory to fit its projectors again, but refresh is off; pass Refresh(every=) with "
+        "1 or more steps, which reserves the memory");
     weight.moments.edit(weight.moments.live(), [&](const Moments& moments) {
       const RefreshOutcome outcome =
           weight.codec->refresh(g, how_, *learner_, moments, scratch, stream);
@@ -63,7 +63,7 @@ void Calibration::measure(std::int64_t step, int index, SubspaceWeight& weight, 
   } else {
     bias = relative_bias(weight.codec->bias(g, scratch, stream));
   }
-  // A gradient that tells nothing; the next one may.
+  // This gradient gives no information; the next one may.
   if (!std::isfinite(bias) || (bias == 0 && weight.codec->learns())) return;
   bias_sum_ += bias;
   ++bias_count_;

@@ -1,13 +1,13 @@
-// Measures projectors on gradients of their weights, and lets those that learn be replaced.
+// Measures projectors on gradients of their weights, and replaces those of codecs that learn.
 //
-// A weight calibrates in its turn (compress/refresh_policy.h) on the first gradient of a step, or,
-// between begin() and end(), on gradients of a batch that the caller holds back, which are not
-// accumulated.
+// A weight calibrates when its turn comes (compress/refresh_policy.h), on the first gradient of a
+// step. Between begin() and end() it instead calibrates on gradients of a separate batch from the
+// caller; these are not accumulated.
 //
-// Measuring returns numbers, so it waits for the stream.
+// A measurement returns numbers, so it waits for the stream.
 //
 // Thread safety: one thread at a time, while no lane has the weight.
-// Errors:        InvalidArgument in the constructor: a codec learns and there is no learner.
+// Errors:        InvalidArgument from the constructor: a codec learns, but there is no learner.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@
 
 namespace sluiceway {
 
-// Since the last take_use().
+// Counts since the last take_use().
 struct CalibrationUse {
-  double seconds = 0;               // Inside the step's time.
+  double seconds = 0;               // Included in the step's time.
   std::uint64_t refreshed = 0;      // Projectors replaced.
   std::optional<double> bias_mean;  // Relative bias, over the weights where it was measured.
 };
@@ -36,9 +36,9 @@ class Calibration {
   Calibration(const RefreshPolicy::Config& when, const RefreshOptions& how,
               std::unique_ptr<ProjectorLearner> learner, const Weights& weights);
 
-  // Whether the first gradient of a step is measured.
+  // Returns whether to measure the first gradient of this step.
   bool due(std::int64_t step, int index, const SubspaceWeight& weight) const;
-  bool closure_due(std::int64_t step) const;  // Whether the caller's batch has its turn.
+  bool closure_due(std::int64_t step) const;  // The caller's batch is due.
   void begin() noexcept { active_ = true; }
   void end() noexcept { active_ = false; }
   bool active() const noexcept { return active_; }
@@ -54,7 +54,7 @@ class Calibration {
   RefreshPolicy policy_;
   RefreshOptions how_;
   std::unique_ptr<ProjectorLearner> learner_;
-  std::vector<int> projected_;  // Numbers of the weights that have projectors.
+  std::vector<int> projected_;  // Indices of the weights with projectors.
   bool active_ = false;
   CalibrationUse use_;
   double bias_sum_ = 0;

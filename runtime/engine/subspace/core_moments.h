@@ -1,14 +1,14 @@
-// AdamW's state of one core: both moments, a spare copy of them, and how often they were updated.
+// The AdamW state of one core: both moments, a spare copy of them, and the number of updates.
 //
 //   m    core              f32   host, or device with CoreTier::kDevice
-//   v    core, or dm + dn  f32   likewise: whole, or the means of rows and columns
+//   v    core, or dm + dn  f32   same tiers: whole, or the means of rows and columns
 //   D <- m_hat / (sqrt(v_hat) + eps)      the direction; lr and decay are applied to the weight
 //
 // One copy is live. A speculative update reads it and writes the spare, which commit() makes live.
 //
 // Thread safety: advance() on the lane that has the payload; everything else while no lane has it.
-// Numerics:      those of kernels/adam.h and kernels/factored_adam.h.
-// Errors:        OutOfMemory, with what it was for; nothing was changed.
+// Numerics:      as in kernels/adam.h and kernels/factored_adam.h.
+// Errors:        OutOfMemory, naming the purpose; nothing was changed.
 #pragma once
 
 #include <array>
@@ -27,8 +27,8 @@ class CoreMoments {
  public:
   CoreMoments(const WeightSpec& spec, const CoreShape& core, DeviceId device, Budget& budget);
 
-  // Reads moments `from`, writes moments `to` (equal: in place) and the direction `d` of scale * g;
-  // `d` may be `g`.
+  // Reads moments `from`; writes moments `to` (in place if equal) and the direction `d` of scale *
+  // g. `d` may be `g`.
   template <typename T>
   void advance(int from, int to, const AdamHyper& hyper, float scale, std::span<T> g,
                std::span<T> d, StreamRef stream);
@@ -36,20 +36,20 @@ class CoreMoments {
   int live() const noexcept { return live_; }
   int spare() const noexcept { return 1 - live_; }
   std::int64_t steps() const noexcept { return steps_; }  // Committed updates.
-  void commit(int written) noexcept;                      // This copy is the live one now.
+  void commit(int written) noexcept;                      // Makes copy `written` the live one.
 
   Moments copy(int which) const noexcept;
-  // m and v of copy(), whichever way v is kept, as one array each.
+  // m and v of copy(which), one array each, whole or factored.
   std::span<float> first(int which) const noexcept;
   std::span<float> second(int which) const noexcept;
-  // Whether they are memory that the host cannot touch.
+  // Returns whether the moments are in memory that the host cannot access.
   bool on_device() const noexcept { return on_device_; }
   bool has_spare() const noexcept;
   void add_spare(Budget& budget, std::string_view weight_name);
   void set_steps(std::int64_t steps) noexcept { steps_ = steps; }
 
-  // Lets `change` write copy(which) in host memory, on a CUDA device in a copy that no budget
-  // counts for as long as the call. No kernel uses the moments meanwhile.
+  // Calls `change` with copy(which) in host memory, to be changed there. On a CUDA device that is a
+  // temporary copy, which no budget counts. No kernel may use the moments meanwhile.
   template <class Change>
   void edit(int which, const Change& change) {
     if (!on_device_) return change(copy(which));
@@ -76,9 +76,9 @@ class CoreMoments {
 
   CoreShape core_;
   DeviceId device_;
-  bool on_device_;  // A CUDA device's memory.
+  bool on_device_;  // In the memory of a CUDA device.
   std::array<Buffer, 2> m_, v_;
-  Buffer roots_;  // Of a factored v.
+  Buffer roots_;  // Only for a factored v.
   int live_ = 0;
   std::int64_t steps_ = 0;
 };

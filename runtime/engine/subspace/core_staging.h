@@ -1,15 +1,16 @@
-// Where a core is on its way: summed on the device, packed, staged on the host, and back again.
+// The buffers that a core passes through: summed on the device, packed, staged on the host, and
+// back.
 //
 //   core       core   f32    device   sum of the compressed micro-batches
-//   packed     core   wire   device   the sum as it crosses (f32 wire: unused)
-//   gradient   core   wire   pinned   as it arrived on the host, whole or as a flag for zeros
-//   direction  core   wire   pinned   what AdamW on the core made of it
+//   packed     core   wire   device   the sum in wire format (f32 wire: unused)
+//   gradient   core   wire   pinned   the sum on the host, whole or as a flag for zeros
+//   direction  core   wire   pinned   the result of AdamW on the core
 //   arrived    core   wire   device   the direction, ready to be applied
 //   unpacked   core   f32    device   the direction, where `arrived` is not a matrix (int8) or
 //                                     nothing crosses (CoreTier::kDevice)
 //
-// Thread safety: a payload's lane has it, or no lane; the executor hands it on.
-// Errors:        OutOfMemory, with what it was for; nothing was changed.
+// Thread safety: owned by the lane of its payload, or by no lane; the executor hands it on.
+// Errors:        OutOfMemory, naming the purpose; nothing was changed.
 #pragma once
 
 #include <cstddef>
@@ -29,14 +30,14 @@ class CoreStaging {
 
   // ---- Device ----
   MatrixView<float> core() const noexcept;
-  // Of the sum. `result` is memory that kernels of the device write to, of pack() too.
+  // Scans the sum. `result` is memory that kernels of the device can write, also for pack().
   void scan(ScanResult* result, StreamRef stream) const;
   bool packs() const noexcept { return packed_.size() != 0; }
-  void pack(ScanResult* result, StreamRef stream);  // Makes outgoing(), and scans on the way.
-  // What crosses to the host. A core of zeros crosses as a flag, one byte of it; that it is zero
-  // the caller has from the scan, and says so to the host's side by arrive_as_zero().
+  void pack(ScanResult* result, StreamRef stream);  // Fills outgoing(), and scans the sum.
+  // Returns the bytes that cross to the host. A core of zeros crosses as a flag of one byte. The
+  // caller learns from the scan that it is zero, and calls arrive_as_zero() on the host's side.
   std::span<const std::byte> outgoing(bool zero) const noexcept;
-  AnyMatrix direction_on_device(StreamRef stream);  // Unpacks what arrived, where it must be.
+  AnyMatrix direction_on_device(StreamRef stream);  // Unpacks `arrived` if necessary.
 
   // ---- Host ----
   std::span<std::byte> gradient() const noexcept { return {gradient_.data(), gradient_.size()}; }
@@ -45,9 +46,9 @@ class CoreStaging {
   }
   std::span<std::byte> arrived() const noexcept { return {arrived_.data(), arrived_.size()}; }
 
-  void arrive_as_zero() noexcept;  // The flag has come: gradient() is a core of zeros.
-  // AdamW on the core, from what arrived to the direction that leaves; on the device itself with
-  // CoreTier::kDevice. `scratch` has WeightPlan::host_scratch_bytes.
+  void arrive_as_zero() noexcept;  // Makes gradient() a core of zeros; call when the flag arrives.
+  // Runs AdamW on the core, from the arrived gradient to the outgoing direction; with
+  // CoreTier::kDevice, on the device. `scratch` has WeightPlan::host_scratch_bytes.
   void update(CoreMoments& moments, int from, int to, const AdamHyper& hyper, float scale,
               std::span<float> scratch, StreamRef stream);
 

@@ -1,7 +1,7 @@
-// Device bytes reserved for gradients that wait for step(), since a residual needs them.
+// Reserves device bytes for gradients that wait for step() because a residual needs them.
 //
-// A residual has its turn in one of `turns` steps, and in the others nobody reads the gradient, so
-// what is reserved is for the turn that has the most.
+// A residual takes its turn in one of `turns` steps. In other steps nobody reads its gradient, so
+// the reservation covers the turn that holds the most bytes.
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -21,14 +21,14 @@ class HeldGradients {
  public:
   explicit HeldGradients(int turns) : bytes_of_turn_(static_cast<std::size_t>(turns)) {}
 
-  // A gradient of so many bytes waits in one of the turns. OutOfMemory, with `purpose`: nothing
+  // Adds a gradient of `bytes` that waits in turn `turn`. OutOfMemory, naming `purpose`: nothing
   // changed.
   void add(Budget& budget, std::size_t turn, std::uint64_t bytes, std::string_view purpose) {
     std::vector<std::uint64_t> after = bytes_of_turn_;
     after.at(turn) += bytes;
     reserve(budget, std::move(after), purpose);
   }
-  // It waits in every turn.
+  // Adds a gradient that waits in every turn.
   void add_to_all(Budget& budget, std::uint64_t bytes, std::string_view purpose) {
     std::vector<std::uint64_t> after = bytes_of_turn_;
     for (std::uint64_t& turn : after) turn += bytes;
@@ -48,7 +48,7 @@ class HeldGradients {
   }
 
   std::vector<std::uint64_t> bytes_of_turn_;
-  std::vector<Budget::Reservation> parts_;  // Together as many as bytes().
+  std::vector<Budget::Reservation> parts_;  // Together they reserve bytes().
 };
 
 }  // namespace sluiceway

@@ -10,7 +10,7 @@
 namespace sluiceway {
 namespace {
 
-// Bytes of a scratch buffer that serves every weight in turn.
+// Returns the bytes of a scratch buffer that serves every weight in turn.
 std::size_t largest(const Calibration::Weights& weights,
                     std::size_t (SubspaceWeight::*elems)() const noexcept) {
   std::size_t most = 0;
@@ -85,8 +85,8 @@ SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> 
 SubspaceEngine::~SubspaceEngine() {
   lanes_.stop();
   try {
-    wait_for(compute_.ref());  // It may still use memory that is ours.
-  } catch (...) {              // A device that has failed runs nothing any more.
+    wait_for(compute_.ref());  // It may still use our memory.
+  } catch (...) {              // A failed device runs nothing any more.
   }
 }
 
@@ -95,7 +95,7 @@ void SubspaceEngine::check_shape(const SubspaceWeight& weight, const AnyMatrix& 
   SLUICEWAY_CHECK(matrix.rows == weight.spec.rows && matrix.cols == weight.spec.cols,
                   "SubspaceEngine: ", what, " of ", weight.spec.name, " is ", matrix.rows, "x",
                   matrix.cols, ", expected ", weight.spec.rows, "x", weight.spec.cols,
-                  "; make a new optimizer after changing a parameter");
+                  "; make a new optimizer after you change a parameter");
 }
 
 void SubspaceEngine::acquire(int index, StreamRef compute) {
@@ -110,7 +110,7 @@ void SubspaceEngine::hold_gradient(int index) {
   if (weight.has_core()) {
     held_.add(budget(), at(index % options_.residual_every), bytes, purpose);
   } else {
-    held_.add_to_all(budget(), bytes, purpose);  // Its norm is taken in every step.
+    held_.add_to_all(budget(), bytes, purpose);  // Its norm is computed in every step.
   }
   weight.holds_gradient = true;
 }
@@ -144,7 +144,7 @@ void SubspaceEngine::finish(std::chrono::milliseconds patience) {
     close(patience);
   } catch (...) {
     if (!idle()) throw;
-    // A failed executor has drained its lanes; nothing runs any more, which is all that is asked.
+    // A failed executor has drained its lanes, so nothing runs any more; that is enough.
     gate_.forget();
     for (const auto& weight : weights_) weight->gathering = {};
   }
@@ -159,9 +159,9 @@ int SubspaceEngine::uncalibrated() const {
 }
 
 void SubspaceEngine::begin_calibration() {
-  SLUICEWAY_CHECK(!has_gradient(),
-                  "SubspaceEngine: calibration with a gradient accumulated, "
-                  "expected it between steps; call step() or drop() first");
+  SLUICEWAY_CHECK(
+      !has_gradient(),
+      "SubspaceEngine: calibration starts while a step has gradients; call step() or drop() first");
   synchronize();
   calibration_.begin();
 }

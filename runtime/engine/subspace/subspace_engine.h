@@ -5,33 +5,33 @@
 //   W_l <- (1 - lr wd) W_l - lr scale P D_l Q^T     device, before the weight's next forward
 //
 // One step: add_gradient() per weight and micro-batch, end_backward() after each backward, step()
-// once, acquire() before a weight is read. step() returns when the step is enqueued. What becomes
-// of a step is the step gate's to say (step_gate.h), norm modes and all; a step that is skipped has
-// changed nothing, but for one thing that the caller chose: with `residual_at_once` a residual
-// trains its weight during the last promised backward, before the gradient of the other weights is
-// known to be finite. A weight whose own gradient is not finite is left alone, and
-// StepOutcome::residuals_kept counts the others. What a rolling calibration has learned from the
-// step's finite gradients stays too: projectors, and moments that were carried over.
+// once, acquire() before a weight is read. step() returns when the step is enqueued. StepGate
+// decides whether a step is applied or skipped, in all norm modes (step_gate.h). A skipped step
+// changes nothing, with two exceptions. With `residual_at_once`, an option of the caller, a
+// residual trains its weight during the last promised backward, before the gradients of the other
+// weights are known to be finite. A weight whose own gradient is not finite is left alone, and
+// StepOutcome::residuals_kept counts the others. The results of a rolling calibration on the step's
+// finite gradients stay too: projectors, and moments carried over to them.
 //
-// A core of zeros, of either sign, is a gradient like any other, but it crosses as a flag of one
-// byte: experts without tokens cost no transfer from device to host.
+// A core that holds only zeros, of either sign, crosses as a flag of one byte, and is otherwise a
+// gradient like any other. So experts without tokens cost no transfer from device to host.
 //
-// On a CUDA device weights, gradients and cores are its memory. Each call may come on a stream of
-// its own (computing_stream.h); what a caller's kernels read or write is the caller's to order.
-// Scans of gradients cross as one small copy a backward, which end_backward() enqueues and nobody
-// waits for but step(), gathered_norm() and gradient_scan(): a step waits once, as late as it can.
-// It does wait, since what the caller trains by itself, with the same clip factor or not at all,
-// would otherwise have to be the engine's too. add_gradient() waits for the weight's last step,
-// which a forward has acquired before, and where it calibrates, for the stream. What became of
-// residuals is asked for in a skipped step alone.
+// On a CUDA device, weights, gradients and cores are in its memory. Each call may come on a stream
+// of its own (computing_stream.h); the caller orders its own kernels' reads and writes. Scans of
+// gradients cross in one small copy per backward, enqueued by end_backward(). Only step(),
+// gathered_norm() and gradient_scan() wait for it, so a step waits once, as late as it can. The
+// wait is needed because the caller trains other parameters by itself, with the same clip factor,
+// or not at all if the step is skipped. add_gradient() waits for the weight's last step, which a
+// forward has already acquired, and for the stream if the weight calibrates. Results of residuals
+// are read back only in a skipped step.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
-// Lifetime:      weights passed to step() stay where they are until acquire() for them. Every
-//                stream that the engine was given outlives it.
-// Errors:        InvalidArgument for a wrong shape or dtype, nothing changed. What a lane throws
-//                comes out of the next call, with lane and weight named, and of each one after it.
-//                Unavailable: a CUDA device in a build or on a machine without CUDA.
-//                What check_interrupt throws ends a call that waits; the call can be made again.
+// Lifetime:      weights passed to step() keep their addresses until acquire() for them. Every
+//                stream passed to the engine outlives it.
+// Errors:        InvalidArgument for a wrong shape or dtype; nothing changed. The next call, and
+//                each one after it, rethrows an exception from a lane, with lane and weight named.
+//                Unavailable: a CUDA device in a build or on a machine without CUDA. An exception
+//                from check_interrupt ends a call that waits; the call can be repeated.
 #pragma once
 
 #include <chrono>
@@ -62,48 +62,48 @@ struct SubspaceOptions {
 
   EngineLanes::Options lanes;
   StepGate::Options gate;
-  bool residual_at_once = false;  // In the last promised backward; otherwise it waits for step().
-  int residual_every = 1;  // Steps between a weight's turns; each is then sqrt() of it as large.
-  double residual_max_rms = 1;  // Clips the residual's update; infinity: not at all.
+  bool residual_at_once = false;  // In the last promised backward; otherwise in step().
+  int residual_every = 1;         // Steps between a weight's turns; scales each by its sqrt().
+  double residual_max_rms = 1;    // Clips the residual's update; infinity: no clipping.
   std::uint64_t seed = 0;
   RefreshPolicy::Config refresh;
   RefreshOptions learn;
-  RunShape run;  // What codec="auto" reckons with; backwards and refresh are the gate's, refresh's.
+  RunShape run;          // For codec="auto"; the engine fills in backwards and refresh.
   int device_cpu = -1;   // Processor for the apply stream; -1 leaves it free.
   int lane_cpu = -1;     // Processor for link and host lanes.
-  int host_threads = 1;  // Of the host lane: AdamW of so many weights at once, with equal bits.
+  int host_threads = 1;  // Of the host lane: weights in AdamW at once, with equal bits.
 };
 
 struct WeightHyper {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-  double scale = 0;  // Of the compressed update; 0: the codec's own.
+  double scale = 0;  // Of the compressed update; 0: the codec's default.
 };
 
 struct StepRequest {
-  std::span<const WeightHyper> hyper;  // One a weight.
-  std::span<const AnyMatrix> weights;  // One a weight, as they are now.
-  float factor = 1;                    // What others multiplied the gradient with: unscale, clip.
-  double other_sum_squares = 0;        // Of gradients outside the engine, for the common norm.
-  float unscale = 1;                   // The part of `factor` that undoes a loss scale.
-  std::span<const float> own_factors = {};  // One a weight, beside `factor`; empty: 1 each.
-  // Updates come after all that this stream has been given; none: that of the last gradient.
+  std::span<const WeightHyper> hyper;       // One per weight.
+  std::span<const AnyMatrix> weights;       // One per weight, with present addresses.
+  float factor = 1;                         // Common factor of all gradients: unscale, clip.
+  double other_sum_squares = 0;             // Of gradients outside the engine, for the common norm.
+  float unscale = 1;                        // The part of `factor` that undoes a loss scale.
+  std::span<const float> own_factors = {};  // One per weight, times `factor`; empty: 1 each.
+  // Updates follow all work on this stream; none: on the stream of the last gradient.
   std::optional<StreamRef> compute = {};
 };
 
-// Counts since the last take_stats(), but for peaks, which are since the start.
+// Counts since the last take_stats(); peaks since the start.
 struct SubspaceStats {
   EngineUse use;
   CalibrationUse calibration;
-  double host_seconds = 0;       // Hops of the host lane took, of all its threads.
+  double host_seconds = 0;       // Time of hops in the host lane, over all its threads.
   std::uint64_t recalled = 0;    // Payloads taken back because a step differed from the forecast.
-  std::uint64_t held_bytes = 0;  // Of use.used: gradients of others that wait for step().
+  std::uint64_t held_bytes = 0;  // Part of use.used: callers' gradients that wait for step().
   bool speculative = false;
 };
 
 class SubspaceEngine {
  public:
-  // Weights in the order in which the forward needs them. OutOfMemory: both byte counts and the
-  // weight's name. `learner` may be null where no codec learns.
+  // `weights` are in the order in which the forward needs them. OutOfMemory: both byte counts and
+  // the weight's name. `learner` may be null where no codec learns.
   SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> weights,
                  std::unique_ptr<ProjectorLearner> learner);
   SubspaceEngine(const SubspaceEngine&) = delete;
@@ -112,56 +112,56 @@ class SubspaceEngine {
 
   std::size_t size() const noexcept { return weights_.size(); }
   const SubspaceWeight& weight(int index) const { return *weights_.at(at(index)); }
-  const AutoCodec& automatic() const noexcept { return automatic_; }  // What "auto" came to.
+  const AutoCodec& automatic() const noexcept { return automatic_; }  // The choice for "auto".
 
   // ---- A step ----
-  // `total`, where the weight has a residual: the sum of the step's gradients, this one included.
-  // It is used up, and lent until acquire() after the step, or until the residual is done.
+  // `total` is needed where the weight has a residual: the sum of the step's gradients, including
+  // `g`. The engine overwrites it, and borrows it until acquire() after the step or until the
+  // residual is done.
   void add_gradient(int index, const AnyMatrix& g, const AnyMatrix& total, StreamRef compute);
   void add_gradient(int index, const AnyMatrix& g, StreamRef compute) {
     add_gradient(index, g, g, compute);
   }
-  // In place of a gradient G: `core`, P^T G Q that was computed without forming G, of any dtype.
-  // `whole`: nothing more of this backward follows; otherwise a gradient does. project() has the
-  // two sides of such a product. InvalidArgument while the projectors wait for a first gradient.
+  // Adds `core` in place of a gradient G: P^T G Q, computed without forming G, of any dtype.
+  // `whole`: this completes the backward; otherwise a gradient follows. project() returns the two
+  // sides of such a product. InvalidArgument while the projectors wait for a first gradient.
   void add_core(int index, const AnyMatrix& core, bool whole, StreamRef compute);
-  // Whether anybody reads `total` after add_gradient(): a residual in its turn, or the norm of a
-  // weight without a core. Where not, it may be `g` itself.
+  // Returns whether `total` is read after add_gradient(), by a residual in its turn or by the norm
+  // of a weight without a core. If not, it may be `g` itself.
   bool keeps_total(int index) const;
-  // Whether this step needs the weight's gradient itself: its residual or a calibration has its
-  // turn. A residual without it is left out.
+  // Returns whether this step needs the weight's whole gradient, because its residual or a
+  // calibration is due. Without it, the residual is left out.
   bool wants_gradient(int index) const;
-  // What residuals that are applied at once read; before the first gradient of a backward.
+  // Provides the input of residuals applied at once; call before the first gradient of a backward.
   void prepare(std::span<const WeightHyper> hyper, std::span<const AnyMatrix> weights);
-  // This weight's residual waits for step(): the weight is used twice in a forward, or the loss is
-  // scaled. OutOfMemory: nothing changed.
+  // Makes this weight's residual wait for step(), because the weight is used twice in a forward or
+  // the loss is scaled. OutOfMemory: nothing changed.
   void hold_residual(int index);
   bool residual_done(int index) const { return weight(index).gathering.residual_done; }
-  // Whether a residual has changed the weight in this step's backwards, which nothing undoes. Waits
-  // for the stream of the last gradient if one was applied.
+  // Returns whether a residual has changed the weight in this step's backwards, which nothing
+  // undoes. Waits for the stream of the last gradient if a residual was applied.
   bool residual_trained(int index) const;
   void end_backward();
-  // Of all gradients so far, and of a weight's; after end_backward().
+  // Norm of all gradients so far, and scan of one weight's; call after end_backward().
   GradientNorm gathered_norm();
   ScanResult gradient_scan(int index);
   StepOutcome step(const StepRequest& request);
   bool has_gradient() const noexcept { return gate_.has_gradient(); }
-  void drop();  // Forgets what was added.
-  // Work that is enqueued from now on sees the weight's last update: on `compute`, and on the
-  // stream that step() was called on, where the caller takes the update for done.
+  void drop();  // Forgets the gradients added.
+  // Makes work enqueued from now on see the weight's last update: on `compute`, and on the stream
+  // of the last step(), where the caller treats the update as done.
   void acquire(int index, StreamRef compute);
-  void synchronize();  // Every step is applied when it returns.
+  void synchronize();  // Returns when every step is applied.
   static constexpr std::chrono::milliseconds kClosePatience{5000};
-  // drop() and synchronize(), but a lane that is stuck is given up (Executor::give_up_after):
-  // Timeout.
+  // drop() and synchronize(), but gives up a stuck lane (Executor::give_up_after): Timeout.
   void close(std::chrono::milliseconds patience = kClosePatience);
-  // As close(), whatever lanes have thrown before. Throws what kept it from waiting for a lane that
-  // still runs: then the engine, and all that it was lent, must stay for as long as the process.
+  // Like close(), but ignores earlier exceptions of lanes. Throws if a lane still runs; then the
+  // engine and everything lent to it must stay alive until the process ends.
   void finish(std::chrono::milliseconds patience = kClosePatience);
-  bool idle() const { return lanes_.executor().idle(); }  // No lane has work of ours.
+  bool idle() const { return lanes_.executor().idle(); }  // No lane has work of this engine.
 
-  // ---- Calibration: gradients measure and teach the projectors, and are not accumulated ----
-  int uncalibrated() const;  // Weights whose projectors wait for their first gradient.
+  // ---- Calibration: gradients measure and fit the projectors, and are not accumulated ----
+  int uncalibrated() const;  // Weights whose projectors wait for a first gradient.
   bool calibration_due() const { return calibration_.closure_due(gate_.committed_steps()); }
   void begin_calibration();
   void end_calibration() noexcept { calibration_.end(); }
@@ -170,13 +170,13 @@ class SubspaceEngine {
   std::int64_t committed_steps() const noexcept { return gate_.committed_steps(); }
   void set_committed_steps(std::int64_t steps) { gate_.set_committed_steps(steps); }
   WeightState save_weight(int index);
-  // Throws what load_weight() would; changes nothing.
+  // Throws what load_weight() would throw, but changes nothing.
   void check_weight(int index, const WeightState& state);
   void load_weight(int index, const WeightState& state);
   RefreshPolicy& refresh_policy() noexcept { return calibration_.policy(); }
 
   // ---- Numbers ----
-  void note_device_times(double forward_s, double backward_s);  // Of the last step.
+  void note_device_times(double forward_s, double backward_s);  // Times of the last step.
   SubspaceStats take_stats();
   Trace& trace() noexcept { return lanes_.trace(); }
   Budget& budget() noexcept { return lanes_.budget(); }
@@ -186,32 +186,32 @@ class SubspaceEngine {
     WeightHyper hyper;
     AnyMatrix weight;
   };
-  // A payload that leaves while its step is being gathered does not know the clip factor yet.
+  // A payload sent while its step is being gathered does not know the clip factor yet.
   enum class When { kGathering, kStepping };
 
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   void wait(int index);
   void hold_gradient(int index);
-  void wait_for_all(int index);  // wait(), and for that stream.
+  void wait_for_all(int index);  // wait(), and wait for the computing stream.
   void check_shape(const SubspaceWeight& weight, const AnyMatrix& matrix, const char* what) const;
 
-  // gather.cpp
-  float begin_gathering(int index);  // Returns what the core so far counts: 0 or 1.
+  // ---- In subspace_engine_gather.cpp ----
+  float begin_gathering(int index);  // Returns the factor of the core so far: 0 or 1.
   void note_gradient(int index);
   void gathered(int index, StreamRef compute);
   void calibrate(int index, const AnyMatrix& g, StreamRef compute);
   void apply_residual_early(int index, StreamRef compute);
   void scan(int index, bool leaving);
-  void scanned(int index);  // A kernel that writes the weight's slot of `scans_` is enqueued.
+  void scanned(int index);  // Call after enqueuing a kernel that writes the slot in `scans_`.
   bool scans_missing() const;
-  void note_scans();  // What has not arrived yet; waits for it.
+  void note_scans();  // Waits for the scans that have not arrived yet.
   void send(int index, When when);
   std::optional<Forecast> add_link_hops(int index, Payload& payload, When when);
 
-  // update.cpp
+  // ---- In subspace_engine_update.cpp ----
   void check_request(const StepRequest& request) const;
   bool residual_turn(int index) const noexcept;
-  bool residual_applies(int index) const;  // It has its turn, and all that it needs.
+  bool residual_applies(int index) const;  // It is due and has all its input.
   ResidualStep residual_step(const SubspaceWeight& weight, const WeightHyper& hyper) const;
   void begin_update(int index, const StepRequest& request, float factor);
   void ensure_spares();
@@ -223,13 +223,13 @@ class SubspaceEngine {
   StepGate gate_;
   Calibration calibration_;
   Buffer compress_scratch_, apply_scratch_, host_scratch_;
-  std::mutex host_scratch_mutex_;       // Of int8 on the wire: threads of the host lane take turns.
-  Budget::Reservation stream_scratch_;  // Of the streams that compute; they allocate it.
+  std::mutex host_scratch_mutex_;       // For int8 on the wire: host threads take turns.
+  Budget::Reservation stream_scratch_;  // For the computing streams, which allocate it.
   HeldGradients held_;
   std::vector<Early> early_;
-  Readback<ScanResult> scans_;  // Of each weight's gradient.
-  bool scans_fetched_ = false;  // As the slots are now.
-  Event reached_;               // By the stream that computes, before the step.
+  Readback<ScanResult> scans_;  // One per weight's gradient.
+  bool scans_fetched_ = false;  // A copy of the present slots was enqueued.
+  Event reached_;               // Reached by the computing stream before the step.
   ComputingStream compute_;
 };
 

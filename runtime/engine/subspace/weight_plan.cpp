@@ -23,21 +23,21 @@ void check_spec(const WeightSpec& spec) {
                   "x", spec.cols, ", expected at least 1x1");
   if (spec.dtype == DType::kF16) {
     throw Unavailable(concat("plan_weight: ", spec.name,
-                             " is f16, this version updates f32 and bf16 weights; keep f32 weights "
-                             "and autocast to f16"));
+                             " is f16, but this version updates only f32 and bf16 weights; keep "
+                             "f32 weights and use autocast to f16"));
   }
   SLUICEWAY_CHECK((spec.dtype == DType::kF32) == (spec.rounding == Rounding::kNearest),
                   "plan_weight: ", spec.name, " is ", to_string(spec.dtype),
-                  ", expected plain updates for f32 weights and stochastic or residual ones for "
-                  "bf16 weights");
-  SLUICEWAY_CHECK(spec.residual != ResidualKind::kNone || resolve_codec(spec.codec.name) != "none",
-                  "plan_weight: ", spec.name,
-                  " has codec none and residual none, which trains nothing, expected a residual or "
-                  "another codec");
+                  ", which does not fit its rounding; use nearest for f32 weights, and stochastic "
+                  "or residual for bf16 weights");
+  SLUICEWAY_CHECK(
+      spec.residual != ResidualKind::kNone || resolve_codec(spec.codec.name) != "none",
+      "plan_weight: ", spec.name,
+      " has codec none and residual none, which trains nothing; set a residual or another codec");
   SLUICEWAY_CHECK(
       spec.residual == ResidualKind::kNone || resolve_codec(spec.codec.name) != "identity",
       "plan_weight: ", spec.name,
-      " has codec identity, which leaves no residual, expected residual none");
+      " has codec identity, which leaves no residual; set residual none");
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ WeightPlan plan_weight(const WeightSpec& spec, bool speculative, DeviceId device
   }
   if (spec.tier == CoreTier::kDevice) {
     const std::uint64_t roots = factored ? second_bytes : 0;
-    plan.device_bytes += 2 * first_bytes + second_bytes + roots;  // The direction is one of two.
+    plan.device_bytes += 2 * first_bytes + second_bytes + roots;  // First moment and direction.
     return plan;
   }
   const std::uint64_t wire = wire_bytes(spec.wire, plan.core.elems());
@@ -98,13 +98,14 @@ std::uint64_t shared_pinned_bytes(std::size_t weights, DeviceId device) noexcept
 
 CoreTier parse_core_tier(std::string_view name) {
   if (name == "host" || name == "auto") return CoreTier::kHost;
-  SLUICEWAY_CHECK(name == "device", "tier: is \"", name, "\", expected host, device or auto");
+  SLUICEWAY_CHECK(name == "device", "parse_core_tier: tier is \"", name,
+                  "\", expected host, device or auto");
   return CoreTier::kDevice;
 }
 
 SecondMoment parse_second_moment(std::string_view name) {
   if (name == "full") return SecondMoment::kFull;
-  SLUICEWAY_CHECK(name == "factored", "second_moment: is \"", name,
+  SLUICEWAY_CHECK(name == "factored", "parse_second_moment: second_moment is \"", name,
                   "\", expected full or factored");
   return SecondMoment::kFactored;
 }
@@ -116,13 +117,15 @@ std::string_view to_string(SecondMoment kind) noexcept {
 WireFormat parse_wire(std::string_view name) {
   if (name == "fp32") return WireFormat::kF32;
   if (name == "bf16") return WireFormat::kBF16;
-  SLUICEWAY_CHECK(name == "int8", "wire: is \"", name, "\", expected fp32, bf16 or int8");
+  SLUICEWAY_CHECK(name == "int8", "parse_wire: wire is \"", name,
+                  "\", expected fp32, bf16 or int8");
   return WireFormat::kInt8;
 }
 
 Rounding parse_rounding(std::string_view name, DType dtype) {
   SLUICEWAY_CHECK(name == "auto" || name == "stochastic" || name == "residual",
-                  "weight_update: is \"", name, "\", expected auto, stochastic or residual");
+                  "parse_rounding: weight_update is \"", name,
+                  "\", expected auto, stochastic or residual");
   if (dtype == DType::kF32) return Rounding::kNearest;
   return name == "residual" ? Rounding::kResidual : Rounding::kStochastic;
 }

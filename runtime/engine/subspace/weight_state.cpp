@@ -25,7 +25,7 @@ std::span<std::uint16_t> low_bits(const SubspaceWeight& weight) {
   return {low.data, static_cast<std::size_t>(low.elems())};
 }
 
-// The array where the host can read it.
+// Returns the array in memory that the host can read.
 template <typename T>
 std::span<const T> readable(std::span<T> x, bool on_device, DeviceId device, WeightState& state) {
   if (!on_device || x.empty()) return x;
@@ -44,7 +44,7 @@ void check_size(const SubspaceWeight& weight, const char* what, std::size_t foun
                 std::size_t expected, const char* options) {
   SLUICEWAY_CHECK(found == expected, "load_state_dict: ", what, " of ", weight.spec.name, " has ",
                   found, " elements, expected ", expected, "; ", options,
-                  " must be that of the saved run");
+                  " must be the same as in the saved run");
 }
 
 void check_count(const SubspaceWeight& weight, const char* what, std::int64_t found,

@@ -1,4 +1,4 @@
-// What a resume needs of one weight: views to save it from, and how it is checked and loaded.
+// The state of one weight for a resume: views to save, and functions that check and load them.
 //
 //   name           elements        dtype   of
 //   exp_avg        core            f32     m
@@ -7,11 +7,11 @@
 //   low_bits       m n, or 0       u16     low halves of the weight, for residual updates
 //   residual       m + n, or 0     f32     v_r and v_c of the factored residual
 //
-// Ownership:     a state saved from an engine looks into its memory until the next gradient comes;
-//                copy it to keep it. `codec` is a copy already, and so is, in `copies`, what the
-//                engine has in the memory of a CUDA device.
-// Errors:        InvalidArgument or Corrupt, naming the weight and both sizes: check_state() has
-//                changed nothing, and what it accepts load_state() takes.
+// Ownership:     a saved state refers to the engine's memory until the next gradient arrives; copy
+//                it to keep it. `codec` is a copy, and `copies` holds copies of state in the memory
+//                of a CUDA device.
+// Errors:        InvalidArgument or Corrupt, naming the weight and both sizes, with nothing
+//                changed. load_state() accepts every state that check_state() accepts.
 #pragma once
 
 #include <cstddef>
@@ -25,18 +25,18 @@
 namespace sluiceway {
 
 struct WeightState {
-  std::int64_t step = 0;  // Committed updates.
+  std::int64_t step = 0;  // Number of committed updates.
   std::span<const float> exp_avg, exp_avg_sq;
   std::vector<std::byte> codec;
   std::span<const std::uint16_t> low_bits;
-  int backwards = 1;  // After how many a payload leaves.
+  int backwards = 1;  // The payload leaves after this many.
   std::span<const float> residual;
   std::int64_t residual_step = 0;
   std::vector<std::shared_ptr<const std::byte[]>> copies = {};
 };
 
-// `backwards` is the gate's; everything else the weight knows. Nothing that is enqueued anywhere
-// uses the weight.
+// Takes `backwards` from the gate, everything else from the weight. No enqueued work may use the
+// weight.
 WeightState save_state(const SubspaceWeight& weight, int backwards);
 void check_state(const SubspaceWeight& weight, const WeightState& state);
 void load_state(SubspaceWeight& weight, const WeightState& state);

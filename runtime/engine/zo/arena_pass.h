@@ -1,14 +1,14 @@
-// One pass over all chunks of an arena, in their order, through a few buffers.
+// One pass over all chunks of an arena, in order, through a few buffers.
 //
-//   read    the last commit's, two pieces ahead
-//   act     in the calling thread: what is read becomes what is written, or is made from nothing
-//   write   staged, three pieces behind at most
+//   read    reads the last commit, two pieces ahead
+//   act     turns each piece read, or nothing, into the piece to write; in the calling thread
+//   write   stages the piece, at most three pieces behind
 //
-// So a drive is busy while the processor is, and host memory is kPassBuffers chunks, whatever the
-// size of the model.
+// So drive and processor are busy at the same time, and host memory is kPassBuffers chunks,
+// whatever the size of the model.
 //
-// Errors: the first one, of a request (with its weight named), of `act` or of what is asked
-//         between pieces; nothing of the pass is in flight then. What was staged stays so.
+// Errors: the first error of a request (naming its weight), of `act` or of the check between
+//         pieces; then nothing of the pass is in flight. What was staged stays staged.
 #pragma once
 
 #include <cstddef>
@@ -26,24 +26,26 @@ namespace sluiceway {
 inline constexpr std::size_t kPassBuffers = 6;
 
 struct ArenaPass {
-  // Whole blocks: the piece's bytes, and zeros. False: it is not to be written.
+  // Gets whole blocks: the piece's bytes, then zeros. Returns false if the piece must not be
+  // written.
   using Act = std::function<bool(const ArenaPiece& piece, std::span<std::byte> blocks)>;
 
   bool reads = true;
   bool writes = false;
   Act act;
-  // Before each piece, with the bytes that are done and all of them; what it throws ends the pass.
+  // Called before each piece with bytes done and bytes in total; an exception ends the pass.
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = {};
 };
 
-// Buffers for this plan, at most kPassBuffers, and the bytes that they take.
+// Returns the number of buffers for this plan, at most kPassBuffers.
 std::size_t pass_buffers(const ArenaPlan& plan) noexcept;
 std::uint64_t pass_bytes(const ArenaPlan& plan) noexcept;
 
-// The buffers are reserved in `budget`, tier kHost.
+// Reserves the buffers in `budget`, tier kHost.
 void run_pass(ChunkStore& store, const ArenaPlan& plan, Budget& budget, const ArenaPass& pass);
 
-// `error`, with the weight's name where it is one of the drive or of what it holds.
+// Adds the weight's name to an error of the drive or of its content; returns other errors
+// unchanged.
 std::exception_ptr of_weight(const std::exception_ptr& error, const ArenaWeight& weight);
 
 }  // namespace sluiceway

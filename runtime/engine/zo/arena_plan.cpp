@@ -19,20 +19,20 @@ constexpr std::uint32_t kSlots = 2;  // The base that is in use, and the next on
 constexpr std::string_view kHolds = "weights of a zeroth-order run";
 
 void check_weights(const std::vector<ArenaWeight>& weights, std::uint64_t chunk_bytes) {
-  SLUICEWAY_CHECK(!weights.empty(), "arena: no weights, expected one or more");
+  SLUICEWAY_CHECK(!weights.empty(), "arena: no weights, expected 1 or more");
   SLUICEWAY_CHECK(chunk_bytes > 0 && chunk_bytes % kBlockBytes == 0, "arena: chunks of ",
                   chunk_bytes, " bytes, expected a multiple of ", kBlockBytes);
   std::set<std::string_view> names;
   for (const ArenaWeight& weight : weights) {
     SLUICEWAY_CHECK(!weight.name.empty() && names.insert(weight.name).second, "arena: the name \"",
                     weight.name,
-                    "\" of a weight is empty or occurs twice, expected one of its "
-                    "own; give weights that are tied once");
+                    "\" of a weight is empty or occurs twice; give each weight its own name, and "
+                    "tied weights once");
     SLUICEWAY_CHECK(weight.elements > 0, "arena: ", weight.name, " has ", weight.elements,
                     " elements, expected 1 or more");
     SLUICEWAY_CHECK(
         weight.group >= ArenaWeight::kUntrained && weight.group < static_cast<int>(kMostGroups),
-        "arena: ", weight.name, " is of group ", weight.group, ", expected one from 0 ", "to ",
+        "arena: ", weight.name, " is of group ", weight.group, ", expected 0 ", "to ",
         kMostGroups - 1, ", or ", ArenaWeight::kUntrained, " for none");
   }
 }
@@ -71,7 +71,7 @@ ArenaPlan::ArenaPlan(std::vector<ArenaWeight> weights, std::uint64_t chunk_bytes
 }
 
 std::span<const ArenaPiece> ArenaPlan::pieces_of(std::size_t weight) const {
-  SLUICEWAY_CHECK(weight < weights_.size(), "arena: weight ", weight, ", expected one of ",
+  SLUICEWAY_CHECK(weight < weights_.size(), "arena: weight ", weight, ", expected a number below ",
                   weights_.size());
   return std::span(pieces_).subspan(first_piece_[weight],
                                     first_piece_[weight + 1] - first_piece_[weight]);

@@ -1,12 +1,12 @@
-// Which chunks of an arena hold which weight.
+// Assigns the weights of an arena to chunks.
 //
-// Weights lie one after another, each in chunks of its own. Those of a weight are all of one size,
-// that of its region: `chunk_bytes` where the weight is as large, else the next power of two of
-// blocks. So a small weight takes less than twice its size, and a read of one weight reads nothing
-// else.
+// Weights lie one after another, each in chunks of its own. All chunks of a weight have one size,
+// the chunk size of its region: `chunk_bytes` if the weight is at least that large, else the next
+// power of two of blocks. So a small weight takes less than twice its size, and reading one weight
+// reads nothing else.
 //
-// Errors: InvalidArgument: no weights, a weight without elements or name, a name that occurs
-//         twice, a group that no log has, chunks that are not whole blocks.
+// Errors: InvalidArgument: no weights, a weight without elements or name, a name that occurs twice,
+//         a group that no log has, chunks that are not whole blocks.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +21,14 @@
 
 namespace sluiceway {
 
-// The name is that of its noise too (stable_hash()), so no two weights share one.
+// The name also keys its noise (stable_hash()), so no two weights share one.
 struct ArenaWeight {
   static constexpr int kUntrained = -1;
 
   std::string name;
   std::int64_t elements = 0;
   DType dtype = DType::kF32;
-  int group = 0;  // Of the log, or kUntrained: a weight that stays as it is.
+  int group = 0;  // Group in the log, or kUntrained for a weight that never changes.
 
   bool is_trained() const noexcept { return group != kUntrained; }
   std::uint64_t bytes() const noexcept {
@@ -36,7 +36,7 @@ struct ArenaWeight {
   }
 };
 
-// What one chunk holds: bytes [first, first + bytes) of a weight, whole elements, then zeros.
+// Content of one chunk: bytes [first, first + bytes) of a weight, whole elements, then zeros.
 struct ArenaPiece {
   std::size_t weight = 0;
   ChunkId chunk;
@@ -45,7 +45,7 @@ struct ArenaPiece {
   std::uint64_t stored_bytes = 0;  // Whole blocks.
 };
 
-// What a weight of so many bytes takes of a store, and a read of it brings.
+// Returns the bytes that a weight of `bytes` takes in a store, and that a read of it transfers.
 std::uint64_t whole_blocks(std::uint64_t bytes) noexcept;
 
 class ArenaPlan {
@@ -58,8 +58,8 @@ class ArenaPlan {
   std::uint64_t stored_bytes(std::size_t weight) const;
   std::uint64_t largest_chunk_bytes() const noexcept;
 
-  Contents contents() const;  // Of a store for these weights, with its catalogue.
-  // InvalidArgument: the store is of other weights; the first difference is named.
+  Contents contents() const;  // For a store of these weights, with its catalogue.
+  // InvalidArgument: the store holds other weights; the text names the first difference.
   void check(const ChunkStore& store) const;
 
  private:
@@ -67,7 +67,7 @@ class ArenaPlan {
   std::uint64_t chunk_bytes_;
   std::vector<RegionSpec> regions_;
   std::vector<ArenaPiece> pieces_;
-  std::vector<std::size_t> first_piece_;  // By weight, and one more.
+  std::vector<std::size_t> first_piece_;  // By weight, plus an end.
 };
 
 }  // namespace sluiceway

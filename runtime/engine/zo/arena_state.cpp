@@ -37,7 +37,7 @@ ArenaState decode_arena_state(std::span<const std::byte> bytes) {
     throw Corrupt(concat("the arena's state: does not begin with ", kMagic));
   }
   if (const auto version = fields.take<std::uint32_t>(); version != kArenaStateVersion) {
-    throw Unavailable(concat("the arena's state: is of version ", version, ", expected ",
+    throw Unavailable(concat("the arena's state: version is ", version, ", expected ",
                              kArenaStateVersion, "; this build does not read it"));
   }
   if (bytes.size() < kArenaStateBytes) {

@@ -1,9 +1,10 @@
-// What a commit of an arena carries beside its chunks: which theta they are, and bytes of the run.
+// The bytes that a commit of an arena stores beside its chunks: which theta the chunks hold, and
+// the run's own bytes.
 //
 // docs/zo_log.md section 6 has the grammar.
 //
-// Thread safety: functions of values.
-// Errors:        Corrupt: bytes that are not what encode() makes; what is wrong is named.
+// Thread safety: pure functions.
+// Errors:        Corrupt: bytes that encode() does not produce; the text names the fault.
 //                Unavailable: a version that this build does not read.
 #pragma once
 
@@ -18,17 +19,17 @@
 namespace sluiceway {
 
 inline constexpr std::uint32_t kArenaStateVersion = 1;
-inline constexpr std::uint64_t kArenaStateBytes = 80;  // Beside those of the run.
+inline constexpr std::uint64_t kArenaStateBytes = 80;  // Without the run's own bytes.
 
 struct ArenaState {
   ArenaBase arena;
-  std::vector<std::byte> run;  // Whatever the run needs to go on; opaque.
+  std::vector<std::byte> run;  // What the run needs to continue; opaque.
 };
 
 std::vector<std::byte> encode(const ArenaState& state);
 ArenaState decode_arena_state(std::span<const std::byte> bytes);
 
-// Bytes that sum to a base's hash: before each weight's content, what says which weight it is.
+// Returns the bytes that identify a weight in a base's hash; they precede its content.
 std::vector<std::byte> hashed_header(const ArenaWeight& weight);
 
 }  // namespace sluiceway

@@ -38,11 +38,11 @@ void HostMasters::hold(std::vector<ZoWeight> weights) {
     const ZoWeight& weight = weights[i];
     SLUICEWAY_CHECK(weight.host != nullptr && weight.elements > 0, "masters: ", weight.name,
                     " has ", weight.elements, " elements at ", weight.host,
-                    ", expected some in host memory");
+                    ", expected 1 or more elements in host memory");
     SLUICEWAY_CHECK(weight.dtype() != DType::kF16, "masters: ", weight.name,
-                    " is of f16, expected f32 or bf16, which is rounded at random");
+                    " is of f16, expected f32 or bf16 (stochastic rounding)");
     SLUICEWAY_CHECK(by_memory.emplace(weight.host, i).second, "masters: ", weight.name,
-                    " lies where another does, expected each weight once");
+                    " shares its memory with another weight; pass each weight once");
   }
   weights_ = std::move(weights);
   by_memory_ = std::move(by_memory);
@@ -54,8 +54,8 @@ void HostMasters::hold(std::vector<ZoWeight> weights) {
 
 std::size_t HostMasters::index_of(const ZoWeight& use) const {
   const auto found = by_memory_.find(use.host);
-  SLUICEWAY_CHECK(found != by_memory_.end(), "masters: ", use.name, " lies at ", use.host,
-                  ", expected memory of one of the ", weights_.size(), " weights that are trained");
+  SLUICEWAY_CHECK(found != by_memory_.end(), "masters: ", use.name, " is at ", use.host,
+                  ", which is not the memory of any of the ", weights_.size(), " trained weights");
   const ZoWeight& weight = weights_[found->second];
   SLUICEWAY_CHECK(weight.elements == use.elements && weight.dtype() == use.dtype() &&
                       weight.group == use.group && weight.name == use.name,
@@ -95,7 +95,7 @@ void HostMasters::drop(std::size_t index, std::uint64_t step) noexcept {
 
 Error HostMasters::not_back(std::size_t index, std::uint64_t step) const {
   return Error(concat("masters: ", weights_[index].name, " of step ", step,
-                      " has not come back, expected to be in host memory; go on from a save"));
+                      " has not returned to host memory; resume from a save"));
 }
 
 void HostMasters::set_copy_step(std::size_t index, std::uint64_t step) {
@@ -128,7 +128,7 @@ void HostMasters::restart(std::uint64_t step) {
 std::shared_ptr<MasterSnapshot> HostMasters::begin_snapshot() {
   const std::lock_guard lock(mutex_);
   SLUICEWAY_CHECK(!snapshot_ || snapshot_->is_read(), "masters: the snapshot of step ",
-                  snapshot_->step(), " is being read, expected one at a time; wait for it");
+                  snapshot_->step(), " is still being read; wait for it before the next snapshot");
   snapshot_ = std::make_shared<MasterSnapshot>(steps_->next(), weights_.size());
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     if (landed_[i] == snapshot_->step()) snapshot_->land(i);

@@ -25,7 +25,7 @@ LogFile::LogFile(const std::string& path, Access access, std::chrono::millisecon
     : path_(path),
       fd_(path, O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (access == Access::kRead ? O_RDONLY : O_RDWR)) {
   SLUICEWAY_CHECK(S_ISREG(about(fd_.get(), path).st_mode), "scalar log: ", path,
-                  " is not a file, expected one");
+                  " is not a regular file; choose another path");
   if (access == Access::kRead) return;
   lock_file(fd_.get(), path, access, std::chrono::steady_clock::now() + busy_wait, "scalar log");
 }
@@ -59,7 +59,7 @@ void LogFile::write(std::span<const std::byte> bytes, std::uint64_t offset) {
     return;
   // The rest has no room, which only a second call would say by its number.
   throw IoError(concat("scalar log: ", path_, " took ", written, " of ", bytes.size(),
-                       " bytes at byte ", offset, ", expected all of them; free some room there"),
+                       " bytes at byte ", offset, "; free space there"),
                 ENOSPC, path_, at);
 }
 

@@ -1,7 +1,7 @@
-// The file of a scalar log: written at its end alone, by one process.
+// The file of a scalar log, which one process writes, only at its end.
 //
-// Whoever writes has it locked (runtime/store/file_lock.h); readers take no lock, and what they see
-// is a prefix of what was appended, the last entry perhaps in part.
+// The writer holds its lock (runtime/store/file_lock.h). Readers take no lock; they see a prefix of
+// the appended entries, perhaps with a partial last entry.
 //
 // Ownership:     move-only; closes and so unlocks on destruction.
 // Thread safety: one thread at a time.
@@ -26,13 +26,13 @@ class LogFile {
 
   const std::string& path() const noexcept { return path_; }
   std::uint64_t size_bytes() const;
-  // As many bytes as there are, `most` at most.
+  // Returns the bytes from `offset` on, at most `most`.
   std::vector<std::byte> read(std::uint64_t offset, std::uint64_t most) const;
 
-  // In one write(): a process that dies after it loses nothing of it.
+  // Uses one write(), so a process killed after it loses nothing of it.
   void write(std::span<const std::byte> bytes, std::uint64_t offset);
   void truncate(std::uint64_t size_bytes);
-  void sync();  // Never call it again after it has thrown: the system may have forgotten the loss.
+  void sync();  // After it threw, never call it again: the system may forget the loss.
 
  private:
   std::string path_;

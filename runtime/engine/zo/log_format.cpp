@@ -109,8 +109,8 @@ LogEntry take_entry(ByteReader& fields, const LogShape& shape) {
   const auto flags = fields.take<std::uint32_t>();
   const auto step = fields.take<std::uint64_t>();
   if (flags > (kind == kUpdate ? kNonFinite : 0U)) {
-    throw Corrupt(concat(fields.what(), ": has flags ", flags, ", expected none but ", kNonFinite,
-                         " of an update"));
+    throw Corrupt(concat(fields.what(), ": has flags ", flags, ", expected 0, or ", kNonFinite,
+                         " in an update"));
   }
   if (kind == kUpdate) return take_update(fields, shape, flags == kNonFinite, step);
   if (kind == kBase) {
@@ -174,7 +174,7 @@ std::vector<std::byte> encode(const LogEntry& entry, const LogHeader& header,
 LogHeader decode_log_header(std::span<const std::byte> bytes) {
   ByteReader fields(bytes, "scalar log");
   if (!std::ranges::equal(fields.take(kMagic.size()), magic())) {
-    throw Corrupt(concat("scalar log: does not begin with ", kMagic, ", expected a scalar log"));
+    throw Corrupt(concat("scalar log: does not begin with ", kMagic, ", so it is no scalar log"));
   }
   const auto version = fields.take<std::uint32_t>();
   const auto bytes_of_entry = fields.take<std::uint32_t>();
@@ -206,7 +206,7 @@ LogHeader decode_log_header(std::span<const std::byte> bytes) {
   }
   if (seeds > 1 || bytes_of_entry != entry_bytes(header.shape)) {
     throw Corrupt(concat("scalar log: has entries of ", bytes_of_entry, " bytes and seeds ", seeds,
-                         ", expected ", entry_bytes(header.shape), " bytes and seeds 0 or 1"));
+                         ", expected ", entry_bytes(header.shape), " bytes, and seeds 0 or 1"));
   }
   return header;
 }

@@ -1,12 +1,12 @@
 // The bytes of a scalar log: its header and its entries, each checked as a whole.
 //
-// docs/zo_log.md has the grammar. An entry is believed if its sum holds, which is also of the log's
-// id and of the entry's number: what belongs to another log or place is never taken for it.
+// docs/zo_log.md has the grammar. An entry counts only if its checksum holds. The checksum covers
+// the log's id and the entry's number, so an entry of another log or place never counts.
 //
-// Thread safety: functions of values.
-// Errors:        Corrupt: bytes that are not what a writer here writes; what is wrong is named.
-//                Unavailable: a version that this build does not read.
-//                InvalidArgument: a shape that no log has.
+// Thread safety: pure functions.
+// Errors:        Corrupt: bytes that no writer here produces; the text names the fault.
+//                Unavailable: a version that this build does not read. InvalidArgument: a shape
+//                that no log has.
 #pragma once
 
 #include <cstddef>
@@ -24,20 +24,20 @@ inline constexpr std::size_t kLogHeaderBytes = 128;
 inline constexpr std::uint32_t kMostDirections = 1024, kMostGroups = 1024;
 
 using LogId = StoreId;
-using BaseHash = std::array<std::byte, 16>;  // Of the weights, by whatever the engine sums them.
+using BaseHash = std::array<std::byte, 16>;  // Hash of the weights, computed by the engine.
 
-// Weights that lie somewhere, and which theta they are.
+// Stored weights, and the theta that they are.
 struct Base {
   BaseHash hash{};
   std::uint64_t generation = 0;  // Of the arena that holds them.
-  std::uint64_t step = 0;        // They are theta of this step.
+  std::uint64_t step = 0;        // Step of their theta.
 
   friend bool operator==(const Base&, const Base&) = default;
 };
 
 std::string to_text(const Base& base);  // For errors.
 
-// What the log only carries: kernels give these numbers their meaning.
+// Stored only for the reader of the log; kernels define the meaning of these numbers.
 struct NoiseForm {
   std::uint32_t family = 0;
   std::uint32_t rank = 0;  // 0: elementwise.
@@ -46,13 +46,13 @@ struct NoiseForm {
   friend bool operator==(const NoiseForm&, const NoiseForm&) = default;
 };
 
-// What every entry of a log has in common; a log of another shape is never appended to.
+// Properties common to all entries of a log; a log is never appended to with another shape.
 struct LogShape {
   std::uint64_t run_seed = 0;
   NoiseForm noise{};
   std::uint32_t groups = 1;
   std::uint32_t directions = 1;
-  bool records_seeds = false;  // Else directions follow from run seed, step and number.
+  bool records_seeds = false;  // Else run seed, step and number determine directions.
 
   friend bool operator==(const LogShape&, const LogShape&) = default;
 };
@@ -60,16 +60,16 @@ struct LogShape {
 struct LogHeader {
   LogId id{};
   LogShape shape{};
-  Base first{};  // Where the log begins.
+  Base first{};  // The base at the start of the log.
 
   friend bool operator==(const LogHeader&, const LogHeader&) = default;
 };
 
-// Of one parameter group in one step. The factor and not Gamma is recorded: Gamma is their product
-// from a base on, and there may be several bases (docs/zo_log.md section 3).
+// Rates of one parameter group in one step. The factor is recorded instead of Gamma, since Gamma is
+// the product from a base on, and there may be several bases (docs/zo_log.md section 3).
 struct GroupRate {
   double lr = 0;
-  double decay = 1;  // 1 - lr wd, rounded as replay.h says.
+  double decay = 1;  // 1 - lr wd, rounded as in replay.h.
 
   friend bool operator==(const GroupRate&, const GroupRate&) = default;
 };
@@ -78,21 +78,21 @@ struct GroupRate {
 struct UpdateEntry {
   std::uint64_t step = 0;
   bool non_finite = false;           // Some loss was not finite; its g is recorded as 0.
-  std::vector<std::uint64_t> seeds;  // One a direction, or none.
-  std::vector<float> g;              // One a direction.
-  std::vector<GroupRate> rates;      // One a group.
+  std::vector<std::uint64_t> seeds;  // One per direction, or none.
+  std::vector<float> g;              // One per direction.
+  std::vector<GroupRate> rates;      // One per group.
 
   friend bool operator==(const UpdateEntry&, const UpdateEntry&) = default;
 };
 
-// There may now be an arena that holds this theta; whether there is, only the arena says.
+// Announces that an arena may hold this theta; only the arena knows whether it does.
 struct BaseEntry {
   Base base;
 
   friend bool operator==(const BaseEntry&, const BaseEntry&) = default;
 };
 
-// The log goes on from `step` of the line that it had after its first `entries` entries.
+// Continues from `step` of the line that the log had after its first `entries` entries.
 struct ReturnEntry {
   std::uint64_t step = 0;
   std::uint64_t entries = 0;

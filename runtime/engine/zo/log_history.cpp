@@ -37,7 +37,7 @@ LogHistory::LogHistory(const LogHeader& header)
 
 void LogHistory::check(const LogEntry& entry) const {
   SLUICEWAY_CHECK(states_.size() < kNone && tips_.size() < kNone, "scalar log: has ", entries(),
-                  " entries, expected fewer; branch it");
+                  " entries, which is the limit; branch the log");
   std::visit([&](const auto& one) { check_one(one); }, entry);
 }
 
@@ -51,7 +51,7 @@ void LogHistory::apply(const LogEntry& entry) {
 void LogHistory::check_one(const UpdateEntry& update) const {
   const LogShape& shape = header_.shape;
   SLUICEWAY_CHECK(update.step == next_step(), "scalar log: update of step ", update.step,
-                  ", expected of step ", next_step());
+                  ", expected step ", next_step());
   SLUICEWAY_CHECK(update.step != std::numeric_limits<std::uint64_t>::max(),
                   "scalar log: update of step ", update.step, ", expected a smaller step");
   SLUICEWAY_CHECK(update.g.size() == shape.directions, "scalar log: step ", update.step, " has ",
@@ -62,25 +62,26 @@ void LogHistory::check_one(const UpdateEntry& update) const {
   SLUICEWAY_CHECK(update.seeds.size() == seeds, "scalar log: step ", update.step, " has ",
                   update.seeds.size(), " seeds, expected ", seeds);
   for (std::size_t d = 0; d < update.g.size(); ++d) {
-    SLUICEWAY_CHECK(std::isfinite(update.g[d]), "scalar log: g of direction ", d, " in step ",
-                    update.step, " is ", update.g[d],
-                    ", expected a finite number; where a loss is not finite, give 0 and say so");
+    SLUICEWAY_CHECK(
+        std::isfinite(update.g[d]), "scalar log: g of direction ", d, " in step ", update.step,
+        " is ", update.g[d],
+        ", expected a finite number; if a loss is not finite, pass g = 0 and set non_finite");
   }
   SLUICEWAY_CHECK(!update.non_finite || std::ranges::find(update.g, 0.0F) != update.g.end(),
                   "scalar log: a loss of step ", update.step,
-                  " is said not to be finite and no g is 0, expected one that is");
+                  " is marked as not finite, but no g is 0; pass g = 0 for its direction");
   for (const GroupRate& rate : update.rates) check_rate(rate, update.step);
 }
 
 // A base beyond the line is one that outlived the entries before it: the line begins anew there.
 void LogHistory::check_one(const BaseEntry& entry) const {
   SLUICEWAY_CHECK(entry.base.step >= first_step(), "scalar log: base of step ", entry.base.step,
-                  ", expected of step ", first_step(), " or later, where this line begins");
+                  ", expected step ", first_step(), " or later, where this line begins");
 }
 
 void LogHistory::check_one(const ReturnEntry& entry) const {
   SLUICEWAY_CHECK(entry.entries <= entries(), "scalar log: return to entry ", entry.entries,
-                  ", expected at most ", entries(), ", as many as there are");
+                  ", expected at most ", entries(), ", the number of entries");
   SLUICEWAY_CHECK(ancestor(tips_[entry.entries], entry.step) != kNone,
                   "scalar log: return to step ", entry.step, ", which the line of ", entry.entries,
                   " entries does not have; it ends at step ", next_step_after(entry.entries));
@@ -141,7 +142,7 @@ std::vector<LogHistory::StateId> LogHistory::line_to(StateId state) const {
 
 LoggedStep LogHistory::update(std::uint64_t step) const {
   SLUICEWAY_CHECK(step >= first_step() && step < next_step(), "scalar log: has no step ", step,
-                  ", expected one from ", first_step(), " to before ", next_step());
+                  ", expected ", first_step(), " or more and below ", next_step());
   const std::size_t n = states_[line_[step - first_step() + 1]].update;
   const std::size_t q = header_.shape.directions, groups = header_.shape.groups;
   const std::size_t seeds = header_.shape.records_seeds ? q : 0;
@@ -176,8 +177,8 @@ std::uint64_t LogHistory::greatest_generation() const noexcept {
 }
 
 std::uint64_t LogHistory::next_step_after(std::uint64_t entries_then) const {
-  SLUICEWAY_CHECK(entries_then <= entries(), "scalar log: has ", entries(), " entries, asked for ",
-                  entries_then);
+  SLUICEWAY_CHECK(entries_then <= entries(), "scalar log: has ", entries(),
+                  " entries, fewer than the requested ", entries_then);
   return states_[tips_[entries_then]].step;
 }
 

@@ -1,13 +1,14 @@
-// What the entries of a scalar log say: the line of steps it stands on, and lines it has left.
+// The history in the entries of a scalar log: its current line of steps, and the lines that it has
+// left.
 //
 // States form a tree: an update makes theta of step + 1 from theta of step, and a return lets the
-// next update start from an older theta. The way from the root to the current theta is the line.
-// Bases hang on the theta that they hold, so a base of a line that was left is not one of this
+// next update start from an older theta. The path from the root to the current theta is the line. A
+// base belongs to the theta that it holds, so a base on an abandoned line is not on the current
 // line.
 //
 // Thread safety: one thread at a time.
 // Errors:        InvalidArgument: an entry that does not fit; nothing was changed.
-// Cost:          memory of about the log's own bytes; apply() of a return walks its line.
+// Cost:          about as much memory as the log has bytes; apply() of a return walks its line.
 #pragma once
 
 #include <cstddef>
@@ -20,40 +21,40 @@
 
 namespace sluiceway {
 
-// One update of the line; lives until the history is changed.
+// One update of the line; valid until the history changes.
 struct LoggedStep {
   std::uint64_t step = 0;
   bool non_finite = false;
-  std::span<const std::uint64_t> seeds;  // One a direction, or none.
-  std::span<const float> g;              // One a direction.
-  std::span<const GroupRate> rates;      // One a group.
+  std::span<const std::uint64_t> seeds;  // One per direction, or none.
+  std::span<const float> g;              // One per direction.
+  std::span<const GroupRate> rates;      // One per group.
 };
 
 class LogHistory {
  public:
   explicit LogHistory(const LogHeader& header);
 
-  void check(const LogEntry& entry) const;  // What apply() would throw.
+  void check(const LogEntry& entry) const;  // Throws what apply() would throw.
   void apply(const LogEntry& entry);
 
   const LogHeader& header() const noexcept { return header_; }
   std::uint64_t entries() const noexcept { return tips_.size() - 1; }
-  std::uint64_t updates() const noexcept { return steps_.size(); }  // On whatever line.
+  std::uint64_t updates() const noexcept { return steps_.size(); }  // On all lines.
 
   // ---- The line ----
   std::uint64_t first_step() const noexcept { return states_[line_.front()].step; }
   std::uint64_t next_step() const noexcept { return states_[line_.back()].step; }
   LoggedStep update(std::uint64_t step) const;  // InvalidArgument: not on the line.
-  std::vector<Base> bases() const;              // As they were announced; never empty.
+  std::vector<Base> bases() const;              // In order of announcement; never empty.
   bool has_base(const Base& base) const;
 
-  // ---- Whatever the line ----
-  // The last one of this hash, and else none.
+  // ---- All lines ----
+  // Returns the last base with this hash, or none.
   std::optional<Base> base_anywhere(const BaseHash& hash) const;
   std::uint64_t greatest_generation() const noexcept;
-  // The next step of the line that the log had after so many entries.
+  // Returns the next step of the line that the log had after `entries` entries.
   std::uint64_t next_step_after(std::uint64_t entries) const;
-  // Entries after which a line ended that was then left; a return to one goes back to it.
+  // Returns the entry counts at which lines ended that were then left; a return to one resumes it.
   std::vector<std::uint64_t> left_lines() const { return left_; }
 
  private:
@@ -81,11 +82,11 @@ class LogHistory {
 
   LogHeader header_;
   std::vector<State> states_;
-  std::vector<StateId> line_;  // From the root on, a step apart.
-  std::vector<StateId> tips_;  // Last state of the line, before any entry and after each.
+  std::vector<StateId> line_;  // From the root on, one step apart.
+  std::vector<StateId> tips_;  // Last state of the line before all entries and after each.
   std::vector<Announced> bases_;
   std::vector<std::uint64_t> left_;
-  // Of updates, in the order of the log.
+  // By update, in the order of the log.
   struct Step {
     std::uint64_t step = 0;
     bool non_finite = false;

@@ -21,8 +21,8 @@ LogHeader header_of(std::span<const std::byte> bytes, const std::string& path) {
   try {
     return decode_log_header(bytes);
   } catch (const Corrupt& error) {
-    throw Corrupt(concat(path, ": ", error.what(), "; put a copy of the log in its place, or move ",
-                         "it away to begin anew from the base"));
+    throw Corrupt(concat(path, ": ", error.what(), "; replace it with a copy of the log, or move ",
+                         "it away to restart from the base"));
   }
 }
 

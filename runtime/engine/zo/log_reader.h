@@ -1,7 +1,7 @@
-// Reads a scalar log as far as it holds, and says what it does not.
+// Reads a scalar log up to its first damage, and reports the rest as lost.
 //
-// Thread safety: functions of values.
-// Errors:        those of a header (log_format.h), without which nothing can be read; IoError.
+// Thread safety: pure functions.
+// Errors:        as for a header (log_format.h), without which nothing can be read; IoError.
 #pragma once
 
 #include <cstddef>
@@ -15,24 +15,24 @@
 
 namespace sluiceway {
 
-// What follows the last entry that holds.
+// The part after the last valid entry.
 struct LogLoss {
-  std::uint64_t offset = 0;  // Of its first byte.
+  std::uint64_t offset = 0;  // Offset of its first byte.
   std::uint64_t bytes = 0;
-  std::uint64_t entries = 0;  // Whole ones; one that is torn is not counted.
-  std::uint64_t step = 0;     // The log goes on from here.
-  std::string text;           // All of this, and why.
+  std::uint64_t entries = 0;  // Whole entries; a torn one is not counted.
+  std::uint64_t step = 0;     // The log continues from this step.
+  std::string text;           // Describes the loss and its reason.
 };
 
 struct LogReading {
   LogHistory history;
   std::optional<LogLoss> lost;
-  std::uint64_t bytes = 0;  // All that there are.
+  std::uint64_t bytes = 0;  // Size of the whole log.
 };
 
 LogReading read_log(const LogFile& file);
 
-// Of bytes that are said to be those of `path`.
+// Parses `bytes`; errors name `path`.
 LogReading read_log(std::span<const std::byte> bytes, const std::string& path);
 
 }  // namespace sluiceway

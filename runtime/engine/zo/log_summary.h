@@ -1,6 +1,6 @@
-// What a scalar log holds, at a glance, without knowing which base there is.
+// Summarizes a scalar log without knowing which base there is.
 //
-// Errors: those of scalar_log.h; takes no lock and needs no right to write.
+// Errors: as in scalar_log.h; takes no lock and needs no write permission.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ struct LogSummary {
   std::uint64_t file_bytes = 0;
   std::uint64_t bytes_per_entry = 0;
   std::uint64_t entries = 0;
-  std::uint64_t updates = 0;             // On whatever line.
-  std::uint64_t first_step = 0;          // The line is of updates from here
-  std::uint64_t next_step = 0;           // to before here.
+  std::uint64_t updates = 0;             // On all lines.
+  std::uint64_t first_step = 0;          // The line has updates from this step
+  std::uint64_t next_step = 0;           // to the one before this.
   std::uint64_t non_finite_updates = 0;  // On the line.
   std::vector<Base> bases;               // On the line.
-  std::vector<double> gammas;            // One a group: of next_step, from the line's first base.
+  std::vector<double> gammas;            // One per group, at next_step, from the line's first base.
   struct LeftLine {
-    std::uint64_t entries = 0;  // What ScalarLog::restore() takes.
+    std::uint64_t entries = 0;  // Argument of ScalarLog::restore().
     std::uint64_t next_step = 0;
   };
   std::vector<LeftLine> left_lines;

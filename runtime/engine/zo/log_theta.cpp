@@ -17,7 +17,7 @@ void check_noise(const LogShape& shape) {
                   shape.noise.rank, ", expected elementwise noise of a family up to ",
                   static_cast<std::uint32_t>(NoiseFamily::kGaussian));
   SLUICEWAY_CHECK(!shape.records_seeds,
-                  "arena: the log records seeds, expected directions that follow from run seed, "
+                  "arena: the log records seeds; use a log whose directions follow from run seed, "
                   "step and number");
 }
 
@@ -56,7 +56,8 @@ LogTheta::LogTheta(const ScalarLog& log, std::uint64_t step, std::span<const Are
   family_ = static_cast<NoiseFamily>(shape.noise.family);
   for (const ArenaWeight& weight : weights) {
     SLUICEWAY_CHECK(weight.group < static_cast<int>(shape.groups), "arena: ", weight.name,
-                    " is of group ", weight.group, ", expected one of the log's ", shape.groups);
+                    " is of group ", weight.group, ", expected a number below the log's ",
+                    shape.groups);
   }
   for (std::uint32_t group = 0; group < shape.groups; ++group) {
     groups_.push_back(log.pending(group, log.base().step, step));

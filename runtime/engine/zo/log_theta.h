@@ -1,17 +1,17 @@
-// Theta of a step as the log says it: what it makes of the bytes of a base, weight by weight.
+// Computes theta of a step from the bytes of a base and the log, weight by weight.
 //
 //   z of update (step t, direction d)   NoiseKey{run seed, t, stable_hash(name), d}
 //   rounding of a new base of step s    NoiseKey{run seed, s, stable_hash(name), 2^31}
 //
-// So both depend on nothing but the run and the step: a consolidation that was interrupted and is
-// made again rounds as it would have, and so does that of a run that was never interrupted.
+// Both depend only on the run and the step. So a consolidation repeated after an interruption
+// rounds in the same way as one that was never interrupted.
 //
-// Ownership:     owns all that it took from the log.
+// Ownership:     owns everything that it took from the log.
 // Thread safety: const calls from any thread; a caller goes parallel over ranges of a weight.
-// Numerics:      those of materialise(): equal bits for any split. More than kMaxPending updates
-//                are added in several rounds through f32, which changes no bit.
+// Numerics:      as materialise(): equal bits for any split. More than kMaxPending updates are
+//                added in several rounds through f32, which changes no bit.
 // Errors:        InvalidArgument: noise that is not elementwise, recorded seeds, a group that the
-//                log does not have, what replay() refuses.
+//                log does not have, and the errors of replay().
 // Cost:          each update draws its noise once for every element (kernels/noise.h).
 #pragma once
 
@@ -27,11 +27,10 @@
 
 namespace sluiceway {
 
-// Above the number of any direction.
+// Larger than the number of any direction.
 inline constexpr std::uint32_t kBaseRoundingPurpose = 1U << 31;
 
-// How a weight of a new base is rounded, of a log's or of masters: at random where that is
-// possible.
+// Rounding of a weight for a new base of a log or of masters: random, where possible.
 struct BaseRounding {
   BaseRounding(DType dtype, std::uint64_t run_seed, std::uint64_t step,
                std::uint64_t tensor) noexcept
@@ -39,23 +38,23 @@ struct BaseRounding {
         key{run_seed, step, tensor, kBaseRoundingPurpose} {}
 
   Rounding rounding;
-  NoiseKey key;  // Of the step that the weight comes to be of.
+  NoiseKey key;  // With the step that the weight reaches.
 };
 
-// How theta becomes the dtype of its weight.
+// Rounding of theta to the dtype of its weight.
 enum class ThetaRounding : std::uint8_t {
-  kNearest,  // As an evaluation rounds: what is exported.
-  kNewBase,  // As BaseRounding.
+  kNearest,  // As in an evaluation and in an export.
+  kNewBase,  // As in BaseRounding.
 };
 
 class LogTheta {
  public:
-  // From the base that the log has in use.
+  // Starts from the base that the log uses.
   LogTheta(const ScalarLog& log, std::uint64_t step, std::span<const ArenaWeight> weights);
 
-  // Whether a weight is what the base has, bit for bit.
+  // Returns whether a weight equals the base, bit for bit.
   bool is_base(const ArenaWeight& weight) const;
-  // Whole elements of a weight, from element `first` on: of the base before, theta afterwards.
+  // Turns whole elements of a weight, from element `first` on, from the base into theta.
   void apply(const ArenaWeight& weight, std::uint64_t first, std::span<std::byte> elements,
              ThetaRounding rounding) const;
 

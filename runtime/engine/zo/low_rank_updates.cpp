@@ -26,13 +26,13 @@ void wait_for_all(std::span<const StreamRef> computes) {
 void check_weight(const ZoWeight& weight, const LogShape& shape) {
   SLUICEWAY_CHECK(weight.group >= 0 && weight.group < static_cast<int>(shape.groups),
                   "low-rank noise: ", weight.name, " is of group ", weight.group,
-                  ", expected one of the log's ", shape.groups);
+                  ", expected a number below the log's ", shape.groups);
   SLUICEWAY_CHECK(weight.elements > 0 && weight.rows >= 0 &&
                       (weight.rows == 0 || weight.elements % weight.rows == 0),
                   "low-rank noise: ", weight.name, " has ", weight.elements, " elements in ",
-                  weight.rows, " rows, expected some, and whole rows or none");
+                  weight.rows, " rows, expected 1 or more elements in whole rows, or 0 rows");
   SLUICEWAY_CHECK(weight.rows > 0 || weight.host != nullptr, "low-rank noise: ", weight.name,
-                  " is no matrix and not in host memory, expected the base of a vector there");
+                  " is a vector whose base is not in host memory; keep it there");
 }
 
 }  // namespace
@@ -57,7 +57,8 @@ LowRankUpdates::LowRankUpdates(const LogShape& shape, std::span<const ZoWeight> 
       largest = std::max(largest, weight.bytes());
     }
     const bool is_new = weights_.emplace(stable_hash(weight.name), std::move(made)).second;
-    SLUICEWAY_CHECK(is_new, "low-rank noise: ", weight.name, " comes twice, expected each once");
+    SLUICEWAY_CHECK(is_new, "low-rank noise: ", weight.name,
+                    " occurs twice; pass each weight once");
   }
   drawn_ = Buffer(budget_, Tier::kDevice, device_, most_drawn_elems() * sizeof(float),
                   "factors of a direction", Fill::kNone);
@@ -89,8 +90,8 @@ MatrixView<float> LowRankUpdates::right(const Weight& weight, std::uint64_t peri
 
 const LowRankUpdates::Weight& LowRankUpdates::at(std::uint64_t tensor) const {
   const auto found = weights_.find(tensor);
-  SLUICEWAY_CHECK(found != weights_.end(), "low-rank noise: a weight is none of the ",
-                  weights_.size(), " that are trained, expected one of these");
+  SLUICEWAY_CHECK(found != weights_.end(), "low-rank noise: the weight is not among the ",
+                  weights_.size(), " trained weights");
   return found->second;
 }
 
@@ -110,8 +111,8 @@ void LowRankUpdates::make(std::uint64_t tensor, const Elements& elements, const 
                           const StepNoise* noise, std::span<float> drawn, StreamRef stream) const {
   const Weight& weight = at(tensor);
   const std::size_t bytes = weight.shape.bytes();
-  SLUICEWAY_CHECK(elements.base.size() == bytes, "low-rank noise: ", weight.shape.name,
-                  " is given ", elements.base.size(), " bytes, expected its ", bytes);
+  SLUICEWAY_CHECK(elements.base.size() == bytes, "low-rank noise: ", weight.shape.name, " got ",
+                  elements.base.size(), " bytes, expected ", bytes);
   const float gamma = of_group(updates.gamma, weight.shape.group, 1);
   if (weight.is_matrix()) {
     return make_matrix(weight, tensor, elements, gamma, noise, drawn, stream);
@@ -148,7 +149,7 @@ void LowRankUpdates::make_matrix(const Weight& weight, std::uint64_t tensor,
   const std::uint64_t period = period_of(noise->step);
   SLUICEWAY_CHECK(noise->step >= base_step_ && period < weight.periods,
                   "low-rank noise: ", weight.shape.name, " has factors of ", weight.periods,
-                  " periods from step ", base_step_, " on, expected that of step ", noise->step);
+                  " periods from step ", base_step_, " on, but none for step ", noise->step);
   const MatrixView<float> u(drawn.data(), shape_.noise.rank, weight.shape.rows);
   draw_noise(drawn.first(static_cast<std::size_t>(u.elems())),
              {noise->seed, noise->step, tensor, noise->purpose}, 0, family_, stream);

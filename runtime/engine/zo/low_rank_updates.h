@@ -1,4 +1,4 @@
-// What a log whose noise is of low rank adds to its base: factors of matrices, sums of vectors.
+// The sum that a log with low-rank noise adds to its base: factors for matrices, sums for vectors.
 //
 //   matrix, m x n   z = U V^T [LOZO], U of (step, direction), V of the period that the step is in
 //                   M <- M + c U^T              from 0 in each period, step by step, direction by
@@ -8,21 +8,22 @@
 //   vector          A <- A + c z                from the base, in the same order
 //   theta           float(Gamma) A
 //
-// docs/zo_log.md has the keys of U, V and z. All is f32 and on the device. Nothing is replayed, so
-// steps on a base have no limit but bytes: 4 rank (m + n) of a matrix for each period.
+// docs/zo_log.md has the keys of U, V and z. Everything is f32 and on the device. Nothing is
+// replayed, so only bytes limit the steps on a base: 4 rank (m + n) for each period of a matrix.
 //
 // Invariant, which the tests name:
-//   L1  Factors and sums are written between passes alone: behind all that a pass before reads, and
-//       before anything of the next one is perturbed.
+//   L1  Factors and sums are written only between passes: after all reads of the pass before, and
+//       before anything of the next pass is perturbed.
 //
-// Thread safety: const calls from any thread, none beside one that is not.
+// Thread safety: const calls from any thread, but not beside a non-const call.
 // Lifetime:      host memory of vectors outlives this. Calls between passes wait for the streams
-//                `computes`, which were given what reads factors since the last such call, and
-//                enqueue on the last of them; lanes are through with what these wait for.
-// Errors:        OutOfMemory, with both byte counts: a period's factors do not fit; what is there
-//                is as it was. InvalidArgument: a weight or a step that this has nothing of.
-// Cost:          a step draws rank x m numbers a matrix. The first call after forget() makes all
-//                steps again.
+//                `computes`, on which factors were read since the last such call, and
+//                enqueue on the last of them; the lanes must have finished the work that these wait
+//                for.
+// Errors:        OutOfMemory, with both byte counts: a period's factors do not fit; nothing was
+//                changed. InvalidArgument: a weight or a step without factors or sums here.
+// Cost:          a step draws rank x m numbers for each matrix. The first call after forget()
+//                repeats all steps.
 #pragma once
 
 #include <cstddef>
@@ -41,38 +42,38 @@
 
 namespace sluiceway {
 
-// Above the number of any direction, and of whatever else has a purpose.
+// Larger than the number of any direction or other purpose.
 inline constexpr std::uint32_t kRightFactorPurpose = ~0U;
 
 class LowRankUpdates {
  public:
-  // A weight, and where its neighbours go, or theta, to `plus`.
+  // A weight, and the destination of its neighbours, or of theta, which goes to `plus`.
   struct Elements {
     std::span<const std::byte> base;
     std::byte *plus = nullptr, *minus = nullptr;
   };
 
-  // All weights that are trained. Vectors are in host memory; of matrices that is not looked at.
+  // `weights` are all trained weights. Vectors are in host memory; for matrices that is ignored.
   LowRankUpdates(const LogShape& shape, std::span<const ZoWeight> weights, Budget budget,
                  DeviceId device);
 
   // ---- Between passes ----
   bool is_at(const ScalarLog& log) const { return made_ == log.next_step(); }
-  // Takes up the steps since the last time.
+  // Adds the steps since the last call.
   void follow(const ScalarLog& log, std::span<const StreamRef> computes);
-  void forget() noexcept { made_.reset(); }  // They may be of another line.
-  // Room for a step, and V of its period.
+  void forget() noexcept { made_.reset(); }  // The steps may be of another line.
+  // Makes room for a step, and draws V of its period.
   void prepare(std::uint64_t step, std::span<const StreamRef> computes);
-  void let_go() noexcept;  // Of all factors, after a prepare() that failed; follow() makes them.
+  void let_go() noexcept;  // Frees all factors after a failed prepare(); follow() remakes them.
 
   // ---- Within passes ----
-  std::size_t drawn_elems(std::uint64_t tensor) const;  // Of U of a direction; 0: a vector.
+  std::size_t drawn_elems(std::uint64_t tensor) const;  // Elements of U per direction; 0: a vector.
   std::size_t most_drawn_elems() const noexcept;
-  // Theta, or its neighbours along a direction of a step that was prepared. All is device memory;
-  // `drawn` takes U, and is free when the work on `stream` is through.
+  // Makes theta, or its neighbours along a direction of a prepared step. All memory is on the
+  // device; `drawn` receives U, and is free when the work on `stream` is done.
   void make(std::uint64_t tensor, const Elements& elements, const ZoUpdates& updates,
             const StepNoise* noise, std::span<float> drawn, StreamRef stream) const;
-  // The same outside of lanes, by one thread at a time: U is in memory of this.
+  // Same, outside of lanes and by one thread at a time; uses its own memory for U.
   void make_alone(std::uint64_t tensor, const Elements& elements, const ZoUpdates& updates,
                   const StepNoise* noise, StreamRef stream);
 
@@ -82,11 +83,11 @@ class LowRankUpdates {
     std::int64_t cols() const noexcept { return shape.elements / shape.rows; }
 
     ZoWeight shape;
-    std::uint64_t periods = 0;  // That `factors` has room for, V drawn.
-    Buffer factors;             // L for all of these, then R; or A of a vector.
+    std::uint64_t periods = 0;  // That `factors` has room for, with V drawn.
+    Buffer factors;             // L for all periods, then R; for a vector, A.
   };
 
-  std::uint64_t period_of(std::uint64_t step) const noexcept;  // From that of the base on.
+  std::uint64_t period_of(std::uint64_t step) const noexcept;  // From the base's period on.
   MatrixView<float> left(const Weight& weight, std::uint64_t period, std::uint64_t count) const;
   MatrixView<float> right(const Weight& weight, std::uint64_t period, std::uint64_t count) const;
   const Weight& at(std::uint64_t tensor) const;
@@ -106,10 +107,10 @@ class LowRankUpdates {
   Budget budget_;
   DeviceId device_;
   std::map<std::uint64_t, Weight> weights_;  // By stable_hash() of the name.
-  std::uint64_t periods_ = 0;                // That have updates.
-  std::optional<std::uint64_t> made_;        // Steps before it are taken up.
-  Buffer drawn_;                             // Of make_alone(),
-  std::optional<StreamRef> drawn_on_;        // which was given this stream last.
+  std::uint64_t periods_ = 0;                // Periods with updates.
+  std::optional<std::uint64_t> made_;        // Earlier steps are included.
+  Buffer drawn_;                             // For make_alone(),
+  std::optional<StreamRef> drawn_on_;        // which used this stream last.
 };
 
 }  // namespace sluiceway

@@ -11,7 +11,7 @@ namespace sluiceway {
 MasterImages::MasterImages(HostMasters& masters, WeightForm wire)
     : masters_(masters), wire_(wire), worker_({"zo images", -1}) {
   SLUICEWAY_CHECK(wire != WeightForm(DType::kF32), "master images: the link's form is ",
-                  to_string(wire), ", expected one of 16 bits, or fp8");
+                  to_string(wire), ", expected a form of 16 bits, or fp8");
 }
 
 void MasterImages::stand_for(ZoWeight& use, std::size_t master) const {

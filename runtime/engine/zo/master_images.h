@@ -1,11 +1,11 @@
-// Masters of f32 as they cross a link in fewer bits: read when their step is known.
+// Sends f32 masters over a link in fewer bits, as images, which are made when their step is known.
 //
-// A read writes into the master what it lacks of the steps so far, in the master's own type, and
-// leaves its image, rounded to nearest. So a rounded number is never the beginning of another one.
+// A read writes the missing steps into the master, in the master's own type, and returns its image,
+// rounded to nearest. So no later value is computed from a rounded one.
 //
-// Thread safety: as WeightSource. Reads are made one after the other, on a thread of this.
-// Lifetime:      the masters outlive this, which runs what was asked for when it goes.
-// Errors:        those of HostMasters::catch_up(), given to `done`.
+// Thread safety: as WeightSource. A thread of this object makes the reads one after the other.
+// Lifetime:      the masters outlive this object, whose destructor completes all requested reads.
+// Errors:        as HostMasters::catch_up(), passed to `done`.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class MasterImages final : public WeightSource {
  public:
   MasterImages(HostMasters& masters, WeightForm wire);
 
-  // Lets a use of a master of f32 be of its image, if it need not stay on the device.
+  // Makes a use of an f32 master use its image instead, unless the use must stay on the device.
   void stand_for(ZoWeight& use, std::size_t master) const;
 
   std::uint64_t read_bytes(std::size_t weight) const override;

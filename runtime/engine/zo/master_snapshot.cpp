@@ -26,7 +26,7 @@ void MasterSnapshot::wait(std::size_t weight) {
 
 void MasterSnapshot::check_unread(std::size_t weight, const std::unique_lock<std::mutex>&) const {
   SLUICEWAY_CHECK(!weights_[weight].is_read, "snapshot: weight ", weight,
-                  " was let go of, expected to be read before that");
+                  " was let go already; read it before let_go()");
 }
 
 void MasterSnapshot::let_go(std::size_t weight) {

@@ -1,20 +1,20 @@
-// Weights in host memory at one step, for who reads them while the steps after it are made.
+// Weights in host memory at one step, for a reader while later steps are made.
 //
-// A weight lands when its host memory is of the step. Who would write a later one there waits until
-// the reader has let go of it. So nothing is copied, and a reader that is slower than a pass holds
-// up the next one by what that brings back alone.
+// A weight lands when its host memory has reached the step. A writer of a later step waits there
+// until the reader lets go of the weight. So nothing is copied, and a reader slower than a pass
+// delays the next pass only at the weights it brings back.
 //
 // Invariants, which the tests name:
-//   S1  Nobody writes to a weight that has landed before it was let go of.
-//   S2  When the next step is made every weight has landed, or is on its way through lanes that
-//       need nobody else: a reader waits for no pass, and who waits for the reader for no other.
-//   S3  What did not arrive has not landed.
+//   S1  Nobody writes to a landed weight before the reader lets go of it.
+//   S2  When the next step is made, every weight has landed, or is on its way through lanes that
+//       wait for nobody else. So a reader waits for no pass, and a writer only for the reader.
+//   S3  A weight that did not arrive has not landed.
 //
-// Thread safety: every call from any thread. The mutex publishes what has landed, and that it was
-//                read.
-// Errors:        what fail() was given comes out of wait() and let_go() from then on; and
-//                InvalidArgument where a weight was let go of before, whose memory others may write
-//                to. What was read is good when let_go() has returned.
+// Thread safety: every call from any thread. The mutex publishes that a weight has landed, and that
+//                it was read.
+// Errors:        after fail(), wait() and let_go() throw its exception. InvalidArgument for a
+//                weight that was let go before, whose memory others may write. Data read are valid
+//                once let_go() has returned.
 #pragma once
 
 #include <chrono>
@@ -38,20 +38,21 @@ class MasterSnapshot {
 
   std::uint64_t step() const noexcept { return step_; }
 
-  // ---- Who reads ----
-  void wait(std::size_t weight);    // Until it has landed.
-  void let_go(std::size_t weight);  // Once.
-  void let_go_of_all() noexcept;    // Read or not: whoever has read all, or gives up.
+  // ---- For the reader ----
+  void wait(std::size_t weight);    // Until the weight has landed.
+  void let_go(std::size_t weight);  // Once per weight.
+  void let_go_of_all() noexcept;    // Read or not: the reader has read all, or gives up.
 
-  // ---- Who writes ----
+  // ---- For writers ----
   void land(std::size_t weight) noexcept;
-  Event read(std::size_t weight) const;  // Happens when it was let go of.
-  bool is_read() const noexcept;         // All of it, or nobody is to read it any more.
+  Event read(std::size_t weight) const;  // Happens when the reader lets go of it.
+  bool is_read() const noexcept;         // All of it was read, or will not be read any more.
   bool has_failed() const noexcept;
-  // At most so long; whether it was read.
+  // Waits for at most `most`; returns whether the weight was read.
   bool wait_until_read(std::size_t weight, std::chrono::milliseconds most);
   bool wait_until_read(std::chrono::milliseconds most);
-  // Weights may be of no single step: who reads is told. Nothing where all of it was read.
+  // The weights may be of several steps: makes the reader's calls throw. No effect once all was
+  // read.
   void fail(std::exception_ptr error) noexcept;
 
  private:
@@ -64,7 +65,7 @@ class MasterSnapshot {
   void check_unread(std::size_t weight, const std::unique_lock<std::mutex>& lock) const;
 
   std::uint64_t step_;
-  mutable std::mutex mutex_;  // Of what follows.
+  mutable std::mutex mutex_;  // Guards the members below.
   std::condition_variable changed_;
   std::vector<Weight> weights_;
   std::size_t unread_;

@@ -24,28 +24,27 @@ ParityEngine::ParityEngine(const ParityOptions& options)
   ring_options_.lanes.trace = std::make_shared<Trace>();
   if (!options.wire) return;
   SLUICEWAY_CHECK(ring_options_.resident_room == 0, "parity engine: ", ring_options_.resident_room,
-                  " bytes may stay on the device, and the link has a "
-                  "form of its own, expected 0");
+                  " bytes of resident_room with a wire form for the link, expected 0");
   images_.emplace(masters_, *options.wire);
   ring_options_.source = &*images_;
   ring_options_.reads_change = true;
 }
 
 ParityEngine::~ParityEngine() {
-  fail_snapshot(
-      std::make_exception_ptr(Error("snapshot: the engine is gone, and with it weights")));
+  fail_snapshot(std::make_exception_ptr(
+      Error("snapshot: the engine was destroyed, and some weights with it")));
 }
 
 void ParityEngine::hold(std::vector<ZoWeight> weights) {
   SLUICEWAY_CHECK(masters_.size() == 0, "hold: ", masters_.size(),
-                  " weights are held, expected to be called once");
+                  " weights are held already; call hold() once");
   masters_.hold(std::move(weights));
   streamed_.assign(masters_.size(), false);
 }
 
 void ParityEngine::stream(std::vector<ZoWeight> uses) {
   SLUICEWAY_CHECK(passing_ == Passing::kNone,
-                  "stream: a pass has begun, expected commit() or finish() before");
+                  "stream: a pass has begun; call commit() or finish() first");
   std::vector<std::size_t> master;
   std::vector<bool> keep(masters_.size());  // A master that is kept in any of its uses stays.
   for (const int use : first_uses(uses)) {
@@ -68,8 +67,7 @@ void ParityEngine::stream(std::vector<ZoWeight> uses) {
 }
 
 WeightRing& ParityEngine::ring() {
-  SLUICEWAY_CHECK(ring_.has_value(),
-                  "parity engine: no weights are streamed, expected stream() before");
+  SLUICEWAY_CHECK(ring_.has_value(), "parity engine: no weights are streamed; call stream() first");
   return *ring_;
 }
 
@@ -114,7 +112,7 @@ void ParityEngine::release(int use, int direction, StreamRef compute) {
 void ParityEngine::commit(std::span<const float> g, std::span<const StepRate> rates) {
   SLUICEWAY_CHECK(passing_ == Passing::kStep,
                   "commit: ", passing_ == Passing::kNone ? "no pass" : "an evaluation",
-                  " has begun, expected begin_step() before");
+                  " has begun; call begin_step() first");
   SLUICEWAY_CHECK(g.size() == directions_ && rates.size() == groups_, "commit: ", g.size(),
                   " gradients and ", rates.size(), " rates, expected ", directions_, " and ",
                   groups_);
@@ -142,7 +140,7 @@ void ParityEngine::finish() {
 
 void ParityEngine::flush() {
   SLUICEWAY_CHECK(passing_ == Passing::kNone,
-                  "flush: a pass has begun, expected commit() or finish() before");
+                  "flush: a pass has begun; call commit() or finish() first");
   finish_snapshot();
   if (ring_) ring_->flush();
   for (std::size_t i = 0; i < masters_.size(); ++i) masters_.catch_up(i);
@@ -151,7 +149,7 @@ void ParityEngine::flush() {
 // Without finish(): whatever has failed, or is acquired, is of the ring that goes.
 void ParityEngine::restart(std::uint64_t step) {
   fail_snapshot(std::make_exception_ptr(
-      Error(concat("snapshot: weights are of step ", step, " now, which others have put there"))));
+      Error(concat("snapshot: other code has set the weights to step ", step, " meanwhile"))));
   ring_.reset();
   passing_ = Passing::kNone;
   masters_.restart(step);
@@ -161,7 +159,7 @@ void ParityEngine::restart(std::uint64_t step) {
 
 std::shared_ptr<MasterSnapshot> ParityEngine::begin_snapshot() {
   SLUICEWAY_CHECK(passing_ == Passing::kNone,
-                  "begin_snapshot: a pass has begun, expected commit() or finish() before");
+                  "begin_snapshot: a pass has begun; call commit() or finish() first");
   if (ring_) ring_->check_lanes();
   std::shared_ptr<MasterSnapshot> snapshot = masters_.begin_snapshot();
   try {
@@ -180,7 +178,7 @@ bool ParityEngine::finish_snapshot(std::optional<std::chrono::milliseconds> most
   check_lanes();
   if (snapshot->is_read()) return true;
   SLUICEWAY_CHECK(passing_ == Passing::kNone,
-                  "finish_snapshot: a pass has begun, expected commit() or finish() before");
+                  "finish_snapshot: a pass has begun; call commit() or finish() first");
   land_snapshot();
   const bool is_read = wait_until(
       [&](std::chrono::milliseconds at_most) { return snapshot->wait_until_read(at_most); }, most);

@@ -14,7 +14,7 @@ double decay_factor(double lr, double weight_decay) {
                   weight_decay, ", expected a finite number of at least 0");
   const double product = lr * weight_decay;
   SLUICEWAY_CHECK(product < 1, "scalar log: lr x weight decay is ", lr, " x ", weight_decay, " = ",
-                  product, ", expected below 1, since theta is multiplied by 1 - lr wd");
+                  product, ", expected below 1, because theta is multiplied by 1 - lr wd");
   return 1 - product;
 }
 
@@ -22,7 +22,7 @@ float gamma_as_float(double gamma) {
   const auto rounded = static_cast<float>(gamma);
   SLUICEWAY_CHECK(rounded >= std::numeric_limits<float>::min(), "scalar log: Gamma is ", gamma,
                   ", expected at least ", std::numeric_limits<float>::min(),
-                  ", the least normal float; consolidate into a new base");
+                  ", the smallest normal float; consolidate into a new base");
   return rounded;
 }
 
@@ -39,10 +39,10 @@ float update_scale(double lr, float g, std::uint32_t directions, double gamma_af
 Replay replay(const LogHistory& history, const Base& base, std::uint32_t group, std::uint64_t from,
               std::uint64_t to) {
   const LogShape& shape = history.header().shape;
-  SLUICEWAY_CHECK(group < shape.groups, "replay: group is ", group, ", expected one of ",
+  SLUICEWAY_CHECK(group < shape.groups, "replay: group is ", group, ", expected a number below ",
                   shape.groups);
   SLUICEWAY_CHECK(history.has_base(base), "replay: base of step ", base.step, " and generation ",
-                  base.generation, " is not on the log's line, expected one that is");
+                  base.generation, " is not on the log's line; use a base of this line");
   SLUICEWAY_CHECK(base.step <= from && from <= to && to <= history.next_step(), "replay: steps ",
                   from, " to ", to, ", expected a range within ", base.step, " and ",
                   history.next_step());

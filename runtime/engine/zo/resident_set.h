@@ -1,5 +1,5 @@
-// Which weights stay on the device, where there is room for some: as many bytes as fit, spread
-// evenly among those that stream, so that the link has the same to do all along the forward.
+// Chooses the weights that stay on the device if there is room: as many bytes as fit, spread evenly
+// among the streamed ones, so that the link has equal work throughout the forward.
 //
 // Thread safety: pure function.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace sluiceway {
 
-// By weight, in the order of the forward. The bytes of what is chosen are at most `room`, and no
-// other weight would fit beside them.
+// Returns the choice by weight, in the order of the forward. The chosen bytes are at most `room`,
+// and no other weight would fit beside them.
 std::vector<bool> choose_resident(std::span<const std::uint64_t> bytes, std::uint64_t room);
 
 }  // namespace sluiceway

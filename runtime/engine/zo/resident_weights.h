@@ -1,6 +1,6 @@
-// Weights that stay on the device: brought there once, through the lanes.
+// Weights that stay on the device, brought there once through the lanes.
 //
-// Errors: OutOfMemory, with both byte counts; what a lane throws, with lane and weight named.
+// Errors: OutOfMemory, with both byte counts; exceptions of a lane, with lane and weight named.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace sluiceway {
 
 class ResidentWeights {
  public:
-  // Blocks until all are there. Those that are read need staging of the largest one meanwhile.
+  // Blocks until all are there. Weights that are read need staging for the largest one meanwhile.
   ResidentWeights(EngineLanes& lanes, RingHops& hops, std::span<const ZoWeight> uses,
                   std::span<const int> first_use, const std::vector<bool>& stays);
 

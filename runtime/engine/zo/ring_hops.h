@@ -1,10 +1,10 @@
-// What a ring's lanes do to a weight: read it, copy it to the device, write steps into it, perturb
-// it, and bring it back.
+// The work of a ring's lanes on a weight: read it, copy it to the device, write steps into it,
+// perturb it, and bring it back.
 //
-// Hops own what is to happen at their end (AtEnd): it happens when the last of its owners is gone,
-// a hop that has finished, or one of a payload that was dropped after a failure.
+// Hops own the action for their end (AtEnd). It runs when its last owner is destroyed: a finished
+// hop, or a hop of a payload dropped after a failure.
 //
-// Lifetime: all that the constructor is given, and the slots, outlive the hops.
+// Lifetime: everything passed to the constructor, and the slots, outlive the hops.
 #pragma once
 
 #include <atomic>
@@ -42,8 +42,8 @@ class AtEnd {
 };
 using AtEndPtr = std::shared_ptr<const AtEnd>;
 
-// A copy of a step that goes back to its master. When the hops that have it are through, it has
-// landed if both have run and no lane has failed, else it is dropped; then its `ends` happen.
+// A copy of a step that goes back to its master. When the hops that own it are done, it has landed
+// if both have run and no lane has failed, else it is dropped; then its `ends` happen.
 class Landing {
  public:
   struct Place {
@@ -62,8 +62,8 @@ class Landing {
   }
 
   std::byte* place() const { return place_.masters.data(place_.master); }
-  void is_up() noexcept { is_up_ = true; }  // The copy is of the step: enqueued, on a device.
-  void has_crossed() noexcept { has_crossed_ = true; }  // Likewise.
+  void is_up() noexcept { is_up_ = true; }  // The copy has the step; on a device, enqueued.
+  void has_crossed() noexcept { has_crossed_ = true; }  // Same, for the crossing.
 
  private:
   const Executor& executor_;
@@ -73,7 +73,7 @@ class Landing {
 };
 using LandingPtr = std::shared_ptr<Landing>;
 
-// On the thread that sees it, or at once.
+// Runs `action` on the thread that sees the event happen, or at once.
 void then(const Event& event, std::function<void()> action);
 
 struct RingPass {
@@ -81,7 +81,7 @@ struct RingPass {
 
   std::vector<StepNoise> noises;  // By direction; none: an evaluation.
   std::shared_ptr<const ZoUpdates> updates;
-  std::shared_ptr<const WrittenSteps> steps;  // Null: none are written into weights.
+  std::shared_ptr<const WrittenSteps> steps;  // Null: no steps are written into weights.
 };
 
 class RingHops {
@@ -96,17 +96,17 @@ class RingHops {
   RingHops(Config config, EngineLanes& lanes, std::span<const ZoWeight> uses,
            std::span<const int> first_use);
 
-  // From the source; 0 where the use is in host memory.
+  // Returns the bytes read from the source; 0 where the use is in host memory.
   std::uint64_t read_bytes(int use) const;
   Hop read(int use, std::byte* staging, AtEndPtr end);
-  // Waits in the lane, on no thread.
+  // Waits in the lane without a thread.
   static Hop await(LaneId lane, std::vector<Event> events);
-  // From host memory, or from where it was read to.
+  // Copies from host memory, or from the place of its read.
   Hop copy(int use, const std::byte* staging, std::byte* to, std::vector<AtEndPtr> ends);
-  // Written before it runs: the pass.
+  // The pass must be set before it runs.
   Hop perturb(int use, int direction, LaneId lane, const std::byte* from, std::byte* plus,
               std::byte* minus, std::shared_ptr<const RingPass> pass, AtEndPtr end);
-  // Where it lies on the device: of step `from` before, of steps->next() afterwards.
+  // Brings a use on the device from step `from` to steps->next().
   Hop bring_up(int use, LaneId lane, std::byte* place, std::uint64_t from,
                std::shared_ptr<const WrittenSteps> steps, std::vector<AtEndPtr> ends,
                LandingPtr landing = nullptr);
@@ -125,7 +125,7 @@ class RingHops {
   EngineLanes& lanes_;
   std::span<const ZoWeight> uses_;
   std::span<const int> first_use_;
-  std::vector<Buffer> drawn_;  // By lane: U of the direction that the lane is at.
+  std::vector<Buffer> drawn_;  // By lane: U of its present direction.
   std::atomic<std::uint64_t> disk_read_ = 0;
 };
 

@@ -61,7 +61,7 @@ ScalarLog::~ScalarLog() {
     if (synced_entries_ < history().entries()) sync();
   } catch (const std::exception& error) {
     warn(concat("scalar log: ", file_->path(),
-                " was closed and could not be synced: ", error.what()));
+                " was closed, but could not be synced: ", error.what()));
   }
 }
 
@@ -93,10 +93,10 @@ void ScalarLog::set_base(const Base& base) {
 
 void ScalarLog::check_writable() const {
   SLUICEWAY_CHECK(options_.access == Access::kReadWrite, "scalar log: ", file_->path(),
-                  " was opened to be read, expected to be written");
+                  " was opened for reading; open it for writing");
   if (failure_.empty()) return;
-  throw IoError(concat("scalar log: ", file_->path(), " may have lost entries that were written, ",
-                       "expected all on the medium; open it again (", failure_, ")"),
+  throw IoError(concat("scalar log: ", file_->path(), " may have lost entries that were written; ",
+                       "open it again (", failure_, ")"),
                 EIO, file_->path(), static_cast<std::int64_t>(end_));
 }
 
@@ -180,8 +180,7 @@ void ScalarLog::sync() {
 void ScalarLog::rollback(std::uint64_t step) {
   check_writable();
   SLUICEWAY_CHECK(step >= base_.step && step <= next_step(), "rollback: step is ", step,
-                  ", expected one from ", base_.step, ", where the base in use begins, to ",
-                  next_step());
+                  ", expected ", base_.step, ", the step of the base in use, to ", next_step());
   if (step == next_step()) return;
   write(ReturnEntry{step, history().entries()});
   set_base(base_);
@@ -204,7 +203,7 @@ void ScalarLog::restore(std::uint64_t entries) {
 void ScalarLog::branch(std::uint64_t step, const std::string& path) const {
   const LogHistory& from = history();
   SLUICEWAY_CHECK(step >= from.first_step() && step <= from.next_step(), "branch: step is ", step,
-                  ", expected one from ", from.first_step(), " to ", from.next_step());
+                  ", expected ", from.first_step(), " to ", from.next_step());
   const std::vector<Base> bases = from.bases();
   const LogHeader header{random_id(), from.header().shape, bases.front()};
   std::vector<std::byte> bytes = encode(header);
@@ -231,17 +230,17 @@ void ScalarLog::branch(std::uint64_t step, const std::string& path) const {
 void ScalarLog::announce(const Base& base) {
   check_writable();
   SLUICEWAY_CHECK(base.step >= base_.step && base.step <= next_step(), "announce: base of step ",
-                  base.step, ", expected one from ", base_.step, " to ", next_step());
+                  base.step, ", expected ", base_.step, " to ", next_step());
   SLUICEWAY_CHECK(base.generation > base_.generation, "announce: base of generation ",
-                  base.generation, ", expected one above ", base_.generation,
-                  ", that of the base in use");
+                  base.generation, ", expected above ", base_.generation,
+                  ", the generation of the base in use");
   write(BaseEntry{base});
   sync();
 }
 
 void ScalarLog::adopt(const Base& base) {
   SLUICEWAY_CHECK(history().has_base(base), "adopt: base ", to_text(base),
-                  " is not on the log's line, expected one that was announced");
+                  " is not on the log's line; announce it first");
   set_base(base);
 }
 

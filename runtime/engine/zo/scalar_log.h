@@ -1,25 +1,26 @@
-// The state of a zeroth-order run in some tens of bytes a step: an append-only file beside a base.
+// The state of a zeroth-order run in some tens of bytes per step: an append-only file beside a
+// base.
 //
-// Theta of every step is the base and what replay() makes of the log: nothing else is saved, and
-// nothing that was written is ever changed. docs/zo_log.md has the grammar, and the rules.
+// Theta of every step is the base plus the replay() of the log. Nothing else is saved, and written
+// bytes never change. docs/zo_log.md has the grammar and the rules.
 //
-// What survives what: an entry is one write(), so a process that is killed loses nothing that
-// append() returned from. A power cut loses what was not synced. fdatasync takes 4 ms at the median
-// on the disk that this was written on (12 ms at most of 300), as long as a small step: append()
-// therefore syncs at most once in `sync_interval`, which costs a run at most about 1 %, and sync()
-// and closing do always. The steps of the last second that a power cut takes are made again, with
-// the same noise. What something else relies on is synced before it returns: announce(),
-// rollback(), restore(), branch().
+// Durability: an entry is one write(), so a killed process loses no entry for which append()
+// returned. A power cut loses entries that were not synced. fdatasync took 4 ms at the median on
+// the disk that was measured (12 ms at most of 300), as long as a small step. So append() syncs
+// at most once per `sync_interval`, which costs a run at most about 1 %; sync() and closing always
+// sync. Steps of the last second lost in a power cut are made again, with the same noise.
+// announce(), rollback(), restore() and branch() sync before they return, because other files rely
+// on them.
 //
-// Damage: a log is read up to the first entry that does not hold. What follows is lost(), of which
-// open() warns where it may write, and stays in the file until something is appended; then whole
-// entries of it are kept beside the log, as PATH.lost.<sum>, and the file is cut.
+// Damage: a log is read up to the first entry that does not hold. The rest is lost(); open() warns
+// of it if it may write. It stays in the file until something is appended; then its whole entries
+// are kept beside the log, as PATH.lost.<sum>, and the file is cut.
 //
-// Thread safety: one thread at a time. Another process that opens it to write is refused.
-// Errors:        IoError: path, errno; EBUSY if another has it. Corrupt: no log. Unavailable: of a
-//                later version. InvalidArgument: another shape, another base, a step that does not
-//                follow. After an error nothing was appended, but where the text says otherwise.
-//                After a failed sync the log takes nothing more: open it again.
+// Thread safety: one thread at a time. A second process that opens it for writing gets EBUSY.
+// Errors:        IoError: path, errno; EBUSY if another process has it. Corrupt: not a log.
+//                Unavailable: a later version. InvalidArgument: another shape, another base, a step
+//                that does not follow. After an error nothing was appended, unless the text says
+//                otherwise. After a failed sync the log accepts nothing more: open it again.
 // Cost:          memory of about the file's size.
 #pragma once
 
@@ -38,10 +39,10 @@
 
 namespace sluiceway {
 
-// As the arena says: which weights it holds, and the log that they were made with, if any.
+// The arena's account: which weights it holds, and the log that made them, if any.
 struct ArenaBase {
   Base base;
-  LogId made_with{};  // Zeros: no log; these are the weights that a run begins with.
+  LogId made_with{};  // Zeros: no log; these are the initial weights of a run.
 };
 
 struct StepRate {
@@ -51,9 +52,9 @@ struct StepRate {
 
 struct StepScalars {
   std::uint64_t step = 0;
-  std::span<const float> g;              // One a direction; 0 where the loss was not finite.
-  std::span<const StepRate> rates;       // One a group.
-  std::span<const std::uint64_t> seeds;  // One a direction if the log records them, else none.
+  std::span<const float> g;              // One per direction; 0 where the loss was not finite.
+  std::span<const StepRate> rates;       // One per group.
+  std::span<const std::uint64_t> seeds;  // One per direction if the log records them, else none.
   bool non_finite = false;               // Some loss was not finite.
 };
 
@@ -65,36 +66,37 @@ struct LogOptions {
 
 class ScalarLog {
  public:
-  // A file that is there is refused (EEXIST). The log is on the medium when this returns.
+  // An existing file is EEXIST. The log is on the medium when this returns.
   static ScalarLog create(const std::string& path, const LogShape& shape, const Base& base,
                           const LogOptions& options = {});
-  // `arena` must be a base of the log's line, or one that this log made and did not come to name.
+  // `arena` must be a base of the log's line, or one that this log made but did not record.
   static ScalarLog open(const std::string& path, const LogShape& shape, const ArenaBase& arena,
                         const LogOptions& options = {});
   ScalarLog(ScalarLog&&) noexcept = default;
   ScalarLog& operator=(ScalarLog&&) = delete;
   ~ScalarLog();  // Syncs; warns if that fails.
 
-  void append(const StepScalars& scalars);  // InvalidArgument also: what replay() would refuse.
-  void sync();                              // All that was appended is on the medium.
+  void append(const StepScalars& scalars);  // InvalidArgument also as for replay().
+  void sync();                              // Makes all appended entries durable.
 
   // ---- Lines ----
-  // Goes on from an older theta. The steps that are left stay in the file, and a branch() made
-  // before keeps them; restore() comes back to them.
+  // Continues from an older theta. The abandoned steps stay in the file, and in a branch() made
+  // before; restore() returns to them.
   void rollback(std::uint64_t step);
-  // Back on the line that the log had after its first `entries` entries, at its end.
+  // Returns to the line that the log had after its first `entries` entries, at its end.
   void restore(std::uint64_t entries);
-  // A new log of the line up to `step`, under an id of its own; whole, durable, or not there.
+  // Writes a new log of the line up to `step`, with an id of its own: whole and durable, or not at
+  // all.
   void branch(std::uint64_t step, const std::string& path) const;
 
   // ---- A new base (docs/zo_log.md section 4) ----
-  void announce(const Base& base);  // First: durable when it returns. The base in use stays.
-  void adopt(const Base& base);     // Last, once the arena has committed it: pending starts there.
+  void announce(const Base& base);  // First; durable when it returns. Keeps the base in use.
+  void adopt(const Base& base);     // Last, after the arena's commit; pending starts there.
 
-  const Base& base() const noexcept { return base_; }  // In use.
+  const Base& base() const noexcept { return base_; }  // The base in use.
   const LogId& id() const noexcept { return history().header().id; }
   std::uint64_t next_step() const noexcept { return history().next_step(); }
-  // From the base in use; `from` and `to` as in replay.h.
+  // Pending updates on the base in use; `from` and `to` as in replay.h.
   Replay pending(std::uint32_t group, std::uint64_t from, std::uint64_t to) const;
   const LogHistory& history() const noexcept { return reading_.history; }
   const std::optional<LogLoss>& lost() const noexcept { return reading_.lost; }
@@ -106,7 +108,7 @@ class ScalarLog {
   void use_base(const ArenaBase& arena);
   void set_base(const Base& base);
   void check_writable() const;
-  void write(const LogEntry& entry);  // And applies it.
+  void write(const LogEntry& entry);  // Also applies it.
   void put(const LogEntry& entry);
   void cut_tail();
 
@@ -114,10 +116,10 @@ class ScalarLog {
   LogReading reading_;
   LogOptions options_;
   Base base_;
-  std::vector<double> gammas_;     // Of next_step(), from base_ on.
-  std::uint64_t end_ = 0;          // Of what holds.
+  std::vector<double> gammas_;     // At next_step(), from base_ on.
+  std::uint64_t end_ = 0;          // End of the valid entries.
   bool has_tail_ = false;          // The file may be longer than that.
-  std::optional<BaseEntry> owed_;  // Applied, and written before whatever is written next.
+  std::optional<BaseEntry> owed_;  // Applied; written before the next entry.
   std::uint64_t synced_entries_ = 0;
   std::chrono::steady_clock::time_point last_sync_;
   std::string failure_;

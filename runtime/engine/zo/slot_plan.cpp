@@ -92,13 +92,13 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth) {
                   " of pairs and ", depth.staging, " of staging, expected at least 1 of each");
   std::vector<std::uint64_t> sizes;
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    SLUICEWAY_CHECK(uses[i].bytes > 0, "plan_slots: use ", i, " has 0 bytes, expected some");
+    SLUICEWAY_CHECK(uses[i].bytes > 0, "plan_slots: use ", i, " has 0 bytes, expected 1 or more");
     SLUICEWAY_CHECK(i == 0 || uses[i - 1].module <= uses[i].module, "plan_slots: use ", i,
                     " is of module ", uses[i].module, ", expected at least ",
-                    i == 0 ? 0 : uses[i - 1].module, ", that of the use before");
+                    i == 0 ? 0 : uses[i - 1].module, ", the module of the use before");
     SLUICEWAY_CHECK(uses[i].read_bytes == 0 || uses[i].read_bytes >= uses[i].bytes,
                     "plan_slots: use ", i, " is read as ", uses[i].read_bytes,
-                    " bytes, expected at least its ", uses[i].bytes);
+                    " bytes, expected at least ", uses[i].bytes);
     sizes.push_back(uses[i].bytes);
   }
   std::sort(sizes.begin(), sizes.end());

@@ -1,20 +1,20 @@
-// How many slots a ring has, and of which sizes.
+// Chooses the number and the sizes of a ring's slots.
 //
-//   staging slot   host     what is read of a weight that is not in host memory
+//   staging slot   host     a weight read from elsewhere than host memory
 //   arrival slot   device   one copy of a weight, as it came over the link
 //   pair           device   two copies of a weight, W + eps z and W - eps z
 //
-// A slot serves weights of its size class: those larger than the class before it, up to its own
+// A slot serves weights of its size class: those larger than the previous class, up to its own
 // size. A class has as many slots as it has weights in any `staging` (`arrivals`, `pairs`)
-// consecutive modules, the first following the last. Of all classes that are ranges of sizes, those
-// are taken that need the fewest bytes on the device.
+// consecutive modules, where the first module follows the last. Among all divisions into ranges of
+// sizes, the plan takes the one that needs the fewest bytes on the device.
 //
-// Where weights go back, an arrival slot is free one way later than where they are only read. Lest
-// the link wait, arrivals are then those of one module, and of as many after it as are `arrivals`,
-// or, if that is more, as cross while the first goes back: small ones behind a large one.
+// Where weights go back, an arrival slot becomes free one crossing later than where they are only
+// read. So that the link need not wait, arrivals then cover one module plus `arrivals` modules
+// after it, or more if more weights cross while the first goes back: small ones behind a large one.
 //
 // Thread safety: pure functions.
-// Errors:        InvalidArgument: depths below 1, a use without bytes, modules that descend.
+// Errors:        InvalidArgument: depths below 1, a use without bytes, modules in descending order.
 #pragma once
 
 #include <cstddef>
@@ -29,10 +29,10 @@ struct RingDepth {  // In modules.
   int arrivals = 2;
   int pairs = 2;
   int staging = 4;
-  bool goes_back = false;  // What has arrived.
+  bool goes_back = false;  // Arrived weights go back.
 };
 
-// Of a forward that is so many modules ahead.
+// Returns the depth for a forward that runs `modules` modules ahead.
 constexpr RingDepth ring_depth(int modules, bool goes_back) noexcept {
   return {.arrivals = modules, .pairs = modules, .goes_back = goes_back};
 }
@@ -40,14 +40,14 @@ constexpr RingDepth ring_depth(int modules, bool goes_back) noexcept {
 struct SlotUse {  // One use of a weight in a forward, in the order of the forward.
   std::uint64_t bytes = 0;
   int module = 0;
-  bool streamed = true;          // A resident one needs no arrival slot, and no staging slot.
-  std::uint64_t read_bytes = 0;  // Of what is read to have it; 0: it is in host memory.
-  std::uint64_t copy_bytes = 0;  // Of one of its two copies; 0: as many as it has itself.
+  bool streamed = true;          // Resident: no arrival slot, no staging slot.
+  std::uint64_t read_bytes = 0;  // Bytes read to load it; 0: it is in host memory.
+  std::uint64_t copy_bytes = 0;  // Bytes of each of its two copies; 0: as its own.
 };
 
 struct SlotClass {
-  std::uint64_t slot_bytes = 0;       // Of an arrival; a multiple of kSlotAlignment.
-  std::uint64_t copy_slot_bytes = 0;  // Of each of a pair; likewise.
+  std::uint64_t slot_bytes = 0;       // For an arrival; a multiple of kSlotAlignment.
+  std::uint64_t copy_slot_bytes = 0;  // For each copy of a pair; the same multiple.
   int arrivals = 0;
   int pairs = 0;
   int staging = 0;
@@ -67,11 +67,11 @@ struct SlotPlan {
 
   std::vector<SlotClass> classes;   // By ascending size.
   std::vector<int> class_of;        // By use.
-  std::uint64_t staging_bytes = 0;  // Of all staging slots.
-  std::uint64_t bytes = 0;          // Of all other slots,
-  std::uint64_t uniform_bytes = 0;  // and if all had the largest size.
-  double waste = 0;          // Part of the slots that their weights leave empty, mean over uses;
-  double uniform_waste = 0;  // and with slots of the largest size.
+  std::uint64_t staging_bytes = 0;  // All staging slots.
+  std::uint64_t bytes = 0;          // All other slots,
+  std::uint64_t uniform_bytes = 0;  // and the same with slots of the largest size.
+  double waste = 0;                 // Part of a slot that its weight leaves empty, mean over uses;
+  double uniform_waste = 0;         // and the same with slots of the largest size.
 };
 
 SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth);

@@ -18,7 +18,8 @@ class TurnOrder {
   explicit TurnOrder(std::span<const ZoWeight> uses);
 
   std::uint64_t position(int use, int direction, int directions) const;
-  // Of the use's turns at `from` or behind it; `directions`: there is none.
+  // Returns the direction of the use's first turn at or after `from`; `directions` if there is
+  // none.
   int first_direction(int use, std::uint64_t from, int directions) const;
 
  private:

@@ -16,9 +16,10 @@ std::vector<int> first_uses(std::span<const ZoWeight> uses) {
   std::vector<int> first;
   for (std::size_t i = 0; i < uses.size(); ++i) {
     const ZoWeight& use = uses[i];
-    SLUICEWAY_CHECK(use.elements > 0 && (use.host != nullptr) == (use.source < 0), "zo: weight ",
-                    use.name, " has ", use.elements, " elements at ", use.host, " and is number ",
-                    use.source, " of the source, expected some, in memory or in the source");
+    SLUICEWAY_CHECK(
+        use.elements > 0 && (use.host != nullptr) == (use.source < 0), "zo: weight ", use.name,
+        " has ", use.elements, " elements at ", use.host, " and is number ", use.source,
+        " of the source, expected 1 or more elements, either in memory or in the source");
     SLUICEWAY_CHECK(use.group >= 0, "zo: weight ", use.name, " is of group ", use.group,
                     ", expected 0 or more");
     const auto* const storage = static_cast<const std::byte*>(use.host);
@@ -31,14 +32,15 @@ std::vector<int> first_uses(std::span<const ZoWeight> uses) {
                     "zo: weights ", other.name, " and ", use.name,
                     " share their storage but are of ", other.elements, " ", to_string(other.form),
                     " and ", use.elements, " ", to_string(use.form), " elements in groups ",
-                    other.group, " and ", use.group, ", expected one weight");
+                    other.group, " and ", use.group, ", expected the same for both");
     first.push_back(same);
   }
   const std::byte* end = nullptr;
   for (const auto& [storage, i] : in_memory) {
     const ZoWeight& use = uses[static_cast<std::size_t>(i)];
     SLUICEWAY_CHECK(end == nullptr || storage >= end, "zo: weight ", use.name, " begins ",
-                    end - storage, " bytes before another ends, expected none or all in common");
+                    end - storage,
+                    " bytes before another ends; weights must share all of their memory or none");
     end = storage + use.bytes();
   }
   return first;
@@ -48,10 +50,10 @@ std::vector<std::uint64_t> read_sizes(std::span<const ZoWeight> uses, const Weig
   std::vector<std::uint64_t> sizes;
   for (const ZoWeight& use : uses) {
     SLUICEWAY_CHECK(use.source < 0 || source != nullptr, "zo: weight ", use.name, " is number ",
-                    use.source, " of a source, expected one in the options");
+                    use.source, " of a source, but the options have no source; set one");
     sizes.push_back(use.source < 0 ? 0 : source->read_bytes(static_cast<std::size_t>(use.source)));
     SLUICEWAY_CHECK(use.source < 0 || sizes.back() >= use.bytes(), "zo: weight ", use.name,
-                    " is read as ", sizes.back(), " bytes, expected at least its ", use.bytes());
+                    " is read as ", sizes.back(), " bytes, expected at least ", use.bytes());
   }
   return sizes;
 }

@@ -1,4 +1,4 @@
-// Which uses of a forward are of one weight, and which weights stay on the device.
+// Finds the uses of a forward that share one weight, and the weights that stay on the device.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace sluiceway {
 
-// By use: the first use of the same storage, which is host memory or an index in a source.
-// InvalidArgument: a use without elements or storage, storages that overlap in part or differ in
+// Returns by use the first use of the same storage, which is host memory or an index in a source.
+// InvalidArgument: a use without elements or storage, storages that overlap partly or differ in
 // type.
 std::vector<int> first_uses(std::span<const ZoWeight> uses);
 
-// By use: what `source` reads for it; 0 where it is in host memory. InvalidArgument: there is none.
+// Returns by use the bytes that `source` reads; 0 in host memory. InvalidArgument: no source.
 std::vector<std::uint64_t> read_sizes(std::span<const ZoWeight> uses, const WeightSource* source);
 
-// By use. What is kept stays; of the others as many bytes as there is room for, at most `most`,
-// where the device has `device_bytes` for ring and weights together.
+// Returns by use whether it stays on the device: all with `keep`, and of the others as many bytes
+// as fit, at most `most`, where ring and weights together have `device_bytes`.
 std::vector<bool> staying(std::span<const ZoWeight> uses, std::span<const int> first_use,
                           RingDepth depth, std::uint64_t most, std::uint64_t device_bytes);
 

@@ -109,8 +109,9 @@ void WeightRing::cut_slots() {
 // ---- A pass -------------------------------------------------------------------------------------
 
 void WeightRing::begin_step(std::span<const StepNoise> noises) {
-  SLUICEWAY_CHECK(!noises.empty() || pass_ != nullptr,
-                  "begin_step: 0 noises, expected one a direction; or begin_evaluation()");
+  SLUICEWAY_CHECK(
+      !noises.empty() || pass_ != nullptr,
+      "begin_step: 0 noises, expected one per direction; without noise call begin_evaluation()");
   begin(noises);
 }
 
@@ -118,7 +119,7 @@ void WeightRing::begin_evaluation() { begin({}); }
 
 void WeightRing::begin(std::span<const StepNoise> noises) {
   SLUICEWAY_CHECK(pass_ == nullptr, "begin: pass ", begun_,
-                  " has not ended, expected commit() or finish() before the next begins");
+                  " has not ended; call commit() or finish() before the next one");
   ended_.front().wait();
   ++begun_;
   next_->noises.assign(noises.begin(), noises.end());
@@ -131,7 +132,7 @@ void WeightRing::begin(std::span<const StepNoise> noises) {
 
 void WeightRing::commit(ZoUpdates updates) {
   SLUICEWAY_CHECK(updates.records.size() <= kMaxPending, "commit: ", updates.records.size(),
-                  " records, expected at most ", kMaxPending, "; consolidate before");
+                  " records, expected at most ", kMaxPending, "; consolidate first");
   auto committed = std::make_shared<const ZoUpdates>(std::move(updates));
   end("commit");
   updates_ = std::move(committed);
@@ -144,10 +145,10 @@ void WeightRing::finish() {
 }
 
 void WeightRing::check_ends(const char* function) const {
-  SLUICEWAY_CHECK(pass_ != nullptr, function, ": no pass has begun, expected begin_step() or ",
-                  "begin_evaluation() before");
+  SLUICEWAY_CHECK(pass_ != nullptr, function, ": no pass has begun; call begin_step() or ",
+                  "begin_evaluation() first");
   SLUICEWAY_CHECK(held_.empty(), function, ": ", uses_[at(held_.begin()->second.use)].name,
-                  " is acquired, expected release() before the pass ends");
+                  " is acquired; call release() before the pass ends");
 }
 
 void WeightRing::end(const char* function) {
@@ -171,11 +172,10 @@ void WeightRing::end(const char* function) {
 
 const void* WeightRing::acquire(int use, int direction, Side side, StreamRef compute) {
   check_use("acquire", use);
-  SLUICEWAY_CHECK(pass_ != nullptr, "acquire: no pass has begun, expected begin_step() or ",
+  SLUICEWAY_CHECK(pass_ != nullptr, "acquire: no pass has begun; call begin_step() or ",
                   "begin_evaluation() before ", uses_[at(use)].name);
   SLUICEWAY_CHECK(direction >= 0 && direction < pass_->directions(), "acquire: direction is ",
-                  direction, ", expected 0 to ", pass_->directions() - 1, ", those of pass ",
-                  begun_);
+                  direction, ", expected 0 to ", pass_->directions() - 1, " in pass ", begun_);
   compute_.move_to(compute);
   const std::uint64_t wanted = position(use, direction);
   auto held = held_.find(wanted);
@@ -188,8 +188,7 @@ const void* WeightRing::acquire(int use, int direction, Side side, StreamRef com
     }
     SLUICEWAY_CHECK(is_ahead(), "acquire: the ", plan_.classes[at(plan_.class_of[at(use)])].pairs,
                     " pairs of slots for ", uses_[at(use)].name,
-                    " are acquired, expected one that is released; release() those before it, or "
-                    "make the ring deeper");
+                    " are all acquired; release() earlier ones, or make the ring deeper");
     lanes_.acquire(ahead_.front().key, compute);
     held = held_.emplace(wanted, std::move(ahead_.front())).first;
     ahead_.pop_front();
@@ -206,7 +205,7 @@ void WeightRing::release(int use, int direction, StreamRef compute) {
     return h.second.use == use && h.second.direction == direction;
   });
   SLUICEWAY_CHECK(held != held_.end(), "release: ", uses_[at(use)].name,
-                  " is not acquired in direction ", direction, ", expected acquire() before");
+                  " is not acquired in direction ", direction, "; call acquire() first");
   compute_.move_to(compute);
   Event read;
   if (!compute.is_host()) {

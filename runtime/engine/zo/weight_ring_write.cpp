@@ -139,10 +139,10 @@ void WeightRing::catch_up() {
 }
 
 void WeightRing::flush() {
-  SLUICEWAY_CHECK(masters_ != nullptr, "flush: weights are only read, expected masters that steps ",
-                  "are written into");
+  SLUICEWAY_CHECK(masters_ != nullptr, "flush: this ring only reads weights; ",
+                  "make it with masters");
   SLUICEWAY_CHECK(pass_ == nullptr, "flush: pass ", begun_,
-                  " has not ended, expected commit() or finish() before");
+                  " has not ended; call commit() or finish() first");
   copy_residents_back();
   lanes_.executor().drain();
   catch_up();

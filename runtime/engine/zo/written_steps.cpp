@@ -19,7 +19,7 @@ std::vector<PendingUpdate> pending_of(const ZoUpdates& updates, std::uint64_t te
 void write_steps(const WrittenSteps& steps, const ZoWeight& weight, std::uint64_t first,
                  std::span<std::byte> elements, std::uint64_t from, StreamRef stream) {
   SLUICEWAY_CHECK(from >= steps.first && from <= steps.next(), "written steps: ", weight.name,
-                  " is of step ", from, ", expected one from ", steps.first, " to ", steps.next());
+                  " is of step ", from, ", expected ", steps.first, " to ", steps.next());
   const std::uint64_t tensor = stable_hash(weight.name);
   for (std::uint64_t step = from; step < steps.next(); ++step) {
     const ZoUpdates& updates = *steps.steps[step - steps.first];

@@ -104,9 +104,9 @@ std::unique_ptr<ZoArena> ZoArena::create(Budget& budget, const ArenaOptions& opt
   std::unique_ptr<ZoArena> arena(new ZoArena(budget, options, std::move(weights)));
   if (arena->has_base()) {
     arena->load();
-    throw InvalidArgument(concat(
-        "arena: there is one at ", arena->store_->drives().front()->properties().path, ", base ",
-        to_text(arena->base().base), ", expected none; open it, or choose another path"));
+    throw InvalidArgument(concat("arena: one already exists at ",
+                                 arena->store_->drives().front()->properties().path, ", base ",
+                                 to_text(arena->base().base), "; open it, or choose another path"));
   }
   arena->make(fill, run_state, progress);
   return arena;
@@ -143,9 +143,9 @@ void ZoArena::make(const Fill& fill, std::span<const std::byte> run_state,
 void ZoArena::read(std::size_t weight, std::span<std::byte> into, Done done) {
   const std::span<const ArenaPiece> pieces = plan_.pieces_of(weight);
   const ArenaWeight& what = plan_.weights()[weight];
-  SLUICEWAY_CHECK(into.size() == plan_.stored_bytes(weight), "arena: ", what.name, " is read into ",
-                  into.size(), " bytes, expected ", plan_.stored_bytes(weight),
-                  ", whole blocks of ", kBlockBytes);
+  SLUICEWAY_CHECK(into.size() == plan_.stored_bytes(weight), "arena: ", what.name,
+                  " is read into a buffer of ", into.size(), " bytes, expected ",
+                  plan_.stored_bytes(weight), ", whole blocks of ", kBlockBytes);
   const auto all = std::make_shared<LastOf>(
       static_cast<int>(pieces.size()),
       HopDone([done = std::move(done), &what](const std::exception_ptr& error) {
@@ -182,7 +182,7 @@ void ZoArena::start(const ReadRequest& request) {
 
 void ZoArena::check_room(std::span<const std::byte> run_state) const {
   const std::uint64_t room = store_->layout().run_states.bytes - kArenaStateBytes;
-  SLUICEWAY_CHECK(run_state.size() <= room, "arena: a run state of ", run_state.size(),
+  SLUICEWAY_CHECK(run_state.size() <= room, "arena: the run state has ", run_state.size(),
                   " bytes, expected at most ", room);
 }
 

@@ -1,23 +1,22 @@
-// The base of a zeroth-order run in a store: weights that a step only reads, by generations.
+// The base of a zeroth-order run in a store: generations of weights that a step only reads.
 //
 //   create / open    read ... read    consolidate    read ... read    commit    read ...
 //
-// A generation is all weights, as theta of one step, and what hashes to `base().base.hash`.
-// consolidate() writes the next one beside it, and joins it to the scalar log that it comes from
-// (docs/zo_log.md, section 4): announce, commit, adopt. Whoever opens arena and log after a crash
-// at any moment finds the old base with all updates pending, or the new one. A step writes nothing.
+// A generation is all weights at theta of one step; their hash is `base().base.hash`. consolidate()
+// writes the next one beside it, and links it to its scalar log (docs/zo_log.md, section 4):
+// announce, commit, adopt. After a crash at any moment, whoever opens arena and log finds the old
+// base with all updates pending, or the new one. A step writes nothing.
 //
-//   A1  Whatever consolidate() throws, the arena has the base that it had, and the log the steps:
-//       call it again. Where a drive took no write, its slots are given up until the arena is
-//       opened again; where it cannot be known whether the commit is on the medium, every later
-//       call says that it has to be.
-//   A2  The bits of a new base follow from the old one, the log's updates, run seed and step alone.
+//   A1  If consolidate() throws, the arena has its old base, and the log its steps: call it again.
+//       If a drive rejected a write, its slots stay unused until the arena is reopened. If it is
+//       unknown whether the commit is on the medium, every later call says to reopen the arena.
+//   A2  The bits of a new base follow only from the old one, the log's updates, run seed and step.
 //   A3  Host memory of a pass is kPassBuffers chunks, whatever the size of the model.
 //
 // Ownership:     owns the store.
-// Thread safety: read() from any thread, at any time; every other call from one thread. What was
-//                read before consolidate() returned is of the old base: a caller that reads ahead
-//                drops it.
+// Thread safety: read() from any thread, at any time; every other call from one thread. Data read
+//                before consolidate() returned belong to the old base; a caller that reads ahead
+//                drops them.
 // Lifetime:      the budget outlives it. ~ZoArena() waits for reads in flight.
 // Errors:        InvalidArgument: other weights, another log, a step that is not pending; nothing
 //                was changed. Corrupt: bytes that do not match their checksum, with the weight and
@@ -48,30 +47,30 @@ class LogTheta;
 
 struct ArenaOptions {
   StoreOptions store;
-  std::uint64_t chunk_bytes = std::uint64_t{4} << 20;  // Of a large weight's; whole blocks.
-  int threads = 1;                // Of the arithmetic of consolidate() and export_step().
+  std::uint64_t chunk_bytes = std::uint64_t{4} << 20;  // For large weights; whole blocks.
+  int threads = 1;                // For the arithmetic of consolidate() and export_step().
   std::span<std::byte> memory{};  // Offered to io_uring for reads into it; outlives the arena.
 };
 
 class ZoArena final : public WeightSource {
  public:
-  // Fills `into` with the bytes of a weight from byte `first` on. Called for weights in their
-  // order, and for the whole elements of a weight from its first to its last.
+  // Fills `into` with a weight's bytes from byte `first` on. Called with whole elements, for
+  // weights in order and for each weight from start to end.
   using Fill =
       std::function<void(std::size_t weight, std::uint64_t first, std::span<std::byte> into)>;
-  // Takes them, in the same order; the bytes are lent for the call.
+  // Takes bytes in the same order; they are lent for the call.
   using Take = std::function<void(std::size_t weight, std::uint64_t first,
                                   std::span<const std::byte> bytes)>;
-  // Bytes that are done, and all of them. What it throws ends the call, and nothing was changed.
+  // Gets bytes done and bytes in total. An exception ends the call, and nothing was changed.
   using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
 
-  // Generation 1, of step 0 and made with no log. A making that was interrupted is made again where
-  // open() finds nothing. InvalidArgument: there is an arena already.
+  // Makes generation 1, at step 0 and without a log. Repeats an interrupted making, for which
+  // open() finds nothing. InvalidArgument: an arena exists already.
   static std::unique_ptr<ZoArena> create(Budget& budget, const ArenaOptions& options,
                                          std::vector<ArenaWeight> weights, const Fill& fill,
                                          std::span<const std::byte> run_state = {},
                                          const Progress& progress = {});
-  // The last generation. Null: nothing is there, or an arena whose making was interrupted.
+  // Opens the last generation. Null: nothing exists, or making the arena was interrupted.
   static std::unique_ptr<ZoArena> open(Budget& budget, const ArenaOptions& options,
                                        std::vector<ArenaWeight> weights);
 
@@ -81,30 +80,30 @@ class ZoArena final : public WeightSource {
 
   const std::vector<ArenaWeight>& weights() const noexcept { return plan_.weights(); }
   const ArenaBase& base() const noexcept { return state_.arena; }
-  // Bytes of whoever trains, as the last commit has them.
+  // The run's own bytes in the last commit.
   const std::vector<std::byte>& run_state() const noexcept { return state_.run; }
   const ChunkStore& store() const noexcept { return *store_; }
 
   std::uint64_t read_bytes(std::size_t weight) const override { return plan_.stored_bytes(weight); }
-  // Of the last generation; zeros after the weight's own bytes.
+  // Reads the last generation; zeros follow the weight's own bytes.
   void read(std::size_t weight, std::span<std::byte> into, Done done) override;
 
-  // The same base with other bytes of the run.
+  // Commits the same base with new bytes of the run.
   void commit(std::span<const std::byte> run_state);
 
   struct Consolidation {
-    std::optional<std::uint64_t> step = {};  // Nothing: all updates.
-    std::span<const std::byte> run_state{};  // That the new generation is committed with.
+    std::optional<std::uint64_t> step = {};  // None: all updates.
+    std::span<const std::byte> run_state{};  // Committed with the new generation.
     Progress progress = {};
   };
-  // Theta of a step becomes the base, and the log's; updates from that step on stay pending. Where
-  // there are none before it, only the run state is committed.
+  // Makes theta of a step the base of the arena and the log; updates from that step on stay
+  // pending. If no update precedes it, only the run state is committed.
   void consolidate(ScalarLog& log, const Consolidation& how);
 
-  // Weights of any step from the base's on, rounded to nearest, as an evaluation sees them.
+  // Exports the weights at any step from the base on, rounded to nearest, as in an evaluation.
   void export_step(const ScalarLog& log, std::uint64_t step, const Take& take,
                    const Progress& progress = {});
-  void verify(const Progress& progress = {});  // Corrupt: the weights do not have the base's hash.
+  void verify(const Progress& progress = {});  // Corrupt: the weights do not match the base's hash.
 
  private:
   struct ReadRequest;

@@ -37,7 +37,7 @@ ZoEngine::ZoEngine(const ZoEngineOptions& options)
 
 void ZoEngine::stream(std::vector<ZoWeight> uses) {
   SLUICEWAY_CHECK(passing_ == Passing::kNone,
-                  "stream: a pass has begun, expected commit() or finish() before");
+                  "stream: a pass has begun; call commit() or finish() first");
   ring_.reset();  // Its slots go before others come.
   uses_ = std::move(uses);
   try {
@@ -65,8 +65,7 @@ void ZoEngine::need_ring() {
 }
 
 WeightRing& ZoEngine::ring() {
-  SLUICEWAY_CHECK(ring_.has_value(),
-                  "zo engine: no weights are streamed, expected stream() before");
+  SLUICEWAY_CHECK(ring_.has_value(), "zo engine: no weights are streamed; call stream() first");
   return *ring_;
 }
 
@@ -84,7 +83,7 @@ std::unique_ptr<LowRankUpdates> ZoEngine::make_factors(const ZoEngineOptions& op
 
 LowRankUpdates& ZoEngine::low_rank(StreamRef compute) {
   SLUICEWAY_CHECK(low_rank_ != nullptr,
-                  "zo engine: noise is elementwise, expected noise of low rank");
+                  "zo engine: low_rank() needs noise of low rank, but the noise is elementwise");
   catch_up();
   note(compute);
   return *low_rank_;
@@ -168,7 +167,7 @@ void ZoEngine::release(int use, int direction, StreamRef compute) {
 void ZoEngine::commit(std::span<const float> g, std::span<const StepRate> rates, bool non_finite) {
   SLUICEWAY_CHECK(passing_ == Passing::kStep,
                   "commit: ", passing_ == Passing::kNone ? "no pass" : "an evaluation",
-                  " has begun, expected begin_step() before");
+                  " has begun; call begin_step() first");
   check_room("commit");
   const std::uint64_t step = log_.next_step();
   std::vector<ZoUpdates::Record> records;
@@ -227,14 +226,14 @@ void ZoEngine::go_back(const std::function<void()>& change) {
 }
 
 void ZoEngine::consolidate(const ZoArena::Consolidation& how) {
-  SLUICEWAY_CHECK(arena_ != nullptr,
-                  "consolidate: the base lies in host memory, expected an arena that can hold "
-                  "another");
+  SLUICEWAY_CHECK(
+      arena_ != nullptr,
+      "consolidate: the base is in host memory; use an arena, which can hold a new base");
   SLUICEWAY_CHECK(low_rank_ == nullptr,
-                  "consolidate: noise is of low rank, whose updates are summed up beside the base, "
-                  "expected elementwise noise");
+                  "consolidate: noise is of low rank, whose updates are summed beside the base; "
+                  "use elementwise noise");
   SLUICEWAY_CHECK(passing_ == Passing::kNone,
-                  "consolidate: a pass has begun, expected commit() or finish() before");
+                  "consolidate: a pass has begun; call commit() or finish() first");
   ring_.reset();
   arena_->consolidate(log_, how);
   replay_all();

@@ -9,13 +9,13 @@
 
 namespace sluiceway::zo_lanes {
 
-//   free     a weight that is read waits, on no thread, for a staging slot
-//   disk     it is read into that; several requests at a time
-//   staged   it waits, on no thread, for its read, if any, and for an arrival slot
+//   free     a weight to be read waits, without a thread, for a staging slot
+//   disk     it is read into the slot; several requests at a time
+//   staged   it waits, without a thread, for its read, if any, and for an arrival slot
 //   h2d      it arrives
-//   ready    it waits, on no thread, for its arrival and for a pair of slots
+//   ready    it waits, without a thread, for its arrival and for a pair of slots
 //   perturb  its two copies are made, and steps are written into it; one lane or several
-//   down     it goes back to host memory; where steps are written into weights alone
+//   down     it goes back to host memory, only where steps are written into weights
 inline constexpr LaneId kFree = 0, kDisk = 1, kStaged = 2, kH2d = 3, kReady = 4, kPerturb = 5;
 inline constexpr LaneId down(int perturb_lanes) noexcept { return kPerturb + perturb_lanes; }
 inline constexpr LanePlan kPlan{.gather_before = std::nullopt, .device_lane = kPerturb};

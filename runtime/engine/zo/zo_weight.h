@@ -1,4 +1,4 @@
-// What the zeroth-order engine streams, and with what it perturbs it.
+// The weights that the zeroth-order engine streams, and the noise that perturbs them.
 #pragma once
 
 #include <cstddef>
@@ -12,25 +12,25 @@
 
 namespace sluiceway {
 
-// One use of a weight in a forward; those with the same storage are one weight, of one noise.
+// One use of a weight in a forward. Uses with the same storage are one weight, with one noise.
 struct ZoWeight {
   std::string name;
   std::int64_t elements = 0;
-  WeightForm form = DType::kF32;  // As the source reads it, and as it arrives.
-  int group = 0;                  // Of the parameters; see ZoUpdates.
-  int module = 0;  // Ascends. Its uses are read together, in one direction after another.
-  // Page-locked, to be fast. While the engine lives nobody else writes to it, and the engine does
-  // where it has masters (host_masters.h) alone.
+  WeightForm form = DType::kF32;  // As read from the source, and as it arrives.
+  int group = 0;                  // Parameter group; see ZoUpdates.
+  int module = 0;                 // Ascending. Its uses are read together, direction by direction.
+  // Page-locked, for speed. While the engine lives no other code writes to it; the engine does so
+  // only with masters (host_masters.h).
   const void* host = nullptr;
-  bool keep = false;      // On the device whatever the room: norms, biases.
-  int source = -1;        // Its index in the ring's WeightSource, where `host` is null.
-  std::int64_t rows = 0;  // Of a matrix, for noise of low rank; 0: a vector.
-  std::optional<DType> computed = {};  // Type of what a forward reads; that of `form` if nothing.
+  bool keep = false;                   // Always on the device: norms, biases.
+  int source = -1;                     // Its index in the ring's WeightSource, if `host` is null.
+  std::int64_t rows = 0;               // For a matrix with low-rank noise; 0: a vector.
+  std::optional<DType> computed = {};  // Type that a forward reads; none: the type of `form`.
 
   DType dtype() const noexcept { return form.dtype(); }
   std::uint64_t bytes() const noexcept { return form.bytes(static_cast<std::uint64_t>(elements)); }
   DType copy_dtype() const noexcept { return computed.value_or(dtype()); }
-  std::uint64_t copy_bytes() const noexcept {  // Of what a forward reads.
+  std::uint64_t copy_bytes() const noexcept {  // As a forward reads it.
     return static_cast<std::uint64_t>(elements) * size_bytes(copy_dtype());
   }
 };
@@ -45,14 +45,14 @@ struct StepNoise {
   float eps = 0;
 };
 
-// The log since the base, theta = gamma (base + sum of scale z), in the order of the steps.
+// The log since the base, in the order of the steps: theta = gamma (base + sum of scale z).
 struct ZoUpdates {
   struct Record {
-    StepNoise noise;           // Its eps plays no part.
+    StepNoise noise;           // Its eps is not used.
     std::vector<float> scale;  // By group; a group beyond the end has 0.
   };
   std::vector<float> gamma;     // By group; a group beyond the end has 1.
-  std::vector<Record> records;  // None where the noise is of low rank (low_rank_updates.h).
+  std::vector<Record> records;  // Empty for low-rank noise (low_rank_updates.h).
 };
 
 inline float of_group(const std::vector<float>& values, int group, float otherwise) {

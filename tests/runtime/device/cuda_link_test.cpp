@@ -1,5 +1,5 @@
-// Links of CUDA device 0 with a rate: what a copy may not do is finish earlier than its wire lets
-// it. A machine without a device fails here.
+// Links of CUDA device 0 with a rate: a copy must not finish earlier than its wire allows. A
+// machine without a device fails here.
 //
 // A copy is never tested for an upper bound closer than kLateS: the machine may be busy.
 #include <gmock/gmock.h>
@@ -96,7 +96,7 @@ TEST_F(CudaLinkTest, CopiesOfTwoStreamsShareTheRate) {
   EXPECT_GE(seconds_since(begin_us), 2 * 0.02 + 0.001);
 }
 
-// Nor does the thread that asks for a copy wait for it: the event would have happened.
+// The thread that requests a copy does not wait for it either: the event would have happened.
 TEST_F(CudaLinkTest, OtherDirectionDoesNotWaitForASlowOne) {
   LinkCopy slow(kCuda0, kH2d, {.gbps = 0.001, .latency_us = 0});  // A second for a megabyte.
   LinkCopy fast(kCuda0, kD2h, {.gbps = 1, .latency_us = 0});
@@ -150,7 +150,8 @@ TEST_F(CudaLinkTest, CompletionTellsTheTimeOnTheWire) {
   EXPECT_GE(elapsed_us, 20'000);
 }
 
-// Whoever gives a paced copy to a stream without a thread sleeps, and no stream waits for that.
+// A thread that gives a paced copy to a stream without a thread sleeps, and no stream waits for
+// that.
 TEST_F(CudaLinkTest, AStreamWithoutAThreadLetsItsCallerSleep) {
   LinkCopy link(kCuda0, kH2d, {.gbps = 0.05, .latency_us = 0});
   Stream plain = Stream::owned(kCuda0, {"plain"});

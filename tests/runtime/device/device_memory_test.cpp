@@ -1,4 +1,4 @@
-// Raw memory of the host device: alignment, contents, and what the system refuses.
+// Raw memory of the host device: alignment, contents, and requests that the system rejects.
 #include "runtime/device/device_memory.h"
 
 #include <gmock/gmock.h>

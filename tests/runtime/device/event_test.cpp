@@ -1,4 +1,4 @@
-// Events of every device: when they happen, who hears of it, and how waiting is done.
+// Events of every device: when they happen, who is notified, and how threads wait.
 #include "runtime/device/event.h"
 
 #include <gtest/gtest.h>

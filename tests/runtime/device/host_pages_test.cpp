@@ -20,7 +20,7 @@ using testing::ThrowsMessage;
 
 constexpr std::size_t kBytes = 3 * kHugePageBytes + 5000;
 
-// Whether the system gives huge pages to who asks for them.
+// Returns whether the system provides huge pages on request.
 bool system_has_huge_pages() {
   std::string choices;
   std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"), choices);

@@ -1,4 +1,4 @@
-// Links of the host device: contents, counted bytes, and the time that the rate demands.
+// Links of the host device: contents, byte counts, and the time that the rate requires.
 //
 // A copy is never tested for an upper bound closer than kLate: the machine may be busy.
 #include "runtime/device/link_copy.h"
@@ -33,7 +33,7 @@ double seconds_of(Work work) {
   return (now_us() - begin_us) * 1e-6;
 }
 
-// The formula of the header.
+// Returns the time by the formula of the header.
 double seconds_on(const LinkCopy::Config& link, double bytes) {
   return link.latency_us * 1e-6 + (link.gbps > 0 ? bytes / (link.gbps * 1e9) : 0);
 }

@@ -1,4 +1,4 @@
-// A build without CUDA counts no devices and says so to whoever asks for one.
+// A build without CUDA counts no devices, and every request for one throws.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

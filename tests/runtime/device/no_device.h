@@ -1,5 +1,5 @@
-// What asks the device layer for CUDA device 3, entry by entry: for machines and builds that have
-// none, where each must say so.
+// Calls every entry of the device layer with CUDA device 3, for machines and builds without one,
+// where each call must throw.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// A build with CUDA on a machine that has no device for it, or no driver, says so to whoever asks.
+// On a machine without a device or a driver, a build with CUDA reports this to every caller.
 //
-// It runs everywhere: where there are devices, they are hidden from it.
+// It runs everywhere: existing devices are hidden from it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

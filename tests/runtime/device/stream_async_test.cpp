@@ -61,8 +61,8 @@ TEST(HostStreamAsyncTest, SynchronizeInItsOwnTaskIsRefusedInsteadOfHanging) {
                                                  "was called in a task of the same stream")));
 }
 
-// Each stream waits for the one before it, and the waits are enqueued before the first stream
-// has started: every stream is blocked in a wait while the next one waits for it.
+// Each stream waits for the one before it, and all waits are enqueued before the first stream
+// starts: every stream is blocked in a wait while the next one waits for it.
 TEST_P(StreamAsyncTest, ChainOfWaitingStreamsUnwindsInOrder) {
   constexpr int kStreams = 32;
   std::vector<int> order;
@@ -70,7 +70,7 @@ TEST_P(StreamAsyncTest, ChainOfWaitingStreamsUnwindsInOrder) {
   for (int i = 0; i < kStreams; ++i) streams.push_back(make("chain"));
   Gate gate(GetParam());
   gate.hold(streams[0]);
-  std::vector<Event> events = {streams[0].record()};  // To destroy one may wait for the device.
+  std::vector<Event> events = {streams[0].record()};  // Destroying one may wait for the device.
   for (int i = 1; i < kStreams; ++i) {
     Stream& stream = streams[static_cast<std::size_t>(i)];
     stream.wait(events.back());

@@ -1,4 +1,4 @@
-// What every kind of stream promises: order, errors, waits, and what its end finishes.
+// The promises of every kind of stream: order, errors, waits, and the work that its end finishes.
 #include "runtime/device/stream.h"
 
 #include <gmock/gmock.h>
@@ -60,13 +60,13 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
-// What every kind promises.
+// The promises of every kind.
 class StreamTest : public testing::TestWithParam<Kind> {
  protected:
   Stream stream = GetParam().make();
 };
 
-// What those promise whose tasks run on a thread of ours.
+// The promises of streams whose tasks run on a thread of ours.
 class HostStreamTest : public StreamTest {};
 
 std::string kind_name(const testing::TestParamInfo<Kind>& kind) { return kind.param.name; }
@@ -140,7 +140,7 @@ TEST_P(StreamTest, ExceptionGoesToDoneAndLaterTasksStillRun) {
   stream.enqueue([](StreamRef) { throw std::runtime_error("lane broke"); },
                  [&](const Completion& c) { text = text_of(c.error); });
   stream.enqueue(task_of([&] { later = true; }));
-  stream.synchronize();  // Must not rethrow: `done` has it.
+  stream.synchronize();  // Must not rethrow: `done` received it.
   EXPECT_EQ(text, "lane broke");
   EXPECT_TRUE(later);
 }
@@ -212,7 +212,7 @@ TEST_P(StreamTest, DoneMayEnqueueOnItsOwnStreamAndOnAnother) {
 }
 
 TEST_P(StreamTest, WaitHoldsLaterWorkUntilTheEventOfAnotherStream) {
-  // A stream of a device waits for none of the host.
+  // A device stream never waits for a host stream.
   Stream other = Stream::owned(GetParam().device, {"other"});
   bool written = false;
   bool seen = false;

@@ -1,5 +1,5 @@
-// A stream of several threads: tasks run beside each other, and events, waits, errors and the end
-// mean what they mean for every stream.
+// A stream of several threads: tasks run in parallel, and events, waits, errors and the end mean
+// the same as for every stream.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST(TeamStreamTest, NoMoreThanItsThreads) {
   EXPECT_GE(most, 2);
 }
 
-// Tasks take random times, so that they end in another order than they began in.
+// Tasks take random times, so they end in another order than they began.
 TEST(TeamStreamTest, AnEventHappensWhenAllTasksBeforeItHaveEnded) {
   Rng rng{20261127};
   for (int round = 0; round < 50; ++round) {
@@ -110,7 +110,7 @@ TEST(TeamStreamTest, DoneComesAfterItsTaskAndMayEnqueueMore) {
           });
     }
     while (dones < 40) sleep_us(100);
-  }  // Its end finishes what was enqueued.
+  }  // The end of the stream finishes the enqueued tasks.
   EXPECT_EQ(tasks, 60);
 }
 

@@ -49,7 +49,7 @@ TEST(WireScheduleTest, PaidBackTimeNeverReachesIntoTheCopyBefore) {
   WireSchedule wire;
   const auto first = wire.take(kStart, kWire, 0);
   wire.woke(first, first.due_ns + 70'000);
-  // Asked for 20 us after the due time, by a thread that did not oversleep.
+  // Requested 20 us after the due time, by a thread that did not oversleep.
   EXPECT_EQ(wire.take(first.due_ns + 20'000, kWire, 0).due_ns, first.due_ns + kWire);
 }
 

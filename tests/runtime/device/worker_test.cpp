@@ -1,4 +1,4 @@
-// Worker: order, what happens to queued jobs at the end, and how its thread is set up.
+// Worker: order, the fate of queued jobs at the end, and the setup of its thread.
 #include "runtime/device/worker.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// What `ask` returns on the worker's thread.
+// Returns the result of `ask` on the worker's thread.
 template <typename Ask>
 auto on_thread(Worker& worker, Ask ask) {
   std::promise<decltype(ask())> answer;

@@ -1,4 +1,4 @@
-// EngineLanes on CUDA device 0: what of a wait is a stall of the device, and when it is told.
+// EngineLanes on CUDA device 0: which waits are stalls of the device, and when they are reported.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -35,7 +35,7 @@ class CudaLanesTest : public testing::Test {
     lanes.executor().submit(std::move(payload));
   }
 
-  // Stalls of all that the computing stream has been given so far.
+  // Returns the stalls of all work enqueued so far on the computing stream.
   double stall_s() {
     compute.synchronize();
     return lanes.take_use().stall_seconds;

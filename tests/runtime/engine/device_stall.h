@@ -1,4 +1,5 @@
-// What an engine on a CUDA device says of the stalls of a run whose link to the device is slow.
+// Checks the stalls that an engine on a CUDA device reports for a run with a slow link to the
+// device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,8 +9,8 @@
 
 namespace sluiceway::test {
 
-// `run` has taken no step yet. `forward` acquires every weight; the first waits for the link for
-// longer than `least_s`.
+// `run` must not have taken a step yet. `forward` acquires every weight; the first one waits for
+// the link for longer than `least_s`.
 template <typename Run, typename Forward>
 void expect_stalls_only_of_a_forward_that_waits(Run& run, double least_s, const Forward& forward) {
   const auto stall_s = [&run] {

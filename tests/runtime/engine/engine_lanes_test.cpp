@@ -1,4 +1,4 @@
-// EngineLanes: what an engine's lanes count, how deep they are, and how they end.
+// EngineLanes: the counts and the depth of an engine's lanes, and how they end.
 #include "runtime/engine/engine_lanes.h"
 
 #include <gmock/gmock.h>
@@ -55,7 +55,7 @@ TEST(EngineLanesTest, AModelBeyondTheBudgetIsRefusedWithBothByteCounts) {
       ThrowsMessage<OutOfMemory>(testing::AllOf(HasSubstr("11 bytes"), HasSubstr("10 bytes"))));
 }
 
-// Requests that are in flight until the test ends them.
+// Requests that stay in flight until the test ends them.
 class Disk {
  public:
   void begin(const HopDone& done) {

@@ -1,4 +1,4 @@
-// When host work may start before the norm is known.
+// NormModeChooser: when host work may start before the norm is known.
 #include "runtime/engine/norm_mode.h"
 
 #include <gmock/gmock.h>

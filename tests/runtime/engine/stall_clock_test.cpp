@@ -11,15 +11,15 @@
 namespace sluiceway::test {
 namespace {
 
-// Numbers what is recorded, in the order in which it was: 0, 1, ... Times are powers of two, so
-// that sums of them are exact.
+// Numbers the marks in the order of recording: 0, 1, ... Times are powers of two, so that their
+// sums are exact.
 struct Device {
   class Mark final : public TimeMark {
    public:
     explicit Mark(Device& device) : device_(device) { ++device.made; }
     void record(StreamRef) override {
       const bool is_free = !number_ || device_.passed.contains(*number_);
-      EXPECT_TRUE(is_free) << "recorded while it is in a stream";
+      EXPECT_TRUE(is_free) << "recorded again while still in a stream";
       number_ = device_.recorded++;
     }
     std::optional<double> seconds_since(const TimeMark& earlier) const override {
@@ -73,12 +73,12 @@ TEST_F(StallClockTest, WaitsThatTheDeviceHasNotComeToAreCarriedOn) {
 }
 
 TEST_F(StallClockTest, OnlyWhatTheLaneWorkedInBetweenIsNoStall) {
-  work();  // 0, 1: before.
-  work();  // 2, 3: begins before.
+  work();  // 0, 1: before the wait.
+  work();  // 2, 3: begins before it.
   wait();  // 4, 5
-  work();  // 6, 7: within.
-  work();  // 8, 9: ends behind.
-  work();  // 10, 11: behind.
+  work();  // 6, 7: within it.
+  work();  // 8, 9: ends after it.
+  work();  // 10, 11: after it.
   device.passed = {{0, 1},  {1, 2},  {2, 4},  {3, 10},  {4, 8},   {5, 64},
                    {6, 16}, {7, 24}, {8, 56}, {9, 128}, {10, 256}};
   EXPECT_EQ(clock.take(), (64 - 8) - (10 - 8) - (24 - 16) - (64 - 56));
@@ -99,7 +99,7 @@ TEST_F(StallClockTest, WorkThatEndsWhileAThreadIsBlockedIsNoStall) {
   clock.time_wait(StreamRef::host(), [&] {
     work();  // 1, 2
     device.passed = {{0, 1}, {1, 2}, {2, 8}};
-    work();  // 3, 4: looks at what is over.
+    work();  // 3, 4: settles what is over.
     device.passed.insert({{3, 16}, {4, 32}});
   });
   device.passed[5] = 64;
@@ -115,13 +115,13 @@ TEST_F(StallClockTest, AWaitThatIsCalledOffDoesNotCount) {
   EXPECT_EQ(clock.take(), 2);
 }
 
-// As of a thread that trains and one that evaluates: the wait that began first ends last.
+// As with a training and an evaluating thread: the wait that began first ends last.
 TEST_F(StallClockTest, WaitsOfTwoThreadsCountEachAndACalledOffOneTakesItselfAlone) {
   clock.time_wait(StreamRef::host(), [this] { wait(); });  // 0, 3 around 1, 2
   device.passed = {{0, 1}, {1, 2}, {2, 4}, {3, 8}};
   EXPECT_EQ(clock.take(), (8 - 1) + (4 - 2));
   const auto called_off = [this] {
-    wait();  // 5, 6 behind 4
+    wait();  // 5, 6: after 4
     throw std::runtime_error("called off");
   };
   EXPECT_THROW(clock.time_wait(StreamRef::host(), called_off), std::runtime_error);
@@ -143,7 +143,7 @@ TEST_F(StallClockTest, AStepLikeTheOneBeforeMakesNoMark) {
       device.passed[i] = i;
     }
   };
-  step();  // The device is always a step behind.
+  step();  // The device is always one step late.
   for (int n = 0; n < 3; ++n) {
     step();
     pass_all();

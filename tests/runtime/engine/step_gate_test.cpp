@@ -1,4 +1,5 @@
-// StepGate: norm and clip of many parts, and what commit, drop and a wrong forecast do to payloads.
+// StepGate: norm and clip of many parts, and the effect of commit, drop and a wrong forecast on
+// payloads.
 #include "runtime/engine/step_gate.h"
 
 #include <gmock/gmock.h>
@@ -60,7 +61,7 @@ TEST(StepGateTest, PartsThatWereClippedApartCountWithTheirOwnFactor) {
   GateFixture f({.max_norm = 1000});
   f.add(0, 4);
   f.add(2, 5);
-  const float own[kParts] = {0.5F, 7.0F, 2.0F};  // No gradient of part 1 is there.
+  const float own[kParts] = {0.5F, 7.0F, 2.0F};  // Part 1 has no gradient.
   EXPECT_DOUBLE_EQ(f.gate.norm(own).norm, std::sqrt(0.25 * 4 + 4 * 5));
   EXPECT_DOUBLE_EQ(f.gate.decide(2, 16, own).grad_norm, 10);  // sqrt(2^2 * 21 + 16)
   EXPECT_THAT([&] { f.gate.decide(1, 0, std::span(own).first(2)); },
@@ -205,9 +206,9 @@ TEST(StepGateTest, G6PartsExpectAsManyBackwardsAsTheyHadOrAsWerePromised) {
 TEST(StepGateErrorTest, NumbersThatCannotBeAreNamed) {
   GateFixture f;
   EXPECT_THAT([&] { f.gate.set_committed_steps(-1); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("committed steps are -1")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("committed steps is -1")));
   EXPECT_THAT([&] { f.gate.expect_backwards(0, 0); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("backwards a step are 0")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the number of backwards per step is 0")));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Budget: limits that hold, refusals that say both numbers, reservations that give back once.
+// Budget: limits that hold, errors that give both numbers, reservations that are returned once.
 #include "runtime/memory/budget.h"
 
 #include <gmock/gmock.h>

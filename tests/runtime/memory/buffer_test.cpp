@@ -1,4 +1,4 @@
-// Buffer on every device: alignment, contents, budget, and that a refusal leaves nothing behind.
+// Buffer on every device: alignment, contents, budget, and nothing left behind after a failure.
 #include "runtime/memory/buffer.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// PinnedPool on every device: exact sizes, reuse only after the event, timeouts that name names.
+// PinnedPool on every device: exact sizes, reuse only after the event, timeouts that list names.
 #include "runtime/memory/pinned_pool.h"
 
 #include <gmock/gmock.h>
@@ -82,7 +82,7 @@ TEST_P(PinnedPoolTest, LeaseHasExactlyTheBytesAskedForOnItsOwnCacheLine) {
 }
 
 TEST_P(PinnedPoolTest, NothingIsRoundedToAPowerOfTwo) {
-  constexpr std::size_t kThird = kSlab / 3 / 64 * 64;  // Next power of two: half the slab.
+  constexpr std::size_t kThird = kSlab / 3 / 64 * 64;  // The next power of two is half the slab.
   const auto a = pool.acquire(kThird, "a", kAtOnce);
   const auto b = pool.acquire(kThird, "b", kAtOnce);
   const auto c = pool.acquire(kThird, "c", kAtOnce);
@@ -115,7 +115,7 @@ TEST_P(PinnedPoolTest, WhatAnAlignmentSkipsIsLeasedToOthers) {
   EXPECT_THAT([&] { (void)pool.acquire(kPage, "one more", kAtOnce, kPage); },
               ThrowsMessage<Timeout>(HasSubstr("4096 bytes (4.00 KiB) aligned to 4096 within")));
   const auto gap =
-      pool.acquire(kPage - 128, "gap", kAtOnce);  // All of the first page that is left.
+      pool.acquire(kPage - 128, "gap", kAtOnce);  // All that is left of the first page.
   EXPECT_EQ(gap.bytes().data() - small.bytes().data(), 128);
 }
 

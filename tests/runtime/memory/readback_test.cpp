@@ -1,4 +1,4 @@
-// Results of kernels come to the host with one copy, behind the kernels of their stream.
+// Readback: results of kernels reach the host with one copy, after the kernels of their stream.
 #include "runtime/memory/readback.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ class ReadbackTest : public BackendTest {
     return placed_.back().as<const float>();
   }
 
-  // Runs `work` with the stream and what refers to it.
+  // Runs `work` with the stream and its StreamRef.
   template <class Work>
   void on_stream(const Work& work) {
     if (current_device().is_host()) {

@@ -1,4 +1,4 @@
-// scribble(): fills in an eager-spill run, and does nothing in others.
+// scribble(): fills memory in an eager-spill run, and does nothing in others.
 #include "runtime/memory/scribble.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ TEST(ScribbleTest, FillsExactlyItsBytesWhereTheRunAsksForIt) {
   EXPECT_EQ(bytes[8], std::byte{0});
 }
 
-// Where a run asked a build that cannot, the tests of such a run would look at nothing.
+// If a run asked for it in a build without it, the tests of that run would check nothing.
 TEST(ScribbleTest, EveryRunThatAsksForItGetsIt) {
   EXPECT_EQ(scribbles(), asks_for_scribbles(std::getenv("SLUICEWAY_EAGER_SPILL")));
 }

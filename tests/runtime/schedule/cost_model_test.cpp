@@ -24,8 +24,8 @@ class CostModelTest : public testing::Test {
  protected:
   double between(double low, double high) { return rng.uniform(low, high); }
 
-  // Times per layer of a transformer: `spread` is what all hops of a layer share (its size),
-  // `jitter` what each has for itself.
+  // Makes times per layer of a transformer: `spread` varies all hops of a layer together (its
+  // size), `jitter` each hop by itself.
   std::vector<LayerCost> layers(int count, double spread, double jitter, double apply = 0.3) {
     const double forward = between(0.3, 3), backward = forward * between(1.5, 3);
     const double o = between(0.1, 4), u = between(0.1, 4), h = between(0.1, 4);
@@ -82,7 +82,7 @@ TEST_F(CostModelTest, EdfOfEqualLayersIsTheClosedFormWithinOneLayer) {
 }
 
 TEST_F(CostModelTest, EdfOfEqualLayersIsTheClosedFormWhereOneResourceBinds) {
-  // Layer 31 was alone when it came and went first, so two forwards follow the last payload.
+  // Layer 31 arrived alone and went first, so two forwards follow the last payload.
   const double closed = 32 * 4.0 + (1 + 1) + (1 + 1);
   const std::vector<LayerCost> link(32, {1, 1, {4, 1, 1, 0}});
   EXPECT_NEAR(predict(link, Order::kEdf), closed + 1, 1e-9);
@@ -187,7 +187,7 @@ TEST_F(CostModelTest, RejectsCostsThatAreNoTimes) {
 }
 
 TEST_F(CostModelTest, TransitionLayerIsThePapersFormula) {
-  // L - (B - (o + u + h)) / s = 32 - (64 - 6) / 4 = 17.5: 14 layers are through, 18 are not.
+  // L - (B - (o + u + h)) / s = 32 - (64 - 6) / 4 = 17.5: 14 layers have passed, 18 have not.
   EXPECT_EQ(transition_layer(std::vector<LayerCost>(32, {1, 2, {1, 4, 1, 0}}), kFourLanes), 18);
   EXPECT_EQ(transition_layer(std::vector<LayerCost>(32, {1, 2, {1, 1, 1, 0}}), kFourLanes),
             0);  // Clamped.
@@ -206,7 +206,7 @@ TEST_F(CostModelTest, LowerBoundIsTheBusiestResource) {
   EXPECT_DOUBLE_EQ(lower_bound({}), 0);
 }
 
-// Lanes that take no time are passed at once, wherever they stand.
+// Lanes that take no time are passed at once, wherever they are.
 TEST_F(CostModelTest, SixLanesOfWhichTwoTakeNoTimeAreFourLanes) {
   const LanePlan six{.gather_before = 2, .device_lane = 5};  // d2h, read, host, write, h2d, apply.
   for (int i = 0; i < 100; ++i) {
@@ -231,13 +231,14 @@ TEST_F(CostModelTest, SixLanesOfWhichTwoTakeNoTimeAreFourLanes) {
 TEST_F(CostModelTest, TwoLanesAreAnyTwo) {
   const LanePlan two{.gather_before = 1, .device_lane = std::nullopt};
   const std::vector<LayerCost> costs(8, {1, 2, {1, 3}});
-  // The first payload is through the first lane after 2 + 1; then the second lane binds.
+  // The first payload leaves the first lane after 2 + 1; from then on the second lane is the
+  // bottleneck.
   EXPECT_NEAR(predict_makespan(costs, two, Order::kFcfs, NormBarrier::kNone, 0), 3 + 8 * 3 + 8,
               1e-9);
-  // All of the backward, the last payload's first lane, then the second lane for all.
+  // The whole backward, then the last payload's first lane, then the second lane for all payloads.
   EXPECT_NEAR(predict_makespan(costs, two, Order::kBarrier, NormBarrier::kNone, 0),
               8 * 2 + 1 + 8 * 3 + 8, 1e-9);
-  // L - (B - (o + u)) / s = 8 - (16 - 4) / 3; nothing is the device's own.
+  // L - (B - (o + u)) / s = 8 - (16 - 4) / 3; no lane belongs to the device.
   EXPECT_EQ(transition_layer(costs, two), 4);
   EXPECT_EQ(lower_bound(costs), 24);
 }

@@ -1,8 +1,8 @@
-// A device without a device: tasks launch, and what they launched runs later and in order.
+// A simulated device: tasks launch at once, and the launched work runs later, in order.
 //
-// As on CUDA, enqueue() calls the task on the caller's thread; what it launches through its
-// StreamRef runs on the stream's own thread. Completions are told by a second thread, so the device
-// goes on to what waits for an event before anybody on the host has heard of it.
+// As on CUDA, enqueue() calls the task on the caller's thread; the work that it launches through
+// its StreamRef runs on the stream's own thread. A second thread reports completions, so the device
+// continues with work that waits for an event before any host thread knows of it.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ class DeviceDouble final : public StreamBackend {
     return Stream::over(std::make_unique<DeviceDouble>(ordinal, faults));
   }
 
-  // What a task does on the stream that it is given.
+  // Launches work on the stream that a task receives.
   static void launch(StreamRef stream, std::function<void()> work) {
     static_cast<DeviceDouble*>(stream.native())->device_.post(std::move(work));
   }
@@ -75,11 +75,11 @@ class DeviceDouble final : public StreamBackend {
  private:
   int ordinal_;
   Faults faults_;
-  Worker watcher_;  // Before the device's thread, which posts to it until it ends.
+  Worker watcher_;  // Before the device's thread, which posts to it to the end.
   Worker device_;
 };
 
-// A device so fast that all is done, and told, before enqueue() returns.
+// A device so fast that all work is done and reported before enqueue() returns.
 class InstantDevice final : public StreamBackend {
  public:
   void enqueue(Stream::Task task, Stream::Done done) override {

@@ -1,4 +1,4 @@
-// Waits that their caller calls off (I9), and lanes that are given up (I10).
+// Waits that their caller interrupts (I9), and lanes that are given up (I10).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ struct CalledOff : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Lanes whose waits end when the test says so. Opens what its tasks wait at before it ends.
+// Lanes whose waits end when the test says so. Opens the latches of its tasks before it ends.
 class CalledOffTest : public testing::Test {
  protected:
   CalledOffTest() : f(2) {
@@ -57,7 +57,7 @@ class CalledOffTest : public testing::Test {
   std::atomic<bool> call_off = false;
   const std::thread::id test = std::this_thread::get_id();
   std::function<void()> on_check;
-  LanesFixture f;  // Goes first: its tasks use the others.
+  LanesFixture f;  // Destroyed first: its tasks use the others.
 };
 
 // I9
@@ -94,7 +94,7 @@ TEST_F(CalledOffTest, AWaitThatIsCheckedEndsAsSoonAsItsPayloadDoes) {
     waiting.join();
     fastest = std::min(fastest, std::chrono::duration_cast<milliseconds>(came_back - opened));
   }
-  EXPECT_LT(fastest, milliseconds(25));  // The next look is up to 50 ms away.
+  EXPECT_LT(fastest, milliseconds(25));  // The next check is up to 50 ms away.
 }
 
 // I9
@@ -116,7 +116,7 @@ TEST_F(CalledOffTest, ARecallThatIsCalledOffPutsBackWhatItStopped) {
   running.hold_before = kHost;
   f.executor->submit(std::move(running));
   latch.wait_for_arrival();
-  f.executor->submit(f.payload(0, kHost));  // Ready, behind the one that runs.
+  f.executor->submit(f.payload(0, kHost));  // Ready, queued after the running one.
   f.executor->submit(f.payload(0, kD2h));   // Held at once.
   expect_called_off([&] { f.executor->recall(0); });
   f.executor->release();
@@ -148,7 +148,7 @@ TEST_F(CalledOffTest, ARecallOfTheSameKeyByAnotherThreadTakesOutWhatWasPutBack) 
   f.executor->submit(std::move(p));
   latch.wait_for_arrival();
   std::thread other;
-  on_check = [&] {  // In the first recall, which then is called off.
+  on_check = [&] {  // During the first recall, which is then interrupted.
     on_check = nullptr;
     other = std::thread([&] { EXPECT_TRUE(f.executor->recall(0)); });
     std::this_thread::sleep_for(milliseconds(20));
@@ -205,7 +205,7 @@ TEST_F(GivenUpTest, ARecallOfWhatIsStuckEndsToo) {
 
 // I10
 TEST_F(GivenUpTest, AHopThatNobodyEverEndsIsNamed) {
-  std::promise<HopDone> kept;  // The lane's thread gives it to this one.
+  std::promise<HopDone> kept;  // The lane's thread passes it to this one.
   Payload p;
   p.name = "read";
   Hop hop;

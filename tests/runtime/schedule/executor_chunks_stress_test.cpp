@@ -21,7 +21,7 @@ namespace {
 constexpr int kKeys = 5;
 constexpr std::array<int, 3> kDepth = {3, 1, 4};
 
-// Requests of a disk, completed by a thread of its own in any order.
+// Requests of a disk, completed in any order by a thread of its own.
 class Disk {
  public:
   Disk() : thread_([this] { run(); }) {}
@@ -99,7 +99,7 @@ class ExecutorChunksStressTest : public testing::TestWithParam<std::tuple<Order,
     return hop;
   }
 
-  // Read, worked on, written; held before one of the latter two.
+  // Read, processed, written; held before one of the last two.
   Payload chunk(int key, const std::shared_ptr<Life>& life) {
     Payload p;
     p.key = key;

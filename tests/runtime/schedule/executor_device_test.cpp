@@ -1,4 +1,5 @@
-// Hops of one device in a row: the next is handed over behind an event, and no rule is relaxed.
+// Consecutive hops on one device: the next is handed over behind an event, and every invariant
+// still holds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +22,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::ThrowsMessage;
 
-// Three lanes, of one device unless the test says otherwise: copy, apply, check.
+// Three lanes, all on one device unless the test says otherwise: copy, apply, check.
 constexpr LaneId kCopy = 0, kWork = 1, kCheck = 2;
 
 class ExecutorDeviceTest : public testing::Test {
@@ -34,7 +35,8 @@ class ExecutorDeviceTest : public testing::Test {
     executor.emplace(std::move(config));
   }
 
-  // Hops in lanes 0 to `lanes` - 1: `called` hears of the task, `log` of what it launched.
+  // Makes a payload with hops in lanes 0 to `lanes` - 1. `called` logs each task, `log` the work
+  // that it launched.
   Payload payload(int key, int lanes = 2) {
     Payload p;
     p.key = key;
@@ -49,7 +51,7 @@ class ExecutorDeviceTest : public testing::Test {
     return p;
   }
 
-  // As payload(), but what its first task launched waits at `latch`.
+  // Like payload(), but the work that its first task launched waits at `latch`.
   Payload blocked_payload(int key, Latch& latch, int lanes = 2) {
     Payload p = payload(key, lanes);
     p.hops[0].run = [this, key, &latch](StreamRef stream) {
@@ -148,7 +150,8 @@ TEST_F(ExecutorDeviceTest, RecallWaitsForEveryHopOfTheDevice) {
   EXPECT_THAT(called.lanes_of(0), ElementsAre(kCopy, kWork));
 }
 
-// I4: one that waits for its lane, behind an event, is taken out when that event is past.
+// I4: recall() takes out a payload that waits for its lane behind an event, once the event has
+// happened.
 TEST_F(ExecutorDeviceTest, RecallTakesOutWhatIsReadyBehindAnEvent) {
   make(2);
   Latch first, second;
@@ -205,7 +208,7 @@ TEST_F(ExecutorDeviceTest, AStreamThatCannotWaitFailsTheHopThatWaits) {
   streams.push_back(DeviceDouble::stream(0));
   streams.push_back(DeviceDouble::stream(0, {.record = false, .wait = true}));
   make(1);
-  Latch latch;  // While the first hop runs, the second can only go behind its event.
+  Latch latch;  // While the first hop runs, the second must wait for its event.
   executor->submit(blocked_payload(0, latch));
   latch.open();
   EXPECT_THAT(
@@ -268,7 +271,7 @@ TEST_F(ExecutorDeviceTest, AcquireReturnsWhenTheLastHopIsEnqueuedAndTheReaderWai
   EXPECT_FALSE(executor->moves(0));
 }
 
-// I8: the thread waits for what the host has still to do, the stream only for what it was given.
+// I8: the thread waits for work left to the host, the stream only for work that it received.
 TEST_F(ExecutorDeviceTest, AcquireWaitsOnItsThreadForHopsOfTheHost) {
   streams.push_back(DeviceDouble::stream(0));
   streams.push_back(Stream::host({.name = "work"}));
@@ -292,7 +295,7 @@ TEST_F(ExecutorDeviceTest, AcquireWaitsOnItsThreadForHopsOfTheHost) {
   opener.join();
 }
 
-// I8: a wait that is called off can be begun again, and many payloads have one end in a lane.
+// I8: an interrupted wait can be repeated, and many payloads can have one end in a lane.
 TEST_F(ExecutorDeviceTest, AcquireIsForEveryPayloadOfTheKey) {
   make(1);
   Stream reader = DeviceDouble::stream(0);
@@ -334,8 +337,7 @@ TEST_F(ExecutorDeviceTest, TheDeviceLaneIsBusyFromWhenTheHopBeforeHasFinished) {
   };
   p.hops[0].run = sleeps(120);
   p.hops[1].run = sleeps(60);
-  const auto begin =
-      std::chrono::steady_clock::now();  // Whatever holds this thread up then counts.
+  const auto begin = std::chrono::steady_clock::now();  // Delays of this thread then count too.
   executor->submit(std::move(p));
   const double stall_s = executor->wait(0);
   const std::chrono::duration<double> blocked = std::chrono::steady_clock::now() - begin;
@@ -343,7 +345,7 @@ TEST_F(ExecutorDeviceTest, TheDeviceLaneIsBusyFromWhenTheHopBeforeHasFinished) {
   EXPECT_LE(stall_s, blocked.count() - 0.050);
 }
 
-// I7: were each hand-over to start the next from within, the stack would overflow here.
+// I7: if each hand-over started the next from within, the stack would overflow here.
 TEST_F(ExecutorDeviceTest, ADeviceThatIsDoneAtOnceRecursesNoDeeperThanThereAreLanes) {
   constexpr int kMany = 20011;
   for (int i = 0; i < 3; ++i) streams.push_back(Stream::over(std::make_unique<InstantDevice>()));

@@ -1,4 +1,5 @@
-// What a task that throws does: others finish what they run, then every call names the culprit.
+// The effect of a task that throws: other lanes finish their running tasks, then every call names
+// the culprit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +31,7 @@ Stream::Task refused_launch() {
   return [](StreamRef) { throw CudaError("launch: refused, error 9"); };
 }
 
-// A failure drops the payloads that wait, and with them what their tasks captured.
+// A failure drops waiting payloads, and with them everything that their tasks captured.
 void wait_until_dropped(const std::shared_ptr<int>& captured) {
   while (captured.use_count() > 1) std::this_thread::sleep_for(milliseconds(1));
 }
@@ -145,7 +146,7 @@ TEST(ExecutorFailureCasesTest, TheFirstErrorIsKept) {
   EXPECT_THAT([&] { f.executor->drain(); }, ThrowsMessage<Timeout>(HasSubstr("layer1: first")));
 }
 
-// What a hop holds goes when it ends, and others may wait for just that.
+// A hop's captures are destroyed when it ends, and others may wait for exactly that.
 TEST(ExecutorFailureCasesTest, WhoWaitsForWhatAFailedHopHeldGoesNoFurther) {
   struct AtEnd {
     std::function<void()> act;

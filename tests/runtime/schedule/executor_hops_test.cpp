@@ -1,4 +1,4 @@
-// Lanes of any number and depth, several payloads of one key, and hops that finish elsewhere.
+// Lanes of any number and depth, several payloads per key, and hops that finish elsewhere.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ class Requests {
     const std::lock_guard lock(mutex_);
     return accepted_;
   }
-  // Let go of, unless it is kept by the caller.
+  // Takes a request out, so that it is destroyed unless the caller keeps it.
   HopDone take(int layer) {
     const std::lock_guard lock(mutex_);
     auto node = waiting_.extract(layer);
@@ -55,14 +55,14 @@ class Requests {
   std::map<int, HopDone> waiting_;
 };
 
-// A disk of some depth in front of a host lane.
+// Returns lanes for a disk of some depth in front of a host lane.
 std::vector<LaneConfig> disk_and_host(int depth) {
   return {{.name = "disk", .depth = depth}, {.name = "host"}};
 }
 
 class ExecutorHopsTest : public testing::TestWithParam<StreamKind> {
  protected:
-  // The payload's disk hop is finished by `requests`.
+  // Makes a payload whose disk hop is finished by `requests`.
   Payload read(LanesFixture& f, int layer) {
     Payload p = f.payload(layer);
     p.hops[0].run = nullptr;
@@ -107,7 +107,7 @@ TEST_P(ExecutorHopsTest, AHopMayFinishOnAnotherThread) {
   disk.join();
 }
 
-// I1: the hop is not finished before start() has returned, whatever HopDone said.
+// I1: a hop is not finished before start() has returned, even if HopDone was called.
 TEST_P(ExecutorHopsTest, AHopMayFinishInsideStart) {
   LanesFixture f(1, Order::kEdf, GetParam(), disk_and_host(1), LanePlan{});
   std::size_t seen_in_start = 7;
@@ -235,7 +235,7 @@ TEST(ExecutorKeyTest, RecallTakesEveryPayloadOfTheKeyThatHasNotPassedItsHold) {
   for (int i = 0; i < 3; ++i) f.executor->submit(f.payload(1, kHost));
   f.executor->submit(f.payload(0, kHost));
   EXPECT_TRUE(f.executor->recall(1));
-  EXPECT_TRUE(f.executor->busy(1));  // The one of the step before.
+  EXPECT_TRUE(f.executor->busy(1));  // The payload of the previous step.
   EXPECT_THAT([&] { f.executor->recall(1); },
               ThrowsMessage<InvalidArgument>(HasSubstr("before its hold (host)")));
   latch.open();
@@ -299,7 +299,7 @@ TEST_P(LaneListTest, PayloadsPassTheirLanesInTurnAndStopAtTheirHold) {
   EXPECT_THAT(f.executor->take_use().payloads, testing::Each(19));
 }
 
-// I3: the gate is where the lanes say, also for a payload that has no hop in that very lane.
+// I3: the gate is at its lane even for a payload without a hop in that lane.
 TEST_P(LaneListGateTest, TheBarrierGathersBeforeItsLane) {
   LanesFixture f = make(5);
   const LaneId gate = lane_count() / 2;

@@ -1,4 +1,5 @@
-// What recall() promises: what is taken out stays out, what went too far is refused.
+// The promises of recall(): a recalled payload never runs again, and one that went too far is
+// rejected.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -104,8 +105,8 @@ TEST(ExecutorRecallTest, RefusesWhatHasPassedItsHoldOrHasNone) {
   EXPECT_EQ(f.log.entries().size(), 8U);
 }
 
-// Recalls layer 0 while its d2h task runs and keeps layer 1 waiting at the barrier. False if this
-// thread came too late, which a busy machine can bring about: layer 0 had passed its hold.
+// Recalls layer 0 while its d2h task runs and keeps layer 1 waiting at the barrier. Returns false
+// if layer 0 had already passed its hold, which can happen on a busy machine.
 bool recall_at_the_barrier() {
   LanesFixture f(2, Order::kBarrier);
   Latch latch;

@@ -28,7 +28,7 @@ struct Life {
   std::atomic<bool> in_task = false;
   std::atomic<bool> recalled = false;
   LaneId hold = kLaneCount;
-  LaneId last_lane = 0;  // One behind its last lane with a task.
+  LaneId last_lane = 0;  // One after its last lane with a task.
 };
 
 class Ledger {
@@ -48,7 +48,7 @@ class Ledger {
 
   std::atomic<int> violations = 0;
   std::atomic<int> tasks = 0;
-  std::atomic<bool> released = false;  // The step whose payloads are in the lanes.
+  std::atomic<bool> released = false;  // Whether the step in the lanes was released.
 
  private:
   std::array<std::atomic<bool>, kLaneCount> lane_taken_{};
@@ -130,7 +130,7 @@ TEST_P(ExecutorStressTest, InvariantsHoldOverManySteps) {
 // I7: Threads that each own some layers submit, recall and wait; one more releases all the time.
 TEST_P(ExecutorStressTest, ManyThreadsMayCallAtOnce) {
   LanesFixture f(kLayers, std::get<0>(GetParam()), std::get<1>(GetParam()));
-  ledger.released = true;  // Payloads of several steps are about: holds are not checked here.
+  ledger.released = true;  // Payloads of several steps are in the lanes, so holds are not checked.
   std::atomic<int> applied = 0;
   std::atomic<int> running = 3;
   std::vector<std::thread> owners;

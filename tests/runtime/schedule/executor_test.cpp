@@ -1,4 +1,4 @@
-// What an executor promises for one step after another: lanes, orders, holds, waits.
+// The promises of an executor over successive steps: lanes, orders, holds, waits.
 #include "runtime/schedule/executor.h"
 
 #include <gmock/gmock.h>
@@ -177,7 +177,7 @@ TEST(ExecutorTest, BarrierWaitsForTheWholeStepEvenWhenItsD2hIsIdle) {
   EXPECT_THAT(f.log.layers_in(kHost), IsEmpty());
   f.executor->submit(f.payload(0));
   f.executor->release();
-  f.executor->wait(1);  // Of all layers.
+  f.executor->wait(1);  // For all layers.
   EXPECT_FALSE(f.executor->busy(0));
   expect_every_lane_once(f);
 }
@@ -276,7 +276,7 @@ TEST(ExecutorTest, DestructionDropsWhatIsHeldAndFinishesTheRest) {
   EXPECT_THAT(f.log.lanes_of(0), ElementsAre(kD2h, kHost, kH2d));
 }
 
-// I7: were each completion to start the next payload from within, the stack would overflow here.
+// I7: if each completion started the next payload from within, the stack would overflow here.
 TEST(ExecutorTest, StreamsThatRunAtOnceRecurseNoDeeperThanThereAreLanes) {
   constexpr int kMany = 20011;
   LanesFixture f(kMany, Order::kEdf, StreamKind::kInline);

@@ -1,4 +1,4 @@
-// What wait(), acquire() and drain() promise, and the times that are reported.
+// The promises of wait(), acquire() and drain(), and the times that they report.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -125,7 +125,7 @@ TEST(ExecutorWaitTest, WaitIsForEveryPayloadOfTheKey) {
   opener.join();
 }
 
-// Hops of the lanes here are on threads of the host, so nothing is acquired before it is done.
+// Hops of these lanes run on host threads, so acquire() must wait for their end.
 //
 // I8
 TEST(ExecutorAcquireTest, WhatEndsOnTheHostIsWaitedForToItsEnd) {

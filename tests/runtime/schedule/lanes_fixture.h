@@ -1,5 +1,5 @@
-// Lanes and their streams, a log of what ran where, and tasks that wait until the test lets them go
-// on.
+// Lanes and their streams, a log of which task ran where, and tasks that wait until the test
+// releases them.
 #pragma once
 
 #include <algorithm>
@@ -77,14 +77,14 @@ class Log {
   std::vector<Entry> entries_;
 };
 
-// The lanes of most tests: four, as a weight's step has them.
+// The lanes of most tests: the four of a weight's step.
 inline constexpr LaneId kD2h = 0, kHost = 1, kH2d = 2, kApply = 3;
 inline constexpr LanePlan kFourLanes{.gather_before = kHost, .device_lane = kApply};
 inline std::vector<LaneConfig> four_lanes() {
   return {{.name = "d2h"}, {.name = "host"}, {.name = "h2d"}, {.name = "apply"}};
 }
 
-// Gives the payload another task in `lane`, or a hop there if it has none; its hold stays before
+// Replaces the payload's task in `lane`, or adds a hop there if it has none; its hold stays before
 // the same lane.
 inline void set_hop(Payload& payload, LaneId lane, Stream::Task task) {
   const auto at = std::find_if(payload.hops.begin(), payload.hops.end(),
@@ -98,7 +98,7 @@ inline void set_hop(Payload& payload, LaneId lane, Stream::Task task) {
   if (payload.hold_before && *payload.hold_before > index) ++*payload.hold_before;
 }
 
-// The payload passes `lane` at once.
+// Makes the payload skip `lane`.
 inline void drop_hop(Payload& payload, LaneId lane) {
   const auto at = std::find_if(payload.hops.begin(), payload.hops.end(),
                                [&](const Hop& hop) { return hop.lane == lane; });
@@ -114,7 +114,7 @@ inline Stream make_stream(StreamKind kind, const std::string& name) {
                                      : Stream::host({.name = name});
 }
 
-// Executor::Config of these lanes, each with a stream of `streams`.
+// Returns the Executor::Config of these lanes, each with one of `streams`.
 inline Executor::Config config_of(std::vector<LaneConfig> lanes, const LanePlan& plan,
                                   std::vector<Stream>& streams, int keys) {
   for (std::size_t i = 0; i < lanes.size(); ++i) lanes[i].stream = &streams[i];
@@ -137,7 +137,7 @@ struct LanesFixture {
     executor.emplace(std::move(config));
   }
 
-  // A hop in each lane, so hop and lane have the same number.
+  // Makes a payload with a hop in each lane, so that hop and lane have the same number.
   Payload payload(int layer, std::optional<LaneId> hold_before = std::nullopt) {
     Payload p;
     p.key = layer;
@@ -151,7 +151,7 @@ struct LanesFixture {
     return p;
   }
 
-  // As payload(), but its task in `lane` waits at `latch` before it logs.
+  // Like payload(), but its task in `lane` waits at `latch` before it logs.
   Payload blocked_payload(int layer, LaneId lane, Latch& latch) {
     Payload p = payload(layer);
     p.hops[static_cast<std::size_t>(lane)].run = [this, layer, lane, &latch](StreamRef) {

@@ -1,4 +1,4 @@
-// The rules of a step: ranks, gates, and the words that name orders.
+// The rules of a step: ranks, gates, and the names of orders.
 #include "runtime/schedule/step_plan.h"
 
 #include <gmock/gmock.h>
@@ -30,9 +30,9 @@ TEST(StepPlanTest, RanksFollowArrivalDeadlineOrTransition) {
   EXPECT_LT((StepPlan{Order::kEdf, 0, {}}.rank(0, 6, 1)),
             (StepPlan{Order::kEdf, 0, {}}.rank(0, 7, 0)));
   const StepPlan paper{Order::kPaper, 4, {}};
-  EXPECT_LT(paper.rank(0, 5, 2), paper.rank(0, 4, 3));  // Both above: as they came.
-  EXPECT_LT(paper.rank(0, 2, 5), paper.rank(0, 3, 4));  // Both below: last come first served.
-  EXPECT_LT(paper.rank(0, 3, 4), paper.rank(0, 4, 3));  // Below goes before above.
+  EXPECT_LT(paper.rank(0, 5, 2), paper.rank(0, 4, 3));  // Both above: in order of arrival.
+  EXPECT_LT(paper.rank(0, 2, 5), paper.rank(0, 3, 4));  // Both below: last come, first served.
+  EXPECT_LT(paper.rank(0, 3, 4), paper.rank(0, 4, 3));  // One below precedes one above.
 }
 
 TEST(StepPlanTest, EqualDeadlinesFollowArrival) {

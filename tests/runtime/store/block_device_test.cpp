@@ -1,4 +1,4 @@
-// block_device: whatever holds something is refused, by name, and stays as it is.
+// block_device: a device that holds something is rejected by name, and stays unchanged.
 #include "runtime/store/block_device.h"
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ struct ImageCase {
   std::string says;
 };
 
-// Tools of Debian's util-linux, fdisk and e2fsprogs.
+// Run by tools from Debian's util-linux, fdisk and e2fsprogs.
 const ImageCase kImages[] = {
     {"ext4", "mkfs.ext4 -q -F -L data", "ext4 file system \"data\""},
     {"ext2", "mkfs.ext2 -q -F", "ext2 file system"},
@@ -78,8 +78,8 @@ TEST_P(SignatureTest, IsFoundNamedAndLeftAlone) {
 INSTANTIATE_TEST_SUITE_P(Images, SignatureTest, testing::ValuesIn(kImages),
                          [](const auto& each) { return each.param.name; });
 
-// Members of volume groups and arrays, without the tools that make them: the first bytes that these
-// write. libblkid decides what they are.
+// Members of volume groups and arrays, without the tools that make them: only the first bytes that
+// these write. libblkid decides what they are.
 class MemberTest : public testing::Test {
  protected:
   MemberTest() { create_drive_file(path.str(), kImageBytes); }
@@ -111,7 +111,7 @@ TEST_F(MemberTest, OfAVolumeGroupIsFound) {
   put<std::uint32_t>(20, 32);  // Where the header of the physical volume starts.
   block.replace(24, 8, "LVM2 001");
   block.replace(32, 32, "abcdefghijklmnopqrstuvwxyz012345");
-  std::uint32_t crc = 0xf597a6cf;  // CRC-32 with LVM's own start, from byte 20 on.
+  std::uint32_t crc = 0xf597a6cf;  // CRC-32 with LVM's own start value, from byte 20 on.
   for (std::size_t at = 20; at < block.size(); ++at) {
     crc ^= static_cast<unsigned char>(block[at]);
     for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xedb88320 : 0);
@@ -122,7 +122,7 @@ TEST_F(MemberTest, OfAVolumeGroupIsFound) {
 
 TEST_F(MemberTest, OfAnArrayIsFound) {
   put<std::uint32_t>(0, 0xa92b4efc);
-  put<std::uint32_t>(4, 1);    // Version 1.2: one page behind the start.
+  put<std::uint32_t>(4, 1);    // Version 1.2: one page after the start.
   put<std::uint32_t>(92, 2);   // Disks.
   put<std::uint64_t>(144, 8);  // Its own sector.
   std::uint64_t sum = 0;

@@ -1,5 +1,4 @@
-// A chunk is never written over what a commit holds, whatever the order of steps, pins and
-// failures.
+// A chunk is never written over its place in a commit, in any order of steps, pins and failures.
 #include "runtime/store/chunk_map.h"
 
 #include <gmock/gmock.h>
@@ -60,10 +59,10 @@ TEST(ChunkMapTest, WhatIsDroppedIsWrittenAgainToTheSamePlace) {
   EXPECT_EQ(map.live({0, 2}).checksum, 1U);
   write(map, {0, 2}, 3);
   EXPECT_EQ(map.staged({0, 2})->place, first);
-  EXPECT_EQ(map.begin_write({0, 2}), first) << "twice in one step: over what was staged";
+  EXPECT_EQ(map.begin_write({0, 2}), first) << "a second write in one step replaces the staged one";
 }
 
-// Against a model that remembers every place a commit holds.
+// Compares with a model that remembers every place a commit holds.
 TEST(ChunkMapTest, NoWriteEverTouchesALiveOrAPinnedPlace) {
   Rng rng(20261122);
   for (int run = 0; run < 40; ++run) {
@@ -161,7 +160,7 @@ TEST(ChunkMapTest, ExtentsLiveForOneStep) {
   EXPECT_FALSE(map.extent({1, 3}, 0).place);
   EXPECT_EQ(map.begin_extent({1, 3}, 0), home);
   map.relocate({1, 3}, home);
-  EXPECT_NE(map.begin_extent({1, 3}, 0), home) << "given up";
+  EXPECT_NE(map.begin_extent({1, 3}, 0), home) << "the place is not used again";
 }
 
 TEST(ChunkMapTest, NamesWhatThereIsNot) {
@@ -170,12 +169,12 @@ TEST(ChunkMapTest, NamesWhatThereIsNot) {
       [&] {
         map.begin_write({0, kChunks});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("chunk 5 of region 0, expected one of 5")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("chunk 5 of region 0, expected a number below 5")));
   EXPECT_THAT(
       [&] {
         map.begin_write({2, 0});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("region 2, expected one of 2")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("region 2, expected a number below 2")));
   EXPECT_THAT(
       [&] {
         map.begin_write({1, 0});

@@ -1,4 +1,4 @@
-// Steps of a store are whole: what was committed is found again, what was not is not.
+// Steps of a store are whole: what was committed is found again, and nothing else.
 #include "runtime/store/chunk_store.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::ThrowsMessage;
 
-// Media that outlive the stores on them, and faults on the way.
+// Media that outlive their stores, with faults between the two.
 class ChunkStoreTest : public testing::Test {
  protected:
   using Medium = PowerCutIo::Medium;
@@ -122,7 +122,7 @@ TEST_F(ChunkStoreTest, WhatIsNotCommittedIsGone) {
   EXPECT_EQ(read(Version::kStaged), "");
   EXPECT_TRUE(memory.is_of(last_written(2, 0), 0));
   EXPECT_EQ(read(Version::kLive), "");
-  EXPECT_TRUE(memory.is_of(1, 0)) << "the commit is what is live";
+  EXPECT_TRUE(memory.is_of(1, 0)) << "the live version is the commit";
   store->drop();
   EXPECT_EQ(difference(*store, Version::kLive, store->live()), "");
   ASSERT_EQ(write_step(*store, 2), "");
@@ -319,7 +319,7 @@ TEST_F(ChunkStoreTest, AfterASuperblockThatMayBeThereOnlyOpeningHelps) {
   faults[0]->tear({writes + 3, 1}, EIO);  // Table, run state, superblock.
   EXPECT_THROW(store->commit(2, run_state_of(2)), IoError);
   EXPECT_THAT([&] { store->commit(2, run_state_of(2)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("open it again")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("reopen the store")));
   reopen();
   EXPECT_EQ(store->live().step, 1U);
   EXPECT_EQ(difference(*store, Version::kLive, store->live()), "");

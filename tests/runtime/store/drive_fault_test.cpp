@@ -1,4 +1,4 @@
-// Drive: what becomes of every error of a system call, at every place where one can happen.
+// Drive: the result of every error of a system call, at every place where one can happen.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ class DriveFaultTest : public testing::Test {
   void wait_for_reports(std::size_t count) {
     while (reported().size() < count) std::this_thread::sleep_for(milliseconds(1));
   }
-  // The error number that ends a request of all blocks, 0 for none.
+  // Returns the error number that ends a request of all blocks, 0 for none.
   int end_of(IoKind kind) {
     try {
       if (kind == IoKind::kRead) {
@@ -89,13 +89,13 @@ TEST_F(DriveFaultTest, ErrorThatIsNotTransientEndsTheRequestAtOnceWithPathOffset
         EXPECT_THAT(error.what(),
                     AllOf(HasSubstr(std::string(to_string(kind)) + " of chunk 12"),
                           HasSubstr("4096 bytes (4.00 KiB) at byte 8192"), HasSubstr("/mem/drive"),
-                          HasSubstr(std::strerror(error_number)), HasSubstr("0 were")));
+                          HasSubstr(std::strerror(error_number)), HasSubstr("0 bytes were")));
       }
     }
   }
   EXPECT_EQ(drive->counters().failed, 12U);
   EXPECT_EQ(drive->counters().retries, 0U);
-  EXPECT_EQ(end_of(IoKind::kRead), 0);  // Nothing of this lasts.
+  EXPECT_EQ(end_of(IoKind::kRead), 0);  // No error lasts.
 }
 
 TEST_F(DriveFaultTest, TransientErrorsAreTriedAgainUntilTheyPass) {
@@ -186,12 +186,13 @@ TEST_F(DriveFaultTest, WriteOfNothingIsBoundedToo) {
 TEST_F(DriveFaultTest, ReadThatMeetsTheEndSaysSo) {
   faults->shorten(IoKind::kRead, {1, 1}, 3 * kBlock);
   faults->shorten(IoKind::kRead, {2, 1}, 0);
-  EXPECT_THAT(
-      [&] { drive->read_now(0, bytes.span(), "chunk 1"); },
-      ThrowsMessage<IoError>(AllOf(HasSubstr("the drive ends there"), HasSubstr("12288 were"))));
+  EXPECT_THAT([&] { drive->read_now(0, bytes.span(), "chunk 1"); },
+              ThrowsMessage<IoError>(
+                  AllOf(HasSubstr("the drive ends there"), HasSubstr("12288 bytes were"))));
 }
 
-// Every error at every request of a row of short transfers: whole, or the error of that place.
+// Every error at every request of a series of short transfers: ends whole, or with the error of
+// that place.
 TEST_F(DriveFaultTest, EveryErrorAtEveryCallSiteEndsAsItShould) {
   for (const IoKind kind : {IoKind::kRead, IoKind::kWrite}) {
     faults->shorten(kind, FaultIo::kAlways, 4 * kBlock);
@@ -213,7 +214,7 @@ TEST_F(DriveFaultTest, TornWriteIsAnErrorAndCanBeWrittenAgain) {
   EXPECT_EQ(end_of(IoKind::kWrite), EIO);
   const AlignedBytes torn(bytes.size());
   drive->read_now(0, torn.span(), "all");
-  EXPECT_FALSE(torn == bytes);  // Some sectors of it are there.
+  EXPECT_FALSE(torn == bytes);  // Some of its sectors are there.
   EXPECT_FALSE(torn == AlignedBytes(bytes.size()));
   EXPECT_EQ(end_of(IoKind::kWrite), 0);
   drive->read_now(0, torn.span(), "all");
@@ -256,7 +257,7 @@ TEST_F(DriveFaultTest, StuckFlushIsReported) {
   EXPECT_THAT(reported()[0], HasSubstr("flush of /mem/drive: not completed"));
 }
 
-// Longer than the time of one request, so that our thread wakes for some that are gone.
+// Longer than one request, so that our thread wakes for requests that have ended.
 TEST_F(DriveFaultTest, QuickRequestsAreNotReported) {
   Drive::Options patient = options();
   patient.stuck_after = milliseconds(500);
@@ -276,7 +277,7 @@ TEST_F(DriveFaultTest, FailedFlushIsNeverTriedAgainAndEveryLaterCallSaysSo) {
   const auto says_so = ThrowsMessage<IoError>(
       AllOf(HasSubstr("a flush of /mem/drive failed"), HasSubstr("Input/output error")));
   EXPECT_THAT([&] { drive->flush(); }, says_so);
-  EXPECT_THAT([&] { drive->flush(); }, says_so);  // The back end would say 0 now.
+  EXPECT_THAT([&] { drive->flush(); }, says_so);  // The back end would now return 0.
   EXPECT_THAT([&] { drive->read_now(0, bytes.span(), "all"); }, says_so);
   EXPECT_THAT([&] { drive->write_now(0, bytes.span(), "all"); }, says_so);
   EXPECT_THAT([&] { drive->grow(32 * kBlock); }, says_so);

@@ -1,4 +1,4 @@
-// measure_rate(): what is moved is what was asked for, and it ends with the first failure.
+// measure_rate(): moves the requested bytes, and ends with the first failure.
 #include "runtime/store/drive_rate.h"
 
 #include <gmock/gmock.h>

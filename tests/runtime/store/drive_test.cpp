@@ -1,4 +1,4 @@
-// Drive: a request ends whole or with an error, the same bodies over every back end.
+// Drive: a request ends whole or with an error; the same test bodies over every back end.
 #include "runtime/store/drive.h"
 
 #include <gmock/gmock.h>
@@ -102,14 +102,15 @@ TEST_P(DriveTest, CountersAreExact) {
   EXPECT_EQ(counters.reads, 1U);
   EXPECT_EQ(counters.flushes, 1U);
   EXPECT_EQ(counters.bytes_read, 3 * kBlock);
-  // The first write of this back end ends after 4097 bytes, of which one is written once more.
+  // The first write of this back end ends after 4097 bytes, so one byte is written again.
   const bool is_short = GetParam().back_end == "fault";
   EXPECT_EQ(counters.resumed, is_short ? 1U : 0U);
   EXPECT_EQ(counters.bytes_written, 16 * kBlock + (is_short ? 1 : 0));
   EXPECT_EQ(counters.retries + counters.stuck + counters.failed, 0U);
 }
 
-// Random requests from several threads, each with blocks of its own, against an image in memory.
+// Sends random requests from several threads, each with its own blocks, and compares with an image
+// in memory.
 TEST_P(DriveTest, ThousandsOfRandomRequestsFromSeveralThreadsAgreeWithAnImage) {
   constexpr std::size_t kThreads = 3, kRegion = 64, kRounds = 50, kBatch = 12;
   open(kThreads * kRegion);

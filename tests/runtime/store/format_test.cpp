@@ -1,4 +1,5 @@
-// What a store writes beside its chunks comes back as it was, and nothing else is taken for it.
+// Everything that a store writes beside its chunks is read back unchanged, and no other bytes are
+// accepted.
 #include "runtime/store/format.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +39,7 @@ Superblock superblock_of(Rng& rng, std::uint64_t generation) {
   return superblock;
 }
 
-// As a writer of another version, or with other fields, would seal it.
+// Seals a block as a writer of another version, or with other fields, would.
 Block resealed(Block block) {
   ByteWriter sum;
   sum.put(checksum64(std::span(block).first(kBlockBytes - 8)));
@@ -197,7 +198,7 @@ TEST(StoreFormatTest, TableComesBackAndNamesWhatIsNoPlaceOfItsChunk) {
   EXPECT_EQ(decode_table(encode(table), layout), table);
   table[3] = {{1, layout.spares.base[1] + layout.spares.chunk_bytes}, kBlockBytes, 7};
   EXPECT_EQ(decode_table(encode(table), layout), table);
-  table[3].place.offset += kBlockBytes;  // Inside of a spare.
+  table[3].place.offset += kBlockBytes;  // Inside a spare.
   EXPECT_THAT([&] { decode_table(encode(table), layout); },
               ThrowsMessage<Corrupt>(HasSubstr("chunk 3 of region 0")));
   table[3].place.offset -= kBlockBytes;
@@ -229,7 +230,7 @@ TEST(StripingTest, DrivesGetTheirWeightAndNeverDriftFromIt) {
   for (std::uint32_t d = 0; d < 3; ++d) EXPECT_EQ(striping.count(d), count[d]);
 }
 
-// The bytes that a store of this version has: a change of them needs a new version.
+// The bytes that this version writes: if they change, the version must change.
 TEST(StoreFormatTest, BytesAreThoseOfVersionOne) {
   const StoreId id{std::byte{0xab}};
   EXPECT_EQ(checksum64(encode(DriveHeader{id, 1, 2})), 14523350205102006619U);

@@ -1,5 +1,5 @@
-// A process is killed while it trains on a store in a file: whoever opens it next finds a whole
-// step, and goes on from there to what a run that was never killed ends with.
+// Kills a process while it trains on a store in a file. Whoever opens the store next finds a whole
+// step, and reaches the result of a run that was never killed.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,17 +22,17 @@
 namespace sluiceway::test {
 namespace {
 
-constexpr std::uint64_t kEnough = 1'000'000;  // Steps: no child gets there.
+constexpr std::uint64_t kEnough = 1'000'000;  // Steps: no child takes that many.
 constexpr int kMany = 1000;
 
-// SLUICEWAY_KILLS=1000 kills that often.
+// SLUICEWAY_KILLS=1000 runs 1000 kills.
 int kills() {
   const char* const text = std::getenv("SLUICEWAY_KILLS");
   return text == nullptr ? 25 : std::atoi(text);
 }
 
-// Kills inside of a commit, or they miss what they are for: 30 % of many, of which 56 % and more
-// were in runs of 1,000. The share of a few may well be lower.
+// Some kills must hit a commit, or the test misses its purpose: 30 % of many. In runs of 1,000 it
+// was 56 % and more; a few kills may well have a lower share.
 int least_while_committing() { return kills() >= kMany ? kills() * 3 / 10 : kills() / 10 + 1; }
 
 class KillTest : public testing::TestWithParam<IoChoice> {
@@ -47,7 +47,8 @@ class KillTest : public testing::TestWithParam<IoChoice> {
     ChunkStore::create(budget, drives(), layout);
   }
 
-  // Opens, checks that all is whole, and trains, telling each phase of a step through the pipe.
+  // Opens the store, checks that all is whole, and trains; reports each phase of a step through the
+  // pipe.
   [[noreturn]] void train_until_killed(int say) {
     Budget budget = Budget::unlimited();
     const auto store = opened(budget);
@@ -62,7 +63,7 @@ class KillTest : public testing::TestWithParam<IoChoice> {
     std::_Exit(5);
   }
 
-  // True if the last word of the child was that it commits.
+  // Returns whether the last word of the child was that it commits.
   bool kill_one(Rng& rng) {
     int ends[2];
     EXPECT_EQ(::pipe(ends), 0);
@@ -73,7 +74,7 @@ class KillTest : public testing::TestWithParam<IoChoice> {
     }
     ::close(ends[1]);
     char last = '?';
-    // Some steps, then a moment in the middle of something.
+    // Waits for some steps, then kills at a random moment.
     for (std::int64_t words = 1 + rng.below(9); words > 0; --words) {
       EXPECT_EQ(::read(ends[0], &last, 1), 1) << "the child ended by itself";
     }

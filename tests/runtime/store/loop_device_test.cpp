@@ -25,7 +25,7 @@ using testing::ThrowsMessage;
 
 constexpr std::uint64_t kImageBytes = 16 << 20;
 
-// What a command prints, without its last newline; nothing if it fails.
+// Returns what a command prints, without its last newline; nothing if it fails.
 std::optional<std::string> output_of(const std::string& command) {
   FILE* const pipe =
       popen(("PATH=$PATH:/sbin:/usr/sbin; " + command + " 2>/dev/null").c_str(), "r");
@@ -49,7 +49,7 @@ class LoopDeviceTest : public testing::TestWithParam<IoChoice> {
     if (mounted) output_of("umount " + folder.str());
     if (!device.empty()) output_of("losetup -d " + device);
   }
-  // Whether there is a loop device now; if not, the results say that this did not run.
+  // Returns whether there is a loop device now; if not, prints that this test did not run.
   bool attach(const std::string& prepare) {
     const bool lacks_ring = GetParam() == IoChoice::kUring && why_no_uring().has_value();
     create_drive_file(image.str(), kImageBytes);

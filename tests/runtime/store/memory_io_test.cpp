@@ -1,4 +1,4 @@
-// memory_io: its bytes are the budget's, also those that it grows by.
+// memory_io: reserves its bytes in the budget, also when it grows.
 #include "runtime/store/memory_io.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// write_new_file(): a file is there whole or not there, and never in place of another.
+// write_new_file(): a file is whole or absent, and never replaces another.
 #include "runtime/store/new_file.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// open_io() and create_drive_file(): what is refused, by which words, and what is left behind.
+// open_io() and create_drive_file(): what they reject, with which text, and what is left behind.
 #include "runtime/store/open_io.h"
 
 #include <gmock/gmock.h>
@@ -49,7 +49,7 @@ TEST(OpenIoTest, PropertiesSayWhatWasOpened) {
 }
 
 TEST(OpenIoTest, FileInMemorySaysThatItIsNotDirect) {
-  ASSERT_NE(memory_folder(), "") << "no tmpfs that may be written to";
+  ASSERT_NE(memory_folder(), "") << "no writable tmpfs";
   const ScratchPath path(memory_folder());
   create_drive_file(path.str(), 1 << 20);
   EXPECT_FALSE(open_io(path.str(), kPosix)->properties().direct);
@@ -153,7 +153,7 @@ TEST(CreateDriveFileTest, TooLittleRoomNamesBothByteCountsAndLeavesNothing) {
   EXPECT_THAT(
       [&] { create_drive_file(path.str(), kTooMuch); },
       ThrowsMessage<IoError>(AllOf(HasSubstr("1125899906842624 bytes (1024.00 TiB)"),
-                                   HasSubstr("that are free"), HasSubstr("No space left"))));
+                                   HasSubstr("are free there"), HasSubstr("No space left"))));
   EXPECT_FALSE(std::filesystem::exists(path.str()));
 }
 

@@ -1,4 +1,5 @@
-// The drive that loses power, which the tests of commits rest on: what it may lose, and what not.
+// PowerCutIo, the drive that loses power, on which the tests of commits rely: what it may lose and
+// what not.
 #include "tests/support/power_cut_io.h"
 
 #include <gtest/gtest.h>
@@ -64,7 +65,7 @@ TEST_F(PowerCutIoTest, WhatWasNotFlushedIsLostKeptOrTorn) {
     seen.insert(sectors(0));
   }
   EXPECT_EQ(seen.count("........"), 1U);
-  EXPECT_EQ(seen.count("aaaaaaaa"), 1U);  // The second write is lost, the first is not.
+  EXPECT_EQ(seen.count("aaaaaaaa"), 1U);  // The second write is lost, but not the first.
   EXPECT_EQ(seen.count("bbbbbbbb"), 1U);
   EXPECT_GT(seen.size(), 20U);
 }

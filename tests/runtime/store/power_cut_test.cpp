@@ -1,5 +1,5 @@
-// Power goes at any write or flush, unflushed writes are lost, kept or torn in any combination: the
-// store opens at a whole step, and the run that goes on from it ends as one that was never cut.
+// Cuts the power at any write or flush; unflushed writes are lost, kept or torn in any combination.
+// The store opens at a whole step, and the resumed run ends like one that was never cut.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -20,7 +20,7 @@ using Media = std::vector<std::shared_ptr<Medium>>;
 
 constexpr std::uint64_t kSteps = 5;
 
-// SLUICEWAY_POWER_CUTS=1000 takes that many seeds.
+// SLUICEWAY_POWER_CUTS=1000 runs that many seeds.
 std::uint64_t seeds() {
   const char* const text = std::getenv("SLUICEWAY_POWER_CUTS");
   return text == nullptr ? 8 : std::strtoull(text, nullptr, 10);
@@ -43,7 +43,7 @@ ChunkStore::Drives drives_on(const Media& media, std::uint64_t seed, std::uint64
   return drives;
 }
 
-// Pins after step 2, grows a slot for it first; returns the last step whose commit returned.
+// Adds a slot and pins after step 2; returns the last step whose commit returned.
 std::uint64_t run_to_the_end(ChunkStore& store) {
   for (std::uint64_t step = store.live().step + 1; step <= kSteps; ++step) {
     if (!write_step(store, step).empty()) return step - 1;
@@ -81,7 +81,7 @@ class PowerCutTest : public testing::TestWithParam<std::uint32_t> {
     return media;
   }
 
-  // Cuts once, then goes on to the end.
+  // Cuts the power once, then continues to the end.
   void cut_and_resume(std::uint64_t seed, std::uint64_t dies_at) {
     SCOPED_TRACE(testing::Message() << "seed " << seed << ", power goes at operation " << dies_at);
     const Media media = fresh();
@@ -97,7 +97,7 @@ class PowerCutTest : public testing::TestWithParam<std::uint32_t> {
       FAIL() << "opening writes nothing";
     }
     const auto store = ChunkStore::open(budget, drives_on(media, seed + 1000, 0));
-    // The step whose commit was cut may be there, whole; one that returned is.
+    // The step whose commit was cut may be there, whole; a step whose commit returned is there.
     EXPECT_GE(store->live().step, committed);
     EXPECT_LE(store->live().step, committed + 1);
     EXPECT_EQ(difference(*store, Version::kLive, store->live()), "");
@@ -119,7 +119,7 @@ TEST_P(PowerCutTest, AtEveryWriteAndFlush) {
   }
 }
 
-// Nobody has a store before its making is done, and the next attempt succeeds.
+// A store does not exist before it is completely made, and the next attempt succeeds.
 TEST_P(PowerCutTest, WhileItIsMade) {
   for (std::uint64_t at = 1;; ++at) {
     const Media media = new_media(layout);
@@ -135,8 +135,8 @@ TEST_P(PowerCutTest, WhileItIsMade) {
       const auto store = ChunkStore::open(budget, drives_on(media, at, 0));
       EXPECT_EQ(store->live().step, 0U);
       EXPECT_EQ(difference(*store, Version::kLive, store->live()), "");
-    } catch (const InvalidArgument&) {  // Most cuts leave what is no store, and it is said.
-    } catch (const Corrupt&) {          // Others a torn header.
+    } catch (const InvalidArgument&) {  // Most cuts leave no store, and the error says so.
+    } catch (const Corrupt&) {          // Others leave a torn header.
     }
     const auto again = ChunkStore::create(budget, drives_on(media, at, 0), layout);
     run_to_the_end(*again);
@@ -146,7 +146,7 @@ TEST_P(PowerCutTest, WhileItIsMade) {
 
 INSTANTIATE_TEST_SUITE_P(Drives, PowerCutTest, testing::Values(1U, 2U));
 
-// A drive that says that it has flushed and has not: damage is found, or the step is whole.
+// A drive that reports a flush without doing it: damage is found, or the step is whole.
 TEST(LostFlushTest, IsNeverAStepThatIsNotWhole) {
   Budget budget = Budget::unlimited();
   const Layout layout = run_layout();

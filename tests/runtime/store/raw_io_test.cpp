@@ -1,4 +1,4 @@
-// RawIo: what every back end does with requests, the same bodies over all of them.
+// RawIo: how every back end handles requests; the same test bodies over all of them.
 #include "runtime/store/raw_io.h"
 
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ TEST_P(RawIoTest, WrittenBytesAreReadBack) {
   io().submit({IoKind::kRead, kBlock, read.span()}, results.done());
   const RawResult last = results.wait(2).back();
   EXPECT_EQ(last.error_number, 0);
-  EXPECT_LE(last.bytes, 2 * kBlock);  // A raw transfer may be short, and then says so.
+  EXPECT_LE(last.bytes, 2 * kBlock);  // A raw transfer may be short, and reports that.
   EXPECT_EQ(std::memcmp(written.data(), read.data(), last.bytes), 0);
 }
 

@@ -1,4 +1,5 @@
-// create_store() and open_store(): stores by the paths of their drives, and what a failure leaves.
+// create_store() and open_store(): stores by the paths of their drives, and what remains after a
+// failure.
 #include "runtime/store/store_files.h"
 
 #include <gmock/gmock.h>
@@ -55,7 +56,7 @@ TEST_F(StoreFilesTest, TooLittleRoomLeavesNothing) {
       [&] {
         (void)create_store(budget, {first.str(), second.str()}, large, {1, 1}, options);
       },
-      ThrowsMessage<IoError>(HasSubstr("that are free there")));
+      ThrowsMessage<IoError>(HasSubstr("are free there")));
   EXPECT_TRUE(nothing_is_left());
 }
 
@@ -82,7 +83,7 @@ TEST_F(StoreFilesTest, WeightsAndPathsAreAsMany) {
       [&] {
         (void)create_store(budget, {first.str()}, contents(1), {1, 1}, options);
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("1 paths, expected the 2")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("1 paths, expected 2")));
 }
 
 TEST_F(StoreFilesTest, RegionsAndInterfacesHaveTheNamesThatUsersWrite) {

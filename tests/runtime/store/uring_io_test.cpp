@@ -1,7 +1,7 @@
 // io_uring where it is forbidden, without locked memory, and with registered memory.
 //
-// Where this machine has no io_uring the tests that need one say why, as a property of the run;
-// raw_io_test and drive_test are the promises that all back ends share.
+// On a machine without io_uring, the tests that need a ring record the reason as a property of the
+// run. raw_io_test and drive_test cover the promises that all back ends share.
 #include "runtime/store/uring_io.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ using testing::HasSubstr;
 
 constexpr std::size_t kBytes = 1 << 20;
 
-// From now on io_uring_setup() fails with this errno, in this process and for good.
+// Makes io_uring_setup() fail with this errno in this process for good.
 void forbid_io_uring(unsigned error_number) {
   sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -46,7 +46,7 @@ void forbid_io_uring(unsigned error_number) {
   ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
-// Root may lock what it likes, by this capability.
+// Drops root's capability to lock any amount of memory.
 void limit_locked_memory(rlim_t bytes) {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct sets[2] = {};
@@ -57,7 +57,7 @@ void limit_locked_memory(rlim_t bytes) {
   ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
 }
 
-// Writes and reads all of a drive; whether the bytes are the same.
+// Writes and reads all of a drive; returns whether the bytes are the same.
 bool keeps_bytes(std::unique_ptr<RawIo> io, std::span<std::byte> memory) {
   Rng rng(20240611);
   for (std::byte& byte : memory) byte = static_cast<std::byte>(rng.bits());
@@ -78,7 +78,7 @@ class UringIoTest : public testing::Test {
   const ScratchPath path;
 };
 
-// What the child prints, it checks; a failed check is exit code 1.
+// Ends the child, which checks its own output; a failed check is exit code 1.
 [[noreturn]] void finish() { std::_Exit(testing::Test::HasFailure() ? 1 : 0); }
 
 TEST_F(UringIoTest, ForbiddenBySeccompAutoFallsBackAndNamesTheReason) {
@@ -88,7 +88,7 @@ TEST_F(UringIoTest, ForbiddenBySeccompAutoFallsBackAndNamesTheReason) {
         auto io = open_io(path.str(), {.io = IoChoice::kAuto});
         EXPECT_EQ(io->properties().backend, "posix");
         EXPECT_THAT(io->properties().note,
-                    AllOf(HasSubstr("io_uring_setup is refused"), HasSubstr("not permitted"),
+                    AllOf(HasSubstr("io_uring_setup failed"), HasSubstr("not permitted"),
                           HasSubstr("seccomp"), HasSubstr("pread and pwrite")));
         const AlignedBytes bytes(kBytes);
         EXPECT_TRUE(keeps_bytes(std::move(io), bytes.span()));
@@ -122,7 +122,7 @@ TEST_F(UringIoTest, KernelWithoutItIsNamed) {
 // The cases below need a ring.
 class UringRingTest : public UringIoTest {
  protected:
-  // Whether there is one; if not, the reason is part of the results.
+  // Returns whether there is a ring; if not, prints the reason.
   static bool has_ring() {
     const std::optional<std::string> reason = why_no_uring();
     RecordProperty("not_run", reason.value_or(""));
@@ -144,7 +144,7 @@ TEST_F(UringRingTest, MemoryIsRegisteredWhereItMayBe) {
   PinnedPool pool(budget, DeviceId::host(), {.slab_bytes = kBytes, .pages = Pages::kHuge});
   auto io = open_io(path.str(), {.io = IoChoice::kUring, .memory = pool.slab()});
   const RawIo::Properties& properties = io->properties();
-  // Without the capability the limit decides; either way it is said.
+  // Without the capability the limit decides; either result is reported.
   EXPECT_TRUE(properties.registered_bytes == kBytes || !properties.note.empty());
   const auto lease = pool.acquire(kBytes, "all", std::chrono::milliseconds(0), 4096);
   EXPECT_TRUE(keeps_bytes(std::move(io), lease.bytes()));
@@ -155,7 +155,7 @@ TEST_F(UringRingTest, MemoryBesideTheRegisteredOneServesToo) {
   const AlignedBytes registered(kBytes), other(kBytes);
   EXPECT_TRUE(keeps_bytes(
       open_io(path.str(), {.io = IoChoice::kUring, .memory = registered.span()}), other.span()));
-  // And memory that begins inside and ends outside of it.
+  // Also memory that begins inside the registered part and ends outside it.
   EXPECT_TRUE(keeps_bytes(
       open_io(path.str(), {.io = IoChoice::kUring, .memory = registered.span(0, kBytes / 2)}),
       registered.span()));
@@ -179,7 +179,7 @@ TEST_F(UringRingTest, WithoutRoomToLockItMemoryIsNotRegisteredAndRequestsGoWitho
       testing::ExitedWithCode(0), "");
 }
 
-// Some kernels count the ring itself too, and then there is none.
+// Some kernels count the ring itself too, and then there is no ring.
 TEST_F(UringIoTest, WithoutAnyLockedMemoryAutoStillServesAndSaysWhatIsMissing) {
   EXPECT_EXIT(
       {
@@ -204,7 +204,7 @@ TEST_F(UringRingTest, ClosedDriveCanBeOpenedAgainAtOnce) {
   }
 }
 
-// A resume comes right after a kill, while requests of the killed process are still in flight.
+// A resume may follow right after a kill, while requests of the killed process are still in flight.
 TEST_F(UringRingTest, DriveOfAKilledProcessIsOpenedWhenItsRequestsHaveEnded) {
   if (!has_ring()) return;
   for (int i = 0; i < 20; ++i) {

@@ -1,4 +1,4 @@
-// The trace: what lands in the file, what a bounded buffer drops, and what it costs when off.
+// The trace: the content of the file, the events that a full buffer drops, and its cost when off.
 #include "runtime/trace/trace.h"
 
 #include <gmock/gmock.h>
@@ -209,7 +209,7 @@ TEST_F(TraceTest, ClockNeverGoesBackAndTicksInMicroseconds) {
   EXPECT_LT(elapsed_us, 20'000'000);  // Milliseconds or nanoseconds would be far out.
 }
 
-// Nanoseconds for one range, the best of some tries: the machine may be busy with something else.
+// Returns the nanoseconds of one range, the best of several tries, since the machine may be busy.
 double range_ns(Trace& trace) {
   constexpr int kRanges = 20'000;
   double best = 1e300;

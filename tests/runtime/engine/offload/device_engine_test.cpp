@@ -1,5 +1,6 @@
-// The engine on a CUDA device trains as on the host device: the same bits where gradients cross
-// whole and nothing is clipped, else to rounding; every codec that draws, policy, and store.
+// The offload engine trains on a CUDA device as on the host device, with every codec that draws,
+// policy and store: to equal bits where gradients cross whole and nothing is clipped, otherwise up
+// to rounding.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,13 +18,13 @@ namespace {
 
 class DeviceEngineTest : public testing::TestWithParam<RunCase> {};
 
-// AdamW runs on the host, and what crosses whole has the same bits on every device. Sums are in
-// another order there: the norm, and with it a factor that clips, may differ by a unit in the last
-// place, and a core by that of its wire.
+// AdamW runs on the host, and a gradient that crosses whole has the same bits on every device. A
+// device sums in another order: the norm, and with it the clip factor, may differ by a unit in the
+// last place, and a core by one of its wire.
 bool is_exact(const RunCase& run) { return !run.compresses() && run.max_norm == 0; }
 
-// The distance of a weight from its neighbour; of f32 weights what twenty steps make of a rounding
-// to the other side, of the wire or of a gradient.
+// Returns the distance of a weight to its neighbour. For f32 weights: how far twenty steps may
+// carry a rounding to the other side, of the wire or of a gradient.
 double tolerance(const RunCase& run, double weight) {
   if (is_exact(run)) return 0;
   const double update = run.compresses() ? 4 * kRunHyper.lr * 0x1p-8 : 4e-6;
@@ -35,7 +36,7 @@ double tolerance(const RunCase& run, double weight) {
 TEST_P(DeviceEngineTest, TwentyStepsAsOnTheHostDevice) {
   const RunCase& run = GetParam();
   RunCase on_threads = run;
-  on_threads.host_threads = 3;  // As an engine on a card has them.
+  on_threads.host_threads = 3;  // As in an engine on a card.
   DeviceRun on_host(DeviceId::host(), run), on_device(DeviceId::cuda(0), on_threads);
   const std::vector<Matrix> expected = on_host.trajectory(), found = on_device.trajectory();
   ASSERT_EQ(on_device.outcomes().size(), std::size_t{DeviceRun::kSteps});
@@ -168,7 +169,7 @@ TEST(CudaEngineTest, AForwardThatWaitsForTheLinkStalls) {
   expect_stalls_only_of_a_forward_that_waits(run, 0.040, [&](int step) { run.look(step); });
 }
 
-// A family that nobody runs here is one that nobody has run on a device.
+// Every family that draws must run here, because no other test runs it on a device.
 TEST(CudaEngineTest, EveryFamilyThatDrawsIsAmongTheCases) {
   const std::vector<RunCase> all = cases();
   for (const CodecFamily* family : codec_families()) {

@@ -1,5 +1,5 @@
-// A run of twenty steps of the offload engine on any device (device_model.h): five tensors, of
-// which some have chunks of their own, one of them two, and some share one.
+// Runs twenty steps of the offload engine on any device (device_model.h), with five tensors: some
+// have chunks of their own, one of them two, and some share one.
 #pragma once
 
 #include <algorithm>
@@ -31,9 +31,9 @@ inline constexpr TensorHyper kRunHyper{1e-2, 0.9, 0.99, 1e-8, 0.1};
 struct RunCase {
   std::string name;
   std::string codec = "identity";
-  DType dtype = DType::kBF16;     // Of the weights but the norm's, which are f32.
-  DType gradient = DType::kBF16;  // As it is kept.
-  bool f32_gradients = false;     // As they come; else in the type of their weights.
+  DType dtype = DType::kBF16;     // Of all weights but the norm's, which are f32.
+  DType gradient = DType::kBF16;  // In the stored form.
+  bool f32_gradients = false;     // As they arrive; else in the type of their weights.
   WireFormat wire = WireFormat::kBF16;
   CoreSpill spill = CoreSpill::kGradient;
   int redraw = 0;
@@ -45,7 +45,7 @@ struct RunCase {
   Order order = Order::kEdf;
   bool on_disk = false;
   LinkCopy::Config link = {};
-  int side_streams = 0;  // Gradients come on so many streams beside that of the model, in turns.
+  int side_streams = 0;  // Gradients come in turn on this many streams and that of the model.
 
   int host_threads = 1;
 
@@ -60,7 +60,7 @@ class DeviceRun {
       {39, 71}, {40, 60}, {1, 64}, {31, 40}, {3, 2}};
   static constexpr int kTensors = 5, kCompressed = 1, kNorm = 2;
   static constexpr std::size_t kMostElems = std::size_t{39} * 71;
-  // Before each step, after the last, and after backwards, when nothing but the step waits.
+  // Looks before each step, after the last, and after backwards, when only the step waits.
   static constexpr int kLooks = 2 * kSteps + 1;
 
   DeviceRun(DeviceId device, const RunCase& run)
@@ -74,7 +74,7 @@ class DeviceRun {
     engine_->begin(model_.weights(), compute());
   }
 
-  // Every weight as every look has seen it, as f32: [tensor * kLooks + look].
+  // Returns every weight as f32 at every look: [tensor * kLooks + look].
   std::vector<Matrix> trajectory() {
     for (int step = 0; step < kSteps; ++step) {
       look(step);
@@ -89,7 +89,7 @@ class DeviceRun {
     }
     look(kSteps);
     wait_for(compute());
-    // The engine goes while a core is made that nobody asks for.
+    // Destroys the engine while a core that nobody needs is being made.
     if (case_.compresses()) give(kCompressed, 0, 0, compute());
     std::vector<Matrix> all;
     for (int i = 0; i < kTensors; ++i) {
@@ -101,7 +101,7 @@ class DeviceRun {
   void look(int at) {
     for (int i = 0; i < kTensors; ++i) {
       engine_->acquire(i, streams_.at(at + i));
-      model_.look(i, at);  // On the stream of step(), whoever has acquired the weight.
+      model_.look(i, at);  // On the stream of step(), not that of acquire().
     }
   }
 
@@ -204,7 +204,7 @@ class DeviceRun {
     return std::make_unique<OffloadEngine>(options, tensors());
   }
 
-  // Goes on in another engine: of the same store, or of one that is told all states.
+  // Continues in another engine: with the same store, or with all states copied to it.
   void reload() {
     if (drive_) {
       engine_->close();
@@ -225,8 +225,8 @@ class DeviceRun {
     engine_ = std::move(next);
   }
 
-  // Whole gradients, with weights that are put back while they are read, and one of which the core
-  // is still made when its projectors are drawn anew.
+  // Drops a step of whole gradients, and resumes while its weights are still read. Then drops a
+  // gradient whose core is still being made when its projectors are drawn anew.
   void drop(int step) {
     backward(step);
     engine_->drop();
@@ -238,8 +238,8 @@ class DeviceRun {
     engine_->set_committed_steps(engine_->committed_steps() + case_.redraw);
   }
 
-  // In memory of its own. As torch has it, memory that was let go is there for what the computing
-  // stream does next: it is written over there.
+  // Gives a gradient in memory of its own. As in torch, released memory is reused by the computing
+  // stream's next work: it is overwritten there.
   void give(int i, int step, int micro, StreamRef stream) {
     const MatrixView<float> g = model_.gradient(i, step, micro);
     const DType dtype = case_.f32_gradients ? DType::kF32 : model_.spec(i).dtype;
@@ -260,7 +260,7 @@ class DeviceRun {
     }
     try {
       copy_in_stream(nothing_.as<float>().data(), lent, dtype, stream);
-    } catch (const CudaError&) {  // The engine says so.
+    } catch (const CudaError&) {  // The engine reports it.
     }
   }
 

@@ -1,5 +1,5 @@
-// Gradients that cross as cores: the bits of a run that is fed P S Q^T whole, however many
-// micro-batches there are, whatever the link, and after a redraw, a skipped step and a crash.
+// Gradients that cross as cores have the bits of a run that is given P S Q^T whole: for any number
+// of micro-batches, any link, and after a redraw, a skipped step and a crash.
 #include "runtime/engine/offload/gradient_cores.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,8 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// In chunks of 4096 elements: three, a part of one, and one that two tensors share.
+// In chunks of 4096 elements: "embedding" and "query" have several, "key" has a part of one, and
+// "norm" and "tiny" share one.
 std::vector<TensorSpec> model_specs(bool compressed) {
   std::vector<TensorSpec> specs{{"embedding", {60, 123}, DType::kBF16},
                                 {"query", {100, 123}, DType::kBF16, compressed},
@@ -68,7 +69,7 @@ class GradientCoresTest : public testing::TestWithParam<Case> {
     return made;
   }
 
-  // A codec of the engine's own making is made again here, for every draw.
+  // Makes the engine's codec again, for every draw.
   static std::vector<std::byte> whole(const OffloadModel& model, int tensor, std::int64_t step) {
     const TensorSpec& spec = model.spec(tensor);
     Budget budget = Budget::unlimited();
@@ -95,7 +96,7 @@ class GradientCoresTest : public testing::TestWithParam<Case> {
     return out;
   }
 
-  // A step of the run that everything is compared with.
+  // Takes a step of the reference run.
   static StepOutcome reference_step(OffloadEngine& engine, OffloadModel& model, std::int64_t step) {
     const std::vector<TensorSpec> specs = model_specs(true);
     for (int batch = 0; batch < GetParam().batches; ++batch) {
@@ -319,7 +320,7 @@ TEST(GradientCoresErrorTest, ACodecThatLearnsIsRefusedByName) {
   OffloadOptions options = small_chunk_options();
   options.cores.codec.name = "svd";
   EXPECT_THAT([&] { OffloadEngine engine(options, model_specs(true)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("svd learns its projectors")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("svd does not draw its projectors")));
 }
 
 }  // namespace

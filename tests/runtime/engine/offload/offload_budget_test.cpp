@@ -1,4 +1,5 @@
-// What the offload engine takes of each tier, and what it refuses before it takes anything.
+// Memory that the offload engine takes on each tier, and requests that it rejects before taking
+// any.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -78,7 +79,7 @@ TEST(OffloadBudgetTest, GradientsOfAnotherTypeThanTheModelsAreRefused) {
   OffloadOptions options = small_chunk_options();
   options.gradient = DType::kF16;
   EXPECT_THAT([&] { OffloadEngine engine(options, kModel); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("say gradients=bf16")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("set gradients=bf16")));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// AdamW with its states in a store, through the lanes: the very bits of AdamW in memory, whatever
-// the store lies on, the order of the lanes, the link, and whatever became of steps in between.
+// AdamW with its states in a store, through the lanes, has the very bits of AdamW in memory: on any
+// store, in any order of the lanes, over any link, and whatever happened to steps in between.
 #include "runtime/engine/offload/offload_engine.h"
 
 #include <gmock/gmock.h>
@@ -91,7 +91,7 @@ TEST_P(OffloadEngineTest, FilesGiveTheBitsOfMemoryThroughEveryBackEnd) {
     }
     OffloadEngine engine(options({first.str(), second.str()}, io), kModel);
     EXPECT_FALSE(engine.is_new());
-    OffloadModel again(kModel, 99);  // Whatever it holds is overwritten.
+    OffloadModel again(kModel, 99);  // Its content is overwritten.
     engine.resume(again.tensors());
     EXPECT_EQ(engine.committed_steps(), 1);
     for (std::int64_t step = 2; step <= 3; ++step) {
@@ -146,7 +146,7 @@ TEST(OffloadEngineStepTest, AGradientThatIsNotFiniteSkipsTheStepWhereverItIs) {
     for (const float bad : {std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN(), 3.4e38F}) {
       OffloadGradients gradients(model, 1, 0);
-      gradients.poison(t, bad);  // 3.4e38 is finite, and infinite as bf16.
+      gradients.poison(t, bad);  // 3.4e38 is finite, but infinite as bf16.
       for (int i = 0; i < model.size(); ++i) gradients.add_to(engine, i);
       EXPECT_FALSE(engine.end_backward().finite) << kModel[static_cast<std::size_t>(t)].name;
       const StepOutcome outcome = engine.step(request_of(model));
@@ -230,7 +230,7 @@ TEST(OffloadEngineStoreTest, ACrashEndsAtTheLastCommitAndGoesOnWithTheSameBits) 
     engine->begin(model.tensors());
     for (std::int64_t step = 1; step <= 3; ++step) run_step(*engine, model, step, 1);
     engine->synchronize();
-    // Without close(): step 3 is applied and not committed, as after a crash.
+    // Not closed: step 3 is applied but not committed, as after a crash.
   }
   OffloadEngine engine(small_chunk_options({drive.str()}), kModel);
   OffloadModel again(kModel, 15);
@@ -257,7 +257,7 @@ TEST(OffloadEngineStoreTest, APinnedGenerationComesBackAndOthersAreNamed) {
   EXPECT_NE(difference(model, at_pin), "");
   EXPECT_THAT([&] { engine.roll_back(pinned + 1000); },
               ThrowsMessage<InvalidArgument>(
-                  AllOf(HasSubstr("is gone"), HasSubstr(std::to_string(pinned)))));
+                  AllOf(HasSubstr("no longer exists"), HasSubstr(std::to_string(pinned)))));
   engine.roll_back(pinned);
   engine.resume(model.tensors());
   EXPECT_EQ(difference(model, at_pin), "");
@@ -315,7 +315,7 @@ TEST(OffloadEngineStoreTest, ARunThatIsNotTakenOverIsNotOverwritten) {
   EXPECT_THAT([&] { engine.begin(model.tensors()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("holds step 1")));
   EXPECT_THAT([&] { run_step(engine, model, 1, 1); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected resume()")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("call resume()")));
 }
 
 TEST(OffloadEngineStoreTest, StatesThatAreWrittenAreThoseOfTheNextStep) {

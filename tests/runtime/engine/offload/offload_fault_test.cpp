@@ -1,5 +1,5 @@
-// The offload engine on drives that fail, fill up, lie about a flush or lose their power: a step is
-// whole or never was, and what goes on from it has the bits of a run that nothing happened to.
+// The offload engine on drives that fail, fill up, lie about a flush or lose power: a step is whole
+// or absent, and a resumed run has the bits of a run without faults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ const std::vector<TensorSpec> kModel{{"embedding", {50, 123}, DType::kBF16},
                                      {"head", {7, 301}, DType::kBF16}};
 constexpr std::int64_t kSteps = 4;
 
-// When updates are made, and where gradients are until then.
+// When updates run, and where gradients are until then.
 struct Way {
   std::string name;
   int batches = 2;
@@ -53,7 +53,7 @@ struct Way {
   }
 };
 
-// A drive that outlives the engines that use it, and fails as told.
+// A drive that outlives the engines that use it, and fails on request.
 class FailingDrive {
  public:
   OffloadOptions options(const Way& way, PowerCutIo::Options cut = {}) {
@@ -79,14 +79,14 @@ class FailingDrive {
   }
 
   PowerCutIo::Medium& bytes() { return *medium_; }
-  PowerCutIo* power = nullptr;  // Of the engine that was made last.
+  PowerCutIo* power = nullptr;  // The drive of the newest engine.
   FaultIo* faults = nullptr;
 
  private:
   std::shared_ptr<PowerCutIo::Medium> medium_;
 };
 
-// Steps from where the engine is to the last one; whatever it was resumed from.
+// Trains from the engine's present step to the last one, wherever it was resumed.
 void run_to_the_end(OffloadEngine& engine, OffloadModel& model, int batches) {
   while (engine.committed_steps() < kSteps) {
     run_step(engine, model, engine.committed_steps() + 1, batches);
@@ -105,7 +105,7 @@ class OffloadFaultTest : public testing::TestWithParam<Way> {
     engine.close();
   }
 
-  // What another process finds.
+  // Checks what another process finds.
   void expect_resumes_at(std::int64_t least, std::int64_t most) {
     OffloadModel again(specs, 4);
     OffloadEngine engine(drive.options(way), specs);
@@ -122,7 +122,7 @@ class OffloadFaultTest : public testing::TestWithParam<Way> {
   const std::vector<TensorSpec> specs = way.model();
   FailingDrive drive;
   OffloadModel model{specs, 3}, expected_model{specs, 3};
-  OffloadEngine expected{way.options(), specs};  // In memory, and nothing happens to it.
+  OffloadEngine expected{way.options(), specs};  // In memory, without faults.
 };
 
 INSTANTIATE_TEST_SUITE_P(
@@ -145,7 +145,7 @@ TEST_P(OffloadFaultTest, AReadThatFailsEndsTheRunAtTheLastStep) {
           engine.synchronize();
         },
         ThrowsMessage<IoError>(AllOf(HasSubstr("fetch"), HasSubstr("chunk"))));
-    EXPECT_THROW(engine.synchronize(), IoError);  // Final.
+    EXPECT_THROW(engine.synchronize(), IoError);  // The error stays.
     engine.finish();
   }
   expect_resumes_at(1, 1);
@@ -218,14 +218,14 @@ TEST_P(OffloadFaultTest, MoreMicroBatchesThanTheDriveHasRoomForAreRefusedAndNoth
   }
   drive.faults->fail_grow(ENOSPC);
   OffloadGradients one_more(model, 2, batches);
-  // Or a step that promised one backward, and keeps no gradient, does not take a second.
+  // A step that promised one backward and keeps no gradient does not accept a second one.
   EXPECT_THROW(one_more.add_to(engine, 0), Error);
-  EXPECT_FALSE(engine.step(request_of(model)).skipped);  // With the gradients that there are.
+  EXPECT_FALSE(engine.step(request_of(model)).skipped);  // With the gradients already there.
   run_to_the_end(engine, model, batches);
   EXPECT_EQ(difference(model, expected_model), "");
 }
 
-// A drive that says that it has flushed, and has not, may lose a commit, but never half of one.
+// A drive that reports a flush without doing it may lose a commit, but never half of one.
 TEST_P(OffloadFaultTest, AFlushThatIsALieEndsAtAWholeStepOrIsFound) {
   const PowerCutIo::Medium start = drive.bytes();
   for (std::uint64_t lies_at = 1; lies_at <= 2 * kSteps; ++lies_at) {

@@ -1,5 +1,5 @@
-// What updates before their step cost: bytes of drive and link by formula, host memory by the
-// ring alone, and no wait that never ends.
+// The cost of updates before their step: bytes of drive and link by formula, host memory of the
+// ring alone, and no wait without end.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ const std::vector<TensorSpec> kModel{{"embedding", {100, 123}, DType::kBF16},
 
 struct Case {
   std::string name;
-  std::uint64_t read = 12, written = 12;  // Of an element, beside what is not parked.
+  std::uint64_t read = 12, written = 12;  // Per element, without parked weights.
   std::uint64_t park_bytes = 0;
   double max_norm = 0;
   bool redo = false;
@@ -51,7 +51,7 @@ TEST_P(SpeculationBytesTest, AStepReadsAndWritesWhatTheFormulaSays) {
   EXPECT_EQ(stats.redone_steps, is_clipped ? 1U : 0U);
 
   std::uint64_t unparked = 0, weights = 0, elems = 0, taken = 0;
-  bool is_full = is_clipped;  // What is made again goes up at once.
+  bool is_full = is_clipped;  // An update made again uploads at once.
   for (const PlannedChunk& chunk : engine.plan().chunks()) {
     std::uint64_t needed = 0;
     for (const ChunkPiece& piece : chunk.pieces) {
@@ -98,8 +98,8 @@ TEST(SpeculationRoomTest, ParkedWeightsAreHostMemoryThatTheBudgetHasLeft) {
   EXPECT_EQ(used(), without);
 }
 
-// Chunks of which the ring holds two: of one tensor, of several, and of tensors that cross
-// compressed, in one step.
+// The ring holds two chunks; one step has chunks of one tensor, of several, and of tensors that
+// cross compressed.
 TEST(SpeculationRoomTest, TheLeastRingIsNeverWaitedForInVain) {
   std::vector<TensorSpec> specs;
   for (const char* const name : {"a", "b", "c", "d"}) {
@@ -107,7 +107,7 @@ TEST(SpeculationRoomTest, TheLeastRingIsNeverWaitedForInVain) {
     specs.push_back({std::string(name) + " bias", {500}, DType::kF32});
     specs.push_back({std::string(name) + " whole", {512, 300}, DType::kBF16});
   }
-  for (const int batches : {1, 2}) {  // Of two, only what is compressed is updated early.
+  for (const int batches : {1, 2}) {  // With two, only compressed ones update early.
     OffloadOptions options = small_chunk_options();
     options.cores.codec.name = "block_random";
     options.chunk_elems = 64 * ChunkPlan::kStoredAlignment;
@@ -136,8 +136,8 @@ TEST(SpeculationRoomTest, TheLeastRingIsNeverWaitedForInVain) {
   }
 }
 
-// Room for two cores, a ring of two chunks, a drive that is slow: chunks of a weight that is partly
-// through must not stand behind those of weights that the next forward needs earlier.
+// Room for two cores, a ring of two chunks, a slow drive: the remaining chunks of a weight must not
+// wait behind weights that the next forward needs earlier.
 TEST(SpeculationRoomTest, WeightsOfManyChunksDoNotOvertakeEachOther) {
   std::vector<TensorSpec> specs;
   for (const char* const name : {"a", "b", "c", "d"}) {

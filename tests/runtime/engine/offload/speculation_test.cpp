@@ -1,5 +1,5 @@
-// Updates that are made before their step is decided: the bits of those that are made after it,
-// whatever becomes of the step, and nothing on the device or in a commit before it is decided.
+// Updates made before their step is decided have the bits of updates made after it, whatever
+// happens to the step; nothing reaches the device or a commit before the decision.
 #include "runtime/engine/offload/speculation.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ std::vector<TensorSpec> model_specs(bool compressed) {
           {"tiny", {3}, DType::kBF16}};
 }
 
-// Whether gradients of some tensors cross compressed.
+// The parameter: whether gradients of some tensors cross compressed.
 class SpeculationTest : public testing::TestWithParam<bool> {
  protected:
   static std::vector<TensorSpec> specs() { return model_specs(GetParam()); }
@@ -43,11 +43,11 @@ class SpeculationTest : public testing::TestWithParam<bool> {
     made.cores.codec.name = "block_random";
     made.gate.promised_backwards = 1;
     made.policy = policy;
-    made.park_bytes = 40000;  // Of some chunks.
+    made.park_bytes = 40000;  // Room for some chunks.
     return made;
   }
 
-  // A step that is not expected to be anything else than it is.
+  // Takes a step that goes as expected.
   static StepOutcome step(OffloadEngine& engine, OffloadModel& model, std::int64_t number,
                           float factor = kStepFactor, const HasGradient& has = {}) {
     backward(engine, model, number, factor, has);
@@ -71,7 +71,7 @@ class SpeculationTest : public testing::TestWithParam<bool> {
     engine.end_backward();
   }
 
-  // The same steps, updated after each was decided.
+  // Takes the same steps, with updates after each decision.
   struct Plain {
     explicit Plain(OffloadOptions with) : engine(std::move(with), specs()), model(specs(), 1) {
       engine.begin(model.tensors());
@@ -104,12 +104,12 @@ TEST_P(SpeculationTest, NothingOnTheDeviceOrInACommitChangesBeforeTheStepIsDecid
     step(engine, model, 1);
     backward(engine, model, 2);
     const OffloadModel before = model;
-    engine.commit();  // Of step 1, and of nothing that is gathered.
+    engine.commit();  // Commits step 1, and nothing that is being gathered.
     EXPECT_EQ(engine.store().live().step, 1U);
     EXPECT_EQ(difference(model, before), "");
     EXPECT_EQ(engine.tensor_steps(0), 1);
     step(plain.engine, plain.model, 1);
-    expect_equal(engine, model, plain);  // read_state() of step 1 too.
+    expect_equal(engine, model, plain);  // Also read_state() of step 1.
     // Without step() and close(), as after a crash.
   }
   OffloadEngine engine(with, specs());
@@ -152,7 +152,7 @@ TEST_P(SpeculationTest, DroppedGradientsLeaveTheStatesAsTheyWere) {
   engine.drop();
   EXPECT_FALSE(engine.has_gradient());
   expect_equal(engine, model, plain);
-  OffloadGradients some(model, 56, 0);  // Not even a whole backward.
+  OffloadGradients some(model, 56, 0);  // Less than a whole backward.
   engine.expect(request_of(model).hyper, kStepFactor);
   for (const int t : {6, 4, 2}) some.add_to(engine, t);
   engine.drop();
@@ -187,7 +187,7 @@ TEST_P(SpeculationTest, AStepThatIsNotAsExpectedIsMadeAgainFromGradientsThatAreK
     std::vector<TensorHyper> hyper;
     std::vector<float> own(specs().size(), 1);
     own[static_cast<std::size_t>(number)] =
-        0.5F;  // Of one tensor in the second step, of another in the third.
+        0.5F;  // For one tensor in the second step, for another in the third.
     for (auto* const run : {&engine, &plain.engine}) {
       OffloadRequest request = request_of(run == &engine ? model : plain.model);
       hyper.assign(request.hyper.begin(), request.hyper.end());
@@ -241,7 +241,7 @@ TEST_P(SpeculationTest, ASecondGradientIsTakenWhereTheFirstIsKeptAndElseRefused)
     for (auto* const run : {&engine, &plain.engine}) {
       OffloadModel& of = run == &engine ? model : plain.model;
       run->expect(request_of(of).hyper, kStepFactor);
-      if (number == 2) {  // In one backward.
+      if (number == 2) {  // Both in one backward.
         OffloadGradients gradients(of, number, 2);
         for (int t = 0; t < of.size(); ++t) gradients.add_to(*run, t);
       }
@@ -260,7 +260,7 @@ TEST_P(SpeculationTest, ASecondGradientIsTakenWhereTheFirstIsKeptAndElseRefused)
                 ThrowsMessage<InvalidArgument>(
                     AllOf(HasSubstr(other.spec(t).name), HasSubstr("accumulate="))));
   }
-  EXPECT_FALSE(forgetful.step(request_of(other)).skipped);  // Of the first.
+  EXPECT_FALSE(forgetful.step(request_of(other)).skipped);  // With the first gradient.
   Plain once(options(UpdatePolicy::kSpill));
   step(once.engine, once.model, 1);
   expect_equal(forgetful, other, once);
@@ -285,7 +285,7 @@ TEST_P(SpeculationTest, WhereMostStepsAreClippedTheyAreUpdatedAfterwardsUntilSix
   };
   using Counts = std::vector<std::uint64_t>;
   EXPECT_EQ(steps(3, 1e-4F), (Counts{3, 0, 0}));
-  EXPECT_EQ(steps(7, 1), (Counts{0, 5, 2}));  // A quarter of 16 may be, and no more.
+  EXPECT_EQ(steps(7, 1), (Counts{0, 5, 2}));  // A quarter of 16 may be redone, but no more.
   EXPECT_EQ(steps(15, 1e-4F), (Counts{0, 0, 15}));
   EXPECT_EQ(steps(1, 1), (Counts{0, 0, 1}));  // Counting starts again.
   EXPECT_EQ(steps(17, 1e-4F), (Counts{1, 0, 16}));
@@ -339,7 +339,7 @@ TEST(RecentRedosTest, MoreThanAQuarterOfTheLastSixteenForbidAndSixteenCleanOnesA
   for (int i = 0; i < 4; ++i) redos.note(false);
   EXPECT_TRUE(redos.allow());
   for (int i = 0; i < RecentRedos::kSteps - 4; ++i) redos.note(true);
-  for (int i = 0; i < 4; ++i) {  // Each takes the place of one that is forgotten.
+  for (int i = 0; i < 4; ++i) {  // Each replaces one that is forgotten.
     redos.note(false);
     EXPECT_TRUE(redos.allow()) << i;
   }

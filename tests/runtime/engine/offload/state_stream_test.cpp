@@ -1,5 +1,5 @@
-// AdamW over states in a store: the very bits of AdamW in memory, step by step, whatever the order
-// of the lanes, and from the last commit on after a crash.
+// AdamW over states in a store has the very bits of AdamW in memory, step by step, in any order of
+// the lanes, and from the last commit on after a crash.
 #include "runtime/engine/offload/state_stream.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ using testing::ThrowsMessage;
 
 constexpr std::int64_t kElems = 2 * ChunkPlan::kStoredAlignment;
 
-// Tensors as a model has them, and AdamW over them in memory.
+// Tensors like those of a model, and AdamW over them in memory.
 template <typename G, typename W>
 class Reference {
  public:
@@ -44,7 +44,7 @@ class Reference {
     }
   }
 
-  // Of micro-batch `batch` of a step; equal on every call.
+  // Returns the gradient of micro-batch `batch` of a step; equal on every call.
   std::vector<G> gradient(int tensor, std::int64_t step, int batch) const {
     Rng rng(static_cast<std::uint64_t>(1000 * step + 10 * tensor + batch));
     return rng.vector<G>(static_cast<std::int64_t>(master[at(tensor)].size()), 0.1);
@@ -85,10 +85,10 @@ class Reference {
 
   static std::size_t at(int tensor) { return static_cast<std::size_t>(tensor); }
   std::vector<std::vector<float>> master, m, v;
-  std::vector<std::vector<W>> weight;  // As the model computes with it.
+  std::vector<std::vector<W>> weight;  // In the type the model computes with.
 };
 
-// A run over a store: the same steps, by the lanes.
+// Runs the same steps over a store, through the lanes.
 template <typename G, typename W>
 class Streamed {
   std::vector<DType> weights_;
@@ -115,8 +115,8 @@ class Streamed {
 
   ~Streamed() { close(); }
 
-  // The requests of the store end here: a drive may keep a chunk's memory for a moment longer than
-  // its payload lives.
+  // Ends the requests of the store first: a drive may keep a chunk's memory for a moment longer
+  // than its payload lives.
   void close() {
     try {
       if (executor) executor->drain();
@@ -204,7 +204,7 @@ struct Case {
   bool slow = false;
 };
 
-// A store on media that outlive it.
+// A store whose media outlive it.
 class Disk {
  public:
   explicit Disk(const std::vector<RegionSpec>& regions) {
@@ -310,7 +310,7 @@ TEST(StateStreamErrorTest, AFailedReadNamesTheChunkAndTheStepIsLost) {
     run.spill(reference, 1);
     disk.faults[0]->fail(IoKind::kRead, FaultIo::kAlways, EIO);
     const auto step = [&] {
-      run.enqueue(1, 1);  // Of which the later chunks may find the executor failed already.
+      run.enqueue(1, 1);  // Later chunks may find that the executor has failed already.
       run.executor->drain();
     };
     EXPECT_THAT(step,
@@ -331,7 +331,7 @@ TEST(StateStreamErrorTest, ARingBelowOneChunkIsRefusedWithBothSizes) {
       [&] {
         StateStream stream(*store, ring, plan, {}, {DType::kBF16, weights});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("a ring of 4096 bytes")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("the ring has 4096 bytes")));
 }
 
 TEST(StateStreamErrorTest, ThePinnedTierHoldsTheRingAndNothingElse) {

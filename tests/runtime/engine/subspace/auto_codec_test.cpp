@@ -1,4 +1,4 @@
-// What codec="auto" stands for: svd only where a core pays, fits and costs little of a run.
+// The choice of codec="auto": svd only where a core pays, fits and costs little of a run.
 #include "runtime/engine/subspace/auto_codec.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ struct Needed {
   std::uint64_t bytes;
 };
 
-// Enough of every tier but one.
+// Returns enough room on every tier but one.
 Budget::Limits room(const Needed& needed) {
   Budget::Limits limits = kRoomy;
   limits[static_cast<std::size_t>(needed.tier)] = needed.bytes;
@@ -39,11 +39,11 @@ class AutoCodecTest : public testing::Test {
     spec.residual = ResidualKind::kFactored;
   }
 
-  std::vector<WeightSpec> specs;  // Of 64 x 64, with a core of 32 x 32.
+  std::vector<WeightSpec> specs;  // 64 x 64, with a core of 32 x 32.
   RunShape cheap{.tokens_per_step = 1 << 20, .steps = kMostSteps};
 };
 
-// What the weight needs of each tier with svd.
+// Returns what the weight needs on each tier with svd.
 std::vector<Needed> needed_of(const WeightPlan& plan, DeviceId device) {
   return {{Tier::kDevice, plan.device_bytes + plan.projector_bytes + plan.scan_bytes +
                               plan.held_bytes + 2 * plan.scratch_bytes + plan.fit_bytes},
@@ -52,7 +52,7 @@ std::vector<Needed> needed_of(const WeightPlan& plan, DeviceId device) {
 }
 
 TEST_F(AutoCodecTest, IsSvdWhereEveryTierHasRoomForIt) {
-  specs[0].wire = WireFormat::kInt8;  // Which has scratch on the host.
+  specs[0].wire = WireFormat::kInt8;  // int8 has scratch on the host.
   std::vector<WeightSpec> svd = specs;
   svd[0].codec.name = "svd";
   const WeightPlan plan = plan_weight(svd[0], false, DeviceId::host());
@@ -87,7 +87,8 @@ TEST_F(AutoCodecTest, IsSvdWhereEveryTierHasRoomForIt) {
 }
 
 TEST_F(AutoCodecTest, ProductsAreThreeWithAResidualAndOneMoreForEachMicroBatch) {
-  // P^T G is 2 x 32 x 64 x 64, (P^T G) Q is 2 x 32 x 32 x 64; the weight's own are 6 x 64 x 64 T.
+  // P^T G takes 2 x 32 x 64 x 64, (P^T G) Q takes 2 x 32 x 32 x 64; the weight itself 6 x 64 x 64
+  // T.
   const double once = 2.0 * 32 * 64 * (64 + 32) / (6.0 * 64 * 64);
   RunShape run{.tokens_per_step = 1000, .steps = 1000};
   EXPECT_DOUBLE_EQ(auto_codec(specs, DeviceId::host(), kRoomy, run).products, 3 * once / 1000);
@@ -110,12 +111,12 @@ TEST_F(AutoCodecTest, IsNoneWhereBothTogetherCostTooMuch) {
   const AutoCodec enough = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(enough.products + enough.calibration, kMostOfARun);
   EXPECT_EQ(enough.name, "svd");
-  run.steps = 1;  // The calibration alone.
+  run.steps = 1;  // Only the calibration counts.
   const AutoCodec brief = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(brief.products, kMostOfARun);
   EXPECT_EQ(brief.name, "none");
   specs[0].rows = specs[0].cols = 128;
-  run = {.tokens_per_step = 1024, .steps = kMostSteps};  // The products alone.
+  run = {.tokens_per_step = 1024, .steps = kMostSteps};  // Only the products count.
   const AutoCodec small = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_LT(small.calibration, kMostOfARun);
   EXPECT_TRUE(!small.shortage && small.pays);
@@ -123,7 +124,7 @@ TEST_F(AutoCodecTest, IsNoneWhereBothTogetherCostTooMuch) {
 }
 
 TEST_F(AutoCodecTest, MayTakeMoreOfARunOfLargeSteps) {
-  specs[0].rows = specs[0].cols = 600;  // Products are 450 / T of a step.
+  specs[0].rows = specs[0].cols = 600;  // Products take 450 / T of a step.
   RunShape run{.tokens_per_step = kLargeStep, .steps = kMostSteps};
   const AutoCodec large = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_DOUBLE_EQ(large.most, kMostOfALargeStepRun);
@@ -135,7 +136,7 @@ TEST_F(AutoCodecTest, MayTakeMoreOfARunOfLargeSteps) {
   EXPECT_TRUE(small.pays);
   EXPECT_EQ(small.name, "none");
   run.tokens_per_step = kLargeStep;
-  specs[0].rows = specs[0].cols = 800;  // 600 / T.
+  specs[0].rows = specs[0].cols = 800;  // 600 / T of a step.
   const AutoCodec wide = auto_codec(specs, DeviceId::host(), kRoomy, run);
   EXPECT_GT(wide.products, kMostOfALargeStepRun);
   EXPECT_EQ(wide.name, "none");
@@ -199,7 +200,7 @@ TEST_F(AutoCodecTest, OtherCodecsCountTowardsTheMemoryAlone) {
 
 TEST_F(AutoCodecTest, RunOfNothingIsRefused) {
   EXPECT_THAT([&] { auto_codec(specs, DeviceId::host(), kRoomy, {.tokens_per_step = 0}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("0 tokens a step, 1000 steps")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("0 tokens per step, 1000 steps")));
 }
 
 }  // namespace

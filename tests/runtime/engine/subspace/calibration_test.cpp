@@ -1,4 +1,4 @@
-// Calibration in an engine: whose gradient is measured, what it changes, and what it reserves.
+// Calibration in an engine: which gradient is measured, what it changes, and what it reserves.
 #include "runtime/engine/subspace/calibration.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// Fits what needs no arithmetic: unit columns, which are orthonormal.
+// Fits without arithmetic: unit columns, which are orthonormal.
 class UnitLearner final : public ProjectorLearner {
  public:
   void leading_directions(const AnyMatrix& /*g*/, MatrixView<float> p, MatrixView<float> q,
@@ -91,7 +91,7 @@ TEST(CalibrationTest, RollingTurnsReplaceProjectorsWhileTrainingGoesOn) {
       step(training);
       replaced += training.engine->take_stats().calibration.refreshed;
     }
-    EXPECT_EQ(replaced, 6U);  // One weight a step.
+    EXPECT_EQ(replaced, 6U);  // One weight per step.
     EXPECT_EQ(training.engine->committed_steps(), 6);
   }
 }
@@ -122,7 +122,7 @@ TEST(CalibrationTest, AClosuresGradientsAreMeasuredAndNotAccumulated) {
   EXPECT_FALSE(training.engine->calibration_due());
   training.backward(g);
   EXPECT_THAT([&] { training.engine->begin_calibration(); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("gradient accumulated")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("while a step has gradients")));
 }
 
 TEST(CalibrationTest, WithoutRefreshesAFittedCodecSaysWhatToPass) {

@@ -1,4 +1,4 @@
-// The engine trains, saves and resumes with a codec that this library does not bring.
+// The engine trains, saves and resumes with a codec from outside this library.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ TEST_P(CustomCodecResumeTest, AnEngineWithItsSavedStateGoesOnWithTheSameBits) {
   const std::vector<Matrix> before = first.weights;
   for (int i = 0; i < 3; ++i) {
     step(first);
-    second.gradients();  // The same random numbers afterwards.
+    second.gradients();  // Advances to the same random numbers.
   }
   EXPECT_NE(first.weights, before);
   second.weights = first.weights;

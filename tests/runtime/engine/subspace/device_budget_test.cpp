@@ -1,4 +1,4 @@
-// What a weight and an engine are said to cost on a CUDA device is what they take from the budget.
+// The planned cost of a weight and an engine on a CUDA device is what they take from the budget.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -58,7 +58,7 @@ TEST(CudaEngineBudgetTest, AnEngineReservesWhatItsPlanSaysAndNothingMoreInARun) 
                                     .residual = ResidualKind::kFactored,
                                     .refresh_every = 6});
   std::vector<WeightPlan> plans;
-  std::uint64_t planned = 0;  // With gradients that wait for step().
+  std::uint64_t planned = 0;  // Includes gradients that wait for step().
   std::uint64_t pinned = shared_pinned_bytes(DeviceRun::kWeights, DeviceId::cuda(0));
   for (int i = 0; i < DeviceRun::kWeights; ++i) {
     const WeightPlan& plan = plans.emplace_back(run.engine().weight(i).plan);

@@ -1,4 +1,5 @@
-// The engine on a CUDA device trains as on the host device: every codec, wire, tier and residual.
+// The subspace engine trains on a CUDA device as on the host device: every codec, wire, tier and
+// residual.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,9 +16,9 @@ namespace {
 
 class DeviceEngineTest : public testing::TestWithParam<RunCase> {};
 
-// The distance of a weight from its neighbour; of f32 weights what twenty steps of rounding in
-// another order may make of one of size 1, and of those behind a narrow wire, where a rounding to
-// the other side is one unit of the wire, that much of two updates.
+// Returns the distance of a weight to its neighbour. For f32 weights: the effect of twenty steps of
+// rounding in another order on a weight of size 1. After a narrow wire: that part of two updates,
+// since a rounding to the other side is one unit of the wire.
 double tolerance(const RunCase& run, double weight) {
   if (run.rounding != Rounding::kNearest) return 0x1p-7 * std::max(std::abs(weight), 0x1p-6);
   if (run.wire == WireFormat::kF32 || run.tier == CoreTier::kDevice) return 4e-6;
@@ -27,7 +28,7 @@ double tolerance(const RunCase& run, double weight) {
 TEST_P(DeviceEngineTest, TwentyStepsAsOnTheHostDevice) {
   const RunCase& run = GetParam();
   RunCase on_threads = run;
-  on_threads.host_threads = 3;  // As an engine on a card has them.
+  on_threads.host_threads = 3;  // As in an engine on a card.
   DeviceRun on_host(DeviceId::host(), run), on_device(DeviceId::cuda(0), on_threads);
   const std::vector<Matrix> expected = on_host.trajectory(), found = on_device.trajectory();
   ASSERT_EQ(on_device.outcomes().size(), std::size_t{DeviceRun::kSteps});
@@ -216,7 +217,7 @@ TEST(CudaEngineTest, AForwardThatWaitsForTheLinkStalls) {
   expect_stalls_only_of_a_forward_that_waits(run, 0.060, [&](int step) { run.forward(step); });
 }
 
-// A family that nobody runs here is one that nobody has run on a device.
+// Every family must run here, because no other test runs it on a device.
 TEST(CudaEngineTest, EveryFamilyIsAmongTheCases) {
   const std::vector<RunCase> all = cases();
   for (const CodecFamily* family : codec_families()) {

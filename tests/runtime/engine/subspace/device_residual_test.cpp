@@ -1,4 +1,4 @@
-// GradientResidual on a CUDA device: as on the host device, and nobody waits for it.
+// GradientResidual on a CUDA device: as on the host device, without any wait.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -37,13 +37,13 @@ class Side {
   ~Side() { stream_.synchronize(); }
   Side(const Side&) = delete;
 
-  // Memory comes here: it may wait for the device.
+  // Allocates here, since an allocation may wait for the device.
   void place(const Matrix& gradient) { gradients_.push_back(placed(gradient)); }
   void apply(const Matrix& gradient, double max_rms = 1) {
     place(gradient);
     apply_placed(max_rms);
   }
-  void apply_placed(double max_rms = 1) {  // The gradient that was placed last.
+  void apply_placed(double max_rms = 1) {  // Applies the gradient placed last.
     const AnyMatrix g = view(gradients_.back());
     const CoreShape shape = codec_->core();
     const MatrixView<float> s(core_.as<float>().data(), shape.rows, shape.cols);
@@ -56,7 +56,7 @@ class Side {
     });
   }
 
-  HoldWord hold() {  // What is enqueued from now on waits until it is raised.
+  HoldWord hold() {  // Work enqueued from now on waits until it is raised.
     const HoldWord held(device_);
     stream_.enqueue([&held](StreamRef ref) { held.hold(ref); });
     return held;
@@ -102,7 +102,7 @@ class Side {
 
 class DeviceResidualTest : public testing::TestWithParam<ResidualKind> {
  protected:
-  // The sixth is not finite, the eighth is zero, the third meets the clip.
+  // The sixth is not finite, the eighth is zero, the third is clipped.
   static Matrix gradient(Rng& rng, int step) {
     Matrix g = rng.matrix(kM, kN, step == 2 ? 30 : 0.01);
     if (step == 5) g(66, 40) = std::nanf("");
@@ -152,7 +152,7 @@ TEST_P(DeviceResidualTest, NobodyWaitsForADeviceThatIsBehind) {
   Rng rng{5};
   const Matrix weight = rng.matrix(kM, kN);
   Side side(DeviceId::cuda(0), GetParam(), weight);
-  side.apply(rng.matrix(kM, kN));  // The stream has its scratch after this one.
+  side.apply(rng.matrix(kM, kN));  // Gives the stream its scratch.
   side.trained();
   const Matrix g = rng.matrix(kM, kN), before = side.weight();
   side.place(g);

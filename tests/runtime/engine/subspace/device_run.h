@@ -1,4 +1,4 @@
-// A run of twenty steps of the subspace engine on any device: three weights of odd shapes
+// Runs twenty steps of the subspace engine on any device, with three weights of odd shapes
 // (device_model.h).
 #pragma once
 
@@ -37,16 +37,16 @@ struct RunCase {
   double max_norm = 0;
   int refresh_every = 0;
   Order order = Order::kEdf;
-  bool as_core = false;  // Gradients come as cores, as fused layers have them.
+  bool as_core = false;  // Gradients come as cores, as from fused layers.
   LinkCopy::Config h2d = {};
-  bool reloads = true;   // Goes on in another engine on the way.
-  int side_streams = 0;  // Gradients come on so many streams beside that of the model, in turns.
+  bool reloads = true;   // Continues in another engine midway.
+  int side_streams = 0;  // Gradients come in turn on this many streams and that of the model.
   int host_threads = 1;
 
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
 };
 
-// Singular directions, and for sparse projectors values that depend on the gradient.
+// Returns singular directions, and for sparse projectors values that depend on the gradient.
 class TestLearner final : public ProjectorLearner {
  public:
   LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
@@ -77,7 +77,8 @@ class DeviceRun {
         streams_(model_.compute(), run.side_streams),
         engine_(make_engine()) {}
 
-  // Every weight before every step and after the last one, as f32: [weight * (kSteps + 1) + step].
+  // Returns every weight as f32 before every step and after the last: [weight * (kSteps + 1) +
+  // step].
   std::vector<Matrix> trajectory() {
     for (int step = 0; step < kSteps; ++step) {
       if (step == kReload && case_.reloads) reload();
@@ -98,7 +99,7 @@ class DeviceRun {
   void forward(int step) {
     for (int i = 0; i < kWeights; ++i) {
       engine_->acquire(i, streams_.at(step + i));
-      model_.look(i, step);  // On the stream of step(), whoever has acquired the weight.
+      model_.look(i, step);  // On the stream of step(), not that of acquire().
     }
   }
 
@@ -138,10 +139,10 @@ class DeviceRun {
 
   const std::vector<StepOutcome>& outcomes() const { return outcomes_; }
   SubspaceEngine& engine() { return *engine_; }
-  std::uint64_t own_bytes() const { return model_.own_bytes(); }  // Without the engine's.
+  std::uint64_t own_bytes() const { return model_.own_bytes(); }  // Without the engine's bytes.
 
  private:
-  static constexpr int kLook = kSteps + 1;  // Of the weights once more: nobody asks what it saw.
+  static constexpr int kLook = kSteps + 1;  // Slot of an extra look, which no test reads.
 
   static std::vector<DeviceWeight> specs(const RunCase& run) {
     const DType dtype = run.rounding == Rounding::kNearest ? DType::kF32 : DType::kBF16;
@@ -169,7 +170,7 @@ class DeviceRun {
     options.lanes.h2d = case_.h2d;
     options.gate.norm = case_.norm;
     options.gate.max_norm = case_.max_norm;
-    // Where nothing is promised, the second backward of the first step takes payloads back.
+    // Without a promise, the second backward of the first step takes payloads back.
     options.gate.promised_backwards = case_.at_once ? case_.micro_batches : 0;
     options.residual_at_once = case_.at_once;
     options.refresh.every = case_.refresh_every;
@@ -195,7 +196,7 @@ class DeviceRun {
         options, specs, std::make_unique<LearnerOnCopies<TestLearner>>(model_.device()));
   }
 
-  // Goes on in another engine.
+  // Continues in another engine.
   void reload() {
     std::unique_ptr<SubspaceEngine> next = make_engine();
     for (int i = 0; i < kWeights; ++i) next->load_weight(i, engine_->save_weight(i));
@@ -214,7 +215,7 @@ class DeviceRun {
     engine_->add_core(i, DeviceModel::any(core), true, stream);
   }
 
-  // Reads the weights once more, when nothing waits for this stream any more but the step.
+  // Reads the weights once more, when only the step waits for this stream.
   void look() {
     for (int i = 0; i < kWeights; ++i) {
       engine_->acquire(i, compute());

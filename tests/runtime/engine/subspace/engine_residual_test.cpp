@@ -125,7 +125,7 @@ TEST(EngineResidualStepTest, ASkippedStepCountsTheWeightsThatTheirResidualTraine
   EXPECT_FALSE(training.engine->residual_trained(0));
   EXPECT_NE(training.weights[0], before[0]);
   EXPECT_NE(training.weights[1], before[1]);
-  EXPECT_EQ(training.weights[2], before[2]);  // Its own gradient is the one that is not finite.
+  EXPECT_EQ(training.weights[2], before[2]);  // Its gradient is the one that is not finite.
   EXPECT_EQ(training.engine->committed_steps(), 1);
   std::vector<Matrix> next = training.gradients();
   training.backward(next);
@@ -136,7 +136,7 @@ TEST(EngineResidualStepTest, OnlyAResidualAtOnceHasToBePrepared) {
   Training with = training_with(with_residual(1, true));
   std::vector<Matrix> g = with.gradients();
   EXPECT_THAT([&] { with.engine->add_gradient(0, Training::any(g[0]), StreamRef::host()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("w0 gets a gradient before prepare()")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("w0 got a gradient before prepare()")));
   EXPECT_FALSE(with.engine->has_gradient());
   Training without = training_with(with_residual(1, true), "identity", ResidualKind::kNone);
   g = without.gradients();
@@ -149,7 +149,7 @@ TEST(EngineResidualStepTest, OneBackwardMoreThanPromisedIsRefusedOnceAResidualIs
   std::vector<Matrix> g = training.gradients();
   training.backward(g);
   EXPECT_THAT([&] { training.backward(g); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("the 1 backwards that were promised")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the 1 backwards promised")));
   training.engine->drop();
   g = training.gradients();
   training.backward(g);
@@ -182,7 +182,7 @@ TEST(EngineResidualStepTest, GradientsOfOneTurnAreCountedAndNotThoseOfAll) {
     return training.engine->budget().used(Tier::kDevice) - held;
   };
   EXPECT_EQ(used(2, "block_random"), used(1, "block_random"));
-  EXPECT_EQ(used(2, "none"), used(1, "none"));  // Their norm is that of the gradient itself.
+  EXPECT_EQ(used(2, "none"), used(1, "none"));  // Their norm is the norm of the gradient itself.
 }
 
 TEST(EngineResidualStepTest, AResidualOutOfItsTurnReadsNoSumOfGradients) {

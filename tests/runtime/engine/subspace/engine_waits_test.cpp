@@ -1,5 +1,4 @@
-// Waits of SubspaceEngine that have an end: close() with a stuck lane, and calls that are called
-// off.
+// Bounded waits of SubspaceEngine: close() with a stuck lane, and calls that are interrupted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +31,7 @@ TEST(SubspaceEngineCloseTest, AStuckLaneIsGivenUpAndNamedWithItsWeight) {
   EXPECT_THAT([&] { training.engine->finish(std::chrono::milliseconds(100)); }, stuck);
   EXPECT_THAT([&] { training.engine->synchronize(); }, stuck);
   while (!training.engine->idle()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  training.engine->finish();  // Nothing runs any more, so nothing is to be said.
+  training.engine->finish();  // Nothing runs any more, so it does not throw.
 }
 
 TEST(SubspaceEngineCloseTest, LanesThatEndAreWaitedForWithoutAWord) {

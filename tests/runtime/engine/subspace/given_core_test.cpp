@@ -1,4 +1,4 @@
-// Cores that were computed elsewhere: they enter a step as those of gradients do.
+// Cores computed elsewhere enter a step like the cores of gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ Matrix core_of(const Training& training, int index, Matrix& g) {
 
 void add_core(Training& training, int index, Matrix core, bool whole = true) {
   training.engine->add_core(index, Training::any(core), whole, StreamRef::host());
-  core.v.assign(core.v.size(), NAN);  // Freed by the framework.
+  core.v.assign(core.v.size(), NAN);  // The framework freed it.
 }
 
 void add_cores(Training& training, std::vector<Matrix>& g) {
@@ -176,7 +176,7 @@ TEST(GivenCoreTest, WhileACalibrationRunsItIsRefusedAndTheGradientWanted) {
   training.engine->begin_calibration();
   EXPECT_TRUE(training.engine->wants_gradient(1));
   EXPECT_THAT([&] { add_cores(training, g); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("while its projectors are fitted")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("while its projectors wait")));
   training.engine->end_calibration();
   EXPECT_FALSE(training.engine->has_gradient());
 }

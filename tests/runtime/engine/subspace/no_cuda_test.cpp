@@ -1,4 +1,4 @@
-// In a build without CUDA an engine for its device says so.
+// Without CUDA in the build, making an engine for a CUDA device throws.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

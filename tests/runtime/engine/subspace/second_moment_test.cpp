@@ -76,7 +76,7 @@ TEST_P(SecondMomentTest, FactoredStepsAreThoseOfTheFormula) {
     EXPECT_FALSE(training.step().skipped);
     for (std::size_t i = 0; i < g.size(); ++i) reference[i].step(g[i], training.expected[i]);
     training.engine->synchronize();
-    // What a wire rounds, times the learning rate, once a step.
+    // The rounding of the wire, times the learning rate, once per step.
     const double rounded = wire == WireFormat::kF32 || tier == CoreTier::kDevice ? 2e-6 : 6e-4;
     for (std::size_t i = 0; i < g.size(); ++i) {
       EXPECT_TRUE(all_near(training.weights[i].v, training.expected[i].v,

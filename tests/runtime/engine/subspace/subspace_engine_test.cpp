@@ -1,4 +1,4 @@
-// SubspaceEngine against AdamW in double, over all orders, norm modes and tiers; and its refusals.
+// SubspaceEngine against AdamW in double, over all orders, norm modes and tiers; and its errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ TEST_P(SubspaceEngineTest, IdentityCodecIsAdamWWithClippingAndAccumulation) {
   Training training(options_with(order, norm_choice, kMaxNorm), "identity", WireFormat::kF32, tier);
   int clipped = 0;
   for (int step = 0; step < 7; ++step) {
-    const int micro_batches = 1 + step % 3;  // A forecast that is often wrong.
+    const int micro_batches = 1 + step % 3;  // Makes the forecast wrong often.
     std::vector<Matrix> sum = training.gradients();
     for (Matrix& matrix : sum) matrix.v.assign(matrix.v.size(), 0.0F);
     for (int micro = 0; micro < micro_batches; ++micro) {
@@ -35,7 +35,7 @@ TEST_P(SubspaceEngineTest, IdentityCodecIsAdamWWithClippingAndAccumulation) {
       for (std::size_t i = 0; i < g.size(); ++i) {
         for (std::size_t j = 0; j < g[i].v.size(); ++j) sum[i].v[j] += g[i].v[j];
       }
-      for (Matrix& matrix : g) matrix.v.assign(matrix.v.size(), NAN);  // Freed by the framework.
+      for (Matrix& matrix : g) matrix.v.assign(matrix.v.size(), NAN);  // The framework freed it.
     }
     const double norm = Training::norm(sum);
     EXPECT_NEAR(training.engine->gathered_norm().norm, norm, 1e-5 * norm);

@@ -1,4 +1,4 @@
-// What a weight is said to cost is what it takes from the budget.
+// The planned cost of a weight is what it takes from the budget.
 #include "runtime/engine/subspace/weight_plan.h"
 
 #include <gmock/gmock.h>
@@ -76,8 +76,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(WeightPlanErrorTest, NamesTheWeightAndTheDtypeItCannotHave) {
   Case c{"identity", WireFormat::kF32, CoreTier::kHost, DType::kF32, Rounding::kStochastic};
-  EXPECT_THAT([&] { plan_weight(spec_of(c), false, DeviceId::host()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("w is f32, expected plain updates")));
+  EXPECT_THAT(
+      [&] { plan_weight(spec_of(c), false, DeviceId::host()); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("w is f32, which does not fit its rounding")));
   WeightSpec empty = spec_of(c);
   empty.rows = 0;
   EXPECT_THAT([&] { plan_weight(empty, false, DeviceId::host()); },

@@ -1,4 +1,4 @@
-// A C++ user saves every weight, goes on in another engine with the same bits, and broken states
+// A C++ user saves every weight and continues in another engine with the same bits; broken states
 // change nothing.
 #include "runtime/engine/subspace/weight_state.h"
 
@@ -14,7 +14,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// A state that owns what it looks at.
+// A state that owns its memory.
 struct Saved {
   explicit Saved(const WeightState& live)
       : state(live),
@@ -58,7 +58,7 @@ TEST_P(WeightStateTest, AnEngineThatLoadsItGoesOnWithTheSameBits) {
   Training first = training(), second = training();
   for (int i = 0; i < 3; ++i) {
     step(first);
-    second.gradients();  // The same random numbers afterwards.
+    second.gradients();  // Advances to the same random numbers.
   }
   second.weights = first.weights;
   second.engine->set_committed_steps(first.engine->committed_steps());
@@ -89,7 +89,7 @@ TEST_P(WeightStateTest, ABrokenStateIsRefusedAndChangesNothing) {
     states[4].backwards = 0;
     return states;
   }();
-  for (float& x : saved.m) x = -3;  // What a load that stopped half way would leave behind.
+  for (float& x : saved.m) x = -3;  // Left behind by a load that stopped half way.
   for (const WeightState& state : wrong) {
     EXPECT_THROW(broken.engine->check_weight(1, state), Error);
     EXPECT_THROW(broken.engine->load_weight(1, state), Error);

@@ -11,7 +11,7 @@ namespace sluiceway::test {
 namespace {
 
 constexpr std::size_t kZeroed = 1;  // The weight whose gradient is sometimes zero.
-constexpr float kTiny = 1.4e-45F;   // Too small for AdamW to notice, and not zero.
+constexpr float kTiny = 1.4e-45F;   // Too small for AdamW to notice, but not zero.
 constexpr std::uint64_t kFlagBytes = 1;
 
 void fill(Matrix& matrix, float value) { matrix.v.assign(matrix.v.size(), value); }
@@ -22,7 +22,7 @@ std::uint64_t core_bytes(const Training& training) {
   return bytes;
 }
 
-// Without those of the weight whose gradient is zero.
+// Excludes the weight whose gradient is zero.
 std::uint64_t other_bytes(const Training& training) {
   return core_bytes(training) - training.engine->weight(kZeroed).plan.d2h_bytes;
 }
@@ -110,7 +110,7 @@ TEST_P(ZeroCoreOnAWireTest, TheDirectionComesBackWhole) {
 INSTANTIATE_TEST_SUITE_P(Wires, ZeroCoreOnAWireTest,
                          testing::Values(WireFormat::kF32, WireFormat::kBF16, WireFormat::kInt8));
 
-// One backward is forecast, two come: what left after the first is taken back.
+// One backward is forecast and two come: the payload that left after the first is taken back.
 TEST(ZeroCoreAccumulationTest, ZerosInOneMicroBatchAddNothingToTheOther) {
   for (const int zero_in : {0, 1}) {
     Training training(options_with(Order::kEdf, NormChoice::kSpeculative), "identity");

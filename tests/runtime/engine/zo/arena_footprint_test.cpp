@@ -1,4 +1,4 @@
-// arena_footprint() against what an arena of the same weights then reserves.
+// arena_footprint() agrees with the reservations of an arena of the same weights.
 #include "runtime/engine/zo/arena_footprint.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// ArenaPlan: where weights lie, and which stores are refused.
+// ArenaPlan: the places of weights, and the stores that it rejects.
 #include "runtime/engine/zo/arena_plan.h"
 
 #include <gmock/gmock.h>
@@ -79,7 +79,7 @@ TEST(ArenaPlanTest, RefusesWhatNoArenaHolds) {
   refused({{"", 1, DType::kF32, 0}}, "is empty or occurs twice");
   refused({{"a", 1, DType::kF32, 0}, {"a", 2, DType::kF32, 0}}, "\"a\" of a weight is empty or");
   refused({{"a", 0, DType::kF32, 0}}, "a has 0 elements");
-  refused({{"a", 1, DType::kF32, 1024}}, "of group 1024, expected one from 0 to 1023");
+  refused({{"a", 1, DType::kF32, 1024}}, "of group 1024, expected 0 to 1023");
   refused({{"a", 1, DType::kF32, -2}}, "of group -2");
   refused({{"a", 1, DType::kF32, 0}}, "chunks of 4095 bytes", 4095);
   refused({{"a", 1, DType::kF32, 0}}, "chunks of 0 bytes", 0);
@@ -123,7 +123,7 @@ TEST(ArenaPlanTest, NamesTheFirstDifferenceOfAStore) {
   Contents another = plan.contents();
   another.catalogue.clear();
   EXPECT_THAT([&] { plan.check(*store_of(another)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("is of another engine")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("was made by another engine")));
 }
 
 }  // namespace

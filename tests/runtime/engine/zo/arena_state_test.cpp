@@ -1,4 +1,4 @@
-// The state that an arena's commit carries: the bytes of docs/zo_log.md, and what is refused.
+// The state in an arena's commit: the bytes of docs/zo_log.md, and the bytes that it rejects.
 #include "runtime/engine/zo/arena_state.h"
 
 #include <gmock/gmock.h>
@@ -88,7 +88,7 @@ TEST(ArenaStateTest, LaterVersionIsNamed) {
   std::vector<std::byte> bytes = encode(some_state(rng, 0));
   bytes[8] = std::byte{2};
   EXPECT_THAT([&] { decode_arena_state(bytes); },
-              ThrowsMessage<Unavailable>(HasSubstr("version 2, expected 1")));
+              ThrowsMessage<Unavailable>(HasSubstr("version is 2, expected 1")));
 }
 
 TEST(ArenaStateTest, CountThatIsNotThatOfTheBytesIsRefused) {

@@ -1,5 +1,4 @@
-// WeightRing on CUDA device 0: the computing stream reads late, and what it is to read is still
-// there.
+// WeightRing on CUDA device 0: the computing stream reads late, and its data are still there.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +32,7 @@ struct RingCase {
   NoiseFamily family = NoiseFamily::kRademacher;
   LinkCopy::Config link = {};
   bool is_read = false;  // All but one weight, from a source.
-  int side_streams = 0;  // The sides of a pair are read on so many streams beside the model's.
+  int side_streams = 0;  // The sides of a pair are read on this many streams beside the model's.
 };
 
 class CudaRingTest : public testing::TestWithParam<RingCase> {
@@ -50,7 +49,7 @@ class CudaRingTest : public testing::TestWithParam<RingCase> {
   }
 };
 
-// What the computing stream has read of a use, copied by itself into page-locked memory.
+// A use as the computing stream read it, copied by that stream into page-locked memory.
 struct Look {
   int pass, use, direction;
   Side side;
@@ -59,8 +58,8 @@ struct Look {
   const std::byte* seen;
 };
 
-// Page-locked memory for every look of a run. Page-locking may wait for the device, so all of it
-// comes before the device is held.
+// Allocates page-locked memory for every look of a run. Page-locking may wait for the device, so it
+// is all done before the device is held.
 Buffer memory_for_looks(Budget& budget, const RingModel& model, int directions) {
   std::size_t bytes = 0;
   for (const ZoWeight& use : model.uses) bytes += use.bytes();
@@ -108,7 +107,7 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughTheDeviceIsLate) {
         noises.push_back(
             {5, static_cast<std::uint64_t>(pass), static_cast<std::uint32_t>(d), 1e-2F});
       }
-      // As much of two passes as the ring allows is enqueued before the device does any of it.
+      // Enqueues as much of two passes as the ring allows before the device does any of it.
       if (pass == kHeld) {
         gate.hold(compute);
         opener = std::jthread([&gate] {

@@ -1,5 +1,5 @@
-// WeightRing over a WeightSource: the bits are those of weights in host memory, whenever, in which
-// order and on which thread reads complete; slots are exact; no read is forgotten.
+// WeightRing over a WeightSource: the bits are those of weights in host memory, for any time, order
+// and thread of completed reads; slots are exact; no read is forgotten.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ void all_to_source(RingModel& model) {
   for (int i = 0; i < std::ssize(model.uses); ++i) model.move_to_source(i);
 }
 
-// What must come is waited for; a test that waits for ever says where.
+// Waits for an event that must come; a test that never ends shows where.
 template <class Done>
 void wait_until(const Done& done) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -75,7 +75,7 @@ TEST(DiskRingTest, EveryBufferEqualsTheOracleWhateverIsReadAndWhenItCompletes) {
         forward.ring.finish();
       }
       forward.begin(1 + static_cast<int>(model.rng().below(3)));
-      if (round % 4 == 1) {  // Skipped, twice, backwards, none at all.
+      if (round % 4 == 1) {  // Skipped, repeated, backwards, or no uses at all.
         for (std::int64_t k = model.rng().below(12); k > 0; --k) {
           forward.use(static_cast<int>(model.rng().below(forward.size())),
                       static_cast<int>(model.rng().below(forward.directions())));
@@ -91,8 +91,8 @@ TEST(DiskRingTest, EveryBufferEqualsTheOracleWhateverIsReadAndWhenItCompletes) {
   }
 }
 
-// Of those that were skipped, 0 has its pair, 1 is on its way to the arrival slot, and 2 to a
-// staging slot.
+// When skipped, use 0 has its pair, use 1 is on its way to the arrival slot, and use 2 to a staging
+// slot.
 TEST(DiskRingTest, SlotsOfASkippedUseAreWrittenWhenItIsThroughThem) {
   for (const int staging : {1, 2}) {
     const int wanted = staging + 2;
@@ -111,7 +111,7 @@ TEST(DiskRingTest, SlotsOfASkippedUseAreWrittenWhenItIsThroughThem) {
       RingForward forward(given, model);
       wait_until([&] { return source.out() == staging; });
       std::thread opener([&] {
-        const auto pause = [] {  // For what must not happen.
+        const auto pause = [] {  // Time for an event that must not happen.
           std::this_thread::sleep_for(std::chrono::milliseconds(20));
         };
         EXPECT_TRUE(source.complete(0));
@@ -154,7 +154,7 @@ TEST(DiskRingTest, AStreamedUseIsReadOnceAPassAndAResidentOneOnce) {
   }
   EXPECT_EQ(resident_bytes, 4096U + 512);
   for (int pass = 0; pass < kPasses; ++pass) forward.run_step(3);
-  // The next pass may have begun to be read.
+  // Reads of the next pass may have begun.
   EXPECT_THAT(forward.ring.take_disk_read(),
               AllOf(Ge(kPasses * pass_bytes + resident_bytes),
                     Le((kPasses + 1) * pass_bytes + resident_bytes)));
@@ -231,7 +231,7 @@ TEST(DiskRingTest, StagingIsCountedExactlyAndRefusedWithBothByteCounts) {
     EXPECT_THAT(to_string(plan), HasSubstr("; 2 staging slots, 8192 bytes"));
     const EngineUse use = forward.ring.take_use();
     EXPECT_EQ(use.used[pinned], plan.staging_bytes);
-    EXPECT_EQ(use.peak[pinned], resident);  // While the weight that stays was read.
+    EXPECT_EQ(use.peak[pinned], resident);  // While the resident weight was read.
     EXPECT_EQ(use.used[static_cast<std::size_t>(Tier::kDevice)], plan.bytes + 36000);
     EXPECT_EQ(use.used[static_cast<std::size_t>(Tier::kHost)], 0U);
   }
@@ -249,7 +249,7 @@ TEST(DiskRingTest, StagingIsCountedExactlyAndRefusedWithBothByteCounts) {
                                                HasSubstr("staging for the ring"))));
 }
 
-// Of a weight that streams or stays; told late, thrown at once, or never told.
+// For streamed and resident weights; the error comes late, at once, or never.
 TEST(DiskRingTest, AReadThatFailsComesOutNamedOfEveryCallAndTheRingCanGo) {
   struct Failing final : WeightSource {
     explicit Failing(WeightSource& in) : inner(in) {}
@@ -300,7 +300,7 @@ TEST(DiskRingTest, ItWaitsForReadsThatAreOutWhenItGoes) {
       if (used > 0) source.open();
       if (used > 0) forward.begin(2);
       for (int i = 0; i < used; ++i) forward.use(i);
-      opener = std::thread([&] {  // Not before the ring has begun to go, mostly.
+      opener = std::thread([&] {  // Mostly after the ring's destructor has begun.
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         source.open();
       });
@@ -318,16 +318,16 @@ TEST(DiskRingTest, AWeightWithoutAPlaceOrWithTwoIsRefused) {
   MemorySource source(model.sourced(), {});
   WeightRingOptions given = ring_options();
   EXPECT_THAT([&] { WeightRing(given, model.uses); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected one in the options")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the options have no source")));
   given.source = &source;
   model.uses[0].elements = 129;
-  EXPECT_THAT([&] { WeightRing(given, model.uses); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr("w0 is read as 512 bytes, expected at least its 516")));
+  EXPECT_THAT(
+      [&] { WeightRing(given, model.uses); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("w0 is read as 512 bytes, expected at least 516")));
   model.uses[0].elements = 100;
   model.uses[0].host = host;
   const auto refused =
-      ThrowsMessage<InvalidArgument>(HasSubstr("expected some, in memory or in the source"));
+      ThrowsMessage<InvalidArgument>(HasSubstr("either in memory or in the source"));
   EXPECT_THAT([&] { WeightRing(given, model.uses); }, refused);
   model.uses[0].host = nullptr;
   model.uses[0].source = -1;

@@ -1,4 +1,4 @@
-// Header and entries of a scalar log come back as they were, and nothing else is taken for them.
+// Header and entries of a scalar log are read back unchanged, and no other bytes are accepted.
 #include "runtime/engine/zo/log_format.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ std::vector<LogEntry> some_entries(Rng& rng, const LogShape& shape) {
           ReturnEntry{rng.bits(), rng.bits()}};
 }
 
-// As a writer of another version, or with other fields, would seal a header.
+// Seals a header as a writer of another version, or with other fields, would.
 std::vector<std::byte> resealed(std::vector<std::byte> header) {
   ByteWriter sum;
   sum.put(checksum64(std::span(header).first(kLogHeaderBytes - 8)));
@@ -146,7 +146,7 @@ std::string hex_of(const std::vector<std::byte>& bytes) {
   return text;
 }
 
-// The example of docs/zo_log.md. A change of these bytes needs a new version.
+// The example of docs/zo_log.md. If these bytes change, the version must change.
 TEST(LogEntryTest, BytesAreThoseOfVersionOne) {
   LogHeader header{{}, {.run_seed = 7, .groups = 2, .directions = 1}, {}};
   header.shape.noise.family = 1;

@@ -1,4 +1,4 @@
-// Lines, returns and bases of a log's history, against a model that copies whole lines.
+// Lines, returns and bases of a log's history, compared with a model that copies whole lines.
 #include "runtime/engine/zo/log_history.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// Update number n is told from all others by its g, which is n.
+// Makes update number n, whose g is n so that it differs from all others.
 UpdateEntry numbered(std::uint64_t step, std::size_t number) {
   return {step, false, {}, {static_cast<float>(number)}, {{1, 1}}};
 }
@@ -32,11 +32,11 @@ struct Model {
   };
   struct Known {
     Base base;
-    Line until;  // What made it.
+    Line until;  // The line whose theta it holds.
   };
 
   Line line;
-  std::vector<Line> after;  // Each entry; the first is before any.
+  std::vector<Line> after;  // The line after each entry; the first is before all entries.
   std::vector<Known> known;
   std::size_t updates = 0;
 
@@ -142,14 +142,14 @@ class RefusedEntryTest : public testing::Test {
 };
 
 TEST_F(RefusedEntryTest, StepThatDoesNotFollow) {
-  refuses(numbered(6, 6), "update of step 6, expected of step 5");
-  refuses(numbered(4, 6), "update of step 4, expected of step 5");
+  refuses(numbered(6, 6), "update of step 6, expected step 5");
+  refuses(numbered(4, 6), "update of step 4, expected step 5");
 }
 
 TEST_F(RefusedEntryTest, GThatIsNotFinite) {
   refuses(with(std::numeric_limits<float>::quiet_NaN(), {1, 1}), "g of direction 0 in step 5 is");
   refuses(with(std::numeric_limits<float>::infinity(), {1, 1}), "is inf, expected a finite number");
-  refuses(with(1, {1, 1}, true), "is said not to be finite and no g is 0");
+  refuses(with(1, {1, 1}, true), "is marked as not finite, but no g is 0");
   EXPECT_NO_THROW(history.check(with(0, {1, 1}, true)));
   EXPECT_NO_THROW(history.check(with(0, {1, 1})));
 }
@@ -182,7 +182,7 @@ TEST_F(RefusedEntryTest, BaseBeforeItsLine) {
       [&] {
         history.check(BaseEntry{{{}, 1, 6}});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("expected of step 7 or later")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("expected step 7 or later")));
   EXPECT_THROW((void)history.update(7), InvalidArgument);
 }
 

@@ -1,4 +1,4 @@
-// LogTheta against sums of one element at a time: more updates than one call takes, any split.
+// LogTheta against element-by-element sums: more updates than one call takes, any split.
 #include "runtime/engine/zo/log_theta.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ class LogThetaTest : public testing::Test {
 };
 
 TEST_F(LogThetaTest, MoreUpdatesThanOneCallTakes) {
-  // Of 3 a step: 1,023, 1,026, 2,046, 2,049.
+  // With 3 per step: 1,023, 1,026, 2,046, 2,049.
   const ScalarLog log = new_log(683);
   for (const std::uint64_t steps : std::initializer_list<std::uint64_t>{341, 342, 682, 683}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -51,7 +51,7 @@ TEST_F(LogThetaTest, MoreUpdatesThanOneCallTakes) {
 
 TEST_F(LogThetaTest, AnySplitHasTheSameBits) {
   const ScalarLog log = new_log(350);
-  // More than what is summed at once, which is 16,384 elements.
+  // More than the 16,384 elements that are summed at once.
   const std::vector<ArenaWeight> weights{{"w", 40'001, DType::kBF16, 1}};
   const WeightBytes base = random_bytes(weights, 7);
   const LogTheta theta(log, 350, weights);
@@ -92,7 +92,7 @@ TEST_F(LogThetaTest, RefusesLogsThatItDoesNotUnderstand) {
     const ScalarLog log = ScalarLog::create(other.str(), shape, {});
     EXPECT_THAT([&] { LogTheta(log, 0, weights); }, ThrowsMessage<InvalidArgument>(HasSubstr(why)));
   };
-  refused("w is of group 2, expected one of the log's 2");
+  refused("w is of group 2, expected a number below the log's 2");
   shape.groups = 3;
   shape.noise.family = 3;
   refused("the log's noise is family 3 of rank 0, expected elementwise noise of a family up to 2");

@@ -1,5 +1,5 @@
-// ZoEngine with noise of low rank, on the host and on CUDA device 0: what a forward reads is what
-// the log says, by the oracle, over periods, lines of the log, and processes.
+// ZoEngine with low-rank noise, on the host and on CUDA device 0: forwards read the weights of the
+// log, as the oracle computes them, over periods, lines of the log, and processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -94,7 +94,8 @@ TEST_P(LowRankEngineTest, LinesOfTheLogHaveFactorsOfTheirOwn) {
 TEST_P(LowRankEngineTest, APeriodThatDoesNotFitIsRefusedBeforeItsStep) {
   Followed all(GetParam(), log_shape(4, 2, 1), true);
   ZoEngineOptions options = all.options();
-  // Two periods of 4 (5 + 7) floats, the sum and base of a vector, U; not a third one.
+  // Room for two periods of 4 (5 + 7) floats, the sum and base of a vector, and U, but no third
+  // period.
   std::uint64_t& limit = options.ring.lanes.limits[static_cast<std::size_t>(Tier::kDevice)];
   limit = 3 * 4 * 12 * sizeof(float) + 2 * 7 * sizeof(float) + 4 * 5 * sizeof(float);
   {
@@ -113,7 +114,7 @@ TEST_P(LowRankEngineTest, APeriodThatDoesNotFitIsRefusedBeforeItsStep) {
   all.take_step(engine);
 }
 
-// With all that is left for them some matrices stay at first, and fewer later on.
+// With all remaining room for them, some matrices stay on the device at first, and fewer later.
 TEST_P(LowRankEngineTest, ResidentWeightsGiveWayToAPeriod) {
   Followed all(GetParam(), log_shape(4, 1, 1), true);
   for (int i = 0; i < 3; ++i) all.run.add(19, 19 * 23, DType::kF32, 0);
@@ -123,7 +124,7 @@ TEST_P(LowRankEngineTest, ResidentWeightsGiveWayToAPeriod) {
   ZoEngine engine(options);
   engine.stream(all.run.uses);
   engine.ring().trace().enable(true);
-  std::vector<int> residents;  // In each step.
+  std::vector<int> residents;  // Number in each step.
   const auto take_steps = [&] {
     for (;;) {
       int& count = residents.emplace_back(0);
@@ -136,13 +137,13 @@ TEST_P(LowRankEngineTest, ResidentWeightsGiveWayToAPeriod) {
   EXPECT_GT(residents.front(), residents.back());
   EXPECT_TRUE(std::is_sorted(residents.rbegin(), residents.rend()));
   EXPECT_TRUE(engine.ring().trace().enabled());
-  for (int again = 0; again < 2; ++again) {  // What is refused has changed nothing.
+  for (int again = 0; again < 2; ++again) {  // A rejected call has changed nothing.
     all.expect_evaluation(engine);
     EXPECT_THROW(engine.begin_step(), OutOfMemory);
   }
 }
 
-// Of two streams in turn the one that was given first reads late.
+// Two streams take turns; the first one used reads late.
 TEST_P(LowRankEngineTest, FactorsAreReadOnEveryStreamBeforeTheyAreWritten) {
   Followed all(GetParam(), log_shape(3, 4, 1), true);
   ZoEngine engine(all.options());
@@ -171,7 +172,7 @@ TEST_P(LowRankEngineTest, FactorsAreReadOnEveryStreamBeforeTheyAreWritten) {
     begun = true;
   });
   sleep_ms(10);
-  EXPECT_EQ(begun, GetParam().is_host());  // Where what is given is read at once.
+  EXPECT_EQ(begun, GetParam().is_host());  // Its work is read at once.
   gate.open();
   next.join();
   EXPECT_EQ(all.bytes_at(theta.data(), theta.size()), expected);
@@ -196,7 +197,7 @@ TEST(LowRankStepsTest, AreMoreThanReplayTakes) {
   all.take_step(engine);
 }
 
-// Use 1 is perturbed late, in a lane of its own, while the gate is shut.
+// Perturbs use 1 late, in a lane of its own, while the gate is shut.
 struct LateUse {
   std::atomic<bool> open = true;
   std::atomic<int> waiting = 0;
@@ -209,7 +210,7 @@ struct LateUse {
       open.wait(false);
     };
   }
-  // A step in which nobody asks for it.
+  // Begins a step in which nobody requests it.
   void begin_step(ZoEngine& engine, Followed& all) {
     open = false, waiting = 0;
     engine.begin_step();
@@ -222,7 +223,7 @@ struct LateUse {
   }
 };
 
-// L1: what a lane still makes of a pass is made of the factors of that pass.
+// L1: work that a lane still does for a pass uses the factors of that pass.
 TEST(LowRankStepsTest, ChangeNothingBeforeTheLastTurnOfAPassIsThrough) {
   Followed all(DeviceId::host(), log_shape(2, 2, 1));
   ZoEngineOptions options = all.options();
@@ -293,7 +294,7 @@ TEST(LowRankStepsTest, AreOfWeightsThatAreTrained) {
           engine.stream(all.run.uses);
           all.expect_evaluation(engine);
         },
-        ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("none of the 1"), HasSubstr("w2"))));
+        ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("not among the 1"), HasSubstr("w2"))));
   }
   options = all.options();
   const auto refused = [&](const char* words) {
@@ -302,13 +303,13 @@ TEST(LowRankStepsTest, AreOfWeightsThatAreTrained) {
     options = all.options();
   };
   options.trained[0].group = 2;
-  refused("w1 is of group 2, expected one of the log's 2");
+  refused("w1 is of group 2, expected a number below the log's 2");
   options.trained[0].rows = 4;
   refused("w1 has 35 elements in 4 rows");
   options.trained[1].host = nullptr;
-  refused("w2 is no matrix and not in host memory");
+  refused("w2 is a vector whose base is not in host memory");
   options.trained[1] = options.trained[0];
-  refused("w1 comes twice");
+  refused("w1 occurs twice");
   options.shape.noise.period_steps = 0;
   refused("a period of 0 steps");
 }

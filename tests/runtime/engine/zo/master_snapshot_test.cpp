@@ -1,5 +1,5 @@
-// MasterSnapshot: what is read of each weight is of the snapshot's step, whenever it is read and
-// whatever steps are made meanwhile; and who writes waits for the reader alone.
+// MasterSnapshot: each weight reads as of the snapshot's step, whenever it is read and whatever
+// steps are made meanwhile; and writers wait only for the reader.
 #include "runtime/engine/zo/master_snapshot.h"
 
 #include <gmock/gmock.h>
@@ -52,7 +52,7 @@ std::vector<std::size_t> shuffled(std::size_t count, Rng& rng) {
   return order;
 }
 
-// Reads weights in an order of its own, and each when permit() has been called once more.
+// Reads weights in an order of its own, one for each call of permit().
 class Reader {
  public:
   Reader(std::shared_ptr<MasterSnapshot> snapshot, const HostMasters& masters,
@@ -93,7 +93,7 @@ class Reader {
   std::vector<Bytes> found;  // By weight; after join().
 };
 
-// A WrittenRun, its snapshots as ParityEngine makes them.
+// A WrittenRun whose snapshots are made like those of ParityEngine.
 struct SnapshotRun : WrittenRun {
   using WrittenRun::WrittenRun;
 
@@ -115,7 +115,7 @@ struct SnapshotRun : WrittenRun {
     commit();
   }
 
-  std::vector<Bytes> expected;  // By weight that is held.
+  std::vector<Bytes> expected;  // By held weight.
 };
 
 TEST(MasterSnapshotTest, EveryWeightIsReadOfItsStepAtAnyDepthWithAnyDelaysAndAnyReader) {
@@ -129,7 +129,7 @@ TEST(MasterSnapshotTest, EveryWeightIsReadOfItsStepAtAnyDepthWithAnyDelaysAndAny
     given.perturb_lanes = round % 4 < 2 ? 1 : 3;
     given.resident_room = static_cast<std::uint64_t>(rng.below(12000));
     given.lanes.d2h = {.gbps = 0.1, .latency_us = static_cast<double>(rng.below(90))};
-    given.before_hop = [](LaneId lane, int use) {  // On no schedule that a step could rely on.
+    given.before_hop = [](LaneId lane, int use) {  // At no time that a step could rely on.
       std::this_thread::sleep_for(std::chrono::microseconds((lane * 13 + use * 31) % 7 * 40));
     };
     SnapshotRun run(given, seed, [&](RingModel& model) {
@@ -138,7 +138,7 @@ TEST(MasterSnapshotTest, EveryWeightIsReadOfItsStepAtAnyDepthWithAnyDelaysAndAny
     });
     for (int snapshot = 0; snapshot < 3; ++snapshot) {
       for (std::int64_t k = rng.below(3); k > 0; --k) run.step();
-      if (rng.below(3) == 0) run.run_evaluation();  // Brings everything up: all has landed.
+      if (rng.below(3) == 0) run.run_evaluation();  // Updates every weight, so all has landed.
       const std::shared_ptr<MasterSnapshot> taken = run.begin();
       const std::size_t count = run.masters.size();
       Reader reader(taken, run.masters, shuffled(count, rng));
@@ -146,7 +146,7 @@ TEST(MasterSnapshotTest, EveryWeightIsReadOfItsStepAtAnyDepthWithAnyDelaysAndAny
       reader.permit(permitted);
       if (rng.below(3) == 0) run.run_evaluation();
       run.step(1 + static_cast<int>(rng.below(2)));
-      reader.permit(count - permitted);  // Else the pass after may wait for it.
+      reader.permit(count - permitted);  // Otherwise the pass after may wait for it.
       for (std::int64_t k = rng.below(4); k > 0; --k) run.step();
       reader.join();
       EXPECT_EQ(reader.found, run.expected);
@@ -156,7 +156,7 @@ TEST(MasterSnapshotTest, EveryWeightIsReadOfItsStepAtAnyDepthWithAnyDelaysAndAny
   }
 }
 
-// S2: weights that the pass has skipped.
+// S2: also for weights that the pass has skipped.
 TEST(MasterSnapshotTest, APassThatSkipsWeightsLeavesNoneBehind) {
   std::random_device random;
   for (int round = 0; round < 12; ++round) {
@@ -164,7 +164,7 @@ TEST(MasterSnapshotTest, APassThatSkipsWeightsLeavesNoneBehind) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
     WeightRingOptions given = ring_options(1 + round % 4);
-    given.lanes.h2d = {.gbps = 0.05, .latency_us = 200};  // What is ahead still crosses.
+    given.lanes.h2d = {.gbps = 0.05, .latency_us = 200};  // Later weights still cross.
     SnapshotRun run(given, seed, [](RingModel& model) {
       model.add_random(7);
       model.tie(0);
@@ -188,7 +188,7 @@ TEST(MasterSnapshotTest, APassThatSkipsWeightsLeavesNoneBehind) {
   }
 }
 
-// S1, R8: nobody reads for two passes, and slots suffice for both.
+// S1, R8: nobody reads for two passes, and the slots suffice for both.
 TEST(MasterSnapshotTest, AForwardWithSlotsEnoughWaitsForNoReader) {
   SnapshotRun run(ring_options(8), 5, [](RingModel& model) {
     for (int i = 0; i < 4; ++i) model.add(67 + i, i % 2 == 0 ? DType::kF32 : DType::kBF16);
@@ -197,7 +197,7 @@ TEST(MasterSnapshotTest, AForwardWithSlotsEnoughWaitsForNoReader) {
   const std::shared_ptr<MasterSnapshot> taken = run.begin();
   run.step();
   run.forward->begin();
-  run.forward->in_order();  // Each of the next step.
+  run.forward->in_order();  // Each weight of the next step.
   for (std::size_t i = 0; i < run.masters.size(); ++i) {
     taken->wait(i);
     EXPECT_EQ(std::memcmp(run.masters.data(i), run.expected[i].data(), run.expected[i].size()), 0)
@@ -228,7 +228,7 @@ TEST(MasterSnapshotTest, WhatIsOnItsWayBackWhenItBeginsHasNotLanded) {
   taken->let_go_of_all();
 }
 
-// S1, of what the host writes to.
+// S1, for weights that the host writes.
 TEST(MasterSnapshotTest, TheHostWaitsBeforeItCatchesAWeightUp) {
   SnapshotRun run(ring_options(2), 7, [](RingModel& model) { model.add(67); });
   run.forward.reset();
@@ -267,17 +267,17 @@ TEST(MasterSnapshotTest, WhatWaitsIsEndedByWhoeverFailsOrClosesIt) {
   EXPECT_TRUE(closing.wait_until_read(0, std::chrono::milliseconds(0)));
   closing.let_go_of_all();
   EXPECT_THAT([&] { closing.wait(1); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("weight 1 was let go of")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("weight 1 was let go already")));
   EXPECT_THAT([&] { closing.wait(2); },
               ThrowsMessage<InvalidArgument>(HasSubstr("weight 2, expected below 2")));
-  closing.fail(std::make_exception_ptr(Error("planted")));  // Nobody reads it.
-  EXPECT_THAT([&] { closing.let_go(1); },                   // What was read may be of two steps.
-              ThrowsMessage<InvalidArgument>(HasSubstr("weight 1 was let go of")));
+  closing.fail(std::make_exception_ptr(Error("planted")));  // Its reader has ended.
+  EXPECT_THAT([&] { closing.let_go(1); },                   // The data read may be of two steps.
+              ThrowsMessage<InvalidArgument>(HasSubstr("weight 1 was let go already")));
 }
 
 // ---- Of an engine -------------------------------------------------------------------------------
 
-// Weights that are streamed, one that is kept on the device, and one that no pass streams.
+// Some streamed weights, a resident one, and one that no pass streams.
 struct Trained {
   explicit Trained(const std::optional<DType>& wire, bool streams = true) {
     for (const int elements : {67, 4099, 1031, 64}) model.add(elements);
@@ -368,7 +368,7 @@ TEST_P(EngineSnapshotTest, AStepBehindAPassThatSkipsWeightsIsMadeWhenTheyAreTher
   Trained flushing(GetParam()), trained(GetParam());
   for (Trained* each : {&flushing, &trained}) each->take_steps(2);
   const std::shared_ptr<MasterSnapshot> taken = trained.engine->begin_snapshot();
-  auto reading = trained.read(taken);  // Images of the next step are made behind it.
+  auto reading = trained.read(taken);  // Images of the next step are made meanwhile.
   trained.take_step(0);
   EXPECT_EQ(reading.get(), flushing.flushed());
   for (Trained* each : {&flushing, &trained}) each->take_steps(each == &flushing ? 2 : 1);
@@ -379,21 +379,23 @@ TEST_P(EngineSnapshotTest, WhoeverReadsIsToldThatWeightsWereReplaced) {
   Trained trained(GetParam());
   trained.take_step();
   std::shared_ptr<MasterSnapshot> taken = trained.engine->begin_snapshot();
-  EXPECT_THAT([&] { trained.engine->begin_snapshot(); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("the snapshot of step 1 is being read")));
+  EXPECT_THAT(
+      [&] { trained.engine->begin_snapshot(); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("the snapshot of step 1 is still being read")));
   trained.engine->begin_step();
   EXPECT_THAT([&] { trained.engine->finish_snapshot(); },
               ThrowsMessage<InvalidArgument>(HasSubstr("a pass has begun")));
   trained.engine->restart(0);
   EXPECT_THAT([&] { taken->let_go(0); },
-              ThrowsMessage<Error>(HasSubstr("weights are of step 0 now")));
+              ThrowsMessage<Error>(HasSubstr("set the weights to step 0")));
   taken = trained.engine->begin_snapshot();
-  EXPECT_EQ(trained.read(taken).get(), copies_of(trained.model.uses));  // All of it has landed.
+  EXPECT_EQ(trained.read(taken).get(), copies_of(trained.model.uses));  // Everything has landed.
   trained.take_step();
   taken = trained.engine->begin_snapshot();
-  trained.take_step();  // What comes next waits in the lanes.
+  trained.take_step();  // Later work waits in the lanes.
   trained.engine.reset();
-  EXPECT_THAT([&] { taken->let_go(1); }, ThrowsMessage<Error>(HasSubstr("the engine is gone")));
+  EXPECT_THAT([&] { taken->let_go(1); },
+              ThrowsMessage<Error>(HasSubstr("the engine was destroyed")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Wires, EngineSnapshotTest,
@@ -402,7 +404,7 @@ INSTANTIATE_TEST_SUITE_P(Wires, EngineSnapshotTest,
                            return param.param ? std::string(to_string(*param.param)) : "as_it_is";
                          });
 
-const auto kIsTold = ThrowsMessage<Error>(AnyOf(HasSubstr("planted"), HasSubstr("not come back")));
+const auto kIsTold = ThrowsMessage<Error>(AnyOf(HasSubstr("planted"), HasSubstr("not returned")));
 
 // S3
 TEST(FailedSnapshotTest, WhatALaneHasDroppedIsNeverRead) {
@@ -421,7 +423,7 @@ TEST(FailedSnapshotTest, WhatALaneHasDroppedIsNeverRead) {
           trained.engine->finish_snapshot();
         },
         kIsTold);
-    try {  // What waits for it has ended, whoever was told first.
+    try {  // Everything that waits for it has ended, in whatever order.
       trained.engine->finish_snapshot();
     } catch (const Error&) {
     }

@@ -1,5 +1,5 @@
 // ParityEngine, on the host and on CUDA device 0: steps are in every weight once, streamed or not,
-// whatever crosses the link; and calls out of their place change nothing.
+// whatever crosses the link; and misplaced calls change nothing.
 #include "runtime/engine/zo/parity_engine.h"
 
 #include <gmock/gmock.h>
@@ -31,9 +31,9 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-using Wire = std::optional<WeightForm>;  // Nothing: masters cross as they are.
+using Wire = std::optional<WeightForm>;  // None: masters cross as they are.
 
-constexpr double kLr = 0.25, kDecay = 0.5;  // Their product and 1 less it are exact.
+constexpr double kLr = 0.25, kDecay = 0.5;  // Their product and 1 minus it are exact.
 
 class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire>> {
  protected:
@@ -54,7 +54,7 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     return all;
   }
 
-  // To go on from the step that the masters are of.
+  // Options that continue from the step of the masters.
   ParityOptions options_of(int depth) const {
     ParityOptions all = options();
     all.masters.step = step;
@@ -62,7 +62,7 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     return all;
   }
 
-  // What is measured plays no part in what the step does.
+  // The measured losses do not affect the step's arithmetic.
   void take_step(ParityEngine& engine, bool streams = true) {
     engine.begin_step();
     for (const int direction : {0, 1}) {
@@ -90,8 +90,8 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     ++step;
   }
 
-  // What a forward reads of a use: of the master as the oracle has it, or of the image that
-  // crosses.
+  // Returns the two copies that a forward reads of a use: from the oracle's master, or from the
+  // image that crosses.
   std::array<std::vector<std::byte>, 2> expected(int use, int direction, bool is_step) const {
     const ZoWeight& weight = oracle.uses[static_cast<std::size_t>(use)];
     std::vector<std::byte> crosses = bytes_of(weight), plus(weight.bytes()), minus(weight.bytes());
@@ -109,7 +109,7 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     return {plus, minus};
   }
 
-  // Copied by the computing stream, when it comes to that.
+  // A copy by the computing stream, made when the stream gets to it.
   struct Look {
     std::string what;
     std::vector<std::byte> expected;
@@ -162,7 +162,8 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
   StreamRef compute = StreamRef::host();
   LinkCopy out{device, LinkDirection::kDeviceToHost, {}};
   Budget budget = Budget::unlimited();
-  // Page-locked for all looks at once: page-locking may wait for a device that the test holds.
+  // Page-locked for all looks at once, since page-locking may wait for a device that the test
+  // holds.
   Buffer memory{budget, Tier::kPinned, device, 256 << 10, "looks"};
   std::size_t memory_used = 0;
   std::vector<Look> looks;
@@ -178,7 +179,7 @@ TEST_P(ParityEngineTest, WeightsThatNoPassStreamsHaveEveryStepToo) {
     engine.begin_evaluation();
     engine.finish();
     take_step(engine);
-    if (streamed == 2) continue;  // The next forward begins with what this one has left.
+    if (streamed == 2) continue;  // The next forward begins with the state that this one left.
     engine.flush();
     expect_masters();
   }
@@ -187,7 +188,7 @@ TEST_P(ParityEngineTest, WeightsThatNoPassStreamsHaveEveryStepToo) {
 
 TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
   for (const int depth : {2, 8}) {
-    // Threads would share its elements in smaller parts than an image has.
+    // Threads would split its elements into smaller parts than an image has.
     if (depth == 8) family = NoiseFamily::kGaussian;
     ParityEngine engine(options_of(depth));
     engine.hold(model.uses);
@@ -209,7 +210,7 @@ TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
   }
 }
 
-// An evaluation and a step are enqueued as far as the ring allows before the device computes.
+// An evaluation and a step are enqueued as far as the ring allows, before the device computes.
 TEST_P(ParityEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
   for (const int depth : {1, 2}) {
     ParityEngine engine(options_of(depth));
@@ -298,7 +299,7 @@ TEST(ParityEngineCallsTest, AfterAFailureItGoesOnWithOtherWeights) {
   RingModel model(1);
   for (int i = 0; i < 3; ++i) model.add(67);
   std::atomic<bool> fails = true;
-  std::latch has_begun(1);  // Whichever call comes first behind a failure tells of it.
+  std::latch has_begun(1);  // The first call after a failure reports it.
   ParityOptions options(DeviceId::host());
   options.ring.lanes.limits.fill(Budget::kUnlimited);
   options.ring.before_hop = [&](LaneId, int use) {
@@ -328,7 +329,7 @@ TEST(ParityEngineCallsTest, AfterAFailureItGoesOnWithOtherWeights) {
   EXPECT_EQ(engine.next_step(), 5U);
   engine.begin_step();
   engine.acquire(0, 0, Side::kPlus, StreamRef::host());
-  engine.restart(2);  // What is acquired goes with the ring.
+  engine.restart(2);  // Acquired weights are dropped with the ring.
   EXPECT_EQ(engine.next_step(), 2U);
   EXPECT_FALSE(engine.is_passing());
 }
@@ -358,7 +359,7 @@ TEST(ParityEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
   ParityEngine engine(options);
   engine.hold(model.uses);
   EXPECT_THAT([&] { engine.hold(model.uses); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected to be called once")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("call hold() once")));
   engine.stream(model.uses);
   const std::array<float, 1> g = {1};
   const std::array rates = {StepRate{2, 0.5}};
@@ -376,10 +377,10 @@ TEST(ParityEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
   EXPECT_EQ(engine.next_step(), 0U);
   options.wire = DType::kF32;
   EXPECT_THAT([&] { ParityEngine{options}; },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected one of 16 bits")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected a form of 16 bits")));
   options.ring.resident_room = 5;
   EXPECT_THAT([&] { ParityEngine{options}; },
-              ThrowsMessage<InvalidArgument>(HasSubstr("5 bytes may stay on the device")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("5 bytes of resident_room")));
 }
 
 }  // namespace

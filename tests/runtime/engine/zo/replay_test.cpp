@@ -1,4 +1,4 @@
-// replay() against the recurrence that it factors, and against its own formula bit by bit.
+// replay() against the recurrence that it factors, and bit by bit against its own formula.
 #include "runtime/engine/zo/replay.h"
 
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ class ReplayTest : public testing::TestWithParam<std::uint32_t> {
   std::uint64_t end = base.step + steps;
 };
 
-// z of one weight: any number will do.
+// Returns z of one weight: any number will do.
 double z_of(std::uint64_t step, std::uint32_t direction) {
   return Rng(step * 1031 + direction).normal();
 }
@@ -173,7 +173,7 @@ TEST(UpdateScaleTest, RefusesWhatAFloatDoesNotHold) {
 TEST(GammaTest, RefusesWhatIsNoNormalFloat) {
   EXPECT_EQ(gamma_as_float(0x1p-126), 0x1p-126F);
   EXPECT_THAT([] { gamma_as_float(0x1p-127); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("the least normal float; consolidate")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the smallest normal float; consolidate")));
   EXPECT_THROW(gamma_as_float(0), InvalidArgument);
   EXPECT_THROW(gamma_as_float(kNaN), InvalidArgument);
 }

@@ -1,4 +1,4 @@
-// choose_resident(): within the room, nothing left that would fit, and evenly spread.
+// choose_resident(): within the room, leaves out no weight that would fit, and spreads evenly.
 #include "runtime/engine/zo/resident_set.h"
 
 #include <gtest/gtest.h>

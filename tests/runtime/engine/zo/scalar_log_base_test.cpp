@@ -1,4 +1,4 @@
-// A new base and the log that made it: whichever of the two was written last before a crash.
+// A new base and the log that made it, where a crash may follow the write of either.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ class LogBaseTest : public testing::Test {
     how.access = access;
     return ScalarLog::open(path.str(), shape, {base, made_with}, how);
   }
-  // What any log of these steps has to say after `base`.
+  // Returns the replay that any log of these steps must give after `base`.
   static Replay expected(const LogShape& shape, const Base& base, std::uint64_t to) {
     LogHistory history({{}, shape, base});
     while (history.next_step() < to) history.apply(update_entry(shape, history.next_step()));
@@ -56,7 +56,7 @@ TEST_F(LogBaseTest, AnnouncedAndNeverCommittedTheOldOneGoesOn) {
   }
   ScalarLog log = open(first, id);
   EXPECT_EQ(log.pending(0, 0, 22), expected(shape, first, 22));
-  // The arena may give the generation that was lost to other weights.
+  // The arena may give the lost generation to other weights.
   const Base other = random_base(rng, 2, 22);
   log.announce(other);
   log.adopt(other);
@@ -138,7 +138,7 @@ TEST_F(LogBaseTest, BaseThatOutlivedTheLogsEndGoesOnAlone) {
     EXPECT_EQ(inspect_log(branch.str()).bases, std::vector<Base>{second});
   }
   EXPECT_EQ(open(second).pending(0, 15, 18), expected(shape, second, 18));
-  EXPECT_THROW(open(first), InvalidArgument);  // Its line was left, and is still there:
+  EXPECT_THROW(open(first), InvalidArgument);  // Its line was abandoned, but is still there:
   EXPECT_EQ(inspect_log(path.str()).left_lines.at(0).next_step, 7U);
   for (const std::string& kept : files_beside(path.str(), ".lost.")) {
     std::filesystem::remove(kept);
@@ -150,11 +150,12 @@ TEST_F(LogBaseTest, BaseOfALineThatWasLeftIsRefused) {
     ScalarLog log = open(first);
     log.announce(second);
     log.adopt(second);
-    EXPECT_THAT([&] { log.rollback(14); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("from 15, where the base in use begins")));
+    EXPECT_THAT(
+        [&] { log.rollback(14); },
+        ThrowsMessage<InvalidArgument>(HasSubstr("expected 15, the step of the base in use")));
   }
   {
-    ScalarLog log = open(first);  // The arena first goes back to what it keeps.
+    ScalarLog log = open(first);  // The arena first returns to the base that it keeps.
     log.rollback(14);
     append_steps(log, 20);
   }
@@ -183,11 +184,11 @@ TEST_F(LogBaseTest, RollbackToABaseKeepsIt) {
 TEST_F(LogBaseTest, RefusesBasesThatCannotBe) {
   ScalarLog log = open(first);
   EXPECT_THAT([&] { log.announce(random_base(rng, 2, 21)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("step 21, expected one from 0 to 20")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("step 21, expected 0 to 20")));
   EXPECT_THAT([&] { log.announce(random_base(rng, 1, 20)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected one above 1")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("expected above 1")));
   EXPECT_THAT([&] { log.adopt(second); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected one that was announced")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("announce it first")));
   log.announce(second);
   log.adopt(second);
   EXPECT_THROW(log.announce(random_base(rng, 3, 14)), InvalidArgument);

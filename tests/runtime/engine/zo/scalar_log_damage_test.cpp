@@ -1,4 +1,4 @@
-// ScalarLog on a file that was cut, changed, or is of something else: the good prefix goes on.
+// ScalarLog on a file that was cut, changed, or is no log: it continues from the good prefix.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ TEST_P(DamagedLogTest, CutAtAnyByteItGoesOnAfterItsLastWholeEntry) {
       EXPECT_EQ(log.lost()->offset, size - torn);
       EXPECT_EQ(log.lost()->step, base.step + left);
       EXPECT_THAT(log.lost()->text, HasSubstr("the last entry is torn"));
-      EXPECT_EQ(file_bytes(path.str()), cut);  // Nothing was changed yet.
+      EXPECT_EQ(file_bytes(path.str()), cut);  // Nothing has changed yet.
     }
     append_steps(log, base.step + steps);
     ASSERT_EQ(file_bytes(path.str()), whole);
@@ -138,8 +138,9 @@ TEST_P(DamagedLogTest, WhoWritesIsToldWhatIsLostAndWhoReadsIsNot) {
 TEST_P(DamagedLogTest, ADamagedHeaderIsNamedWithItsFile) {
   whole[20] ^= std::byte{1};
   write_file(path.str(), whole);
-  EXPECT_THAT([&] { open(); }, ThrowsMessage<Corrupt>(AllOf(HasSubstr(path.str()),
-                                                            HasSubstr("put a copy of the log"))));
+  EXPECT_THAT([&] { open(); },
+              ThrowsMessage<Corrupt>(
+                  AllOf(HasSubstr(path.str()), HasSubstr("replace it with a copy of the log"))));
 }
 
 TEST_P(DamagedLogTest, WhatWasKeptBeforeIsNotInTheWay) {
@@ -172,7 +173,7 @@ TEST_P(DamagedLogTest, SoundEntryThatDoesNotFollowEndsThePrefix) {
   const ScalarLog log = open();
   EXPECT_EQ(log.next_step(), base.step + steps);
   ASSERT_TRUE(log.lost());
-  EXPECT_THAT(log.lost()->text, HasSubstr("update of step 1007, expected of step 1006"));
+  EXPECT_THAT(log.lost()->text, HasSubstr("update of step 1007, expected step 1006"));
 }
 
 TEST_P(DamagedLogTest, LogOfAnotherShapeIsRefused) {

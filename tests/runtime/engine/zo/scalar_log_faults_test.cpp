@@ -1,4 +1,4 @@
-// ScalarLog where the system says no: no room, no right, another process, a sync that fails.
+// ScalarLog when system calls fail: no room, no permission, another process, a failed sync.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// No file may grow beyond this: a disk that is full.
+// Lets no file grow beyond a limit, like a full disk.
 class FullDisk {
  public:
   explicit FullDisk(std::uint64_t most_bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -49,8 +49,8 @@ class FullDisk {
   rlimit before_{};
 };
 
-// The rights of a file bind root too: the thread gives up the capability to override them, and
-// stays the owner of its files, wherever they are.
+// Applies file permissions to root too: the thread gives up the capability to override them, and
+// still owns its files.
 class WithoutOverride {
  public:
   WithoutOverride() {
@@ -181,7 +181,7 @@ TEST_F(LogFaultTest, ReadOnlyFolderIsReadAndNotWritten) {
     EXPECT_EQ(errno_of([&] { log.branch(2, folder + "/other"); }), EACCES);
     log.branch(2, other.str());
     EXPECT_THAT([&] { append_steps(log, 4); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("was opened to be read")));
+                ThrowsMessage<InvalidArgument>(HasSubstr("was opened for reading")));
     EXPECT_THROW(log.rollback(1), InvalidArgument);
     EXPECT_THROW(log.sync(), InvalidArgument);
     EXPECT_EQ(inspect_log(file).next_step, 3U);
@@ -193,13 +193,14 @@ TEST_F(LogFaultTest, ReadOnlyFolderIsReadAndNotWritten) {
 TEST_F(LogFaultTest, WhatIsNoLogIsRefusedUnread) {
   EXPECT_EQ(errno_of([&] { open(path.str()); }), ENOENT);
   EXPECT_EQ(errno_of([&] { create(path.str() + "/none/log"); }), ENOENT);
-  EXPECT_THAT([&] { open("/dev/full"); }, ThrowsMessage<InvalidArgument>(HasSubstr("not a file")));
+  EXPECT_THAT([&] { open("/dev/full"); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("not a regular file")));
   ASSERT_EQ(mkfifo(path.str().c_str(), 0600), 0);
   EXPECT_THROW(open(path.str()), InvalidArgument);
   std::filesystem::remove(path.str());
   write_file(path.str(), {});
   EXPECT_THAT([&] { open(path.str()); }, ThrowsMessage<Corrupt>(HasSubstr("ends after 0 bytes")));
-  std::filesystem::resize_file(path.str(), std::uintmax_t{1} << 42);  // Of holes.
+  std::filesystem::resize_file(path.str(), std::uintmax_t{1} << 42);  // A sparse file.
   EXPECT_THAT([&] { open(path.str()); },
               ThrowsMessage<Corrupt>(HasSubstr("does not begin with SLUICEZO")));
   EXPECT_EQ(errno_of([&] { create(path.str()); }), EEXIST);
@@ -209,7 +210,7 @@ TEST_F(LogFaultTest, AfterAFailedSyncNothingMoreIsTaken) {
   options.sync_interval = std::chrono::hours(1);
   ScalarLog log = create(path.str());
   append_steps(log, 3);
-  int fd = -1;  // The log's own, which then becomes one that cannot be synced.
+  int fd = -1;  // The log's; replaced by one that cannot be synced.
   for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code ignored;
     if (std::filesystem::read_symlink(one, ignored) == path.str()) {

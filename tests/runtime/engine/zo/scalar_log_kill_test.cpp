@@ -1,5 +1,5 @@
-// A process is killed while it appends, goes back, branches and moves to new bases: whoever opens
-// the log next finds all that had been appended, and a base that it goes on from.
+// Kills a process while it appends, goes back, branches and moves to new bases. Whoever opens the
+// log next finds all appended entries, and a base from which to continue.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@
 namespace sluiceway::test {
 namespace {
 
-// SLUICEWAY_KILLS=1000 kills that often.
+// SLUICEWAY_KILLS=1000 runs 1000 kills.
 int kills() {
   const char* const text = std::getenv("SLUICEWAY_KILLS");
   return text == nullptr ? 40 : std::atoi(text);
@@ -37,7 +37,7 @@ class LogKillTest : public testing::Test {
     commit({{}, log.id()});
   }
 
-  // The arena: one file that is there whole, before or after.
+  // Stands for the arena: one file that is whole, before or after the commit.
   void commit(const ArenaBase& arena) const {
     ByteWriter out;
     out.put(arena.base.hash);
@@ -59,12 +59,12 @@ class LogKillTest : public testing::Test {
   }
   ScalarLog open() const { return ScalarLog::open(file, shape, arena(), options); }
 
-  // In one order or the other: both are sound, as open() asks the arena.
+  // Writes in one order or the other: both are sound, since open() asks the arena.
   void consolidate(ScalarLog& log, Rng& rng) const {
     Base base = random_base(rng, log.base().generation + 1, log.base().step);
     base.step += static_cast<std::uint64_t>(
         rng.below(static_cast<std::int64_t>(log.next_step() - log.base().step) + 1));
-    // An announcement that came to nothing may have had the generation.
+    // An abandoned announcement may have used the generation.
     base.generation = std::max(base.generation, log.history().greatest_generation() + 1);
     const bool arena_first = rng.below(2) == 1;
     if (arena_first) commit({base, log.id()});
@@ -73,7 +73,7 @@ class LogKillTest : public testing::Test {
     log.adopt(base);
   }
 
-  // Says after each entry how many there are.
+  // Reports the number of entries after each one.
   [[noreturn]] void run_until_killed(int say, std::uint64_t seed) const {
     Rng rng(seed);
     ScalarLog log = open();
@@ -93,7 +93,7 @@ class LogKillTest : public testing::Test {
     }
   }
 
-  // How many entries the child last said there are.
+  // Kills the child; returns the last number of entries that it reported.
   std::uint64_t kill_one(Rng& rng) const {
     int ends[2];
     EXPECT_EQ(::pipe(ends), 0);
@@ -116,7 +116,7 @@ class LogKillTest : public testing::Test {
     return said;
   }
 
-  // Empty, or which of the branches is not whole; they are removed.
+  // Removes the branches; returns the names of broken ones, if any.
   std::string broken_branches() const {
     std::string broken;
     for (const std::string& branch : files_beside(folder.str() + "/branch", "")) {
@@ -146,7 +146,7 @@ TEST_F(LogKillTest, EveryOpeningFindsAllThatWasAppended) {
     const LogSummary in_file = inspect_log(file);
     EXPECT_GE(said, entries);
     EXPECT_GE(in_file.entries, said);
-    EXPECT_LE(in_file.entries, said + 1);  // The one that was under way.
+    EXPECT_LE(in_file.entries, said + 1);  // The one being written.
     EXPECT_EQ(in_file.lost ? in_file.lost->entries : 0, 0U);
     const ScalarLog log = open();
     EXPECT_EQ(log.base(), arena().base);

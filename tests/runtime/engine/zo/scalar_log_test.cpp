@@ -1,4 +1,4 @@
-// ScalarLog on a file: what was appended comes back, in every process that opens it after.
+// ScalarLog on a file: appended entries are read back by every process that opens it later.
 #include "runtime/engine/zo/scalar_log.h"
 
 #include <gmock/gmock.h>
@@ -130,7 +130,7 @@ TEST_P(ScalarLogTest, BranchHasTheLineAloneAndGoesItsOwnWay) {
     append_steps(branch, base.step + 11);
   }
   EXPECT_EQ(log.next_step(), base.step + 12);
-  // Before `later` there is no such base.
+  // This base does not exist before `later`.
   const ScratchPath earlier;
   log.branch(base.step + 4, earlier.str());
   EXPECT_EQ(inspect_log(earlier.str()).bases, std::vector<Base>{base});
@@ -157,10 +157,10 @@ TEST_P(ScalarLogTest, RefusedStepIsNotWritten) {
     EXPECT_EQ(file_bytes(path.str()), before);
   };
   refuses([](RunStep& run) { run.g.back() = std::numeric_limits<float>::quiet_NaN(); },
-          "where a loss is not finite, give 0 and say so");
+          "if a loss is not finite, pass g = 0");
   refuses([](RunStep& run) { run.rates.back() = {0.5, 2}; }, "expected below 1");
   refuses([](RunStep& run) { run.rates.back() = {2, 2}; }, "2 x 2 = 4, expected below 1");
-  refuses([](RunStep& run) { ++run.step; }, "expected of step");
+  refuses([](RunStep& run) { ++run.step; }, "expected step");
   refuses([](RunStep& run) { run.g.push_back(1); }, "directions, expected");
   refuses([](RunStep& run) { run.rates.pop_back(); }, "parameter groups, expected");
   refuses([](RunStep& run) { run.seeds.push_back(1); }, "seeds, expected");
@@ -200,7 +200,7 @@ TEST_P(ScalarLogTest, SyncsAsOftenAsItWasTold) {
   options.sync_interval = std::chrono::hours(1);
   ScalarLog log = open();
   append_steps(log, base.step + 5);
-  EXPECT_EQ(log.synced_entries(), 0U);  // Of what it found it knows nothing.
+  EXPECT_EQ(log.synced_entries(), 0U);  // It does not know whether entries it found are synced.
   log.sync();
   EXPECT_EQ(log.synced_entries(), 5U);
   append_steps(log, base.step + 6);
@@ -220,7 +220,7 @@ TEST_P(ScalarLogTest, SummaryCountsWhatThereIs) {
   for (std::uint64_t step = base.step; step < base.step + 35; ++step) {
     if (run_step(shape, step).non_finite) ++non_finite;
   }
-  const LogSummary summary = inspect_log(path.str());  // While another has it open.
+  const LogSummary summary = inspect_log(path.str());  // While another process has it open.
   EXPECT_EQ(summary.header, log.history().header());
   EXPECT_EQ(summary.file_bytes, std::filesystem::file_size(path.str()));
   EXPECT_EQ(summary.bytes_per_entry, entry_bytes(shape));

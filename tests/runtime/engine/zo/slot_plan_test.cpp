@@ -105,7 +105,7 @@ TEST(SlotPlanTest, SizesThatAreNeverThereTogetherShareSlots) {
   EXPECT_EQ(plan_slots(uses, {1, 1}).classes.size(), 1U);
 }
 
-// Bytes of what streams, by module that has a use.
+// Returns the streamed bytes of each module that has a use.
 std::vector<std::uint64_t> crossing(const std::vector<SlotUse>& uses) {
   std::vector<std::uint64_t> bytes;
   for (std::size_t i = 0; i < uses.size(); ++i) {
@@ -128,7 +128,7 @@ TEST(SlotPlanTest, WhatCrossesWhileAWeightGoesBackHasSlots) {
       for (std::size_t behind = 0; behind < bytes.size(); ++behind) {
         if (behind > static_cast<std::size_t>(ahead) && crossed >= bytes[first]) break;
         const std::size_t module = (first + behind) % bytes.size();
-        std::size_t at = 0;  // Of its first use.
+        std::size_t at = 0;  // Index of its first use.
         for (std::size_t m = 0; at < uses.size(); ++at) {
           if (at > 0 && uses[at].module != uses[at - 1].module) ++m;
           if (m == module) break;
@@ -153,13 +153,13 @@ TEST(SlotPlanTest, SmallWeightsThatComeWhileALargeOneGoesBackTakeNoLargeSlots) {
     }
   }
   const SlotPlan plan = plan_slots(uses, ring_depth(2, true));
-  // Behind one of 11 come 4, 1, 1 and 4, and the next of 11, of which those of 4 share its slots.
+  // After one of 11 come 4, 1, 1 and 4, and the next of 11; those of 4 share its slots.
   ASSERT_EQ(plan.classes.size(), 2U);
   EXPECT_EQ(plan.classes[0].slot_bytes, 1U << 20);
   EXPECT_EQ(plan.classes[0].arrivals, 2);
   EXPECT_EQ(plan.classes[1].arrivals, 4);
   EXPECT_EQ(plan.bytes, (2U + 2 * 2 + 4 * 11 + 2 * 2 * 11) << 20);
-  // Of what is only read there are as many as two modules have.
+  // For weights that are only read, there are as many as two modules have.
   EXPECT_EQ(plan_slots(uses, ring_depth(2, false)).classes.back().arrivals, 2);
 }
 
@@ -173,9 +173,8 @@ TEST(SlotPlanTest, BadInputIsRefused) {
   EXPECT_THAT([&] { plan_slots(empty, {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("use 0 has 0 bytes")));
   const std::vector<SlotUse> half_read = {{8, 0, true, 7}};
-  EXPECT_THAT(
-      [&] { plan_slots(half_read, {}); },
-      ThrowsMessage<InvalidArgument>(HasSubstr("is read as 7 bytes, expected at least its 8")));
+  EXPECT_THAT([&] { plan_slots(half_read, {}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("is read as 7 bytes, expected at least 8")));
   EXPECT_THAT(
       [&] {
         plan_slots(good, {1, 2, 0});

@@ -1,5 +1,5 @@
-// WeightRing: what a forward acquires equals perturb() and materialise() of the base, bit for bit,
-// in any order, at any depth; and nothing waits for what only the caller can do.
+// WeightRing: acquired weights equal perturb() and materialise() of the base, bit for bit, in any
+// order, at any depth; and no lane waits for an action of the caller.
 #include "runtime/engine/zo/weight_ring.h"
 
 #include <gmock/gmock.h>
@@ -42,7 +42,7 @@ TEST(WeightRingTest, EveryBufferEqualsTheOracleAtAnyDepthWithAnyLanesAndDelays) 
     given.perturb_lanes = round % 4 < 2 ? 1 : 4;
     given.resident_room = static_cast<std::uint64_t>(model.rng().below(12000));
     given.lanes.h2d = {.gbps = 0.2, .latency_us = static_cast<double>(model.rng().below(60))};
-    given.before_hop = [](LaneId lane, int use) {  // On no schedule that a step could rely on.
+    given.before_hop = [](LaneId lane, int use) {  // At no time that a step could rely on.
       std::this_thread::sleep_for(std::chrono::microseconds((lane * 13 + use * 31) % 7 * 40));
     };
     given.family = round % 2 == 0 ? NoiseFamily::kRademacher : NoiseFamily::kGaussian;
@@ -74,7 +74,7 @@ TEST(WeightRingTest, AnyOtherOrderIsServedWithTheSameBits) {
     given.perturb_lanes = 1 + round % 2;
     given.resident_room = round % 3 == 0 ? 5000 : 0;
     Forward forward(given, model);
-    for (int step = 0; step < 10; ++step) {  // Skipped, twice, backwards, none at all.
+    for (int step = 0; step < 10; ++step) {  // Skipped, repeated, backwards, or no uses at all.
       forward.begin(1 + static_cast<int>(model.rng().below(3)));
       for (std::int64_t k = model.rng().below(14); k > 0; --k) {
         forward.use(static_cast<int>(model.rng().below(9)),
@@ -86,7 +86,7 @@ TEST(WeightRingTest, AnyOtherOrderIsServedWithTheSameBits) {
   }
 }
 
-// Of all directions too, of a module with several uses too, and within the same slots.
+// Also for all directions, for a module with several uses, and within the same slots.
 TEST(WeightRingTest, AStreamedUseCrossesOnceAPassAndAResidentOneInNone) {
   for (const int directions : {1, 3, 8}) {
     constexpr int kPasses = 5;
@@ -127,7 +127,7 @@ TEST(WeightRingTest, AStreamedUseCrossesOnceAPassAndAResidentOneInNone) {
   }
 }
 
-// The arrival of the next weight of the slot waits for a direction that another lane is late with.
+// The arrival of the slot's next weight waits for a direction that another lane finishes late.
 TEST(WeightRingTest, AnArrivalStaysUntilEveryDirectionIsPerturbed) {
   RingModel model(10);
   for (int i = 0; i < 3; ++i) model.add(1031);
@@ -211,7 +211,7 @@ TEST(WeightRingTest, CallsOutOfTheirPlaceAreRefusedAndChangeNothing) {
   EXPECT_THAT([&] { ring.acquire(0, 2, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("direction is 2, expected 0 to 1")));
   EXPECT_THAT([&] { ring.begin_step({}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("pass 1 has not ended, expected commit()")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("pass 1 has not ended; call commit()")));
   EXPECT_THAT([&] { ring.acquire(4, 0, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("use is 4, expected 0 to 3")));
   EXPECT_THAT([&] { ring.release(0, 0, kHost); },
@@ -241,7 +241,7 @@ TEST(WeightRingTest, StoragesThatOverlapInPartAreRefused) {
               ThrowsMessage<InvalidArgument>(HasSubstr("share their storage")));
 }
 
-// In either lane, whatever waits for arrivals, pairs or the next pass at that time.
+// In either lane, whatever waits then for arrivals, pairs or the next pass.
 TEST(WeightRingTest, AFailureInALaneComesOutNamedOfEveryCallAndTheRingCanGo) {
   for (const LaneId lane : {zo_lanes::kH2d, zo_lanes::kPerturb}) {
     for (int failing = 0; failing < 5; ++failing) {

@@ -1,5 +1,5 @@
-// WeightRing over masters: what a forward acquires, and what is in host memory afterwards, equals
-// materialise() step by step, whatever the order of turns; and each weight goes back once a step.
+// WeightRing over masters: acquired weights, and host memory afterwards, equal materialise() step
+// by step, in any order of turns; and each weight goes back once per step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// Some f32 weights are masters of what a forward reads in bf16.
+// Adds weights, some of them f32 masters that a forward reads in bf16.
 void add_random(RingModel& model, int count) {
   model.add_random(count);
   for (ZoWeight& use : model.uses) {
@@ -40,7 +40,7 @@ TEST(WrittenRingTest, EveryBufferAndEveryMasterEqualsTheOracleAtAnyDepthWithAnyL
     given.resident_room = static_cast<std::uint64_t>(rng.below(12000));
     given.lanes.h2d = {.gbps = 0.2, .latency_us = static_cast<double>(rng.below(60))};
     given.lanes.d2h = {.gbps = 0.1, .latency_us = static_cast<double>(rng.below(90))};
-    given.before_hop = [](LaneId lane, int use) {  // On no schedule that a step could rely on.
+    given.before_hop = [](LaneId lane, int use) {  // At no time that a step could rely on.
       std::this_thread::sleep_for(std::chrono::microseconds((lane * 13 + use * 31) % 7 * 40));
     };
     given.family = round % 2 == 0 ? NoiseFamily::kRademacher : NoiseFamily::kGaussian;
@@ -70,13 +70,13 @@ TEST(WrittenRingTest, AnyOtherOrderIsServedWithTheSameBits) {
       add_random(model, 9);
       model.tie(0);
     });
-    for (int step = 0; step < 10; ++step) {  // Skipped, twice, backwards, none at all.
+    for (int step = 0; step < 10; ++step) {  // Skipped, repeated, backwards, or no uses at all.
       run.forward->begin(1 + static_cast<int>(rng.below(3)));
       for (std::int64_t k = rng.below(14); k > 0; --k) {
         run.forward->use(static_cast<int>(rng.below(10)),
                          static_cast<int>(rng.below(run.forward->directions())));
       }
-      rng.below(5) == 0 ? run.forward->ring.finish() : run.commit();  // Not made, now and then.
+      rng.below(5) == 0 ? run.forward->ring.finish() : run.commit();  // Now and then makes no step.
       if (rng.below(4) == 0) run.expect_flushed();
     }
     run.run_step(3);
@@ -112,13 +112,13 @@ TEST(WrittenRingTest, AStreamedWeightGoesBackOnceAStepAndAResidentOneWithAFlush)
     run.expect_flushed();
     EXPECT_EQ(ring.take_use().d2h_bytes, 0U);
     run.run_step(directions);
-    run.expect_flushed();  // In host memory, for what is streamed.
+    run.expect_flushed();  // In host memory, for streamed weights.
     EXPECT_EQ(ring.take_use().d2h_bytes, resident);
   }
 }
 
-// Both uses of a tied weight have crossed before the step is known that is written into them; or
-// the second of them crosses late, when the first is about to go back.
+// Both uses of a tied weight have crossed before the step to be written into them is known; or the
+// second one crosses late, when the first is about to go back.
 TEST(WrittenRingTest, ATiedWeightThatCrossesLateIsGivenNoStepTwice) {
   for (const int late : {0, 4}) {
     WeightRingOptions given = ring_options(8);
@@ -150,7 +150,7 @@ TEST(WrittenRingTest, WeightsThatAnotherRingGoesOnWithHaveEveryStepOnce) {
   }
 }
 
-// What left for the device before a step may be older than another copy of its weight.
+// A copy that left for the device before a step may be older than another copy of its weight.
 TEST(WrittenRingTest, ACopyThatWaitsWhileAnotherIsMovedOnIsGivenEveryStep) {
   std::random_device random;
   for (int round = 0; round < 40; ++round) {
@@ -242,8 +242,9 @@ TEST(WrittenRingTest, CallsOutOfTheirPlaceAreRefused) {
   run.expect_flushed();
   WeightRingOptions given = ring_options(1);
   given.masters = &run.masters;
-  EXPECT_THAT([&] { WeightRing(given, read_only.uses); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected memory of one of the 1 weights")));
+  EXPECT_THAT(
+      [&] { WeightRing(given, read_only.uses); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("not the memory of any of the 1 trained weights")));
   EXPECT_THAT(
       [&] {
         HostMasters({}).hold({read_only.uses[0], read_only.uses[0]});

@@ -1,5 +1,5 @@
-// ZoArena where drives fail, fill up or hold what nobody wrote, and where a caller breaks off:
-// nothing was changed, and what failed can be made again.
+// ZoArena where drives fail, fill up or hold foreign data, and where a caller breaks off: nothing
+// was changed, and the failed call can be repeated.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// What a caller's own code throws; no error of this project.
+// Thrown by a caller's own code; no error of this project.
 struct Stop {};
 
 class ZoArenaFaultTest : public testing::Test {
@@ -51,21 +51,22 @@ class ZoArenaFaultTest : public testing::Test {
 
   bool must_be_opened_again() {
     const AlignedBytes memory(arena->read_bytes(0));
-    return outcome_of_read(*arena, 0, memory.span()).find("open it again") != std::string::npos;
+    return outcome_of_read(*arena, 0, memory.span()).find("reopen the store") != std::string::npos;
   }
-  // All that is asked for is transferred from now on.
+  // Makes all later requests transfer in full.
   void heal(IoKind kind) { faults->shorten(kind, FaultIo::kAlways, SIZE_MAX); }
   void reopen() {
     arena.reset();
     arena = ZoArena::open(budget, options, weights);
     ASSERT_NE(arena, nullptr);
   }
-  // Old base, all updates; then the consolidation is made, as if nothing had been.
+  // Checks for the old base with all updates; expect_unchanged_and_repeatable() then consolidates,
+  // as if nothing had happened.
   void expect_unchanged() {
     EXPECT_EQ(arena->base().base, before);
     EXPECT_EQ(log->base(), before);
     EXPECT_EQ(arena->run_state().size(), 0U);
-    arena->commit({});  // What was staged would go with it.
+    arena->commit({});  // Would commit staged chunks too.
     ASSERT_EQ(difference(weights, read_all(*arena), first), "");
     ASSERT_EQ(difference(weights, exported(*arena, *log, kSteps), theta), "");
   }
@@ -121,8 +122,8 @@ TEST_F(ZoArenaFaultTest, EveryWriteThatFailsForGood) {
       if (!must_be_opened_again()) {
         ASSERT_NO_FATAL_FAILURE(expect_unchanged());
       }
-      // Slots that were given up are free again when the arena is opened again, as it has to be
-      // where the superblock may be there or not.
+      // Reopening the arena, which is required if the superblock may be missing, frees the slots
+      // that were given up.
       log.reset();
       reopen();
       log.emplace(ScalarLog::open(log_path.str(), shape, arena->base(), quick));
@@ -164,7 +165,7 @@ TEST_F(ZoArenaFaultTest, FlushThatFailsLeavesTheOldBase) {
   reopen();
   log.reset();
   log.emplace(ScalarLog::open(log_path.str(), shape, arena->base(), quick));
-  EXPECT_EQ(log->history().bases().size(), 2U);  // One was announced and came to nothing.
+  EXPECT_EQ(log->history().bases().size(), 2U);  // One was announced but never committed.
   ASSERT_NO_FATAL_FAILURE(expect_unchanged_and_repeatable());
   EXPECT_EQ(arena->base().base.generation, 3U);
 }
@@ -196,14 +197,14 @@ TEST_F(ZoArenaFaultTest, LogThatTakesNothingLeavesTheArena) {
   reading.access = Access::kRead;
   log.emplace(ScalarLog::open(log_path.str(), shape, arena->base(), reading));
   EXPECT_THAT([&] { arena->consolidate(*log, {}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("opened to be read")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("opened for reading")));
   log.reset();
   log.emplace(ScalarLog::open(log_path.str(), shape, arena->base(), quick));
   ASSERT_NO_FATAL_FAILURE(expect_unchanged_and_repeatable());
 }
 
 TEST_F(ZoArenaFaultTest, DamagedChunkIsNamedWithItsWeight) {
-  // In the middle of the embedding's third chunk, wherever it lies.
+  // In the middle of the embedding's third chunk, wherever that is.
   const std::size_t at = 2 * kArenaChunk + 100;
   const auto damaged = std::span(first[1]).subspan(at, 64);
   const auto place = std::search(medium->begin(), medium->end(), damaged.begin(), damaged.end());
@@ -239,7 +240,7 @@ TEST_F(ZoArenaFaultTest, LogOfAnotherBaseIsRefused) {
 TEST_F(ZoArenaFaultTest, OtherModelIsRefusedAndAnArenaIsNotMadeTwice) {
   EXPECT_THAT([&] { ZoArena::create(budget, options, weights, fill_from(first)); },
               ThrowsMessage<InvalidArgument>(
-                  AllOf(HasSubstr("arena: there is one"), HasSubstr(to_hex(before.hash)))));
+                  AllOf(HasSubstr("arena: one already exists"), HasSubstr(to_hex(before.hash)))));
   std::vector<ArenaWeight> other = weights;
   other[3].dtype = DType::kF16;
   EXPECT_THAT([&] { ZoArena::open(budget, options, other); },
@@ -247,8 +248,9 @@ TEST_F(ZoArenaFaultTest, OtherModelIsRefusedAndAnArenaIsNotMadeTwice) {
                                                        "expected chunk 4096 f16 group 1")));
   const AlignedBytes memory(arena->read_bytes(1) - kBlockBytes);
   EXPECT_THAT([&] { arena->read(1, memory.span(), [](std::exception_ptr) { FAIL(); }); },
-              ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("embedding is read into 24576 bytes"),
-                                                   HasSubstr("expected 28672"))));
+              ThrowsMessage<InvalidArgument>(
+                  AllOf(HasSubstr("embedding is read into a buffer of 24576 bytes"),
+                        HasSubstr("expected 28672"))));
 }
 
 TEST_F(ZoArenaFaultTest, BufferThatDoesNotFitTheBudgetIsRefusedAndNothingIsChanged) {
@@ -296,8 +298,8 @@ TEST(ZoArenaFilesTest, NothingThereIsNoArena) {
   EXPECT_NE(ZoArena::open(budget, options, weights), nullptr);
   options.store.drives.push_back(other.str());
   EXPECT_THAT([&] { ZoArena::open(budget, options, weights); },
-              ThrowsMessage<InvalidArgument>(
-                  HasSubstr(concat("1 of 2 drives are there, and ", other.str(), " is none"))));
+              ThrowsMessage<InvalidArgument>(HasSubstr(
+                  concat("1 of 2 drives are there, but ", other.str(), " holds no store"))));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// A process is killed while it runs on an arena and a log in files, most often while it moves to a
-// new base: whoever opens them next finds a whole base and all steps, and the run that goes on has
-// the bits of one that was never killed.
+// Kills a process while it runs on an arena and a log in files, most often while it moves to a new
+// base. Whoever opens them next finds a whole base and all steps, and the resumed run has the bits
+// of one that was never killed.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kEvery = 3;  // Steps from a base to the next one.
 
-// SLUICEWAY_KILLS=200 kills that often.
+// SLUICEWAY_KILLS=200 runs 200 kills.
 int kills() {
   const char* const text = std::getenv("SLUICEWAY_KILLS");
   return text == nullptr ? 25 : std::atoi(text);
@@ -36,7 +36,7 @@ class ZoArenaKillTest : public testing::Test {
     ScalarLog::create(log_path.str(), shape, arena->base().base, of_log);
   }
 
-  // Says each step and each new base, and before it that one begins.
+  // Reports each step and each new base, and before a new base that it begins.
   [[noreturn]] void run_until_killed(int say) {
     const auto tell = [say](char word) {
       if (::write(say, &word, 1) != 1) std::_Exit(4);
@@ -56,7 +56,7 @@ class ZoArenaKillTest : public testing::Test {
     }
   }
 
-  // The steps that the child said it had appended, and its last word.
+  // Kills the child; returns the number of steps that it reported, and its last word.
   std::uint64_t kill_one(Rng& rng, char& last) {
     int ends[2];
     EXPECT_EQ(::pipe(ends), 0);
@@ -86,7 +86,7 @@ class ZoArenaKillTest : public testing::Test {
     return steps;
   }
 
-  // What a run that was never killed has at the base of `step`, one base after the other.
+  // Advances to the base of `step` in a run that is never killed, one base after the other.
   void advance_to(std::uint64_t step) {
     for (; at < step; at += kEvery) {
       base = ReferenceTheta(shape, at, at + kEvery).of(weights, base, true);
@@ -104,7 +104,7 @@ class ZoArenaKillTest : public testing::Test {
                                    {"half", 501, DType::kF16, 0}};
   LogShape shape = arena_log_shape(1);
   WeightBytes base = random_bytes(weights, 20261123);
-  std::uint64_t at = 0;  // The step that `base` is of.
+  std::uint64_t at = 0;  // The step of `base`.
 };
 
 TEST_F(ZoArenaKillTest, EveryOpeningHasAWholeBaseAndAllSteps) {
@@ -119,7 +119,7 @@ TEST_F(ZoArenaKillTest, EveryOpeningHasAWholeBaseAndAllSteps) {
     ASSERT_NE(arena, nullptr);
     const ScalarLog log = ScalarLog::open(log_path.str(), shape, arena->base(), of_log);
     ASSERT_GE(log.next_step(), said);
-    ASSERT_LE(log.next_step(), said + 1);  // The one that was under way.
+    ASSERT_LE(log.next_step(), said + 1);  // The step being appended.
     ASSERT_EQ(difference(log.history()), "");
     steps = log.next_step();
     const std::uint64_t step = arena->base().base.step;
@@ -134,7 +134,7 @@ TEST_F(ZoArenaKillTest, EveryOpeningHasAWholeBaseAndAllSteps) {
     ASSERT_EQ(difference(weights, exported(*arena, log, steps), theta), "");
   }
   EXPECT_GT(steps, static_cast<std::uint64_t>(kills()));
-  EXPECT_GE(in_between, kills() * 3 / 10);  // 92 % and more are, or kills miss what they are for.
+  EXPECT_GE(in_between, kills() * 3 / 10);  // 92 % and more, or the kills miss their purpose.
   std::printf("%d kills, %d while a new base was being made; %d steps\n", kills(), in_between,
               static_cast<int>(steps));
 }

@@ -1,6 +1,6 @@
-// Power goes at any write or flush of an arena that moves to a new base, and the log beside it
-// keeps any part of what was not synced: they open at the old base or the new one, theta of every
-// step is that of the base they are at, and the run that goes on ends as one that was never cut.
+// Cuts the power at any write or flush of an arena that moves to a new base; the log beside it
+// keeps any part of its unsynced bytes. They open at the old base or the new one, theta of every
+// step follows from that base, and the resumed run ends like one that was never cut.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -19,13 +19,13 @@ namespace {
 
 using Medium = PowerCutIo::Medium;
 
-// SLUICEWAY_POWER_CUTS=100 takes that many seeds.
+// SLUICEWAY_POWER_CUTS=100 runs that many seeds.
 std::uint64_t seeds() {
   const char* const text = std::getenv("SLUICEWAY_POWER_CUTS");
   return text == nullptr ? 3 : std::strtoull(text, nullptr, 10);
 }
 
-// A new base after steps 2, 4 and 6, and one step more.
+// New bases after steps 2, 4 and 6, and one more step.
 constexpr std::uint64_t kEvery = 2, kBases = 3, kSteps = kEvery * kBases + 1;
 
 class ZoArenaPowerCutTest : public testing::Test {
@@ -60,7 +60,7 @@ class ZoArenaPowerCutTest : public testing::Test {
 
   std::unique_ptr<ZoArena> open() { return ZoArena::open(budget, options, weights); }
 
-  // From wherever it is to the end. `synced`: entries of the log that a power cut leaves.
+  // Runs from wherever it is to the end. `synced`: entries of the log that a power cut leaves.
   void run(ZoArena& arena, std::uint64_t& synced) {
     ScalarLog log = ScalarLog::open(log_path.str(), shape, arena.base(), options_of_log);
     try {
@@ -78,7 +78,7 @@ class ZoArenaPowerCutTest : public testing::Test {
     synced = log.synced_entries();
   }
 
-  // What every opening has to find.
+  // Checks that every opening finds a whole state.
   void expect_whole(std::uint64_t least_step) {
     const auto arena = open();
     ASSERT_NE(arena, nullptr);
@@ -102,7 +102,7 @@ class ZoArenaPowerCutTest : public testing::Test {
     }
   }
 
-  // Of what was not synced some is kept, perhaps a part of an entry.
+  // Keeps some of the unsynced bytes, perhaps a partial entry.
   void cut_log(std::uint64_t synced, Rng& rng) const {
     std::vector<std::byte> bytes = file_bytes(log_path.str());
     const std::uint64_t least = kLogHeaderBytes + synced * entry_bytes(shape);
@@ -139,7 +139,7 @@ class ZoArenaPowerCutTest : public testing::Test {
   }
 
   ScratchPath log_path{memory_folder()};
-  // Nothing is synced but what has to be.
+  // Syncs only where it must.
   LogOptions options_of_log{.busy_wait = std::chrono::milliseconds(0),
                             .sync_interval = std::chrono::hours(1)};
   Budget budget = Budget::unlimited();
@@ -147,13 +147,13 @@ class ZoArenaPowerCutTest : public testing::Test {
   std::shared_ptr<Medium> medium;
   PowerCutIo::Options cut{};
   PowerCutIo* power = nullptr;
-  // Few and small, for there are many cuts.
+  // Few and small, because there are many cuts.
   std::vector<ArenaWeight> weights{{"one", 1, DType::kF32, 0},
                                    {"matrix", 4096 + 9, DType::kBF16, 1},
                                    {"frozen", 300, DType::kBF16, ArenaWeight::kUntrained},
                                    {"half", 501, DType::kF16, 0}};
   LogShape shape = arena_log_shape(1);
-  std::vector<WeightBytes> bases;  // What a run that is never cut has, base after base.
+  std::vector<WeightBytes> bases;  // The bases of a run that is never cut, in order.
   Medium made;
   std::vector<std::byte> made_log;
   int cuts = 0;

@@ -1,4 +1,4 @@
-// ZoArena against sums of one element at a time: what is read, exported and consolidated.
+// ZoArena against element-by-element sums: reading, exporting and consolidating.
 #include "runtime/engine/zo/zo_arena.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// Where the arena is: so many drives, 0 is host memory.
+// The place of the arena: this many drives; 0 is host memory.
 struct Place {
   int drives = 0;
   int threads = 1;
@@ -43,7 +43,7 @@ class ZoArenaTest : public testing::TestWithParam<Place> {
   std::unique_ptr<ZoArena> create(std::span<const std::byte> run_state = {}) {
     return ZoArena::create(budget, options, weights, fill_from(first), run_state);
   }
-  // On drives as another process finds it.
+  // If on drives, reopens it as another process would.
   void reopen(std::unique_ptr<ZoArena>& arena) {
     if (options.store.drives.empty()) return;
     arena.reset();
@@ -203,7 +203,7 @@ TEST_P(ZoArenaTest, WeightsThatAreNotTrainedAreNotWrittenAgain) {
   EXPECT_EQ(difference(weights, read_all(*arena), theta(first, 0, 2, true)), "");
 }
 
-// A reader ahead, on its own threads, while the base changes: each weight is of one generation.
+// Reads ahead on threads of its own while the base changes: each weight is of one generation.
 TEST_P(ZoArenaTest, ReadsGoOnWhileRunStatesAreCommitted) {
   auto arena = create();
   const AlignedBytes memory(arena->read_bytes(1));
@@ -211,7 +211,7 @@ TEST_P(ZoArenaTest, ReadsGoOnWhileRunStatesAreCommitted) {
     std::vector<std::promise<bool>> ended(4);
     const std::function<void(std::size_t)> next = [&](std::size_t k) {
       arena->read(1, memory.span(), [&, k](const std::exception_ptr& error) {
-        if (k + 1 < ended.size()) next(k + 1);  // From a handler.
+        if (k + 1 < ended.size()) next(k + 1);  // Called from a handler.
         ended[k].set_value(error == nullptr);
       });
     };

@@ -1,5 +1,5 @@
-// ZoEngine: what the log says is what the ring gives, through commits, rollbacks, failures, new
-// bases and new processes.
+// ZoEngine: the ring gives the weights that the log defines, through commits, rollbacks, failures,
+// new bases and new processes.
 #include "runtime/engine/zo/zo_engine.h"
 
 #include <gmock/gmock.h>
@@ -47,7 +47,7 @@ class ZoEngineTest : public testing::Test {
     return all;
   }
 
-  // Of the step that is taken next.
+  // Returns the noise of the next step.
   StepNoise noise(std::uint32_t direction) const { return {77, step, direction, kEps}; }
 
   void expect_bits(ZoEngine& engine, int use, int direction, Side side,
@@ -58,7 +58,7 @@ class ZoEngineTest : public testing::Test {
         << "use " << use << ", direction " << direction;
   }
 
-  // Every read of a pass is what `updates` says.
+  // Checks that every read of a pass agrees with `updates`.
   void expect_pass(ZoEngine& engine, bool is_step) {
     for (const std::vector<int>& module : model.modules()) {
       for (std::uint32_t d = 0; d < (is_step ? kDirections : 1); ++d) {
@@ -90,7 +90,7 @@ class ZoEngineTest : public testing::Test {
     note(step++);
   }
 
-  // What a step that was made adds to the updates.
+  // Adds a finished step to the updates.
   void note(std::uint64_t at) {
     const auto& [g, rates] = made.at(at);
     for (std::uint32_t d = 0; d < kDirections; ++d) {
@@ -242,7 +242,7 @@ class ZoEngineOnArenaTest : public ZoEngineTest {
     return engine;
   }
 
-  // What the arena has is the oracle's base from now on, with the updates that came after it.
+  // Takes the arena's weights as the oracle's base from now on, with the updates after it.
   void take_base() {
     bytes = read_all(*arena);
     for (std::size_t i = 0; i < uses.size(); ++i) {
@@ -276,7 +276,7 @@ TEST_F(ZoEngineOnArenaTest, StepsAreThoseOverHostMemoryWithNewBasesOfF32BetweenT
   const auto engine = open();
   for (int i = 0; i < 3; ++i) {
     expect_steps(*engine, 2);
-    engine->consolidate({});  // Nothing decays in the first group: the sums go on.
+    engine->consolidate({});  // Without decay in the first group the sums continue.
     EXPECT_EQ(engine->updates().records.size(), 0U);
     std::ranges::fill(gammas, 1);
   }
@@ -302,8 +302,9 @@ TEST_F(ZoEngineOnArenaTest, ANewBaseHoldsWhatAnEvaluationSawAndIsGoneOnFrom) {
     expect_steps(*engine, 1);
     if (round == 1) engine.reset(), engine = open();
   }
-  EXPECT_THAT([&] { engine->rollback(7); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("expected one from 11, where the base in")));
+  EXPECT_THAT(
+      [&] { engine->rollback(7); },
+      ThrowsMessage<InvalidArgument>(HasSubstr("expected 11, the step of the base in use")));
   expect_steps(*engine, 1);
 }
 
@@ -342,7 +343,7 @@ TEST_F(ZoEngineOnArenaTest, AFailedConsolidationChangesNothing) {
   ZoEngineOptions on_host = options();
   on_host.log_path = other.str();
   EXPECT_THAT([&] { ZoEngine(on_host).consolidate({}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("the base lies in host memory")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("the base is in host memory")));
 }
 
 TEST_F(ZoEngineOnArenaTest, ANewBaseWhoseRingHasNoRoomIsTheBaseAndTheNextPassMakesTheRing) {

@@ -1,4 +1,4 @@
-// The gathering half of a step: gradients are compressed as they come, and payloads leave.
+// The first half of a step: compresses gradients as they arrive, and sends payloads.
 #include <mutex>
 #include <utility>
 
@@ -15,7 +15,7 @@ using subspace_lanes::kApply, subspace_lanes::kD2h, subspace_lanes::kH2d, subspa
 void SubspaceEngine::prepare(std::span<const WeightHyper> hyper,
                              std::span<const AnyMatrix> weights) {
   SLUICEWAY_CHECK(hyper.size() == weights_.size() && weights.size() == weights_.size(),
-                  "SubspaceEngine: prepare with ", hyper.size(), " hyperparameters and ",
+                  "SubspaceEngine: prepare() got ", hyper.size(), " hyperparameters and ",
                   weights.size(), " weights, expected ", weights_.size(), " of each");
   early_.resize(weights_.size());
   for (std::size_t i = 0; i < weights_.size(); ++i) early_[i] = {hyper[i], weights[i]};
@@ -37,7 +37,7 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
   const float beta = begin_gathering(index);
   if (weight.residual) weight.gathering.total = total;
   const bool first = beta == 0;
-  // A codec that waits for its first projectors has compressed nothing but zeros so far.
+  // A codec that waits for its first projectors has compressed only zeros so far.
   const bool may_calibrate = first || weight.codec->wants_calibration();
   if (may_calibrate && calibration_.due(committed_steps(), index, weight)) {
     calibrate(index, g, compute);
@@ -59,13 +59,13 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
 void SubspaceEngine::add_core(int index, const AnyMatrix& core, bool whole, StreamRef compute) {
   SubspaceWeight& weight = *weights_.at(at(index));
   const CoreShape shape = weight.plan.core;
-  SLUICEWAY_CHECK(core.rows == shape.rows && core.cols == shape.cols, "SubspaceEngine: core of ",
-                  weight.spec.name, " is ", core.rows, "x", core.cols, ", expected ", shape.rows,
-                  "x", shape.cols);
+  SLUICEWAY_CHECK(core.rows == shape.rows && core.cols == shape.cols,
+                  "SubspaceEngine: the core of ", weight.spec.name, " is ", core.rows, "x",
+                  core.cols, ", expected ", shape.rows, "x", shape.cols);
   SLUICEWAY_CHECK(!calibration_.active() && !weight.codec->wants_calibration(),
                   "SubspaceEngine: ", weight.spec.name,
-                  " gets a core while its projectors are fitted, expected its gradient; see "
-                  "wants_gradient()");
+                  " got a core while its projectors wait for a gradient; pass gradients while "
+                  "wants_gradient() returns true");
   compute_.move_to(compute);
   const float beta = begin_gathering(index);
   {
@@ -92,17 +92,16 @@ bool SubspaceEngine::wants_gradient(int index) const {
 float SubspaceEngine::begin_gathering(int index) {
   const SubspaceWeight& weight = *weights_[at(index)];
   SLUICEWAY_CHECK(!weight.gathering.residual_done, "SubspaceEngine: ", weight.spec.name,
-                  " gets a gradient after the last of the ", gate_.expected(index),
-                  " backwards that were promised for a step, expected step() first; set accumulate "
-                  "to the true number, or to \"auto\"");
+                  " got a gradient after the last of the ", gate_.expected(index),
+                  " backwards promised for a step; call step() first, or set accumulate to the "
+                  "true number or to \"auto\"");
   const bool prepared = early_.size() == weights_.size();
   SLUICEWAY_CHECK(!weight.residual || !weight.residual_at_once || prepared,
                   "SubspaceEngine: ", weight.spec.name,
-                  " gets a gradient before prepare(), expected it first: residuals are applied at "
-                  "once");
-  // Unless more backwards come than were forecast, no forward of ours may have read the weight
-  // since its last update. The thread itself waits: the records of the step at hand are written
-  // next.
+                  " got a gradient before prepare(); call prepare() first, because residuals are "
+                  "applied at once");
+  // Perhaps no forward has read the weight since its last update, unless more backwards come than
+  // forecast. The thread itself waits, because it writes the records of the new step next.
   if (!gate_.take_back(index)) wait(index);
   return weight.gathering.begun ? 1.0F : 0.0F;
 }
@@ -145,8 +144,8 @@ void SubspaceEngine::scan(int index, bool leaving) {
   scanned(index);
 }
 
-// Without a copy the result is here. With one note_scans() brings it; what is known of the same
-// gradient already, from before it was packed again, stays so.
+// Without a copy the result is already here; with one, note_scans() fetches it. A known result of
+// the same gradient, from before it was packed, is kept.
 void SubspaceEngine::scanned(int index) {
   weights_[at(index)]->gathering.scan_enqueued = true;
   scans_fetched_ = false;
@@ -188,8 +187,8 @@ ScanResult SubspaceEngine::gradient_scan(int index) {
   return gate_.scan(index);
 }
 
-// The lanes' tasks run while the weight belongs to the executor. What they read of the step that is
-// being applied is written before commit(); a speculative host task carries its own copy.
+// The lanes' tasks run while the weight belongs to the executor. Everything that they read about
+// the step being applied is written before commit(); a speculative host task carries its own copy.
 void SubspaceEngine::send(int index, When when) {
   SubspaceWeight& weight = *weights_[at(index)];
   if (weight.has_core()) scan(index, true);
@@ -224,11 +223,11 @@ std::optional<Forecast> SubspaceEngine::add_link_hops(int index, Payload& payloa
   std::optional<Forecast> forecast;
   if (gate_.speculative() && when == When::kGathering && weight.moments.steps() > 0) {
     weight.gathering.target = weight.moments.spare();
-    // As in the last step, but for its number.
+    // Same as in the last step, except for its number.
     forecast = Forecast{weight.applying.adam, gate_.forecast_factor()};
     forecast->adam.step = weight.moments.steps() + 1;
   } else {
-    payload.hold_before = 1;  // Before AdamW, which then reads what the gate decided.
+    payload.hold_before = 1;  // Before AdamW, which then uses the gate's decision.
   }
   payload.hops = {
       {kD2h,

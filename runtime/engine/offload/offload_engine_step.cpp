@@ -1,4 +1,4 @@
-// What becomes of a gathered gradient: a step of every chunk that has one, or of none.
+// Turns gathered gradients into a step: of every chunk that has one, or of none.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@ using offload_lanes::kD2h, offload_lanes::kH2d;
 void OffloadEngine::check_request(const OffloadRequest& request) const {
   SLUICEWAY_CHECK(
       request.hyper.size() == tensors_.size() && request.tensors.size() == tensors_.size(),
-      "OffloadEngine: step with ", request.hyper.size(), " hyperparameters and ",
+      "OffloadEngine: step() got ", request.hyper.size(), " hyperparameters and ",
       request.tensors.size(), " tensors, expected ", tensors_.size(), " of each");
   check_weights("step", request.tensors);
 }
@@ -59,7 +59,7 @@ StepOutcome OffloadEngine::step(const OffloadRequest& request) {
 }
 
 StepOutcome OffloadEngine::decide(const OffloadRequest& request) {
-  // A sum that nobody asked for has no norm; that its addends are finite is known.
+  // A sum without a requested norm has none, but its addends are known to be finite.
   bool known = true;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const int index = static_cast<int>(i);
@@ -75,7 +75,7 @@ StepOutcome OffloadEngine::decide(const OffloadRequest& request) {
   return outcome;
 }
 
-// Whether the step is as expected; what was staged with something else is given up.
+// Returns whether the step is as expected; marks staged updates that differ to be made again.
 bool OffloadEngine::settle(const OffloadRequest& request, float factor) {
   bool came_true = true;
   for (std::size_t c = 0; speculation_.expects() && c < plan_.chunks().size(); ++c) {
@@ -90,11 +90,11 @@ bool OffloadEngine::settle(const OffloadRequest& request, float factor) {
       if (!speculation_.is_staged(chunk) || speculation_.give_up(chunk)) continue;
       drop();
       speculation_.forget_expected();
-      throw InvalidArgument(concat(
-          "OffloadEngine: step of ", tensor(piece.tensor).name, " with ", differs,
-          " as expect() said, by which it was updated already; the gradients are dropped and "
-          "nothing has changed; tell of clipping by max_norm=, keep gradients by redo=, or take "
-          "policy=spill"));
+      throw InvalidArgument(concat("OffloadEngine: step() of ", tensor(piece.tensor).name, " with ",
+                                   differs,
+                                   " from expect(), which its update has used already; the "
+                                   "gradients were dropped and nothing has changed; clip with "
+                                   "max_norm=, keep gradients with redo=, or use policy=spill"));
     }
   }
   return came_true;
@@ -116,7 +116,7 @@ std::vector<PieceUpdate> OffloadEngine::updates_of(int chunk, const OffloadReque
   return updates;
 }
 
-// To where the weights of a chunk are on the device, behind what may still read them there.
+// Copies the weights of a chunk to the device, after the work that may still read them there.
 ChunkUpdate::Emit OffloadEngine::emit_to(int chunk, const OffloadRequest& request) {
   std::vector<void*> targets;
   for (const ChunkPiece& piece : plan_.chunks()[at(chunk)].pieces) {
@@ -150,7 +150,7 @@ void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor)
   submit(chunk, std::move(payload));
 }
 
-// What was staged is the step; its weights are parked, or are made of the staged masters.
+// Finishes a step that was staged: its weights are parked, or are made from the staged masters.
 void OffloadEngine::send_staged(int chunk, const OffloadRequest& request) {
   ChunkUpdate update;
   update.pieces = updates_of(chunk, request, 1);

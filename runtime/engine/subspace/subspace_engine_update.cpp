@@ -1,4 +1,4 @@
-// The deciding half of a step: what the lanes will read is written, then the step is committed.
+// The second half of a step: writes what the lanes will read, then commits the step.
 #include <cmath>
 
 #include "kernels/base/check.h"
@@ -15,14 +15,14 @@ constexpr std::uint32_t kResidualRoundingPurpose = 2;
 void SubspaceEngine::check_request(const StepRequest& request) const {
   SLUICEWAY_CHECK(
       request.hyper.size() == weights_.size() && request.weights.size() == weights_.size(),
-      "SubspaceEngine: step with ", request.hyper.size(), " hyperparameters and ",
+      "SubspaceEngine: step() got ", request.hyper.size(), " hyperparameters and ",
       request.weights.size(), " weights, expected ", weights_.size(), " of each");
   for (std::size_t i = 0; i < weights_.size(); ++i) {
     const WeightSpec& spec = weights_[i]->spec;
     check_shape(*weights_[i], request.weights[i], "weight");
     SLUICEWAY_CHECK(request.weights[i].dtype == spec.dtype, "SubspaceEngine: weight ", spec.name,
                     " is ", to_string(request.weights[i].dtype), ", expected ",
-                    to_string(spec.dtype), "; make a new optimizer after changing a parameter");
+                    to_string(spec.dtype), "; make a new optimizer after you change a parameter");
   }
 }
 
@@ -56,7 +56,7 @@ StepOutcome SubspaceEngine::step(const StepRequest& request) {
       ensure_spares();
       return true;
     } catch (const OutOfMemory&) {
-      return false;  // The budget decides: waiting for the norm costs time, not memory.
+      return false;  // Out of budget: waiting for the norm costs time, not memory.
     }
   });
   return outcome;
@@ -88,7 +88,7 @@ ResidualStep SubspaceEngine::residual_step(const SubspaceWeight& weight,
   step.beta2 = hyper.beta2;
   step.eps = hyper.eps;
   step.max_rms = options_.residual_max_rms;
-  // Decay goes with the core's update; a weight without one has only this.
+  // The core's update applies the decay; a weight without a core has only this update.
   step.update.decay =
       weight.has_core()
           ? 1.0F

@@ -1,9 +1,8 @@
-// How a store goes from one commit to the next: commit(), drop(), pin(), revert(),
-// add_slots().
+// How a store moves from one commit to the next: commit(), drop(), pin(), revert(), add_slots().
 //
-// Order of a commit: chunks, table and run state; flush of all drives; the superblock, to the copy
-// that does not hold the present one; flush of the first drive. Until that returns, the present
-// superblock and all that it names are untouched.
+// Order of a commit: write chunks, table and run state; flush all drives; write the superblock to
+// the copy that does not hold the present one; flush the first drive. Until that returns, the
+// present superblock and everything that it names are untouched.
 #include <algorithm>
 #include <utility>
 
@@ -18,7 +17,7 @@ namespace sluiceway {
 
 void ChunkStore::commit(std::uint64_t step, std::span<const std::byte> run_state) {
   check_usable("commit");
-  SLUICEWAY_CHECK(run_state.size() <= layout_.run_states.bytes, "store: a run state of ",
+  SLUICEWAY_CHECK(run_state.size() <= layout_.run_states.bytes, "store: the run state has ",
                   run_state.size(), " bytes, expected at most ", layout_.run_states.bytes);
   wait_idle();
   const std::vector<std::byte> table = encode(requests_->map.next_table());
@@ -40,9 +39,10 @@ void ChunkStore::drop() {
 void ChunkStore::pin() {
   check_usable("pin");
   for (const Region& region : layout_.regions) {
-    SLUICEWAY_CHECK(!region.is_committed() || region.slots() != 2, "store: pin: a region of ",
-                    to_string(region.kind),
-                    " has 2 slots, expected 3: one live, one pinned, one to write; add_slots()");
+    SLUICEWAY_CHECK(
+        !region.is_committed() || region.slots() != 2, "store: pin: the region of ",
+        to_string(region.kind),
+        " has 2 slots, expected 3 (one live, one pinned, one to write); call add_slots() first");
   }
   wait_idle();
   Superblock next = next_superblock();
@@ -63,8 +63,9 @@ void ChunkStore::unpin() {
 
 void ChunkStore::revert() {
   check_usable("revert");
-  SLUICEWAY_CHECK(superblock_.pinned.has_value(),
-                  "store: revert() of a store without a pinned commit, expected pin() before it");
+  SLUICEWAY_CHECK(
+      superblock_.pinned.has_value(),
+      "store: revert: the store has no pinned commit; call pin() before the steps to undo");
   drop();
   Superblock next = next_superblock();
   next.live = *next.pinned;
@@ -88,15 +89,15 @@ void ChunkStore::add_slots(std::uint32_t region, std::uint32_t more) {
   requests_->map.grown(layout_);
 }
 
-// To a slot that neither the last nor the pinned commit holds.
+// Writes to a slot that neither the last nor the pinned commit holds.
 Extent ChunkStore::write_meta(const MetaSlots& slots, const Extent Commit::*which,
                               std::span<const std::byte> bytes, std::string_view name) {
   const auto free = std::ranges::find_if(slots.base, [&](std::uint64_t base) {
     const auto holds = [&](const Commit& commit) { return (commit.*which).place.offset == base; };
     return !holds(superblock_.live) && !(superblock_.pinned && holds(*superblock_.pinned));
   });
-  SLUICEWAY_CHECK(free != slots.base.end(), "store: ", name, " has no free slot of ",
-                  slots.base.size(), ", expected three");
+  SLUICEWAY_CHECK(free != slots.base.end(), "store: ", name, " has no free slot among its ",
+                  slots.base.size(), ", expected 3 slots");
   Blocks blocks(bytes);
   if (!bytes.empty()) drives_.front()->write_now(*free, blocks.all(), name);
   return {{0, *free}, bytes.size(), checksum64(bytes)};
@@ -108,7 +109,7 @@ Superblock ChunkStore::next_superblock() const {
   return next;
 }
 
-// What throws here may be on the medium or not: only opening the store again tells.
+// If this throws, the superblock may or may not be on the medium; only reopening the store tells.
 void ChunkStore::write_superblock(const Superblock& next) {
   const Block block = encode(next);
   Blocks blocks{std::span<const std::byte>(block)};
@@ -119,11 +120,12 @@ void ChunkStore::write_superblock(const Superblock& next) {
     drives_.front()->flush();
   } catch (const Error& error) {
     unusable_ = concat("the superblock of generation ", next.generation,
-                       " may be on the drive or not (", error.what(), ")");
+                       " was written with an error, so it is unknown whether it is on the drive (",
+                       error.what(), ")");
     throw;
   }
   superblock_ = next;
-  damage_.clear();  // The damaged copy was the one that is written now.
+  damage_.clear();  // This write replaced the damaged copy.
 }
 
 }  // namespace sluiceway

@@ -1,4 +1,4 @@
-// How a store comes to be and is opened: create(), open().
+// How a store is made and opened: create(), open().
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
@@ -16,9 +16,9 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;  // Of what is written once, or read.
+constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;  // Size of one write or read.
 
-// Zeros from the end of the header on, so that every block of the file is there.
+// Writes zeros from the end of the header on, so that every block of the file is allocated.
 void write_once(const ChunkStore::Drives& drives, const Layout& layout,
                 const ChunkStore::Progress& progress) {
   std::uint64_t all = 0, done = 0;
@@ -43,7 +43,7 @@ std::vector<std::byte> read_checked(Drive& drive, const Extent& extent, std::str
   if (extent.bytes > 0) {
     if (extent.place.offset > drive.size_bytes() - blocks.all().size()) {
       throw Corrupt(concat("store: ", name, " begins at byte ", extent.place.offset,
-                           ", expected it within ", drive.properties().path));
+                           ", expected a byte within ", drive.properties().path));
     }
     drive.read_now(extent.place.offset, blocks.all(), name);
   }
@@ -56,19 +56,19 @@ std::vector<std::byte> read_checked(Drive& drive, const Extent& extent, std::str
   return {bytes.begin(), bytes.end()};
 }
 
-// All drives of one store, in order.
+// Checks that the drives are all drives of one store, in order.
 void check_headers(const ChunkStore::Drives& drives) {
   std::optional<DriveHeader> first;
   for (std::size_t d = 0; d < drives.size(); ++d) {
     const std::string& path = drives[d]->properties().path;
     SLUICEWAY_CHECK(drives[d]->size_bytes() >= kFirstExtent, "store: ", path,
-                    " is no store, it is ", drives[d]->size_bytes(), " bytes, expected at least ",
+                    " is no store: it has ", drives[d]->size_bytes(), " bytes, expected at least ",
                     kFirstExtent);
     Blocks block(kBlockBytes);
     drives[d]->read_now(kHeaderOffset, block.all(), "the header");
     SLUICEWAY_CHECK(is_drive_header(block.all()), "store: ", path,
-                    " is no store, or its making was interrupted; expected one; make a new one "
-                    "elsewhere, or remove this file if nothing was kept in it");
+                    " is no store, or making it was interrupted; choose another path, or remove "
+                    "this file if it holds nothing you need");
     const DriveHeader header = decode_header(block.all());
     if (!first) first = header;
     SLUICEWAY_CHECK(header.id == first->id && header.drives == drives.size() && header.drive == d,
@@ -98,7 +98,7 @@ bool ChunkStore::is_drive(const std::string& path) {
 std::unique_ptr<ChunkStore> ChunkStore::create(Budget& budget, Drives drives, const Layout& layout,
                                                const Progress& progress) {
   SLUICEWAY_CHECK(drives.size() == layout.drives.size(), "store: ", drives.size(),
-                  " drives, expected the ", layout.drives.size(), " of the layout");
+                  " drives, expected ", layout.drives.size(), " as in the layout");
   for (std::size_t d = 0; d < drives.size(); ++d) {
     SLUICEWAY_CHECK(drives[d]->size_bytes() >= layout.drives[d].bytes,
                     "store: ", drives[d]->properties().path, " is ",
@@ -116,7 +116,7 @@ std::unique_ptr<ChunkStore> ChunkStore::create(Budget& budget, Drives drives, co
                                                    std::vector<Extent>(committed_chunks(layout)),
                                                    std::nullopt));
   store->commit(0, {});
-  // The headers come last: a file without one is no store.
+  // Writes the headers last: a file without a header is no store.
   for (std::uint32_t d = 0; d < store->drives_.size(); ++d) {
     const auto count = static_cast<std::uint32_t>(store->drives_.size());
     const Block header = encode(DriveHeader{none.id, d, count});
@@ -128,7 +128,8 @@ std::unique_ptr<ChunkStore> ChunkStore::create(Budget& budget, Drives drives, co
 }
 
 std::unique_ptr<ChunkStore> ChunkStore::open(Budget& budget, Drives drives) {
-  SLUICEWAY_CHECK(!drives.empty(), "store: no drives, expected those of one store");
+  SLUICEWAY_CHECK(!drives.empty(),
+                  "store: no drives, expected 1 or more; name all drives of the store");
   check_headers(drives);
   Drive& first = *drives.front();
   auto [superblock, damage] = read_superblock(first);

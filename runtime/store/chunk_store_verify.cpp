@@ -1,4 +1,4 @@
-// How a store is looked through: verify().
+// How a store is verified: verify().
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace sluiceway {
 namespace {
 
-// So many chunks at once keep a drive busy; more would only take memory.
+// This many requests keep a drive busy; more would only take memory.
 constexpr std::uint64_t kMostAtOnce = 8;
 constexpr std::uint64_t kMostBytes = std::uint64_t{64} << 20;
 
@@ -24,7 +24,7 @@ std::string text_of(const std::exception_ptr& error) {
 
 }  // namespace
 
-// Complaints keep the order of what they are about, in whichever order the drives answer.
+// Errors are listed in the order of the chunks, in whatever order the drives answer.
 struct ChunkStore::Verification {
   struct Wanted {
     ChunkId id;
@@ -52,7 +52,7 @@ struct ChunkStore::Verification {
                    });
       }
     } catch (...) {
-      store.wait_idle();  // Requests in flight use what is local here.
+      store.wait_idle();  // Requests in flight use local variables.
       throw;
     }
     store.wait_idle();
@@ -67,7 +67,7 @@ struct ChunkStore::Verification {
   const Progress& progress;
   std::uint64_t all = 0, done = 0;
   std::vector<Wanted> wanted{};
-  std::vector<Blocks> memory{};  // Of the chunks of one region, used again and again.
+  std::vector<Blocks> memory{};  // For the chunks of one region, reused.
   std::vector<std::string> wrong{};
 };
 

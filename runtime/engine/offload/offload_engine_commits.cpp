@@ -1,4 +1,4 @@
-// What of the offload engine the store keeps: commits, pins, and the states of single tensors.
+// The offload engine's use of its store: commits, pins, and the states of single tensors.
 #include <algorithm>
 #include <string>
 
@@ -27,7 +27,7 @@ std::vector<std::byte> OffloadEngine::run_state() {
   return decode_run_counts(store_->run_state(store_->live()), tensors_.size()).more;
 }
 
-// Extents that were spilled since are no part of a commit, but the store wants to be alone.
+// Extents spilled since then belong to no commit, but the store allows no other request meanwhile.
 void OffloadEngine::commit() {
   check_begun("commit");
   synchronize();
@@ -62,7 +62,7 @@ void OffloadEngine::roll_back(std::uint64_t generation) {
                                    ? concat(" and ", store_->pinned()->generation, " (step ",
                                             store_->pinned()->step, ", pinned)")
                                    : std::string();
-    throw InvalidArgument(concat("store: generation ", generation, " is gone, expected ",
+    throw InvalidArgument(concat("store: generation ", generation, " no longer exists, expected ",
                                  live.generation, " (step ", live.step, ")", pinned));
   }
   if (live.generation == generation) {
@@ -76,8 +76,8 @@ void OffloadEngine::roll_back(std::uint64_t generation) {
 
 // ---- States -------------------------------------------------------------------------------------
 
-// Of the steps that were taken, when nothing is staged any more: a step that is gathered starts
-// with everything committed, and what it stages is not taken yet.
+// Returns the version that has the states after the last step. If the next step has staged states
+// already, that is the last commit, because gathering starts with everything committed.
 Version OffloadEngine::written_version() {
   if (!speculation_.has_staged()) return Version::kStaged;
   spill_.wait_written();
@@ -102,11 +102,10 @@ void OffloadEngine::read_state(int index, const TensorState& into) {
 
 void OffloadEngine::write_state(int index, const TensorState& from, std::int64_t steps) {
   check_begun("write_state");
-  SLUICEWAY_CHECK(!has_gradient(), "OffloadEngine: write_state of ", tensor(index).name,
-                  " while gradients are gathered, expected it between steps; call step() or drop() "
-                  "first");
-  SLUICEWAY_CHECK(steps >= 0, "OffloadEngine: ", steps, " steps of ", tensor(index).name,
-                  ", expected 0 or more");
+  SLUICEWAY_CHECK(!has_gradient(), "OffloadEngine: write_state() of ", tensor(index).name,
+                  " while gradients are gathered; call step() or drop() first");
+  SLUICEWAY_CHECK(steps >= 0, "OffloadEngine: write_state() got ", steps, " steps of ",
+                  tensor(index).name, ", expected 0 or more");
   synchronize();
   for (const int chunk : plan_.of_tensor(index)) {
     stream_.rewrite(chunk, [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
