@@ -19,7 +19,6 @@ from kills import kill_often, loss_lines, weights_hash
 from safetensors.torch import load_file, save_file
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
-from sluiceway.engines.protocol import Evaluates
 from sluiceway.machine.placement import DTYPES, denormals
 from sluiceway.model.folder import load_model
 from sluiceway.run.held_out import mean_loss
@@ -287,7 +286,6 @@ def test_an_evaluation_brings_weights_once_for_several_batches(
     h2d = []
     with contextlib.closing(engine_of(config)) as zo:
         zo.open(Path(config.model.path), inputs.placement, None)
-        assert isinstance(zo, Evaluates)
         assert zo.evaluated_at_once == at_once
         zo.update(list(in_order(inputs.train, 2, 4)), Timeline(None))
         evaluate = zo.optimizer.evaluate
@@ -298,8 +296,10 @@ def test_an_evaluation_brings_weights_once_for_several_batches(
             return found
 
         monkeypatch.setattr(zo.optimizer, "evaluate", counted)
-        held_out = zo.model, inputs.placement, inputs.held_out, 2, 20
-        alone, together = mean_loss(*held_out), mean_loss(*held_out, by=zo)
+        loss = zo.loss_on(zo.model, inputs.placement)
+        held_out, one_each = (zo.model, inputs.held_out, 2), lambda group: [loss(*group).item()]
+        alone = mean_loss(*held_out, one_each, 20)
+        together = mean_loss(*held_out, zo.losses, 20, at_once=at_once)
         link = zo.model.lm_head.weight.nbytes  # Tied: it is the embedding, too.
         link += sum(p.nbytes for p in zo.model.parameters() if p.dim() >= 2)
         assert zo.take_evaluation_bytes() == {**NOTHING, "h2d": sum(h2d)}

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
-from sluiceway.engines.protocol import SavesAside
 from sluiceway.engines.state_file import read_state
 from sluiceway.engines.zo import Zo
 from sluiceway.errors import IoError
@@ -67,7 +66,6 @@ def test_a_save_beside_steps_has_the_bytes_of_one_between_them(config_of, tmp_pa
         folder.mkdir()
         with contextlib.closing(engine_of(config)) as zo:
             zo.open(Path(config.model.path), inputs.placement, None)
-            assert isinstance(zo, SavesAside)
             for batch in batches[:3]:
                 zo.update([batch], Timeline(None))
             if folder == between:

@@ -6,6 +6,7 @@ import errno
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from sluiceway.engines.protocol import Engine
+    from sluiceway.engines.engine import Engine
     from sluiceway.machine.placement import Placement
     from sluiceway.text.batches import Batch
 
@@ -88,11 +89,12 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     if subject.save is not None:
         subject.save.check_unchanged()
     count = min(subject.sequences or len(held_out), len(held_out))
+    loss_of = _loss_of(engine, model, placement)
     began = time.perf_counter()
     with denormals(config, placement), meter("evaluate", count) as advance:
         loss, tokens = mean_loss(
-            model, placement, held_out, config.train.micro_batch, count, advance,
-            batch_loss=_loss_of(engine, model, placement),
+            model, held_out, config.train.micro_batch,
+            lambda group: [loss_of(batch).item() for batch in group], count, advance,
         )  # fmt: skip
     return finite(
         {
@@ -114,11 +116,11 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
 
 def _loss_of(
     engine: Engine | None, model: torch.nn.Module, placement: Placement
-) -> Callable[[Batch], torch.Tensor] | None:
-    """What the run computes; None: the model's own."""
-    from sluiceway.engines.protocol import HasLoss
+) -> Callable[[Batch], torch.Tensor]:
+    """The loss that the run computes; without a run the model's own."""
+    from sluiceway.model.loss import loss_of
 
-    return engine.loss_on(model, placement) if isinstance(engine, HasLoss) else None
+    return engine.loss_on(model, placement) if engine else partial(loss_of, model, placement)
 
 
 def _place(config: Config) -> Placement:

@@ -18,7 +18,7 @@ from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from sluiceway.engines.protocol import Engine
+    from sluiceway.engines.engine import Engine
     from sluiceway.engines.weights import CopiedWeights
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -78,17 +78,15 @@ def export(
 def _weights(
     engine: Engine, save: LastSave, step: int | None
 ) -> AbstractContextManager[CopiedWeights]:
-    from sluiceway.engines.protocol import KeepsSteps
-
     if step is None:
         return nullcontext(engine.weights(save.folder))
-    if not isinstance(engine, KeepsSteps):
+    if (kept := engine.weights_of_step(save.folder, step)) is None:
         raise InvalidArgument(
             f"--step: is {step}, and engine.kind is {save.config.engine.kind}, which keeps the "
             f"weights of no step but those of its saves, expected no --step: the last save is of "
             f"step {save.step}"
         )
-    return engine.weights_of_step(save.folder, step)
+    return kept
 
 
 def _check_target(run: Path, to: Path, force: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from sluiceway.engines.engine import Ranges, Update
 from sluiceway.engines.plan import DevicePlan, EnginePlan, trained_elements
-from sluiceway.engines.protocol import Ranges, Update
 from sluiceway.engines.resident import ResidentEngine
 from sluiceway.machine.device_ops import ops_on
 from sluiceway.model.loss import loss_of

@@ -11,9 +11,9 @@ import torch
 
 from sluiceway.config.engines.offload import OffloadOptions, OffloadSection
 from sluiceway.config.values import StoreOptions
+from sluiceway.engines.engine import Ranges, Recorder, Update
 from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.offload_plan import OffloadPlan
-from sluiceway.engines.protocol import Ranges, Recorder, Update
 from sluiceway.engines.resident import OPTIMIZER_FILE
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import InvalidArgument

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.engines.native import NativeSection
-from sluiceway.config.schema import Config
-from sluiceway.engines.protocol import Recorder
+from sluiceway.engines.engine import Engine
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.engines.weights import SavedWeights, WeightFiles
 from sluiceway.machine.placement import DTYPES, Placement
@@ -36,16 +34,11 @@ class SteppingOptimizer(Protocol):
         """Free what it holds; idempotent."""
 
 
-class ResidentEngine(ABC):
+class ResidentEngine(Engine):
     """An engine that loads a model as transformers does, and keeps all of it on the device.
 
     A subclass says which section it reads, makes the optimizer and a step; the rest it may replace.
     """
-
-    section: type[EngineSection]
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
 
     @abstractmethod
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> Any:
@@ -128,14 +121,6 @@ class ResidentEngine(ABC):
             f"embeddings and head are frozen, {frozen:,} of {everything:,} parameters; "
             "engine.embeddings is where to train them"
         ]
-
-    def summary(self) -> dict[str, Any]:
-        """Nothing to add."""
-        return {}
-
-    def recorder(self) -> Recorder | None:
-        """None: the run writes the trace."""
-        return None
 
     def close(self) -> None:
         """As the optimizer does."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from sluiceway.config.engines.subspace import SubspaceOptions, SubspaceSection
+from sluiceway.engines.engine import Recorder
 from sluiceway.engines.gradient import GradientEngine
-from sluiceway.engines.protocol import Recorder
 from sluiceway.engines.subspace_plan import SubspacePlan
 from sluiceway.model.uncompressed import group_lines
 from sluiceway.optim.fused.fusing import fused_lines, fused_summary

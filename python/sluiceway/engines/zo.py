@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from sluiceway.config.engines.zo import ZoOptions, ZoSection
+from sluiceway.engines.engine import Ranges, Update
 from sluiceway.engines.plan import trained_elements
-from sluiceway.engines.protocol import Ranges, Update
 from sluiceway.engines.resident import OPTIMIZER_FILE, ResidentEngine
 from sluiceway.engines.state_file import read_state
 from sluiceway.engines.weights import CopiedWeights

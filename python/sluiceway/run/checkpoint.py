@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 
 from sluiceway.base.atomic import publish_folder
 from sluiceway.base.meter import meter
-from sluiceway.engines.protocol import Engine
+from sluiceway.engines.engine import Engine
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import Corrupt, IoError
 from sluiceway.model.weight_stream import saved_buffers

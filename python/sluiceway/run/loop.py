@@ -13,7 +13,7 @@ import torch
 
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.schema import Config
-from sluiceway.engines.protocol import Engine, Evaluates, Update
+from sluiceway.engines.engine import Engine, Update
 from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
 from sluiceway.machine.placement import Placement
 from sluiceway.run.checkpoint import Position
@@ -185,14 +185,14 @@ class Loop:
     def _evaluate(self) -> dict[str, Any]:
         """Fields of a line: mean loss of the held-out tokens, in nats, and what crossed for it."""
         train, shop = self._config.train, self._shop
-        by = shop.engine if isinstance(shop.engine, Evaluates) else None
-        shop.engine.synchronize()
+        engine = shop.engine
+        engine.synchronize()
         with shop.timeline.range("evaluation"):
             loss, _ = mean_loss(
-                shop.model, shop.placement, shop.held_out, train.micro_batch, train.eval_sequences,
-                by=by,
+                shop.model, shop.held_out, train.micro_batch, engine.losses,
+                train.eval_sequences, at_once=engine.evaluated_at_once,
             )  # fmt: skip
-        crossed = by.take_evaluation_bytes() if by else {}
+        crossed = engine.take_evaluation_bytes()
         return {"eval_loss": loss} | ({"eval_bytes": crossed} if crossed else {})
 
     def _line(

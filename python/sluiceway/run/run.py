@@ -13,7 +13,7 @@ from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.file import check_config
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
-from sluiceway.engines.protocol import Calibrates, Engine, Settles
+from sluiceway.engines.engine import Engine
 from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
@@ -229,8 +229,8 @@ class Run:
             "config": self._config.resolved(),
             "run": self._folder.identity,
         }
-        if isinstance(shop.engine, Settles):
-            extra["settled"] = shop.engine.settled()
+        if settled := shop.engine.settled():
+            extra["settled"] = settled
 
         def note() -> None:
             shop.engine.note_run(packed(position, shop.engine, extra))
@@ -260,8 +260,7 @@ class Run:
                 cpu=shop.placement.lane_cpu,
             ) as saves,  # fmt: skip
         ):
-            if isinstance(shop.engine, Calibrates):
-                shop.engine.watch_calibration(progress.calibrating)
+            shop.engine.watch_calibration(progress.calibrating)
             try:
                 Loop(self._config, shop, position, self._interrupt, watch, saves, noting).run()
                 if position.step != saved or not place.exists():

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch  # noqa: F401 - the compiled module needs libtorch in the process.
 
 from sluiceway import _core
-from sluiceway.engines.protocol import Recorder
+from sluiceway.engines.engine import Recorder
 from sluiceway.errors import IoError
 
 _MOST = 20000  # Ranges; a long run keeps its beginning.

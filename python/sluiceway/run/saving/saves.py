@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluiceway import _core
-from sluiceway.engines.protocol import BegunSave, Engine, SavesAside
+from sluiceway.engines.engine import BegunSave, Engine
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.run_folder import RunFolder
@@ -83,7 +83,7 @@ class Saves:
         engine.synchronize()
         place, beside = self._folder.checkpoint_path, (engine, self._side_files, self._extra)
         with contextlib.ExitStack() as undo:
-            begun = engine.begin_save() if isinstance(engine, SavesAside) else None
+            begun = engine.begin_save()
             if begun is None:
                 checkpoint.save(place, position, *beside)
                 self._last = position.step
