@@ -198,8 +198,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         some = write_shape(folder / "model", args.blocks, args.small)
         every = write_shape(folder / "every", None, args.small)
         config = config_of(some, folder / "store", args.sequence)
-        planned = make_plan(config)
-        full = make_plan(config_of(every, folder / "store", args.sequence))
+        planned = make_plan(config).figures
+        full = make_plan(config_of(every, folder / "store", args.sequence)).figures
         streamed, vectors = matrices(some)
         check_room(args.folder, planned["peak_bytes"]["disk"] + streamed + vectors)
         write_model(some)

@@ -14,8 +14,7 @@ from sluiceway.config.schema import TrainSection
 from sluiceway.errors import Error
 from sluiceway.optim.native import NativeAdamW
 from sluiceway.run.checkpoint import Position
-from sluiceway.run.loop import Loop
-from sluiceway.run.rates import learning_rate
+from sluiceway.run.loop import Loop, learning_rate
 from sluiceway.run.session import open_workshop, read_inputs
 from sluiceway.run.step_figures import step_figures
 from sluiceway.text.batches import Prefetch

@@ -22,7 +22,7 @@ from sluiceway.engines import engine_of
 from sluiceway.machine.placement import DTYPES, denormals
 from sluiceway.model.folder import load_model
 from sluiceway.run.held_out import mean_loss
-from sluiceway.run.rates import learning_rate
+from sluiceway.run.loop import learning_rate
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, in_order

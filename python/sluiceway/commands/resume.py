@@ -31,7 +31,7 @@ def resume(
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
     if after.engine.awaits_plan:  # What cannot change was planned as the run began.
         changes(load_config(path / CONFIG_FILE), after)
-        from sluiceway.commands.plan import planned
+        from sluiceway.run.planning import planned
 
         after = planned(after, path, as_json)
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:

@@ -36,7 +36,7 @@ def train(
 
         check_if_save(Path(checked.model.path))
         if checked.engine.awaits_plan:
-            from sluiceway.commands.plan import planned
+            from sluiceway.run.planning import planned
 
             checked = planned(checked, path, as_json)
         inputs = read_inputs(checked, Path(checked.model.path))

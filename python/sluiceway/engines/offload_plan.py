@@ -192,6 +192,16 @@ class OffloadPlan(DevicePlan):
             "disk_written": states + writes * whole + self._core_extents,
         }
 
+    def rows(self) -> list[tuple[str, str]]:
+        """Seconds that the codec takes on the host, if gradients cross as cores."""
+        seconds = self.figures.get("codec_seconds")
+        return [] if seconds is None else [("of the host for the codec", f"{seconds:.3g}")]
+
+    def chosen(self) -> list[str]:
+        """The form in which compressed gradients wait, if the plan chose it."""
+        spill = self.figures.get("spill")
+        return [] if spill is None else [f"spill: {spill['why']}"]
+
     def slow_codec(self, disk_gbps: float | None) -> str | None:
         """What there is to warn of: the disk waits for the host, which decompresses gradients.
 

@@ -14,6 +14,7 @@ from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
 from sluiceway.optim.fused.fused_plan import FusedPlan
+from sluiceway.optim.fused.fusing import fused_lines
 from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
 from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, RunLength, automatic_reason
 from sluiceway.optim.tier_limits import planned_device_limit, tier_limits
@@ -56,10 +57,15 @@ class SubspacePlan(DevicePlan):
             forms_all = learns or self._refreshed
             self._fused = FusedPlan(engine, codec, selection, self._costs, has_residual, forms_all)
             self.figures["fused"] = self._fused.described()
+            self.like_native = False
 
     def as_trained(self, model: nn.Module) -> nn.Module:
         """With fused layers, where linears are fused."""
         return model if self._fused is None else self._fused.as_trained(model)
+
+    def layers(self) -> list[str]:
+        """How many layers are fused, and why the others are not."""
+        return fused_lines(self.figures.get("fused"))
 
     @property
     def _refreshed(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.base.sizes import format_bytes
 from sluiceway.config.engines.zo import ZoSection
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import DevicePlan, Room, micro_batch_seconds, trained_elements
@@ -35,12 +36,19 @@ _IMAGE_SECONDS = {"fp8": 0.4e-9, "bf16": 0.2e-9, "fp16": 0.2e-9}  # Likewise, of
 # On a card in operations of a product that take as long. Assumed, for some five instructions: these
 # are 10 operations on a GeForce card, 80 on an A100.
 _REPLAY_FLOP = 32
+_DEVICE_PARTS = {
+    "slots": "of slots",
+    "resident": "of norms, biases and what else stays",
+    "forwards": "of what forwards hold",
+    "factors": "of factors and sums of updates",
+}
 
 
 class ZoPlan(DevicePlan):
     """Predicted from a forward: of one that holds copies of its blocks, or of one that streams."""
 
     backward = False
+    like_native = False
     on_device = "try a smaller train.micro_batch or engine.depth"
 
     def __init__(self, config: Config, model: nn.Module) -> None:
@@ -239,6 +247,42 @@ class ZoPlan(DevicePlan):
                 "seconds_per_step": costs.of_base(every) / every,
             }
         return self._step_seconds(engine, rehearsal, speeds)
+
+    def written_between_steps(self) -> float:
+        """Bytes of new bases, divided by the number of steps."""
+        return self.figures.get("consolidation", {}).get("written_per_step", 0)
+
+    def chosen(self) -> list[str]:
+        """The number of directions, and of steps between new bases."""
+        titles = {"directions": "directions", "new_bases": "new bases"}
+        return [
+            f"{title}: {self.figures[key]['why']}"
+            for key, title in titles.items()
+            if key in self.figures
+        ]
+
+    def notes(self) -> list[str]:
+        """What new bases cost, and what the device holds of streamed weights."""
+        return [*self._consolidation_lines(), *self._ring_lines()]
+
+    def _consolidation_lines(self) -> list[str]:
+        if "consolidation" not in self.figures:
+            return []
+        new = self.figures["consolidation"]
+        return [
+            f"consolidation: a new base every {new['every']:,} steps, in {new['seconds']:.3g} s, "
+            f"{format_bytes(new['bytes_read'])} read and as much written; a step's share is "
+            f"{new['seconds_per_step']:.3g} s, which its seconds have, and "
+            f"{format_bytes(round(new['written_per_step']))} written, which its bytes have not; a "
+            f"step takes least with one every {new['cheapest']:,} steps"
+        ]
+
+    def _ring_lines(self) -> list[str]:
+        if "ring" not in self.figures:
+            return []
+        parts = self.figures["device_parts"]
+        listed = [f"{format_bytes(n)} {_DEVICE_PARTS[name]}" for name, n in parts.items() if n]
+        return [f"device: {', '.join(listed)}", self.figures["ring"]]
 
     @staticmethod
     def _plans_bases(engine: ZoSection, speeds: dict[str, Any]) -> bool:

@@ -12,13 +12,12 @@ from typing import Any, Protocol
 import torch
 
 from sluiceway.base.interrupt import Interrupt, Interrupted
-from sluiceway.config.schema import Config
+from sluiceway.config.schema import Config, TrainSection
 from sluiceway.engines.engine import Engine, Update
 from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
 from sluiceway.machine.placement import Placement
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.held_out import mean_loss
-from sluiceway.run.rates import learning_rate
 from sluiceway.run.step_figures import Diverged
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, Prefetch, Sequences
@@ -32,6 +31,22 @@ _NOTHING = {
     "bytes": {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0},
     "peak_bytes": {"host": 0, "pinned": 0},
 }
+
+
+def learning_rate(train: TrainSection, step: int) -> float:
+    """Learning rate of a step, counted from 0: linear warmup, then the schedule, down to zero.
+
+    It depends on the step alone, so that a resumed run needs no state of a scheduler.
+    """
+    if step < train.warmup_steps:
+        return train.lr * (step + 1) / train.warmup_steps
+    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    factors = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }
+    return train.lr * factors[train.schedule]
 
 
 class Watcher(Protocol):
