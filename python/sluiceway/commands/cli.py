@@ -6,10 +6,13 @@ runs, so that help comes at once. What needs torch is imported after the config 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,25 +43,45 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _with_debug(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the option --debug to a command, which does not read it: `run` does."""
+
+    @functools.wraps(function)
+    def command(*, debug: bool, **given: Any) -> None:
+        function(**given)
+
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    debug = inspect.Parameter(
+        "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=o.Debug
+    )
+    command.__signature__ = inspect.Signature([*own, debug])
+    command.__annotations__ = {one.name: one.annotation for one in (*own, debug)}
+    return command
+
+
+def _command(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], Any]:
+    """Declare a command that also takes --debug."""
+    return lambda function: group.command(name)(_with_debug(function))
+
+
 @app.callback()
+@_with_debug
 def _common(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
-    debug: o.Debug = False,
 ) -> None:
     pass
 
 
-@app.command("train")
+@_command(app, "train")
 def _train(
     config: o.ConfigFile,
     out: o.NewRun = None,
     settings: o.Settings = None,
     dry_run: o.DryRun = False,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Train a model as CONFIG says, into a new run folder."""
     from sluiceway.commands.train import train
@@ -66,14 +89,13 @@ def _train(
     train(config, out, settings, dry_run, as_json)
 
 
-@app.command("resume")
+@_command(app, "resume")
 def _resume(
     folder: o.RunPath,
     settings: o.Settings = None,
     previous: o.Previous = False,
     from_save: o.FromSave = False,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Go on with a run from its last save, bit for bit.
 
@@ -85,12 +107,11 @@ def _resume(
     resume(folder, settings, previous, from_save, as_json)
 
 
-@app.command("plan")
+@_command(app, "plan")
 def _plan(
     config: o.ConfigFile,
     settings: o.Settings = None,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Predict memory, traffic and step time of a run.
 
@@ -105,7 +126,7 @@ def _plan(
     show_plan(checked, as_json)
 
 
-@app.command("eval")
+@_command(app, "eval")
 def _eval(
     folder: o.RunOrModel,
     data: o.HeldOut = None,
@@ -115,7 +136,6 @@ def _eval(
     sequences: o.MostSequences = None,
     dtype: o.HeldAs = None,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Measure the loss of a run or a model on held-out text.
 
@@ -128,7 +148,7 @@ def _eval(
     print(json_text(figures) if as_json else describe(figures))
 
 
-@app.command("export")
+@_command(app, "export")
 def _export(
     folder: o.RunPath,
     to: o.ModelFolder,
@@ -136,7 +156,6 @@ def _export(
     dtype: o.ConvertTo = None,
     force: o.Force = False,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Write a run's last save, or a step of it, as a model.
 
@@ -153,12 +172,11 @@ def _export(
     print(json_text(done) if as_json else said)
 
 
-@app.command("report")
+@_command(app, "report")
 def _report(
     folders: o.RunPaths,
     out: o.PageFile = None,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Write one HTML page about runs: loss, speed, traffic, memory.
 
@@ -169,12 +187,11 @@ def _report(
     report(folders, out, as_json)
 
 
-@app.command("doctor")
+@_command(app, "doctor")
 def _doctor(
     path: o.CheckedFolder = Path("."),
     quick: o.Quick = False,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Say what this machine offers, and what each missing thing costs."""
     from sluiceway.base.interrupt import Interrupt
@@ -184,7 +201,7 @@ def _doctor(
         doctor(path, quick, as_json)
 
 
-@app.command("bench")
+@_command(app, "bench")
 def _bench(
     what: o.Roof = None,
     config: o.BenchConfig = Path("configs/quickstart.yaml"),
@@ -192,7 +209,6 @@ def _bench(
     steps: o.BenchSteps = 8,
     path: o.BenchFolder = Path("."),
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Measure this machine, and how close training comes to it."""
     from sluiceway.base.interrupt import Interrupt
@@ -220,11 +236,10 @@ _store = typer.Typer(
 app.add_typer(_store, name="store")
 
 
-@_store.command("inspect")
+@_command(_store, "inspect")
 def _store_inspect(
     paths: o.StorePaths,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Say what a store holds: commits, regions, drives.
 
@@ -235,11 +250,10 @@ def _store_inspect(
     inspect_store(paths, as_json)
 
 
-@_store.command("verify")
+@_command(_store, "verify")
 def _store_verify(
     paths: o.StorePaths,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Read every chunk of a store and check every checksum.
 
@@ -283,7 +297,7 @@ def run(arguments: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if hasattr(error, "format_message"):
             return _wrong(error)
-        if "--debug" in arguments:
+        if o.DEBUG in arguments:
             traceback.print_exc()
         say(error)
         return exit_code(error)

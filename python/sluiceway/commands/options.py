@@ -17,7 +17,8 @@ Settings = Annotated[
         help="Override one value of the config, such as train.lr=1e-4; may be repeated.",
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
+DEBUG = "--debug"
+Debug = Annotated[bool, typer.Option(DEBUG, help="Show the Python traceback of an error.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")
 ]
