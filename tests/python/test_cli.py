@@ -159,11 +159,12 @@ def test_plan_measures_a_layer_of_the_model_where_no_rate_is_given(
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
-def test_norm_mode_of_a_later_version_is_refused_by_every_command(
+def test_unknown_norm_mode_is_refused_by_every_command(
     sluiceway, tiny_model, write_config, command
 ):
     config = write_config(tiny_model, schedule={"norm": "lagged"})
-    assert_short_error(sluiceway(command, config), 2, "schedule.norm: lagged is not in this")
+    words = "schedule.norm is 'lagged', expected 'auto', 'exact' or 'speculative'"
+    assert_short_error(sluiceway(command, config), 2, words)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

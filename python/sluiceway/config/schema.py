@@ -171,10 +171,6 @@ def check_available(config: Config) -> None:
             f"device.lane_threads: {config.device.lane_threads} is not in this version of the "
             "engine zo, which has no AdamW to share; leave it out"
         )
-    if config.schedule.norm == "lagged":
-        raise Unavailable(
-            "schedule.norm: lagged is not in this version, it has auto, exact and speculative"
-        )
     config.engine.check_available(config)
 
 

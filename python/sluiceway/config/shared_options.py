@@ -12,7 +12,7 @@ from sluiceway.config.options import Options, option
 from sluiceway.config.values import Budget, Link
 
 Order = Literal["edf", "fcfs", "paper", "barrier"]
-NormMode = Literal["auto", "exact", "speculative", "lagged"]
+NormMode = Literal["auto", "exact", "speculative"]
 
 
 class SharedOptions(Options):
