@@ -150,12 +150,12 @@ class OffloadEngine {
   // step at hand could be taken up with.
   void leave_uncommitted() noexcept { leaves_uncommitted_ = true; }
 
-  static constexpr std::chrono::milliseconds kClosePatience{5000};
+  static constexpr std::chrono::milliseconds kCloseWaitLimit{5000};
   // drop() and commit(), but a lane that is stuck is given up (Executor::give_up_after): Timeout.
-  void close(std::chrono::milliseconds patience = kClosePatience);
+  void close(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
   // As close(), whatever lanes have thrown before. Throws what kept it from waiting for a lane that
   // still runs: then the engine, and all that it was lent, must stay for as long as the process.
-  void finish(std::chrono::milliseconds patience = kClosePatience);
+  void finish(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
   bool idle() const { return lanes_.executor().idle(); }
 
   // ---- State; synchronizes first ----

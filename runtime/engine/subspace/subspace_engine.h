@@ -151,13 +151,13 @@ class SubspaceEngine {
   // stream that step() was called on, where the caller takes the update for done.
   void acquire(int index, StreamRef compute);
   void synchronize();  // Every step is applied when it returns.
-  static constexpr std::chrono::milliseconds kClosePatience{5000};
+  static constexpr std::chrono::milliseconds kCloseWaitLimit{5000};
   // drop() and synchronize(), but a lane that is stuck is given up (Executor::give_up_after):
   // Timeout.
-  void close(std::chrono::milliseconds patience = kClosePatience);
+  void close(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
   // As close(), whatever lanes have thrown before. Throws what kept it from waiting for a lane that
   // still runs: then the engine, and all that it was lent, must stay for as long as the process.
-  void finish(std::chrono::milliseconds patience = kClosePatience);
+  void finish(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
   bool idle() const { return lanes_.executor().idle(); }  // No lane has work of ours.
 
   // ---- Calibration: gradients measure and teach the projectors, and are not accumulated ----
