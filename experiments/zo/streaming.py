@@ -33,7 +33,7 @@ import sluiceway as sw
 import torch
 from sluiceway import _core
 from sluiceway.engines.zo import ParitySave
-from sluiceway.run.saving.aside import Aside
+from sluiceway.run.saving.side_thread import SideThread
 
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1] / name) for name in ("quickstart", "same_bits", "step")]
@@ -153,7 +153,7 @@ class Runner:
             contextlib.closing(ParitySave(self.model, self.opt)) as begun,
         ):
             write = partial(begun.write, Path(folder))
-            writing, beside = Aside("save", write, self._cores[1]), [self.step()]
+            writing, beside = SideThread("save", write, self._cores[1]), [self.step()]
             while not writing.wait(0):
                 beside.append(self.step())
         return {"plain_seconds": plain, **columns(beside)}

@@ -151,8 +151,8 @@ class _Receiving(Options):
 
 def test_an_option_says_who_is_told_of_it():
     options = _Receiving(_both=4)
-    assert options.told("engine") == {"there": 2, "both": 4}
-    assert options.told("weight") == {"both": 4}
+    assert options.keywords_for("engine") == {"there": 2, "both": 4}
+    assert options.keywords_for("weight") == {"both": 4}
     assert _Receiving.names(in_state=True) == ["there"]
     assert "Stays in Python." in _Receiving.__doc__
     assert "both" not in _Receiving.__doc__  # It has no description.

@@ -26,7 +26,7 @@ from sluiceway.run import checkpoint
 from sluiceway.run.run import Run
 from sluiceway.run.run_folder import RunFolder
 from sluiceway.run.saving import saves
-from sluiceway.run.saving.aside import Aside
+from sluiceway.run.saving.side_thread import SideThread
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import in_order
@@ -73,7 +73,7 @@ def test_a_save_beside_steps_has_the_bytes_of_one_between_them(config_of, tmp_pa
                 assert same_weights(folder, zo)
                 continue
             begun = zo.begin_save()
-            writing = Aside("save", partial(begun.write, folder))
+            writing = SideThread("save", partial(begun.write, folder))
             for batch in batches[3:]:
                 zo.update([batch], Timeline(None))
             assert begun.finish()

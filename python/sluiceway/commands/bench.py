@@ -129,10 +129,10 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
 def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
     from sluiceway.base.meter import meter
     from sluiceway.run.checkpoint import Position
-    from sluiceway.run.session import open_workshop, seed_everything
+    from sluiceway.run.session import open_context, seed_everything
     from sluiceway.run.step_figures import step_figures
 
-    shop = open_workshop(config, inputs, Path(config.model.path), None)
+    context = open_context(config, inputs, Path(config.model.path), None)
     seed_everything(config.train.seed)
     lines: list[dict[str, Any]] = []
 
@@ -141,10 +141,10 @@ def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
         advance(1)
 
     with (
-        contextlib.closing(shop.engine),
+        contextlib.closing(context.engine),
         meter(config.engine.kind, config.train.steps) as advance,
     ):
-        Loop(config, shop, Position(), interrupt, watch, None).run()
+        Loop(config, context, Position(), interrupt, watch, None).run()
     return step_figures(lines)
 
 

@@ -140,7 +140,7 @@ class Options(Section, metaclass=_CalledAsAFunction):
             if to in _marks(field)["to"] or (in_state and _marks(field)["in_state"])
         ]
 
-    def told(self, to: Receiver) -> dict[str, Any]:
+    def keywords_for(self, to: Receiver) -> dict[str, Any]:
         """What the compiled module is told, by name."""
         return {name: getattr(self, name) for name in self.names(to=to)}
 

@@ -34,8 +34,8 @@ def write_state(state: dict[str, Any], path: Path, around: Around | None = None)
                 torch.save(state, file)
                 return
             with torch.serialization._open_zipfile_writer(file) as records:  # As torch.save does.
-                told = _Told(records, around)
-                torch.serialization._save(state, told, pickle, _PICKLE_PROTOCOL, False)
+                writer = _RecordWriter(records, around)
+                torch.serialization._save(state, writer, pickle, _PICKLE_PROTOCOL, False)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
@@ -56,7 +56,7 @@ def read_state(path: Path) -> dict[str, Any]:
         raise Corrupt(f"{path.parent}: cannot be read, {str(error).splitlines()[0]}") from None
 
 
-class _Told:
+class _RecordWriter:
     """A writer of records that says of which storage one is."""
 
     def __init__(self, records: Any, around: Around) -> None:

@@ -73,7 +73,7 @@ class Saver(Protocol):
 
 
 @dataclass
-class Workshop:
+class RunContext:
     """Everything a run computes with, built once."""
 
     engine: Engine
@@ -105,7 +105,7 @@ class Loop:
     def __init__(
         self,
         config: Config,
-        shop: Workshop,
+        context: RunContext,
         position: Position,
         interrupt: Interrupt,
         watch: Watcher,
@@ -113,7 +113,7 @@ class Loop:
         note: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
-        self._shop = shop
+        self._context = context
         self._position = position
         self._interrupt = interrupt
         self._watch = watch
@@ -133,13 +133,13 @@ class Loop:
             Too many steps in a row were skipped.
         """
         position, train = self._position, self._config.train
-        batches = Batches(self._shop.train, train.micro_batch, train.seed)
-        self._shop.model.train()
+        batches = Batches(self._context.train, train.micro_batch, train.seed)
+        self._context.model.train()
         with contextlib.closing(
-            Prefetch(batches, position.batch, cpu=self._shop.placement.lane_cpu)
+            Prefetch(batches, position.batch, cpu=self._context.placement.lane_cpu)
         ) as data:
             self._interrupt.defer()
-            if position.step == 0 and self._shop.held_out is not None:
+            if position.step == 0 and self._context.held_out is not None:
                 line = {"step": 0, **self._evaluate()}
                 position.first_eval_loss = line["eval_loss"]
                 self._watch(line, position)
@@ -152,7 +152,7 @@ class Loop:
         if self._saves is None:
             raise KeyboardInterrupt
         with self._interrupt.in_flight():
-            self._shop.engine.synchronize()
+            self._context.engine.synchronize()
         self._saves.complete(self._position)
         raise Interrupted
 
@@ -164,20 +164,20 @@ class Loop:
         waited = time.perf_counter() - began
         rate = learning_rate(train, position.step)
         # Before the first backward: work of a step may start before step() is called.
-        for group in self._shop.engine.optimizer.param_groups:
+        for group in self._context.engine.optimizer.param_groups:
             group["lr"] = rate
         with self._interrupt.in_flight(self._waits_for_save):
-            with self._shop.timeline.range(f"step {position.step + 1}"):
-                update = self._shop.engine.update(batches, self._shop.timeline)
+            with self._context.timeline.range(f"step {position.step + 1}"):
+                update = self._context.engine.update(batches, self._context.timeline)
             position.step += 1
             position.batch += len(batches)
             evaluates, saves = self._is_due(train.eval_every, True), self._is_due(train.save_every)
             if evaluates or saves:
-                self._shop.engine.synchronize()
+                self._context.engine.synchronize()
         seconds = time.perf_counter() - began
         line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
         line |= {"saving": 1} if saving else {}
-        if evaluates and self._shop.held_out is not None:
+        if evaluates and self._context.held_out is not None:
             line |= self._evaluate()
             position.last_eval_loss = line["eval_loss"]
         self._watch(line, position)
@@ -187,7 +187,7 @@ class Loop:
         if self._saves is not None:
             self._saves.check()
             if saves:
-                with self._shop.timeline.range("save"):
+                with self._context.timeline.range("save"):
                     self._saves.begin(position)
 
     def _waits_for_save(self) -> bool:
@@ -199,12 +199,12 @@ class Loop:
 
     def _evaluate(self) -> dict[str, Any]:
         """Fields of a line: mean loss of the held-out tokens, in nats, and what crossed for it."""
-        train, shop = self._config.train, self._shop
-        engine = shop.engine
+        train, context = self._config.train, self._context
+        engine = context.engine
         engine.synchronize()
-        with shop.timeline.range("evaluation"):
+        with context.timeline.range("evaluation"):
             loss, _ = mean_loss(
-                shop.model, shop.held_out, train.micro_batch, engine.losses,
+                context.model, context.held_out, train.micro_batch, engine.losses,
                 train.eval_sequences, at_once=engine.evaluated_at_once,
             )  # fmt: skip
         crossed = engine.take_evaluation_bytes()
@@ -213,7 +213,7 @@ class Loop:
     def _line(
         self, update: Update, rate: float, tokens: int, seconds: float, waited: float
     ) -> dict[str, Any]:
-        position, found = self._position, _NOTHING | self._shop.engine.metrics()
+        position, found = self._position, _NOTHING | self._context.engine.metrics()
         position.tokens += tokens
         position.seconds += seconds
         position.skipped += update.skipped
@@ -228,14 +228,14 @@ class Loop:
         known = ("stall_seconds", "host_seconds", "learn_seconds", "bytes")
         line |= {key: found[key] for key in (*known, self._config.engine.kind) if key in found}
         line["peak_bytes"] = found["peak_bytes"] | {"process": peak_resident_bytes()}
-        line["peak_bytes"].setdefault("device", self._shop.peak.read())
+        line["peak_bytes"].setdefault("device", self._context.peak.read())
         return line
 
     def _check_skipped(self, loss: float) -> None:
         position, most = self._position, self._config.train.max_skipped
         if position.skipped_in_row < most:
             return
-        self._shop.engine.synchronize()
+        self._context.engine.synchronize()
         reason = f"the loss is {loss}" if not math.isfinite(loss) else "the gradient is not finite"
         raise Diverged(
             f"step {position.step}: skipped, as were all of the last {most} steps: {reason}, "

@@ -19,11 +19,11 @@ from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position, RunState, packed, unpacked
 from sluiceway.run.last_save import LastSave, tell_changes
-from sluiceway.run.loop import Loop, Workshop
+from sluiceway.run.loop import Loop, RunContext
 from sluiceway.run.progress import Progress
 from sluiceway.run.run_folder import COMPARISON, RunFolder
 from sluiceway.run.saving.saves import Saves
-from sluiceway.run.session import Inputs, open_workshop, read_inputs, seed_everything
+from sluiceway.run.session import Inputs, open_context, read_inputs, seed_everything
 from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import summarise
 from sluiceway.store.drives import find_drives
@@ -122,25 +122,25 @@ class Run:
             with self._folder.changed_config(self._config):  # A resume may bring another one.
                 keep, last = self._lines_until(position)
                 native = self._native(inputs) if self._config.compare == "native" else None
-                shop = self._open(inputs, source, save, trace=unfinished)
-                stack.enter_context(_closing(shop))
+                context = self._open(inputs, source, save, trace=unfinished)
+                stack.enter_context(_closing(context))
                 if begins and self._config.engine.commits:
-                    shop.engine.check_new()
+                    context.engine.check_new()
                 looks = not (begins or drops_commits)
-                later = self._later_commit(shop.engine, save, inputs) if looks else None
+                later = self._later_commit(context.engine, save, inputs) if looks else None
                 if later is not None:
                     position = later.position
                     keep, last = self._lines_until(position)
-                    self._take_up(later, shop.engine, save)
+                    self._take_up(later, context.engine, save)
                 elif save is not None:
-                    checkpoint.load_into(source, shop.engine)
+                    checkpoint.load_into(source, context.engine)
                     source = self._take_the_place_of_the_last(source)
                 if position.step and last != position.step:
                     what = "save" if later is None else "commit"
                     _tell_gap(self._folder.metrics_path, last, what, position.step)
                 self._folder.cut_back(keep)
             saved = None if save is None else save.step
-            return self._train(inputs, shop, position, native, source, saved)
+            return self._train(inputs, context, position, native, source, saved)
 
     def _lines_until(self, position: Position) -> tuple[int, int | None]:
         # At step 0 the line before the first step is written again, too.
@@ -205,20 +205,20 @@ class Run:
 
     def _open(
         self, inputs: Inputs, source: Path, save: LastSave | None = None, trace: bool = True
-    ) -> Workshop:
+    ) -> RunContext:
         path = self._folder.trace_path if self._config.trace and trace else None
         config = self._placed
         if save is not None:
             settled = config.engine.settled(save.state.get("settled", {}))
             config = config.model_copy(update={"engine": settled})
-        shop = open_workshop(config, inputs, source, path)
+        context = open_context(config, inputs, source, path)
         seed_everything(self._config.train.seed)  # What loading drew is not part of a run.
-        return shop
+        return context
 
     def _train(
         self,
         inputs: Inputs,
-        shop: Workshop,
+        context: RunContext,
         position: Position,
         native: dict[str, Any] | None,
         source: Path,
@@ -229,11 +229,11 @@ class Run:
             "config": self._config.resolved(),
             "run": self._folder.identity,
         }
-        if settled := shop.engine.settled():
+        if settled := context.engine.settled():
             extra["settled"] = settled
 
         def note() -> None:
-            shop.engine.note_run(packed(position, shop.engine, extra))
+            context.engine.note_run(packed(position, context.engine, extra))
 
         def watch(line: dict[str, Any], at: Position) -> None:
             self._folder.append(line)
@@ -241,28 +241,28 @@ class Run:
 
         def sum_up(status: str) -> dict[str, Any]:
             lines = self._folder.lines()
-            return summarise(self._config, inputs, shop, position, lines, status, native)
+            return summarise(self._config, inputs, context, position, lines, status, native)
 
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         noting = note if self._config.engine.commits else None
-        self._describe(kind, shop)
+        self._describe(kind, context)
         place = self._folder.checkpoint_path
         with (
             Progress(kind, steps, seconds, self._out) as progress,
             Saves(
                 self._folder,
-                shop.engine,
+                context.engine,
                 side_files=source,
                 extra=extra,
-                timeline=shop.timeline,
+                timeline=context.timeline,
                 tell=progress.saving,
-                cpu=shop.placement.lane_cpu,
+                cpu=context.placement.lane_cpu,
             ) as saves,  # fmt: skip
         ):
-            shop.engine.watch_calibration(progress.calibrating)
+            context.engine.watch_calibration(progress.calibrating)
             try:
-                Loop(self._config, shop, position, self._interrupt, watch, saves, noting).run()
+                Loop(self._config, context, position, self._interrupt, watch, saves, noting).run()
                 if position.step != saved or not place.exists():
                     saves.complete(position)
                 check_converged(self._folder.lines())
@@ -274,9 +274,9 @@ class Run:
         self._folder.write_summary(summary)
         return summary
 
-    def _describe(self, title: str, shop: Workshop) -> None:
+    def _describe(self, title: str, context: RunContext) -> None:
         """Print what the engine says of itself: the first lines of a run."""
-        for text in shop.engine.description():
+        for text in context.engine.description():
             print(f"{title}: {text}", file=self._out, flush=True)
 
     def _native(self, inputs: Inputs) -> dict[str, Any]:
@@ -296,19 +296,22 @@ class Run:
 
     def _measure(self, inputs: Inputs) -> dict[str, Any]:
         """Train without saving: a comparison is repeated, not resumed."""
-        shop, position = self._open(inputs, Path(self._config.model.path)), Position()
+        context, position = self._open(inputs, Path(self._config.model.path)), Position()
         title = f"{self._config.engine.kind} (to compare)"
-        self._describe(title, shop)
-        with _closing(shop), Progress(title, self._config.train.steps, out=self._out) as progress:
+        self._describe(title, context)
+        with (
+            _closing(context),
+            Progress(title, self._config.train.steps, out=self._out) as progress,
+        ):
 
             def watch(line: dict[str, Any], at: Position) -> None:
                 self._folder.append(line)
                 progress(line, at)
 
-            Loop(self._config, shop, position, self._interrupt, watch, None).run()
+            Loop(self._config, context, position, self._interrupt, watch, None).run()
             lines = self._folder.lines()
             check_converged(lines)
-            summary = summarise(self._config, inputs, shop, position, lines, "done", None)
+            summary = summarise(self._config, inputs, context, position, lines, "done", None)
         self._folder.write_summary(summary)
         return summary
 
@@ -329,14 +332,14 @@ def _status(error: Interrupted | Error) -> str:
 
 
 @contextlib.contextmanager
-def _closing(shop: Workshop):
+def _closing(context: RunContext):
     """Close the engine and write the trace; an error that is on its way is not hidden."""
     try:
         yield
     except BaseException:
-        for end in (shop.engine.close, shop.timeline.write):
+        for end in (context.engine.close, context.timeline.write):
             with contextlib.suppress(Error):
                 end()
         raise
-    shop.engine.close()
-    shop.timeline.write()
+    context.engine.close()
+    context.timeline.write()

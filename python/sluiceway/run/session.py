@@ -15,7 +15,7 @@ from sluiceway.engines import engine_of
 from sluiceway.machine.footprint import DevicePeak
 from sluiceway.machine.placement import Placement, choose_placement, enter_placement
 from sluiceway.model.folder import check_context, load_tokenizer
-from sluiceway.run.loop import Workshop
+from sluiceway.run.loop import RunContext
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Sequences, load_sequences
 
@@ -67,7 +67,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def open_workshop(config: Config, inputs: Inputs, folder: Path, trace: Path | None) -> Workshop:
+def open_context(config: Config, inputs: Inputs, folder: Path, trace: Path | None) -> RunContext:
     """Open the engine.
 
     Parameters
@@ -85,4 +85,4 @@ def open_workshop(config: Config, inputs: Inputs, folder: Path, trace: Path | No
     engine.open(folder, placement, trace)
     timeline = Timeline(trace)
     timeline.hand_over(engine.recorder())
-    return Workshop(engine, placement, inputs.train, inputs.held_out, peak, timeline)
+    return RunContext(engine, placement, inputs.train, inputs.held_out, peak, timeline)

@@ -16,7 +16,7 @@ from sluiceway import __version__
 from sluiceway.config.schema import Config
 from sluiceway.machine.placement import processor_name
 from sluiceway.run.checkpoint import Position
-from sluiceway.run.loop import Workshop
+from sluiceway.run.loop import RunContext
 from sluiceway.run.session import Inputs
 from sluiceway.run.step_figures import step_figures
 
@@ -24,7 +24,7 @@ from sluiceway.run.step_figures import step_figures
 def summarise(
     config: Config,
     inputs: Inputs,
-    shop: Workshop,
+    context: RunContext,
     position: Position,
     lines: list[dict[str, Any]],
     status: str,
@@ -39,7 +39,7 @@ def summarise(
     native : dict or None
         Summary of the run that `compare: native` measured first.
     """
-    figures, of_engine = step_figures(lines), shop.engine.summary()
+    figures, of_engine = step_figures(lines), context.engine.summary()
     summary = {
         "status": status,
         "steps": position.step,
@@ -61,10 +61,10 @@ def summarise(
         "engine": config.engine.kind,
         "precision": {
             "weights": config.model.dtype,
-            "autocast": shop.placement.autocast,
-            "why": shop.placement.autocast_reason,
+            "autocast": context.placement.autocast,
+            "why": context.placement.autocast_reason,
         },
-        "parameters": _parameters(shop.model) | of_engine.get("parameters", {}),
+        "parameters": _parameters(context.model) | of_engine.get("parameters", {}),
         "data": inputs.counts,
         **provenance(config),
     }

@@ -13,7 +13,7 @@ from sluiceway.engines.engine import BegunSave, Engine
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.run_folder import RunFolder
-from sluiceway.run.saving.aside import Aside
+from sluiceway.run.saving.side_thread import SideThread
 from sluiceway.run.timeline import Timeline
 
 _ROW = "saves"
@@ -160,7 +160,7 @@ class _Writing:
         self.step, self.begun = step, begun
         self.began_us = self.ended_us = _core.now_us()
         self._publish = publish
-        self.aside = Aside("save", self._run, cpu)
+        self.aside = SideThread("save", self._run, cpu)
 
     def _run(self) -> None:
         try:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 
-class Aside:
+class SideThread:
     """Runs from when it is made. A process that ends waits for it: tell it to stop before.
 
     A thread that the end of the process cut off within torch's code would abort the process.
