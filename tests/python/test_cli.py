@@ -207,6 +207,6 @@ def test_folder_that_another_process_runs_in_is_refused(
     config = write_config(tiny_model, train={"steps": 100_000})
     command = sluiceway.start("train", config, "--out", tmp_path / "out")
     wait_for_step(tmp_path / "out", 1)
-    assert_short_error(sluiceway("resume", tmp_path / "out"), 2, "another process is running it")
+    assert_short_error(sluiceway("resume", tmp_path / "out"), 2, "another process runs this run")
     command.signal(signal.SIGKILL)
     assert command.wait().code == -signal.SIGKILL

@@ -255,7 +255,7 @@ def test_a_run_on_disk_counts_what_is_read_and_new_bases_apart(sluiceway, zo_con
     done = sluiceway(
         "train", config, "--out", tmp_path / "b", "--set", f"store.path={folder}/store"
     )
-    assert_short_error(done, 2, "has the weights of a run, expected none as this one begins")
+    assert_short_error(done, 2, "has the weights of another run; choose another path")
     assert not (tmp_path / "b").exists()  # Nothing is left, so the command can be repeated.
 
 

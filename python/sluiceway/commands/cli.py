@@ -1,7 +1,8 @@
 """The command line: `sluiceway train`, `resume`, `plan`, `eval`, `export`, `report` and so on.
 
-Commands are declared here; what each does is in the file of its name, which is imported when it
-runs, so that help comes at once. What needs torch is imported after the config was found good.
+Commands are declared here. The file with a command's name has its code and is imported when the
+command runs, so that help comes at once. Modules that need torch are imported once the config is
+checked.
 """
 
 from __future__ import annotations
@@ -97,10 +98,10 @@ def _resume(
     from_save: o.FromSave = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Go on with a run from its last save, bit for bit.
+    """Continue a run from its last save, bit for bit.
 
-    The run ends as if it had never stopped. What --set changes is said; a change that would make it
-    another run is refused, and so is a save of which a byte is not what was written.
+    The run ends as if it had never stopped. It prints what --set changes, and refuses a change that
+    would make it another run, or a save of which any byte differs from what was written.
     """
     from sluiceway.commands.resume import resume
 
@@ -115,7 +116,7 @@ def _plan(
 ) -> None:
     """Predict memory, traffic and step time of a run.
 
-    Nothing is trained, and of the model only config.json is read. If a budget of the config is too
+    It trains nothing, and reads only the config.json of the model. If a budget of the config is too
     small, the exit code is 3.
     """
     from sluiceway.config.file import load_config
@@ -139,7 +140,7 @@ def _eval(
 ) -> None:
     """Measure the loss of a run or a model on held-out text.
 
-    Of a run its last save is measured. The loss is in nats per token.
+    For a run it measures the last save. The loss is in nats per token.
     """
     from sluiceway.base.json_text import json_text
     from sluiceway.commands.evaluate import Asked, describe, evaluate
@@ -159,7 +160,7 @@ def _export(
 ) -> None:
     """Write a run's last save, or a step of it, as a model.
 
-    It is a folder that transformers can load, and is there only when it is complete.
+    The result is a folder that transformers can load. It appears only when it is complete.
     """
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.base.json_text import json_text
@@ -180,7 +181,7 @@ def _report(
 ) -> None:
     """Write one HTML page about runs: loss, speed, traffic, memory.
 
-    Several runs are shown side by side, each with what it was compared with.
+    It shows several runs side by side, each with its comparison.
     """
     from sluiceway.commands.report import report
 
@@ -193,7 +194,7 @@ def _doctor(
     quick: o.Quick = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Say what this machine offers, and what each missing thing costs."""
+    """List what this machine offers, and what each missing thing costs."""
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.commands.doctor import doctor
 
@@ -241,9 +242,9 @@ def _store_inspect(
     paths: o.StorePaths,
     as_json: o.AsJson = False,
 ) -> None:
-    """Say what a store holds: commits, regions, drives.
+    """List what a store holds: commits, regions, drives.
 
-    No chunk is read. A store that another process has open is not looked at: the exit code is 3.
+    It reads no chunk. If another process has the store open, the exit code is 3.
     """
     from sluiceway.commands.store import inspect_store
 
@@ -257,7 +258,7 @@ def _store_verify(
 ) -> None:
     """Read every chunk of a store and check every checksum.
 
-    What is damaged is listed, and the exit code is then 1. Nothing is written.
+    If anything is damaged, it is listed and the exit code is 1. Nothing is written.
     """
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.commands.store import verify_store
@@ -272,7 +273,7 @@ def main() -> None:
 
 
 def _formatted(warning: Warning | str, kind: type[Warning], place: str, *line: Any) -> str:
-    """What is warned of from here needs no line of our sources beside it."""
+    """Format a warning of this package without a line of its sources."""
     if Path(place).is_relative_to(_OURS):
         return f"sluiceway: {warning}\n"
     return _AS_PYTHON_DOES(warning, kind, place, *line)
@@ -304,7 +305,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _wrong(error: Any) -> int:
-    """What typer says of a command that it does not understand, in the words of this program."""
+    """Print what typer says of a command that it does not understand, in our words."""
     text = error.format_message()
     if text.startswith("Usage:"):
         print(text)

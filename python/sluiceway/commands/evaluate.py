@@ -1,4 +1,4 @@
-"""`sluiceway eval`: held-out loss of a run's last save, or of any transformers folder."""
+"""`sluiceway eval`: held-out loss of a run's last save, or of a transformers folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says; None leaves it to the run, or without one to the default."""
+    """Options of the command; None takes the value of the run, or without a run the default."""
 
     data: list[str] | None = None
     format: str | None = None
@@ -44,7 +44,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is evaluated, and how."""
+    """The folder to evaluate, and the config to evaluate it with."""
 
     folder: Path  # Holds weights and tokenizer.
     config: Config
@@ -53,7 +53,7 @@ class _Subject:
 
 
 def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
-    """Mean loss over a held-out set, by the code that training evaluates with.
+    """Compute the mean loss over a held-out set, with the code that training evaluates with.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     -------
     dict
         `loss` in nats per token, `perplexity`, `tokens` that were predicted, `sequences`, and
-        `seconds` of the forward passes alone. What is not finite is None.
+        `seconds` of the forward passes alone. Numbers that are not finite are None.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
 def _loss_of(
     engine: Engine | None, model: torch.nn.Module, placement: Placement
 ) -> Callable[[Batch], torch.Tensor]:
-    """The loss that the run computes; without a run the model's own."""
+    """Return the loss function of the run; without a run that of the model."""
     from sluiceway.model.loss import loss_of
 
     return engine.loss_on(model, placement) if engine else partial(loss_of, model, placement)
@@ -183,7 +183,7 @@ def _model(path: Path, asked: Asked) -> _Subject:
 
 
 def _with(config: Config, asked: Asked) -> Config:
-    """The same config with what was asked in place of its own, checked again."""
+    """Return the config with the asked values in place of its own, checked again."""
     given = {
         "eval": asked.data,
         "format": asked.format,
@@ -220,7 +220,7 @@ def _read(config: Config, folder: Path, shape: dict) -> tuple[Any, int]:
 
 
 def describe(figures: dict[str, Any]) -> str:
-    """One line of what `evaluate` found."""
+    """Return one line with the figures of `evaluate`."""
     loss, perplexity = figures["loss"], figures["perplexity"]
     texts = [
         "loss is not finite" if loss is None else f"loss {loss:.4f} nats per token",

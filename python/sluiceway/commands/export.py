@@ -1,4 +1,6 @@
-"""A run's last save, or a step before it, as a transformers folder, streamed.
+"""`sluiceway export`: copies the last save of a run, or a step, to a transformers folder.
+
+Weights are streamed, so memory does not grow with the model.
 
 Memory does not grow with the model.
 """
@@ -82,9 +84,9 @@ def _weights(
         return nullcontext(engine.weights(save.folder))
     if (kept := engine.weights_of_step(save.folder, step)) is None:
         raise InvalidArgument(
-            f"--step: is {step}, and engine.kind is {save.config.engine.kind}, which keeps the "
-            f"weights of no step but those of its saves, expected no --step: the last save is of "
-            f"step {save.step}"
+            f"--step: is {step}, but engine.kind is {save.config.engine.kind}, which keeps no "
+            f"weights but those of its saves; leave --step out: the last save is "
+            f"of step {save.step}"
         )
     return kept
 
@@ -123,7 +125,7 @@ def _copy_side_files(source: Path, folder: Path, dtype: str | None) -> None:
 
 
 def _with_dtype(config: Any, name: str) -> Any:
-    """The config with every dtype it states, also for parts of the model, set to `name`."""
+    """Return the config with every dtype in it, also of parts of the model, set to `name`."""
     if not isinstance(config, dict):
         return config
     return {

@@ -23,7 +23,7 @@ from sluiceway.run.planning import Prediction
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run needs and takes, for programs and for people.
+    """Figures for programs, and a text for people, on what a run needs and takes.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class RunPlan:
     engine: EnginePlan
 
     def text(self) -> str:
-        """The table that a person gets, with lines above and below it."""
+        """Return the table for people, with lines above and below it."""
         plan, engine = self.figures, self.engine
         codec = f"{plan['engine']} {plan.get('codec') or ''}".rstrip()
         why = f" ({plan['why']})" if plan.get("why") else ""
@@ -96,7 +96,7 @@ def make_plan(config: Config) -> RunPlan:
 def _disk(
     plan: EnginePlan, links: dict[str, int], trained: int, seconds: float, speeds: dict[str, Any]
 ) -> dict[str, Any]:
-    """Rates that the traffic of the disk needs; None where the rate of the disk is not known.
+    """Rates that the traffic of the disk needs; None if the rate of the disk is not known.
 
     Bytes written between steps count, divided by the number of steps.
     """
@@ -115,25 +115,25 @@ def _disk(
 
 
 def _in_process(placement: Placement, tiers: dict[str, int]) -> int:
-    """Bytes of the tiers that are memory of the process; the host device is one of them."""
+    """Bytes of the tiers that are memory of the process, among them the host device."""
     on_gpu = placement.device.type == "cuda"
     elsewhere = {"disk", "device"} if on_gpu else {"disk"}
     return sum(count for tier, count in tiers.items() if tier not in elsewhere)
 
 
 def _card(placement: Placement) -> dict[str, int]:
-    """Memory of the card that is here, if the device is one."""
+    """Memory of the card, if the device is a card that is here."""
     has_one = placement.name != "host" and is_here(placement.name)
     return card_memory(placement.device) if has_one else {}
 
 
 def _limit(config: Config, tier: str) -> int | None:
-    """The budget of a tier; the process as a whole has none."""
+    """Budget of a tier; the process as a whole has none."""
     return getattr(config.budget, tier, None)
 
 
 def _native_bytes(config: Config, rehearsal: Rehearsal, trained: int) -> int:
-    """What plain AdamW on the same trained weights would hold: gradients and moments whole."""
+    """Device bytes of plain AdamW on the same trained weights, with whole gradients and moments."""
     element = DTYPES[config.model.dtype].itemsize
     gradients = max(rehearsal.after_forward_bytes, rehearsal.weight_bytes + element * trained)
     return max(gradients, rehearsal.peak_bytes) + 2 * element * trained
@@ -152,7 +152,7 @@ def _over_budget(config: Config, tiers: dict[str, int], plan: EnginePlan) -> str
 
 
 def _over_card(name: str, card: dict[str, int], needed: int, plan: EnginePlan) -> str | None:
-    """The card of this machine, whatever budget.device says; without the driver's own share."""
+    """Say that the card of this machine is too small, whatever budget.device is."""
     if needed <= card.get("memory_bytes", needed):
         return None
     total = card["memory_bytes"]
@@ -223,7 +223,7 @@ def _elsewhere_lines(plan: dict[str, Any]) -> list[str]:
 
 
 def _describe_disk(plan: dict[str, Any]) -> str:
-    """Two more lines where there is a disk: what hides its traffic, and what is written."""
+    """Two more lines if there is a disk: the tokens that hide its traffic, and what is written."""
     if "disk" not in plan:
         return ""
     disk, speeds = plan["disk"], plan["assumed"]

@@ -39,7 +39,7 @@ def engine_of(config: Config) -> Engine:
 
 
 def native_twin(config: Config) -> Config:
-    """Config of the run that `compare: native` measures first; only engine and saves differ."""
+    """Return the config that `compare: native` measures first; engine and saves differ."""
     train = config.train.model_copy(update={"save_every": 0})
     engine = engine_of(config).twin()
     return config.model_copy(update={"engine": engine, "train": train, "compare": None})

@@ -1,4 +1,8 @@
-"""The base class of all engines: a run sees nothing else of the kinds in which they differ.
+"""The base class of all engines; a run needs to know nothing else of an engine.
+
+A run makes these calls, each of which relies on the ones before it:
+
+A run makes these calls, each of which relies on the ones before it:
 
 A run makes these calls, each of which relies on the ones before it:
 
@@ -33,7 +37,7 @@ from sluiceway.text.batches import Batch
 
 
 class Ranges(Protocol):
-    """Records how long named blocks take."""
+    """A trace that records how long named blocks take."""
 
     def range(self, name: str) -> AbstractContextManager[None]:
         """Record the block."""

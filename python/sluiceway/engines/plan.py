@@ -1,4 +1,4 @@
-"""What an engine would take, predicted from a model that has shapes but no bytes."""
+"""Predicts what an engine takes, from a model that has shapes but no bytes."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ class EnginePlan(ABC):
 
 
 class DevicePlan(EnginePlan):
-    """Everything that is trained has gradient and moments on the device; nothing crosses a link.
+    """A plan in which all that is trained has its gradient and moments on the device.
 
     Parameters
     ----------
     elements : int
-        Trained on the device.
+        Number of elements that are trained on the device.
     moments : int
         Numbers that the optimizer keeps per element.
     moment_bytes : int or None
-        Of each of them; None: as those of a weight.
+        Size of such a number; None: that of an element of a weight.
     """
 
     def __init__(
@@ -125,16 +125,16 @@ class DevicePlan(EnginePlan):
         self.figures: dict[str, Any] = {"codec": None, "compressed_weights": 0}
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Moments beside the most that a micro-batch holds."""
+        """Add the moments to the peak of a micro-batch."""
         moments = self._moments * self._moment_bytes * self._elements
         return {"device": rehearsal.peak_bytes + moments, "host": 0, "pinned": 0}
 
     def links(self) -> dict[str, int]:
-        """Nothing."""
+        """Count no traffic."""
         return {"d2h": 0, "h2d": 0}
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Micro-batches one after the other, then the update."""
+        """Add up micro-batches, one after the other, and the update."""
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         return self._earlier(forward, backward) + forward + backward + self._update(speeds)
 
@@ -148,7 +148,7 @@ class DevicePlan(EnginePlan):
 
 
 def micro_batch_seconds(rehearsal: Rehearsal, speeds: dict[str, Any]) -> tuple[float, float]:
-    """Forward and backward of one micro-batch."""
+    """Seconds of the forward and of the backward of one micro-batch."""
     rate = 1e12 * speeds["tflops"]
     return rehearsal.forward_flops / rate, rehearsal.backward_flops / rate
 

@@ -1,4 +1,4 @@
-"""What engines share whose model lies whole on its device: weights, saves, freezing."""
+"""The base class of engines whose whole model is on its device: weights, saves, freezing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZER_FILE = "optimizer.pt"
 
 
 class SteppingOptimizer(Protocol):
-    """A `torch.optim.Optimizer` that says how its last step went."""
+    """A `torch.optim.Optimizer` that reports on its last step."""
 
     overflowed: bool  # The gradients were not finite: nothing was changed.
 
@@ -28,39 +28,39 @@ class SteppingOptimizer(Protocol):
         """Wait until every enqueued step is applied to the weights."""
 
     def stats(self) -> dict[str, Any]:
-        """What `Engine.metrics` asks for."""
+        """Return the fields that `Engine.metrics` needs."""
 
     def close(self) -> None:
-        """Free what it holds; idempotent."""
+        """Free all memory; idempotent."""
 
 
 class ResidentEngine(Engine):
-    """An engine that loads a model as transformers does, and keeps all of it on the device.
+    """An engine that loads a model as transformers does and keeps all of it on the device.
 
     A subclass says which section it reads, makes the optimizer and a step; the rest it may replace.
     """
 
     @abstractmethod
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> Any:
-        """The optimizer, a `SteppingOptimizer`, of a prepared model that is on its device."""
+        """Make a `SteppingOptimizer` for a prepared model that is on its device."""
 
     @property
     def freezes_embeddings(self) -> bool:
-        """Whether embeddings and head stay as they are."""
+        """True if embeddings and head stay as they are."""
         return False
 
     # ---- Before anything is loaded ----
 
     def twin(self) -> NativeSection:
-        """Plain AdamW over the same weights."""
+        """Return plain AdamW over the same weights."""
         return NativeSection(embeddings="frozen" if self.freezes_embeddings else "trained")
 
     def weights(self, folder: Path) -> SavedWeights:
-        """The safetensors of a folder: a save has them, too."""
+        """Return the safetensors of a folder; a save has them too."""
         return WeightFiles(folder)
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Freeze the embeddings if they are to be, and set up checkpointing."""
+        """Freeze the embeddings if the engine does, and set up checkpointing."""
         embeddings = "frozen" if self.freezes_embeddings else "trained"
         return prepare_model(model, embeddings, self.config.model.checkpointing)
 
@@ -76,17 +76,17 @@ class ResidentEngine(Engine):
         )
 
     def weights_folder(self, folder: Path) -> Path:
-        """Where the weights are that a run begins with, or that goes on from a save."""
+        """Return the folder of the weights with which a run begins or goes on from a save."""
         return folder
 
     def load_model(self, folder: Path) -> torch.nn.Module:
-        """The model of a folder, whole."""
+        """Load the whole model of a folder."""
         dtype = DTYPES[self.config.model.dtype]
         return self.weights(folder).load(dtype, self.weights_device)
 
     @property
     def weights_device(self) -> torch.device:
-        """Where they are loaded to."""
+        """The device to which weights are loaded."""
         return self.placement.device
 
     def load(self, folder: Path) -> None:
@@ -99,20 +99,20 @@ class ResidentEngine(Engine):
         write_state(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def save_model(self, folder: Path) -> None:
-        """Its configs and weights."""
+        """Write its configs and weights."""
         self.model.save_pretrained(folder)
 
     def synchronize(self) -> None:
-        """As the optimizer does."""
+        """Wait for the optimizer."""
         self.optimizer.synchronize()
 
     def metrics(self) -> dict[str, Any]:
-        """What the optimizer says, and the scale of the loss."""
+        """Join the figures of the optimizer and the scale of the loss."""
         scale = {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
         return self.optimizer.stats() | scale
 
     def description(self) -> list[str]:
-        """Whether embeddings and head are frozen, which nobody would guess."""
+        """Say that embeddings and head are frozen, if they are: nobody would guess it."""
         if not self.freezes_embeddings:
             return []
         frozen = sum(p.numel() for _, p in embedding_parameters(self.model))
@@ -123,5 +123,5 @@ class ResidentEngine(Engine):
         ]
 
     def close(self) -> None:
-        """As the optimizer does."""
+        """Close the optimizer."""
         self.optimizer.close()

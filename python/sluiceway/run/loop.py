@@ -22,7 +22,7 @@ from sluiceway.run.step_figures import Diverged
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, Prefetch, Sequences
 
-# Fields of a line for an engine that does not speak of them.
+# Fields of a line if the engine does not report them.
 _NOTHING = {
     "grad_norm": None,
     "loss_scale": None,
@@ -50,31 +50,31 @@ def learning_rate(train: TrainSection, step: int) -> float:
 
 
 class Watcher(Protocol):
-    """Who is told about every line of metrics."""
+    """A function that gets every line of metrics."""
 
     def __call__(self, line: dict[str, Any], position: Position) -> None: ...
 
 
 class Saver(Protocol):
-    """Who saves the run."""
+    """Saves the run."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a save is written beside the next step."""
+        """True if a save is written beside the next step."""
 
     def begin(self, position: Position) -> None:
         """Save the run as it stands between two steps; it may be written beside the next ones."""
 
     def check(self) -> None:
-        """Raise what went wrong with the one under way."""
+        """Raise the error of the save under way, if it has one."""
 
     def finish(self) -> None:
-        """Wait for it."""
+        """Wait for the save under way."""
 
 
 @dataclass
 class RunContext:
-    """Everything a run computes with, built once."""
+    """Everything that a run computes with, built once."""
 
     engine: Engine
     placement: Placement
@@ -85,21 +85,21 @@ class RunContext:
 
     @property
     def model(self) -> torch.nn.Module:
-        """Of the engine; in training mode."""
+        """The model of the engine, in training mode."""
         return self.engine.model
 
 
 class Loop:
-    """Steps from `position` to the end of the config.
+    """Makes steps from `position` to the end of the config.
 
     Parameters
     ----------
     watch : Watcher
-        Gets a line for every step, and one before the first with the held-out loss.
+        Gets a line for every step, and before the first step one with the held-out loss.
     saves : Saver or None
         Saves the run as it stands between two steps.
     note : callable or None
-        Called after every step: the run is as it is to be gone on with from there.
+        Called after every step, when the run is in the state from which a resume goes on.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Loop:
         Interrupted
             A signal came; the step in flight is finished and saved.
         KeyboardInterrupt
-            A signal came, and nothing was to be saved.
+            A signal came, and nothing is to be saved.
         Diverged
             Too many steps in a row were skipped.
         """
@@ -198,7 +198,7 @@ class Loop:
         return (every > 0 and step % every == 0 and step < last) or (at_the_end and step == last)
 
     def _evaluate(self) -> dict[str, Any]:
-        """Fields of a line: mean loss of the held-out tokens, in nats, and what crossed for it."""
+        """Return fields of a line: mean held-out loss, in nats, and bytes that crossed for it."""
         train, context = self._config.train, self._context
         engine = context.engine
         engine.synchronize()
@@ -224,7 +224,7 @@ class Loop:
         line["loss_scale"] = found["loss_scale"]
         line |= {"seconds": seconds, "data_seconds": waited}
         line["device_seconds"] = max(0.0, seconds - waited - found["stall_seconds"])
-        # What an engine says that others do not is under the name of its kind.
+        # Fields that only one engine has are under the name of its kind.
         known = ("stall_seconds", "host_seconds", "learn_seconds", "bytes")
         line |= {key: found[key] for key in (*known, self._config.engine.kind) if key in found}
         line["peak_bytes"] = found["peak_bytes"] | {"process": peak_resident_bytes()}

@@ -1,4 +1,4 @@
-"""Predicts what a run takes, before any weight is loaded: the plan of its engine, and its sources.
+"""Predicts what a run takes, before any weight is loaded.
 
 A plan is made from the model's config.json alone: the model exists on the meta device only, one
 micro-batch of it is rehearsed there, and the rates of the machine are measured or configured.

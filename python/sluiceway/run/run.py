@@ -1,4 +1,4 @@
-"""One run from beginning to end: compare, train, save, sum up; and how it is taken up again."""
+"""Runs one training from beginning to end: compare, train, save, sum up, resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sluiceway.store.drives import find_drives
 
 
 class Run:
-    """A run folder and what goes on in it.
+    """A run folder and the training in it.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ class Run:
         Parameters
         ----------
         save : LastSave or None
-            None: there is none, and the engine commits every step.
+            None: the run has no save, and the engine commits steps.
         drops_commits : bool
-            Go on from the save whatever was committed after it.
+            Go on from the save, and drop commits after it.
         """
         if save is None:
             self._check_store()
@@ -75,7 +75,7 @@ class Run:
         return self._go(inputs, source, position, save, drops_commits=drops_commits)
 
     def _check_store(self) -> None:
-        """Refuse to begin again where a store that had steps is not there."""
+        """Refuse to begin again if the run has made steps and its store is missing."""
         _, last = self._folder.length_until(self._config.train.steps)
         if not last:
             return
@@ -84,26 +84,26 @@ class Run:
         except (IoError, InvalidArgument) as error:
             raise InvalidArgument(
                 f"{self._folder.path}: has made {last} steps and was never saved, and {error}; "
-                "bring it back, or begin again in a new folder"
+                "restore the store, or begin again in a new folder"
             ) from None
 
     @property
     def _placed(self) -> Config:
-        """With a path for what is kept in the run's folder."""
+        """The config, with paths for what lies in the run's folder by default."""
         return self._config.engine.in_folder(self._config, self._folder.path)
 
     def _check_steps(self, position: Position, what: str) -> None:
         if position.step > self._config.train.steps:
             raise InvalidArgument(
-                f"{self._folder.path}: train.steps is {self._config.train.steps}, but the last "
-                f"{what} is of step {position.step}; expected that or more"
+                f"{self._folder.path}: train.steps is {self._config.train.steps}, expected at "
+                f"least {position.step}, the step of the last {what}"
             )
 
     def _check_data(self, extra: dict[str, Any], inputs: Inputs) -> None:
         if extra["data"] != inputs.fingerprint:
             raise InvalidArgument(
-                f"{self._folder.path}: the data is not what the run was begun with (tokens "
-                f"{inputs.fingerprint}, expected {extra['data']}); put the files back"
+                f"{self._folder.path}: the data has changed since the run began (tokens "
+                f"{inputs.fingerprint}, expected {extra['data']}); restore the files"
             )
 
     def _go(
@@ -115,11 +115,11 @@ class Run:
         begins: bool = False,
         drops_commits: bool = False,
     ) -> dict[str, Any]:
-        # A run that is over takes no step, and its trace stays.
+        # A run that is over makes no step, and keeps its trace.
         unfinished = position.step < self._config.train.steps
         with contextlib.ExitStack() as stack:
             stack.enter_context(denormals(self._config, inputs.placement))
-            with self._folder.changed_config(self._config):  # A resume may bring another one.
+            with self._folder.changed_config(self._config):  # A resume may have changed it.
                 keep, last = self._lines_until(position)
                 native = self._native(inputs) if self._config.compare == "native" else None
                 context = self._open(inputs, source, save, trace=unfinished)
@@ -143,13 +143,13 @@ class Run:
             return self._train(inputs, context, position, native, source, saved)
 
     def _lines_until(self, position: Position) -> tuple[int, int | None]:
-        # At step 0 the line before the first step is written again, too.
+        # At step 0 the line before the first step is written again.
         return self._folder.length_until(position.step or -1)
 
     def _later_commit(
         self, engine: Engine, save: LastSave | None, inputs: Inputs
     ) -> RunState | None:
-        """What the engine committed after the save; nothing is put back yet."""
+        """Read what the engine committed after the save; restore nothing yet."""
         if not self._config.engine.commits:
             return None
         if (run := engine.committed_run(None if save is None else save.folder)) is None:
@@ -163,21 +163,20 @@ class Run:
             tell_changes(committed, self._config)
         since = "there is no save" if save is None else f"the last save is of step {save.step}"
         print(
-            f"sluiceway: {self._folder.path}: goes on from step {later.position.step}, which was "
-            f"the last to be committed; {since}",
+            f"sluiceway: {self._folder.path}: goes on from step {later.position.step}, the last "
+            f"that was committed; {since}",
             file=sys.stderr,
         )
         return later
 
     def _check_identity(self, later: RunState) -> None:
-        """Refuse what another run has committed to the store that this one had."""
+        """Refuse a commit that another run has made to this run's store."""
         run, ours = later.extra.get("run"), self._folder.identity
         if None not in (run, ours) and run != ours:
             raise InvalidArgument(
                 f"{self._folder.path}: {self._placed.store.place} holds step "
-                f"{later.position.step} of another run, expected this run's; bring its own drives "
-                "back, or go on from its last save: "
-                f"sluiceway resume {self._folder.path} --last-save"
+                f"{later.position.step} of another run; bring this run's drives back, or go on "
+                f"from its last save: sluiceway resume {self._folder.path} --last-save"
             )
 
     def _take_up(self, later: RunState, engine: Engine, save: LastSave | None) -> None:
@@ -187,13 +186,13 @@ class Run:
             if save is None:
                 raise
             raise Corrupt(
-                f"{error}; the save of step {save.step} is whole, and this goes on from it: "
+                f"{error}; the save of step {save.step} is whole. Go on from it: "
                 f"sluiceway resume {self._folder.path} --last-save"
             ) from None
         later.put_back(engine)
 
     def _take_the_place_of_the_last(self, source: Path) -> Path:
-        """Where a save that was gone back to is from now on."""
+        """Make an older save the last one, and return its new place."""
         place = self._folder.checkpoint_path
         if source != place:
             try:
@@ -212,7 +211,7 @@ class Run:
             settled = config.engine.settled(save.state.get("settled", {}))
             config = config.model_copy(update={"engine": settled})
         context = open_context(config, inputs, source, path)
-        seed_everything(self._config.train.seed)  # What loading drew is not part of a run.
+        seed_everything(self._config.train.seed)  # Undo the draws of loading.
         return context
 
     def _train(
@@ -267,7 +266,7 @@ class Run:
                     saves.complete(position)
                 check_converged(self._folder.lines())
             except (Interrupted, Error) as error:
-                with contextlib.suppress(IoError):  # As of a full disk, which `error` may be about.
+                with contextlib.suppress(IoError):  # The disk may be full; `error` may say so.
                     self._folder.write_summary(sum_up(_status(error)))
                 raise
         summary = sum_up("done")
@@ -275,12 +274,12 @@ class Run:
         return summary
 
     def _describe(self, title: str, context: RunContext) -> None:
-        """Print what the engine says of itself: the first lines of a run."""
+        """Print the description of the engine: the first lines of a run."""
         for text in context.engine.description():
             print(f"{title}: {text}", file=self._out, flush=True)
 
     def _native(self, inputs: Inputs) -> dict[str, Any]:
-        """Plain AdamW over the same data, in a run folder inside this one; kept if it is done."""
+        """Run plain AdamW over the same data in a folder inside this one; keep it if it is done."""
         path = self._folder.path / COMPARISON
         done = RunFolder(path).read_summary()
         if done is not None and done["status"] == "done":
@@ -320,7 +319,7 @@ def _tell_gap(metrics: Path, last: int | None, what: str, step: int) -> None:
     ends = "has no line" if last is None else f"ends with step {last}"
     print(
         f"sluiceway: {metrics}: {ends}, but the {what} is of step {step}; the run goes on, and its "
-        "figures are without the steps between",
+        "figures lack the steps between",
         file=sys.stderr,
     )
 
@@ -333,7 +332,7 @@ def _status(error: Interrupted | Error) -> str:
 
 @contextlib.contextmanager
 def _closing(context: RunContext):
-    """Close the engine and write the trace; an error that is on its way is not hidden."""
+    """Close the engine and write the trace; let an earlier error through."""
     try:
         yield
     except BaseException:

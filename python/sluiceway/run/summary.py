@@ -1,4 +1,4 @@
-"""summary.json: what a run came to, and on what."""
+"""Makes summary.json: the results of a run, and the machine and versions of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def summarise(
     status: str,
     native: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The whole summary.
+    """Return the whole summary.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def provenance(config: Config) -> dict[str, Any]:
-    """Versions, machine, commit and config hash."""
+    """Return versions, machine, commit and config hash."""
     import transformers
 
     return {
@@ -104,7 +104,7 @@ def config_hash(config: Config) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory and GPU."""
+    """Return processor, cores, memory and GPU."""
     return {
         "processor": processor_name(),
         "cores": os.cpu_count(),
@@ -115,7 +115,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this source, None when it is not run from a checkout."""
+    """Return the commit of this source, or None outside of a checkout."""
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
     try:
