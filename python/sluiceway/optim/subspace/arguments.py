@@ -142,6 +142,7 @@ def engine_for(
         **_refresh_keywords(options.refresh),
         link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
         compute=device.compute(),
+        seed=options.seed,
         limits=tier_limits(options.budget, device),
         resident_bytes=parameter_bytes(model),
         max_norm=options.max_norm or 0.0,
