@@ -43,10 +43,10 @@ def test_resume_takes_another_way_to_the_disk_and_keeps_what_was_set(
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        (["train.micro_batch=4"], ["resume: train.micro_batch was 2, is now 4; expected what"]),
+        (["train.micro_batch=4"], ["resume: train.micro_batch was 2, is now 4; restore what"]),
         (
             ["train.micro_batch=4", "train.steps=9", "train.seed=7"],
-            ["resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; expected"],
+            ["resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; restore"],
         ),
         (["engine={kind: subspace}"], ["engine.kind was native, is now subspace", "keys more"]),
         (["data.train=/nowhere.txt"], ["there is no file /nowhere.txt"]),
@@ -71,7 +71,7 @@ def test_config_that_was_edited_in_the_run_folder_is_held_against_the_save(
     tree = yaml.safe_load(path.read_text())
     tree["train"] |= {"micro_batch": 4, "seed": 7}
     path.write_text(yaml.safe_dump(tree))
-    words = "resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; expected"
+    words = "resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; restore"
     assert_short_error(sluiceway("resume", folder), 2, words)
     tree["train"] |= {"micro_batch": 2, "seed": 0, "steps": 7}
     path.write_text(yaml.safe_dump(tree))
