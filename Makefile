@@ -46,7 +46,7 @@ help:
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
-	@echo 'make stubs    rewrite _core.pyi, the types of the compiled module'
+	@echo 'make stubs    rewrite _core.pyi and codec_names.py, the types and codecs of the compiled module'
 	@echo 'make wheel    dist/*.whl, for cards and for machines without: installs beside torch, without a compiler'
 	@echo 'make clean    remove build/ and dist/ (packages and .venv stay)'
 

@@ -34,8 +34,8 @@ from sluiceway.machine.placement import choose_placement, denormals
 from sluiceway.model.folder import WEIGHTS_FILE
 from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.weight_stream import save_streamed
-from sluiceway.run.loop import Workshop
-from sluiceway.run.session import Inputs, open_workshop
+from sluiceway.run.loop import RunContext
+from sluiceway.run.session import Inputs, open_context
 from sluiceway.text.batches import Batch
 
 from experiments.quickstart.run_folder import REPOSITORY, write_rows
@@ -102,23 +102,23 @@ def train(config: Config, steps: int) -> list[dict[str, Any]]:
     """A row for each step. Peaks of torch are of the step, the others since the beginning."""
     placement, folder = choose_placement(config), Path(config.model.path)
     with denormals(config, placement):
-        shop = open_workshop(config, Inputs(placement, None, None, {}), folder, None)
+        context = open_context(config, Inputs(placement, None, None, {}), folder, None)
         (folder / WEIGHTS_FILE).unlink()  # The store has them, and the drive may have no more room.
         try:
-            return [step_row(shop, config, number) for number in range(steps)]
+            return [step_row(context, config, number) for number in range(steps)]
         finally:
-            shop.engine.close()
+            context.engine.close()
 
 
-def step_row(shop: Workshop, config: Config, number: int) -> dict[str, Any]:
+def step_row(context: RunContext, config: Config, number: int) -> dict[str, Any]:
     """Make a step, and say what it took."""
-    engine, device = shop.engine, shop.engine.optimizer.device
+    engine, device = context.engine, context.engine.optimizer.device
     vocabulary = engine.model.config.vocab_size
     gc.collect()
     device.reset_peak()
     before, began = kernel_bytes(), time.perf_counter()
     update = engine.update([batch_of(number, config.data.sequence_length, vocabulary)],
-                           shop.timeline)  # fmt: skip
+                           context.timeline)  # fmt: skip
     seconds, after, told = time.perf_counter() - began, kernel_bytes(), engine.metrics()
     row = {
         "step": number + 1, "loss": update.loss, "g": told["zo"]["g"], "seconds": seconds,
@@ -195,8 +195,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         some = write_shape(folder / "model", args.blocks, args.small)
         every = write_shape(folder / "every", None, args.small)
         config = config_of(some, folder / "store", args.sequence)
-        planned = make_plan(config)
-        full = make_plan(config_of(every, folder / "store", args.sequence))
+        planned = make_plan(config).figures
+        full = make_plan(config_of(every, folder / "store", args.sequence)).figures
         streamed, vectors = matrices(some)
         check_room(args.folder, planned["peak_bytes"]["disk"] + streamed + vectors)
         write_model(some)

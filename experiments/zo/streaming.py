@@ -32,7 +32,7 @@ import sluiceway as sw
 import torch
 from sluiceway import _core
 from sluiceway.engines.zo import ParitySave
-from sluiceway.run.saving.aside import Aside
+from sluiceway.run.saving.side_thread import SideThread
 
 from experiments.quickstart.run_folder import write_rows
 from experiments.same_bits.checkouts import machine
@@ -149,7 +149,7 @@ class Runner:
             contextlib.closing(ParitySave(self.model, self.opt)) as begun,
         ):
             write = partial(begun.write, Path(folder))
-            writing, beside = Aside("save", write, self._cores[1]), [self.step()]
+            writing, beside = SideThread("save", write, self._cores[1]), [self.step()]
             while not writing.wait(0):
                 beside.append(self.step())
         return {"plain_seconds": plain, **columns(beside)}

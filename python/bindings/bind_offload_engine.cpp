@@ -34,59 +34,71 @@ UpdatePolicy parse_policy(const std::string& name) {
   return name == "spill" ? UpdatePolicy::kSpill : UpdatePolicy::kSpeculative;
 }
 
+const Keywords<CoreOptions>& core_keywords() {
+  using O = CoreOptions;
+  using std::string;
+  static const Keywords<O> keywords(
+      "CoreOptions", {
+                         {"codec", [](O& o, const string& name) { o.codec.name = name; }},
+                         {"ratio", [](O& o, double ratio) { o.codec.ratio = ratio; }},
+                         {"d", [](O& o, std::int64_t d) { o.codec.d = d; }},
+                         {"nnz", [](O& o, std::int64_t nnz) { o.codec.nnz = nnz; }},
+                         {"block", [](O& o, std::int64_t block) { o.codec.block = block; }},
+                         {"seed", [](O& o, std::uint64_t seed) { o.codec.seed = seed; }},
+                         {"wire", [](O& o, const string& name) { o.wire = parse_wire(name); }},
+                         {"redraw", &O::redraw},
+                         {"spill", [](O& o, const string& name) { o.spill = parse_spill(name); }},
+                     });
+  return keywords;
+}
+
 void bind_core_options(py::module_& m) {
+  const std::string doc = core_keywords().listed() +
+                          ". redraw: steps between new projectors, 0 for never; spill: gradient or "
+                          "core, whichever waits for the update.";
   py::class_<CoreOptions>(m, "CoreOptions", "How gradients of compressed tensors cross.")
-      .def(py::init([](const std::string& codec, double ratio, std::int64_t d, std::int64_t nnz,
-                       std::int64_t block, std::uint64_t seed, const std::string& wire,
-                       std::int64_t redraw, const std::string& spill) {
-             return CoreOptions{
-                 {codec, ratio, d, nnz, block, seed}, parse_wire(wire), redraw, parse_spill(spill)};
+      .def(py::init([](const py::kwargs& given) {
+             CoreOptions options;
+             core_keywords().set(options, given);
+             return options;
            }),
-           py::kw_only(), py::arg("codec"), py::arg("ratio"), py::arg("d"), py::arg("nnz"),
-           py::arg("block"), py::arg("seed"), py::arg("wire"), py::arg("redraw"), py::arg("spill"),
-           "redraw: steps between new projectors, 0 for never; spill: gradient or core, what waits "
-           "for the update.");
+           doc.c_str());
+}
+
+const Keywords<OffloadOptions>& offload_keywords() {
+  using O = OffloadOptions;
+  using std::string;
+  static const Keywords<O> keywords(
+      "OffloadEngineOptions", gate_keywords<O>(),
+      {
+          {"gradients", [](O& o, const string& name) { o.gradient = parse_dtype(name); }},
+          {"cores", &O::cores},
+          {"chunk_elems", &O::chunk_elems},
+          {"policy", [](O& o, const string& name) { o.policy = parse_policy(name); }},
+          {"redo", &O::redo},
+      });
+  return keywords;
 }
 
 void bind_options(py::module_& m) {
+  const std::string doc = offload_keywords().listed() + ". " + kLanesDoc +
+                          " drives: files or devices, none for host memory. drive_weights: how "
+                          "fast the drives of a new store are beside one another; none: alike. "
+                          "redo: a speculative step keeps its gradients, so that it can be made "
+                          "again.";
   py::class_<OffloadOptions>(m, "OffloadEngineOptions",
                              "Where an offload engine keeps states, and how it throttles.")
-      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
-                       const LimitOfTier& limits, std::uint64_t resident_bytes,
-                       const std::string& schedule, const std::string& norm_mode, double max_norm,
-                       int promised_backwards, const std::vector<std::string>& drives,
-                       const std::string& io, const std::string& gradients,
-                       const CoreOptions& cores, std::int64_t chunk_elems,
-                       const std::string& policy, bool redo, int device_cpu, int lane_cpu,
-                       int lane_threads, const DriveWeights& drive_weights) {
-             OffloadOptions options(compute.device());
-             set_lanes(options.lanes, link, limits, resident_bytes, schedule);
-             options.host_threads = lane_threads;
-             options.gate.norm = parse_norm_choice(norm_mode);
-             options.gate.max_norm = max_norm;
-             options.gate.promised_backwards = promised_backwards;
+      .def(py::init([](const StreamRef& compute, const std::vector<std::string>& drives,
+                       const std::string& io, const DriveWeights& drive_weights,
+                       const py::kwargs& given) {
+             OffloadOptions options = options_on(compute, offload_keywords(), given);
+             options.lanes.check_interrupt = signal_check();
              options.store = store_options(drives, io, drive_weights);
-             options.gradient = parse_dtype(gradients);
-             options.cores = cores;
-             options.chunk_elems = chunk_elems;
-             options.policy = parse_policy(policy);
-             options.redo = redo;
              options.park_bytes = Budget::kUnlimited;
-             options.device_cpu = device_cpu;
-             options.lane_cpu = lane_cpu;
              return options;
            }),
-           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
-           py::arg("resident_bytes"), py::arg("schedule"), py::arg("norm_mode"),
-           py::arg("max_norm"), py::arg("promised_backwards"), py::arg("drives"), py::arg("io"),
-           py::arg("gradients"), py::arg("cores"), py::arg("chunk_elems"), py::arg("policy"),
-           py::arg("redo"), py::arg("device_cpu"), py::arg("lane_cpu"), py::arg("lane_threads"),
-           py::arg("drive_weights") = DriveWeights(),
-           (std::string(kLanesDoc) +
-            " drives: files or devices, none for host memory. redo: a speculative step keeps its "
-            "gradients, so that it can be made again. drive_weights: how fast the drives of a new "
-            "store are beside one another; none: alike.")
-               .c_str());
+           py::kw_only(), py::arg("compute"), py::arg("drives"), py::arg("io"),
+           py::arg("drive_weights") = DriveWeights(), doc.c_str());
 }
 
 // Holds the storage and nothing of Python, since a thread of a lane lets go of it: a tensor may get

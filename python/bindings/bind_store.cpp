@@ -61,7 +61,7 @@ OpenStore create(const Paths& paths, const std::vector<RegionTuple>& regions,
   contents.run_state_bytes = run_state_bytes;
   if (weights.empty()) weights.assign(paths.size(), 1);
   const OpenOptions options{.io = parse_io_choice(io), .whole_device = whole_device};
-  const ChunkStore::Progress report = told(progress);
+  const ChunkStore::Progress report = reporter_of(progress);
   const GilReleased unlocked;
   Budget budget = Budget::unlimited();
   return OpenStore(create_store(budget, paths, contents, weights, options, report));
@@ -143,7 +143,7 @@ py::dict describe(OpenStore& opened) {
 
 std::vector<std::string> verify(OpenStore& opened, const py::object& progress) {
   ChunkStore& store = opened.get();
-  const ChunkStore::Progress report = told(progress);
+  const ChunkStore::Progress report = reporter_of(progress);
   const GilReleased unlocked;
   return store.verify(report);
 }

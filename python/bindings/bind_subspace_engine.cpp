@@ -7,7 +7,7 @@ namespace sluiceway {
 namespace {
 
 void bind_weight_spec(py::module_& m) {
-  py::class_<WeightSpec>(m, "WeightSpec", "What to train, and how it is compressed.")
+  py::class_<WeightSpec>(m, "WeightSpec", "A weight to train, and the options of its compression.")
       .def(py::init([](std::string name, const at::Tensor& weight, const py::kwargs& options) {
              const AnyMatrix view = matrix_view(weight, name.c_str());
              WeightSpec spec;
@@ -15,67 +15,61 @@ void bind_weight_spec(py::module_& m) {
              spec.rows = view.rows;
              spec.cols = view.cols;
              spec.dtype = view.dtype;
-             set_weight_options(spec, options);
+             weight_keywords().set(spec, options);
              return spec;
            }),
-           py::arg("name"), py::arg("weight"), kWeightOptionsDoc);
+           py::arg("name"), py::arg("weight"), weight_keywords_doc().c_str());
 }
 
-RefreshPolicy::Config refresh_config(const std::string& codec, std::optional<std::int64_t> every,
-                                     const std::string& source) {
-  RefreshPolicy::Config config = RefreshPolicy::default_config(resolve_codec(codec));
-  if (every) config.every = *every;
-  config.source = parse_calibration_source(source);
-  return config;
+const Keywords<SubspaceOptions>& engine_keywords() {
+  using O = SubspaceOptions;
+  using std::string;
+  static const Keywords<O> keywords(
+      "EngineOptions", gate_keywords<O>(),
+      {
+          {"seed", &O::seed},
+          {"codec",
+           [](O& o, const string& name) {
+             o.refresh = RefreshPolicy::default_config(resolve_codec(name));
+           }},
+          {"refresh_every",
+           [](O& o, const std::optional<std::int64_t>& every) {
+             if (every) o.refresh.every = *every;
+           }},
+          {"refresh_source",
+           [](O& o, const string& name) { o.refresh.source = parse_calibration_source(name); }},
+          {"refresh_threshold",
+           [](O& o, const std::optional<double>& threshold) {
+             o.learn.threshold = threshold.value_or(0.0);
+           }},
+          {"refresh_learn_steps", [](O& o, int steps) { o.learn.learn_steps = steps; }},
+          {"refresh_transport",
+           [](O& o, const string& name) { o.learn.transport = parse_transport(name); }},
+          {"refresh_learn_rate", [](O& o, double rate) { o.learn.learn_rate = rate; }},
+          {"refresh_beta", [](O& o, double beta) { o.learn.beta = beta; }},
+          {"refresh_init",
+           [](O& o, const string& name) { o.learn.init = parse_sparse_init(name); }},
+          {"residual_at_once", &O::residual_at_once},
+          {"residual_every", &O::residual_every},
+          {"residual_max_rms", &O::residual_max_rms},
+          {"tokens_per_step", [](O& o, std::int64_t tokens) { o.run.tokens_per_step = tokens; }},
+          {"total_steps", [](O& o, std::int64_t steps) { o.run.steps = steps; }},
+      });
+  return keywords;
 }
 
 void bind_engine_options(py::module_& m) {
-  py::class_<SubspaceOptions>(m, "EngineOptions", "How an engine schedules, clips and throttles.")
-      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
-                       const LimitOfTier& limits, std::uint64_t resident_bytes,
-                       const std::string& schedule, const std::string& norm_mode, double max_norm,
-                       int promised_backwards, std::uint64_t seed, const std::string& codec,
-                       std::optional<std::int64_t> refresh_every, const std::string& refresh_source,
-                       std::optional<double> refresh_threshold, int refresh_learn_steps,
-                       const std::string& refresh_transport, double refresh_learn_rate,
-                       double refresh_beta, const std::string& refresh_init, bool residual_at_once,
-                       int residual_every, double residual_max_rms, std::int64_t tokens_per_step,
-                       std::int64_t total_steps, int device_cpu, int lane_cpu, int lane_threads) {
-             SubspaceOptions options(compute.device());
-             set_lanes(options.lanes, link, limits, resident_bytes, schedule);
-             options.host_threads = lane_threads;
-             options.gate.norm = parse_norm_choice(norm_mode);
-             options.gate.max_norm = max_norm;
-             options.gate.promised_backwards = promised_backwards;
-             options.seed = seed;
-             options.refresh = refresh_config(codec, refresh_every, refresh_source);
-             options.learn.threshold = refresh_threshold.value_or(0.0);
-             options.learn.learn_steps = refresh_learn_steps;
-             options.learn.transport = parse_transport(refresh_transport);
-             options.learn.learn_rate = refresh_learn_rate;
-             options.learn.beta = refresh_beta;
-             options.learn.init = parse_sparse_init(refresh_init);
-             options.residual_at_once = residual_at_once;
-             options.residual_every = residual_every;
-             options.residual_max_rms = residual_max_rms;
-             options.run.tokens_per_step = tokens_per_step;
-             options.run.steps = total_steps;
-             options.device_cpu = device_cpu;
-             options.lane_cpu = lane_cpu;
+  const std::string doc = "compute: a stream of the device that the weights are on; " +
+                          engine_keywords().listed() + ". " + kLanesDoc +
+                          " refresh_every: None for the codec's own.";
+  py::class_<SubspaceOptions>(m, "EngineOptions",
+                              "Options of an engine: schedule, clipping, throttle.")
+      .def(py::init([](const StreamRef& compute, const py::kwargs& given) {
+             SubspaceOptions options = options_on(compute, engine_keywords(), given);
+             options.lanes.check_interrupt = signal_check();
              return options;
            }),
-           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
-           py::arg("resident_bytes"), py::arg("schedule"), py::arg("norm_mode"),
-           py::arg("max_norm"), py::arg("promised_backwards"), py::arg("seed"), py::arg("codec"),
-           py::arg("refresh_every"), py::arg("refresh_source"), py::arg("refresh_threshold"),
-           py::arg("refresh_learn_steps"), py::arg("refresh_transport"),
-           py::arg("refresh_learn_rate"), py::arg("refresh_beta"), py::arg("refresh_init"),
-           py::arg("residual_at_once"), py::arg("residual_every"), py::arg("residual_max_rms"),
-           py::arg("tokens_per_step"), py::arg("total_steps"), py::arg("device_cpu"),
-           py::arg("lane_cpu"), py::arg("lane_threads"),
-           ("compute: a stream of the device that the weights are on. " + std::string(kLanesDoc) +
-            " refresh_every: None for the codec's own.")
-               .c_str());
+           py::kw_only(), py::arg("compute"), doc.c_str());
 }
 
 AnyMatrix gradient_view(const at::Tensor& gradient) { return matrix_view(gradient, "gradient"); }
@@ -190,15 +184,16 @@ void bind_subspace_engine(py::module_& m) {
            }),
            py::arg("options"), py::arg("weights"), unlocked)
       .def_property_readonly("automatic", &SubspaceEngine::automatic,
-                             "What codec=\"auto\" came to, whether or not a weight has it.")
+                             "The choice for codec=\"auto\", whether or not a weight has it.")
       .def("prepare", &prepare, py::arg("hyper"), py::arg("weights"))
       .def("add_gradient", &add_gradient, py::arg("weight"), py::arg("gradient"), py::arg("total"),
            py::arg("compute"),
-           "`gradient` of a backward, rows contiguous, and the sum of a step's; see the header.")
+           "Add the gradient of a backward, with contiguous rows, to the sum of a step; see the "
+           "header.")
       .def("add_core", &add_core, py::arg("weight"), py::arg("core"), py::arg("whole"),
-           py::arg("compute"), "P^T G Q that was computed without forming G; see the header.")
+           py::arg("compute"), "Add P^T G Q, computed without forming G; see the header.")
       .def("keeps_total", &SubspaceEngine::keeps_total, py::arg("weight"),
-           "Whether the sum of a step's gradients is read after add_gradient(); see the header.")
+           "True if the sum of a step's gradients is read after add_gradient(); see the header.")
       .def("wants_gradient", &SubspaceEngine::wants_gradient, py::arg("weight"))
       .def("project", &project, py::arg("weight"), py::arg("side"), py::arg("rows"), py::arg("out"),
            py::arg("scratch"), py::arg("compute"),
@@ -207,7 +202,7 @@ void bind_subspace_engine(py::module_& m) {
       .def(
           "generation",
           [](const SubspaceEngine& e, int weight) { return e.weight(weight).codec->generation(); },
-          py::arg("weight"), "How often the projectors of a weight were replaced.")
+          py::arg("weight"), "Number of times that the projectors of a weight were replaced.")
       .def("hold_residual", &SubspaceEngine::hold_residual, py::arg("weight"))
       .def("residual_done", &SubspaceEngine::residual_done, py::arg("weight"))
       .def("residual_trained", &SubspaceEngine::residual_trained, py::arg("weight"), unlocked,
@@ -217,10 +212,11 @@ void bind_subspace_engine(py::module_& m) {
       .def(
           "gathered_norm", [](SubspaceEngine& e) { return norm_tuple(e.gathered_norm()); },
           unlocked,
-          "Norm of all gradients so far, and whether they are finite; on a device it waits.")
+          "Norm of all gradients so far, and True if they are finite; waits for a device.")
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
            py::arg("other_sum_squares"), py::arg("unscale"), py::arg("own_factors"),
-           py::arg("compute"), "Updates come after all that `compute` was given by now.")
+           py::arg("compute"),
+           "Make the step; updates come after everything that `compute` has by now.")
       .def("close", &close_engine<SubspaceEngine>, py::arg("lent"),
            "drop() and synchronize(). Timeout: a lane is stuck; what was `lent` to it is kept.")
       .def("uncalibrated", &SubspaceEngine::uncalibrated,

@@ -21,7 +21,7 @@ WeightSpec spec_of(std::int64_t m, std::int64_t n, const std::string& weight_dty
   spec.rows = m;
   spec.cols = n;
   spec.dtype = parse_dtype(weight_dtype);
-  set_weight_options(spec, options);
+  weight_keywords().set(spec, options);
   return spec;
 }
 

@@ -90,7 +90,7 @@ HeldArenaPtr create(const std::vector<Weight>& weights, const py::function& tens
   const HeldArenaPtr held = hold_arena(limits_of(limits));
   const ArenaOptions options = options_of(drives, io, chunk_bytes, threads, drive_weights);
   const std::vector<ArenaWeight> all = weights_of(weights);
-  const ZoArena::Progress report = told(progress);
+  const ZoArena::Progress report = reporter_of(progress);
   Tensors tensors(tensor_of, all);
   const GilReleased unlocked;  // What is of Python is neither copied nor destroyed without it.
   held->arena = ZoArena::create(
@@ -151,13 +151,16 @@ void bind_zo_arena(py::module_& m) {
                   py::arg("drives"), py::arg("io"), py::arg("chunk_bytes"), py::arg("threads"),
                   py::arg("limits"), py::arg("progress") = py::none(),
                   py::arg("drive_weights") = DriveWeights(),
-                  "The same of what `tensor_of` returns for the number of a weight; each is asked "
-                  "for when the one before it was copied. progress: told bytes done and in all. "
+                  "Make a base from the tensor that `tensor_of` returns for the number of a "
+                  "weight, called when the weight before was copied. progress: called with bytes "
+                  "done and in all. "
                   "drive_weights: how fast the drives are beside one another; none: alike.")
-      .def("read", &read, py::arg("weight"), "The base of a weight as bytes.")
-      .def_property_readonly("base", &base, "Hash, generation, step, id of the log it is of.")
-      .def_property_readonly("run_state", &run_state, "What the base carries.")
-      .def_property_readonly("written_bytes", &written_bytes, "By this process.")
+      .def("read", &read, py::arg("weight"), "Read the base of a weight as bytes.")
+      .def_property_readonly("base", &base,
+                             "Hash, generation and step of the base, and the id of its log.")
+      .def_property_readonly("run_state", &run_state, "The bytes that the base carries.")
+      .def_property_readonly("written_bytes", &written_bytes,
+                             "Bytes that this process has written.")
       .def_property_readonly("peak_bytes",
                              [](const HeldArena& held) {
                                Budget::Limits peaks;

@@ -68,23 +68,25 @@ std::uint32_t log_directions(const std::string& path) {
   return decode_log_header(file.read(0, kLogHeaderBytes)).shape.directions;
 }
 
-ZoEngineOptions options_of(const StreamRef& compute, std::array<double, 3> link,
-                           const LimitOfTier& limits, std::uint64_t resident_bytes,
-                           std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
-                           const std::string& family, std::uint64_t seed, std::uint32_t groups,
-                           std::uint32_t directions, const std::string& log, int device_cpu,
-                           int lane_cpu) {
-  ZoEngineOptions options(compute.device());
-  set_lanes(options.ring.lanes, link, limits, resident_bytes, "edf");
-  set_ring(options.ring, resident_room, ring_depth(depth, false), perturb_lanes, device_cpu,
-           lane_cpu);
-  options.log_path = log;
-  options.shape.run_seed = seed;
-  options.shape.noise.family = static_cast<std::uint32_t>(parse_family(family));
-  options.shape.groups = groups;
-  options.shape.directions = directions;
-  options.eps = eps;
-  return options;
+const Keywords<ZoEngineOptions>& keywords() {
+  using O = ZoEngineOptions;
+  using std::string;
+  static const Keywords<O> keywords(
+      "ZoEngine", ring_keywords<O>(),
+      {
+          {"depth", [](O& o, int depth) { o.ring.depth = ring_depth(depth, false); }},
+          {"family",
+           [](O& o, const string& name) {
+             o.shape.noise.family = static_cast<std::uint32_t>(parse_family(name));
+           }},
+          {"rank", [](O& o, std::uint32_t rank) { o.shape.noise.rank = rank; }},
+          {"period", [](O& o, std::uint32_t steps) { o.shape.noise.period_steps = steps; }},
+          {"seed", [](O& o, std::uint64_t seed) { o.shape.run_seed = seed; }},
+          {"groups", [](O& o, std::uint32_t groups) { o.shape.groups = groups; }},
+          {"directions", [](O& o, std::uint32_t count) { o.shape.directions = count; }},
+          {"log", &O::log_path},
+      });
+  return keywords;
 }
 
 void stream(StreamedEngine& held, const std::vector<Use>& uses) {
@@ -134,7 +136,7 @@ GroupUpdates pending(const StreamedEngine& held, std::size_t group) {
 void consolidate(StreamedEngine& held, std::uint64_t step, const py::bytes& run_state,
                  const py::object& progress) {
   const std::string run = run_state;
-  const ZoArena::Progress report = told(progress);
+  const ZoArena::Progress report = reporter_of(progress);
   const GilReleased unlocked;  // `report` is not copied without it.
   ZoArena::Consolidation how;
   how.step = step;
@@ -154,19 +156,21 @@ void def_log(Class& engine) {
       .def(
           "restore",
           [](StreamedEngine& held, std::uint64_t entries) { held.engine.restore(entries); },
-          py::arg("entries"), unlocked, "Back on the line that the log had after so many entries.")
+          py::arg("entries"), unlocked,
+          "Return to the line that the log had after a number of entries.")
       .def(
           "branch",
           [](const StreamedEngine& held, std::uint64_t step, const std::string& path) {
             held.engine.branch(step, path);
           },
-          py::arg("step"), py::arg("path"), unlocked, "A log of its own, of the line up to `step`.")
+          py::arg("step"), py::arg("path"), unlocked,
+          "Write the line up to `step` to a log of its own.")
       .def(
           "sync", [](StreamedEngine& held) { held.engine.sync(); }, unlocked)
       .def("consolidate", &consolidate, py::arg("step"), py::arg("run_state"),
            py::arg("progress") = py::none(),
-           "Theta of a step becomes the base, and carries the bytes of a run; between passes. "
-           "progress: told bytes done and in all.")
+           "Make theta of a step the base, which carries the bytes of a run; between passes. "
+           "progress: called with bytes done and in all.")
       .def_property_readonly(
           "next_step", [](const StreamedEngine& held) { return held.engine.log().next_step(); })
       .def_property_readonly(
@@ -177,7 +181,7 @@ void def_log(Class& engine) {
       .def_property_readonly("gammas",
                              [](const StreamedEngine& held) { return held.engine.gammas(); })
       .def("pending", &pending, py::arg("group"),
-           "(seed, step, purpose, scale) of each update of the base, and Gamma.");
+           "Return (seed, step, purpose, scale) of each update of the base, and Gamma.");
 }
 
 void def_low_rank(Class& engine) {
@@ -189,7 +193,7 @@ void def_low_rank(Class& engine) {
             make_low_rank(held.engine, weight, base, out, nullptr, nullptr, compute);
           },
           py::arg("weight"), py::arg("base"), py::arg("out"), py::arg("compute"),
-          "Theta of a weight whose noise is of low rank, by its name.")
+          "Write theta of a weight with low-rank noise, by its name.")
       .def(
           "low_rank_neighbours",
           [](StreamedEngine& held, const std::string& weight, std::uint32_t direction,
@@ -200,7 +204,7 @@ void def_low_rank(Class& engine) {
           },
           py::arg("weight"), py::arg("direction"), py::arg("base"), py::arg("plus"),
           py::arg("minus"), py::arg("compute"),
-          "theta + eps z and theta - eps z of the step that has begun.");
+          "Write theta + eps z and theta - eps z of the step that has begun.");
 }
 
 }  // namespace
@@ -208,25 +212,22 @@ void def_low_rank(Class& engine) {
 void bind_zo_engine(py::module_& m) {
   const auto unlocked = py::call_guard<GilReleased>();
   m.def("page_locked_copy", &page_locked_copy, py::arg("tensor"), py::arg("compute"), unlocked,
-        "Of a tensor, in host memory of exactly its size, page-locked for the stream's device.");
+        "Copy a tensor to host memory of exactly its size, page-locked for the stream's device.");
   m.def("zo_log_directions", &log_directions, py::arg("path"), unlocked,
-        "Directions of each step of a log that is there.");
+        "Number of directions of each step of an existing log.");
+  const std::string doc =
+      keywords().listed() + ". " + kLanesDoc + " " + kRingDoc +
+      " log: a file, made if it is not there. rank: of noise, 0 for elementwise. period: steps for "
+      "which V is kept. trained: name, tensor and parameter group of each weight, if the noise has "
+      "a rank. base_hash: 16 bytes, of a base in host memory. arena: the base.";
   Class engine(m, "ZoEngine",
                "Streams perturbed weights from host memory or an arena, and logs what moves them.");
   engine
-      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
-                       const LimitOfTier& limits, std::uint64_t resident_bytes,
-                       std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
-                       const std::string& family, std::uint64_t seed, std::uint32_t groups,
-                       std::uint32_t directions, const std::string& log, int device_cpu,
-                       int lane_cpu, std::uint32_t rank, std::uint32_t period,
-                       const std::vector<Trained>& trained, const py::bytes& base_hash,
-                       const HeldArenaPtr& arena) {
-             ZoEngineOptions options = options_of(
-                 compute, link, limits, resident_bytes, resident_room, depth, perturb_lanes, eps,
-                 family, seed, groups, directions, log, device_cpu, lane_cpu);
-             options.shape.noise.rank = rank;
-             options.shape.noise.period_steps = period;
+      .def(py::init([](const StreamRef& compute, const std::vector<Trained>& trained,
+                       const py::bytes& base_hash, const HeldArenaPtr& arena,
+                       const py::kwargs& given) {
+             ZoEngineOptions options = options_on(compute, keywords(), given);
+             options.ring.lanes.check_interrupt = signal_check();
              if (arena != nullptr) {
                options.arena = arena->arena.get();
              } else {
@@ -235,18 +236,8 @@ void bind_zo_engine(py::module_& m) {
              const GilReleased free;
              return Holder(new StreamedEngine(options, arena, trained));
            }),
-           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
-           py::arg("resident_bytes"), py::arg("resident_room"), py::arg("depth"),
-           py::arg("perturb_lanes"), py::arg("eps"), py::arg("family"), py::arg("seed"),
-           py::arg("groups"), py::arg("directions"), py::arg("log"), py::arg("device_cpu"),
-           py::arg("lane_cpu"), py::arg("rank"), py::arg("period"), py::arg("trained"),
-           py::arg("base_hash") = py::bytes(), py::arg("arena") = py::none(),
-           (std::string(kLanesDoc) +
-            " resident_room: bytes of weights that may stay on the device; depth: modules on their "
-            "way; log: a file, made if it is not there; rank: of noise, 0 for elementwise; period: "
-            "steps for which V is kept; trained: name, tensor and parameter group of each weight, "
-            "of noise of a rank; base_hash: 16 bytes, of a base in host memory; arena: the base.")
-               .c_str())
+           py::kw_only(), py::arg("compute"), py::arg("trained"),
+           py::arg("base_hash") = py::bytes(), py::arg("arena") = py::none(), doc.c_str())
       .def("stream", &stream, py::arg("uses"),
            "Each is name, host tensor, parameter group, number of the module, whether it stays on "
            "the device, number in the arena or -1; in the order of the forward. Names of one "

@@ -30,6 +30,26 @@ using Weight = std::tuple<std::string, at::Tensor, int, at::Tensor>;
 // Number of a weight, number of the module, and whether it stays on the device.
 using Use = std::tuple<std::size_t, int, bool>;
 
+const Keywords<ParityOptions>& keywords() {
+  using O = ParityOptions;
+  using std::string;
+  static const Keywords<O> keywords(
+      "ZoParityEngine", ring_keywords<O>(),
+      {
+          {"wire",
+           [](O& o, const string& name) {
+             if (!name.empty()) o.wire = parse_form(name);
+           }},
+          {"depth", [](O& o, int depth) { o.ring.depth = ring_depth(depth, !o.wire); }},
+          {"family", [](O& o, const string& name) { o.masters.family = parse_family(name); }},
+          {"seed", [](O& o, std::uint64_t seed) { o.masters.run_seed = seed; }},
+          {"threads", [](O& o, int threads) { o.masters.threads = threads; }},
+          {"groups", &O::groups},
+          {"directions", &O::directions},
+      });
+  return keywords;
+}
+
 void hold(WrittenEngine& written, const std::vector<Weight>& weights) {
   std::vector<at::Tensor> masters, likes;
   std::vector<ZoWeight> held;
@@ -83,14 +103,14 @@ void bind_snapshot(py::module_& m) {
   const auto unlocked = py::call_guard<GilReleased>();
   py::class_<MasterSnapshot, std::shared_ptr<MasterSnapshot>>(
       m, "ZoSnapshot",
-      "Masters at one step, for another thread to read while steps go on. A weight is its number "
-      "among those that are held.")
+      "The masters at one step, for another thread to read while steps go on. Weights are given by "
+      "their number in hold().")
       .def_property_readonly("step", &MasterSnapshot::step)
       .def("wait", &MasterSnapshot::wait, py::arg("weight"), unlocked,
-           "Until its master is of the step; it stays so until let_go().")
+           "Wait until its master is of the step; it stays so until let_go().")
       .def("let_go", &MasterSnapshot::let_go, py::arg("weight"), unlocked,
-           "It was read. An error says that others may have written to it meanwhile.")
-      .def("close", &MasterSnapshot::let_go_of_all, unlocked, "Nothing is read any more.");
+           "End the reading of a weight. An error says that others may have written to it.")
+      .def("close", &MasterSnapshot::let_go_of_all, unlocked, "End the reading of all weights.");
 }
 
 void def_snapshots(py::class_<WrittenEngine, PassHolder<WrittenEngine>>& engine) {
@@ -98,10 +118,10 @@ void def_snapshots(py::class_<WrittenEngine, PassHolder<WrittenEngine>>& engine)
   engine
       .def(
           "begin_snapshot", [](WrittenEngine& written) { return written.engine.begin_snapshot(); },
-          unlocked, "Of next_step, which passes bring in as they come; one at a time.")
+          unlocked, "Begin a snapshot of next_step, which the passes complete; one at a time.")
       .def(
           "drop_snapshot", [](WrittenEngine& written) { written.engine.drop_snapshot(); }, unlocked,
-          "Nobody reads the last one any more.")
+          "Drop the last snapshot, which nobody reads any more.")
       .def(
           "finish_snapshot",
           [](WrittenEngine& written, std::optional<double> seconds) {
@@ -112,7 +132,8 @@ void def_snapshots(py::class_<WrittenEngine, PassHolder<WrittenEngine>>& engine)
                 std::chrono::duration_cast<std::chrono::milliseconds>(most));
           },
           py::arg("seconds") = py::none(), unlocked,
-          "Wait until it was read, or for so long; whether it was. That needs no further pass.");
+          "Wait at most `seconds` until it was read; return True if it was. Needs no further "
+          "pass.");
 }
 
 }  // namespace
@@ -120,41 +141,24 @@ void def_snapshots(py::class_<WrittenEngine, PassHolder<WrittenEngine>>& engine)
 void bind_zo_parity(py::module_& m) {
   const auto unlocked = py::call_guard<GilReleased>();
   bind_snapshot(m);
+  const std::string doc =
+      keywords().listed() + ". " + kLanesDoc + " " + kRingDoc +
+      " threads: how many write steps in host memory. wire: type in which float32 masters cross "
+      "the link, or fp8, for images of them; empty: as they are.";
   py::class_<WrittenEngine, PassHolder<WrittenEngine>> engine(
       m, "ZoParityEngine",
       "Streams perturbed weights from host memory, and writes each step into them.");
   engine
-      .def(py::init([](const StreamRef& compute, std::array<double, 3> link,
-                       const LimitOfTier& limits, std::uint64_t resident_bytes,
-                       std::uint64_t resident_room, int depth, int perturb_lanes, float eps,
-                       const std::string& family, std::uint64_t seed, std::uint32_t groups,
-                       std::uint32_t directions, int device_cpu, int lane_cpu, int threads,
-                       const std::string& wire) {
-             ParityOptions options(compute.device());
-             set_lanes(options.ring.lanes, link, limits, resident_bytes, "edf");
-             set_ring(options.ring, resident_room, ring_depth(depth, wire.empty()), perturb_lanes,
-                      device_cpu, lane_cpu);
-             options.masters = {seed, parse_family(family), 0, threads};
-             options.groups = groups;
-             options.directions = directions;
-             options.eps = eps;
-             if (!wire.empty()) options.wire = parse_form(wire);
+      .def(py::init([](const StreamRef& compute, const py::kwargs& given) {
+             ParityOptions options = options_on(compute, keywords(), given);
+             options.ring.lanes.check_interrupt = signal_check();
              const GilReleased free;
              return PassHolder<WrittenEngine>(new WrittenEngine(options));
            }),
-           py::kw_only(), py::arg("compute"), py::arg("link"), py::arg("limits"),
-           py::arg("resident_bytes"), py::arg("resident_room"), py::arg("depth"),
-           py::arg("perturb_lanes"), py::arg("eps"), py::arg("family"), py::arg("seed"),
-           py::arg("groups"), py::arg("directions"), py::arg("device_cpu"), py::arg("lane_cpu"),
-           py::arg("threads"), py::arg("wire") = "",
-           (std::string(kLanesDoc) +
-            " resident_room: bytes of weights that may stay on the device; depth: modules on their "
-            "way; threads: of what is caught up in host memory; wire: type in which float32 "
-            "masters cross the link, or fp8, for images of them; empty: as they are.")
-               .c_str())
+           py::kw_only(), py::arg("compute"), doc.c_str())
       .def("hold", &hold, py::arg("weights"),
-           "All that is trained, once: name, master in host memory, parameter group, and a tensor "
-           "of the shape and type that a forward reads.")
+           "Take all trained weights, once: name, master in host memory, parameter group, and a "
+           "tensor of the shape and type that a forward reads.")
       .def("stream", &stream, py::arg("uses"),
            "Each is the number of a weight that is held, number of the module, and whether it "
            "stays on the device; in the order of the forward.")
@@ -162,11 +166,11 @@ void bind_zo_parity(py::module_& m) {
            "Make the step, one (lr, weight_decay) a group, and end the pass.")
       .def(
           "flush", [](WrittenEngine& written) { written.engine.flush(); }, unlocked,
-          "Masters are of next_step, and nothing moves, until the next pass begins.")
+          "Bring masters to next_step; nothing moves until the next pass begins.")
       .def(
           "restart",
           [](WrittenEngine& written, std::uint64_t step) { written.engine.restart(step); },
-          py::arg("step"), unlocked, "Masters are of this step, whatever was made before.")
+          py::arg("step"), unlocked, "Declare that masters are of this step.")
       .def_property_readonly(
           "is_passing", [](const WrittenEngine& written) { return written.engine.is_passing(); })
       .def_property_readonly(

@@ -14,8 +14,11 @@
 
 #include "python/bindings/bindings.h"
 #include "python/bindings/gil.h"
+#include "python/bindings/keywords.h"
 #include "python/bindings/signal_check.h"
 #include "python/bindings/tensor_view.h"
+#include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/norm_mode.h"
 #include "runtime/engine/step_gate.h"
 
 namespace sluiceway {
@@ -56,16 +59,48 @@ inline Budget::Limits limits_of(const LimitOfTier& given) {
   return limits;
 }
 
-// `link`, `limits`, `resident_bytes` and `schedule` are what kLanesDoc says, by these names.
-inline void set_lanes(EngineLanes::Options& lanes, const std::array<double, 3>& link,
-                      const LimitOfTier& limits, std::uint64_t resident_bytes,
-                      const std::string& schedule) {
-  lanes.d2h = {link[0], link[2]};
-  lanes.h2d = {link[1], link[2]};
-  lanes.limits = limits_of(limits);
-  lanes.resident_bytes = resident_bytes;
-  lanes.order = parse_order(schedule);
-  lanes.check_interrupt = signal_check();
+// The keywords of every engine; `lanes` returns a reference to the options of its lanes.
+template <typename Options, typename Lanes>
+KeywordRows<Options> lane_keywords(Lanes lanes) {
+  return {
+      {"link",
+       [lanes](Options& o, const std::array<double, 3>& link) {
+         lanes(o).d2h = {link[0], link[2]};
+         lanes(o).h2d = {link[1], link[2]};
+       }},
+      {"limits",
+       [lanes](Options& o, const LimitOfTier& limits) { lanes(o).limits = limits_of(limits); }},
+      {"resident_bytes",
+       [lanes](Options& o, std::uint64_t bytes) { lanes(o).resident_bytes = bytes; }},
+  };
+}
+
+// The keywords of every engine with a step gate, whose lanes it schedules.
+template <typename Options>
+KeywordRows<Options> gate_keywords() {
+  KeywordRows<Options> rows =
+      lane_keywords<Options>([](Options& o) -> EngineLanes::Options& { return o.lanes; });
+  const KeywordRows<Options> own = {
+      {"schedule", [](Options& o, const std::string& name) { o.lanes.order = parse_order(name); }},
+      {"norm_mode",
+       [](Options& o, const std::string& name) { o.gate.norm = parse_norm_choice(name); }},
+      {"max_norm", [](Options& o, double norm) { o.gate.max_norm = norm; }},
+      {"promised_backwards", [](Options& o, int count) { o.gate.promised_backwards = count; }},
+      {"lane_threads", &Options::host_threads},
+      {"device_cpu", &Options::device_cpu},
+      {"lane_cpu", &Options::lane_cpu},
+  };
+  rows.insert(rows.end(), own.begin(), own.end());
+  return rows;
+}
+
+// Options for the device of a stream, from the keywords of a constructor.
+template <typename Options>
+Options options_on(const StreamRef& compute, const Keywords<Options>& keywords,
+                   const py::kwargs& given) {
+  Options options(compute.device());
+  keywords.set(options, given);
+  return options;
 }
 
 inline std::vector<AnyMatrix> views_of(const std::vector<at::Tensor>& weights) {

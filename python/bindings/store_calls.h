@@ -35,7 +35,7 @@ inline StoreOptions store_options(const std::vector<std::string>& drives, const 
 }
 
 // Ctrl-C is heard at each call, and ends what reports here.
-inline ChunkStore::Progress told(const py::object& progress) {
+inline ChunkStore::Progress reporter_of(const py::object& progress) {
   return [progress, check = signal_check()](std::uint64_t done, std::uint64_t all) {
     check();
     const GilHeld locked;

@@ -33,13 +33,23 @@ struct PassDeleter {
 template <typename Held>
 using PassHolder = std::unique_ptr<Held, PassDeleter<Held>>;
 
-inline void set_ring(WeightRingOptions& ring, std::uint64_t resident_room, RingDepth depth,
-                     int perturb_lanes, int device_cpu, int lane_cpu) {
-  ring.depth = depth;
-  ring.resident_room = resident_room;
-  ring.perturb_lanes = perturb_lanes;
-  ring.device_cpu = device_cpu;
-  ring.lane_cpu = lane_cpu;
+inline constexpr const char* kRingDoc =
+    "resident_room: bytes of weights that may stay on the device. depth: modules on their way.";
+
+// The keywords of every engine that streams perturbed weights, but for `depth` and its noise.
+template <typename Options>
+KeywordRows<Options> ring_keywords() {
+  KeywordRows<Options> rows =
+      lane_keywords<Options>([](Options& o) -> EngineLanes::Options& { return o.ring.lanes; });
+  const KeywordRows<Options> own = {
+      {"resident_room", [](Options& o, std::uint64_t bytes) { o.ring.resident_room = bytes; }},
+      {"perturb_lanes", [](Options& o, int count) { o.ring.perturb_lanes = count; }},
+      {"device_cpu", [](Options& o, int cpu) { o.ring.device_cpu = cpu; }},
+      {"lane_cpu", [](Options& o, int cpu) { o.ring.lane_cpu = cpu; }},
+      {"eps", &Options::eps},
+  };
+  rows.insert(rows.end(), own.begin(), own.end());
+  return rows;
 }
 
 // Each is (lr, weight_decay).

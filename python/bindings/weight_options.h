@@ -1,51 +1,44 @@
-// What Python says of one compressed weight, as keywords;
-// python/sluiceway/config/engines/subspace.py declares them.
-//
-// Errors: InvalidArgument names a keyword that is missing, or one that is none.
+// The keywords of one compressed weight; python/sluiceway/config/engines/subspace.py declares them.
 #pragma once
 
-#include "kernels/base/check.h"
+#include <cstdint>
+#include <string>
+
 #include "kernels/philox.h"
-#include "python/bindings/bindings.h"
+#include "python/bindings/keywords.h"
 #include "runtime/engine/subspace/weight_plan.h"
 
 namespace sluiceway {
 
-inline constexpr const char* kWeightOptionsDoc =
-    "Keywords: codec ratio d nnz block seed q_of wire tier weight_update residual second_moment. "
-    "q_of: "
-    "weights with the same one share Q, empty for a Q of its own.";
-
-// Takes one value out, so that what remains at the end is what nobody reads.
-template <typename T>
-T take_option(py::dict& options, const char* name) {
-  SLUICEWAY_CHECK(options.contains(name), "WeightSpec: ", name, " is missing, expected a value; ",
-                  kWeightOptionsDoc);
-  T value = options[name].cast<T>();
-  options.attr("pop")(name);
-  return value;
+// `spec` has its rows, columns and dtype already.
+inline const Keywords<WeightSpec>& weight_keywords() {
+  using std::string;
+  static const Keywords<WeightSpec> keywords(
+      "WeightSpec",
+      {
+          {"codec", [](WeightSpec& s, const string& name) { s.codec.name = name; }},
+          {"ratio", [](WeightSpec& s, double ratio) { s.codec.ratio = ratio; }},
+          {"d", [](WeightSpec& s, std::int64_t d) { s.codec.d = d; }},
+          {"nnz", [](WeightSpec& s, std::int64_t nnz) { s.codec.nnz = nnz; }},
+          {"block", [](WeightSpec& s, std::int64_t block) { s.codec.block = block; }},
+          {"seed", [](WeightSpec& s, std::uint64_t seed) { s.codec.seed = seed; }},
+          {"q_of", [](WeightSpec& s,
+                      const string& of) { s.codec.q_hash = of.empty() ? 0 : stable_hash(of); }},
+          {"wire", [](WeightSpec& s, const string& name) { s.wire = parse_wire(name); }},
+          {"tier", [](WeightSpec& s, const string& name) { s.tier = parse_core_tier(name); }},
+          {"weight_update",
+           [](WeightSpec& s, const string& name) { s.rounding = parse_rounding(name, s.dtype); }},
+          {"residual",
+           [](WeightSpec& s, const string& name) { s.residual = parse_residual(name); }},
+          {"second_moment",
+           [](WeightSpec& s, const string& name) { s.second_moment = parse_second_moment(name); }},
+      });
+  return keywords;
 }
 
-inline std::string first_key(const py::dict& options) { return py::str((*options.begin()).first); }
-
-// `spec` has its rows, columns and dtype already.
-inline void set_weight_options(WeightSpec& spec, const py::kwargs& given) {
-  py::dict options = given.attr("copy")();  // A caller may make several weights of one.
-  spec.codec.name = take_option<std::string>(options, "codec");
-  spec.codec.ratio = take_option<double>(options, "ratio");
-  spec.codec.d = take_option<std::int64_t>(options, "d");
-  spec.codec.nnz = take_option<std::int64_t>(options, "nnz");
-  spec.codec.block = take_option<std::int64_t>(options, "block");
-  spec.codec.seed = take_option<std::uint64_t>(options, "seed");
-  const auto q_of = take_option<std::string>(options, "q_of");
-  spec.codec.q_hash = q_of.empty() ? 0 : stable_hash(q_of);
-  spec.wire = parse_wire(take_option<std::string>(options, "wire"));
-  spec.tier = parse_core_tier(take_option<std::string>(options, "tier"));
-  spec.rounding = parse_rounding(take_option<std::string>(options, "weight_update"), spec.dtype);
-  spec.residual = parse_residual(take_option<std::string>(options, "residual"));
-  spec.second_moment = parse_second_moment(take_option<std::string>(options, "second_moment"));
-  SLUICEWAY_CHECK(options.empty(), "WeightSpec: ", first_key(options),
-                  " is no option of a weight; ", kWeightOptionsDoc);
+inline std::string weight_keywords_doc() {
+  return weight_keywords().listed() +
+         "; weights with the same q_of share Q, and each with an empty one has its own.";
 }
 
 }  // namespace sluiceway

@@ -295,51 +295,20 @@ class AutoCodec:
 
 class WeightSpec:
     """
-    What to train, and how it is compressed.
+    A weight to train, and the options of its compression.
     """
     def __init__(self, name: str, weight: torch.Tensor, **kwargs) -> None:
         """
-        Keywords: codec ratio d nnz block seed q_of wire tier weight_update residual second_moment. q_of: weights with the same one share Q, empty for a Q of its own.
+        keywords are codec, ratio, d, nnz, block, seed, q_of, wire, tier, weight_update, residual, second_moment; weights with the same q_of share Q, and each with an empty one has its own.
         """
 
 class EngineOptions:
     """
-    How an engine schedules, clips and throttles.
+    Options of an engine: schedule, clipping, throttle.
     """
-    def __init__(
-        self,
-        *,
-        compute: Stream,
-        link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
-        limits: typing.Annotated[
-            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
-        ],
-        resident_bytes: typing.SupportsInt,
-        schedule: str,
-        norm_mode: str,
-        max_norm: typing.SupportsFloat,
-        promised_backwards: typing.SupportsInt,
-        seed: typing.SupportsInt,
-        codec: str,
-        refresh_every: typing.SupportsInt | None,
-        refresh_source: str,
-        refresh_threshold: typing.SupportsFloat | None,
-        refresh_learn_steps: typing.SupportsInt,
-        refresh_transport: str,
-        refresh_learn_rate: typing.SupportsFloat,
-        refresh_beta: typing.SupportsFloat,
-        refresh_init: str,
-        residual_at_once: bool,
-        residual_every: typing.SupportsInt,
-        residual_max_rms: typing.SupportsFloat,
-        tokens_per_step: typing.SupportsInt,
-        total_steps: typing.SupportsInt,
-        device_cpu: typing.SupportsInt,
-        lane_cpu: typing.SupportsInt,
-        lane_threads: typing.SupportsInt,
-    ) -> None:
+    def __init__(self, *, compute: Stream, **kwargs) -> None:
         """
-        compute: a stream of the device that the weights are on. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
+        compute: a stream of the device that the weights are on; keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, seed, codec, refresh_every, refresh_source, refresh_threshold, refresh_learn_steps, refresh_transport, refresh_learn_rate, refresh_beta, refresh_init, residual_at_once, residual_every, residual_max_rms, tokens_per_step, total_steps. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
         """
 
 class SubspaceEngine:
@@ -354,7 +323,7 @@ class SubspaceEngine:
         self, weight: typing.SupportsInt, core: torch.Tensor, whole: bool, compute: Stream
     ) -> None:
         """
-        P^T G Q that was computed without forming G; see the header.
+        Add P^T G Q, computed without forming G; see the header.
         """
     def add_gradient(
         self,
@@ -364,7 +333,7 @@ class SubspaceEngine:
         compute: Stream,
     ) -> None:
         """
-        `gradient` of a backward, rows contiguous, and the sum of a step's; see the header.
+        Add the gradient of a backward, with contiguous rows, to the sum of a step; see the header.
         """
     def add_trace_range(
         self, row: str, name: str, begin_us: typing.SupportsFloat, end_us: typing.SupportsFloat
@@ -390,11 +359,11 @@ class SubspaceEngine:
         """
     def gathered_norm(self) -> tuple[float, bool]:
         """
-        Norm of all gradients so far, and whether they are finite; on a device it waits.
+        Norm of all gradients so far, and True if they are finite; waits for a device.
         """
     def generation(self, weight: typing.SupportsInt) -> int:
         """
-        How often the projectors of a weight were replaced.
+        Number of times that the projectors of a weight were replaced.
         """
     def gradient_sizes(self) -> list[tuple[float, float]]:
         """
@@ -404,7 +373,7 @@ class SubspaceEngine:
     def hold_residual(self, weight: typing.SupportsInt) -> None: ...
     def keeps_total(self, weight: typing.SupportsInt) -> bool:
         """
-        Whether the sum of a step's gradients is read after add_gradient(); see the header.
+        True if the sum of a step's gradients is read after add_gradient(); see the header.
         """
     def load_refresh_state(self, state: torch.Tensor) -> None:
         """
@@ -458,7 +427,7 @@ class SubspaceEngine:
         compute: Stream,
     ) -> tuple[bool, float, float, int]:
         """
-        Updates come after all that `compute` was given by now.
+        Make the step; updates come after everything that `compute` has by now.
         """
     def synchronize(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
@@ -479,7 +448,7 @@ class SubspaceEngine:
     @property
     def automatic(self) -> AutoCodec:
         """
-        What codec="auto" came to, whether or not a weight has it.
+        The choice for codec="auto", whether or not a weight has it.
         """
     @property
     def committed_steps(self) -> int: ...
@@ -499,21 +468,9 @@ class CoreOptions:
     """
     How gradients of compressed tensors cross.
     """
-    def __init__(
-        self,
-        *,
-        codec: str,
-        ratio: typing.SupportsFloat,
-        d: typing.SupportsInt,
-        nnz: typing.SupportsInt,
-        block: typing.SupportsInt,
-        seed: typing.SupportsInt,
-        wire: str,
-        redraw: typing.SupportsInt,
-        spill: str,
-    ) -> None:
+    def __init__(self, **kwargs) -> None:
         """
-        redraw: steps between new projectors, 0 for never; spill: gradient or core, what waits for the update.
+        keywords are codec, ratio, d, nnz, block, seed, wire, redraw, spill. redraw: steps between new projectors, 0 for never; spill: gradient or core, whichever waits for the update.
         """
 
 class OffloadEngineOptions:
@@ -524,29 +481,13 @@ class OffloadEngineOptions:
         self,
         *,
         compute: Stream,
-        link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
-        limits: typing.Annotated[
-            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
-        ],
-        resident_bytes: typing.SupportsInt,
-        schedule: str,
-        norm_mode: str,
-        max_norm: typing.SupportsFloat,
-        promised_backwards: typing.SupportsInt,
         drives: collections.abc.Sequence[str],
         io: str,
-        gradients: str,
-        cores: CoreOptions,
-        chunk_elems: typing.SupportsInt,
-        policy: str,
-        redo: bool,
-        device_cpu: typing.SupportsInt,
-        lane_cpu: typing.SupportsInt,
-        lane_threads: typing.SupportsInt,
         drive_weights: collections.abc.Sequence[typing.SupportsInt] = [],
+        **kwargs,
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. redo: a speculative step keeps its gradients, so that it can be made again. drive_weights: how fast the drives of a new store are beside one another; none: alike.
+        keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, gradients, cores, chunk_elems, policy, redo. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. drive_weights: how fast the drives of a new store are beside one another; none: alike. redo: a speculative step keeps its gradients, so that it can be made again.
         """
 
 class OffloadEngine:
@@ -695,7 +636,7 @@ class ZoArena:
         drive_weights: collections.abc.Sequence[typing.SupportsInt] = [],
     ) -> ZoArena:
         """
-        The same of what `tensor_of` returns for the number of a weight; each is asked for when the one before it was copied. progress: told bytes done and in all. drive_weights: how fast the drives are beside one another; none: alike.
+        Make a base from the tensor that `tensor_of` returns for the number of a weight, called when the weight before was copied. progress: called with bytes done and in all. drive_weights: how fast the drives are beside one another; none: alike.
         """
     @staticmethod
     def open(
@@ -714,12 +655,12 @@ class ZoArena:
         """
     def read(self, weight: typing.SupportsInt) -> torch.Tensor:
         """
-        The base of a weight as bytes.
+        Read the base of a weight as bytes.
         """
     @property
     def base(self) -> tuple[str, int, int, str]:
         """
-        Hash, generation, step, id of the log it is of.
+        Hash, generation and step of the base, and the id of its log.
         """
     @property
     def drives(self) -> list:
@@ -731,12 +672,12 @@ class ZoArena:
     @property
     def run_state(self) -> bytes:
         """
-        What the base carries.
+        The bytes that the base carries.
         """
     @property
     def written_bytes(self) -> int:
         """
-        By this process.
+        Bytes that this process has written.
         """
 
 class ZoEngine:
@@ -747,30 +688,13 @@ class ZoEngine:
         self,
         *,
         compute: Stream,
-        link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
-        limits: typing.Annotated[
-            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
-        ],
-        resident_bytes: typing.SupportsInt,
-        resident_room: typing.SupportsInt,
-        depth: typing.SupportsInt,
-        perturb_lanes: typing.SupportsInt,
-        eps: typing.SupportsFloat,
-        family: str,
-        seed: typing.SupportsInt,
-        groups: typing.SupportsInt,
-        directions: typing.SupportsInt,
-        log: str,
-        device_cpu: typing.SupportsInt,
-        lane_cpu: typing.SupportsInt,
-        rank: typing.SupportsInt,
-        period: typing.SupportsInt,
         trained: collections.abc.Sequence[tuple[str, torch.Tensor, typing.SupportsInt]],
         base_hash: bytes = b"",
         arena: ZoArena = None,
+        **kwargs,
     ) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; log: a file, made if it is not there; rank: of noise, 0 for elementwise; period: steps for which V is kept; trained: name, tensor and parameter group of each weight, of noise of a rank; base_hash: 16 bytes, of a base in host memory; arena: the base.
+        keywords are link, limits, resident_bytes, resident_room, perturb_lanes, device_cpu, lane_cpu, eps, depth, family, rank, period, seed, groups, directions, log. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device. depth: modules on their way. log: a file, made if it is not there. rank: of noise, 0 for elementwise. period: steps for which V is kept. trained: name, tensor and parameter group of each weight, if the noise has a rank. base_hash: 16 bytes, of a base in host memory. arena: the base.
         """
     def acquire(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
@@ -782,7 +706,7 @@ class ZoEngine:
     def begin_step(self) -> None: ...
     def branch(self, step: typing.SupportsInt, path: str) -> None:
         """
-        A log of its own, of the line up to `step`.
+        Write the line up to `step` to a log of its own.
         """
     def commit(
         self,
@@ -797,7 +721,7 @@ class ZoEngine:
         self, step: typing.SupportsInt, run_state: bytes, progress: typing.Any = None
     ) -> None:
         """
-        Theta of a step becomes the base, and carries the bytes of a run; between passes. progress: told bytes done and in all.
+        Make theta of a step the base, which carries the bytes of a run; between passes. progress: called with bytes done and in all.
         """
     def enable_trace(self, on: bool) -> None: ...
     def finish(self) -> None:
@@ -814,24 +738,24 @@ class ZoEngine:
         compute: Stream,
     ) -> None:
         """
-        theta + eps z and theta - eps z of the step that has begun.
+        Write theta + eps z and theta - eps z of the step that has begun.
         """
     def low_rank_theta(
         self, weight: str, base: torch.Tensor, out: torch.Tensor, compute: Stream
     ) -> None:
         """
-        Theta of a weight whose noise is of low rank, by its name.
+        Write theta of a weight with low-rank noise, by its name.
         """
     def pending(self, group: typing.SupportsInt) -> tuple[list[tuple[int, int, int, float]], float]:
         """
-        (seed, step, purpose, scale) of each update of the base, and Gamma.
+        Return (seed, step, purpose, scale) of each update of the base, and Gamma.
         """
     def release(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, compute: Stream
     ) -> None: ...
     def restore(self, entries: typing.SupportsInt) -> None:
         """
-        Back on the line that the log had after so many entries.
+        Return to the line that the log had after a number of entries.
         """
     def rollback(self, step: typing.SupportsInt) -> None: ...
     def stream(
@@ -864,19 +788,19 @@ class ZoEngine:
 
 class ZoSnapshot:
     """
-    Masters at one step, for another thread to read while steps go on. A weight is its number among those that are held.
+    The masters at one step, for another thread to read while steps go on. Weights are given by their number in hold().
     """
     def close(self) -> None:
         """
-        Nothing is read any more.
+        End the reading of all weights.
         """
     def let_go(self, weight: typing.SupportsInt) -> None:
         """
-        It was read. An error says that others may have written to it meanwhile.
+        End the reading of a weight. An error says that others may have written to it.
         """
     def wait(self, weight: typing.SupportsInt) -> None:
         """
-        Until its master is of the step; it stays so until let_go().
+        Wait until its master is of the step; it stays so until let_go().
         """
     @property
     def step(self) -> int: ...
@@ -885,30 +809,9 @@ class ZoParityEngine:
     """
     Streams perturbed weights from host memory, and writes each step into them.
     """
-    def __init__(
-        self,
-        *,
-        compute: Stream,
-        link: typing.Annotated[collections.abc.Sequence[typing.SupportsFloat], "FixedSize(3)"],
-        limits: typing.Annotated[
-            collections.abc.Sequence[typing.SupportsInt | None], "FixedSize(4)"
-        ],
-        resident_bytes: typing.SupportsInt,
-        resident_room: typing.SupportsInt,
-        depth: typing.SupportsInt,
-        perturb_lanes: typing.SupportsInt,
-        eps: typing.SupportsFloat,
-        family: str,
-        seed: typing.SupportsInt,
-        groups: typing.SupportsInt,
-        directions: typing.SupportsInt,
-        device_cpu: typing.SupportsInt,
-        lane_cpu: typing.SupportsInt,
-        threads: typing.SupportsInt,
-        wire: str = "",
-    ) -> None:
+    def __init__(self, *, compute: Stream, **kwargs) -> None:
         """
-        link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device; depth: modules on their way; threads: of what is caught up in host memory; wire: type in which float32 masters cross the link, or fp8, for images of them; empty: as they are.
+        keywords are link, limits, resident_bytes, resident_room, perturb_lanes, device_cpu, lane_cpu, eps, wire, depth, family, seed, threads, groups, directions. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device. depth: modules on their way. threads: how many write steps in host memory. wire: type in which float32 masters cross the link, or fp8, for images of them; empty: as they are.
         """
     def acquire(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
@@ -919,7 +822,7 @@ class ZoParityEngine:
     def begin_evaluation(self) -> None: ...
     def begin_snapshot(self) -> ZoSnapshot:
         """
-        Of next_step, which passes bring in as they come; one at a time.
+        Begin a snapshot of next_step, which the passes complete; one at a time.
         """
     def begin_step(self) -> None: ...
     def commit(
@@ -932,7 +835,7 @@ class ZoParityEngine:
         """
     def drop_snapshot(self) -> None:
         """
-        Nobody reads the last one any more.
+        Drop the last snapshot, which nobody reads any more.
         """
     def enable_trace(self, on: bool) -> None: ...
     def finish(self) -> None:
@@ -941,11 +844,11 @@ class ZoParityEngine:
         """
     def finish_snapshot(self, seconds: typing.SupportsFloat | None = None) -> bool:
         """
-        Wait until it was read, or for so long; whether it was. That needs no further pass.
+        Wait at most `seconds` until it was read; return True if it was. Needs no further pass.
         """
     def flush(self) -> None:
         """
-        Masters are of next_step, and nothing moves, until the next pass begins.
+        Bring masters to next_step; nothing moves until the next pass begins.
         """
     def hold(
         self,
@@ -954,14 +857,14 @@ class ZoParityEngine:
         ],
     ) -> None:
         """
-        All that is trained, once: name, master in host memory, parameter group, and a tensor of the shape and type that a forward reads.
+        Take all trained weights, once: name, master in host memory, parameter group, and a tensor of the shape and type that a forward reads.
         """
     def release(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, compute: Stream
     ) -> None: ...
     def restart(self, step: typing.SupportsInt) -> None:
         """
-        Masters are of this step, whatever was made before.
+        Declare that masters are of this step.
         """
     def stream(
         self, uses: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt, bool]]
@@ -1194,7 +1097,7 @@ def page_lock_refusal(ordinal: typing.SupportsInt, bytes: typing.SupportsInt) ->
 
 def page_locked_copy(tensor: torch.Tensor, compute: Stream) -> torch.Tensor:
     """
-    Of a tensor, in host memory of exactly its size, page-locked for the stream's device.
+    Copy a tensor to host memory of exactly its size, page-locked for the stream's device.
     """
 
 def perturb(
@@ -1305,7 +1208,7 @@ def zo_arena_plan(
 
 def zo_log_directions(path: str) -> int:
     """
-    Directions of each step of a log that is there.
+    Number of directions of each step of an existing log.
     """
 
 def zo_ring_plan(

@@ -8,11 +8,8 @@ NormChoice parse_norm_choice(std::string_view name) {
   if (name == "auto") return NormChoice::kAuto;
   if (name == "exact") return NormChoice::kExact;
   if (name == "speculative") return NormChoice::kSpeculative;
-  if (name == "lagged") {
-    throw Unavailable("norm_mode: lagged is not in this version, it has auto, exact, speculative");
-  }
   throw InvalidArgument(
-      concat("norm_mode: is \"", name, "\", expected auto, exact, speculative or lagged"));
+      concat("norm_mode: is \"", name, "\", expected auto, exact or speculative"));
 }
 
 void NormModeChooser::note_step(bool redone) noexcept {

@@ -43,14 +43,14 @@ def test_resume_takes_another_way_to_the_disk_and_keeps_what_was_set(
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        (["train.micro_batch=4"], ["resume: train.micro_batch was 2, is now 4; expected what"]),
+        (["train.micro_batch=4"], ["resume: train.micro_batch was 2, is now 4; restore what"]),
         (
             ["train.micro_batch=4", "train.steps=9", "train.seed=7"],
-            ["resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; expected"],
+            ["resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; restore"],
         ),
         (["engine={kind: subspace}"], ["engine.kind was native, is now subspace", "keys more"]),
         (["data.train=/nowhere.txt"], ["there is no file /nowhere.txt"]),
-        (["train.steps=2"], ["train.steps is 2, but the last save is of step 6; expected that or"]),
+        (["train.steps=2"], ["train.steps is 2, expected at least 6, the step of the last save"]),
         (["train.sted=1"], ["unknown key train.sted, did you mean train.seed?"]),
     ],
 )
@@ -71,7 +71,7 @@ def test_config_that_was_edited_in_the_run_folder_is_held_against_the_save(
     tree = yaml.safe_load(path.read_text())
     tree["train"] |= {"micro_batch": 4, "seed": 7}
     path.write_text(yaml.safe_dump(tree))
-    words = "resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; expected"
+    words = "resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; restore"
     assert_short_error(sluiceway("resume", folder), 2, words)
     tree["train"] |= {"micro_batch": 2, "seed": 0, "steps": 7}
     path.write_text(yaml.safe_dump(tree))
@@ -107,7 +107,7 @@ def test_line_of_metrics_that_is_damaged_is_named_and_nothing_is_cut(sluiceway, 
     path.write_bytes(b"".join(lines))
     config = (folder / "config.yaml").read_bytes()
     outcome = sluiceway("resume", folder, "--set", "train.steps=7")
-    assert_short_error(outcome, 1, "metrics.jsonl:3: is not a line of metrics", "take the line out")
+    assert_short_error(outcome, 1, "metrics.jsonl:3: is not a line of metrics", "remove the line")
     assert (folder / "config.yaml").read_bytes() == config
     assert path.read_bytes() == b"".join(lines)
     path.write_bytes(b"".join(lines[:2] + lines[3:]))
@@ -159,7 +159,7 @@ def test_resume_refuses_other_data_than_the_run_began_with(
     text.write_text("Z" + prose.read_text()[1:])
     before = (tmp_path / "out" / "config.yaml").read_bytes()
     outcome = sluiceway("resume", tmp_path / "out", "--set", "train.steps=2")
-    assert_short_error(outcome, 2, "the data is not what the run was begun with")
+    assert_short_error(outcome, 2, "the data has changed since the run began")
     assert (tmp_path / "out" / "config.yaml").read_bytes() == before
 
 

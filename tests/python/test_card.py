@@ -231,7 +231,8 @@ def config(small_model, write_config):
 def test_a_plan_for_a_card_that_is_here_is_measured_there_and_tells_its_memory(
     card_of_16_gib, config
 ):
-    plan = plan_command.make_plan(config())
+    made = plan_command.make_plan(config())
+    plan = made.figures
     assert plan["device"] == {
         "name": "cuda:0", "here": True, "memory_bytes": 16 * GIB, "free_bytes": 14 * GIB
     }  # fmt: skip
@@ -240,7 +241,7 @@ def test_a_plan_for_a_card_that_is_here_is_measured_there_and_tells_its_memory(
     assert ("memory", "cuda:0") in card_of_16_gib
     assert (plan["assumed"]["d2h_gbps"], plan["assumed"]["h2d_gbps"]) == (20.0, 25.0)
     assert plan["over_budget"] is None
-    line = plan_command.describe_plan(plan).splitlines()[-1]
+    line = made.text().splitlines()[-1]
     assert line == (
         "cuda:0: 16 GiB, 14 GiB of it free; link 20 GB/s to the host, 25 GB/s to the device "
         "(page-locked copies measured here)"
@@ -252,10 +253,11 @@ def test_what_a_card_has_not_is_refused_though_the_budget_has(card_of_16_gib, co
     monkeypatch.setattr(
         plan_command, "card_memory", lambda _: {"memory_bytes": 1 << 20, "free_bytes": 1 << 19}
     )
-    plan = plan_command.make_plan(config(budget={"device": "32GiB"}))
+    made = plan_command.make_plan(config(budget={"device": "32GiB"}))
+    plan = made.figures
     assert plan["over_budget"].startswith("cuda:0: the run needs ")
     assert "the card has 1048576 bytes (1 MiB); try model.checkpointing" in plan["over_budget"]
-    line = plan_command.describe_plan(plan).splitlines()[-1]
+    line = made.text().splitlines()[-1]
     assert "512 KiB of it free, which is less than the run needs" in line
     assert "budget.device is more than it has, 32 GiB" in line
 
@@ -267,7 +269,7 @@ def test_a_card_that_is_not_here_has_room_for_svd_where_no_budget_says_else(conf
 
     def planned(**budget):
         sections = {"device": {"name": "cuda:9"}, "budget": here | budget, "train": pays}
-        return plan_command.make_plan(config(**sections))
+        return plan_command.make_plan(config(**sections)).figures
 
     assert planned()["codec"] == "svd"
     narrow = planned(device="1MiB")
@@ -276,8 +278,8 @@ def test_a_card_that_is_not_here_has_room_for_svd_where_no_budget_says_else(conf
 
 
 def test_a_plan_counts_what_streams_of_a_card_keep_and_where_results_of_kernels_lie(config):
-    host = plan_command.make_plan(config(device={"name": "host"}))
-    cuda = plan_command.make_plan(config(device={"name": "cuda:9"}))
+    host = plan_command.make_plan(config(device={"name": "host"})).figures
+    cuda = plan_command.make_plan(config(device={"name": "cuda:9"})).figures
     weights = cuda["compressed_weights"]
     assert weights == host["compressed_weights"] > 0
     grown = {

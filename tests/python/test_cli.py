@@ -159,11 +159,12 @@ def test_plan_measures_a_layer_of_the_model_where_no_rate_is_given(
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
-def test_norm_mode_of_a_later_version_is_refused_by_every_command(
+def test_unknown_norm_mode_is_refused_by_every_command(
     sluiceway, tiny_model, write_config, command
 ):
     config = write_config(tiny_model, schedule={"norm": "lagged"})
-    assert_short_error(sluiceway(command, config), 2, "schedule.norm: lagged is not in this")
+    words = "schedule.norm is 'lagged', expected 'auto', 'exact' or 'speculative'"
+    assert_short_error(sluiceway(command, config), 2, words)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -206,6 +207,6 @@ def test_folder_that_another_process_runs_in_is_refused(
     config = write_config(tiny_model, train={"steps": 100_000})
     command = sluiceway.start("train", config, "--out", tmp_path / "out")
     wait_for_step(tmp_path / "out", 1)
-    assert_short_error(sluiceway("resume", tmp_path / "out"), 2, "another process is running it")
+    assert_short_error(sluiceway("resume", tmp_path / "out"), 2, "another process runs this run")
     command.signal(signal.SIGKILL)
     assert command.wait().code == -signal.SIGKILL

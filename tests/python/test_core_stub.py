@@ -1,4 +1,4 @@
-"""`_core.pyi` says what the compiled module says of itself."""
+"""`_core.pyi` and `codec_names.py` are what `make stubs` writes of the compiled module."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import sys
 
 from conftest import REPOSITORY
 
-COMMITTED = REPOSITORY / "python" / "sluiceway" / "_core.pyi"
+PACKAGE = REPOSITORY / "python" / "sluiceway"
+COMMITTED = PACKAGE / "_core.pyi"
 
 
-def test_stub_is_what_the_build_writes(tmp_path):
+def test_stubs_are_what_the_build_writes(tmp_path):
     script = REPOSITORY / ".ci" / "stubs.py"
     subprocess.run([sys.executable, script, tmp_path], check=True)
-    written = (tmp_path / "sluiceway" / "_core.pyi").read_text()
-    assert written == COMMITTED.read_text(), "_core.pyi is of another build; run `make stubs`"
+    for name in ("_core.pyi", "config/codec_names.py"):
+        written = (tmp_path / "sluiceway" / name).read_text()
+        message = f"{name} is of another build; run `make stubs`"
+        assert written == (PACKAGE / name).read_text(), message
 
 
 def test_stub_names_every_argument_of_every_function():

@@ -137,6 +137,8 @@ class DummySection(EngineSection):
 class Dummy:
     section = DummySection
 """
+INCOMPLETE = SECTION.format(kind="sgd").replace("class Dummy:", "class Dummy(ResidentEngine):")
+INCOMPLETE = "from sluiceway.engines.resident import ResidentEngine\n" + INCOMPLETE
 
 
 @pytest.mark.parametrize(
@@ -160,8 +162,11 @@ class Dummy:
             "'sgd'", id="other-kind",
         ),
         pytest.param(
-            SECTION.format(kind="sgd"), "sgd", "has no twin, weights, prepare, plan, open,",
-            id="no-methods",
+            SECTION.format(kind="sgd"), "sgd", "is no sluiceway.engines.engine.Engine; let it "
+            "inherit from GradientEngine", id="other-class",
+        ),
+        pytest.param(
+            INCOMPLETE, "sgd", "does not define make_optimizer, update, which", id="no-methods",
         ),
         pytest.param(
             SECTION.format(kind="native"), "native", "is registered by sluiceway itself and by "

@@ -48,8 +48,8 @@ def test_name_that_never_was_is_an_attribute_error():
         (lambda: sluiceway.Budget(device="4 XB"), "'4 XB'"),
         (lambda: sluiceway.Refresh(every=-1), "every is -1"),
         (lambda: sluiceway.Refresh(transport="drop"), "transport is 'drop'"),
-        (lambda: sluiceway.Refresh(every=1, source="closure"), "expected closure= to be given"),
-        (lambda: sluiceway.Refresh(every=1, closure=print), 'expected source="closure"'),
+        (lambda: sluiceway.Refresh(every=1, source="closure"), "but closure= is missing"),
+        (lambda: sluiceway.Refresh(every=1, closure=print), 'set source="closure"'),
     ],
 )
 def test_values_refuse_what_cannot_be(make, words):

@@ -14,47 +14,48 @@ from sluiceway.config.schema import TrainSection
 from sluiceway.errors import Error
 from sluiceway.optim.native import NativeAdamW
 from sluiceway.run.checkpoint import Position
-from sluiceway.run.loop import Loop
-from sluiceway.run.rates import learning_rate
-from sluiceway.run.session import open_workshop, read_inputs
+from sluiceway.run.loop import Loop, learning_rate
+from sluiceway.run.session import open_context, read_inputs
 from sluiceway.run.step_figures import step_figures
 from sluiceway.text.batches import Prefetch
 
 
 @pytest.fixture
 def open_loop(tiny_model, write_config):
-    """Build a loop of plain AdamW; gives it, its workshop and the lines it will write."""
+    """Build a loop of plain AdamW; gives it, its context and the lines it will write."""
 
     def make(trained=True, **train):
         config = load_config(write_config(tiny_model, train=train))
         inputs = read_inputs(config, tiny_model)
-        shop = open_workshop(config, inputs, tiny_model, None)
+        context = open_context(config, inputs, tiny_model, None)
         lines = []
         position = Position()
-        loop = Loop(config, shop, position, Interrupt(), lambda line, _: lines.append(line), None)
-        return loop, shop, lines, position
+        loop = Loop(
+            config, context, position, Interrupt(), lambda line, _: lines.append(line), None
+        )
+        return loop, context, lines, position
 
     return make
 
 
-def poison(shop, *steps):
+def poison(context, *steps):
     """Make the loss NaN in the forwards with these numbers, counted from 1."""
-    forward, count = shop.model.forward, 0
+    forward, count = context.model.forward, 0
 
     def poisoned(*args, **kwargs):
         nonlocal count
         result = forward(*args, **kwargs)
-        if shop.model.training:
+        if context.model.training:
             count += 1
             if count in steps:
                 result.loss = result.loss * math.nan
         return result
 
-    shop.model.forward = poisoned
+    context.model.forward = poisoned
 
 
-def weights_of(shop):
-    return [p.detach().clone() for p in shop.model.parameters()]
+def weights_of(context):
+    return [p.detach().clone() for p in context.model.parameters()]
 
 
 # ---- Learning rates ----
@@ -85,9 +86,9 @@ def test_run_that_is_all_warmup_has_a_rate_in_every_step():
 def test_accumulated_micro_batches_give_the_update_of_one_large_batch(open_loop):
     results = []
     for shape in ({"micro_batch": 6, "accumulate": 1}, {"micro_batch": 2, "accumulate": 3}):
-        loop, shop, lines, _ = open_loop(steps=3, lr=1e-3, **shape)
+        loop, context, lines, _ = open_loop(steps=3, lr=1e-3, **shape)
         loop.run()
-        results.append((weights_of(shop), [line["loss"] for line in lines[1:]]))
+        results.append((weights_of(context), [line["loss"] for line in lines[1:]]))
     (one, losses_one), (many, losses_many) = results
     assert losses_one == pytest.approx(losses_many, rel=1e-5)
     for a, b in zip(one, many, strict=True):
@@ -114,9 +115,9 @@ def test_native_step_from_equal_gradients_is_torchs_with_its_clipping():
 def test_same_seed_gives_the_same_bits_and_another_seed_does_not(open_loop):
     weights = []
     for seed in (3, 3, 4):
-        loop, shop, _, _ = open_loop(steps=3, seed=seed)
+        loop, context, _, _ = open_loop(steps=3, seed=seed)
         loop.run()
-        weights.append(torch.cat([w.flatten() for w in weights_of(shop)]))
+        weights.append(torch.cat([w.flatten() for w in weights_of(context)]))
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
@@ -157,14 +158,14 @@ def test_data_that_comes_late_is_in_the_step_and_not_in_the_devices_time(open_lo
 
 
 def test_evaluation_is_the_mean_over_held_out_tokens_and_changes_nothing(open_loop):
-    loop, shop, lines, _ = open_loop(steps=1, eval_sequences=None, lr=0.0)
+    loop, context, lines, _ = open_loop(steps=1, eval_sequences=None, lr=0.0)
     loop.run()
     total = count = 0.0
-    for k in range(len(shop.held_out)):
-        start = int(shop.held_out.starts[k])
-        ids = torch.tensor(shop.held_out.tokens[start : start + 32], dtype=torch.long)[None]
+    for k in range(len(context.held_out)):
+        start = int(context.held_out.starts[k])
+        ids = torch.tensor(context.held_out.tokens[start : start + 32], dtype=torch.long)[None]
         with torch.no_grad():
-            logits = shop.model(input_ids=ids).logits.double()
+            logits = context.model(input_ids=ids).logits.double()
         total += torch.nn.functional.cross_entropy(
             logits[0, :-1], ids[0, 1:], reduction="sum"
         ).item()
@@ -174,8 +175,8 @@ def test_evaluation_is_the_mean_over_held_out_tokens_and_changes_nothing(open_lo
 
 
 def test_loss_that_is_not_a_number_skips_the_step_and_training_goes_on(open_loop):
-    loop, shop, lines, position = open_loop(steps=4)
-    poison(shop, 2)
+    loop, context, lines, position = open_loop(steps=4)
+    poison(context, 2)
     loop.run()
     assert [line["skipped"] for line in lines[1:]] == [0, 1, 0, 0]
     assert math.isnan(lines[2]["loss"])
@@ -192,32 +193,32 @@ def test_a_late_device_reads_the_loss_after_the_step_and_skips_as_the_host_devic
 
     late_device.use(monkeypatch)
     monkeypatch.setattr(late_device.LateOps, "fetch", fetch)
-    loop, shop, lines, position = open_loop(steps=3, accumulate=2)
-    poison(shop, 4)
-    step = shop.engine.optimizer.step
+    loop, context, lines, position = open_loop(steps=3, accumulate=2)
+    poison(context, 4)
+    step = context.engine.optimizer.step
     monkeypatch.setattr(
-        shop.engine.optimizer, "step", lambda *a: (told.append("step"), step(*a))[1]
+        context.engine.optimizer, "step", lambda *a: (told.append("step"), step(*a))[1]
     )
     loop.run()
     assert [line["skipped"] for line in lines[1:]] == [0, 1, 0]
     assert math.isnan(lines[2]["loss"])
     assert (position.skipped, position.skipped_in_row) == (1, 0)
-    assert all(torch.isfinite(p).all() for p in shop.model.parameters())
+    assert all(torch.isfinite(p).all() for p in context.model.parameters())
     assert told == ["step", "loss", "loss"] * 3
 
 
 def test_skipped_step_leaves_every_weight_as_it_was(open_loop):
-    loop, shop, _, _ = open_loop(steps=1, accumulate=2)
-    before = weights_of(shop)
-    poison(shop, 2)  # The first micro-batch has left gradients behind.
+    loop, context, _, _ = open_loop(steps=1, accumulate=2)
+    before = weights_of(context)
+    poison(context, 2)  # The first micro-batch has left gradients behind.
     loop.run()
-    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(shop), strict=True))
-    assert all(p.grad is None for p in shop.model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(context), strict=True))
+    assert all(p.grad is None for p in context.model.parameters())
 
 
 def test_gradient_that_is_not_finite_skips_the_step_though_the_loss_is(open_loop):
-    loop, shop, lines, _ = open_loop(steps=2)
-    parameter = next(iter(shop.model.parameters()))
+    loop, context, lines, _ = open_loop(steps=2)
+    parameter = next(iter(context.model.parameters()))
     count = 0
 
     def infinite(gradient):
@@ -228,12 +229,12 @@ def test_gradient_that_is_not_finite_skips_the_step_though_the_loss_is(open_loop
     parameter.register_hook(infinite)
     loop.run()
     assert [line["skipped"] for line in lines[1:]] == [1, 0]
-    assert all(torch.isfinite(p).all() for p in shop.model.parameters())
+    assert all(torch.isfinite(p).all() for p in context.model.parameters())
 
 
 def test_too_many_skipped_steps_in_a_row_stop_the_run_and_name_the_step(open_loop):
-    loop, shop, lines, _ = open_loop(steps=9, max_skipped=3)
-    poison(shop, 2, 4, 5, 6)
+    loop, context, lines, _ = open_loop(steps=9, max_skipped=3)
+    poison(context, 2, 4, 5, 6)
     with pytest.raises(Error, match=r"step 6: skipped, as were all of the last 3 steps") as stop:
         loop.run()
     assert "the loss is nan" in str(stop.value)
@@ -243,12 +244,12 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run_and_name_the_step(open_loo
 def test_float16_autocast_scales_the_loss_and_backs_off_after_an_overflow(tiny_model, write_config):
     path = write_config(tiny_model, train={"steps": 3}, model={"autocast": "fp16"})
     config = load_config(path)
-    shop = open_workshop(config, read_inputs(config, tiny_model), tiny_model, None)
+    context = open_context(config, read_inputs(config, tiny_model), tiny_model, None)
     lines = []
     poison_gradient = iter([True, False, False])
-    next(iter(shop.model.parameters())).register_hook(
+    next(iter(context.model.parameters())).register_hook(
         lambda g: g * math.inf if next(poison_gradient) else g
     )
-    Loop(config, shop, Position(), Interrupt(), lambda line, _: lines.append(line), None).run()
+    Loop(config, context, Position(), Interrupt(), lambda line, _: lines.append(line), None).run()
     assert [line["skipped"] for line in lines[1:]] == [1, 0, 0]
     assert [line["loss_scale"] for line in lines[1:]] == [2.0**15] * 3

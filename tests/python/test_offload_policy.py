@@ -56,7 +56,7 @@ def test_disk_and_memory_give_the_bits_of_updates_after_the_step(tmp_path, optio
 def test_a_core_is_kept_where_the_gradient_was():
     expected, _ = trained(plain, **CODEC)
     assert same_bits(expected, trained(plain, **CODEC, spill="core")[0])
-    with pytest.raises(sw.InvalidArgument, match="spill is 'core' and codec is identity"):
+    with pytest.raises(sw.InvalidArgument, match="spill is 'core', but codec is identity"):
         offload(words(), spill="core")
 
 

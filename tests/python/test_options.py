@@ -9,7 +9,8 @@ import pytest
 import sluiceway as sw
 import torch  # noqa: F401 - the compiled module needs its libraries.
 from sluiceway import _core
-from sluiceway.config.engines.subspace import OFFERED_CODECS, SubspaceOptions, SubspaceSection
+from sluiceway.config.codec_names import OFFERED
+from sluiceway.config.engines.subspace import SubspaceOptions, SubspaceSection
 from sluiceway.config.file import check_config
 from sluiceway.config.options import Options, option
 from sluiceway.optim.offload.arguments import OffloadArguments
@@ -122,7 +123,7 @@ def test_codecs_of_a_config_are_those_that_the_compiled_module_offers():
     with pytest.raises(sw.InvalidArgument) as refused:
         sw.SubspaceAdamW(make(), codec="nonsense")
     offered = str(refused.value).partition("expected one of ")[2]
-    assert offered.split() == list(OFFERED_CODECS)
+    assert offered.split() == ["auto", *OFFERED]
 
 
 def test_a_codec_that_is_none_is_told_apart_before_torch_is_loaded():
@@ -139,7 +140,7 @@ def test_the_compiled_module_takes_every_option_of_a_weight_and_no_other():
         rest = {key: value for key, value in keywords.items() if key != name}
         with pytest.raises(sw.InvalidArgument, match=f"{name} is missing"):
             _core.weight_plan(**plan, **rest)
-    with pytest.raises(sw.InvalidArgument, match="rnak is no option of a weight"):
+    with pytest.raises(sw.InvalidArgument, match="WeightSpec: rnak is no option; keywords"):
         _core.weight_plan(**plan, **keywords, rnak=3)
 
 
@@ -151,8 +152,8 @@ class _Receiving(Options):
 
 def test_an_option_says_who_is_told_of_it():
     options = _Receiving(_both=4)
-    assert options.told("engine") == {"there": 2, "both": 4}
-    assert options.told("weight") == {"both": 4}
+    assert options.keywords_for("engine") == {"there": 2, "both": 4}
+    assert options.keywords_for("weight") == {"both": 4}
     assert _Receiving.names(in_state=True) == ["there"]
     assert "Stays in Python." in _Receiving.__doc__
     assert "both" not in _Receiving.__doc__  # It has no description.

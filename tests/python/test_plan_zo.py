@@ -12,7 +12,7 @@ import pytest
 import sluiceway as sw
 import torch
 from conftest import REPOSITORY, read_lines
-from sluiceway.commands.plan import describe_plan, make_plan
+from sluiceway.commands.plan import make_plan
 from sluiceway.config.file import load_config
 from sluiceway.optim.zo.consolidation import ConsolidationCosts
 from test_plan_disk import WHOLE, of_two_layers, parameters_of
@@ -60,7 +60,7 @@ def test_opt_175b_is_planned_for_a_card_of_8_gb(sluiceway):
 def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     small_model, write_config
 ):
-    def planned(*settings, **engine):
+    def plan_of(*settings, **engine):
         tier = engine.pop("tier", "disk")
         sections = {
             "engine": {"kind": "zo", "tier": tier, **engine}, "data": {"eval": []},
@@ -69,7 +69,11 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
         config = write_config(small_model, **sections)
         return make_plan(load_config(config, [*RATES, *settings]))
 
-    found, host = planned(consolidate=1024), planned(tier="host")
+    def planned(*settings, **engine):
+        return plan_of(*settings, **engine).figures
+
+    whole, host = plan_of(consolidate=1024), planned(tier="host")
+    found, text = whole.figures, whole.text()
     assert found["peak_bytes"]["device"] == host["peak_bytes"]["device"]
     assert found["bytes_per_step"]["h2d"] == host["bytes_per_step"]["h2d"]
     assert found["consolidation"]["every"] == 1024
@@ -82,11 +86,11 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     # A slower drive makes a new base dearer, and each step, beside which more may be replayed.
     slow = planned("device.disk_gbps=0.1")
     assert slow["consolidation"]["cheapest"] > least
-    text = describe_plan(found)
     assert "a new base every 1,024 steps" in text
     assert f"takes least with one every {least} steps" in text
     # Left to the plan: not the cheapest, but the fewest bases that take hardly longer.
-    auto = planned()
+    plan = plan_of()
+    auto = plan.figures
     every = auto["new_bases"]["chosen"]
     assert auto["consolidation"]["every"] == every > least
     assert auto["consolidation"]["cheapest"] == least
@@ -96,7 +100,7 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     assert same == {name: value for name, value in auto.items() if name != "new_bases"}
     seconds = [planned(consolidate=n)["seconds_per_step"] for n in (least, every, every + 1)]
     assert seconds[0] < seconds[1] <= 1.01 * seconds[0] < seconds[2]
-    assert f"\nnew bases: one every {every} steps, the most whose step" in describe_plan(auto)
+    assert f"\nnew bases: one every {every} steps, the most whose step" in plan.text()
     few = planned("train.steps=3")
     assert few["new_bases"] == {"chosen": 3, "why": "none in 3 steps, as none would save time"}
     assert "consolidation" not in few
@@ -134,7 +138,7 @@ def test_a_run_from_disk_takes_what_was_planned(sluiceway, small_model, write_co
         small_model, engine={"kind": "zo", "tier": "disk", "consolidate": 8}, data={"eval": []},
         train={"steps": 9, "lr": 1e-5}, store={"chunk": "64KiB"},
     )  # fmt: skip
-    plan = make_plan(load_config(config, RATES))
+    plan = make_plan(load_config(config, RATES)).figures
     done = sluiceway("train", config, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     lines = read_lines(tmp_path / "out")
@@ -154,7 +158,7 @@ def test_opt_30b_is_planned_for_a_laptop(tmp_path):
     shape = REPOSITORY / load_config(path).model.path
     assert parameters_of(shape) == pytest.approx(30e9, rel=0.01)
     planned = shape if WHOLE else of_two_layers(shape, tmp_path / "small")
-    plan = make_plan(load_config(path, [f"model.path={planned}"]))
+    plan = make_plan(load_config(path, [f"model.path={planned}"])).figures
     trained, peak, links = parameters_of(planned), plan["peak_bytes"], plan["bytes_per_step"]
     embedding = 50272 * 7168 * 2
     assert plan["parameters"]["trained"] == trained
@@ -211,7 +215,7 @@ def test_a_plan_counts_no_copies_of_what_is_read_by_products(small_model, write_
     def planned(perturb):
         engine = {"kind": "zo", "noise": "lowrank", "perturb": perturb}
         config = write_config(small_model, engine=engine, data={"eval": []})
-        return make_plan(load_config(config, RATES))
+        return make_plan(load_config(config, RATES)).figures
 
     copies, products = planned("weights"), planned("activations")
     assert products["peak_bytes"]["device"] < copies["peak_bytes"]["device"]
@@ -224,7 +228,7 @@ def test_low_rank_on_disk_has_the_factors_of_tier_host_and_no_new_base(small_mod
             small_model, engine={"kind": "zo", "noise": "lowrank", "period": 10, **engine},
             data={"eval": []}, train={"steps": 40},
         )  # fmt: skip
-        return make_plan(load_config(config, RATES))
+        return make_plan(load_config(config, RATES)).figures
 
     host, disk = planned(tier="host"), planned(tier="disk")
     assert disk["device_parts"]["factors"] == host["device_parts"]["factors"] > 0

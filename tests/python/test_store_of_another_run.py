@@ -35,7 +35,9 @@ def test_a_new_run_on_a_store_with_steps_is_refused_before_any_work_and_leaves_n
     first, second = tmp_path / "first", tmp_path / "second"
     kill_at_step(sluiceway, config, first, 3)
     done = sluiceway("train", config, "--out", second, "--set", "train.lr=0.1")
-    assert_short_error(done, 2, "store.path: ", "of another run, expected none as this one begins")
+    assert_short_error(
+        done, 2, "store.path: ", "of another run; resume that run, or choose another"
+    )
     assert "held-out" not in done.out
     assert not second.exists()
     done = sluiceway("resume", first)
@@ -54,7 +56,7 @@ def test_what_another_run_committed_at_the_same_path_is_refused(sluiceway, confi
         shutil.move(path, path.with_name("kept_" + path.name))
     kill_at_step(sluiceway, config, second, 5)
     done = sluiceway("resume", first)
-    assert_short_error(done, 2, "of another run, expected this run's", "--last-save")
+    assert_short_error(done, 2, "of another run; bring this run's drives", "--last-save")
     assert (first / "metrics.jsonl").read_bytes() == before
     done = sluiceway("resume", second)
     assert done.code == 0, done.err

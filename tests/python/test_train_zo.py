@@ -18,11 +18,10 @@ from conftest import assert_short_error, read_lines, wait_for_step
 from safetensors.torch import load_file, save_file
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
-from sluiceway.engines.protocol import Evaluates
 from sluiceway.machine.placement import DTYPES, denormals
 from sluiceway.model.folder import load_model
 from sluiceway.run.held_out import mean_loss
-from sluiceway.run.rates import learning_rate
+from sluiceway.run.loop import learning_rate
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, in_order
@@ -257,7 +256,7 @@ def test_a_run_on_disk_counts_what_is_read_and_new_bases_apart(sluiceway, zo_con
     done = sluiceway(
         "train", config, "--out", tmp_path / "b", "--set", f"store.path={folder}/store"
     )
-    assert_short_error(done, 2, "has the weights of a run, expected none as this one begins")
+    assert_short_error(done, 2, "has the weights of another run; choose another path")
     assert not (tmp_path / "b").exists()  # Nothing is left, so the command can be repeated.
 
 
@@ -288,7 +287,6 @@ def test_an_evaluation_brings_weights_once_for_several_batches(
     h2d = []
     with contextlib.closing(engine_of(config)) as zo:
         zo.open(Path(config.model.path), inputs.placement, None)
-        assert isinstance(zo, Evaluates)
         assert zo.evaluated_at_once == at_once
         zo.update(list(in_order(inputs.train, 2, 4)), Timeline(None))
         evaluate = zo.optimizer.evaluate
@@ -299,8 +297,10 @@ def test_an_evaluation_brings_weights_once_for_several_batches(
             return found
 
         monkeypatch.setattr(zo.optimizer, "evaluate", counted)
-        held_out = zo.model, inputs.placement, inputs.held_out, 2, 20
-        alone, together = mean_loss(*held_out), mean_loss(*held_out, by=zo)
+        loss = zo.loss_on(zo.model, inputs.placement)
+        held_out, one_each = (zo.model, inputs.held_out, 2), lambda group: [loss(*group).item()]
+        alone = mean_loss(*held_out, one_each, 20)
+        together = mean_loss(*held_out, zo.losses, 20, at_once=at_once)
         link = zo.model.lm_head.weight.nbytes  # Tied: it is the embedding, too.
         link += sum(p.nbytes for p in zo.model.parameters() if p.dim() >= 2)
         assert zo.take_evaluation_bytes() == {**NOTHING, "h2d": sum(h2d)}

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
-from sluiceway.engines.protocol import SavesAside
 from sluiceway.engines.state_file import read_state
 from sluiceway.engines.zo import Zo
 from sluiceway.errors import IoError
@@ -26,7 +25,7 @@ from sluiceway.run import checkpoint
 from sluiceway.run.run import Run
 from sluiceway.run.run_folder import RunFolder
 from sluiceway.run.saving import saves
-from sluiceway.run.saving.aside import Aside
+from sluiceway.run.saving.side_thread import SideThread
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import in_order
@@ -68,7 +67,6 @@ def test_a_save_beside_steps_has_the_bytes_of_one_between_them(config_of, tmp_pa
         folder.mkdir()
         with contextlib.closing(engine_of(config)) as zo:
             zo.open(Path(config.model.path), inputs.placement, None)
-            assert isinstance(zo, SavesAside)
             for batch in batches[:3]:
                 zo.update([batch], Timeline(None))
             if folder == between:
@@ -76,7 +74,7 @@ def test_a_save_beside_steps_has_the_bytes_of_one_between_them(config_of, tmp_pa
                 assert same_weights(folder, zo)
                 continue
             begun = zo.begin_save()
-            writing = Aside("save", partial(begun.write, folder))
+            writing = SideThread("save", partial(begun.write, folder))
             for batch in batches[3:]:
                 zo.update([batch], Timeline(None))
             assert begun.finish()

@@ -313,8 +313,11 @@ def test_products_under_autocast_are_those_of_its_type() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"noise": "gaussian"}, "perturb is activations, which is of lowrank alone"),
-        ({"noise": "lowrank", "tier": "host"}, "perturb is activations, which is of device alone"),
+        ({"noise": "gaussian"}, "perturb is activations, which is for lowrank alone"),
+        (
+            {"noise": "lowrank", "tier": "host"},
+            "perturb is activations, which is for device alone",
+        ),
         ({"noise": "lowrank", "perturb": "outputs"}, "perturb is 'outputs', expected"),
     ],
 )

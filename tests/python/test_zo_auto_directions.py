@@ -10,7 +10,7 @@ import pytest
 import sluiceway
 import torch
 from conftest import assert_short_error, read_lines
-from sluiceway.commands.plan import describe_plan, make_plan
+from sluiceway.commands.plan import RunPlan, make_plan
 from sluiceway.config.file import load_config
 from sluiceway.optim.state import STATE_KEY
 from sluiceway.optim.zo.halves.directions import choose_directions
@@ -80,19 +80,26 @@ def test_directions_whose_replays_take_longer_than_they_are_worth_are_not_taken(
 
 
 @pytest.fixture
-def planned(small_model, write_config):
+def plan_of(small_model, write_config):
     """The plan of a streamed run at RATES, of engine and settings by name."""
 
-    def plan(*settings: str, **engine) -> dict:
+    def plan(*settings: str, **engine) -> RunPlan:
         sections = {"engine": {"kind": "zo", **engine}, "data": {"eval": []}, "model": {}}
         return make_plan(load_config(write_config(small_model, **sections), [*RATES, *settings]))
 
     return plan
 
 
+@pytest.fixture
+def planned(plan_of):
+    """Figures of such a plan."""
+    return lambda *settings, **engine: plan_of(*settings, **engine).figures
+
+
 @pytest.mark.parametrize(("tier", "gbps"), [("host", LINK), ("disk", DRIVE)])
-def test_a_plan_takes_the_slower_of_link_and_drive(planned, tier, gbps):
-    found = planned("train.accumulate=3", tier=tier, directions="auto")
+def test_a_plan_takes_the_slower_of_link_and_drive(plan_of, planned, tier, gbps):
+    auto = plan_of("train.accumulate=3", tier=tier, directions="auto")
+    found, text = auto.figures, auto.text()
     chosen, trained = found["directions"], found["parameters"]["trained"]
     crossing = "disk_read" if tier == "disk" else "h2d"
     hiding = found["bytes_per_step"][crossing] / trained * TFLOPS * 1e12 / (4 * gbps * 1e9)
@@ -106,7 +113,6 @@ def test_a_plan_takes_the_slower_of_link_and_drive(planned, tier, gbps):
     rates = [q / s for q, s in enumerate(seconds, start=1)]
     count = max(q for q, rate in enumerate(rates, start=1) if rate >= 0.99 * max(rates))
     assert chosen["chosen"] == count > 1
-    text = describe_plan(found)
     assert f"\ndirections: {count}, as one hides what" in text
     assert ("\ndisk: nothing is written while it trains" in text) == (tier == "disk")
     same = planned("train.accumulate=3", tier=tier, directions=count)

@@ -353,7 +353,7 @@ def test_a_store_that_cannot_be_made_leaves_the_model_alone(tmp_path: Path) -> N
         ({"tier": "disk", "store": sluiceway.StoreOptions()}, "name a folder on the disk"),
         ({"tier": "host", "store": sluiceway.StoreOptions(path="s")}, "no store, or tier='disk'"),
         ({"store": sluiceway.StoreOptions(path="s")}, "no store, or tier='disk'"),
-        ({"tier": "host", "consolidate": 5}, "consolidate is 5, which is of disk alone"),
+        ({"tier": "host", "consolidate": 5}, "consolidate is 5, which is for disk alone"),
         ({"tier": "disk", "consolidate": 0}, "consolidate is 0"),
     ],
 )

@@ -89,7 +89,7 @@ def test_weights_of_a_step_are_those_that_the_run_had_after_it(
         if step >= 0:
             done = sluiceway("export", run, "--to", tmp_path / "none", "--step", step)
             assert_short_error(
-                done, 2, f"--step: is {step}, expected one of {first} to {STEPS}, as the base is "
+                done, 2, f"--step: is {step}, expected one of {first} to {STEPS}: the base is "
                 f"of step {first} and the last save of step {STEPS}"
             )  # fmt: skip
             assert not (tmp_path / "none").exists()
@@ -142,7 +142,7 @@ def test_a_run_that_went_on_from_its_base_has_steps_from_there(sluiceway, run_of
         shutil.rmtree(run / name, ignore_errors=True)
     shutil.copytree(kept, run / "checkpoint")  # As if it had been killed before it saved again.
     done = sluiceway("export", run, "--to", tmp_path / "no", "--step", 5)
-    assert_short_error(done, 2, "--step: is 5, expected 3, of which the last save is, or 6, of wh")
+    assert_short_error(done, 2, "--step: is 5, expected 3, the step of the last save, or 6, ")
     for step in (3, 6):
         done = sluiceway("export", run, "--to", tmp_path / str(step), "--step", step)
         assert done.code == 0, done.err
@@ -156,20 +156,20 @@ def test_a_run_that_went_on_from_its_base_has_steps_from_there(sluiceway, run_of
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ({"tier": "device"}, "--step: is 2, and the run is of tier device, which keeps the wei"),
-        ({"tier": "host", "mode": "parity"}, "--step: is 2, and the run is of mode parity, whi"),
+        ({"tier": "device"}, "--step: is 2, but the run is of tier device, which keeps no weig"),
+        ({"tier": "host", "mode": "parity"}, "--step: is 2, but the run is of mode parity, whi"),
     ],
 )
 def test_a_run_without_a_log_has_no_steps(sluiceway, run_of, tmp_path, engine, words):
     done = sluiceway("export", run_of(2, engine), "--to", tmp_path / "model", "--step", 2)
-    assert_short_error(done, 2, words, "expected no --step")
+    assert_short_error(done, 2, words, "leave --step out")
     assert not (tmp_path / "model").exists()
 
 
 def test_another_engine_has_no_steps(sluiceway, finished, tmp_path):
     done = sluiceway("export", finished[0], "--to", tmp_path / "model", "--step", 2)
     assert_short_error(
-        done, 2, "--step: is 2, and engine.kind is native, which keeps the weights of no step but",
+        done, 2, "--step: is 2, but engine.kind is native, which keeps no weights but those of its",
         "the last save is of step 6",
     )  # fmt: skip
 

@@ -103,8 +103,8 @@ def test_a_trace_that_cannot_be_written_leaves_theta(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"resident": 5}, "resident is 5, which is of host and disk alone"),
-        ({"rank": 3}, "rank is 3, which is of lowrank alone"),
+        ({"resident": 5}, "resident is 5, which is for host and disk alone"),
+        ({"rank": 3}, "rank is 3, which is for lowrank alone"),
         ({"trace": "t.json"}, "trace is 't.json' and tier 'device'"),
         ({"budget": sluiceway.Budget(device=1 << 30)}, r"budget is .* and tier 'device'"),
     ],

@@ -215,21 +215,23 @@ def test_a_closure_that_fails_has_changed_nothing() -> None:
 
 def test_what_mode_parity_does_not_have_is_refused(tmp_path) -> None:
     for given, text in (
-        ({"tier": "disk"}, "mode is parity and tier disk, which would be written over"),
-        ({"tier": "device"}, "mode is parity and tier device, which writes each step"),
+        ({"tier": "disk"}, "mode is parity and tier disk, which each step would write whole"),
+        ({"tier": "device"}, "mode is parity and tier device, which writes each step into"),
         ({"noise": "lowrank"}, "lowrank is not in this version for mode parity"),
         ({"path": tmp_path}, "mode 'parity', which has no log, expected no path"),
-        ({"consolidate": 3}, "consolidate is 3, which is of disk alone"),
-        ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is of parity alone"),
-        ({"wire": "fp8", "resident": 5}, "resident is 5 and wire fp8, whose images are made"),
-        ({"wire": "fp8", "master": "bf16"}, "wire is fp8 and master bf16, which crosses as it"),
+        ({"consolidate": 3}, "consolidate is 3, which is for disk alone"),
+        ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for parity alone"),
+        ({"wire": "fp8", "resident": 5}, "resident is 5 and wire fp8, whose images are new"),
+        ({"wire": "fp8", "master": "bf16"}, "wire is fp8 and master bf16, which crosses whole"),
         ({"wire": "fp8", "noise": "lowrank"}, "lowrank is not in this version for mode parity"),
-        ({"wire": "bf16", "resident": 5}, "resident is 5 and wire bf16, whose images are made"),
-        ({"wire": "bf16", "master": "bf16"}, "wire is bf16 and master bf16, which crosses as it"),
+        ({"wire": "bf16", "resident": 5}, "resident is 5 and wire bf16, whose images are new"),
+        ({"wire": "bf16", "master": "bf16"}, "wire is bf16 and master bf16, which crosses whole"),
     ):
         with pytest.raises((sluiceway.InvalidArgument, sluiceway.Unavailable), match=text):
             sluiceway.ZoSgd(decoder(), **{"mode": "parity", "tier": "host", **given})
-    with pytest.raises(sluiceway.InvalidArgument, match="master is bf16, which is of parity alone"):
+    with pytest.raises(
+        sluiceway.InvalidArgument, match="master is bf16, which is for parity alone"
+    ):
         sluiceway.ZoSgd(decoder(), tier="host", master="bf16")
     half = of_dtype(decoder(), torch.float16)
     with pytest.raises(sluiceway.InvalidArgument, match="is float16, expected bfloat16 or float32"):
@@ -255,7 +257,7 @@ def test_states_of_other_modes_and_weights_changed_by_others_are_refused() -> No
     half = of_dtype(decoder(), torch.bfloat16)
     opt = parity(half, **OPTIONS)
     state = opt.state_dict() | {"state": {}}
-    with pytest.raises(sluiceway.InvalidArgument, match=r"has no master of embed"):
+    with pytest.raises(sluiceway.InvalidArgument, match=r"lacks the masters of embed"):
         opt.load_state_dict(state)
     opt.close()
     opt.close()

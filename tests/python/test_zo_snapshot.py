@@ -11,7 +11,7 @@ import pytest
 import sluiceway
 import torch
 from sluiceway.optim.zo.parity.weight_snapshot import WeightSnapshot
-from sluiceway.run.saving.aside import Aside
+from sluiceway.run.saving.side_thread import SideThread
 from torch import nn
 from zo_models import OPTIONS, decoder, of_dtype, same, zo_ids, zo_loss, zo_train
 
@@ -52,7 +52,7 @@ class Reading:
         self.weights: dict[str, torch.Tensor] = {}
         self.masters: dict[int, torch.Tensor] = {}
         self.count = len(self._named)
-        self.thread = Aside("reader", self._read)
+        self.thread = SideThread("reader", self._read)
         if at_once:
             self.let(self.count)
 

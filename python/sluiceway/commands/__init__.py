@@ -1,1 +1,1 @@
-"""The command line, one file a command."""
+"""The command line; each command has a file."""

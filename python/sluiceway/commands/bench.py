@@ -1,4 +1,4 @@
-"""`sluiceway bench`: roofs of this machine, and how close a kernel and a training step come."""
+"""`sluiceway bench`: measures this machine, and compares kernels and training steps with it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from sluiceway.machine.roofs import link_seconds
 from sluiceway.run.loop import Loop
 
 _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
-_MIXES = ("read", "write", "both")  # Of a disk.
+_MIXES = ("read", "write", "both")  # Rates of a disk.
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What there is to measure.
+    """Measurements that the command can make.
 
     Parameters
     ----------
     config : Config or None
-        Of the run whose step is measured.
+        The run whose step is measured.
     steps : int
-        Of each engine.
+        Steps of each engine.
     path : Path
         Folder on the disk that is measured.
     interrupt : Interrupt
@@ -47,7 +47,7 @@ class Bench:
     interrupt: Interrupt
 
     def measure(self, what: str | None) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Name, figures and table of `what`; of all that need no config when it is None."""
+        """Yield name, figures and table of `what`, or if it is None of all that need no config."""
         for name in [what] if what else ["link", "disk", "kernels"]:
             if name == "link":
                 found = bench_link()
@@ -68,7 +68,7 @@ def _device() -> torch.device:
 
 
 def bench_link() -> dict[str, Any]:
-    """Copies over the link by size: seconds, and GB/s of payload each way."""
+    """Measure copies over the link by size: seconds, and GB/s of payload each way."""
     device = _device()
     rows = []
     for size in _LINK_SIZES:
@@ -80,7 +80,7 @@ def bench_link() -> dict[str, Any]:
 
 
 def describe_link(found: dict[str, Any]) -> str:
-    """The table that a person gets."""
+    """Return the table for people."""
     what = (
         f"memory copy with {found['threads']} threads: the link of the host device, unthrottled"
         if found["device"] == "host"
@@ -99,7 +99,7 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
     Parameters
     ----------
     steps : int
-        Of each; the first three are not timed.
+        Steps of each engine; the first three are not timed.
     """
     from sluiceway.run.session import read_inputs
 
@@ -129,10 +129,10 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
 def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
     from sluiceway.base.meter import meter
     from sluiceway.run.checkpoint import Position
-    from sluiceway.run.session import open_workshop, seed_everything
+    from sluiceway.run.session import open_context, seed_everything
     from sluiceway.run.step_figures import step_figures
 
-    shop = open_workshop(config, inputs, Path(config.model.path), None)
+    context = open_context(config, inputs, Path(config.model.path), None)
     seed_everything(config.train.seed)
     lines: list[dict[str, Any]] = []
 
@@ -141,15 +141,15 @@ def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
         advance(1)
 
     with (
-        contextlib.closing(shop.engine),
+        contextlib.closing(context.engine),
         meter(config.engine.kind, config.train.steps) as advance,
     ):
-        Loop(config, shop, Position(), interrupt, watch, None).run()
+        Loop(config, context, Position(), interrupt, watch, None).run()
     return step_figures(lines)
 
 
 def describe_step(found: dict[str, Any]) -> str:
-    """The table that a person gets."""
+    """Return the table for people."""
     rows = [["engine", "s/step", "x native", "stall", "d2h", "h2d", "device", "tokens/s"]]
     for row in found["rows"]:
         ratio, traffic = row.get("native_ratio"), row["bytes_per_step"]
@@ -172,14 +172,14 @@ def describe_step(found: dict[str, Any]) -> str:
 
 
 def bench_disk(folder: Path, size: int = 512 << 20, seconds: float = 0.7) -> dict[str, Any]:
-    """Rates of the disk that holds `folder`: ours through each interface, and fio's.
+    """Measure the disk that holds `folder`: our rates through each interface, and those of fio.
 
     Parameters
     ----------
     size : int
         Bytes of the file that is written and read.
     seconds : float
-        Of each figure.
+        Time for each figure.
     """
     from sluiceway.machine.disk import BLOCK_BYTES, DEPTH, file_rates, has_direct, nameless_file
     from sluiceway.machine.fio import fio_rates
@@ -206,7 +206,7 @@ def bench_disk(folder: Path, size: int = 512 << 20, seconds: float = 0.7) -> dic
 
 
 def describe_disk(found: dict[str, Any]) -> str:
-    """The table that a person gets."""
+    """Return the table for people."""
     way = "past the page cache" if found["direct"] else "through the page cache, then synced"
     block, rows = format_bytes(found["block_bytes"]), [["", "read", "write", "both", "cpu s/GB"]]
     head = f"disk: {found['path']}, {found['depth']} requests of {block} at once, {way}; GB/s"

@@ -1,15 +1,19 @@
 """The command line: `sluiceway train`, `resume`, `plan`, `eval`, `export`, `report` and so on.
 
-Commands are declared here; what each does is in the file of its name, which is imported when it
-runs, so that help comes at once. What needs torch is imported after the config was found good.
+Commands are declared here. The file with a command's name has its code and is imported when the
+command runs, so that help comes at once. Modules that need torch are imported once the config is
+checked.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,25 +44,45 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _with_debug(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the option --debug to a command, which does not read it: `run` does."""
+
+    @functools.wraps(function)
+    def command(*, debug: bool, **given: Any) -> None:
+        function(**given)
+
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    debug = inspect.Parameter(
+        "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=o.Debug
+    )
+    command.__signature__ = inspect.Signature([*own, debug])
+    command.__annotations__ = {one.name: one.annotation for one in (*own, debug)}
+    return command
+
+
+def _command(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], Any]:
+    """Declare a command that also takes --debug."""
+    return lambda function: group.command(name)(_with_debug(function))
+
+
 @app.callback()
+@_with_debug
 def _common(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
-    debug: o.Debug = False,
 ) -> None:
     pass
 
 
-@app.command("train")
+@_command(app, "train")
 def _train(
     config: o.ConfigFile,
     out: o.NewRun = None,
     settings: o.Settings = None,
     dry_run: o.DryRun = False,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Train a model as CONFIG says, into a new run folder."""
     from sluiceway.commands.train import train
@@ -66,35 +90,33 @@ def _train(
     train(config, out, settings, dry_run, as_json)
 
 
-@app.command("resume")
+@_command(app, "resume")
 def _resume(
     folder: o.RunPath,
     settings: o.Settings = None,
     previous: o.Previous = False,
     from_save: o.FromSave = False,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
-    """Go on with a run from its last save, bit for bit.
+    """Continue a run from its last save, bit for bit.
 
-    The run ends as if it had never stopped. What --set changes is said; a change that would make it
-    another run is refused, and so is a save of which a byte is not what was written.
+    The run ends as if it had never stopped. It prints what --set changes, and refuses a change that
+    would make it another run, or a save of which any byte differs from what was written.
     """
     from sluiceway.commands.resume import resume
 
     resume(folder, settings, previous, from_save, as_json)
 
 
-@app.command("plan")
+@_command(app, "plan")
 def _plan(
     config: o.ConfigFile,
     settings: o.Settings = None,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Predict memory, traffic and step time of a run.
 
-    Nothing is trained, and of the model only config.json is read. If a budget of the config is too
+    It trains nothing, and reads only the config.json of the model. If a budget of the config is too
     small, the exit code is 3.
     """
     from sluiceway.config.file import load_config
@@ -105,7 +127,7 @@ def _plan(
     show_plan(checked, as_json)
 
 
-@app.command("eval")
+@_command(app, "eval")
 def _eval(
     folder: o.RunOrModel,
     data: o.HeldOut = None,
@@ -115,11 +137,10 @@ def _eval(
     sequences: o.MostSequences = None,
     dtype: o.HeldAs = None,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Measure the loss of a run or a model on held-out text.
 
-    Of a run its last save is measured. The loss is in nats per token.
+    For a run it measures the last save. The loss is in nats per token.
     """
     from sluiceway.base.json_text import json_text
     from sluiceway.commands.evaluate import Asked, describe, evaluate
@@ -128,7 +149,7 @@ def _eval(
     print(json_text(figures) if as_json else describe(figures))
 
 
-@app.command("export")
+@_command(app, "export")
 def _export(
     folder: o.RunPath,
     to: o.ModelFolder,
@@ -136,11 +157,10 @@ def _export(
     dtype: o.ConvertTo = None,
     force: o.Force = False,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Write a run's last save, or a step of it, as a model.
 
-    It is a folder that transformers can load, and is there only when it is complete.
+    The result is a folder that transformers can load. It appears only when it is complete.
     """
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.base.json_text import json_text
@@ -153,30 +173,28 @@ def _export(
     print(json_text(done) if as_json else said)
 
 
-@app.command("report")
+@_command(app, "report")
 def _report(
     folders: o.RunPaths,
     out: o.PageFile = None,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Write one HTML page about runs: loss, speed, traffic, memory.
 
-    Several runs are shown side by side, each with what it was compared with.
+    It shows several runs side by side, each with its comparison.
     """
     from sluiceway.commands.report import report
 
     report(folders, out, as_json)
 
 
-@app.command("doctor")
+@_command(app, "doctor")
 def _doctor(
     path: o.CheckedFolder = Path("."),
     quick: o.Quick = False,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
-    """Say what this machine offers, and what each missing thing costs."""
+    """List what this machine offers, and what each missing thing costs."""
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.commands.doctor import doctor
 
@@ -184,7 +202,7 @@ def _doctor(
         doctor(path, quick, as_json)
 
 
-@app.command("bench")
+@_command(app, "bench")
 def _bench(
     what: o.Roof = None,
     config: o.BenchConfig = Path("configs/quickstart.yaml"),
@@ -192,7 +210,6 @@ def _bench(
     steps: o.BenchSteps = 8,
     path: o.BenchFolder = Path("."),
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Measure this machine, and how close training comes to it."""
     from sluiceway.base.interrupt import Interrupt
@@ -220,30 +237,28 @@ _store = typer.Typer(
 app.add_typer(_store, name="store")
 
 
-@_store.command("inspect")
+@_command(_store, "inspect")
 def _store_inspect(
     paths: o.StorePaths,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
-    """Say what a store holds: commits, regions, drives.
+    """List what a store holds: commits, regions, drives.
 
-    No chunk is read. A store that another process has open is not looked at: the exit code is 3.
+    It reads no chunk. If another process has the store open, the exit code is 3.
     """
     from sluiceway.commands.store import inspect_store
 
     inspect_store(paths, as_json)
 
 
-@_store.command("verify")
+@_command(_store, "verify")
 def _store_verify(
     paths: o.StorePaths,
     as_json: o.AsJson = False,
-    debug: o.Debug = False,
 ) -> None:
     """Read every chunk of a store and check every checksum.
 
-    What is damaged is listed, and the exit code is then 1. Nothing is written.
+    If anything is damaged, it is listed and the exit code is 1. Nothing is written.
     """
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.commands.store import verify_store
@@ -258,7 +273,7 @@ def main() -> None:
 
 
 def _formatted(warning: Warning | str, kind: type[Warning], place: str, *line: Any) -> str:
-    """What is warned of from here needs no line of our sources beside it."""
+    """Format a warning of this package without a line of its sources."""
     if Path(place).is_relative_to(_OURS):
         return f"sluiceway: {warning}\n"
     return _AS_PYTHON_DOES(warning, kind, place, *line)
@@ -283,14 +298,14 @@ def run(arguments: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if hasattr(error, "format_message"):
             return _wrong(error)
-        if "--debug" in arguments:
+        if o.DEBUG in arguments:
             traceback.print_exc()
         say(error)
         return exit_code(error)
 
 
 def _wrong(error: Any) -> int:
-    """What typer says of a command that it does not understand, in the words of this program."""
+    """Print what typer says of a command that it does not understand, in our words."""
     text = error.format_message()
     if text.startswith("Usage:"):
         print(text)

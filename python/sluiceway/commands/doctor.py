@@ -1,4 +1,4 @@
-"""`sluiceway doctor`: what this machine offers, and what each missing thing costs."""
+"""`sluiceway doctor`: lists what this machine offers, and what each missing thing costs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def doctor(path: Path, quick: bool, as_json: bool) -> None:
 
 
 def examine(path: Path, quick: bool) -> list[Finding]:
-    """Look at everything.
+    """Examine everything that the command lists.
 
     Parameters
     ----------

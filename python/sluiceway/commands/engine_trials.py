@@ -1,4 +1,4 @@
-"""A few small steps of each engine on a device; one that fails, crashes or hangs stops no other.
+"""Trains a few small steps with each engine; one that fails, crashes or hangs stops no other.
 
 The steps run in a child process: `python -m sluiceway.commands.engine_trials DEVICE FOLDER NAME...`
 prints one line of JSON for each name. If its steps do not end, the child is killed, and another one
@@ -24,7 +24,7 @@ from sluiceway.errors import Error
 from sluiceway.machine.finding import MISSING, Finding, first_line, last_words
 
 SECONDS = 60.0  # For one engine, with the import of torch and the first use of the device.
-STEPS = 3  # What hangs does so when the second or the third step waits for the one before it.
+STEPS = 3  # A hang shows when the second or third step waits for the one before it.
 _ADVICE = "training with it fails here: report this line, with the output of sluiceway doctor"
 
 
@@ -140,7 +140,7 @@ def try_each(device: str, folder: str, names: list[str]) -> None:
 
 
 def engine_findings(path: Path, device: str, seconds: float = SECONDS) -> Iterator[Finding]:
-    """One finding for each engine.
+    """Yield a finding for each engine.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def _lines_of_child(
 
 
 def _end_of(child: subprocess.Popen[bytes], ended: bool, seconds: float, complaints: Any) -> str:
-    """Why a child says nothing more."""
+    """Say why a child prints nothing more."""
     if not ended:
         return f"it did not end in {seconds:g} s"
     status = child.wait()

@@ -1,4 +1,4 @@
-"""`sluiceway eval`: held-out loss of a run's last save, or of any transformers folder."""
+"""`sluiceway eval`: held-out loss of a run's last save, or of a transformers folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from sluiceway.engines.protocol import Engine
+    from sluiceway.engines.engine import Engine
     from sluiceway.machine.placement import Placement
     from sluiceway.text.batches import Batch
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says; None leaves it to the run, or without one to the default."""
+    """Options of the command; None takes the value of the run, or without a run the default."""
 
     data: list[str] | None = None
     format: str | None = None
@@ -43,7 +44,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is evaluated, and how."""
+    """The folder to evaluate, and the config to evaluate it with."""
 
     folder: Path  # Holds weights and tokenizer.
     config: Config
@@ -52,7 +53,7 @@ class _Subject:
 
 
 def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
-    """Mean loss over a held-out set, by the code that training evaluates with.
+    """Compute the mean loss over a held-out set, with the code that training evaluates with.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     -------
     dict
         `loss` in nats per token, `perplexity`, `tokens` that were predicted, `sequences`, and
-        `seconds` of the forward passes alone. What is not finite is None.
+        `seconds` of the forward passes alone. Numbers that are not finite are None.
 
     Raises
     ------
@@ -88,11 +89,12 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     if subject.save is not None:
         subject.save.check_unchanged()
     count = min(subject.sequences or len(held_out), len(held_out))
+    loss_of = _loss_of(engine, model, placement)
     began = time.perf_counter()
     with denormals(config, placement), meter("evaluate", count) as advance:
         loss, tokens = mean_loss(
-            model, placement, held_out, config.train.micro_batch, count, advance,
-            batch_loss=_loss_of(engine, model, placement),
+            model, held_out, config.train.micro_batch,
+            lambda group: [loss_of(batch).item() for batch in group], count, advance,
         )  # fmt: skip
     return finite(
         {
@@ -114,11 +116,11 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
 
 def _loss_of(
     engine: Engine | None, model: torch.nn.Module, placement: Placement
-) -> Callable[[Batch], torch.Tensor] | None:
-    """What the run computes; None: the model's own."""
-    from sluiceway.engines.protocol import HasLoss
+) -> Callable[[Batch], torch.Tensor]:
+    """Return the loss function of the run; without a run that of the model."""
+    from sluiceway.model.loss import loss_of
 
-    return engine.loss_on(model, placement) if isinstance(engine, HasLoss) else None
+    return engine.loss_on(model, placement) if engine else partial(loss_of, model, placement)
 
 
 def _place(config: Config) -> Placement:
@@ -181,7 +183,7 @@ def _model(path: Path, asked: Asked) -> _Subject:
 
 
 def _with(config: Config, asked: Asked) -> Config:
-    """The same config with what was asked in place of its own, checked again."""
+    """Return the config with the asked values in place of its own, checked again."""
     given = {
         "eval": asked.data,
         "format": asked.format,
@@ -218,7 +220,7 @@ def _read(config: Config, folder: Path, shape: dict) -> tuple[Any, int]:
 
 
 def describe(figures: dict[str, Any]) -> str:
-    """One line of what `evaluate` found."""
+    """Return one line with the figures of `evaluate`."""
     loss, perplexity = figures["loss"], figures["perplexity"]
     texts = [
         "loss is not finite" if loss is None else f"loss {loss:.4f} nats per token",

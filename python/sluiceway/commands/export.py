@@ -1,4 +1,6 @@
-"""A run's last save, or a step before it, as a transformers folder, streamed.
+"""`sluiceway export`: copies the last save of a run, or a step, to a transformers folder.
+
+Weights are streamed, so memory does not grow with the model.
 
 Memory does not grow with the model.
 """
@@ -18,7 +20,7 @@ from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from sluiceway.engines.protocol import Engine
+    from sluiceway.engines.engine import Engine
     from sluiceway.engines.weights import CopiedWeights
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -78,17 +80,15 @@ def export(
 def _weights(
     engine: Engine, save: LastSave, step: int | None
 ) -> AbstractContextManager[CopiedWeights]:
-    from sluiceway.engines.protocol import KeepsSteps
-
     if step is None:
         return nullcontext(engine.weights(save.folder))
-    if not isinstance(engine, KeepsSteps):
+    if (kept := engine.weights_of_step(save.folder, step)) is None:
         raise InvalidArgument(
-            f"--step: is {step}, and engine.kind is {save.config.engine.kind}, which keeps the "
-            f"weights of no step but those of its saves, expected no --step: the last save is of "
-            f"step {save.step}"
+            f"--step: is {step}, but engine.kind is {save.config.engine.kind}, which keeps no "
+            f"weights but those of its saves; leave --step out: the last save is "
+            f"of step {save.step}"
         )
-    return engine.weights_of_step(save.folder, step)
+    return kept
 
 
 def _check_target(run: Path, to: Path, force: bool) -> None:
@@ -125,7 +125,7 @@ def _copy_side_files(source: Path, folder: Path, dtype: str | None) -> None:
 
 
 def _with_dtype(config: Any, name: str) -> Any:
-    """The config with every dtype it states, also for parts of the model, set to `name`."""
+    """Return the config with every dtype in it, also of parts of the model, set to `name`."""
     if not isinstance(config, dict):
         return config
     return {

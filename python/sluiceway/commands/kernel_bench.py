@@ -1,4 +1,4 @@
-"""Kernels that Python can reach, on the device that computes, against a copy in the same run."""
+"""Measures kernels that Python can reach, on the device that computes, beside a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.machine.device_ops import ops_on
 from sluiceway.machine.placement import auto_device
 from sluiceway.machine.roofs import best_seconds_on
 
-_ROWS = 2048  # Of a weight.
+_ROWS = 2048  # Rows of a weight.
 # Larger than any cache, with its moments: of a processor, of a GPU.
 _ELEMENTS = {"cpu": 8 << 20, "cuda": 64 << 20}
 _CODEC, _RATIO = "block_random", 0.25
@@ -25,16 +25,16 @@ _ADAM = {"factor": 1.0, "step": 1, "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "ep
 
 @dataclass(frozen=True)
 class KernelBench:
-    """What there is to measure.
+    """Measurements of kernels on one device.
 
     Parameters
     ----------
     device : torch.device
         The host device, or one that the compiled module can use.
     elements : int
-        Of a weight, a multiple of its 2048 rows.
+        Elements of a weight, a multiple of its 2048 rows.
     seconds : float
-        Of each row.
+        Time for each row.
     """
 
     device: torch.device
@@ -42,7 +42,7 @@ class KernelBench:
     seconds: float = 1.0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Each has the bytes that it reads and writes once, and GB/s of those."""
+        """Return a row for each kernel: the bytes that it has to read and write, and their GB/s."""
         source, target = self._random(), self._random()
         yield self._row("copy", 2 * source.nbytes, lambda: target.copy_(source))
         for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16, stochastic")):
@@ -94,13 +94,13 @@ class KernelBench:
 
 
 def bench_device() -> torch.device:
-    """The first GPU, where torch and the compiled module can both use it; else the host device."""
+    """Return the first GPU that torch and the compiled module can use, else the host device."""
     name = auto_device()
     return torch.device("cpu" if name == "host" else name)
 
 
 def bench_kernels() -> dict[str, Any]:
-    """AdamW and the codec of the compiled module, on one thread where the host computes.
+    """Measure AdamW and the codec of the compiled module; on the host device with one thread.
 
     Every row has its share of the copy's rate.
     """
@@ -128,7 +128,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def describe_kernels(found: dict[str, Any]) -> str:
-    """The table that a person gets."""
+    """Return the table for people."""
     rows = [["kernel", "GB/s", "of copy"]]
     rows += [[r["name"], f"{r['gbps']:.2f}", f"{r['of_roof']:.2f}"] for r in found["rows"]]
     where = "one thread" if found["device"] == "host" else found["device"]

@@ -1,4 +1,4 @@
-"""Options and arguments of the command line that need a sentence of help, by the name they have."""
+"""Options and arguments of the command line that need a sentence of help, by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-# ---- Of several commands ----
+# ---- Several commands ----
 
 Settings = Annotated[
     list[str] | None,
@@ -17,7 +17,8 @@ Settings = Annotated[
         help="Override one value of the config, such as train.lr=1e-4; may be repeated.",
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback of an error.")]
+DEBUG = "--debug"
+Debug = Annotated[bool, typer.Option(DEBUG, help="Show the Python traceback of an error.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")
 ]
@@ -32,7 +33,7 @@ RunPath = Annotated[
 ]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
-# ---- Of train ----
+# ---- train ----
 
 NewRun = Annotated[
     Path | None,
@@ -48,26 +49,26 @@ DryRun = Annotated[
     ),
 ]
 
-# ---- Of resume ----
+# ---- resume ----
 
 Previous = Annotated[
     bool,
     typer.Option(
         "--previous",
-        help="Go on from the save before the last. The last one, and the metrics after the one "
-        "before, are dropped.",
+        help="Go on from the save before the last. Drops the last save, and the metrics after the "
+        "one before.",
     ),
 ]
 FromSave = Annotated[
     bool,
     typer.Option(
         "--last-save",
-        help="Go on from the last save, also where a store holds steps committed after it. These "
-        "steps, and their metrics, are dropped.",
+        help="Go on from the last save, even if a store holds later commits. Drops these steps and "
+        "their metrics.",
     ),
 ]
 
-# ---- Of eval ----
+# ---- eval ----
 
 RunOrModel = Annotated[
     Path,
@@ -86,7 +87,7 @@ HeldOut = Annotated[
 Format = Annotated[
     Literal["text", "jsonl"] | None,
     typer.Option(
-        help="What the files are: plain text, or one JSON object a line. Default: as in the run; "
+        help="Format of the files: plain text, or one JSON object a line. Default: as in the run; "
         "text for a model.",
         show_default=False,
     ),
@@ -112,19 +113,19 @@ MostSequences = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Measure on no more sequences than this. Default: as many as the run does on its own "
-        "text; all of other text.",
+        help="Largest number of sequences to measure on. Default: the number in the config for the "
+        "run's own text; all of other text.",
     ),
 ]
 HeldAs = Annotated[
     Dtype | None,
     typer.Option(
-        help="Precision in which the weights are held. Default: as in the run; fp32 for a model.",
+        help="Precision of the weights in memory. Default: as in the run; fp32 for a model.",
         show_default=False,
     ),
 ]
 
-# ---- Of export ----
+# ---- export ----
 
 ModelFolder = Annotated[
     Path,
@@ -144,9 +145,9 @@ StepOfLog = Annotated[
     typer.Option(
         min=0,
         metavar="N",
-        help="Weights of step N, for runs that log every step: engine.kind zo with engine.tier "
-        "host or disk, mode log. N is at most the step of the last save, and on disk at least that "
-        "of the base. Default: those of the last save.",
+        help="Export the weights of step N of a run that logs every step: engine.kind zo with "
+        "engine.tier host or disk, mode log. N is at most the step of the last save, and on disk "
+        "at least the step of the base. Default: the last save.",
         show_default=False,
     ),
 ]
@@ -154,7 +155,7 @@ Force = Annotated[
     bool, typer.Option("--force", help="Replace the model that FOLDER holds, if it holds one.")
 ]
 
-# ---- Of report, doctor and bench ----
+# ---- report, doctor and bench ----
 
 RunPaths = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run folders, which sluiceway train made.")
@@ -173,8 +174,8 @@ Quick = Annotated[bool, typer.Option("--quick", help="Measure no rates, and trai
 Roof = Annotated[
     Literal["link", "disk", "kernels", "step"] | None,
     typer.Argument(
-        help="What to measure: copies between host and device, the disk, the optimizer's kernels, "
-        "or whole training steps. Default: all but step.",
+        help="Measure copies between host and device, the disk, the optimizer's kernels, or whole "
+        "training steps. Default: all but step.",
         show_default=False,
     ),
 ]
@@ -191,7 +192,7 @@ BenchSteps = Annotated[
 ]
 BenchFolder = Annotated[Path, typer.Option(help="For disk: a folder on the disk to measure.")]
 
-# ---- Of store ----
+# ---- store ----
 
 StorePaths = Annotated[
     list[Path],

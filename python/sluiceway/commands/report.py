@@ -1,4 +1,4 @@
-"""`sluiceway report`: one HTML page about runs, side by side."""
+"""`sluiceway report`: writes one HTML page about runs, side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sluiceway resume`: a run goes on from its last save or commit, or from the save before."""
+"""`sluiceway resume`: continues a run from its last save or commit, or from the save before."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 def resume(
     path: Path, settings: list[str] | None, previous: bool, from_save: bool, as_json: bool
 ) -> None:
-    """Say what `settings` change, train to the end, and print what it came to.
+    """Print what `settings` change, train to the end, and print the result.
 
     Parameters
     ----------
     previous : bool
-        Go on from the save before the last; the last one, and what came after, is dropped.
+        Go on from the save before the last; drop the last save and what came after.
     from_save : bool
-        Go on from the last save; what was committed after it is dropped.
+        Go on from the last save; drop what was committed after it.
     """
     RunFolder.check(path)
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
-    if after.engine.awaits_plan:  # What cannot change was planned as the run began.
+    if after.engine.awaits_plan:  # Refuse other changes before planning.
         changes(load_config(path / CONFIG_FILE), after)
-        from sluiceway.commands.plan import planned
+        from sluiceway.run.planning import planned
 
         after = planned(after, path, as_json)
     with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:

@@ -1,4 +1,4 @@
-"""`sluiceway store inspect | verify`: what a chunk store holds, and whether all of it is whole."""
+"""`sluiceway store inspect | verify`: shows what a chunk store holds, and checks it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluiceway.store.drives import drive_warnings, find_drives
 
 
 def inspect_store(paths: list[Path], as_json: bool) -> None:
-    """Print what a store says of itself; chunks are not read."""
+    """Print the description of a store; read no chunk."""
     with _opened(paths) as store:
         found = store.describe()
     warnings = drive_warnings(found)
@@ -31,7 +31,7 @@ def inspect_store(paths: list[Path], as_json: bool) -> None:
 
 
 def verify_store(paths: list[Path], as_json: bool) -> None:
-    """Read and check all that the commits of a store hold; print what is damaged.
+    """Read and check everything that the commits of a store hold; print what is damaged.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def _opened(paths: list[Path]) -> Iterator[_core.ChunkStore]:
 
 
 def describe_store(found: dict[str, Any], warnings: list[str]) -> str:
-    """The text that a person gets."""
+    """Return the text for people."""
     rows = [["store", f"{found['id']}, version {found['version']}"]]
     for name in ("live", "pinned"):
         rows.append([name, _commit_text(found[name])])
@@ -117,7 +117,7 @@ def _commit_text(commit: dict[str, Any] | None) -> str:
 
 
 def describe_verified(figures: dict[str, Any]) -> str:
-    """The lines that a person gets."""
+    """Return the lines for people."""
     held = f"step {figures['step']}: {figures['chunks']} chunks, {format_bytes(figures['bytes'])}"
     if figures["pinned_step"] is not None:
         held += f", and what is pinned of step {figures['pinned_step']}"

@@ -1,4 +1,4 @@
-"""`sluiceway train`: a new run from a config; and what is said of a run that has ended."""
+"""`sluiceway train`: trains a new run from a config; prints the result of any run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluiceway.run.run_folder import RunFolder
 def train(
     config: Path, out: Path | None, settings: list[str] | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Train, or only plan; print what it came to."""
+    """Train, or only plan; print the result."""
     checked = with_absolute_paths(load_config(config, settings))
     if dry_run:
         from sluiceway.commands.plan import show_plan
@@ -36,7 +36,7 @@ def train(
 
         check_if_save(Path(checked.model.path))
         if checked.engine.awaits_plan:
-            from sluiceway.commands.plan import planned
+            from sluiceway.run.planning import planned
 
             checked = planned(checked, path, as_json)
         inputs = read_inputs(checked, Path(checked.model.path))
@@ -54,7 +54,7 @@ def train(
 
 @contextlib.contextmanager
 def progress_sink(as_json: bool) -> Iterator[TextIO]:
-    """Where progress goes: nowhere beside JSON."""
+    """Give the stream for progress, which goes nowhere beside JSON."""
     if not as_json:
         yield sys.stdout
         return
@@ -63,7 +63,7 @@ def progress_sink(as_json: bool) -> Iterator[TextIO]:
 
 
 def print_summary(path: Path, summary: dict[str, Any], as_json: bool) -> None:
-    """Print what a run came to, in a line or as JSON."""
+    """Print the result of a run, as a line or as JSON."""
     if as_json:
         print(json_text({"folder": str(path), **summary}))
         return

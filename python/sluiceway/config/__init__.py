@@ -1,1 +1,1 @@
-"""What one YAML file may say, how it is read, and what may change."""
+"""The keys of a run's YAML file: how they are read and checked, and which may change."""

@@ -1,4 +1,4 @@
-"""What may differ between a run's two sittings, and what would make it another run."""
+"""Compares the configs of two parts of a run, and refuses changes that make it another run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluiceway.config.file import flattened
 from sluiceway.config.schema import Config
 from sluiceway.errors import InvalidArgument
 
-# Keys, or whole sections, that do not change what the weights mean to the optimizer's state.
+# Keys, or whole sections, that may change: the optimizer's state fits the weights all the same.
 _CHANGEABLE = (
     "train.steps",
     "train.lr",
@@ -23,17 +23,17 @@ _CHANGEABLE = (
     "device",
     "budget",
     "schedule",
-    "store.io",  # Another way to the same bytes.
+    "store.io",  # The same bytes, read in another way.
     "trace",
     "model.path",  # Weights come from the save.
-    "data.train",  # What is read must have the same tokens: the loop checks.
+    "data.train",  # The tokens have to be the same: the loop checks them.
     "data.eval",
 )
-_NAMED = 4  # Differences in one error; another engine would bring dozens.
+_NAMED = 4  # Differences to name in one error; another engine would bring dozens.
 
 
 def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Map each key that differs to its two values.
+    """Map each key that differs to its old and new value.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     old, new = flattened(before.resolved()), flattened(after.resolved())
     found = {
         key: (old.get(key), new.get(key))
-        # A key that only one of two engines has says less than the engine.
+        # A key that only one of two engines has is less telling than the engine.
         for key in sorted(old.keys() | new.keys(), key=lambda k: (k not in old or k not in new, k))
         if old.get(key) != new.get(key)
     }
@@ -53,7 +53,7 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
         named = ", ".join(f"{k} was {found[k][0]}, is now {found[k][1]}" for k in fixed[:_NAMED])
         more = f", and {len(fixed) - _NAMED} keys more" if len(fixed) > _NAMED else ""
         raise InvalidArgument(
-            f"resume: {named}{more}; expected what the run began with, what can change: "
+            f"resume: {named}{more}; restore what the run began with. These keys can change: "
             + ", ".join(changeable)
         )
     return found

@@ -1,4 +1,4 @@
-"""The options of a codec, of every engine whose gradients can cross the link compressed."""
+"""Options of a codec, for every engine whose gradients can cross the link compressed."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ Ratio = Annotated[Positive, Field(le=1)]
 
 
 def ratio_option(default: float | str, more: str = "") -> Any:
-    """Declare f; engines that do something else with the core have another default."""
+    """Declare the ratio f; its default depends on the engine."""
     return option(
         default,
-        f"f in (0, 1]: cores are round(f m) x round(f n).{more}",
+        f"A number f in (0, 1]: cores are round(f m) x round(f n).{more}",
         to=["weight"],
         in_state=True,
     )
 
 
 def _listed(names: Any) -> Any:
-    """Names in a set or another collection as a list."""
+    """Turn a set or another collection of names into a list."""
     return list(names) if isinstance(names, Collection) and not isinstance(names, str) else names
 
 
 class CodecOptions(Options):
-    """How gradients are compressed, and which."""
+    """Options for the compression of gradients, and for the weights that it applies to."""
 
-    codec: str = option("identity", "Which codec; identity sends gradients whole.", to=["weight"])
+    codec: str = option("identity", "The codec; identity sends gradients whole.", to=["weight"])
     ratio: Ratio = ratio_option(0.5)
     d: Count | None = option(
         None,
-        "Square d x d cores instead, for sparse families.",
+        "Size d of square d x d cores, in place of `ratio`, for sparse families.",
         to=["weight"],
         in_state=True,
     )
@@ -45,5 +45,6 @@ class CodecOptions(Options):
         "bf16", "The format in which cores cross the link.", to=["weight"]
     )
     target: Annotated[str | Sequence[str], BeforeValidator(_listed)] = option(
-        "all-linear", '"all-linear", a regular expression or names of parameters.'
+        "all-linear",
+        'Weights to compress: "all-linear", a regular expression or names of parameters.',
     )

@@ -1,4 +1,4 @@
-"""What is said of a config that the schema refuses: the place, the value, the nearest known key."""
+"""Error texts for configs that the schema refuses: place, value and the nearest known key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXPECTED = "expected "
 
 @dataclass(frozen=True)
 class Complaints:
-    """Turns what pydantic says into one line.
+    """Turns errors of pydantic into one line.
 
     Parameters
     ----------
@@ -36,14 +36,14 @@ class Complaints:
     engine: type[BaseModel]
 
     def place(self, keys: Keys) -> str:
-        """Where a key, or the nearest section above it, is written."""
+        """Place of a key, or of the nearest section above it."""
         for length in range(len(keys), 0, -1):
             if keys[:length] in self.where:
                 return self.where[keys[:length]]
         return self.name
 
     def text(self, found: Sequence[dict[str, Any]]) -> str:
-        """One line about the first of these errors, with all that its key could have been."""
+        """One line about the first error, with everything that its key could have been."""
         error = found[0]
         keys = self._keys_of(error)
         dotted = ".".join(keys)
@@ -70,7 +70,7 @@ class Complaints:
         return f"{at}: {dotted} is {value!r}, {_EXPECTED}{could_be}"
 
     def _keys_of(self, error: dict[str, Any]) -> Keys:
-        """Pydantic's location without the parts that are no keys of the file: types, indices."""
+        """Location of an error, without the parts that are no keys of the file: types, indices."""
         keys: list[str] = []
         schema: type[BaseModel] | None = Config
         for depth, part in enumerate(error["loc"]):

@@ -1,4 +1,4 @@
-"""What the sections of a config are made of: sizes, counts, names, and the section itself."""
+"""Types of config values: sizes, counts, names, and the base class of all sections."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ Beta = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A mapping of the file: frozen, and without room for keys it does not know."""
+    """A mapping of the file: frozen, and without room for unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

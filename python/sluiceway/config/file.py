@@ -1,4 +1,4 @@
-"""Reading a run's YAML file: every complaint names the file, the line and the nearest known key."""
+"""Reads a run's YAML file; every error names the file, the line and the nearest known key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load_config(path: str | os.PathLike, overrides: list[str] | None = None) -> 
 
 
 def check_config(tree: dict, where: dict[tuple, str] | None = None, name: str = "config") -> Config:
-    """Turn plain dicts into a Config; `where` maps key paths to the place an error names."""
+    """Turn plain dicts into a Config; `where` maps key paths to the places that errors name."""
     complaints = Complaints(where or {}, name, _engine_section(tree, where or {}, name))
     try:
         config = Config.model_validate(tree)
@@ -137,7 +137,7 @@ def _engine_section(tree: dict, where: dict, name: str) -> type[EngineSection]:
 
 
 def flattened(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """A tree of sections with its keys written `a.b.c`; an empty section is a value."""
+    """Return a tree of sections with keys `a.b.c`; an empty section is a value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""The documentation of options, as numpydoc writes parameters, from what declares them."""
+"""Writes the documentation of options, as numpydoc writes parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 96
 
 
 def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """An option as a parameter of a function."""
+    """Return an option as a parameter of a function."""
     return inspect.Parameter(
         field.alias or name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -25,7 +25,7 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def documentation(fields: Iterable[tuple[str, FieldInfo]]) -> str:
-    """Lines `name : kind, default value`, each with its description; those without are left out."""
+    """Lines `name : kind, default value` and a description, for each option that has one."""
     return "\n".join(_entry(name, field) for name, field in fields if field.description)
 
 
@@ -38,7 +38,7 @@ def _entry(name: str, field: FieldInfo) -> str:
 
 
 def _bare(kind: Any) -> Any:
-    """A type without the checks that are pinned to it."""
+    """Return a type without the checks that are attached to it."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _bare(args[0])

@@ -1,8 +1,8 @@
-"""Options: sections of a config that Python code makes and documents itself from, too.
+"""Options: sections of a config from which Python classes also get arguments and help.
 
-An option is declared once, as a field: its type is the check, its default the default everywhere,
-its description the sentence of the documentation. Configs, constructors of optimizers, plans, saved
-states and the compiled engine take the options by these names.
+An option is declared once, as a field: its type is the check, its default holds everywhere, and its
+description is the documentation. Configs, constructors of optimizers, plans, saved states and the
+compiled engine use the same names.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Receiver = Literal["engine", "weight"]
 
 
 def check_is_here(engine: str, here: Mapping[str, tuple[str, ...]], name: str, value: str) -> str:
-    """Refuse a value that is spelled right, and not in this version.
+    """Refuse a value that is spelled right but is not in this version.
 
     Parameters
     ----------
     here : mapping
-        What there is, by option.
+        The values that there are, by option.
 
     Raises
     ------
     sluiceway.errors.Unavailable
-        It says what there is.
+        The text names the values that there are.
     """
     if value not in here[name]:
         raise Unavailable(
@@ -57,22 +57,22 @@ def option(
     Parameters
     ----------
     default : object
-        `...` where a value has to be given.
+        `...` if a value has to be given.
     description : str
-        What documentation says of it; empty for an option that is not documented.
+        Its documentation; empty for an option that is not documented.
     alias : str, optional
-        The name that a constructor takes, where it begins with an underscore.
+        The name in a constructor, if it begins with an underscore.
     to : iterable of {"engine", "weight"}
-        What the compiled module is told it for, by this name: a whole engine, each weight.
+        Whether the compiled module gets it, by this name, for a whole engine or for each weight.
     in_state : bool
-        A saved state depends on it, and loads only where it is the same.
+        A saved state depends on it, and loads only if it is the same.
     """
     marks = {"to": tuple(to), "in_state": in_state}
     return Field(default, description=description, alias=alias, json_schema_extra=marks)
 
 
 class _CalledAsAFunction(type(BaseModel)):
-    """Classes whose call takes positions as well as names, and says InvalidArgument."""
+    """Classes whose call takes positional arguments too, and raises InvalidArgument."""
 
     def __call__(cls, *positional: Any, **named: Any) -> Any:
         refuse_unknown(cls.__name__, named, cls.__signature__.parameters)
@@ -80,7 +80,7 @@ class _CalledAsAFunction(type(BaseModel)):
 
 
 class Options(Section, metaclass=_CalledAsAFunction):
-    """Base of all options: frozen, strict where Python makes them, lenient where a file does."""
+    """Base of all options: frozen, strict for Python callers, lenient for files."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -100,15 +100,15 @@ class Options(Section, metaclass=_CalledAsAFunction):
 
     @classmethod
     def checked(cls, caller: str, named: dict[str, Any]) -> Self:
-        """Make one for `caller`, whose error it will be.
+        """Make the options for `caller`, which errors name.
 
         Raises
         ------
         sluiceway.errors.InvalidArgument
-            A value is not what its option takes.
+            An option does not take its value.
         """
         for name, value in named.items():
-            if isinstance(value, Mapping):  # A file's way to write them, which would be lenient.
+            if isinstance(value, Mapping):  # A file writes them so, and is checked less strictly.
                 raise InvalidArgument(
                     f"{caller}: {name} is {value!r}, expected {cls._class_of(name)}"
                 )
@@ -119,7 +119,7 @@ class Options(Section, metaclass=_CalledAsAFunction):
 
     @classmethod
     def _class_of(cls, name: str) -> str:
-        """What a user makes for an option that is a group of options itself."""
+        """Name of the class that a user makes for an option that is a group of options."""
         for kind in get_args(cls.model_fields[name].annotation) if name in cls.model_fields else ():
             if isinstance(kind, type) and issubclass(kind, Options):
                 return f"a sluiceway.{kind.__name__.removesuffix('Section')}"
@@ -133,15 +133,15 @@ class Options(Section, metaclass=_CalledAsAFunction):
 
     @classmethod
     def names(cls, *, to: Receiver | None = None, in_state: bool = False) -> list[str]:
-        """The options that go to `to`, or that a saved state depends on."""
+        """Names of options that go to `to`, or on which a saved state depends."""
         return [
             name
             for name, field in cls.model_fields.items()
             if to in _marks(field)["to"] or (in_state and _marks(field)["in_state"])
         ]
 
-    def told(self, to: Receiver) -> dict[str, Any]:
-        """What the compiled module is told, by name."""
+    def keywords_for(self, to: Receiver) -> dict[str, Any]:
+        """Return the keywords of the compiled module for an engine or a weight."""
         return {name: getattr(self, name) for name in self.names(to=to)}
 
 
@@ -150,7 +150,7 @@ def _marks(field: FieldInfo) -> dict[str, Any]:
 
 
 def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise a TypeError, as Python does, for a keyword that is none; the nearest one is named."""
+    """Raise a TypeError, as Python does, for an unknown keyword; name the nearest one."""
     known = list(known)
     for name in given:
         if name not in known:
@@ -161,7 +161,7 @@ def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> N
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy or torch as Python's; anything else as it is."""
+    """Turn a number of numpy or torch into Python's; return anything else as it is."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
@@ -170,7 +170,7 @@ _BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at mos
 
 
 def _explained(error: ValidationError) -> str:
-    """What the first option that is wrong is, and all that it could have been."""
+    """Say which option is wrong first, and what it could have been."""
     found = error.errors(include_url=False)
     first = found[0]
     if not first["loc"]:

@@ -30,7 +30,7 @@ from sluiceway.config.shared_options import NormMode, Order
 from sluiceway.config.values import Budget, Link, StoreOptions
 from sluiceway.errors import Unavailable
 
-PYDOC = "pydoc"  # Names the text that every Python brings along.
+PYDOC = "pydoc"  # A text that every Python brings along.
 
 
 def _device_name(value: str) -> str:
@@ -40,12 +40,12 @@ def _device_name(value: str) -> str:
 
 
 def device_in_full(value: Any) -> Any:
-    """`device: cuda:0` is short for `device: {name: cuda:0}`."""
+    """Expand `device: cuda:0` to `device: {name: cuda:0}`."""
     return {"name": value} if isinstance(value, str) else value
 
 
 def _of_its_kind(value: Any) -> Any:
-    """The section that the engine's kind has, read from plain keys."""
+    """Make the section of the engine's kind from plain keys."""
     if not isinstance(value, dict):
         return value
     return section_of(value.get("kind", DEFAULT_KIND)).model_validate(value)
@@ -138,7 +138,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _left_out_is_the_engines(cls, tree: Any) -> Any:
-        """An engine may have other defaults for `train`."""
+        """Fill in an engine's own defaults for `train`."""
         engine, train = (tree.get(key, {}) for key in ("engine", "train"))
         if not isinstance(engine, dict) or not isinstance(train, dict):
             return tree
@@ -156,30 +156,26 @@ class Config(Section):
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all micro-batches; sequences that are not packed may have fewer."""
+        """Tokens of all micro-batches; fewer if sequences are not packed."""
         return self.train.micro_batch * self.train.accumulate * self.data.sequence_length
 
     def resolved(self) -> dict[str, Any]:
-        """Every value, defaults written out, in plain types that YAML and JSON can hold."""
+        """Return every value, defaults included, in plain types for YAML and JSON."""
         return self.model_dump(mode="json")
 
 
 def check_available(config: Config) -> None:
-    """Refuse what the schema knows and this version does not have yet."""
+    """Refuse values that the schema knows but this version does not have."""
     if config.engine.kind == "zo" and config.device.lane_threads not in ("auto", 1):
         raise Unavailable(
             f"device.lane_threads: {config.device.lane_threads} is not in this version of the "
             "engine zo, which has no AdamW to share; leave it out"
         )
-    if config.schedule.norm == "lagged":
-        raise Unavailable(
-            "schedule.norm: lagged is not in this version, it has auto, exact and speculative"
-        )
     config.engine.check_available(config)
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same run from whatever folder it is resumed in."""
+    """Return the config with paths that hold in whatever folder the run is resumed."""
 
     def absolute(names: list[str]) -> list[str]:
         return [name if name == PYDOC else os.path.abspath(name) for name in names]

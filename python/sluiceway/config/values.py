@@ -1,4 +1,4 @@
-"""Small frozen values that configs and optimizers take: links, budgets, refresh policies."""
+"""Small frozen values for configs and optimizers: links, budgets, refresh policies."""
 
 from __future__ import annotations
 
@@ -36,40 +36,38 @@ class Link(Options):
 
 
 class Budget(Options):
-    """Bytes each tier may hold, as integers or texts such as "4GiB"; None: what is free."""
+    """Bytes that each tier may hold, as integers or texts such as "4GiB"; None: what is free."""
 
-    device: Size | None = option(None, "Where the model computes.")
+    device: Size | None = option(None, "Memory of the device on which the model computes.")
     host: Size | None = option(None, "Memory of the host that is not page-locked.")
     pinned: Size | None = option(None, "Page-locked memory of the host.")
     disk: Size | None = option(None, "The store.")
 
 
 class StoreOptions(Options):
-    """Where an engine keeps what is too large for memory."""
+    """The place for what is too large for memory."""
 
     path: Annotated[
         str | os.PathLike | list[str | os.PathLike] | None, BeforeValidator(_tuple_is_a_list)
     ] = option(
         None,
-        'A folder on the disk to be used, made if it is not there; with io="block" the device. A '
-        "list has one folder, or device, on each of several disks, always in the same order: "
-        "chunks are dealt to them by the rates that were measured when the store was made. A run "
-        "of the command line has it in its own folder where nothing is said.",
+        'Folder on the disk to use, made if it is not there; with io="block" the device. A list '
+        "has one folder or device on each of several disks, always in the same order: chunks are "
+        "distributed by the rates that were measured when the store was made. By default a run "
+        "of the command line has the store in its own folder.",
     )
     io: Literal["auto", "uring", "posix", "block"] = option(
         "auto",
-        "How the disk is asked: through io_uring, or by threads; auto is io_uring where the system "
-        "allows it. block takes a whole block device, whose content goes.",
+        "Interface to the disk: uring, or posix with threads; auto is uring if the system allows "
+        "it. block takes a whole block device, and overwrites what is on it.",
     )
-    chunk: Size = option(
-        4 << 20, "Bytes of each of the states that move as one; a multiple of 8 KiB."
-    )
+    chunk: Size = option(4 << 20, "Bytes of a state that move as one piece; a multiple of 8 KiB.")
 
     @field_validator("path")
     @classmethod
     def _names_one(cls, path: Any) -> Any:
         if path == []:
-            raise ValueError("is [], expected a path, or a list of one for each disk")
+            raise ValueError("is [], expected a path, or a list with a path for each disk")
         for one in path if isinstance(path, list) else [path]:
             if one is not None and not os.fspath(one):
                 raise ValueError(
@@ -80,18 +78,18 @@ class StoreOptions(Options):
 
     @property
     def paths(self) -> list[str]:
-        """One for each drive, in order; perhaps none."""
+        """One path for each drive, in order; perhaps none."""
         listed = self.path if isinstance(self.path, list) else [self.path]
         return [os.fspath(path) for path in listed if path is not None]
 
     @property
     def place(self) -> str:
-        """All paths, for people."""
+        """All paths, for error texts."""
         return " and ".join(self.paths)
 
 
 class RefreshSection(Options):
-    """What a file can say of a refresh: everything but a function."""
+    """Options of a refresh that a file can have: all but a function."""
 
     every: Natural = option(0, "Steps between measurements; 0: never after the first fit.")
     threshold: ZeroOrMore | None = option(
@@ -99,38 +97,39 @@ class RefreshSection(Options):
     )
     source: Literal["rolling", "closure"] = option(
         "rolling",
-        "Where calibration gradients come from: a few weights a step in turn, or a batch that was "
-        "held back.",
+        "Source of calibration gradients: rolling takes the gradients of a few weights a step, in "
+        "turn; closure those of a batch that you held back.",
     )
-    learn_steps: Steps = option(100, "Most steps of learning in one replacement.")
+    learn_steps: Steps = option(100, "Largest number of learning steps in one replacement.")
     transport: Literal["projected", "keep", "reset"] = option(
-        "projected", "What moments become: projected onto the new projector, kept or set to 0."
+        "projected",
+        "Moments after a replacement: projected onto the new projector, kept, or set to 0.",
     )
     learn_rate: Positive = option(0.1, "Learning rate of Adam on the values of a projector.")
     beta: NotNegative = option(
-        1e-4, "Weight of the projectors' norms beside the bias, in what learning lowers."
+        1e-4, "Weight of the projectors' norms, beside the bias, in the loss that learning lowers."
     )
     init: Literal["sign", "normal"] = option(
-        "sign", "What the values of a new projector are before learning: signs, or normal draws."
+        "sign", "Values of a new projector before learning: signs, or normal draws."
     )
 
 
 class Refresh(RefreshSection):
-    """When a projector is measured and replaced, how it is learned, what its moments become."""
+    """Options for the replacement of projectors: when, how they learn, what moments become."""
 
     __match_args__ = ("every", "threshold", "source", "closure", "learn_steps", "transport")
 
     closure: Callable[[], Any] | None = option(
-        None, 'Returns a calibration loss; what source "closure" needs.'
+        None, 'Function that returns a calibration loss, for source "closure".'
     )
 
     @model_validator(mode="after")
     def _closure_is_given(self) -> Refresh:
         if self.source == "closure" and self.every > 0 and self.closure is None:
-            raise ValueError('source is "closure", expected closure= to be given')
+            raise ValueError('source is "closure", but closure= is missing')
         if self.source == "rolling" and self.closure is not None:
             raise ValueError(
-                'closure= is given and source is "rolling", expected source="closure", as nothing '
-                "else calls it"
+                'closure= is given, but source is "rolling", which never calls it; set '
+                'source="closure"'
             )
         return self

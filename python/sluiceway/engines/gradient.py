@@ -1,4 +1,4 @@
-"""What engines share that learn from a backward: micro-batches, the loss scale, lanes."""
+"""The base class of engines that learn from a backward: micro-batches, the loss scale, lanes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from sluiceway.engines.engine import Ranges, Update
 from sluiceway.engines.plan import DevicePlan, EnginePlan, trained_elements
-from sluiceway.engines.protocol import Ranges, Update
 from sluiceway.engines.resident import ResidentEngine
 from sluiceway.machine.device_ops import ops_on
 from sluiceway.model.loss import loss_of
@@ -21,7 +21,7 @@ class GradientEngine(ResidentEngine):
     """An engine whose step is forward, backward, and a step of its optimizer."""
 
     def lane_arguments(self, trace: Path | None) -> dict[str, Any]:
-        """What every optimizer with lanes of its own takes, which follow the placement."""
+        """Arguments of every optimizer with lanes of its own; they follow the placement."""
         config, train, placement = self.config, self.config.train, self.placement
         arguments: dict[str, Any] = {
             "lr": train.lr,
@@ -44,15 +44,15 @@ class GradientEngine(ResidentEngine):
         return arguments
 
     def plan(self, model: torch.nn.Module) -> EnginePlan:
-        """Two moments for every parameter that is trained, as AdamW has them."""
+        """Count two moments for every trained parameter, as AdamW has them."""
         return DevicePlan(self.config, trained_elements(model))
 
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
-        """Forward and backward of every micro-batch, and the optimizer's step.
+        """Run forward and backward of every micro-batch, and the step of the optimizer.
 
         A loss that is not finite ends the step before its backward, and nothing of the step is
-        kept. Where the device works beside Python the loss is read after the step: then its
-        gradients are made not finite either, and the optimizer skips it.
+        kept. On a device that works beside Python the loss is read after the step: its gradients
+        are then made not finite too, so that the optimizer skips the step.
         """
         device = ops_on(self.placement.device)
         learned = sum(batch.learned for batch in batches)
@@ -78,7 +78,7 @@ class GradientEngine(ResidentEngine):
 
 
 def _mean(losses: Sequence[tuple[Callable[[], torch.Tensor], float]]) -> float:
-    """Of micro-batches that weigh as much as is said beside each; waits for those on their way."""
+    """Weighted mean of the micro-batches' losses; waits for losses that are still on their way."""
     total = 0.0
     for read, share in losses:
         total += read().item() * share
@@ -86,5 +86,5 @@ def _mean(losses: Sequence[tuple[Callable[[], torch.Tensor], float]]) -> float:
 
 
 def _finite_or_nan(loss: torch.Tensor) -> torch.Tensor:
-    """What a backward of `loss` begins with: 1, or what spoils every gradient."""
+    """Gradient that a backward of `loss` starts from: 1, or NaN to spoil every gradient."""
     return torch.where(loss.isfinite(), 1.0, math.nan).to(loss.dtype)

@@ -1,4 +1,4 @@
-"""Plain AdamW on the device: what every other engine is compared with."""
+"""Plain AdamW on the device, with which every other engine is compared."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Native(GradientEngine):
 
     @property
     def freezes_embeddings(self) -> bool:
-        """As the config says."""
+        """True if the config freezes them."""
         return self.config.engine.embeddings == "frozen"
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> NativeAdamW:
-        """Over every parameter that is not frozen."""
+        """Make AdamW over every parameter that is not frozen."""
         train = self.config.train
         return NativeAdamW(
             [p for p in model.parameters() if p.requires_grad],

@@ -1,4 +1,4 @@
-"""Full AdamW, its states in host memory or on disk."""
+"""Full AdamW whose states are in host memory or on disk."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from sluiceway.config.engines.offload import OffloadOptions, OffloadSection
 from sluiceway.config.values import StoreOptions
+from sluiceway.engines.engine import Ranges, Recorder, Update
 from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.offload_plan import OffloadPlan
-from sluiceway.engines.protocol import Ranges, Recorder, Update
 from sluiceway.engines.resident import OPTIMIZER_FILE
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import InvalidArgument
@@ -32,16 +32,16 @@ class Offload(GradientEngine):
     """The engine of `kind: offload`."""
 
     section = OffloadSection
-    placement: Placement | None = None  # Of an open run, whose process may be pinned.
-    _pins = False  # A save is in its place, or will be before the next step.
-    _noted: int | None = None  # Steps made when a commit was last told what to carry.
+    placement: Placement | None = None  # Set while a run is open; its process may be pinned.
+    _pins = False  # The next step pins the saved step in the store.
+    _noted: int | None = None  # Number of steps when `note_run` was last called.
 
     def plan(self, model: torch.nn.Module) -> OffloadPlan:
-        """What states, gradients and the ring take."""
+        """Predict what states, gradients and the ring take."""
         return OffloadPlan(self.config, model, self.placement)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> OffloadAdamW:
-        """With lanes of its own, which follow the placement."""
+        """Make the optimizer; its lanes follow the placement."""
         engine, store = self.config.engine, self.config.store
         self.plan(model).check_disk()
         arguments: dict[str, Any] = {
@@ -51,12 +51,12 @@ class Offload(GradientEngine):
             "gradients": resolve_gradients(engine.gradients, model, self.placement.autocast_dtype),
             "_exact_norm": False,
             "_rates": Rates(self.config.device.disk_gbps, self.config.device.host_gbps),
-            "_redo": self.placement.autocast == "fp16",  # The scale of the loss may change.
+            "_redo": self.placement.autocast == "fp16",  # The loss scale may change.
         }
         return OffloadAdamW(model, **arguments)
 
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
-        """As every engine; a save whose store is gone is refused by its path."""
+        """Open as every engine does; refuse a save whose store is gone, and name its path."""
         if (folder / OPTIMIZER_FILE).exists() and self.config.engine.tier == "disk":
             find_drives([*map(Path, self.config.store.paths)])
         super().open(folder, placement, trace)
@@ -66,7 +66,7 @@ class Offload(GradientEngine):
         return self.config.engine.codec != "identity"
 
     def description(self) -> list[str]:
-        """With a codec also which gradients cross as cores, and which do not.
+        """Add which gradients cross as cores and which do not, if there is a codec.
 
         A warning says where the disk waits for the codec.
         """
@@ -81,7 +81,7 @@ class Offload(GradientEngine):
         return [*super().description(), *cores]
 
     def summary(self) -> dict[str, Any]:
-        """The same, as plain values."""
+        """Return what `description` says, as plain values."""
         if not self._has_codec:
             return super().summary()
         return {
@@ -91,7 +91,9 @@ class Offload(GradientEngine):
         }
 
     def save(self, folder: Path) -> None:
-        """As every engine; on disk the step that it names is kept when the save is in its place.
+        """Save as every engine does; the store keeps the saved step once the save is in its place.
+
+        Until then it keeps the step of the save before: a kill leaves one of the two saves whole.
 
         Until then the step of the save before it is kept: a kill leaves one whole save or the
         other.
@@ -101,26 +103,26 @@ class Offload(GradientEngine):
         self._pins = self.config.engine.tier == "disk"
 
     def load(self, folder: Path) -> None:
-        """As every engine; on disk the step of the save is kept from now on, if it was not."""
+        """Load as every engine does; let a store on disk keep the step of the save from now on."""
         super().load(folder)
         self._pins = self.config.engine.commits
 
     def check_new(self) -> None:
-        """As every engine that commits."""
+        """Refuse a store that another run has filled."""
         _, steps = self.optimizer.engine.generations[0]
         if steps:
             raise InvalidArgument(
-                f"store.path: {self.config.store.place} holds step {steps} of another run, "
-                "expected none as this one begins; resume that run, or choose another path"
+                f"store.path: {self.config.store.place} holds step {steps} of another run; resume "
+                "that run, or choose another path"
             )
 
     def note_run(self, run: bytes) -> None:
-        """Let the commit of the step that was made carry `run`."""
+        """Let the commit of the last step carry `run`."""
         self.optimizer.set_run_state(run)
         self._noted = self.optimizer.engine.committed_steps
 
     def committed_run(self, save: Path | None) -> bytes | None:
-        """What the last commit carries, if it is of a later step than the save."""
+        """Return what the last commit carries, if its step is later than that of the save."""
         engine = self.optimizer.engine
         if save is not None:
             store = read_state(save / OPTIMIZER_FILE)[STATE_KEY].get("store")
@@ -130,11 +132,11 @@ class Offload(GradientEngine):
         return self.optimizer.run_state() or None
 
     def take_commit(self) -> None:
-        """As the optimizer's `resume`."""
+        """Resume the optimizer from the last commit."""
         self.optimizer.resume()
 
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
-        """As every engine that runs a backward."""
+        """Make a step as every engine with a backward does."""
         if self._pins:
             self.optimizer.pin()
             self._pins = False
@@ -143,7 +145,7 @@ class Offload(GradientEngine):
         return super().update(batches, ranges)
 
     def close(self) -> None:
-        """As the optimizer does; a step that nobody could take up is not committed."""
+        """Close the optimizer; leave a step uncommitted that no run could resume from."""
         if self._noted is not None:
             engine, noted, self._noted = self.optimizer.engine, self._noted, None
             if engine.committed_steps != noted:
@@ -151,5 +153,5 @@ class Offload(GradientEngine):
         super().close()
 
     def recorder(self) -> Recorder:
-        """The compiled engine, whose lanes are rows of the trace."""
+        """Return the compiled engine, whose lanes are rows of the trace."""
         return self.optimizer.engine

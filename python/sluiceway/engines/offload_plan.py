@@ -1,4 +1,4 @@
-"""What full AdamW takes on each tier and link with its states in a store, and a step's seconds."""
+"""Predicts what full AdamW with its states in a store takes: tiers, links, seconds of a step."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from sluiceway.optim.offload.spill_choice import (
 )
 from sluiceway.optim.tier_limits import tier_limits
 
-_WAITING_BYTES = 256 << 20  # Most that gradients take on the device until they have left it.
+_WAITING_BYTES = 256 << 20  # Largest size of gradients that wait to leave the device.
 
 
 class OffloadPlan(DevicePlan):
-    """Predicted from the shapes of all trained parameters."""
+    """The plan of `kind: offload`, from the shapes of all trained parameters."""
 
     advice = "try a smaller store.chunk, or engine.tier: disk"
 
@@ -96,7 +96,7 @@ class OffloadPlan(DevicePlan):
             gradients,
             chunk_elements("store", config.store.chunk),
             config.train.accumulate,
-            # A save that training goes on after is kept beside the last step.
+            # The store keeps a save beside the last step if training goes on after it.
             3 if self._on_disk and config.train.save_every else 2,
             pinned,
             cores,
@@ -113,30 +113,30 @@ class OffloadPlan(DevicePlan):
         return self._config.train.accumulate
 
     def check_disk(self) -> None:
-        """Refuse a budget that the store would outgrow, with its first save at the latest.
+        """Refuse a budget that the store exceeds at its first save.
 
         Raises
         ------
         sluiceway.errors.OutOfMemory
-            It says how much the store takes by then.
+            The text says how many bytes the store takes by then.
         """
         limit, needed = self._config.budget.disk, self._footprint["store_bytes"]
         saves = self._on_disk and self._config.train.save_every
         if saves and limit is not None and needed > limit:
             raise OutOfMemory(
                 f"budget.disk: the store needs {needed} bytes ({format_bytes(needed)}), a third of "
-                f"them for saves that training goes on after, the budget is {limit} bytes "
+                f"them for saves during training, the budget is {limit} bytes "
                 f"({format_bytes(limit)}); raise it, or set train.save_every: 0"
             )
 
     def _host_bytes_of(self, footprint: dict[str, int]) -> int:
-        """Tables, cores that have arrived, weights that wait, and the store if it is in memory."""
+        """Tables, cores that have arrived, waiting weights, and the store if it is in memory."""
         store = 0 if self._on_disk else footprint["store_bytes"]
         names = ("table_bytes", "core_host_bytes", "parked_bytes")
         return store + sum(footprint[name] for name in names)
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """The ring, cores, what gradients are rounded in, and the store where it is."""
+        """Ring, cores, buffers in which gradients are rounded, and the store on its tier."""
         store = self._footprint["store_bytes"]
         waiting = min(_WAITING_BYTES, self._whole_bytes)
         tiers = {
@@ -151,27 +151,27 @@ class OffloadPlan(DevicePlan):
 
     @property
     def _whole_bytes(self) -> int:
-        """Of a backward's gradients that cross as they are."""
+        """Bytes of a backward's gradients that cross whole."""
         return self._gradient_bytes * (self._elements - self._footprint["core_elems"])
 
     @property
     def _whole_extents(self) -> int:
-        """Bytes that a backward's gradients take on disk, where they crossed as they are."""
+        """Bytes on disk of a backward's gradients that crossed whole."""
         footprint = self._footprint
         return self._gradient_bytes * (footprint["stored_elems"] - footprint["core_stored_elems"])
 
     @property
     def _core_extents(self) -> int:
-        """Bytes that a step's gradients take on disk, where they crossed as cores."""
+        """Bytes on disk of a step's gradients that crossed as cores."""
         if self._speculates or self._spill == "core":
             return 0
         return self._gradient_bytes * self._footprint["core_stored_elems"]
 
     def links(self) -> dict[str, int]:
-        """Gradients out, weights back; on disk the states both ways, and gradients.
+        """Gradients out and weights back; with a disk also states both ways, and gradients.
 
-        Cores, and what becomes of them, count once a step, all else with every backward. Of a
-        speculative step that is not made again.
+        Cores and what is made of them count once a step, all else with every backward. A
+        speculative step is assumed to hold.
         """
         states = STATE_BYTES * self._footprint["stored_elems"]
         links = {
@@ -192,13 +192,23 @@ class OffloadPlan(DevicePlan):
             "disk_written": states + writes * whole + self._core_extents,
         }
 
+    def rows(self) -> list[tuple[str, str]]:
+        """Seconds that the codec takes on the host, if gradients cross as cores."""
+        seconds = self.figures.get("codec_seconds")
+        return [] if seconds is None else [("of the host for the codec", f"{seconds:.3g}")]
+
+    def chosen(self) -> list[str]:
+        """The form in which compressed gradients wait, if the plan chose it."""
+        spill = self.figures.get("spill")
+        return [] if spill is None else [f"spill: {spill['why']}"]
+
     def slow_codec(self, disk_gbps: float | None) -> str | None:
-        """What there is to warn of: the disk waits for the host, which decompresses gradients.
+        """Return a warning if the disk waits for the host to decompress gradients, else None.
 
         Parameters
         ----------
         disk_gbps : float or None
-            Of reads and writes together; None: not known.
+            Rate of reads and writes together; None: not known.
         """
         if disk_gbps is None:
             return None
@@ -213,9 +223,9 @@ class OffloadPlan(DevicePlan):
         )
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Micro-batches beside their gradients' way out, the last, with cores, beside all lanes.
+        """Overlap micro-batches with their gradients' way out, and the last one with all lanes.
 
-        Lanes of the disk go on beside the others of a chunk: the slowest counts.
+        The lanes of the disk work beside the other lanes of a chunk, so the slowest lane counts.
         """
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         link = link_of(self._config, speeds)
@@ -249,7 +259,7 @@ class OffloadPlan(DevicePlan):
         return (self._backwards - 1) * max(forward + backward, out) + last
 
     def _dealt(self, parts: dict[str, float]) -> dict[str, list[float]]:
-        """Each parameter's part, by its size."""
+        """Divide each time among the parameters, by their sizes."""
         return {
             name: [seconds * size / self._elements for size in self._sizes]
             for name, seconds in parts.items()

@@ -1,9 +1,10 @@
-"""What an engine would take, predicted from a model that has shapes but no bytes."""
+"""Predicts what an engine takes, from a model that has shapes but no bytes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -18,73 +19,100 @@ _MOMENT_BYTES = 8  # Read and written, f32.
 Room = Callable[[], int | None]
 
 
-class EnginePlan(Protocol):
-    """Answers of one engine for one model and machine.
+class EnginePlan(ABC):
+    """Predictions for one engine, one model and one machine, and the lines that print them.
 
     Attributes
     ----------
     freed : frozenset of str
-        Parameters whose gradient goes as soon as it exists.
+        Parameters whose gradient is freed as soon as it exists.
     backward : bool
-        Whether a rehearsal has one; else it is a forward without grad.
+        True if a rehearsal has a backward; else it is a forward without grad.
+    like_native : bool
+        True if a rehearsal holds and computes the same as one of plain AdamW.
     figures : dict
-        `codec`, `compressed_weights`, and where there is a choice `why`: keys of the plan that are
-        the engine's to say.
-    advice, on_device : str
-        What makes the tiers smaller that are not the device, and what the device.
+        `codec`, `compressed_weights`, `why` if there was a choice, and other keys of the printed
+        JSON that the engine adds.
+    advice : str
+        What to try if a tier other than the device is too small.
+    on_device : str
+        What to try if the device is too small.
     token_flop : int
         Floating-point operations of a step, per parameter and token.
     """
 
-    freed: frozenset[str]
-    backward: bool
+    freed: frozenset[str] = frozenset()
+    backward = True
+    like_native = True
     figures: dict[str, Any]
-    advice: str
-    on_device: str
-    token_flop: int
+    advice = "try a smaller model"
+    on_device = "try model.checkpointing: true or a smaller train.micro_batch"
+    token_flop = 8  # A forward, a backward, and the forward once more.
+
+    # ---- Predictions, in this order ----
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """The model of a rehearsal, with what a run of this engine changes in its layers."""
+        """Return the model of a rehearsal, its layers changed as a run changes them."""
+        return model
 
     def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
-        """Settle what the config leaves to the plan, before what follows.
+        """Choose what the config leaves to the plan.
 
         Parameters
         ----------
         speeds : dict
-            Those of `model.speeds`.
+            The rates that `model.speeds` gives.
         room : callable
-            Bytes that the device tier may have; None: nobody knows. To be asked by who needs it.
+            Returns the bytes that the device tier may have, or None if nobody knows.
         """
 
+    @abstractmethod
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Most bytes by tier: device, host, pinned, and disk where there is one."""
+        """Peak bytes of each tier: device, host, pinned, and disk if the engine uses one."""
 
+    @abstractmethod
     def links(self) -> dict[str, int]:
-        """Bytes of a step by link: d2h, h2d, and those of the disk where there is one."""
+        """Bytes of a step over each link: d2h, h2d, and disk_read and disk_written."""
 
+    @abstractmethod
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Of a whole step, all of its micro-batches; `speeds` are those of `model.speeds`."""
+        """Seconds of a whole step, with all of its micro-batches."""
+
+    def written_between_steps(self) -> float:
+        """Bytes that are written to disk between steps, divided by the number of steps."""
+        return 0.0
+
+    # ---- Lines for people; the table of `sluiceway plan` has them around its own rows ----
+
+    def layers(self) -> list[str]:
+        """Lines above the table: how the engine changes layers."""
+        return []
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Rows of the table that only this engine has: a name and a value each."""
+        return []
+
+    def chosen(self) -> list[str]:
+        """Lines below the table, also printed as a run begins: each choice of the plan, and why."""
+        return []
+
+    def notes(self) -> list[str]:
+        """Lines below the choices: further figures of this engine."""
+        return []
 
 
-class DevicePlan:
-    """Everything that is trained has gradient and moments on the device; nothing crosses a link.
+class DevicePlan(EnginePlan):
+    """A plan in which all that is trained has its gradient and moments on the device.
 
     Parameters
     ----------
     elements : int
-        Trained on the device.
+        Number of elements that are trained on the device.
     moments : int
         Numbers that the optimizer keeps per element.
     moment_bytes : int or None
-        Of each of them; None: as those of a weight.
+        Size of such a number; None: that of an element of a weight.
     """
-
-    freed: frozenset[str] = frozenset()
-    backward = True
-    advice = "try a smaller model"
-    on_device = "try model.checkpointing: true or a smaller train.micro_batch"
-    token_flop = 8  # A forward, a backward, and the forward once more.
 
     def __init__(
         self, config: Config, elements: int, moments: int = 2, moment_bytes: int | None = None
@@ -96,24 +124,17 @@ class DevicePlan:
         self._moment_bytes = moment_bytes or DTYPES[config.model.dtype].itemsize
         self.figures: dict[str, Any] = {"codec": None, "compressed_weights": 0}
 
-    def as_trained(self, model: nn.Module) -> nn.Module:
-        """As it is."""
-        return model
-
-    def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
-        """Nothing is left."""
-
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Moments beside the most that a micro-batch holds."""
+        """Add the moments to the peak of a micro-batch."""
         moments = self._moments * self._moment_bytes * self._elements
         return {"device": rehearsal.peak_bytes + moments, "host": 0, "pinned": 0}
 
     def links(self) -> dict[str, int]:
-        """Nothing."""
+        """Count no traffic."""
         return {"d2h": 0, "h2d": 0}
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Micro-batches one after the other, then the update."""
+        """Add up micro-batches, one after the other, and the update."""
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         return self._earlier(forward, backward) + forward + backward + self._update(speeds)
 
@@ -127,7 +148,7 @@ class DevicePlan:
 
 
 def micro_batch_seconds(rehearsal: Rehearsal, speeds: dict[str, Any]) -> tuple[float, float]:
-    """Forward and backward of one micro-batch."""
+    """Seconds of the forward and of the backward of one micro-batch."""
     rate = 1e12 * speeds["tflops"]
     return rehearsal.forward_flops / rate, rehearsal.backward_flops / rate
 

@@ -1,17 +1,15 @@
-"""What engines share whose model lies whole on its device: weights, saves, freezing."""
+"""The base class of engines whose whole model is on its device: weights, saves, freezing."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.engines.native import NativeSection
-from sluiceway.config.schema import Config
-from sluiceway.engines.protocol import Recorder
+from sluiceway.engines.engine import Engine
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.engines.weights import SavedWeights, WeightFiles
 from sluiceway.machine.placement import DTYPES, Placement
@@ -22,7 +20,7 @@ OPTIMIZER_FILE = "optimizer.pt"
 
 
 class SteppingOptimizer(Protocol):
-    """A `torch.optim.Optimizer` that says how its last step went."""
+    """A `torch.optim.Optimizer` that reports on its last step."""
 
     overflowed: bool  # The gradients were not finite: nothing was changed.
 
@@ -30,44 +28,39 @@ class SteppingOptimizer(Protocol):
         """Wait until every enqueued step is applied to the weights."""
 
     def stats(self) -> dict[str, Any]:
-        """What `Engine.metrics` asks for."""
+        """Return the fields that `Engine.metrics` needs."""
 
     def close(self) -> None:
-        """Free what it holds; idempotent."""
+        """Free all memory; idempotent."""
 
 
-class ResidentEngine(ABC):
-    """An engine that loads a model as transformers does, and keeps all of it on the device.
+class ResidentEngine(Engine):
+    """An engine that loads a model as transformers does and keeps all of it on the device.
 
     A subclass says which section it reads, makes the optimizer and a step; the rest it may replace.
     """
 
-    section: type[EngineSection]
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-
     @abstractmethod
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> Any:
-        """The optimizer, a `SteppingOptimizer`, of a prepared model that is on its device."""
+        """Make a `SteppingOptimizer` for a prepared model that is on its device."""
 
     @property
     def freezes_embeddings(self) -> bool:
-        """Whether embeddings and head stay as they are."""
+        """True if embeddings and head stay as they are."""
         return False
 
     # ---- Before anything is loaded ----
 
     def twin(self) -> NativeSection:
-        """Plain AdamW over the same weights."""
+        """Return plain AdamW over the same weights."""
         return NativeSection(embeddings="frozen" if self.freezes_embeddings else "trained")
 
     def weights(self, folder: Path) -> SavedWeights:
-        """The safetensors of a folder: a save has them, too."""
+        """Return the safetensors of a folder; a save has them too."""
         return WeightFiles(folder)
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Freeze the embeddings if they are to be, and set up checkpointing."""
+        """Freeze the embeddings if the engine does, and set up checkpointing."""
         embeddings = "frozen" if self.freezes_embeddings else "trained"
         return prepare_model(model, embeddings, self.config.model.checkpointing)
 
@@ -83,17 +76,17 @@ class ResidentEngine(ABC):
         )
 
     def weights_folder(self, folder: Path) -> Path:
-        """Where the weights are that a run begins with, or that goes on from a save."""
+        """Return the folder of the weights with which a run begins or goes on from a save."""
         return folder
 
     def load_model(self, folder: Path) -> torch.nn.Module:
-        """The model of a folder, whole."""
+        """Load the whole model of a folder."""
         dtype = DTYPES[self.config.model.dtype]
         return self.weights(folder).load(dtype, self.weights_device)
 
     @property
     def weights_device(self) -> torch.device:
-        """Where they are loaded to."""
+        """The device to which weights are loaded."""
         return self.placement.device
 
     def load(self, folder: Path) -> None:
@@ -106,20 +99,20 @@ class ResidentEngine(ABC):
         write_state(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def save_model(self, folder: Path) -> None:
-        """Its configs and weights."""
+        """Write its configs and weights."""
         self.model.save_pretrained(folder)
 
     def synchronize(self) -> None:
-        """As the optimizer does."""
+        """Wait for the optimizer."""
         self.optimizer.synchronize()
 
     def metrics(self) -> dict[str, Any]:
-        """What the optimizer says, and the scale of the loss."""
+        """Join the figures of the optimizer and the scale of the loss."""
         scale = {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
         return self.optimizer.stats() | scale
 
     def description(self) -> list[str]:
-        """Whether embeddings and head are frozen, which nobody would guess."""
+        """Say that embeddings and head are frozen, if they are: nobody would guess it."""
         if not self.freezes_embeddings:
             return []
         frozen = sum(p.numel() for _, p in embedding_parameters(self.model))
@@ -129,14 +122,6 @@ class ResidentEngine(ABC):
             "engine.embeddings is where to train them"
         ]
 
-    def summary(self) -> dict[str, Any]:
-        """Nothing to add."""
-        return {}
-
-    def recorder(self) -> Recorder | None:
-        """None: the run writes the trace."""
-        return None
-
     def close(self) -> None:
-        """As the optimizer does."""
+        """Close the optimizer."""
         self.optimizer.close()

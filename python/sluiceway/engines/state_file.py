@@ -1,4 +1,4 @@
-"""Files of a save that hold tensors and plain values; read without running what is in them."""
+"""Reads and writes files of tensors and plain values; reading runs no code from the file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ Around = Callable[[torch.UntypedStorage], AbstractContextManager[Any]]
 
 
 def write_state(state: dict[str, Any], path: Path, around: Around | None = None) -> None:
-    """Write a state; a disk that refuses is an OSError.
+    """Write a state; raise OSError if the disk refuses.
 
     Parameters
     ----------
     around : callable, optional
-        Entered for each storage of a tensor, before it is read, until it is written.
+        Context manager that is entered before a tensor's storage is read, and left once it is
+        written.
     """
     # Given a path, torch says "unexpected pos 704 vs 598" of a full disk; given a file, at least
     # the error before its own is the system's.
@@ -34,8 +35,8 @@ def write_state(state: dict[str, Any], path: Path, around: Around | None = None)
                 torch.save(state, file)
                 return
             with torch.serialization._open_zipfile_writer(file) as records:  # As torch.save does.
-                told = _Told(records, around)
-                torch.serialization._save(state, told, pickle, _PICKLE_PROTOCOL, False)
+                writer = _RecordWriter(records, around)
+                torch.serialization._save(state, writer, pickle, _PICKLE_PROTOCOL, False)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
@@ -56,8 +57,8 @@ def read_state(path: Path) -> dict[str, Any]:
         raise Corrupt(f"{path.parent}: cannot be read, {str(error).splitlines()[0]}") from None
 
 
-class _Told:
-    """A writer of records that says of which storage one is."""
+class _RecordWriter:
+    """A writer of records that enters `around` for each storage."""
 
     def __init__(self, records: Any, around: Around) -> None:
         self._records, self._around = records, around

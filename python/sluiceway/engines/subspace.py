@@ -1,4 +1,4 @@
-"""AdamW on compressed gradients, its state on the host."""
+"""AdamW on compressed gradients, with its state on the host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from sluiceway.config.engines.subspace import SubspaceOptions, SubspaceSection
+from sluiceway.engines.engine import Recorder
 from sluiceway.engines.gradient import GradientEngine
-from sluiceway.engines.protocol import Recorder
 from sluiceway.engines.subspace_plan import SubspacePlan
 from sluiceway.model.uncompressed import group_lines
 from sluiceway.optim.fused.fusing import fused_lines, fused_summary
@@ -36,15 +36,15 @@ class Subspace(GradientEngine):
 
     @property
     def freezes_embeddings(self) -> bool:
-        """As the config says; else their whole gradient crosses."""
+        """True if the config freezes them; else their whole gradient crosses."""
         return self.config.engine.embeddings == "frozen"
 
     def plan(self, model: torch.nn.Module) -> SubspacePlan:
-        """What the cores take on each tier and link."""
+        """Predict what the cores take on each tier and link."""
         return SubspacePlan(self.config, model)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> SubspaceAdamW:
-        """With lanes of its own, which follow the placement."""
+        """Make the optimizer; its lanes follow the placement."""
         engine = self.config.engine
         arguments: dict[str, Any] = {
             **self.lane_arguments(trace),
@@ -57,7 +57,7 @@ class Subspace(GradientEngine):
         return SubspaceAdamW(model, **arguments)
 
     def settled(self) -> dict[str, Any]:
-        """What auto came to, for these tokens, steps and budgets."""
+        """Return what "auto" came to, for these tokens, steps and budgets."""
         options = self.optimizer.options
         codec = resolve_codec(options)
         return {
@@ -67,11 +67,11 @@ class Subspace(GradientEngine):
         }
 
     def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
-        """As the optimizer does."""
+        """Pass `watch` on to the optimizer."""
         self.optimizer.watch_calibration(watch)
 
     def description(self) -> list[str]:
-        """What is frozen; which codec each group of weights got, at what cost; what got none."""
+        """List what is frozen, each group of weights with its codec and cost, and what has none."""
         choices = choice_lines(codec_choices(self.optimizer))
         return [
             *super().description(),
@@ -84,7 +84,7 @@ class Subspace(GradientEngine):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """The same, as plain values; and what its own metrics are called in a report."""
+        """Return the same as plain values, and the titles of its metrics in a report."""
         titles = {"subspace.bias_mean": "Estimation bias, mean over weights"}
         fused = fused_summary(self.optimizer)
         bias = fused and self.optimizer.fused_linears.bias.summary()
@@ -97,5 +97,5 @@ class Subspace(GradientEngine):
         }
 
     def recorder(self) -> Recorder:
-        """The compiled engine, whose lanes are rows of the trace."""
+        """Return the compiled engine, whose lanes are rows of the trace."""
         return self.optimizer.engine

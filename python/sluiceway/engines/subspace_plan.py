@@ -1,4 +1,4 @@
-"""What compressed gradients take on each tier and link, and how long a step is with its lanes."""
+"""Predicts what compressed gradients take on each tier and link, and the seconds of a step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
 from sluiceway.optim.fused.fused_plan import FusedPlan
+from sluiceway.optim.fused.fusing import fused_lines
 from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
 from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, RunLength, automatic_reason
 from sluiceway.optim.tier_limits import planned_device_limit, tier_limits
 
-_ADAM_BYTES = 28  # Read and written per element of a core: gradient, moments, result.
+_ADAM_BYTES = 28  # Bytes read and written for each element of a core: gradient, moments, result.
 _TIERS = ("device", "host", "pinned")
-_MOMENT_BYTES = 4  # Of what is trained plainly on the device: f32 for every dtype of weights.
+_MOMENT_BYTES = 4  # Size of a moment of what is trained plainly: f32 for every dtype of weights.
 
 
 class SubspacePlan(DevicePlan):
-    """Predicted from the shapes of the compressed weights, by the cost model of the lanes."""
+    """The plan of `kind: subspace`, from the shapes of its weights and the cost model of lanes."""
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         engine = config.engine
@@ -56,14 +57,19 @@ class SubspacePlan(DevicePlan):
             forms_all = learns or self._refreshed
             self._fused = FusedPlan(engine, codec, selection, self._costs, has_residual, forms_all)
             self.figures["fused"] = self._fused.described()
+            self.like_native = False
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """With fused layers, where linears are fused."""
+        """Fuse the layers that a run fuses."""
         return model if self._fused is None else self._fused.as_trained(model)
+
+    def layers(self) -> list[str]:
+        """Say how many layers are fused, and why the others are not."""
+        return fused_lines(self.figures.get("fused"))
 
     @property
     def _refreshed(self) -> bool:
-        """Whether projectors are replaced while the run goes on."""
+        """True if projectors are replaced while the run goes on."""
         engine = self._config.engine
         if engine.refresh is not None:
             return engine.refresh.every > 0
@@ -72,7 +78,7 @@ class SubspacePlan(DevicePlan):
     def _codec(
         self, model: nn.Module, selection: Selection, placement: Placement
     ) -> tuple[str, str]:
-        """The codec of the config, "auto" resolved as the engine will, and why."""
+        """The codec of the config, with "auto" resolved as the engine will, and the reason."""
         config, engine = self._config, self._config.engine
         if engine.codec != "auto":
             return engine.codec, AS_CONFIGURED
@@ -98,9 +104,9 @@ class SubspacePlan(DevicePlan):
         return choice.name, automatic_reason(choice, run)
 
     def _free(self, model: nn.Module, placement: Placement) -> dict[str, int]:
-        """Bytes of each tier that compressed weights may have, as a run has them.
+        """Bytes of each tier that compressed weights may use in a run.
 
-        A card that is not here has enough, where no budget says what it has.
+        A card that is not here has enough memory, unless a budget says how much it has.
         """
         budget = self._config.budget
         free = dict(zip(_TIERS, tier_limits(budget), strict=False))
@@ -114,10 +120,10 @@ class SubspacePlan(DevicePlan):
 
     @property
     def _speculative(self) -> bool:
-        """Whether moments are kept twice from the start.
+        """True if moments are kept twice from the start.
 
-        With "auto" a second copy is made only where that makes steps shorter and the budget has
-        room: no run needs it.
+        "auto" makes a second copy only if that makes steps shorter and the budget has room, so no
+        run needs it.
         """
         schedule = self._config.schedule
         return schedule.norm == "speculative" and schedule.order != "barrier"
@@ -130,7 +136,7 @@ class SubspacePlan(DevicePlan):
         return costs
 
     def _held(self, costs: list[dict[str, Any]]) -> int:
-        """Bytes of gradients that wait for `step()`: of the weights that have their turn in it."""
+        """Bytes of gradients that wait for `step()`: those of the weights whose turn it is."""
         config = self._config
         if config.train.accumulate == 1 and config.model.autocast != "fp16":
             return 0
@@ -151,7 +157,7 @@ class SubspacePlan(DevicePlan):
         }
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Cores, projectors and staging beside what is trained plainly."""
+        """Add cores, projectors and staging to what is trained plainly."""
         tiers = {
             tier: count + sum(cost[f"{tier}_bytes"] for cost in self._costs)
             for tier, count in super().tiers(rehearsal).items()
@@ -163,13 +169,13 @@ class SubspacePlan(DevicePlan):
         return tiers
 
     def links(self) -> dict[str, int]:
-        """Of every core, each way."""
+        """Add up every core, each way."""
         return {
             link: sum(cost[f"{link}_bytes"] for cost in self._costs) for link in super().links()
         }
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Earlier micro-batches compute alone, the last overlaps with the lanes."""
+        """Let earlier micro-batches compute alone, and the last one overlap with the lanes."""
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         times = self._times(forward, backward, speeds)
         barriers = {"exact": (True,), "speculative": (False,)}
@@ -212,5 +218,5 @@ class SubspacePlan(DevicePlan):
 
 
 def _shapes(selection: Selection) -> list[tuple[int, ...]]:
-    """Of the weights that go through the codec of the config."""
+    """Shapes of the weights that go through the codec of the config."""
     return [w.shape for w in selection.compressed if not w.identity for _ in w.names]

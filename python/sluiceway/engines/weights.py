@@ -1,4 +1,4 @@
-"""Weights that lie on a disk: looked at, loaded for evaluation, or copied for an export."""
+"""Weights on a disk, to look at, to load for evaluation, or to copy for an export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CopiedWeights(Protocol):
     Attributes
     ----------
     size : int
-        Bytes that `copy` will have read.
+        Bytes that `copy` reads.
     """
 
     size: int
@@ -33,16 +33,16 @@ class CopiedWeights(Protocol):
         Parameters
         ----------
         to : Path
-            A folder that has none.
+            A folder without weights.
         dtype : str or None
-            fp32, bf16 or fp16; None: what they are.
+            fp32, bf16 or fp16; None: keep the dtype.
         advance : callable
-            Told how many more of `size` bytes are done.
+            Called with the number of bytes that were copied since the last call.
         """
 
 
 class SavedWeights(CopiedWeights, Protocol):
-    """Weights of a model folder or of a save; whoever makes one has checked that they are whole.
+    """Weights of a model folder or of a save, checked to be whole.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class SavedWeights(CopiedWeights, Protocol):
     shape: dict[str, Any]
 
     def load(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-        """The model, its weights stored as `dtype`."""
+        """Load the model, with its weights stored as `dtype`."""
 
 
 class WeightFiles:
@@ -79,11 +79,11 @@ class WeightFiles:
         return sum(path.stat().st_size for path in self._files)
 
     def load(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-        """The model, in memory that no longer depends on the files."""
+        """Load the model into memory that no longer depends on the files."""
         return load_model(self._folder, dtype).to(device)
 
     def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
-        """File by file, with the index that tells which tensor is where."""
+        """Copy file by file, with the index that says which file has which tensor."""
         total = sum(copy_weights(path, to / path.name, dtype, advance) for path in self._files)
         index = self._folder / INDEX_FILE
         if not index.exists():

@@ -1,4 +1,4 @@
-"""Descent from losses alone: no backward, no gradient, nothing that is written back."""
+"""Descent from losses alone: there is no backward and no gradient."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from sluiceway.config.engines.zo import ZoOptions, ZoSection
+from sluiceway.engines.engine import Ranges, Update
 from sluiceway.engines.plan import trained_elements
-from sluiceway.engines.protocol import Ranges, Update
 from sluiceway.engines.resident import OPTIMIZER_FILE, ResidentEngine
 from sluiceway.engines.state_file import read_state
 from sluiceway.engines.weights import CopiedWeights
@@ -46,11 +46,11 @@ class Zo(ResidentEngine):
     section = ZoSection
 
     def plan(self, model: torch.nn.Module) -> ZoPlan:
-        """What copies of perturbed weights and two forwards take."""
+        """Predict what copies of perturbed weights and two forwards take."""
         return ZoPlan(self.config, model)
 
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
-        """As every engine."""
+        """Open as every engine does."""
         super().open(folder, placement, trace)
         self._loss_of = self.loss_on(self.model, placement)
         self._evaluation_bytes: dict[str, int] = {}
@@ -58,14 +58,14 @@ class Zo(ResidentEngine):
     def loss_on(
         self, model: torch.nn.Module, placement: Placement
     ) -> Callable[[Batch], torch.Tensor]:
-        """The model's own, or in f32: one of 16-bit logits would be rounded by more than g is."""
+        """Return the model's loss, in f32: rounded to 16 bits it would change by more than g is."""
         if DTYPES[self.config.model.dtype] is torch.float32:
             return partial(loss_of, model, placement)
         chunked = ChunkedLoss(model)
         return lambda batch: chunked(**inputs_on(placement, batch), use_cache=False)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None, **further: Any) -> ZoSgd:
-        """Over every parameter, of the tier that the config says."""
+        """Make the optimizer over every parameter, of the tier in the config."""
         config, placement = self.config, self.placement
         arguments: dict[str, Any] = {
             name: getattr(config.engine, name) for name in ZoOptions.model_fields
@@ -99,32 +99,32 @@ class Zo(ResidentEngine):
         return self._streams and self.config.engine.mode == "log"
 
     def weights_folder(self, folder: Path) -> Path:
-        """Of weights that are streamed the base, which is the model that the run began with.
+        """Return the folder of the base if weights are streamed: the model of the run's beginning.
 
-        A save has theta, for evaluation and export, and the log, which makes it of the base. Where
-        steps are written into the weights it has these, and the masters of which they are images.
+        A save has theta, for evaluation and export, and the log, from which a resume makes theta
+        again. In mode parity a save has the weights and their masters instead.
         """
         return Path(self.config.model.path) if self._logs else folder
 
     @property
     def weights_device(self) -> torch.device:
-        """Host memory for what is streamed."""
+        """Host memory if weights are streamed, else the device."""
         return torch.device("cpu") if self._streams else super().weights_device
 
     def load_model(self, folder: Path) -> torch.nn.Module:
-        """Of tier disk in the files, which the store is made of weight by weight."""
+        """Load the model; with tier disk leave it in the files, for the store to copy."""
         if self._on_disk:
             return load_model(folder, DTYPES[self.config.model.dtype], mapped=True)
         return super().load_model(folder)
 
     def begin_save(self) -> ParitySave | None:
-        """Of mode parity."""
+        """Begin a save that is written beside steps, in mode parity alone."""
         if self.config.engine.mode != "parity":
             return None
         return ParitySave(self.model, self.optimizer)
 
     def save(self, folder: Path) -> None:
-        """As every engine; in mode parity weight by weight."""
+        """Save as every engine does; in mode parity weight by weight."""
         if (begun := self.begin_save()) is None:
             return super().save(folder)
         with contextlib.closing(begun):
@@ -133,13 +133,12 @@ class Zo(ResidentEngine):
 
     @contextlib.contextmanager
     def weights_of_step(self, save: Path, step: int) -> Iterator[CopiedWeights]:
-        """Of mode log: of the base on, by the log in the save; all on the host device."""
+        """Make the weights from the base and the log in the save, on the host device."""
         if not self._logs:
             what = "mode parity" if self.config.engine.mode == "parity" else "tier device"
             raise InvalidArgument(
-                f"--step: is {step}, and the run is of {what}, which keeps the weights of no step "
-                "but those of its saves, expected no --step; tiers host and disk have a log of "
-                "all steps in mode log"
+                f"--step: is {step}, but the run is of {what}, which keeps no weights but those of "
+                "its saves; leave --step out. Tiers host and disk log all steps in mode log"
             )
         state = read_state(save / OPTIMIZER_FILE)
         if step == state[STATE_KEY]["committed_steps"]:
@@ -156,45 +155,45 @@ class Zo(ResidentEngine):
 
     def _base_of(self, save: Path) -> LoggedWeights:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of what training asks for.
+            warnings.simplefilter("ignore")  # They concern training.
             dtype = DTYPES[self.config.model.dtype]
             model = self.prepare(load_model(self.weights_folder(save), dtype, mapped=True))
             return LoggedWeights(model, self.make_optimizer(model, None, _opens=True))
 
     def save_model(self, folder: Path) -> None:
-        """Of tier disk weight by weight."""
+        """Write the model; weight by weight with tier disk."""
         if self._on_disk:
             return save_streamed(self.model, folder, self.optimizer.theta)
         return super().save_model(folder)
 
     def load(self, folder: Path) -> None:
-        """As every engine; the decay is the config's, which a resume may change."""
+        """Load as every engine does; keep the config's weight decay, which a resume may change."""
         decays = [group["weight_decay"] for group in self.optimizer.param_groups]
         super().load(folder)
         for group, decay in zip(self.optimizer.param_groups, decays, strict=True):
             group["weight_decay"] = decay
         if self._on_disk:
-            self.note_run(b"")  # The save is what a base of its step is gone on from.
+            self.note_run(b"")  # A resume at this step starts from the save, not from the base.
 
     def note_run(self, run: bytes) -> None:
-        """Let a new base of the step that was made carry `run`."""
+        """Let a new base of the last step carry `run`."""
         self.optimizer.set_run_state(run)
 
     def committed_run(self, save: Path | None) -> bytes | None:
-        """What the base carries, if it is of a later step than the save."""
+        """Return what the base carries, if its step is later than that of the save."""
         if save is not None:
             saved = read_state(save / OPTIMIZER_FILE)[STATE_KEY]["committed_steps"]
-            if self.optimizer.committed_steps <= saved:  # The log is as new as the optimizer.
+            if self.optimizer.committed_steps <= saved:
                 return None
         return self.optimizer.run_state() or None
 
     def take_commit(self) -> None:
-        """The optimizer begins with the base."""
+        """Do nothing: the optimizer begins with the base."""
 
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
-        """Both losses of every direction, and the step along it; dropout is off.
+        """Measure both losses of every direction and make the step; dropout is off.
 
-        A loss that is not finite leaves its direction out, and with it the step counts as skipped.
+        A direction whose loss is not finite is left out, and the step then counts as skipped.
         """
         self.model.eval()
         with ranges.range("forwards and update"):
@@ -202,20 +201,20 @@ class Zo(ResidentEngine):
         return Update(loss.item(), skipped=self.optimizer.overflowed)
 
     def check_new(self) -> None:
-        """As every engine that commits: weights of another run are not the model's."""
+        """Refuse a store with the weights of another run."""
         if self._on_disk and not self.optimizer.has_new_store:
             raise InvalidArgument(
-                f"store.path: {self.config.store.place} has the weights of a run, expected none as "
-                "this one begins; choose another path, or resume that run"
+                f"store.path: {self.config.store.place} has the weights of another run; choose "
+                "another path, or resume that run"
             )
 
     @property
     def evaluated_at_once(self) -> int:
-        """Batches that one pass of streamed weights serves."""
+        """Number of batches that one pass of streamed weights serves."""
         return self.config.engine.evaluated_at_once(self.config)
 
     def losses(self, batches: Sequence[Batch]) -> list[float]:
-        """Each batch a closure, all of them on weights that are brought once."""
+        """Evaluate each batch in a closure; all closures use weights that are brought once."""
         found = [math.nan] * len(batches)
 
         def closure(number: int) -> torch.Tensor:
@@ -230,12 +229,12 @@ class Zo(ResidentEngine):
         return found
 
     def take_evaluation_bytes(self) -> dict[str, int]:
-        """Of tier device none."""
+        """Return the bytes of all evaluations since the last call; empty with tier device."""
         taken, self._evaluation_bytes = self._evaluation_bytes, {}
         return taken
 
     def _losses_of(self, batches: Sequence[Batch]) -> list[Callable[[], torch.Tensor]]:
-        """A closure a micro-batch, whose mean is that of the step's learned tokens."""
+        """Make a closure for each micro-batch; their mean is that of the step's learned tokens."""
         learned = sum(batch.learned for batch in batches)
 
         def closure(batch: Batch) -> torch.Tensor:
@@ -244,7 +243,7 @@ class Zo(ResidentEngine):
         return [partial(closure, batch) for batch in batches]
 
     def description(self) -> list[str]:
-        """What is trained, how it is measured, and what that leaves on the device."""
+        """Say what is trained, how it is measured, and where the weights are."""
         engine = self.config.engine
         trained = trained_elements(self.model)
         everything = sum(p.numel() for p in self.model.parameters())
@@ -282,7 +281,7 @@ class Zo(ResidentEngine):
         return f", in {len(blocks.blocks)} blocks of {blocks.name or 'the model'}" if blocks else ""
 
     def summary(self) -> dict[str, Any]:
-        """The same, as plain values."""
+        """Return the same as plain values."""
         engine, blocks = self.config.engine, self.optimizer.blocks
         figures: dict[str, Any] = {
             "tier": engine.tier,
@@ -297,6 +296,6 @@ class Zo(ResidentEngine):
         return {"zo": figures}
 
     def close(self) -> None:
-        """As every engine; weights on disk stay there, as memory may not hold them."""
-        self.optimizer.drop_snapshot()  # Saves have ended: one that is left has no reader.
+        """Close as every engine does; weights on disk stay there, as memory may not hold them."""
+        self.optimizer.drop_snapshot()  # All saves have ended, so nothing reads a snapshot.
         self.optimizer.close(theta=not self._on_disk)

@@ -1,4 +1,4 @@
-"""What descent from losses alone takes: two forwards a direction, on perturbed copies of blocks."""
+"""Predicts what descent from losses alone takes: two forwards for each direction."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.base.sizes import format_bytes
 from sluiceway.config.engines.zo import ZoSection
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import DevicePlan, Room, micro_batch_seconds, trained_elements
@@ -29,18 +30,25 @@ _MASTER_BYTES = 4
 _UPDATE_BYTES = 2 * _MASTER_BYTES  # A is read and written, once for all directions.
 _COPIES_MOVED = 3  # Bytes a byte of a weight: read once, two neighbours written.
 _WHERE = {"device": "on the device", "host": "in host memory", "disk": "on disk"}
-# Of one pending update and element, whose noise is drawn again.
-_REPLAY_SECONDS = 0.16e-9  # On one core.
-_IMAGE_SECONDS = {"fp8": 0.4e-9, "bf16": 0.2e-9, "fp16": 0.2e-9}  # Likewise, of making an image.
-# On a card in operations of a product that take as long. Assumed, for some five instructions: these
-# are 10 operations on a GeForce card, 80 on an A100.
+# Seconds of one core for one element: to draw the noise of one pending update again.
+_REPLAY_SECONDS = 0.16e-9
+_IMAGE_SECONDS = {"fp8": 0.4e-9, "bf16": 0.2e-9, "fp16": 0.2e-9}  # To make an image.
+# The replay on a card, as the number of a product's operations that take as long. Assumed, for some
+# five instructions: these are 10 operations on a GeForce card, 80 on an A100.
 _REPLAY_FLOP = 32
+_DEVICE_PARTS = {
+    "slots": "of slots",
+    "resident": "of norms, biases and what else stays",
+    "forwards": "of what forwards hold",
+    "factors": "of factors and sums of updates",
+}
 
 
 class ZoPlan(DevicePlan):
-    """Predicted from a forward: of one that holds copies of its blocks, or of one that streams."""
+    """The plan of `kind: zo`, from a forward that holds copies of its blocks or streams them."""
 
     backward = False
+    like_native = False
     on_device = "try a smaller train.micro_batch or engine.depth"
 
     def __init__(self, config: Config, model: nn.Module) -> None:
@@ -76,7 +84,7 @@ class ZoPlan(DevicePlan):
             self._arena = _core.zo_arena_plan(weights, config.store.chunk)
 
     def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
-        """Directions, and steps between new bases, where they are auto."""
+        """Choose directions, and steps between new bases, if they are auto."""
         config = self._config
         if config.engine.directions == "auto":
             of = config.engine.with_directions
@@ -103,7 +111,7 @@ class ZoPlan(DevicePlan):
         )
 
     def _hiding_tokens(self, speeds: dict[str, Any]) -> float:
-        """Of one direction, and whichever of link and disk takes longer."""
+        """Tokens that hide what one direction moves, over the slower of link and disk."""
         if not self._streams:
             return 0.0
         links = self.links()
@@ -116,7 +124,7 @@ class ZoPlan(DevicePlan):
         )
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """With what both halves of a measurement hold of weights beside a plain forward."""
+        """Let the model hold what both halves of a measurement hold beside a plain forward."""
         config, engine = self._config, self._config.engine
         if DTYPES[config.model.dtype] is not torch.float32:
             rehearse_chunked_loss(model)
@@ -132,7 +140,7 @@ class ZoPlan(DevicePlan):
         return model
 
     def _uncopied(self, model: nn.Module) -> dict[int, nn.Parameter]:
-        """By id, what is read by products that noise is added to."""
+        """Parameters by id that are read by products to which noise is added."""
         if self._config.engine.perturb == "weights":
             return {}
         return {
@@ -143,7 +151,7 @@ class ZoPlan(DevicePlan):
 
     @cached_property
     def _ring(self) -> dict[str, int]:
-        """Bytes, of what a rehearsal has used."""
+        """Bytes of the ring for the uses that a rehearsal has seen."""
         config, wire = self._config, self._config.engine.narrow_wire
         reads = self._on_disk or wire is not None
         goes_back = self._is_written and not reads
@@ -154,11 +162,11 @@ class ZoPlan(DevicePlan):
         return sizes
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Masters and factors beside the most that a forward holds, copies included.
+        """Add masters and factors to the peak of a forward, copies included.
 
-        Of weights that are streamed the ring of slots, and what stays, in place of all of them. The
-        base is in host memory, page-locked for a GPU, or on disk, twice: it has a slot for the next
-        one. What is read of it is page-locked.
+        If weights are streamed, count the ring of slots and the weights that stay in place of all
+        of them. The base is in host memory, page-locked for a GPU, or on disk, where it has room
+        for the next base as well. Staging for reads from disk is page-locked.
         """
         if not self._streams:
             return {"device": rehearsal.peak_bytes + self._state_bytes, "host": 0, "pinned": 0}
@@ -177,7 +185,7 @@ class ZoPlan(DevicePlan):
         return {"device": device, "host": host, "pinned": pinned + self._ring["staging"]}
 
     def _device_parts(self, engine: ZoSection) -> dict[str, int]:
-        """Of streamed weights: slots, and what stays; only what waits depends on directions."""
+        """Bytes of slots and of what stays; only what waits depends on directions."""
         config, uses = self._config, self._uses
         evaluated = engine.evaluated_at_once(config) if config.data.eval else 1
         waiting = max(engine.halves(config), evaluated)
@@ -190,9 +198,9 @@ class ZoPlan(DevicePlan):
         }
 
     def _summed_bytes(self) -> int:
-        """Of low-rank noise that is streamed: factors of every period, and sums of vectors.
+        """Bytes of streamed low-rank noise: factors of every period, and sums of vectors.
 
-        Room for one period more is made in a copy of one matrix's factors after the other.
+        To make room for one more period, the engine copies the factors matrix by matrix.
         """
         engine = self._config.engine
         if not self._factors:
@@ -205,9 +213,9 @@ class ZoPlan(DevicePlan):
         )
 
     def links(self) -> dict[str, int]:
-        """Every streamed weight once, whatever the directions and micro-batches.
+        """Count every streamed weight once, for any number of directions and micro-batches.
 
-        A master crosses once a use, and, where steps are written into it, once back.
+        A master crosses once for each use, and once back if steps are written into it.
         """
         if not self._streams:
             return {"d2h": 0, "h2d": 0}
@@ -221,10 +229,11 @@ class ZoPlan(DevicePlan):
         return links | {"disk_read": max(0, self._ring["read"] - stays), "disk_written": 0}
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Two forwards of every direction and micro-batch, their perturbed copies, the update.
+        """Add up two forwards of every direction and micro-batch, their copies, and the update.
 
-        Of weights that are streamed beside what brings them; and with what is pending, the mean
-        over the steps of the run, or, with a share of a new base, of those between two bases.
+        Streamed weights overlap with what brings them. Replays make later steps longer: the result
+        is the mean over the steps of the run, or over the steps between two new bases, with a
+        share of the time that a new base takes.
         """
         engine = self._config.engine
         if self._streams and self._has_new_bases(engine):
@@ -240,16 +249,52 @@ class ZoPlan(DevicePlan):
             }
         return self._step_seconds(engine, rehearsal, speeds)
 
+    def written_between_steps(self) -> float:
+        """Bytes of new bases, divided by the number of steps."""
+        return self.figures.get("consolidation", {}).get("written_per_step", 0)
+
+    def chosen(self) -> list[str]:
+        """Give the reasons for the number of directions and of steps between new bases."""
+        titles = {"directions": "directions", "new_bases": "new bases"}
+        return [
+            f"{title}: {self.figures[key]['why']}"
+            for key, title in titles.items()
+            if key in self.figures
+        ]
+
+    def notes(self) -> list[str]:
+        """Say what new bases cost, and what the device holds of streamed weights."""
+        return [*self._consolidation_lines(), *self._ring_lines()]
+
+    def _consolidation_lines(self) -> list[str]:
+        if "consolidation" not in self.figures:
+            return []
+        new = self.figures["consolidation"]
+        return [
+            f"consolidation: a new base every {new['every']:,} steps, in {new['seconds']:.3g} s, "
+            f"{format_bytes(new['bytes_read'])} read and as much written; a step's share is "
+            f"{new['seconds_per_step']:.3g} s, which its seconds have, and "
+            f"{format_bytes(round(new['written_per_step']))} written, which its bytes have not; a "
+            f"step takes least with one every {new['cheapest']:,} steps"
+        ]
+
+    def _ring_lines(self) -> list[str]:
+        if "ring" not in self.figures:
+            return []
+        parts = self.figures["device_parts"]
+        listed = [f"{format_bytes(n)} {_DEVICE_PARTS[name]}" for name, n in parts.items() if n]
+        return [f"device: {', '.join(listed)}", self.figures["ring"]]
+
     @staticmethod
     def _plans_bases(engine: ZoSection, speeds: dict[str, Any]) -> bool:
-        """Not where a config says how often, nor where nobody knows how fast the drive is."""
+        """False if the config sets the steps, or if nobody knows the rate of the drive."""
         return engine.awaits_base_steps and bool(speeds["disk_gbps"])
 
     def _planned_bases(self, engine: ZoSection, costs: ConsolidationCosts) -> PlannedBases:
         return costs.choose(engine.most_steps, self._config.train.steps)
 
     def _has_new_bases(self, engine: ZoSection) -> bool:
-        """Whether the run does not end before its first."""
+        """True if the run makes at least one new base."""
         return engine.has_new_bases and self._config.train.steps > engine.base_steps
 
     def _step_seconds(
@@ -270,7 +315,7 @@ class ZoPlan(DevicePlan):
     def _computing(
         self, engine: ZoSection, rehearsal: Rehearsal, moved: int, speeds: dict[str, Any]
     ) -> float:
-        """Of all forwards of a step, and of what moves in the device's memory for them."""
+        """Seconds of all forwards of a step, and of moving what they need in device memory."""
         forward, _ = micro_batch_seconds(rehearsal, speeds)
         return engine.halves(self._config) * forward + moved / (1e9 * speeds["memory_gbps"])
 
@@ -285,7 +330,7 @@ class ZoPlan(DevicePlan):
         link = link_of(self._config, speeds)
         bringing = max(links["h2d"] / link.h2d_gbps, links["d2h"] / link.d2h_gbps) / 1e9
         core = _REPLAY_SECONDS * self._elements
-        if (wire := engine.narrow_wire) is not None:  # The host writes steps, and makes images.
+        if (wire := engine.narrow_wire) is not None:  # The host writes steps and makes images.
             on_host = engine.directions * core + _IMAGE_SECONDS[wire] * self._elements
             bringing = max(bringing, on_host / torch.get_num_threads())
         on_device = (
@@ -293,8 +338,8 @@ class ZoPlan(DevicePlan):
             if self._on_card
             else core / engine.perturb_lanes
         )
-        # Each direction replays those of all; noise of low rank is summed up, and a step that is
-        # written into weights is not replayed.
+        # Each direction replays all directions. Low-rank noise is summed up instead, and a step
+        # that is written into the weights needs no replay.
         is_replayed = not self._factors and not self._is_written
         replaying = engine.directions**2 * on_device if is_replayed else 0.0
         if not self._on_disk:

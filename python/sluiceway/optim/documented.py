@@ -14,7 +14,7 @@ Class = TypeVar("Class", bound=type)
 PLACE = "{options}"
 
 
-def takes(options: type[Options]) -> Callable[[Class], Class]:
+def documents_options(options: type[Options]) -> Callable[[Class], Class]:
     """Give a class, whose constructor ends in `**options`, the signature and help of its options.
 
     In the docstring they stand where `{options}` is; what the constructor itself names is not

@@ -31,7 +31,7 @@ from sluiceway.optim.step_clock import StepClock
 
 
 @dataclass
-class Standing:
+class StepProgress:
     """Where a step stands: one object, so that what copies an optimizer's attributes knows too."""
 
     gathered: bool = False  # Gradients are accumulated, and the sentinel stands for them.
@@ -58,7 +58,7 @@ class GatheringOptimizer(OptimizerWithStates, ABC):
     sentinel: Carriers
     _hooks: ModelHooks
     _clock: StepClock
-    _standing: Standing
+    _standing: StepProgress
     _in_flight: WeightsInFlight
     _compilation: CompilationWatch
     _clipping: Clipping

@@ -21,7 +21,7 @@ from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.clip.carriers import Carriers
 from sluiceway.optim.clip.clipping import Clipping
 from sluiceway.optim.engine_weights import EngineWeights
-from sluiceway.optim.gathering import Standing
+from sluiceway.optim.gathering import StepProgress
 from sluiceway.optim.guards.chosen import check_model, choose_parameters
 from sluiceway.optim.guards.dropped_gradients import DroppedGradients
 from sluiceway.optim.guards.foreign_gradients import ForeignGradients
@@ -100,7 +100,7 @@ class HookedOptimizer(WholeStepOptimizer):
         self._fixed_groups = True
         self._clock = StepClock(self.engine, self.device, parameter_bytes(model))
         self.engine.enable_trace(options.trace is not None)
-        self._standing = Standing()
+        self._standing = StepProgress()
         self._stepping: list[torch.Tensor] = []
         self._in_flight = WeightsInFlight(
             self.engine, self.of_engine, self.device, self._owner, self._landed()

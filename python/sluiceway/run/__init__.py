@@ -1,1 +1,1 @@
-"""One run: its loop, its folder, its saves."""
+"""One run: its plan, its loop, its folder, its saves."""

@@ -1,11 +1,11 @@
-"""Saves: a folder that is complete when it appears, whatever happens while it is written.
+"""Writes and reads saves: a folder that appears complete, whatever happens while it is written.
 
 A save is written, synced and read back from the disk before it takes the place of the last one,
 which stays beside it as the save before. A kill at any moment leaves one of them whole;
 `base/atomic.py` says how, and `manifest.py` how a save knows its files.
 
-What a save has beside weights and states is a `RunState` as well, which each commit of an engine's
-store carries; buffers of the model are in it, too, as a store has parameters alone.
+A `RunState` has what a save has beside weights and states. Each commit of an engine's store carries
+one; it has the buffers of the model too, since a store has parameters alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 
 from sluiceway.base.atomic import publish_folder
 from sluiceway.base.meter import meter
-from sluiceway.engines.protocol import Engine
+from sluiceway.engines.engine import Engine
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import Corrupt, IoError
 from sluiceway.model.weight_stream import saved_buffers
@@ -36,13 +36,13 @@ RANDOM_FILE = "random.pt"
 _FORMAT = 2
 _WITHOUT_SUMS = 1  # A format that had lengths alone.
 _RUN_FORMAT = 1
-# What a tokenizer and a model's config consist of, weights apart.
+# Files of a tokenizer and of a model's config, without weights.
 _SIDE_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.py", "*.tiktoken")
 
 
 @dataclass
 class Position:
-    """How far a run has come; everything else of its state is weights, moments and noise."""
+    """Progress of a run; the rest of its state is weights, moments and random generators."""
 
     step: int = 0
     batch: int = 0  # Micro-batches taken from the data.
@@ -102,7 +102,7 @@ def save(
     side_files : Path
         The model folder, whose tokenizer files are copied, so that a save can stand alone.
     extra : dict
-        Plain values kept beside the position and given back by `load_state`.
+        Plain values to keep beside the position; `load_state` returns them.
     """
     publish(target, writer_of(position, engine, side_files, extra, engine.save))
 
@@ -114,7 +114,10 @@ def writer_of(
     extra: dict[str, Any],
     save_engine: Callable[[Path], None],
 ) -> Callable[[Path], None]:
-    """What fills the folder of a save: with the run as it is now, but for `save_engine`."""
+    """Return a function that fills the folder of a save with the run as it is now.
+
+    Only `save_engine` may write what is newer.
+    """
     noise, at = _noise(engine), asdict(position)
 
     def write(folder: Path) -> None:
@@ -131,7 +134,7 @@ def writer_of(
 
 
 def copy_side_files(source: Path, folder: Path) -> None:
-    """Copy tokenizer and config files of a model folder, not its weights nor a save's own state."""
+    """Copy tokenizer and config files of a model folder, without weights and a save's state."""
     for pattern in _SIDE_FILES:
         for path in sorted(source.glob(pattern)):
             if path.name != STATE_FILE and not path.name.endswith(".index.json"):
@@ -153,7 +156,7 @@ def load_state(target: Path) -> tuple[Position, dict[str, Any]]:
 
 
 def read_state_file(target: Path) -> tuple[Position, dict[str, Any]]:
-    """The same, without a look at the other files."""
+    """Read position and extra values without checking the other files."""
     path = target / STATE_FILE
     try:
         raw = path.read_bytes()
@@ -178,25 +181,25 @@ def read_state_file(target: Path) -> tuple[Position, dict[str, Any]]:
 
 
 def has_checksums(state: dict[str, Any]) -> bool:
-    """Whether what `load_state` gave was checked byte for byte."""
+    """True if `load_state` has checked the save byte for byte."""
     return state["format"] != _WITHOUT_SUMS
 
 
 def check_if_save(folder: Path) -> None:
-    """Check the files of a model folder that is a run's save; others have no checksums."""
+    """Check the files of a model folder if it is a run's save; others have no checksums."""
     if (folder / STATE_FILE).is_file() and (folder / RANDOM_FILE).is_file():
         load_state(folder)
 
 
 def load_into(target: Path, engine: Engine) -> None:
-    """Restore an engine that was opened from `target`, and every random generator."""
+    """Restore an engine that was opened from `target`, and all random generators."""
     noise = read_state(target / RANDOM_FILE)
     engine.load(target)
     _put_noise_back(noise, engine)
 
 
 def _put_noise_back(noise: dict[str, Any], engine: Engine) -> None:
-    """Let every random generator, and the scale of the loss, go on from what `_noise` gave."""
+    """Restore the random generators and the loss scale that `_noise` has read."""
     engine.scaler.load_state_dict(noise["scaler"])
     torch.set_rng_state(noise["torch"])
     if noise["cuda"] and torch.cuda.is_available():
@@ -208,7 +211,7 @@ def _put_noise_back(noise: dict[str, Any], engine: Engine) -> None:
 
 
 def _noise(engine: Engine) -> dict[str, Any]:
-    """Every random generator, and the scale of the loss, in tensors and plain values."""
+    """Read all random generators and the loss scale, as tensors and plain values."""
     version, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state()
     numpy = (kind, torch.from_numpy(keys.astype(np.int64)), place, has_gauss, cached)
@@ -226,7 +229,7 @@ def _noise(engine: Engine) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run between two steps.
+    """The state of a run between two steps that is not the engine's.
 
     Parameters
     ----------
@@ -243,14 +246,14 @@ class RunState:
     rest: dict[str, Any]
 
     def put_back(self, engine: Engine) -> None:
-        """Restore what the engine's own state does not have."""
+        """Restore the state that the engine does not have itself."""
         _put_noise_back(self.rest["noise"], engine)
         for name, buffer in saved_buffers(engine.model):
             buffer.copy_(self.rest["buffers"][name])
 
 
 def packed(position: Position, engine: Engine, extra: dict[str, Any]) -> bytes:
-    """A run between two steps as bytes."""
+    """Pack the state of a run between two steps into bytes."""
     state = {
         "format": _RUN_FORMAT,
         "position": asdict(position),
@@ -264,7 +267,7 @@ def packed(position: Position, engine: Engine, extra: dict[str, Any]) -> bytes:
 
 
 def unpacked(run: bytes) -> RunState:
-    """What `packed` was given.
+    """Unpack what `packed` made.
 
     Raises
     ------

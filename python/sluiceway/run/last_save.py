@@ -1,4 +1,4 @@
-"""The last save of a run, checked; the one before it is offered where the last is not whole."""
+"""Finds the last save of a run and checks it; offers the one before if the last is damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LastSave:
-    """A save that was whole when it was looked at.
+    """A save that was whole when it was checked.
 
     Parameters
     ----------
@@ -42,18 +42,18 @@ class LastSave:
 
     @property
     def step(self) -> int:
-        """After which it was made."""
+        """Step after which it was made."""
         return self.position.step
 
     @property
     def config(self) -> Config:
-        """What it was made with; of a save that does not say, what the run's config.yaml says."""
+        """Config of the save; if it has none, the run's config.yaml."""
         if "config" in self.state:
             return check_config(self.state["config"], name=str(self.folder))
         return load_config(self.folder.parent / CONFIG_FILE)
 
     def check_unchanged(self) -> None:
-        """Refuse what may have been read from two saves: another one came meanwhile."""
+        """Refuse values that may come from two saves, if another save came meanwhile."""
         if _manifest(self.folder) != self.manifest:
             raise Error(
                 f"{self.folder}: the save of step {self.step} was replaced while it was read, "
@@ -62,13 +62,13 @@ class LastSave:
 
 
 def has_save(run: Path) -> bool:
-    """Whether a run was ever saved."""
+    """True if the run was ever saved."""
     place = RunFolder(run).checkpoint_path
     return place.exists() or older_folder(place).exists()
 
 
 def tell_changes(before: Config, after: Config) -> None:
-    """Name what a resume changes.
+    """Print what a resume changes.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def _manifest(folder: Path) -> bytes:
 
 
 def _way_on(run: Path) -> str:
-    """What can be done without the last save."""
+    """Say how to go on without the last save."""
     older = older_folder(RunFolder(run).checkpoint_path)
     if not older.exists():
         return f"there is none before it; {_begin_again(run)}"

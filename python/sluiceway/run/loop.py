@@ -12,18 +12,17 @@ from typing import Any, Protocol
 import torch
 
 from sluiceway.base.interrupt import Interrupt, Interrupted
-from sluiceway.config.schema import Config
-from sluiceway.engines.protocol import Engine, Evaluates, Update
+from sluiceway.config.schema import Config, TrainSection
+from sluiceway.engines.engine import Engine, Update
 from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
 from sluiceway.machine.placement import Placement
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.held_out import mean_loss
-from sluiceway.run.rates import learning_rate
 from sluiceway.run.step_figures import Diverged
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, Prefetch, Sequences
 
-# Fields of a line for an engine that does not speak of them.
+# Fields of a line if the engine does not report them.
 _NOTHING = {
     "grad_norm": None,
     "loss_scale": None,
@@ -34,32 +33,48 @@ _NOTHING = {
 }
 
 
+def learning_rate(train: TrainSection, step: int) -> float:
+    """Learning rate of a step, counted from 0: linear warmup, then the schedule, down to zero.
+
+    It depends on the step alone, so that a resumed run needs no state of a scheduler.
+    """
+    if step < train.warmup_steps:
+        return train.lr * (step + 1) / train.warmup_steps
+    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    factors = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }
+    return train.lr * factors[train.schedule]
+
+
 class Watcher(Protocol):
-    """Who is told about every line of metrics."""
+    """A function that gets every line of metrics."""
 
     def __call__(self, line: dict[str, Any], position: Position) -> None: ...
 
 
 class Saver(Protocol):
-    """Who saves the run."""
+    """Saves the run."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a save is written beside the next step."""
+        """True if a save is written beside the next step."""
 
     def begin(self, position: Position) -> None:
         """Save the run as it stands between two steps; it may be written beside the next ones."""
 
     def check(self) -> None:
-        """Raise what went wrong with the one under way."""
+        """Raise the error of the save under way, if it has one."""
 
     def finish(self) -> None:
-        """Wait for it."""
+        """Wait for the save under way."""
 
 
 @dataclass
-class Workshop:
-    """Everything a run computes with, built once."""
+class RunContext:
+    """Everything that a run computes with, built once."""
 
     engine: Engine
     placement: Placement
@@ -70,27 +85,27 @@ class Workshop:
 
     @property
     def model(self) -> torch.nn.Module:
-        """Of the engine; in training mode."""
+        """The model of the engine, in training mode."""
         return self.engine.model
 
 
 class Loop:
-    """Steps from `position` to the end of the config.
+    """Makes steps from `position` to the end of the config.
 
     Parameters
     ----------
     watch : Watcher
-        Gets a line for every step, and one before the first with the held-out loss.
+        Gets a line for every step, and before the first step one with the held-out loss.
     saves : Saver or None
         Saves the run as it stands between two steps.
     note : callable or None
-        Called after every step: the run is as it is to be gone on with from there.
+        Called after every step, when the run is in the state from which a resume goes on.
     """
 
     def __init__(
         self,
         config: Config,
-        shop: Workshop,
+        context: RunContext,
         position: Position,
         interrupt: Interrupt,
         watch: Watcher,
@@ -98,7 +113,7 @@ class Loop:
         note: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
-        self._shop = shop
+        self._context = context
         self._position = position
         self._interrupt = interrupt
         self._watch = watch
@@ -113,18 +128,18 @@ class Loop:
         Interrupted
             A signal came; the step in flight is finished and saved.
         KeyboardInterrupt
-            A signal came, and nothing was to be saved.
+            A signal came, and nothing is to be saved.
         Diverged
             Too many steps in a row were skipped.
         """
         position, train = self._position, self._config.train
-        batches = Batches(self._shop.train, train.micro_batch, train.seed)
-        self._shop.model.train()
+        batches = Batches(self._context.train, train.micro_batch, train.seed)
+        self._context.model.train()
         with contextlib.closing(
-            Prefetch(batches, position.batch, cpu=self._shop.placement.lane_cpu)
+            Prefetch(batches, position.batch, cpu=self._context.placement.lane_cpu)
         ) as data:
             self._interrupt.defer()
-            if position.step == 0 and self._shop.held_out is not None:
+            if position.step == 0 and self._context.held_out is not None:
                 line = {"step": 0, **self._evaluate()}
                 position.first_eval_loss = line["eval_loss"]
                 self._watch(line, position)
@@ -137,7 +152,7 @@ class Loop:
         if self._saves is None:
             raise KeyboardInterrupt
         with self._interrupt.in_flight():
-            self._shop.engine.synchronize()
+            self._context.engine.synchronize()
         self._saves.complete(self._position)
         raise Interrupted
 
@@ -149,20 +164,20 @@ class Loop:
         waited = time.perf_counter() - began
         rate = learning_rate(train, position.step)
         # Before the first backward: work of a step may start before step() is called.
-        for group in self._shop.engine.optimizer.param_groups:
+        for group in self._context.engine.optimizer.param_groups:
             group["lr"] = rate
         with self._interrupt.in_flight(self._waits_for_save):
-            with self._shop.timeline.range(f"step {position.step + 1}"):
-                update = self._shop.engine.update(batches, self._shop.timeline)
+            with self._context.timeline.range(f"step {position.step + 1}"):
+                update = self._context.engine.update(batches, self._context.timeline)
             position.step += 1
             position.batch += len(batches)
             evaluates, saves = self._is_due(train.eval_every, True), self._is_due(train.save_every)
             if evaluates or saves:
-                self._shop.engine.synchronize()
+                self._context.engine.synchronize()
         seconds = time.perf_counter() - began
         line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
         line |= {"saving": 1} if saving else {}
-        if evaluates and self._shop.held_out is not None:
+        if evaluates and self._context.held_out is not None:
             line |= self._evaluate()
             position.last_eval_loss = line["eval_loss"]
         self._watch(line, position)
@@ -172,7 +187,7 @@ class Loop:
         if self._saves is not None:
             self._saves.check()
             if saves:
-                with self._shop.timeline.range("save"):
+                with self._context.timeline.range("save"):
                     self._saves.begin(position)
 
     def _waits_for_save(self) -> bool:
@@ -183,22 +198,22 @@ class Loop:
         return (every > 0 and step % every == 0 and step < last) or (at_the_end and step == last)
 
     def _evaluate(self) -> dict[str, Any]:
-        """Fields of a line: mean loss of the held-out tokens, in nats, and what crossed for it."""
-        train, shop = self._config.train, self._shop
-        by = shop.engine if isinstance(shop.engine, Evaluates) else None
-        shop.engine.synchronize()
-        with shop.timeline.range("evaluation"):
+        """Return fields of a line: mean held-out loss, in nats, and bytes that crossed for it."""
+        train, context = self._config.train, self._context
+        engine = context.engine
+        engine.synchronize()
+        with context.timeline.range("evaluation"):
             loss, _ = mean_loss(
-                shop.model, shop.placement, shop.held_out, train.micro_batch, train.eval_sequences,
-                by=by,
+                context.model, context.held_out, train.micro_batch, engine.losses,
+                train.eval_sequences, at_once=engine.evaluated_at_once,
             )  # fmt: skip
-        crossed = by.take_evaluation_bytes() if by else {}
+        crossed = engine.take_evaluation_bytes()
         return {"eval_loss": loss} | ({"eval_bytes": crossed} if crossed else {})
 
     def _line(
         self, update: Update, rate: float, tokens: int, seconds: float, waited: float
     ) -> dict[str, Any]:
-        position, found = self._position, _NOTHING | self._shop.engine.metrics()
+        position, found = self._position, _NOTHING | self._context.engine.metrics()
         position.tokens += tokens
         position.seconds += seconds
         position.skipped += update.skipped
@@ -209,18 +224,18 @@ class Loop:
         line["loss_scale"] = found["loss_scale"]
         line |= {"seconds": seconds, "data_seconds": waited}
         line["device_seconds"] = max(0.0, seconds - waited - found["stall_seconds"])
-        # What an engine says that others do not is under the name of its kind.
+        # Fields that only one engine has are under the name of its kind.
         known = ("stall_seconds", "host_seconds", "learn_seconds", "bytes")
         line |= {key: found[key] for key in (*known, self._config.engine.kind) if key in found}
         line["peak_bytes"] = found["peak_bytes"] | {"process": peak_resident_bytes()}
-        line["peak_bytes"].setdefault("device", self._shop.peak.read())
+        line["peak_bytes"].setdefault("device", self._context.peak.read())
         return line
 
     def _check_skipped(self, loss: float) -> None:
         position, most = self._position, self._config.train.max_skipped
         if position.skipped_in_row < most:
             return
-        self._shop.engine.synchronize()
+        self._context.engine.synchronize()
         reason = f"the loss is {loss}" if not math.isfinite(loss) else "the gradient is not finite"
         raise Diverged(
             f"step {position.step}: skipped, as were all of the last {most} steps: {reason}, "

@@ -1,4 +1,4 @@
-"""Which files a save has: length and checksum of each, in a file that checks itself.
+"""Lists the files of a save with length and checksum, in a file that checks itself.
 
 A manifest is a JSON object with the key `files`, whose last line is the checksum of every byte
 before that line:
@@ -31,7 +31,7 @@ _SEAL = ',\n "xxh3": '
 
 
 def sums_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """Length and checksum of every file, by its path inside the folder."""
+    """Length and checksum of every file, by path inside the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "xxh3": _sum_of(path)}
@@ -82,18 +82,18 @@ def check_files(
 
 
 def bytes_of(sums: dict[str, Any]) -> int:
-    """How many bytes `check_files` reads."""
+    """Number of bytes that `check_files` reads."""
     return sum(one["bytes"] for one in sums.values() if isinstance(one, dict))
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """The text of a manifest."""
+    """Return the text of a manifest."""
     body = json.dumps(content, indent=1).removesuffix("\n}")
     return f'{body}{_SEAL}"{_sum_of_bytes(body.encode())}"\n}}\n'.encode()
 
 
 def is_sealed(raw: bytes) -> bool:
-    """Whether these are the bytes that `sealed` wrote."""
+    """True if `sealed` wrote these bytes."""
     body = raw.rpartition(_SEAL.encode())[0]
     return bool(body) and raw == body + f'{_SEAL}"{_sum_of_bytes(body)}"\n}}\n'.encode()
 
@@ -105,7 +105,7 @@ def _sum_of_bytes(content: bytes) -> str:
 
 
 def _sum_of(path: Path, advance: Callable[[int], None] = _nobody) -> str:
-    """Of a file, a piece at a time; neither the read nor the sum holds the GIL."""
+    """Checksum of a file, read piece by piece; neither reading nor summing holds the GIL."""
     checksum, piece = _core.Checksum(), memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table on a terminal, a line now and then else."""
+"""Shows progress to people: a live table on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WINDOW = 20  # Steps that rates are averaged over.
 
 
 class Progress:
-    """Follows one run.
+    """Follows one run, and prints what it sees.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class Progress:
         self._recent: deque[dict[str, Any]] = deque(maxlen=_WINDOW)
         self._eval_loss: float | None = None
         self._skipped = 0
-        # Bytes on disk, of this sitting; those of new bases are no part of a step's.
+        # Bytes on disk since this process began; new bases are not part of a step.
         self._disk_bytes = {"disk_read": 0, "disk_written": 0, "consolidated": 0}
-        self._seconds = 0.0  # Of all steps of this sitting, in which they were.
+        self._seconds = 0.0  # All steps since this process began.
         self._shown, self._shown_step = 0.0, -1
         self._fitting = False  # In the step at hand.
         self._shown_fit = 0.0
@@ -68,7 +68,7 @@ class Progress:
             self._live.stop()
 
     def __call__(self, line: dict[str, Any], position: Any = None) -> None:
-        """Take note of one line of metrics."""
+        """Note one line of metrics."""
         if line.get("eval_loss") is not None:
             self._eval_loss = line["eval_loss"]
         if "seconds" in line:
@@ -85,21 +85,21 @@ class Progress:
             self._show(force=line["step"] == self._steps or line.get("eval_loss") is not None)
 
     def calibrating(self, done: int, wanted: int) -> None:
-        """Take note that projectors are being fitted, and of how many there are."""
+        """Note that projectors are being fitted: `done` of `wanted` are."""
         now = time.monotonic()
         if not self._fitting:
-            self._fitting, self._shown_fit = True, now  # What is quick is not worth a line.
+            self._fitting, self._shown_fit = True, now  # A quick fit is not worth a line.
         if now - self._shown_fit < self._interval:
             return
         self._shown_fit = now
         self._tell(f"calibrating: {done} of {wanted}")
 
     def saving(self, step: int) -> None:
-        """Take note that the run waits for a save to be written."""
+        """Note that the run waits for a save to be written."""
         self._tell(f"waits for the save of step {step}")
 
     def _tell(self, text: str) -> None:
-        self._shown_step = -1  # Whatever was shown is not seen any more.
+        self._shown_step = -1  # This text replaces the last figures.
         if self._live is not None:
             from rich.text import Text
 
@@ -108,7 +108,7 @@ class Progress:
             print(f"{self._title}: {text}", file=self._out, flush=True)
 
     def _without_fit(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The line of a step, without the seconds that no later step will take."""
+        """Return the line of a step without the seconds that no later step takes."""
         if not self._fitting:
             return line
         self._fitting = False
@@ -118,7 +118,7 @@ class Progress:
 
     @property
     def _interval(self) -> float:
-        """Seconds between two things that are shown."""
+        """Seconds between two outputs."""
         return _LIVE_SECONDS if self._live else _LINE_SECONDS
 
     def _show(self, force: bool) -> None:
@@ -135,7 +135,7 @@ class Progress:
             print(f"{self._title}: {text}", file=self._out, flush=True)
 
     def figures(self) -> dict[str, str]:
-        """Name and text of everything that is shown."""
+        """Name and text of each figure."""
         last, recent = self._recent[-1], self._recent
         seconds = sum(line["seconds"] for line in recent)
         per_step = seconds / len(recent)
@@ -174,7 +174,7 @@ class Progress:
         }
 
     def _disk(self, seconds: float) -> dict[str, str]:
-        """Rates of the disk, all that was written, and in a day, of a run that has one."""
+        """Rates of the disk, bytes written, and bytes written in a day, of a run with a disk."""
         if not any(self._disk_bytes.values()):
             return {}
         rates = [
@@ -188,7 +188,7 @@ class Progress:
         consolidated = self._disk_bytes["consolidated"]
         if consolidated:
             figures["new bases"] = format_bytes(consolidated)
-        # Of all steps: a new base is rare, and would make a rate of the last ones jump.
+        # Over all steps: a new base is rare, and would make the rate of a few steps jump.
         daily = tb_per_day(self._disk_bytes["disk_written"] + consolidated, self._seconds)
         return figures | {"wear": f"{daily:.3g} TB/day"}
 

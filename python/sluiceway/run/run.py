@@ -1,4 +1,4 @@
-"""One run from beginning to end: compare, train, save, sum up; and how it is taken up again."""
+"""Runs one training from beginning to end: compare, train, save, sum up, resume."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.file import check_config
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
-from sluiceway.engines.protocol import Calibrates, Engine, Settles
+from sluiceway.engines.engine import Engine
 from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position, RunState, packed, unpacked
 from sluiceway.run.last_save import LastSave, tell_changes
-from sluiceway.run.loop import Loop, Workshop
+from sluiceway.run.loop import Loop, RunContext
 from sluiceway.run.progress import Progress
 from sluiceway.run.run_folder import COMPARISON, RunFolder
 from sluiceway.run.saving.saves import Saves
-from sluiceway.run.session import Inputs, open_workshop, read_inputs, seed_everything
+from sluiceway.run.session import Inputs, open_context, read_inputs, seed_everything
 from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import summarise
 from sluiceway.store.drives import find_drives
 
 
 class Run:
-    """A run folder and what goes on in it.
+    """A run folder and the training in it.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ class Run:
         Parameters
         ----------
         save : LastSave or None
-            None: there is none, and the engine commits every step.
+            None: the run has no save, and the engine commits steps.
         drops_commits : bool
-            Go on from the save whatever was committed after it.
+            Go on from the save, and drop commits after it.
         """
         if save is None:
             self._check_store()
@@ -75,7 +75,7 @@ class Run:
         return self._go(inputs, source, position, save, drops_commits=drops_commits)
 
     def _check_store(self) -> None:
-        """Refuse to begin again where a store that had steps is not there."""
+        """Refuse to begin again if the run has made steps and its store is missing."""
         _, last = self._folder.length_until(self._config.train.steps)
         if not last:
             return
@@ -84,26 +84,26 @@ class Run:
         except (IoError, InvalidArgument) as error:
             raise InvalidArgument(
                 f"{self._folder.path}: has made {last} steps and was never saved, and {error}; "
-                "bring it back, or begin again in a new folder"
+                "restore the store, or begin again in a new folder"
             ) from None
 
     @property
     def _placed(self) -> Config:
-        """With a path for what is kept in the run's folder."""
+        """The config, with paths for what lies in the run's folder by default."""
         return self._config.engine.in_folder(self._config, self._folder.path)
 
     def _check_steps(self, position: Position, what: str) -> None:
         if position.step > self._config.train.steps:
             raise InvalidArgument(
-                f"{self._folder.path}: train.steps is {self._config.train.steps}, but the last "
-                f"{what} is of step {position.step}; expected that or more"
+                f"{self._folder.path}: train.steps is {self._config.train.steps}, expected at "
+                f"least {position.step}, the step of the last {what}"
             )
 
     def _check_data(self, extra: dict[str, Any], inputs: Inputs) -> None:
         if extra["data"] != inputs.fingerprint:
             raise InvalidArgument(
-                f"{self._folder.path}: the data is not what the run was begun with (tokens "
-                f"{inputs.fingerprint}, expected {extra['data']}); put the files back"
+                f"{self._folder.path}: the data has changed since the run began (tokens "
+                f"{inputs.fingerprint}, expected {extra['data']}); restore the files"
             )
 
     def _go(
@@ -115,41 +115,41 @@ class Run:
         begins: bool = False,
         drops_commits: bool = False,
     ) -> dict[str, Any]:
-        # A run that is over takes no step, and its trace stays.
+        # A run that is over makes no step, and keeps its trace.
         unfinished = position.step < self._config.train.steps
         with contextlib.ExitStack() as stack:
             stack.enter_context(denormals(self._config, inputs.placement))
-            with self._folder.changed_config(self._config):  # A resume may bring another one.
+            with self._folder.changed_config(self._config):  # A resume may have changed it.
                 keep, last = self._lines_until(position)
                 native = self._native(inputs) if self._config.compare == "native" else None
-                shop = self._open(inputs, source, save, trace=unfinished)
-                stack.enter_context(_closing(shop))
+                context = self._open(inputs, source, save, trace=unfinished)
+                stack.enter_context(_closing(context))
                 if begins and self._config.engine.commits:
-                    shop.engine.check_new()
+                    context.engine.check_new()
                 looks = not (begins or drops_commits)
-                later = self._later_commit(shop.engine, save, inputs) if looks else None
+                later = self._later_commit(context.engine, save, inputs) if looks else None
                 if later is not None:
                     position = later.position
                     keep, last = self._lines_until(position)
-                    self._take_up(later, shop.engine, save)
+                    self._take_up(later, context.engine, save)
                 elif save is not None:
-                    checkpoint.load_into(source, shop.engine)
+                    checkpoint.load_into(source, context.engine)
                     source = self._take_the_place_of_the_last(source)
                 if position.step and last != position.step:
                     what = "save" if later is None else "commit"
                     _tell_gap(self._folder.metrics_path, last, what, position.step)
                 self._folder.cut_back(keep)
             saved = None if save is None else save.step
-            return self._train(inputs, shop, position, native, source, saved)
+            return self._train(inputs, context, position, native, source, saved)
 
     def _lines_until(self, position: Position) -> tuple[int, int | None]:
-        # At step 0 the line before the first step is written again, too.
+        # At step 0 the line before the first step is written again.
         return self._folder.length_until(position.step or -1)
 
     def _later_commit(
         self, engine: Engine, save: LastSave | None, inputs: Inputs
     ) -> RunState | None:
-        """What the engine committed after the save; nothing is put back yet."""
+        """Read what the engine committed after the save; restore nothing yet."""
         if not self._config.engine.commits:
             return None
         if (run := engine.committed_run(None if save is None else save.folder)) is None:
@@ -163,21 +163,20 @@ class Run:
             tell_changes(committed, self._config)
         since = "there is no save" if save is None else f"the last save is of step {save.step}"
         print(
-            f"sluiceway: {self._folder.path}: goes on from step {later.position.step}, which was "
-            f"the last to be committed; {since}",
+            f"sluiceway: {self._folder.path}: goes on from step {later.position.step}, the last "
+            f"that was committed; {since}",
             file=sys.stderr,
         )
         return later
 
     def _check_identity(self, later: RunState) -> None:
-        """Refuse what another run has committed to the store that this one had."""
+        """Refuse a commit that another run has made to this run's store."""
         run, ours = later.extra.get("run"), self._folder.identity
         if None not in (run, ours) and run != ours:
             raise InvalidArgument(
                 f"{self._folder.path}: {self._placed.store.place} holds step "
-                f"{later.position.step} of another run, expected this run's; bring its own drives "
-                "back, or go on from its last save: "
-                f"sluiceway resume {self._folder.path} --last-save"
+                f"{later.position.step} of another run; bring this run's drives back, or go on "
+                f"from its last save: sluiceway resume {self._folder.path} --last-save"
             )
 
     def _take_up(self, later: RunState, engine: Engine, save: LastSave | None) -> None:
@@ -187,13 +186,13 @@ class Run:
             if save is None:
                 raise
             raise Corrupt(
-                f"{error}; the save of step {save.step} is whole, and this goes on from it: "
+                f"{error}; the save of step {save.step} is whole. Go on from it: "
                 f"sluiceway resume {self._folder.path} --last-save"
             ) from None
         later.put_back(engine)
 
     def _take_the_place_of_the_last(self, source: Path) -> Path:
-        """Where a save that was gone back to is from now on."""
+        """Make an older save the last one, and return its new place."""
         place = self._folder.checkpoint_path
         if source != place:
             try:
@@ -205,20 +204,20 @@ class Run:
 
     def _open(
         self, inputs: Inputs, source: Path, save: LastSave | None = None, trace: bool = True
-    ) -> Workshop:
+    ) -> RunContext:
         path = self._folder.trace_path if self._config.trace and trace else None
         config = self._placed
         if save is not None:
             settled = config.engine.settled(save.state.get("settled", {}))
             config = config.model_copy(update={"engine": settled})
-        shop = open_workshop(config, inputs, source, path)
-        seed_everything(self._config.train.seed)  # What loading drew is not part of a run.
-        return shop
+        context = open_context(config, inputs, source, path)
+        seed_everything(self._config.train.seed)  # Undo the draws of loading.
+        return context
 
     def _train(
         self,
         inputs: Inputs,
-        shop: Workshop,
+        context: RunContext,
         position: Position,
         native: dict[str, Any] | None,
         source: Path,
@@ -229,11 +228,11 @@ class Run:
             "config": self._config.resolved(),
             "run": self._folder.identity,
         }
-        if isinstance(shop.engine, Settles):
-            extra["settled"] = shop.engine.settled()
+        if settled := context.engine.settled():
+            extra["settled"] = settled
 
         def note() -> None:
-            shop.engine.note_run(packed(position, shop.engine, extra))
+            context.engine.note_run(packed(position, context.engine, extra))
 
         def watch(line: dict[str, Any], at: Position) -> None:
             self._folder.append(line)
@@ -241,47 +240,46 @@ class Run:
 
         def sum_up(status: str) -> dict[str, Any]:
             lines = self._folder.lines()
-            return summarise(self._config, inputs, shop, position, lines, status, native)
+            return summarise(self._config, inputs, context, position, lines, status, native)
 
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         noting = note if self._config.engine.commits else None
-        self._describe(kind, shop)
+        self._describe(kind, context)
         place = self._folder.checkpoint_path
         with (
             Progress(kind, steps, seconds, self._out) as progress,
             Saves(
                 self._folder,
-                shop.engine,
+                context.engine,
                 side_files=source,
                 extra=extra,
-                timeline=shop.timeline,
+                timeline=context.timeline,
                 tell=progress.saving,
-                cpu=shop.placement.lane_cpu,
+                cpu=context.placement.lane_cpu,
             ) as saves,  # fmt: skip
         ):
-            if isinstance(shop.engine, Calibrates):
-                shop.engine.watch_calibration(progress.calibrating)
+            context.engine.watch_calibration(progress.calibrating)
             try:
-                Loop(self._config, shop, position, self._interrupt, watch, saves, noting).run()
+                Loop(self._config, context, position, self._interrupt, watch, saves, noting).run()
                 if position.step != saved or not place.exists():
                     saves.complete(position)
                 check_converged(self._folder.lines())
             except (Interrupted, Error) as error:
-                with contextlib.suppress(IoError):  # As of a full disk, which `error` may be about.
+                with contextlib.suppress(IoError):  # The disk may be full; `error` may say so.
                     self._folder.write_summary(sum_up(_status(error)))
                 raise
         summary = sum_up("done")
         self._folder.write_summary(summary)
         return summary
 
-    def _describe(self, title: str, shop: Workshop) -> None:
-        """Print what the engine says of itself: the first lines of a run."""
-        for text in shop.engine.description():
+    def _describe(self, title: str, context: RunContext) -> None:
+        """Print the description of the engine: the first lines of a run."""
+        for text in context.engine.description():
             print(f"{title}: {text}", file=self._out, flush=True)
 
     def _native(self, inputs: Inputs) -> dict[str, Any]:
-        """Plain AdamW over the same data, in a run folder inside this one; kept if it is done."""
+        """Run plain AdamW over the same data in a folder inside this one; keep it if it is done."""
         path = self._folder.path / COMPARISON
         done = RunFolder(path).read_summary()
         if done is not None and done["status"] == "done":
@@ -297,19 +295,22 @@ class Run:
 
     def _measure(self, inputs: Inputs) -> dict[str, Any]:
         """Train without saving: a comparison is repeated, not resumed."""
-        shop, position = self._open(inputs, Path(self._config.model.path)), Position()
+        context, position = self._open(inputs, Path(self._config.model.path)), Position()
         title = f"{self._config.engine.kind} (to compare)"
-        self._describe(title, shop)
-        with _closing(shop), Progress(title, self._config.train.steps, out=self._out) as progress:
+        self._describe(title, context)
+        with (
+            _closing(context),
+            Progress(title, self._config.train.steps, out=self._out) as progress,
+        ):
 
             def watch(line: dict[str, Any], at: Position) -> None:
                 self._folder.append(line)
                 progress(line, at)
 
-            Loop(self._config, shop, position, self._interrupt, watch, None).run()
+            Loop(self._config, context, position, self._interrupt, watch, None).run()
             lines = self._folder.lines()
             check_converged(lines)
-            summary = summarise(self._config, inputs, shop, position, lines, "done", None)
+            summary = summarise(self._config, inputs, context, position, lines, "done", None)
         self._folder.write_summary(summary)
         return summary
 
@@ -318,7 +319,7 @@ def _tell_gap(metrics: Path, last: int | None, what: str, step: int) -> None:
     ends = "has no line" if last is None else f"ends with step {last}"
     print(
         f"sluiceway: {metrics}: {ends}, but the {what} is of step {step}; the run goes on, and its "
-        "figures are without the steps between",
+        "figures lack the steps between",
         file=sys.stderr,
     )
 
@@ -330,14 +331,14 @@ def _status(error: Interrupted | Error) -> str:
 
 
 @contextlib.contextmanager
-def _closing(shop: Workshop):
-    """Close the engine and write the trace; an error that is on its way is not hidden."""
+def _closing(context: RunContext):
+    """Close the engine and write the trace; let an earlier error through."""
     try:
         yield
     except BaseException:
-        for end in (shop.engine.close, shop.timeline.write):
+        for end in (context.engine.close, context.timeline.write):
             with contextlib.suppress(Error):
                 end()
         raise
-    shop.engine.close()
-    shop.timeline.write()
+    context.engine.close()
+    context.timeline.write()

@@ -1,4 +1,4 @@
-"""The folder of a run: its config, its name, metrics, summary, trace and saves."""
+"""Reads and writes the folder of a run: config, name, metrics, summary, trace and saves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPARISON = "native"  # Run folder, inside a run folder, of what it is compared
 
 
 class RunFolder:
-    """Files of a run; one process at a time may hold it.
+    """The files of a run; one process at a time may hold them.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Take the folder of a run that was begun before."""
+        """Take the folder of an earlier run."""
         cls.check(path)
         folder = cls(path)
         folder._refuse_links()
@@ -79,7 +79,7 @@ class RunFolder:
 
     @classmethod
     def check_new(cls, path: Path) -> None:
-        """Refuse a folder that has something in it."""
+        """Refuse a folder that is not empty."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             resume = cls(path)._can_be_resumed()
             hint = f"; go on with: sluiceway resume {path}" if resume else "; choose another --out"
@@ -87,7 +87,7 @@ class RunFolder:
 
     @staticmethod
     def check(path: Path) -> None:
-        """Refuse what is not the folder of a run."""
+        """Refuse a folder that has no run."""
         if not (path / CONFIG_FILE).is_file():
             what = "has no config.yaml" if path.is_dir() else "is not a folder"
             raise IoError(
@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str | None:
-        """By what commits to a store name their run; None where it has none."""
+        """Name of the run in commits to a store; None if it has none."""
         try:
             return self.identity_path.read_text().strip()
         except FileNotFoundError:
@@ -115,12 +115,12 @@ class RunFolder:
             return False
 
     def _refuse_links(self) -> None:
-        """A save takes the place of the one before it by its name: a link would be in the way."""
+        """Refuse symbolic links as saves: each save takes the name of the one before."""
         for path in (self.checkpoint_path, older_folder(self.checkpoint_path)):
             if path.is_symlink():
                 raise InvalidArgument(
-                    f"{path}: is a symbolic link, expected a folder, as each save takes its name; "
-                    "put the folder itself here, or let the whole run folder be a link"
+                    f"{path}: is a symbolic link, expected a folder, since each save takes its "
+                    "name; put the folder itself here, or make the whole run folder a link"
                 )
 
     def _lock(self) -> None:
@@ -129,7 +129,7 @@ class RunFolder:
             fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InvalidArgument(
-                f"{self.path}: another process is running it, expected to be the only one"
+                f"{self.path}: another process runs this run; wait for it to end"
             ) from None
         except OSError as error:
             raise _refused(self.path, "cannot be written", error) from None
@@ -140,7 +140,7 @@ class RunFolder:
         _replace(self.path / CONFIG_FILE, text)
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add one line to metrics.jsonl; numbers that are not finite become null."""
+        """Add one line to metrics.jsonl; write null for numbers that are not finite."""
         if self._metrics is None:
             raise ValueError("RunFolder.append: the folder is closed")
         with _refusals(self.metrics_path):
@@ -148,14 +148,14 @@ class RunFolder:
             self._metrics.flush()
 
     def sync_metrics(self) -> None:
-        """Make the lines durable: a save must not be ahead of them."""
+        """Make the lines durable, so that a save is never ahead of them."""
         if self._metrics is not None:
             with _refusals(self.metrics_path):
                 os.fsync(self._metrics.fileno())
 
     @contextlib.contextmanager
     def changed_config(self, config: Config) -> Iterator[None]:
-        """Write `config`; an error inside puts the file back, an interruption does not."""
+        """Write `config`; an error inside restores the file, an interruption does not."""
         path = self.path / CONFIG_FILE
         before = path.read_text()
         self.write_config(config)
@@ -166,14 +166,14 @@ class RunFolder:
             raise
 
     def length_until(self, step: int) -> tuple[int, int | None]:
-        """Bytes of the lines up to `step`, and the step of the last one of them, None without any.
+        """Bytes of the lines up to `step`, and the step of the last of them (None without lines).
 
-        Neither lines after it count, nor a last one that is cut.
+        Neither later lines nor an incomplete last line count.
 
         Raises
         ------
         sluiceway.errors.Corrupt
-            A whole line is no line of metrics.
+            A complete line is not a line of metrics.
         """
         keep, last = 0, None
         with self.metrics_path.open("rb") as file:
@@ -184,7 +184,7 @@ class RunFolder:
         return keep, last
 
     def cut_back(self, length: int) -> None:
-        """Drop every line of metrics after so many bytes."""
+        """Drop the lines of metrics behind the first `length` bytes."""
         if self._metrics is None:
             raise ValueError("RunFolder.cut_back: the folder is closed")
         self._metrics.truncate(length)
@@ -194,12 +194,12 @@ class RunFolder:
             return int(json.loads(raw)["step"])
         except (ValueError, KeyError, TypeError):
             raise Corrupt(
-                f"{self.metrics_path}:{number}: is not a line of metrics, expected an object with "
-                "a step; take the line out"
+                f"{self.metrics_path}:{number}: is not a line of metrics, expected a JSON object "
+                "with a step; remove the line"
             ) from None
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every whole line of metrics.jsonl."""
+        """Return every whole line of metrics.jsonl."""
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text().splitlines(keepends=True)
@@ -210,13 +210,13 @@ class RunFolder:
         _replace(self.summary_path, json_text(summary, indent=1) + "\n")
 
     def read_summary(self) -> dict[str, Any] | None:
-        """What summary.json says, None before the first one."""
+        """Return the content of summary.json, or None if there is none yet."""
         if not self.summary_path.exists():
             return None
         return json.loads(self.summary_path.read_text())
 
     def discard_if_unused(self) -> None:
-        """Take a folder away in which no step was made, so that the command can be repeated."""
+        """Remove a folder in which no step was made, so that the command can be repeated."""
         if self.metrics_path.exists() and self.metrics_path.stat().st_size:
             return
         if self.checkpoint_path.exists() or (self.path / COMPARISON).exists():
@@ -237,9 +237,9 @@ class RunFolder:
                 path.rmdir()
 
     def close(self) -> None:
-        """Let others have the folder; idempotent."""
+        """Release the folder; idempotent."""
         if self._metrics is not None:
-            with contextlib.suppress(OSError):  # Of a line whose append() has said so.
+            with contextlib.suppress(OSError):  # append() has raised it already.
                 self._metrics.close()
             self._metrics = None
 

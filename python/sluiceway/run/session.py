@@ -1,4 +1,4 @@
-"""From a config to everything a loop needs: checked in the order of what is cheapest to refuse."""
+"""Makes everything that a loop needs from a config; the cheapest checks come first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sluiceway.engines import engine_of
 from sluiceway.machine.footprint import DevicePeak
 from sluiceway.machine.placement import Placement, choose_placement, enter_placement
 from sluiceway.model.folder import check_context, load_tokenizer
-from sluiceway.run.loop import Workshop
+from sluiceway.run.loop import RunContext
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Sequences, load_sequences
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads but never changes."""
+    """Everything that a run reads but never changes."""
 
     placement: Placement
     train: Sequences
@@ -31,7 +31,7 @@ class Inputs:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the tokens of either part do."""
+        """A text that changes when the tokens of either part do."""
         parts = [self.train.fingerprint]
         if self.held_out is not None:
             parts.append(self.held_out.fingerprint)
@@ -55,19 +55,19 @@ def read_inputs(config: Config, folder: Path) -> Inputs:
 
 
 def vocabulary_of(shape: dict, tokenizer: Any) -> int:
-    """Rows of the embedding, by a model's config.json, else by its tokenizer."""
+    """Number of rows of the embedding, by the model's config.json, else by its tokenizer."""
     size = shape.get("vocab_size")
     return size if isinstance(size, int) else len(tokenizer)
 
 
 def seed_everything(seed: int) -> None:
-    """Start every generator that a model or its data may draw from."""
+    """Seed every generator from which a model or its data may draw."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def open_workshop(config: Config, inputs: Inputs, folder: Path, trace: Path | None) -> Workshop:
+def open_context(config: Config, inputs: Inputs, folder: Path, trace: Path | None) -> RunContext:
     """Open the engine.
 
     Parameters
@@ -85,4 +85,4 @@ def open_workshop(config: Config, inputs: Inputs, folder: Path, trace: Path | No
     engine.open(folder, placement, trace)
     timeline = Timeline(trace)
     timeline.hand_over(engine.recorder())
-    return Workshop(engine, placement, inputs.train, inputs.held_out, peak, timeline)
+    return RunContext(engine, placement, inputs.train, inputs.held_out, peak, timeline)

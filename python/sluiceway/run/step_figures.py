@@ -1,12 +1,12 @@
-"""What the steps of a run come to; without torch, so that a report of a run starts at once.
+"""Sums up the steps of a run; without torch, so that a report starts at once.
 
-A run has diverged when it was stopped after `train.max_skipped` skipped steps in a row, or when it
-came to its end and one of these holds of its last step:
+A run has diverged if it was stopped after `train.max_skipped` skipped steps in a row, or if it
+reached its end and one of these holds for its last step:
 
     its loss is not finite, or it was skipped because its gradient is not
     the held-out loss after it is not finite
 
-One skipped step alone, of a run with a loss scale, is none: that is how the scale finds its size.
+One skipped step of a run with a loss scale is no divergence: the scale finds its size so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WARMUP = 3  # The first steps allocate; they are in no median.
 
 
 def step_figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Times, bytes and peaks of a run from its lines of metrics."""
+    """Times, bytes and peaks of a run, from its lines of metrics."""
     steps = [line for line in lines if line.get("seconds")]
     if not steps:
         return {}
@@ -48,7 +48,7 @@ def step_figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _disk_figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of a run with a disk: what all of its steps read and wrote, and how fast that goes on."""
+    """Bytes that all steps read and wrote on disk, and the rate of writing."""
     read, written, consolidated = (
         sum((line.get("bytes") or {}).get(link) or 0 for line in steps)
         for link in ("disk_read", "disk_written", "consolidated")
@@ -57,11 +57,10 @@ def _disk_figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
         return {}
     daily = tb_per_day(written + consolidated, sum(line["seconds"] for line in steps))
     figures = {"read_bytes": read, "written_bytes": written, "written_tb_per_day": daily}
-    # Of new bases, between steps.
     return {"disk": figures | ({"consolidated_bytes": consolidated} if consolidated else {})}
 
 
-class Diverged(Error):  # noqa: N818 - as those it stands beside.
+class Diverged(Error):  # noqa: N818 - as other errors of the package.
     """The numbers of a run are no longer finite."""
 
 
@@ -71,7 +70,7 @@ def check_converged(lines: list[dict[str, Any]]) -> None:
     Parameters
     ----------
     lines : list of dict
-        Of metrics.jsonl: numbers that are not finite are None.
+        Lines of metrics.jsonl; numbers that are not finite are None.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""summary.json: what a run came to, and on what."""
+"""Makes summary.json: the results of a run, and the machine and versions of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluiceway import __version__
 from sluiceway.config.schema import Config
 from sluiceway.machine.placement import processor_name
 from sluiceway.run.checkpoint import Position
-from sluiceway.run.loop import Workshop
+from sluiceway.run.loop import RunContext
 from sluiceway.run.session import Inputs
 from sluiceway.run.step_figures import step_figures
 
@@ -24,13 +24,13 @@ from sluiceway.run.step_figures import step_figures
 def summarise(
     config: Config,
     inputs: Inputs,
-    shop: Workshop,
+    context: RunContext,
     position: Position,
     lines: list[dict[str, Any]],
     status: str,
     native: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The whole summary.
+    """Return the whole summary.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def summarise(
     native : dict or None
         Summary of the run that `compare: native` measured first.
     """
-    figures, of_engine = step_figures(lines), shop.engine.summary()
+    figures, of_engine = step_figures(lines), context.engine.summary()
     summary = {
         "status": status,
         "steps": position.step,
@@ -61,10 +61,10 @@ def summarise(
         "engine": config.engine.kind,
         "precision": {
             "weights": config.model.dtype,
-            "autocast": shop.placement.autocast,
-            "why": shop.placement.autocast_reason,
+            "autocast": context.placement.autocast,
+            "why": context.placement.autocast_reason,
         },
-        "parameters": _parameters(shop.model) | of_engine.get("parameters", {}),
+        "parameters": _parameters(context.model) | of_engine.get("parameters", {}),
         "data": inputs.counts,
         **provenance(config),
     }
@@ -81,7 +81,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def provenance(config: Config) -> dict[str, Any]:
-    """Versions, machine, commit and config hash."""
+    """Return versions, machine, commit and config hash."""
     import transformers
 
     return {
@@ -104,7 +104,7 @@ def config_hash(config: Config) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory and GPU."""
+    """Return processor, cores, memory and GPU."""
     return {
         "processor": processor_name(),
         "cores": os.cpu_count(),
@@ -115,7 +115,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this source, None when it is not run from a checkout."""
+    """Return the commit of this source, or None outside of a checkout."""
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
     try:

@@ -1,4 +1,4 @@
-"""What the training loop itself did when: rows of its own beside those of the engine."""
+"""Records what the training loop does when, in rows beside those of the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch  # noqa: F401 - the compiled module needs libtorch in the process.
 
 from sluiceway import _core
-from sluiceway.engines.protocol import Recorder
+from sluiceway.engines.engine import Recorder
 from sluiceway.errors import IoError
 
 _MOST = 20000  # Ranges; a long run keeps its beginning.
@@ -18,7 +18,7 @@ _ROW = "loop"
 
 
 class Timeline:
-    """Named ranges of the loop's thread.
+    """Named ranges of the thread of the loop.
 
     An engine with a trace of its own gets them as they happen and writes the file. For others they
     are kept in a trace that `write` writes.
@@ -52,7 +52,7 @@ class Timeline:
         self._add(row, name, began_us, ended_us)
 
     def write(self) -> None:
-        """Write what was kept.
+        """Write the kept ranges.
 
         Raises
         ------

@@ -7,7 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/philox.h"
-#include "runtime/engine/last_of.h"
+#include "runtime/engine/countdown.h"
 #include "runtime/engine/offload/offload_lanes.h"
 
 namespace sluiceway {
@@ -15,7 +15,7 @@ namespace {
 
 using offload_lanes::kAsTheyCame, offload_lanes::kD2h, offload_lanes::kDecompress;
 
-constexpr std::chrono::hours kPatience{24};  // For room; the executor has its own.
+constexpr std::chrono::hours kWaitLimit{24};  // For room; the executor has its own.
 
 }  // namespace
 
@@ -140,7 +140,7 @@ std::span<const std::byte> GradientCores::outgoing(Weight& weight) {
 }
 
 void GradientCores::cross(Arrival& arrival, const Event& there, std::span<const std::byte> core) {
-  arrival.landing.emplace(landing_->acquire(core.size(), "core", kPatience));
+  arrival.landing.emplace(landing_->acquire(core.size(), "core", kWaitLimit));
   exit_.cross(there, core, arrival.landing->bytes());
 }
 
@@ -190,11 +190,11 @@ void GradientCores::expand(Expander& with, Weight& weight, const Arrival& arriva
 // Handles one weight after another; each chunk is written while the next is decompressed.
 void GradientCores::decompress(Weight& weight, const Arrival& arrival, const HopDone& done) {
   const std::span<const int> chunks = plan_.of_tensor(weight.tensor);
-  const auto all = std::make_shared<LastOf>(static_cast<int>(chunks.size()), done);
+  const auto all = std::make_shared<Countdown>(static_cast<int>(chunks.size()), done);
   for (std::size_t c = 0; c < chunks.size(); ++c) {
     const auto stored = static_cast<std::size_t>(plan_.chunks()[at(chunks[c])].stored_elems);
     const auto lease = std::make_shared<PinnedPool::Lease>(
-        ring_.acquire(stored * size_bytes(gradient_), "gradient", kPatience, kBlockBytes));
+        ring_.acquire(stored * size_bytes(gradient_), "gradient", kWaitLimit, kBlockBytes));
     expand(in_decompress_, weight, arrival, c, lease->bytes());
     if (spill_ == CoreSpill::kCore) {
       all->end(nullptr);

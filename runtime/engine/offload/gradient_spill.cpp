@@ -15,7 +15,7 @@ namespace {
 
 using offload_lanes::kAsTheyCame, offload_lanes::kD2h, offload_lanes::kSpill;
 
-constexpr std::chrono::hours kPatience{24};  // For room in the ring; the executor has its own.
+constexpr std::chrono::hours kWaitLimit{24};  // For room in the ring; the executor has its own.
 
 bool is_shared(const PlannedChunk& chunk) { return chunk.pieces.size() > 1; }
 
@@ -139,7 +139,7 @@ void GradientSpill::add_alone(int chunk, Source from) {
   const auto slot = static_cast<std::uint64_t>(state.extents++);
   const auto lease = std::make_shared<std::optional<PinnedPool::Lease>>();
   const auto copy = [this, lease, bytes, depart = std::move(depart)](StreamRef) {
-    lease->emplace(ring_.acquire(bytes, "gradient", kPatience, kBlockBytes));
+    lease->emplace(ring_.acquire(bytes, "gradient", kWaitLimit, kBlockBytes));
     depart((*lease)->bytes());
   };
   const auto write = [this, lease, chunk, slot](StreamRef, const HopDone& done) {

@@ -9,7 +9,7 @@
 #include "runtime/engine/offload/extent_sum.h"
 #include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/engine/offload/offload_lanes.h"
-#include "runtime/engine/patience.h"
+#include "runtime/engine/wait_limit.h"
 
 namespace sluiceway {
 namespace {
@@ -265,19 +265,19 @@ void OffloadEngine::synchronize() {
 
 // ---- The end -----------------------------------------------------------------------------------
 
-void OffloadEngine::close(std::chrono::milliseconds patience) {
-  const Patience bounded(lanes_.executor(), patience);
+void OffloadEngine::close(std::chrono::milliseconds wait_limit) {
+  const WaitLimit bounded(lanes_.executor(), wait_limit);
   drop();
   if (begun_ && !leaves_uncommitted_) commit();
 }
 
-void OffloadEngine::finish(std::chrono::milliseconds patience) {
+void OffloadEngine::finish(std::chrono::milliseconds wait_limit) {
   try {
-    close(patience);
+    close(wait_limit);
   } catch (...) {
     // A failed executor has drained its lanes, and after a failed commit they will soon be empty.
     // Then nothing runs any more, and that is enough.
-    const auto end = std::chrono::steady_clock::now() + patience;
+    const auto end = std::chrono::steady_clock::now() + wait_limit;
     while (!idle() && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

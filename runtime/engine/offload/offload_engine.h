@@ -151,12 +151,12 @@ class OffloadEngine {
   // the current step could continue.
   void leave_uncommitted() noexcept { leaves_uncommitted_ = true; }
 
-  static constexpr std::chrono::milliseconds kClosePatience{5000};
+  static constexpr std::chrono::milliseconds kCloseWaitLimit{5000};
   // drop() and commit(), but gives up a stuck lane (Executor::give_up_after): Timeout.
-  void close(std::chrono::milliseconds patience = kClosePatience);
+  void close(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
   // Like close(), but ignores earlier exceptions of lanes. Throws if a lane still runs; then the
   // engine and everything lent to it must stay alive until the process ends.
-  void finish(std::chrono::milliseconds patience = kClosePatience);
+  void finish(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
   bool idle() const { return lanes_.executor().idle(); }
 
   // ---- State; synchronizes first ----

@@ -8,14 +8,14 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "runtime/engine/last_of.h"
+#include "runtime/engine/countdown.h"
 #include "runtime/engine/offload/chunk_job.h"
 #include "runtime/engine/offload/extent_sum.h"
 
 namespace sluiceway {
 namespace {
 
-constexpr std::chrono::hours kPatience{24};  // For room in the ring; the executor has its own.
+constexpr std::chrono::hours kWaitLimit{24};  // For room in the ring; the executor has its own.
 
 const std::vector<std::size_t> kAllStates{0, 1, ChunkJob::kMaster};
 
@@ -27,7 +27,7 @@ ChunkUpdate of_extents(int count) {
 
 // Starts one of several requests; an exception counts as its result.
 template <typename Start>
-void begin(const std::shared_ptr<LastOf>& all, const std::shared_ptr<void>& memory,
+void begin(const std::shared_ptr<Countdown>& all, const std::shared_ptr<void>& memory,
            const Start& start) {
   try {
     start([memory, all](const std::exception_ptr& error) { all->end(error); });
@@ -88,7 +88,7 @@ StateStream::JobPtr StateStream::make_job(int chunk, ChunkUpdate update,
 }
 
 void StateStream::take_room(ChunkJob& job) {
-  job.cut(ring_.acquire(job.bytes(types_), "chunk of state", kPatience, kBlockBytes), types_);
+  job.cut(ring_.acquire(job.bytes(types_), "chunk of state", kWaitLimit, kBlockBytes), types_);
 }
 
 // ---- In the calling thread ----------------------------------------------------------------------
@@ -239,7 +239,7 @@ void StateStream::fetch(const JobPtr& job, HopDone done) {
   if (!job->lease) take_room(*job);
   const auto extents = static_cast<std::size_t>(job->update.extents);
   const auto all =
-      std::make_shared<LastOf>(static_cast<int>(job->streams.size() + extents), std::move(done));
+      std::make_shared<Countdown>(static_cast<int>(job->streams.size() + extents), std::move(done));
   const auto chunk = static_cast<std::uint64_t>(job->index);
   for (const std::size_t stream : job->streams) {
     begin(all, job, [&](ChunkStore::Done ended) {
@@ -259,7 +259,7 @@ void StateStream::fetch(const JobPtr& job, HopDone done) {
 
 void StateStream::store(const JobPtr& job, HopDone done) {
   const int spilled = job->update.spills ? 1 : 0;
-  const auto all = std::make_shared<LastOf>(kStateStreams + spilled, std::move(done));
+  const auto all = std::make_shared<Countdown>(kStateStreams + spilled, std::move(done));
   const auto chunk = static_cast<std::uint64_t>(job->index);
   for (std::uint64_t i = 0; i < kStateStreams; ++i) {
     begin(all, job, [&](ChunkStore::Done ended) {

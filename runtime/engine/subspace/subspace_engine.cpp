@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "runtime/engine/patience.h"
 #include "runtime/engine/subspace/subspace_lanes.h"
+#include "runtime/engine/wait_limit.h"
 
 namespace sluiceway {
 namespace {
@@ -133,15 +133,15 @@ void SubspaceEngine::drop() {
   for (const auto& weight : weights_) weight->gathering = {};
 }
 
-void SubspaceEngine::close(std::chrono::milliseconds patience) {
-  const Patience bounded(lanes_.executor(), patience);
+void SubspaceEngine::close(std::chrono::milliseconds wait_limit) {
+  const WaitLimit bounded(lanes_.executor(), wait_limit);
   drop();
   synchronize();
 }
 
-void SubspaceEngine::finish(std::chrono::milliseconds patience) {
+void SubspaceEngine::finish(std::chrono::milliseconds wait_limit) {
   try {
-    close(patience);
+    close(wait_limit);
   } catch (...) {
     if (!idle()) throw;
     // A failed executor has drained its lanes, so nothing runs any more; that is enough.

@@ -152,12 +152,12 @@ class SubspaceEngine {
   // of the last step(), where the caller treats the update as done.
   void acquire(int index, StreamRef compute);
   void synchronize();  // Returns when every step is applied.
-  static constexpr std::chrono::milliseconds kClosePatience{5000};
+  static constexpr std::chrono::milliseconds kCloseWaitLimit{5000};
   // drop() and synchronize(), but gives up a stuck lane (Executor::give_up_after): Timeout.
-  void close(std::chrono::milliseconds patience = kClosePatience);
+  void close(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
   // Like close(), but ignores earlier exceptions of lanes. Throws if a lane still runs; then the
   // engine and everything lent to it must stay alive until the process ends.
-  void finish(std::chrono::milliseconds patience = kClosePatience);
+  void finish(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
   bool idle() const { return lanes_.executor().idle(); }  // No lane has work of this engine.
 
   // ---- Calibration: gradients measure and fit the projectors, and are not accumulated ----

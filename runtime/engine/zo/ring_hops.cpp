@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/perturb.h"
-#include "runtime/engine/last_of.h"
+#include "runtime/engine/countdown.h"
 #include "runtime/engine/zo/zo_lanes.h"
 
 namespace sluiceway {
@@ -54,7 +54,7 @@ Hop RingHops::await(LaneId lane, std::vector<Event> events) {
   Hop hop;
   hop.lane = lane;
   hop.start = [events = std::move(events)](StreamRef, const HopDone& done) {
-    const auto all = std::make_shared<LastOf>(static_cast<int>(events.size()), done);
+    const auto all = std::make_shared<Countdown>(static_cast<int>(events.size()), done);
     for (const Event& event : events) then(event, [all] { all->end(nullptr); });
   };
   return hop;

@@ -7,7 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/checksum.h"
-#include "runtime/engine/last_of.h"
+#include "runtime/engine/countdown.h"
 #include "runtime/engine/zo/log_theta.h"
 
 namespace sluiceway {
@@ -37,7 +37,7 @@ class BaseSum {
 struct ZoArena::ReadRequest {
   std::span<const ArenaPiece> pieces;
   std::span<std::byte> into;
-  std::shared_ptr<LastOf> all;
+  std::shared_ptr<Countdown> all;
 };
 
 struct ZoArena::Reads {
@@ -146,7 +146,7 @@ void ZoArena::read(std::size_t weight, std::span<std::byte> into, Done done) {
   SLUICEWAY_CHECK(into.size() == plan_.stored_bytes(weight), "arena: ", what.name,
                   " is read into a buffer of ", into.size(), " bytes, expected ",
                   plan_.stored_bytes(weight), ", whole blocks of ", kBlockBytes);
-  const auto all = std::make_shared<LastOf>(
+  const auto all = std::make_shared<Countdown>(
       static_cast<int>(pieces.size()),
       HopDone([done = std::move(done), &what](const std::exception_ptr& error) {
         done(error ? of_weight(error, what) : nullptr);

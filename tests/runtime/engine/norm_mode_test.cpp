@@ -44,10 +44,8 @@ TEST(NormModeChooserTest, BarrierIsExactWhateverIsAsked) {
   EXPECT_TRUE(NormModeChooser(NormChoice::kSpeculative, Order::kEdf).speculative());
 }
 
-TEST(NormModeChooserTest, UnknownAndUnavailableNamesAreErrors) {
+TEST(NormModeChooserTest, UnknownNamesAreErrors) {
   EXPECT_EQ(parse_norm_choice("speculative"), NormChoice::kSpeculative);
-  EXPECT_THAT([] { parse_norm_choice("lagged"); },
-              ThrowsMessage<Unavailable>(HasSubstr("it has auto, exact, speculative")));
   EXPECT_THAT([] { parse_norm_choice("exat"); },
               ThrowsMessage<InvalidArgument>(HasSubstr("is \"exat\"")));
 }

@@ -1,4 +1,4 @@
-"""The kinds of engine there are, and the section of the config that each of them reads.
+"""Finds the kinds of engine, and the section of the config for each.
 
 A built-in kind is a file here, `<kind>.py` with `<Kind>Section`, and one in `sluiceway.engines`.
 Others come from installed distributions, each through an entry point of the group
@@ -23,18 +23,18 @@ _GROUP = "sluiceway.engines"
 
 
 def known_kinds() -> list[str]:
-    """Built-in kinds, the default first, then those that are installed beside us."""
+    """Built-in kinds, the default first, then kinds of other distributions."""
     built_in = sorted(_built_in(), key=lambda kind: (kind != DEFAULT_KIND, kind))
     return [*built_in, *sorted({point.name for point in _registered()} - {*built_in})]
 
 
 def is_built_in(kind: str) -> bool:
-    """Whether the kind has its files in this package."""
+    """True if the files of the kind are in this package."""
     return kind in _built_in()
 
 
 def section_of(kind: Any) -> type[EngineSection]:
-    """The section of a kind.
+    """Return the section of a kind.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def section_of(kind: Any) -> type[EngineSection]:
 
 
 def load_registered(kind: str) -> Any:
-    """The Engine that another distribution brings, with a section that fits.
+    """Load the engine of another distribution, and check that its section fits.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def _registered() -> tuple[EntryPoint, ...]:
 
 
 def _the_only_one(kind: str) -> EntryPoint | None:
-    """The entry point of a kind; None where it is built in."""
+    """Return the entry point of a kind, or None if it is built in."""
     points = [point for point in _registered() if point.name == kind]
     origins = [*(["sluiceway itself"] if is_built_in(kind) else []), *map(_origin, points)]
     if len(origins) > 1:

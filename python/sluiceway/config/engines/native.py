@@ -1,4 +1,4 @@
-"""What a config may say of plain AdamW on the device."""
+"""The section of a config for plain AdamW on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of AdamW with its states in a store, and the section of a config with them."""
+"""Options of AdamW with its states in a store, and their section of a config."""
 
 from __future__ import annotations
 
@@ -6,44 +6,48 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationInfo, field_validator
 
+from sluiceway.config.codec_names import LEARNED, OFFERED
 from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import TieredSection
 from sluiceway.config.fields import Natural
 from sluiceway.config.options import Options, check_is_here, option
 from sluiceway.errors import Unavailable
 
-# What this version has of the values that are spelled right.
+# The values that this version has, by option.
 _HERE = {
     "weights": ("resident",),
     "state_codec": ("fp32",),
 }
-_DRAWN = ("block_random", "sparse_random")  # Codecs whose projectors come from a seed.
+_CODECS = ("identity", *(name for name in OFFERED if name not in ("identity", "none")))
+_DRAWN = [name for name in _CODECS[1:] if name not in LEARNED]  # Their projectors have a seed.
 
 
 class _StateOptions(Options):
-    """Where the states of AdamW are, and how gradients get there."""
+    """Options for the place of AdamW's states, and for the gradients on their way there."""
 
     tier: Literal["host", "disk"] = option(
-        "host", "Moments and masters are kept in host memory, or on disk in bounded host memory."
+        "host", "Place of moments and masters: host memory, or disk, which bounds host memory."
     )
     policy: Literal["auto", "spill", "speculative"] = option(
         "auto",
-        "spill writes gradients to the store, and updates when the step is decided. speculative "
-        "updates during the backward, where `accumulate` says which is the last, beside the last "
-        "step, and step() keeps that or drops it: no gradient is on disk, but with `max_norm` or "
-        "whoever else may scale it, for a step that was clipped is made again. New weights wait in "
-        "what `budget` has of host memory. The bits are the same. auto is spill.",
+        "spill writes gradients to the store, and updates once the step is decided. speculative "
+        "updates during the last backward, for which `accumulate` has to be a number, and keeps "
+        "the result beside the last step until step() takes or drops it. It writes no gradient "
+        "to disk, unless `max_norm` or something else may scale gradients: a step that was "
+        "clipped is made again. New weights wait in host memory, within `budget`. The bits are "
+        "the same. auto is spill.",
+        to=["engine"],
     )
     gradients: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
-        "What gradients are rounded to before they cross the link. auto is the type of 16-bit "
-        "parameters, in a config that of autocast too, else fp32.",
+        "Type to which gradients are rounded before they cross the link. auto is the type of "
+        "16-bit parameters, or in a config of autocast, else fp32.",
     )
     weights: Literal["resident", "streamed"] = option(
-        "resident", "The model's weights stay on the device; streamed comes later."
+        "resident", "Place of the model's weights: the device. streamed is not there yet."
     )
     state_codec: Literal["fp32", "hilo", "bf16", "8bit"] = option(
-        "fp32", "Moments and masters are stored as they are; hilo, bf16 and 8bit come later."
+        "fp32", "Format of stored moments and masters. hilo, bf16 and 8bit are not there yet."
     )
 
     @field_validator(*_HERE)
@@ -53,18 +57,16 @@ class _StateOptions(Options):
 
 
 class OffloadOptions(CodecOptions, _StateOptions):
-    """The same, and which gradients cross the link compressed."""
+    """The same options, and those for gradients that cross the link compressed."""
 
-    codec: Literal[
-        "identity", "block_random", "block_pca", "sparse_learned", "sparse_random", "svd"
-    ] = option(
+    codec: Literal[_CODECS] = option(
         "identity",
-        "identity: gradients cross whole, AdamW is as it is. block_random, sparse_random: those of "
-        "`target` are compressed on the device, summed there over all backwards of a step, and "
-        "decompressed on the host, so that AdamW with full moments trains what the core has of "
-        "them. block_random at a ratio of 1/2 kept 0.959 to 0.978 of AdamW's gain "
-        "(`experiments/offload_codec`); its best learning rate may be twice that of AdamW. The "
-        "others of SubspaceAdamW learn projectors, and come later.",
+        "identity sends gradients whole: AdamW is as it is. block_random and sparse_random "
+        "compress the gradients of `target` on the device, sum the cores there over all "
+        "backwards of a step, and decompress them on the host, so that AdamW with full moments "
+        "trains with what the core keeps. block_random at a ratio of 1/2 kept 0.959 to 0.978 of "
+        "AdamW's gain (`experiments/offload_codec`); its best learning rate may be twice that of "
+        "AdamW. The other codecs learn projectors, and are not there yet.",
         to=["weight"],
         in_state=True,
     )
@@ -74,16 +76,16 @@ class OffloadOptions(CodecOptions, _StateOptions):
     )
     spill: Literal["auto", "gradient", "core"] = option(
         "auto",
-        "What of a compressed gradient waits for its update: the decompressed one, on disk, or the "
-        "core, on the device, which crosses and is decompressed once more by the update. auto is "
-        "what takes less time by the rates that are given, else by those of an ordinary machine. "
-        "The bits are the same. A speculative update needs neither.",
+        "Form in which a compressed gradient waits for its update: gradient is the decompressed "
+        "one, on disk; core stays on the device, crosses again and is decompressed again by the "
+        "update. auto is the faster form by the rates of the config, else by those of an "
+        "ordinary machine. The bits are the same. A speculative update needs neither.",
         to=["weight"],
     )
     redraw: Natural = option(
         0,
-        "Steps between new projectors, drawn from the seed and the count of steps; 0: never, which "
-        "kept most.",
+        "Steps between new projectors, drawn from the seed and the number of the step; 0: never, "
+        "which kept most of AdamW's gain.",
         to=["weight"],
         in_state=True,
     )
@@ -91,7 +93,7 @@ class OffloadOptions(CodecOptions, _StateOptions):
     @field_validator("codec")
     @classmethod
     def _draws(cls, codec: str) -> str:
-        if codec not in ("identity", *_DRAWN):
+        if codec in LEARNED:
             raise Unavailable(
                 f"codec: {codec} is not in this version of the engine offload, as it learns its "
                 f"projectors; it has identity, {' and '.join(_DRAWN)}; take block_random"
@@ -103,24 +105,24 @@ class OffloadOptions(CodecOptions, _StateOptions):
     def _is_of_the_codec(cls, value: Any, field: ValidationInfo) -> Any:
         codec, default = field.data.get("codec"), cls.model_fields[field.field_name].default
         if field.field_name == "spill" and value == "gradient":
-            return value  # What the identity does.
+            return value  # The identity does so.
         if codec == "identity" and value != default:
             raise ValueError(
-                f"is {value!r} and codec is identity, which compresses nothing, expected "
-                f"{default!r}; say codec block_random"
+                f"is {value!r}, but codec is identity, which compresses nothing; take {default!r}, "
+                "or codec block_random"
             )
         if field.field_name == "d" and value is not None and codec == "block_random":
-            raise ValueError(f"is {value} and codec is block_random, expected None; say ratio")
+            raise ValueError(f"is {value}, but codec is block_random; leave it out, and set ratio")
         return value
 
 
 class OffloadSection(OffloadOptions, TieredSection):
-    """The same in a file."""
+    """The section of a config with these options."""
 
     kind: Literal["offload"] = "offload"
     changeable: ClassVar[tuple[str, ...]] = ("spill",)  # Where gradients wait changes no bit.
 
     @property
     def commits(self) -> bool:
-        """On disk."""
+        """True with tier disk."""
         return self._is_on_disk

@@ -1,1 +1,1 @@
-"""What a run of `kind: zo` saves, and weights that are made of it."""
+"""Saves of a run of `kind: zo`, and weights that are made from them."""

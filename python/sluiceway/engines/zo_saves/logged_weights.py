@@ -1,4 +1,4 @@
-"""Weights of any step since the base, made of the base and the log that a save has."""
+"""Weights of any step since the base, made from the base and the log of a save."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sluiceway.optim.zo.optimizer import ZoSgd
 
 
 class LoggedWeights:
-    """Made one after the other, as they are written; a `CopiedWeights`.
+    """Weights that are made one after the other as they are written; a `CopiedWeights`.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Of transformers.
+        A model of transformers.
     optimizer : ZoSgd
-        Of tier host or disk in mode log, as it began with the base; gone when this is closed.
+        An optimizer of tier host or disk in mode log, at the base. `close` closes it.
     """
 
     def __init__(self, model: nn.Module, optimizer: ZoSgd) -> None:
@@ -36,7 +36,7 @@ class LoggedWeights:
         )
 
     def go_to(self, step: int, state: dict[str, Any]) -> None:
-        """Let them be of a step of the line that a state of the optimizer ends.
+        """Move to a step of the line at whose end a state of the optimizer is.
 
         Raises
         ------
@@ -46,12 +46,12 @@ class LoggedWeights:
         first, last = self._optimizer.base_step, state[STATE_KEY]["committed_steps"]
         if first > last and step != first:
             raise InvalidArgument(
-                f"--step: is {step}, expected {last}, of which the last save is, or {first}, of "
-                "which the base is that the run has moved to since"
+                f"--step: is {step}, expected {last}, the step of the last save, or {first}, the "
+                "step of the base that the run has made since"
             )
         if first <= last and not first <= step <= last:
             raise InvalidArgument(
-                f"--step: is {step}, expected one of {first} to {last}, as the base is of step "
+                f"--step: is {step}, expected one of {first} to {last}: the base is of step "
                 f"{first} and the last save of step {last}"
             )
         if first <= last:
@@ -59,9 +59,9 @@ class LoggedWeights:
             self._optimizer.rollback(step)
 
     def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
-        """One file, as a save of tier disk has."""
+        """Write one file, as a save of tier disk has."""
         write_weights(self._model, to, self._optimizer.theta, dtype, advance)
 
     def close(self) -> None:
-        """Let go of store and log."""
+        """Close store and log."""
         self._optimizer.close(theta=False)

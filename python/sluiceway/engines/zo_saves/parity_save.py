@@ -1,4 +1,4 @@
-"""A save of mode parity, written weight by weight, perhaps while steps go on."""
+"""Writes a save of mode parity weight by weight, perhaps while steps go on."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sluiceway.optim.zo.optimizer import ZoSgd
 
 
 class ParitySave:
-    """A save of mode parity, of the step at which it is made; a `BegunSave`.
+    """A save of the step at which it is made; a `BegunSave`.
 
-    Weights are read one after the other. One that is an image is written where its master is, so
-    that this is read once.
+    Weights are read one after the other. The image of a master is written together with the master,
+    so that the master is read once.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Of transformers.
+        A model of transformers.
     optimizer : ZoSgd
     """
 
@@ -34,7 +34,7 @@ class ParitySave:
         self._snapshot = optimizer.snapshot()
 
     def write(self, folder: Path) -> None:
-        """Weights, and the state of the optimizer."""
+        """Write the weights and the state of the optimizer."""
         snapshot, images = self._snapshot, {}
         save_configs(self._model, folder)
         with StreamedWeights(self._model, folder) as file:
@@ -59,12 +59,12 @@ class ParitySave:
             write_state(snapshot.state, folder / OPTIMIZER_FILE, around)
             if images:
                 missing = ", ".join(name for name, _ in images.values())
-                raise Error(f"{folder}: the state has no master of {missing}, expected all")
+                raise Error(f"{folder}: the state lacks the masters of {missing}")
 
     def finish(self, seconds: float | None = None) -> bool:
-        """Wait until weights were read."""
+        """Wait until the weights were read."""
         return self._snapshot.finish(seconds)
 
     def close(self) -> None:
-        """Let steps write to them."""
+        """Let steps write to the weights again."""
         self._snapshot.close()

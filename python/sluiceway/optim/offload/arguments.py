@@ -41,7 +41,7 @@ class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
     exact_norm: bool = option(True, "", alias="_exact_norm")
     # Whether a speculative step keeps its gradients where nobody clips inside step(): others may
     # scale them, or change the learning rate behind the backward.
-    redo: bool = option(True, "", alias="_redo")
+    redo: bool = option(True, "", alias="_redo", to=["engine"])
     rates: Rates = option(ORDINARY, "", alias="_rates")  # That `spill` is chosen by.
 
 
@@ -116,19 +116,17 @@ def open_engine(
     _check_gradients(owner, weights, gradients)
     choice = choose_spill(options, gradients, link, options.rates)
     keywords: dict[str, Any] = {
+        **options.keywords_for("engine"),
         "compute": compute,
         "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
         "limits": tier_limits(options.budget),
         "resident_bytes": parameter_bytes(model),
-        "schedule": options.schedule,
-        "norm_mode": options.norm_mode,
         "max_norm": options.max_norm or 0.0,
         "promised_backwards": 0 if options.accumulate == "auto" else options.accumulate,
         "io": options.io,
         "gradients": gradients,
         "chunk_elems": chunk_elements(owner, options.chunk),
         "policy": resolve_policy(options),
-        "redo": options.redo,
         "device_cpu": pin[0],
         "lane_cpu": pin[1],
         "lane_threads": lane_threads(options.lane_threads, compute, options.pin is not None),

@@ -31,7 +31,7 @@ def core_options(options: OffloadOptions, seed: int, spill: str = "gradient") ->
     `spill` is what the option stands for.
     """
     settled = {"d": options.d or 0, "seed": seed, "spill": spill}
-    return _core.CoreOptions(**options.told("weight") | settled)
+    return _core.CoreOptions(**options.keywords_for("weight") | settled)
 
 
 def tensor_specs(weights: list[CompressedWeight]) -> list[_core.TensorSpec]:

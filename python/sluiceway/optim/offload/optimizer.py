@@ -15,7 +15,7 @@ from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument, Timeout
 from sluiceway.model.targets import Selection
 from sluiceway.model.whole_weights import select_whole
-from sluiceway.optim.documented import takes
+from sluiceway.optim.documented import documents_options
 from sluiceway.optim.guards.plain_state import plain_state
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
 from sluiceway.optim.offload.arguments import OffloadArguments, open_engine, resolve_policy
@@ -40,7 +40,7 @@ _UNKNOWN_NORM = 1e15
 _NO_DISK = {"disk_read": 0, "disk_written": 0}  # A store in memory has drives, but no disk.
 
 
-@takes(OffloadArguments)
+@documents_options(OffloadArguments)
 class OffloadAdamW(HookedOptimizer):
     """Full AdamW whose moments and f32 masters are in host memory or on disk.
 

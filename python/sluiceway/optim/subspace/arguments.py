@@ -114,7 +114,7 @@ def weight_keywords(
         What weights have in common that share Q; empty: this one shares none.
     """
     ratio = resolve_ratio(options.codec, options.ratio)
-    given = options.told("weight") | {"seed": seed, "q_of": q_of, "ratio": ratio}
+    given = options.keywords_for("weight") | {"seed": seed, "q_of": q_of, "ratio": ratio}
     settled = {
         "codec": resolve_codec(options),
         "d": options.d or 0,
@@ -138,10 +138,11 @@ def engine_for(
     """Build the engine that the options describe."""
     link, pin = options.link, options.pin or (-1, -1)
     engine_options = _core.EngineOptions(
-        **options.told("engine") | {"codec": resolve_codec(options)},
+        **options.keywords_for("engine") | {"codec": resolve_codec(options)},
         **_refresh_keywords(options.refresh),
         link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
         compute=device.compute(),
+        seed=options.seed,
         limits=tier_limits(options.budget, device),
         resident_bytes=parameter_bytes(model),
         max_norm=options.max_norm or 0.0,

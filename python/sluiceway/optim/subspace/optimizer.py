@@ -13,7 +13,7 @@ from sluiceway import _core
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection
-from sluiceway.optim.documented import takes
+from sluiceway.optim.documented import documents_options
 from sluiceway.optim.fused.fusing import FusedLinears, fuse_own
 from sluiceway.optim.guards.chosen import select_compressed
 from sluiceway.optim.hooked_optimizer import HookedOptimizer
@@ -38,7 +38,7 @@ from sluiceway.optim.subspace.weight_rates import weight_factors, with_factors
 _ZERO = 1e-20  # A factor on residuals, which divide by it; nothing is left of them beside eps.
 
 
-@takes(SubspaceArguments)
+@documents_options(SubspaceArguments)
 class SubspaceAdamW(HookedOptimizer):
     """AdamW on compressed gradients, with moments and update on the host, layer by layer.
 

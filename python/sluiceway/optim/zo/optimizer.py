@@ -15,7 +15,7 @@ from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.blocks import BlockList
-from sluiceway.optim.documented import takes
+from sluiceway.optim.documented import documents_options
 from sluiceway.optim.hyperparameters import check_number
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.halves.measurement import Measurement
@@ -40,7 +40,7 @@ from sluiceway.optim.zo.tiers import device_of, make_tier
 from sluiceway.optim.zo.weights import TrainedWeight
 
 
-@takes(ZoArguments)
+@documents_options(ZoArguments)
 class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 

@@ -1,1 +1,1 @@
-"""How saves are written: beside steps where the engine can."""
+"""Writes saves, beside steps if the engine can."""

@@ -1,4 +1,4 @@
-"""Saves of a run, one after the other."""
+"""Writes the saves of a run, one after the other."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from pathlib import Path
 from typing import Any, Self
 
 from sluiceway import _core
-from sluiceway.engines.protocol import BegunSave, Engine, SavesAside
+from sluiceway.engines.engine import BegunSave, Engine
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.run_folder import RunFolder
-from sluiceway.run.saving.aside import Aside
+from sluiceway.run.saving.side_thread import SideThread
 from sluiceway.run.timeline import Timeline
 
 _ROW = "saves"
-_SECONDS = 1.0  # What is waited for as long is told of.
+_SECONDS = 1.0  # A wait that takes longer is reported.
 
 
 class Saves:
-    """Writes saves beside steps where the engine can, and else between two of them.
+    """Writes saves beside steps if the engine can, else between two steps.
 
-    When a block of `with` ends, what is under way is in its place: after an exception of a step,
-    too, but not after one that no program expects, as of a second Ctrl-C.
+    The end of a `with` block waits for the save under way, also after an exception of a step, but
+    not after one such as a second Ctrl-C.
 
     Parameters
     ----------
     folder : RunFolder
-        Whose metrics are made durable before a save.
+        Its metrics are made durable before a save.
     engine : Engine
     side_files : Path
         The model folder, whose tokenizer files are copied.
     extra : dict
         Plain values that saves have beside the position.
     timeline : Timeline
-        Has a range of each save that was written beside steps.
+        Gets a range for each save that was written beside steps.
     tell : callable
-        Called with the step of a save that is waited for.
+        Called with the step of a save for which the run waits.
     cpu : int or None
         Processor of the thread that writes beside steps.
     """
@@ -57,20 +57,20 @@ class Saves:
         self._side_files, self._extra = side_files, extra
         self._timeline, self._tell, self._cpu = timeline, tell, cpu
         self._under_way: _Writing | None = None
-        self._last: int | None = None  # Step of the last that was begun.
+        self._last: int | None = None  # Step of the save that was begun last.
 
     @property
     def is_writing(self) -> bool:
-        """Whether steps may have to wait for one that is being written."""
+        """True if steps may have to wait for a save that is being written."""
         return self._under_way is not None and self._under_way.aside.is_running
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one is written beside steps."""
+        """True if a save is written beside steps."""
         return self._under_way is not None
 
     def begin(self, position: Position) -> None:
-        """Save the run as it stands between two steps, behind the save that is under way.
+        """Save the run as it stands between two steps, after the save under way has ended.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class Saves:
         engine.synchronize()
         place, beside = self._folder.checkpoint_path, (engine, self._side_files, self._extra)
         with contextlib.ExitStack() as undo:
-            begun = engine.begin_save() if isinstance(engine, SavesAside) else None
+            begun = engine.begin_save()
             if begun is None:
                 checkpoint.save(place, position, *beside)
                 self._last = position.step
@@ -96,13 +96,13 @@ class Saves:
             undo.pop_all()
 
     def complete(self, position: Position) -> None:
-        """Let the last save be of this step, and in its place; raises as `begin` does."""
+        """Let the last save be of this step, and in its place; raises the errors of `begin`."""
         if self._last != position.step:
             self.begin(position)
         self.finish()
 
     def check(self) -> None:
-        """Take note of one that has ended.
+        """Note that a save has ended, if it has.
 
         Raises
         ------
@@ -113,7 +113,7 @@ class Saves:
             self._ended(lambda writing: writing.aside.wait(0))
 
     def finish(self) -> None:
-        """Wait for what is under way; raises as `check` does."""
+        """Wait for the save under way; raises the errors of `check`."""
         if self._under_way is not None:
             self._ended(self._wait)
 
@@ -145,7 +145,7 @@ class Saves:
         if kind is None:
             self.finish()
         elif issubclass(kind, Exception):
-            with contextlib.suppress(Exception):  # What is on its way is not hidden.
+            with contextlib.suppress(Exception):  # Let the earlier error through.
                 self.finish()
         elif self._under_way is not None:
             self._drop()
@@ -160,7 +160,7 @@ class _Writing:
         self.step, self.begun = step, begun
         self.began_us = self.ended_us = _core.now_us()
         self._publish = publish
-        self.aside = Aside("save", self._run, cpu)
+        self.aside = SideThread("save", self._run, cpu)
 
     def _run(self) -> None:
         try:

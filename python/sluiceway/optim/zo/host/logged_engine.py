@@ -191,18 +191,15 @@ def streaming_arguments(training: Training) -> dict[str, Any]:
     options = training.options
     link, pin = options.link, options.pin or (-1, -1)
     return {
+        **options.keywords_for("engine"),
         "compute": training.device.compute(),
         "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
         "limits": tier_limits(options.budget, training.device),
         "resident_bytes": bytes_beside(training),
         "resident_room": options.resident,
-        "depth": options.depth,
-        "perturb_lanes": options.perturb_lanes,
-        "eps": options.eps,
         "family": options.family,
         "seed": options.seed,
         "groups": len(training.param_groups),
-        "directions": options.directions,
         "device_cpu": pin[0],
         "lane_cpu": pin[1],
     }

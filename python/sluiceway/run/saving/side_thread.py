@@ -1,4 +1,4 @@
-"""A function on a thread of its own, whose error comes out where somebody asks."""
+"""Runs a function on a thread of its own, and raises its error where somebody waits for it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import threading
 from collections.abc import Callable
 
 
-class Aside:
-    """Runs from when it is made. A process that ends waits for it: tell it to stop before.
+class SideThread:
+    """Runs from its creation on. The end of the process waits for it, so stop it before.
 
     A thread that the end of the process cut off within torch's code would abort the process.
 
     Parameters
     ----------
     name : str
-        Of the thread.
+        Name of the thread.
     run : callable
     cpu : int or None
         Processor that the thread runs on; None: as its maker.
@@ -31,7 +31,7 @@ class Aside:
     def _run(self, run: Callable[[], None]) -> None:
         try:
             if self._cpu is not None:
-                with contextlib.suppress(OSError):  # It is another one's by now.
+                with contextlib.suppress(OSError):  # The processor may be taken by now.
                     os.sched_setaffinity(0, {self._cpu})
             run()
         except BaseException as error:  # Raised where it is waited for.
@@ -39,16 +39,16 @@ class Aside:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """True until it has ended."""
         return self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has ended, or for so long; whether it has.
+        """Wait at most `seconds`; return True if it has ended.
 
         Raises
         ------
         BaseException
-            What it has raised.
+            The error that the function has raised.
         """
         self._thread.join(seconds)
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-// Ends a hop when the last of several requests has ended, with the first error of them.
+// Ends a hop when the last of several requests has ended, with the first error among them.
 //
 // Thread safety: end() from any thread.
 #pragma once
@@ -11,9 +11,9 @@
 
 namespace sluiceway {
 
-class LastOf {
+class Countdown {
  public:
-  LastOf(int count, HopDone done) : left_(count), done_(std::move(done)) {}
+  Countdown(int count, HopDone done) : left_(count), done_(std::move(done)) {}
 
   void end(const std::exception_ptr& error) {
     std::exception_ptr first;

@@ -1,0 +1,97 @@
+"""Predicts what a run takes, before any weight is loaded.
+
+A plan is made from the model's config.json alone: the model exists on the meta device only, one
+micro-batch of it is rehearsed there, and the rates of the machine are measured or configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sluiceway.config.schema import Config
+from sluiceway.engines import engine_of
+from sluiceway.machine.footprint import resident_bytes
+from sluiceway.machine.placement import (
+    DTYPES,
+    choose_placement,
+    denormals,
+    with_threads_of_this_machine,
+)
+from sluiceway.model.folder import check_context, check_model_folder
+from sluiceway.model.rehearsal import Rehearsal, rehearse
+from sluiceway.model.skeleton import build_skeleton
+from sluiceway.model.speeds import measure_speeds
+from sluiceway.optim.tier_limits import planned_device_limit
+
+
+class Prediction:
+    """The plan of an engine, after it has chosen what the config leaves to it.
+
+    Attributes
+    ----------
+    config : Config
+        The run's config, with the threads of this machine: the run may be for another one.
+    placement : Placement
+    model : torch.nn.Module
+        Prepared, on the meta device.
+    plan : EnginePlan
+    rehearsal : Rehearsal
+        One micro-batch, as the engine trains it.
+    speeds : dict
+        The rates that `model.speeds` gives.
+    process_bytes : int
+        Memory of this process before the rehearsal, which imports more than a run does.
+    """
+
+    def __init__(self, config: Config) -> None:
+        path = config.model.path
+        check_context(check_model_folder(path, weights=False), path, config.data.sequence_length)
+        self.config = config = with_threads_of_this_machine(config)
+        self.placement = choose_placement(config, of_plan=True)
+        if config.device.threads is not None:
+            torch.set_num_threads(config.device.threads)
+        self._engine = engine_of(config)
+        with torch.device("meta"):
+            self.model = self._build()
+        self.process_bytes = resident_bytes()
+        self.plan = plan = self._engine.plan(self.model)
+        self.rehearsal = self._rehearse(lambda: plan.as_trained(self._build()), plan.backward)
+        with denormals(config, self.placement):
+            self.speeds = measure_speeds(
+                config, self.placement, self._build, disk="disk_read" in plan.links()
+            )
+        plan.choose(
+            self.rehearsal,
+            self.speeds,
+            lambda: planned_device_limit(config.budget.device, self.placement),
+        )
+
+    def rehearse_native(self) -> Rehearsal:
+        """Rehearse one micro-batch as plain AdamW trains it."""
+        return self.rehearsal if self.plan.like_native else self._rehearse(self._build, True)
+
+    def _build(self, layers: int | None = None) -> torch.nn.Module:
+        dtype = DTYPES[self.config.model.dtype]
+        return self._engine.prepare(build_skeleton(self.config.model.path, dtype, layers))
+
+    def _rehearse(self, make: Callable[[], torch.nn.Module], backward: bool) -> Rehearsal:
+        sizes = self.config.train.micro_batch, self.config.data.sequence_length
+        autocast = self.placement.autocast_dtype
+        return rehearse(make, self.plan.freed, *sizes, autocast, backward)
+
+
+def planned(config: Config, folder: Path, quiet: bool) -> Config:
+    """Return the config of a run with what it leaves to the plan; print why, unless `quiet`.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the run.
+    """
+    plan = Prediction(config.engine.in_folder(config, folder)).plan
+    for line in () if quiet else plan.chosen():
+        print(f"{config.engine.kind}: {line}", flush=True)
+    return config.model_copy(update={"engine": config.engine.planned(plan.figures)})
