@@ -43,6 +43,9 @@ struct ResidualStep {
   float factor = 1;     // Unscales the gradient; clipping by the global norm is no part of it.
   double max_rms = 1;   // Infinity: the RMS is not measured, which saves a read of R.
   WeightUpdate update;  // All but alpha.
+  // Receives overflow_scan() of what the codec leaves, which is g where it has no core; null: no
+  // scan.
+  ScanResult* scan = nullptr;
 };
 
 class GradientResidual {
