@@ -123,7 +123,7 @@ class GradientCodec {
   virtual std::size_t range_scratch_elems() const noexcept { return 0; }  // f32.
 
   // G <- G - P S Q^T for the core `s` of `g`; `pass` receives the means of its squares and uses
-  // them.
+  // them. A codec without a core gets a `pass` that may ask for the scan of G as well.
   virtual void leave_residual(const AnyMatrix& g, MatrixView<float> s, const MeansPass& pass,
                               std::span<float> scratch, StreamRef stream) const = 0;
 

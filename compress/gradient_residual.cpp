@@ -5,7 +5,6 @@
 
 #include "kernels/base/check.h"
 #include "kernels/factored_moment.h"
-#include "kernels/overflow_scan.h"
 #include "kernels/residual.h"
 #include "runtime/device/device_memory.h"
 
@@ -75,13 +74,12 @@ void GradientResidual::apply(const GradientCodec& codec, const AnyMatrix& g, Mat
   SLUICEWAY_CHECK(g.rows == m_ && g.cols == n_, "residual: gradient is ", g.rows, "x", g.cols,
                   ", expected ", m_, "x", n_);
   ResidualVerdict* const verdict = verdict_.as<ResidualVerdict>().data();
-  if (s.elems() > 0) {  // Without a core the verdict keeps its initial value.
-    overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32}, &verdict->core, stream);
-  }
   MeansPass pass{.means = FactoredMoment::of(means_.as<float>(), m_),
                  .verdict = verdict,
                  .share = rounding_share(g.dtype),
-                 .lr = step.lr};
+                 .lr = step.lr,
+                 .core = s,
+                 .scan = step.scan};
   if (kind_ == ResidualKind::kFactored) {
     pass.from = pass.to = FactoredMoment::of(moments_.as<float>(), m_);
     // The roots are in the units of R before unscaling.
@@ -113,7 +111,7 @@ void GradientResidual::load(std::int64_t steps, std::span<const float> moments) 
                   " moments, expected ", to.size());
   SLUICEWAY_CHECK(steps >= 0, "residual: state has ", steps, " steps, expected 0 or more");
   copy_device_bytes(device_, to.data(), moments.data(), to.size_bytes());
-  const ResidualVerdict none{.core = {}, .steps = steps};
+  const ResidualVerdict none{.steps = steps};
   copy_device_bytes(device_, verdict_.data(), &none, sizeof none);
 }
 

@@ -45,6 +45,9 @@ struct ResidualStep {
   float factor = 1;     // Unscales the gradient; does not include clipping by the global norm.
   double max_rms = 1;   // Infinity: the RMS is not measured, which saves a read of R.
   WeightUpdate update;  // All but alpha.
+  // Receives overflow_scan() of what the codec leaves, which is g where it has no core; null: no
+  // scan.
+  ScanResult* scan = nullptr;
 };
 
 class GradientResidual {

@@ -5,22 +5,26 @@
 //   a_i b_j = sqrt(V_ij / (1 - b2^t)) / f                  roots, in units of x before f
 //
 //   name        elements   dtype   access
-//   means       m, n       f32     read: of x^2; where a moment advances they become the roots a, b
+//   means       m, n       f32     written: of x^2; if a moment advances, its roots a, b
 //   from, to    m, n       f32     read, written; of rows and of columns; empty: no moment
-//   verdict     1                  core read, the rest written; null: nothing is judged
+//   core        dm x dn    f32     read: what was taken from the gradient; empty: nothing was
+//   verdict     1                  steps read, all but rms written; null: nothing is judged
+//   scan        1                  written: overflow_scan() of x, by mean_squares(); null: no scan
 //
-// A verdict is judged first, by the formula of residual.h: `trains` and `alpha`. With one the
-// moment advances where the residual trains, t is one more than `steps`, and `steps` becomes t;
-// where it does not, nothing is written and the roots are of no use. Without one the moment
-// advances, as step t. A moment that is not finite has roots whose product is: what is divided by
-// it becomes 0, as with the whole moment of AdamW. One of zeros has roots of zero.
+// mean_squares() (residual.h) and residual_form() make the means and use them. They judge the
+// verdict first, which sets `trains` and `alpha`. With a verdict the moment advances only if the
+// residual trains; then t is `steps` + 1, and `steps` becomes t. Otherwise the moment stays as it
+// is, and the means do not become roots. Without a verdict the moment advances as step t. A moment
+// that is not finite has infinite roots for rows and roots of 1 for columns, so a quotient by their
+// product is 0, as with AdamW's whole moment. A moment of zeros has roots of zero.
 //
-// Numerics: f32 in store, double between; mean(v_r) in ascending order on the CPU, by blocks in a
-//           fixed order on a device: roots agree within one unit in the last place.
+// Numerics: f32 in store, double between. Squares or moments count as finite while their sum is
+//           below 2^127. The CPU adds mean(v_r) up from the new moment, in ascending order; a
+//           device computes it from the sums of the old moment and of all squares, block by block
+//           in a fixed order. Roots agree within one unit in the last place.
 // Aliasing: `to` may be `from`; nothing else overlaps.
 // Errors:   InvalidArgument, naming both shapes; nothing was written.
-// Cost:     reads 2 (m + n) floats twice, writes 2 (m + n). Two launches on a device, one of which
-//           mean_squares() and residual_form() share.
+// Cost:     reads `from` twice, writes `to` and the roots; no launch beside those for the means.
 // Source:   Shazeer and Stern, arXiv 1804.04235.
 #pragma once
 
@@ -28,8 +32,9 @@
 #include <span>
 
 #include "kernels/base/check.h"
-#include "kernels/base/stream_ref.h"
+#include "kernels/base/view.h"
 #include "kernels/factored_roots.h"
+#include "kernels/overflow_scan.h"
 #include "kernels/residual_verdict.h"
 
 namespace sluiceway {
@@ -56,28 +61,33 @@ struct MomentStep {
 struct MeansPass {
   FactoredMoment means;
   ResidualVerdict* verdict = nullptr;
-  double share = 0;  // Of the core's norm; a residual below it is rounding and does not train.
+  double share = 0;  // A residual below this share of the core's norm is rounding: no training.
   double lr = 0;
+  MatrixView<float> core = {};
   FactoredMoment from = {}, to = {};
   MomentStep step = {};
+  ScanResult* scan = nullptr;
 
-  // Of a moment that advances; in the memory of the means.
+  // The roots of a moment that has advanced; they lie in the memory of the means.
   FactoredRoots roots() const noexcept {
     return {means.row, means.col, static_cast<float>(step.eps / step.factor)};
   }
 };
 
 // Formulas that both halves share. |S| is |P S Q^T| where columns are orthonormal.
-constexpr bool is_finite(double x) { return x - x == 0; }
-constexpr bool residual_trains(double mean_row, double mean_col, double elems, double share,
+
+// Whether numbers >= 0 with this sum, and sums of them, are finite in f32; false for a NaN.
+constexpr bool fits_f32(double sum) { return sum < 0x1p127; }
+constexpr bool residual_trains(double elems, double sum_squares, double share,
                                double core_sum_squares) {
-  return is_finite(mean_row) && is_finite(mean_col) &&
-         !(mean_row * elems < share * share * core_sum_squares);
+  return elems > 0 && fits_f32(sum_squares) && !(sum_squares < share * share * core_sum_squares);
+}
+// The new value of one element, or of a sum of elements.
+constexpr double advanced(const MomentStep& step, double from, double mean) {
+  return step.beta2 * from + (1 - step.beta2) * (step.factor * step.factor) * mean;
 }
 constexpr float advanced_mean(const MomentStep& step, float from, float mean) {
-  return static_cast<float>(step.beta2 * static_cast<double>(from) +
-                            (1 - step.beta2) * (step.factor * step.factor) *
-                                static_cast<double>(mean));
+  return static_cast<float>(advanced(step, static_cast<double>(from), static_cast<double>(mean)));
 }
 constexpr double row_share(float row, double mean_row) {
   return mean_row > 0 ? static_cast<double>(row) / mean_row : 0;
@@ -88,7 +98,7 @@ inline void check_moments(const MeansPass& pass) {
     SLUICEWAY_CHECK(
         (pass.from.empty() && pass.to.empty()) || (moment.row.size() == pass.means.row.size() &&
                                                    moment.col.size() == pass.means.col.size()),
-        "use_means: moment of ", moment.row.size(), "x", moment.col.size(), ", expected ",
+        "mean_squares: moment of ", moment.row.size(), "x", moment.col.size(), ", expected ",
         pass.means.row.size(), "x", pass.means.col.size(), " as its means are");
   }
 }
@@ -97,25 +107,7 @@ inline void check_moments(const MeansPass& pass) {
 
 namespace sluiceway::cpu {
 
+// Uses means that are known already; scans nothing.
 void use_means(const MeansPass& pass);
 
 }  // namespace sluiceway::cpu
-
-namespace sluiceway::cuda {
-
-// Enqueues on `stream` and returns; all pointers are device pointers and stay valid until then.
-// Unavailable where this build has no such half.
-void use_means(const MeansPass& pass, StreamRef stream);
-
-}  // namespace sluiceway::cuda
-
-namespace sluiceway {
-
-// Of means that are there. On the device of `stream`: the only place that chooses a half.
-inline void use_means(const MeansPass& pass, StreamRef stream) {
-  check_moments(pass);
-  if (stream.is_host()) return cpu::use_means(pass);
-  cuda::use_means(pass, stream);
-}
-
-}  // namespace sluiceway

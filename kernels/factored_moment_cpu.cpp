@@ -13,15 +13,15 @@ void average(std::span<const float> from, std::span<const float> means, const Mo
   for (std::size_t i = 0; i < to.size(); ++i) to[i] = advanced_mean(step, from[i], means[i]);
 }
 
-double mean(std::span<const float> x) {
-  return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
-}
+double sum(std::span<const float> x) { return std::accumulate(x.begin(), x.end(), 0.0); }
 
 void judge(const MeansPass& pass) {
   const std::span<const float> rows = pass.means.row, cols = pass.means.col;
   const auto elems = static_cast<double>(rows.size() * cols.size());
-  pass.verdict->trains =
-      residual_trains(mean(rows), mean(cols), elems, pass.share, pass.verdict->core.sum_squares);
+  const double squares = sum(rows) * static_cast<double>(cols.size());
+  const MatrixView<float>& s = pass.core;
+  const ScanResult core = overflow_scan(AnyMatrix{s.data, s.rows, s.cols, s.stride, DType::kF32});
+  pass.verdict->trains = residual_trains(elems, squares, pass.share, core.sum_squares);
   pass.verdict->alpha = static_cast<float>(-pass.lr);
 }
 
@@ -29,8 +29,8 @@ void advance(const MeansPass& pass, std::int64_t t) {
   const FactoredMoment &means = pass.means, &to = pass.to;
   average(pass.from.row, means.row, pass.step, to.row);
   average(pass.from.col, means.col, pass.step, to.col);
-  const double mean_row = mean(to.row);
-  if (!is_finite(mean_row) || !is_finite(mean(to.col))) {
+  const double sum_rows = sum(to.row), mean_row = sum_rows / static_cast<double>(to.row.size());
+  if (!fits_f32(sum_rows) || !fits_f32(sum(to.col))) {
     std::fill(means.row.begin(), means.row.end(), std::numeric_limits<float>::infinity());
     std::fill(means.col.begin(), means.col.end(), 1.0F);
     return;

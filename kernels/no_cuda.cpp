@@ -8,7 +8,6 @@
 #include "kernels/cuda/prepare_stream.h"
 #include "kernels/decompress.h"
 #include "kernels/factored_adam.h"
-#include "kernels/factored_moment.h"
 #include "kernels/gradient_copy.h"
 #include "kernels/low_rank.h"
 #include "kernels/noise.h"
@@ -142,10 +141,6 @@ template void factored_adam_direction(MatrixView<const float>, float, MatrixView
 template void factored_adam_direction(MatrixView<const bf16>, float, MatrixView<const float>,
                                       MatrixView<float>, const FactoredRoots&, const AdamHyper&,
                                       MatrixView<bf16>, StreamRef);
-
-// factored_moment.h
-
-void use_means(const MeansPass&, StreamRef) { throw_no_cuda("use_means"); }
 
 // gradient_copy.h
 

@@ -2,7 +2,7 @@
 //
 //   R = G - P S Q^T                       formed in place of G, with r and c, by residual_form()
 //   r_i = mean_j R_ij^2,  c_j = mean_i R_ij^2                mean_squares(), without P S Q^T
-//   trains, alpha = -lr                   use_means(): R is finite, and |R| >= share |S|
+//   trains, alpha = -lr                   the same two: R is finite, and |R| >= share |S|
 //   U_ij = R_ij / (a_i b_j + eps)         a, b: roots of V's factors [Adafactor] algorithm 4
 //   alpha = -lr / max(1, rms / max_rms)   residual_clip(); rms = sqrt(mean U_ij^2)
 //   W <- decay W + alpha U                residual_apply(); alpha sign(R) in residual_sign()
@@ -82,11 +82,12 @@ void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyM
 namespace sluiceway {
 
 // On the device of `stream`, whose memory `verdict` is in: the only place that chooses a half.
-// Of scale * r, and then use_means().
+// Takes the means of scale * r and the scan of r, and uses the means as `pass` says.
 inline void mean_squares(const AnyMatrix& r, const MeansPass& pass, float scale, StreamRef stream) {
   check_moments(pass);
   if (!stream.is_host()) return cuda::mean_squares(r, pass, scale, stream);
   cpu::mean_squares(r, pass.means.row, pass.means.col, scale);
+  if (pass.scan != nullptr) *pass.scan = cpu::overflow_scan(r);
   cpu::use_means(pass);
 }
 inline void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredRoots& roots,

@@ -1,5 +1,4 @@
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/means.cuh"
 #include "kernels/cuda/row_pass.cuh"
 #include "kernels/cuda/stream_scratch.cuh"
 #include "kernels/cuda/weight_sink.cuh"
@@ -105,11 +104,6 @@ __global__ void root_mean_square(SquaresOp<R> op, RowTiles tiles, unsigned* tick
 }
 
 }  // namespace
-
-void mean_squares(const AnyMatrix& r, const MeansPass& pass, float scale, StreamRef stream) {
-  check_means("mean_squares", pass.means.row, pass.means.col, r);
-  means_of_squares(r, pass, scale, stream);
-}
 
 void residual_clip(ResidualVerdict* verdict, const AnyMatrix& r, const FactoredRoots& roots,
                    double lr, double max_rms, StreamRef stream) {

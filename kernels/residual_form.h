@@ -50,7 +50,8 @@ void residual_form(const AnyMatrix& g, MatrixView<float> s, const BlockRows& p, 
 
 namespace sluiceway {
 
-// And then use_means(). On the device of `stream`: the only place that chooses between the halves.
+// Uses the means as `pass` says; its `scan` is null. On the device of `stream`: the only place that
+// chooses between the halves.
 inline void residual_form(const AnyMatrix& g, MatrixView<float> s, const SparseRows& p,
                           const SparseRows& q, const MeansPass& pass, std::span<float> scratch,
                           StreamRef stream) {

@@ -1,23 +1,19 @@
-// What becomes of one residual: whether it trains its weight, and by how much.
+// Says whether one residual trains its weight, and by how much.
 //
-// It lies where the residual's kernels run. Each of them reads it and the next is enqueued without
-// a look at it, so the host waits for none (residual.h, factored_moment.h).
+// It lies where the residual's kernels run. Each of them reads it, and the next one is enqueued
+// before anybody has looked at it, so the host never waits (residual.h, factored_moment.h).
 //
-//   core     overflow_scan() of the core that was taken from the gradient
-//   steps    how often the factored moments were advanced; goes on from residual to residual
-//   trains   use_means(): R is finite, and more than rounding
-//   rms      residual_clip(): root of the mean square of U
-//   alpha    what U is multiplied with: -lr by use_means(), clipped by residual_clip()
+//   steps    how often the factored moments have advanced, over all residuals of the weight
+//   trains   set by mean_squares(): R is finite, and more than rounding
+//   rms      set by residual_clip(): root of the mean square of U
+//   alpha    the factor of U: mean_squares() sets it to -lr, residual_clip() clips it
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/overflow_scan.h"
-
 namespace sluiceway {
 
 struct ResidualVerdict {
-  ScanResult core;
   std::int64_t steps = 0;
   double rms = 0;
   float alpha = 0;

@@ -98,7 +98,6 @@ TEST(NoCudaTest, EveryKernelOfAWeightSaysThatItIsUnavailable) {
   });
   refused("residual_sign",
           [&] { cuda::residual_sign(no.any, no.low, no.any, no.update, nullptr, no.stream); });
-  refused("use_means", [&] { cuda::use_means({}, no.stream); });
 }
 
 TEST(NoCudaTest, EveryKernelOfAChunkSaysThatItIsUnavailable) {

@@ -11,6 +11,7 @@
 #include "tests/support/guarded_array.h"
 #include "tests/support/on_backend.h"
 #include "tests/support/projector_fixture.h"
+#include "tests/support/scan_reference.h"
 #include "tests/support/tolerance.h"
 
 namespace sluiceway::test {
@@ -71,7 +72,7 @@ MatrixF64 updated(const MatrixF64& w, const MatrixF64& u, const WeightUpdate& up
 const std::vector<std::pair<std::int64_t, std::int64_t>> kShapes = {{67, 41}, {5, 307}, {61, 563},
                                                                     {8, 256}, {1, 1},   {523, 3}};
 
-const ResidualVerdict kTrains{.core = {}, .alpha = -1, .trains = true};
+const ResidualVerdict kTrains{.alpha = -1, .trains = true};
 
 double rms_of(const AnyMatrix& r, const FactoredRoots& roots) {
   ResidualVerdict verdict = kTrains;
@@ -147,45 +148,29 @@ TEST_P(ResidualTest, MeansOfManyRowsKeepTheirAccuracy) {
   check_moments<float>(2, 525011);  // More columns than a device sums up at once.
 }
 
-TEST_P(ResidualTest, MeansAreUsedInTheirPassAsTheyAreAlone) {
-  for (const auto& [m, n] : {std::pair<std::int64_t, std::int64_t>{5, 307},
+TEST_P(ResidualTest, TheMeansComeWithTheScanOfTheirMatrix) {
+  const float infinity = std::numeric_limits<float>::infinity(), scale = 0x1p-20F;
+  for (const auto& [m, n] : {std::pair<std::int64_t, std::int64_t>{0, 7},
+                             {1, 1},
                              {67, 41},
-                             {2, 8191},
-                             {530001, 1},  // A device takes it in parts.
-                             {0, 7}}) {
-    SCOPED_TRACE(testing::Message() << m << "x" << n);
-    const OwnedRoots seeds(rng, m, n);
-    Matrix r = rng.matrix(m, n);
-    struct Used {
-      std::vector<float> row, col, v_row, v_col;
-      ResidualVerdict verdict{.core = {.sum_squares = 1e-9}, .steps = 3};
-
-      MeansPass pass() {
-        return {.means = {row, col},
-                .verdict = &verdict,
-                .share = 1e-5,
-                .lr = 0.01,
-                .from = {v_row, v_col},
-                .to = {v_row, v_col},
-                .step = {.beta2 = 0.9, .eps = 1e-8, .factor = 0.5}};
-      }
-    };
-    const FactoredRoots v = seeds.view();
-    Used in_pass{{}, {}, {v.row.begin(), v.row.end()}, {v.col.begin(), v.col.end()}};
-    in_pass.row.resize(static_cast<std::size_t>(m)),
-        in_pass.col.resize(static_cast<std::size_t>(n));
-    Used alone = in_pass;
-    on_backend::mean_squares(any_matrix(r), in_pass.pass());
-    on_backend::mean_squares(any_matrix(r), {{alone.row, alone.col}});
-    on_backend::use_means(alone.pass());
-    EXPECT_EQ(in_pass.verdict.trains, m > 0);
-    EXPECT_EQ(in_pass.verdict.steps, m > 0 ? 4 : 3);
-    EXPECT_EQ(in_pass.verdict.trains, alone.verdict.trains);
-    EXPECT_EQ(in_pass.verdict.steps, alone.verdict.steps);
-    EXPECT_EQ(in_pass.v_row, alone.v_row);
-    EXPECT_EQ(in_pass.v_col, alone.v_col);
-    EXPECT_EQ(in_pass.row, alone.row);
-    EXPECT_EQ(in_pass.col, alone.col);
+                             {5, 2309},
+                             {523, 3},
+                             {1, 525011}}) {  // A device takes it in pieces.
+    for (const float last : {1.0F, 0x1p100F, infinity, std::nanf("")}) {
+      SCOPED_TRACE(testing::Message() << m << "x" << n << " that ends in " << last);
+      if (n > 500000 && last != infinity) continue;
+      Matrix r = rng.matrix(m, n);
+      if (m > 0) r(m - 1, n - 1) = last;
+      const auto rows = static_cast<std::size_t>(m), cols = static_cast<std::size_t>(n);
+      std::vector<float> row(rows), col(cols), plain_row(rows), plain_col(cols);
+      ScanResult scan{.sum_squares = -1};
+      on_backend::mean_squares(any_matrix(r), {.means = {row, col}, .scan = &scan}, scale);
+      expect_same(scan, reference_scan(r.v));
+      if (last != 1) continue;
+      on_backend::mean_squares(any_matrix(r), {{plain_row, plain_col}}, scale);
+      EXPECT_EQ(row, plain_row);
+      EXPECT_EQ(col, plain_col);
+    }
   }
 }
 
@@ -286,7 +271,7 @@ TEST_P(ResidualTest, TheClipDividesByHowFarTheRmsIsAboveItsLimit) {
 }
 
 TEST_P(ResidualTest, WhatDoesNotTrainLeavesWeightAndVerdict) {
-  const ResidualVerdict refused{.core = {}, .steps = 7, .rms = 3, .alpha = -1, .trains = false};
+  const ResidualVerdict refused{.steps = 7, .rms = 3, .alpha = -1, .trains = false};
   const OwnedRoots roots(rng, 29, 271);
   Matrix r = rng.matrix(29, 271), w = rng.matrix(29, 271);
   BasicMatrix<bf16> narrow = rounded_to<bf16>(w);
@@ -308,16 +293,18 @@ TEST_P(ResidualTest, WhatDoesNotTrainLeavesWeightAndVerdict) {
 
 TEST_P(ResidualTest, AResidualTrainsThatIsMoreThanItsShareOfTheCore) {
   for (const auto& [m, n] : kShapes) {
-    std::vector<float> rows = rng.vector(m), cols = rng.vector(n);
-    for (std::vector<float>* means : {&rows, &cols}) {
-      for (float& x : *means) x *= x;
-    }
-    double mean = 0;
-    for (const float x : rows) mean += static_cast<double>(x) / static_cast<double>(m);
-    const double share = 1e-3, core = mean * static_cast<double>(m * n) / (share * share);
+    Matrix r = rng.matrix(m, n), core = rng.matrix(13, 331);
+    std::vector<float> rows(static_cast<std::size_t>(m)), cols(static_cast<std::size_t>(n));
+    const double share = 1e-3;
+    const double wanted = reference_scan(r.v).sum_squares / (share * share);
+    const double has = reference_scan(core.v).sum_squares;
     for (const auto& [factor, trains] : {std::pair{0.999, true}, {1.001, false}}) {
-      ResidualVerdict verdict{.core = {.sum_squares = factor * core}, .steps = 5};
-      on_backend::use_means({{rows, cols}, &verdict, share, 0.01});
+      Matrix scaled = core;
+      for (float& x : scaled.v) x *= static_cast<float>(std::sqrt(factor * wanted / has));
+      PaddedMatrix<float> padded(scaled);
+      ResidualVerdict verdict{.steps = 5};
+      on_backend::mean_squares(any_matrix(r),
+                               {{rows, cols}, &verdict, share, 0.01, padded.any().as<float>()});
       EXPECT_EQ(verdict.trains, trains) << m << "x" << n;
       EXPECT_EQ(verdict.alpha, -0.01F);
       EXPECT_EQ(verdict.steps, 5);
@@ -326,20 +313,21 @@ TEST_P(ResidualTest, AResidualTrainsThatIsMoreThanItsShareOfTheCore) {
 }
 
 TEST_P(ResidualTest, AResidualThatIsNotFiniteDoesNotTrain) {
-  std::vector<float> rows(307, 1.0F), cols(523, 1.0F), zeros(307);
-  const auto trains = [](std::vector<float>& of_rows, std::vector<float>& of_cols) {
+  const auto trains = [](Matrix r) {
+    std::vector<float> rows(307), cols(523);
     ResidualVerdict verdict;
-    on_backend::use_means({{of_rows, of_cols}, &verdict, 1e-5, 1});
+    on_backend::mean_squares(any_matrix(r), {{rows, cols}, &verdict, 1e-5, 1});
     return verdict.trains;
   };
-  EXPECT_TRUE(trains(rows, cols));
-  EXPECT_TRUE(trains(zeros, cols));  // There is no core, so a residual of zeros is all of it.
-  for (const float bad :
-       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    std::vector<float> bad_rows = rows, bad_cols = cols;
-    bad_rows[306] = bad_cols[1] = bad;
-    EXPECT_FALSE(trains(bad_rows, cols));
-    EXPECT_FALSE(trains(rows, bad_cols));
+  Matrix r = rng.matrix(307, 523);
+  EXPECT_TRUE(trains(r));
+  EXPECT_TRUE(trains(Matrix(307, 523)));  // Without a core a residual of zeros is all there is.
+  r(306, 1) = 0x1p63F;
+  EXPECT_TRUE(trains(r));
+  // Squares that sum to 2^127 count as infinite, as this one does.
+  for (const float bad : {0x1.8p63F, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    r(306, 1) = bad;
+    EXPECT_FALSE(trains(r)) << bad;
   }
 }
 

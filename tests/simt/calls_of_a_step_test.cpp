@@ -67,7 +67,7 @@ StepCase residual_alone(std::string name, bool at_once) {
            .residual = ResidualKind::kFactored,
            .at_once = at_once,
            .reloads = false},
-          6,
+          at_once ? 4.0 : 5.0,
           at_once ? 1.0 : 8.5};
 }
 
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(residual_alone("residual_alone", false),
                     residual_alone("residual_at_once", true),
                     core("block_random", "block_random", ResidualKind::kNone, 3),
-                    core("block_random_and_residual", "block_random", ResidualKind::kFactored, 10),
+                    core("block_random_and_residual", "block_random", ResidualKind::kFactored, 8),
                     core("svd", "svd", ResidualKind::kNone, 3)),
     [](const auto& param) { return param.param.name; });
 

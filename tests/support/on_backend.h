@@ -58,7 +58,7 @@ Result measure(const Kernel& kernel, const Args&... args) {
   return result;
 }
 
-// ---- adam.h, factored_adam.h, factored_moment.h -------------------------------------------------
+// ---- adam.h, factored_adam.h --------------------------------------------------------------------
 
 template <typename G, typename D>
 void adam_direction(std::span<const G> g, float grad_scale, const AdamMoments& moments,
@@ -78,10 +78,6 @@ void factored_adam_direction(MatrixView<const T> g, float grad_scale, MatrixView
                              const AdamHyper& hyper, MatrixView<T> d) {
   call([](auto... a) { sluiceway::factored_adam_direction<T>(a...); }, g, grad_scale, m_in, m_out,
        roots, hyper, d);
-}
-
-inline void use_means(const MeansPass& pass) {
-  call([](auto... a) { sluiceway::use_means(a...); }, pass);
 }
 
 // ---- compress.h, compress_linear.h, decompress.h and others: both kinds of projectors -----------
@@ -143,7 +139,7 @@ inline void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, co
 }
 inline void residual_apply(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                            const FactoredRoots& roots, const WeightUpdate& update) {
-  residual_apply(w, low, r, roots, update, {.core = {}, .alpha = update.alpha, .trains = true});
+  residual_apply(w, low, r, roots, update, {.alpha = update.alpha, .trains = true});
 }
 inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                           const WeightUpdate& update, const ResidualVerdict& verdict) {
@@ -151,7 +147,7 @@ inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, con
 }
 inline void residual_sign(const AnyMatrix& w, MatrixView<std::uint16_t> low, const AnyMatrix& r,
                           const WeightUpdate& update) {
-  residual_sign(w, low, r, update, {.core = {}, .alpha = update.alpha, .trains = true});
+  residual_sign(w, low, r, update, {.alpha = update.alpha, .trains = true});
 }
 
 // ---- overflow_scan.h, gradient_copy.h, philox.h, noise.h, perturb.h, low_rank.h, wire.h ---------

@@ -54,7 +54,9 @@ class Placement {
   void add(const FactoredRoots& x);
   void add(const LowRank& x) { add(x.left), add(x.right); }
   void add(const FactoredMoment& x) { add(x.row), add(x.col); }
-  void add(const MeansPass& x) { add(x.means), add(x.verdict), add(x.from), add(x.to); }
+  void add(const MeansPass& x) {
+    add(x.means), add(x.verdict), add(x.core), add(x.from), add(x.to), add(x.scan);
+  }
   void add(const AdamMoments& x);
   void add(const MasterWeight& x);
   template <typename T>
@@ -94,6 +96,7 @@ class Placement {
   MeansPass placed(const MeansPass& x) const {
     MeansPass there = x;
     there.means = placed(x.means), there.verdict = placed(x.verdict);
+    there.core = placed(x.core), there.scan = placed(x.scan);
     there.from = placed(x.from), there.to = placed(x.to);
     return there;
   }

@@ -135,33 +135,26 @@ void factored(benchmark::State& state) {
   });
 }
 
-void moments(benchmark::State& state) {
-  const Square c;
-  const DeviceArray<float> rows(count(c.n)), cols(count(c.n));
-  run_on_device(state, c.bytes(4), c.bytes(4), &Roof::read_gb_per_s, [&](StreamRef stream) {
-    mean_squares(any_of(c.r, c.n, c.n), {{span_of(rows), span_of(cols)}}, 1.0F, stream);
-  });
-}
+std::vector<ResidualVerdict> trains() { return {{.alpha = 1e-6F, .trains = true}}; }
 
-std::vector<ResidualVerdict> trains() { return {{.core = {}, .alpha = 1e-6F, .trains = true}}; }
+// The means alone; a moment that advances by them; the scan of the matrix as well.
+enum class MeansUse { kNone, kMoment, kScan };
 
-// Reads moment and means twice, writes both. Vectors alone, a few microseconds: roof_ratio says how
-// far two launches are from their bytes.
-void moment(benchmark::State& state) {
+void moments(benchmark::State& state, MeansUse use) {
   const Square c;
   const DeviceArray<ResidualVerdict> verdict(trains());
+  const DeviceArray<ScanResult> scan(std::vector<ScanResult>(1));
   const DeviceArray<float> rows(std::vector<float>(count(c.n), 1.0F)),
       cols(std::vector<float>(count(c.n), 1.0F));
-  const FactoredMoment both{span_of(rows), span_of(cols)};
-  const MeansPass pass{.means = {span_of(c.row), span_of(c.col)},
-                       .verdict = verdict.data(),
-                       .share = 1e-3,
-                       .lr = 1e-6,
-                       .from = both,
-                       .to = both,
-                       .step = {.beta2 = 0.999, .eps = 1e-8}};
-  run_on_device(state, bytes_of(2 * c.n, 24), 0, &Roof::triad_gb_per_s,
-                [&](StreamRef stream) { use_means(pass, stream); });
+  MeansPass pass{.means = {span_of(c.row), span_of(c.col)}};
+  if (use != MeansUse::kNone) {
+    pass.verdict = verdict.data();
+    pass.from = pass.to = {span_of(rows), span_of(cols)};
+    pass.step = {.beta2 = 0.999, .eps = 1e-8};
+  }
+  if (use == MeansUse::kScan) pass.scan = scan.data();
+  run_on_device(state, c.bytes(4), c.bytes(4), &Roof::read_gb_per_s,
+                [&](StreamRef stream) { mean_squares(any_of(c.r, c.n, c.n), pass, 1.0F, stream); });
 }
 
 void clip(benchmark::State& state) {
@@ -226,8 +219,12 @@ void add_passes() {
   add_row("fill_bits<u16>", noise);
   add_row("adam_direction<bf16>", direction);
   add_row("factored_adam_direction<float>", factored);
-  add_row("residual_moments<float>", moments);
-  add_row("use_means<float>", moment);
+  const std::pair<const char*, MeansUse> uses[] = {
+      {"", MeansUse::kNone}, {"/moment", MeansUse::kMoment}, {"/scan", MeansUse::kScan}};
+  for (const auto& [name, use] : uses) {
+    add_row("residual_moments<float>" + std::string(name),
+            [use = use](benchmark::State& s) { moments(s, use); });
+  }
   add_row("residual_clip<float>", clip);
   add_row("residual_apply<float>", apply);
 }

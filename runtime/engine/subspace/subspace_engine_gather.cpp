@@ -48,11 +48,6 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
   }
   weight.gathering.begun = true;
   note_gradient(index);
-  // Now: the residual uses the gradient up.
-  if (!weight.has_core()) {
-    overflow_scan(total, scans_.slot(at(index)), compute);
-    scanned(index);
-  }
   gathered(index, compute);
 }
 
@@ -107,9 +102,16 @@ float SubspaceEngine::begin_gathering(int index) {
 }
 
 void SubspaceEngine::gathered(int index, StreamRef compute) {
-  if (!gate_.is_complete(index)) return;
   const SubspaceWeight& held = weight(index);
-  if (held.residual && held.residual_at_once) apply_residual_early(index, compute);
+  const bool complete = gate_.is_complete(index);
+  const bool early = complete && held.residual && held.residual_at_once;
+  // Where the residual comes now, it scans the gradient in a pass that it makes anyhow.
+  if (!held.has_core() && !(early && residual_applies(index))) {
+    overflow_scan(held.gathering.total, scans_.slot(at(index)), compute);
+    scanned(index);
+  }
+  if (!complete) return;
+  if (early) apply_residual_early(index, compute);
   // Of a weight without a core nothing is left to do then.
   if (held.has_core() || !held.gathering.residual_done) send(index, When::kGathering);
 }
@@ -125,8 +127,11 @@ void SubspaceEngine::apply_residual_early(int index, StreamRef compute) {
   const TraceRange range(&trace(), lanes_.device_row(), "residual");
   const Early& early = early_.at(at(index));
   if (residual_applies(index)) {
-    weight.apply_residual(weight.gathering.total, early.weight, residual_step(weight, early.hyper),
-                          compress_scratch_.as<float>(), compute);
+    ResidualStep step = residual_step(weight, early.hyper);
+    if (!weight.has_core()) step.scan = scans_.slot(at(index));
+    weight.apply_residual(weight.gathering.total, early.weight, step, compress_scratch_.as<float>(),
+                          compute);
+    if (!weight.has_core()) scanned(index);
     weight.gathering.residual_applied = true;
   }
   weight.gathering.residual_done = true;
