@@ -230,7 +230,9 @@ def test_disk_that_is_full_leaves_the_old_folder_and_no_rest(
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     outcome = python_m_sluiceway("export", run, "--to", to, "--force", preexec_fn=limit)
-    assert_short_error(outcome, 1, "cannot be written, File too large; what was there is untouched")
+    assert_short_error(
+        outcome, 1, "cannot be written, File too large; its previous content is untouched"
+    )
     assert contents(to) == before
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
 
