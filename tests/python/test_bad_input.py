@@ -242,7 +242,7 @@ def test_pinning_on_one_core_is_refused_and_says_what_to_set(
         outcome = sluiceway("train", config, "--out", tmp_path / "out")
     finally:
         os.sched_setaffinity(server, cores)
-    assert_short_error(outcome, 2, "may use 1 core, pinning needs 2", "device.pin: false")
+    assert_short_error(outcome, 2, "may use 1 core, but pinning needs 2", "device.pin: false")
 
 
 @pytest.mark.parametrize("command", ["train", "resume"])
@@ -285,4 +285,4 @@ def test_plan_and_eval_of_a_larger_machines_run_take_the_cores_there_are(
 def test_gpu_that_is_not_there_is_unavailable(sluiceway, tiny_model, write_config, tmp_path):
     config = write_config(tiny_model, device={"name": "cuda:7"})
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
-    assert_short_error(outcome, 2, "cuda:7 is not on this machine, it has host")
+    assert_short_error(outcome, 2, "this machine has no cuda:7, it has host")

@@ -281,7 +281,8 @@ def test_huge_pages_are_made_up_or_set_aside_or_their_lack_has_its_price(
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(errno.EPERM, "not allowed"), (errno.ENOSYS, "this kernel has none")]
+    ("number", "words"),
+    [(errno.EPERM, "not allowed"), (errno.ENOSYS, "this kernel does not have it")],
 )
 def test_io_uring_that_is_refused_says_by_whom(tmp_path, monkeypatch, number, words):
     class Kernel:
