@@ -214,7 +214,7 @@ def test_value_that_does_not_fit_is_named_and_the_old_folder_stays(sluiceway, ru
     tensors["model.norm.weight"][3] = -1e5
     put_weights(run, tensors)
     outcome = sluiceway("export", run, "--to", to, "--force", "--dtype", "fp16")
-    assert_short_error(outcome, 2, "--dtype fp16: model.norm.weight has 1e+05", "take bf16")
+    assert_short_error(outcome, 2, "--dtype fp16: model.norm.weight has 1e+05", "use bf16")
     assert contents(to) == before
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
 

@@ -197,7 +197,7 @@ class Bag(nn.Module):
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_a_module_with_sparse_gradients_is_named_before_the_first_backward(kind):
-    with pytest.raises(sw.InvalidArgument, match=r"bag.weight is of a module with sparse=True"):
+    with pytest.raises(sw.InvalidArgument, match=r"the module of bag.weight has sparse=True"):
         identity(Bag(kind, True), embeddings="identity")
     model = Bag(kind, True)
     model.bag.requires_grad_(False)
