@@ -181,6 +181,6 @@ def test_a_store_that_is_gone_is_named_and_none_is_made(sluiceway, run_of, tmp_p
     for make in (lambda: None, store.mkdir):
         make()
         done = sluiceway("export", run, "--to", tmp_path / "model", "--step", 2)
-        assert_short_error(done, 2, f"{store} holds no weights of a run, expected its store")
+        assert_short_error(done, 2, f"{store} holds no weights of a run; put")
         assert not store.exists() or list(store.iterdir()) == []
     assert not (tmp_path / "model").exists()

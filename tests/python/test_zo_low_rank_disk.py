@@ -83,7 +83,7 @@ def test_no_number_of_steps_needs_a_new_base(tmp_path) -> None:
             assert opt.stats()["bytes"]["consolidated"] == 0
         with pytest.raises(
             sluiceway.InvalidArgument,
-            match=r"consolidate: noise is lowrank, .* expected noise that is replayed",
+            match=r"consolidate: noise is lowrank, .* and not replayed",
         ):
             opt.consolidate()
         assert opt.committed_steps == 4
