@@ -1,4 +1,4 @@
-"""What bad input gets: an exit code, and one or two lines with what is and what was expected."""
+"""Bad input ends with an exit code and one or two lines: what is wrong, and what was expected."""
 
 from __future__ import annotations
 

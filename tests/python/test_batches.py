@@ -1,4 +1,4 @@
-"""From documents to batches: what is read, cut, drawn in which order, and what a bad line gets."""
+"""Documents become batches: reading, cutting, order of draws, and errors for bad lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a GPU: by `doctor`, and by `plan` of one that is here. The GPUs are made up."""
+"""`doctor` and `plan` report on the GPU of this machine. The GPUs are made up."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def made_up_core(count=1, refusal=""):
 
 @pytest.fixture
 def driver(monkeypatch):
-    """What nvidia-smi says; None: it does not answer."""
+    """Set the answer of nvidia-smi; None makes it not answer."""
 
     def say(*answer):
         monkeypatch.setattr(card, "_nvidia_smi", lambda _: list(answer) or None)

@@ -26,7 +26,7 @@ RATES = ["disk write", "disk read", "link"]
 
 
 def findings(outcome):
-    """What --json says, by name."""
+    """Parse the findings in --json, by name."""
     assert outcome.code == 0, outcome.err
     said = json.loads(outcome.out)
     assert said["ok"] is True

@@ -1,4 +1,4 @@
-"""What stands in parameter groups, then and now: trained as AdamW does, or refused by name."""
+"""Parameter groups, also changed ones, train as with AdamW or raise a clear error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NOT_NUMBERS = [
 @pytest.mark.parametrize(("key", "value", "words"), NOT_NUMBERS)
 @pytest.mark.parametrize("arguments", [{}, {"codec": "block_random", "accumulate": 1}])
 def test_a_number_that_a_group_lacks_is_named_and_nothing_is_trained(key, value, words, arguments):
-    """With a promise of backwards, groups are read when the first gradient comes."""
+    """Groups are read when the first gradient comes, if a number of backwards is promised."""
     model = make()
     arguments = {"codec": "identity", "wire": "fp32", **arguments}
     with sw.SubspaceAdamW(model, lr=LR, link=SLOW, **arguments) as opt:

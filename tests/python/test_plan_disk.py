@@ -1,4 +1,4 @@
-"""What plan says of a disk: bytes, tokens that hide them, what is written in a day.
+"""Plan reports on a disk: bytes, tokens that hide them, bytes written in a day.
 
 `make soak` plans the papers' models with all of their layers: SLUICEWAY_WHOLE_MODELS.
 """

@@ -1,4 +1,4 @@
-"""No file longer than a few screens, no function longer than one: of the package and the runtime.
+"""Files of package and runtime have a few screens at most, and functions one.
 
 Functions of C++ are found by their braces, which clang-format puts where this reader expects them:
 a body opens after a blank, an initialiser right after a name.

@@ -38,7 +38,7 @@ def memory_disk(memory_folder) -> Path:
 
 @pytest.fixture
 def rates(monkeypatch) -> dict[Path, float]:
-    """What disks are said to do, by folder; another one is not to be measured."""
+    """Set the rates of disks by folder; measuring any other folder fails."""
     said: dict[Path, float] = {}
 
     def disk_rates(folder, mixes, io, size):

@@ -32,7 +32,7 @@ BLOCK = 4096
 
 
 def disk(model: nn.Module, folder: Path, **options: object) -> sluiceway.ZoSgd:
-    """With its log in the same folder."""
+    """Make a ZoSgd with the store and its log in the same folder."""
     store = sluiceway.StoreOptions(path=folder, chunk=8192)
     return sluiceway.ZoSgd(model, tier="disk", **{"store": store, "path": folder, **options})
 
@@ -160,7 +160,7 @@ def test_new_bases_of_float32_change_no_bit_and_are_counted_apart(tmp_path: Path
 
 @pytest.fixture
 def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are full after four updates."""
+    """Make bases full after four updates."""
     monkeypatch.setattr(zo, "MOST_UPDATES", 4)
 
 
@@ -216,7 +216,7 @@ def test_no_base_leaves_a_state_behind(tmp_path: Path) -> None:
 def test_a_state_is_gone_on_from_with_the_same_bits_whenever_bases_were_made(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """With decay and 16 bits a new base rounds: it has to be made at the same steps again."""
+    """A new base rounds with decay and 16 bits, so it must be made at the same steps again."""
 
     def begin(folder: str) -> tuple[nn.Module, sluiceway.ZoSgd]:
         model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 3)).to(dtype)

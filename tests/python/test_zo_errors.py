@@ -1,4 +1,4 @@
-"""What ZoSgd refuses, each time with weights, hooks and random numbers as they were."""
+"""Errors of ZoSgd leave weights, hooks and random numbers unchanged."""
 
 from __future__ import annotations
 

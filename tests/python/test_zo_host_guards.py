@@ -1,4 +1,4 @@
-"""What users do with ZoSgd tier host that would be wrong silently."""
+"""Misuse of ZoSgd tier host that would otherwise be silently wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others do to weights that steps are written into: states, looks at them, failures."""
+"""States, reads, foreign writes and failures of weights that steps are written into."""
 
 from __future__ import annotations
 

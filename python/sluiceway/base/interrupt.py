@@ -20,7 +20,7 @@ class Interrupted(Exception):  # noqa: N818 - it is no error.
 
 
 class SignalHandler(ABC):
-    """While entered, passes SIGINT and SIGTERM to `_arrived` instead of the previous handlers."""
+    """Context that passes SIGINT and SIGTERM to `_arrived` instead of the previous handlers."""
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}

@@ -117,7 +117,7 @@ class StreamedUses:
         return max(running + (halves - 1) * waiting for running, waiting in self._meetings)
 
     def slots(self) -> list[tuple[int, int, bool]]:
-        """For each use: bytes, number of the module, and whether the weight is streamed."""
+        """List bytes and number of the module for each use; True if the weight is streamed."""
         return self._uses
 
     @property
