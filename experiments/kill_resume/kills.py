@@ -31,7 +31,7 @@ def wait_for_step(folder: Path, step: int, seconds: float = 60.0) -> None:
 
 
 def weights_hash(folder: Path) -> str:
-    """Of the last save's weights, byte for byte."""
+    """Hash the last save's weights, byte for byte."""
     return hashlib.sha256((folder / "checkpoint" / "model.safetensors").read_bytes()).hexdigest()
 
 
@@ -48,7 +48,7 @@ def _step_of(folder: Path) -> int:
 
 
 def _wait(happened: Callable[[], bool], command: Any, seconds: float = 600.0) -> None:
-    """Until something happened, or the command has ended by itself."""
+    """Wait until `happened()` is true or the command has ended by itself."""
     deadline = time.monotonic() + seconds
     while not happened() and command.is_running():
         if time.monotonic() > deadline:

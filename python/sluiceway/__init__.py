@@ -1,4 +1,4 @@
-"""Fine-tuning of large language models on machines whose GPU, RAM or bus is too small for it."""
+"""Fine-tunes large language models on machines whose GPU, RAM or bus is too small for them."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
     from sluiceway.optim.zo.optimizer import ZoSgd
 
-# Loaded when they are asked for, so that `sluiceway --help` starts without torch and pydantic, and
-# so that the compiled module can import sluiceway.errors while the package is being imported.
+# Loaded on first use, so that `sluiceway --help` starts without torch and pydantic, and so that
+# the compiled module can import sluiceway.errors while the package is being imported.
 _HOMES = {
     "Budget": "sluiceway.config.values",
     "ChunkedLoss": "sluiceway.model.chunked_loss.of_model",

@@ -1,4 +1,4 @@
-"""`python -m sluiceway` is `sluiceway`."""
+"""Runs the command `sluiceway` as `python -m sluiceway`."""
 
 from sluiceway.commands.cli import main
 

@@ -1,6 +1,6 @@
-"""What can go wrong, one class a kind; the compiled module raises exactly these."""
+"""Exceptions of Sluiceway, one class for each kind of error, also for the compiled module."""
 
-# ruff: noqa: N818 - the names are those of the C++ exceptions.
+# ruff: noqa: N818 - the C++ exceptions have the same names.
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """A value, shape or combination that cannot be right, whatever the machine."""
+    """A value, shape or combination that is wrong on every machine."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """A tier's budget cannot hold what was asked of it; the text has both byte counts."""
+    """A tier's budget cannot hold the bytes that were asked for; the text has both byte counts."""
 
 
 class IoError(Error, OSError):
-    """A file or device refused.
+    """A file or device refused an operation.
 
     Parameters
     ----------
     message : str
-        The whole text, as `str()` shows it.
+        The whole text, which `str()` returns.
     errno : int or None
-        The operating system's number, when there is one.
+        The operating system's error number, if there is one.
     filename : str or None
-        The path concerned.
+        The path of the file or device.
     """
 
     def __init__(self, message: str, errno: int | None = None, filename: str | None = None) -> None:
@@ -42,11 +42,11 @@ class IoError(Error, OSError):
 
 
 class Corrupt(Error):
-    """Bytes that were read back are not those that were written."""
+    """Bytes that were read back differ from the bytes that were written."""
 
 
 class Timeout(Error, TimeoutError):
-    """Something did not come within the time it was given."""
+    """An event did not come within its time limit."""
 
 
 class CudaError(Error):
@@ -54,4 +54,4 @@ class CudaError(Error):
 
 
 class Unavailable(Error):
-    """A value that this version or build does not have; the text names those it has."""
+    """A value that this version or build does not support; the text names the supported ones."""

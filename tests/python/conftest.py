@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def device(request):
-    """Where `gpu_*.py` train; without a card they fail, as a skip would hide a broken machine."""
+    """Device of `gpu_*.py`; without a card they fail, as a skip would hide a broken machine."""
     import torch
     from sluiceway import _core
 
@@ -63,7 +63,7 @@ def memory_folder():
 
 @pytest.fixture(autouse=True)
 def nothing_was_compiled_before():
-    """By other tests: in a process that has compiled anything `step()` itself waits."""
+    """Undo compilations by other tests: after any compilation `step()` itself waits."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if frames is not None and frames.FRAME_COUNTER > 0:
         sys.modules["torch._dynamo"].reset()
@@ -84,7 +84,7 @@ def _environment() -> dict[str, str]:
 
 @dataclass
 class Outcome:
-    """What a command left behind."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -102,7 +102,7 @@ class Command:
         os.kill(self.pid, number)
 
     def is_running(self) -> bool:
-        """Whether it has not ended; one that has is a zombie until `wait`."""
+        """Tell whether the process still runs; one that has ended is a zombie until `wait`."""
         stat = Path(f"/proc/{self.pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] != "Z"
 

@@ -17,7 +17,7 @@ SECONDS = 30.0
 
 
 def in_child(act):
-    """What `act` returned or raised in a forked child, as text; None if it did not come back."""
+    """Run `act` in a forked child; return its result or error as text, None if it hangs."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

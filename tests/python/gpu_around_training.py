@@ -1,4 +1,4 @@
-"""On a card: what users do around a step. `experiments/gpu/run.sh smoke`; see `gpu_training.py`."""
+"""Common code around a step, on a card: `experiments/gpu/run.sh smoke`; see `gpu_training.py`."""
 
 from __future__ import annotations
 

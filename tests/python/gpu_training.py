@@ -1,4 +1,4 @@
-"""On a card: SubspaceAdamW trains there as on the host device. `experiments/gpu/run.sh smoke`.
+"""SubspaceAdamW trains on a card as on the host device: `experiments/gpu/run.sh smoke`.
 
 `--device host` runs the same bodies without a card, which shows that they run, and no more. Both
 sides compute in fp32 without TF32, torch's default; AdamW makes more of a difference in rounding
@@ -60,7 +60,7 @@ def trained(device, kind=Stack, loss=plain_loss, dtype=torch.float32, steps=STEP
 
 
 def apart(device, kind=Stack, loss=plain_loss, dtype=torch.float32, **arguments):
-    """How far the updates of all steps are from those on the host device."""
+    """Relative difference between the updates of all steps on `device` and on the host device."""
     host = torch.device("cpu")
     there = trained(device, kind, loss, dtype, **arguments)
     here = trained(host, kind, loss, dtype, **arguments)

@@ -50,7 +50,7 @@ def words(seed: int = 0, dtype: torch.dtype = torch.float32) -> Words:
 
 
 def offload(model: nn.Module, folder: Path | None = None, **arguments: object) -> sw.OffloadAdamW:
-    """In host memory, or on disk where there is a folder."""
+    """Make an OffloadAdamW in host memory, or on disk if a folder is given."""
     where = {} if folder is None else {"tier": "disk", "path": folder}
     return sw.OffloadAdamW(
         model, **{"lr": LR, "weight_decay": 0.05, "chunk": CHUNK, **where, **arguments}
@@ -70,7 +70,7 @@ def run(model: nn.Module, opt: torch.optim.Optimizer, steps: int, first: int = 0
 
 
 def run_scaled(model: nn.Module, opt: torch.optim.Optimizer, steps: int) -> None:
-    """With a scaler that skips the third step, and clipping by torch."""
+    """Train with a scaler that skips the third step, and with torch's clipping."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     for step in range(steps):
         loss = loss_of(model, step)
@@ -91,7 +91,7 @@ def error_of(
     model: Callable[[], nn.Module] = words,
     **arguments: object,
 ) -> float:
-    """How far the update that ours makes is from that of torch's, relative to its size."""
+    """Difference of our update from torch's, relative to its size."""
     ours, theirs = model(), model()
     theirs_of = {} if groups is None else {"params": groups(theirs)}
     drive(theirs, native(theirs, **theirs_of))

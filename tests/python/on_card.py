@@ -12,7 +12,7 @@ CARD = torch.device("cuda:0")
 
 
 class OnCard(torch.Tensor):
-    """Its values can be copied to the host, and nothing else: it has no memory that we can read."""
+    """A tensor as on a card: values can be copied to the host, and its memory cannot be read."""
 
     values: torch.Tensor
 

@@ -19,7 +19,7 @@ RUN_STATE = TABLE + 24
 
 
 def contents(step: int, chunk: int) -> bytes:
-    """What `make_store` writes to a chunk in a step."""
+    """Bytes that `make_store` writes to a chunk in a step."""
     return bytes([16 * step + chunk]) * CHUNK
 
 
@@ -44,7 +44,7 @@ def make_store(
 
 
 def newest_superblock(path: str) -> int:
-    """Its offset."""
+    """Offset of the newest superblock."""
     with open(path, "rb") as file:
         bytes_ = file.read(3 * BLOCK)
     return max(SUPERBLOCKS, key=lambda at: struct.unpack_from("<Q", bytes_, at + 28)[0])

@@ -1,4 +1,4 @@
-"""What resume refuses, and that what it refuses is as it was: config, data, save, metrics."""
+"""Cases that resume refuses, leaving config, data, save and metrics unchanged."""
 
 from __future__ import annotations
 

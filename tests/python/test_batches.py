@@ -1,4 +1,4 @@
-"""From documents to batches: what is read, cut, drawn in which order, and what a bad line gets."""
+"""Documents become batches: reading, cutting, order of draws, and errors for bad lines."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "has no text in it (1 files)"),
-        (" \n\n", "has no text in it"),
+        ("", "has no text (1 files)"),
+        (" \n\n", "has no text"),
         ('{"text": "a"}\n{"text": \n', "x.jsonl:2, column 10: is not JSON"),
         ('{"text": "a"}\n\n[1]\n', "x.jsonl:3: is a list"),
         ('{"txt": "a"}\n', "x.jsonl:1: has txt, expected a string text, or messages"),

@@ -14,7 +14,7 @@ from sluiceway.machine import disk
 
 
 def measured(outcome, name):
-    """What --json says of one bench."""
+    """Parse the result of one bench from --json."""
     assert outcome.code == 0, outcome.err
     said = json.loads(outcome.out)
     assert said.keys() == {name}

@@ -1,4 +1,4 @@
-"""What is said of a GPU: by `doctor`, and by `plan` of one that is here. The GPUs are made up."""
+"""`doctor` and `plan` report on the GPU of this machine. The GPUs are made up."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def made_up_core(count=1, refusal=""):
 
 @pytest.fixture
 def driver(monkeypatch):
-    """What nvidia-smi says; None: it does not answer."""
+    """Set the answer of nvidia-smi; None makes it not answer."""
 
     def say(*answer):
         monkeypatch.setattr(card, "_nvidia_smi", lambda _: list(answer) or None)
@@ -95,7 +95,7 @@ def test_without_a_card_everything_says_why_there_is_none(driver):
     assert found["gpu"].found == (
         "none: nvidia-smi does not answer, and this torch is built without CUDA"
     )
-    assert found["page-locked"].found.startswith("none: no GPU")
+    assert found["page-locked"].found.startswith("none: the compiled module has no GPU")
     assert (found["gpu"].verdict, found["driver"].verdict) == ("missing", "missing")
     assert core.asked == []
 
@@ -137,7 +137,7 @@ def test_an_nvidia_smi_that_names_no_gpu_is_none(tmp_path, monkeypatch, script):
     found = found_by(made_up_torch(MadeUpCuda(count=0)), made_up_core(count=0))
     card._nvidia_smi.cache_clear()
     assert found["gpu"].found == "none: nvidia-smi does not answer"
-    assert found["driver"].found == "no nvidia-smi that answers"
+    assert found["driver"].found == "nvidia-smi does not answer"
 
 
 def test_a_module_without_cuda_is_told_apart_from_a_torch_without(driver):

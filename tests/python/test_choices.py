@@ -1,4 +1,4 @@
-"""What a run says of its codecs."""
+"""A run reports its choice of codecs."""
 
 from __future__ import annotations
 

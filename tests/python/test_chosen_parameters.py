@@ -1,4 +1,4 @@
-"""What stands in a group is trained, what stands in none is left alone; only else is frozen."""
+"""Parameters in groups are trained and others left alone; without groups some are frozen."""
 
 from __future__ import annotations
 

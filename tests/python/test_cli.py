@@ -197,7 +197,7 @@ def test_signal_during_the_comparison_does_not_speak_of_a_save(
     wait_for_step(folder / "native", 3)
     command.signal(signal.SIGINT)
     outcome = command.wait()
-    assert_short_error(outcome, 130, "interrupted; what was saved before is still there")
+    assert_short_error(outcome, 130, "interrupted; earlier saves are still there")
     assert not (folder / "checkpoint").exists()
 
 

@@ -312,7 +312,7 @@ def test_ordinary_gradients_may_be_edited_beside_clipping():
 
 
 def test_the_default_trains_and_clips_when_no_parameter_is_ordinary():
-    """Nobody bears witness to clipping by layers here; the common norm is what is right."""
+    """Clipping by layers cannot be detected here; the common norm is correct."""
 
     class Bare(Stack):
         def __init__(self):

@@ -205,10 +205,10 @@ def test_loss_of_a_run_is_the_mean_over_the_assistants_tokens(
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "refuses the messages, roles must alt"),
+        ("{{ raise_exception('roles must alternate') }}", "rejects the messages, roles must alt"),
         ("{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}", "rewrites earlier"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what turn 3 says"),
-        ("{% if", "chat template refuses the messages"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out the content of turn 3"),
+        ("{% if", "chat template rejects the messages"),
     ],
 )
 def test_template_that_cannot_be_used_is_said_with_file_and_line(

@@ -15,7 +15,7 @@ FUNCTION = re.compile(r"^(?:inline )?(?:void|double|\w+) (\w+)\(", re.MULTILINE)
 
 
 def functions(text: str, namespace: str) -> Counter[str]:
-    """How often each name is declared in all parts of a header that belong to a namespace."""
+    """Count the declarations of each name in a namespace of a header."""
     parts = re.findall(
         rf"^namespace {namespace} {{\n(.*?)^}}  // namespace {namespace}$", text, re.M | re.S
     )

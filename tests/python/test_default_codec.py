@@ -41,7 +41,7 @@ def autocast_loss(dtype):
 
 
 def gradients(plain, weights, loss, step):
-    """What plain autograd finds at these weights."""
+    """Compute gradients at these weights with plain autograd."""
     plain.load_state_dict(weights)
     plain.zero_grad()
     loss(plain, step).backward()

@@ -64,7 +64,7 @@ class RecordingEngine:
 
 
 def record(monkeypatch, optimizer):
-    """What the device and the engine of such an optimizer will be asked, in order."""
+    """Record the calls to the device and the engine of such an optimizer, in order."""
     told = []
     monkeypatch.setattr(hooked_optimizer, "device_ops", lambda *_: RecordingOps(told))
     made = optimizer._make_engine
@@ -242,7 +242,7 @@ class FakeEvent:
 
 @pytest.fixture
 def card(monkeypatch):
-    """What a card is asked for, in order; its stream is called "stream"."""
+    """Record the calls to a card, in order; its stream is called "stream"."""
     told = []
     monkeypatch.setattr(torch.cuda, "Event", lambda **made: FakeEvent(told, **made))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "stream")
@@ -269,7 +269,7 @@ def test_a_value_is_fetched_without_waiting_until_it_is_read(card):
 
 @pytest.fixture
 def cards(monkeypatch):
-    """What a build sees on a machine with two cards; parameters that say they are on one."""
+    """Simulate a machine with two cards, and return a maker of parameters on one of them."""
     monkeypatch.setattr(_core, "cuda_device_count", lambda: 2)
 
     def on(device):

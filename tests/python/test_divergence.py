@@ -1,4 +1,4 @@
-"""When a run counts as diverged, and what it then says."""
+"""A run that diverges is detected and reported."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ RATES = ["disk write", "disk read", "link"]
 
 
 def findings(outcome):
-    """What --json says, by name."""
+    """Parse the findings in --json, by name."""
     assert outcome.code == 0, outcome.err
     said = json.loads(outcome.out)
     assert said["ok"] is True
@@ -281,7 +281,8 @@ def test_huge_pages_are_made_up_or_set_aside_or_their_lack_has_its_price(
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(errno.EPERM, "not allowed"), (errno.ENOSYS, "this kernel has none")]
+    ("number", "words"),
+    [(errno.EPERM, "not allowed"), (errno.ENOSYS, "this kernel does not have it")],
 )
 def test_io_uring_that_is_refused_says_by_whom(tmp_path, monkeypatch, number, words):
     class Kernel:

@@ -36,7 +36,7 @@ def headings_of(text: str) -> list[str]:
 
 
 def slug(heading: str) -> str:
-    """What a link to a heading says behind its #."""
+    """Anchor of a heading, which follows the # of a link."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -24,7 +24,7 @@ def promised(model: nn.Module, accumulate: int | str = 1, **arguments) -> sw.Sub
 
 @pytest.fixture
 def silent():
-    """No warning may come; torch's own of a scheduler that steps first is not ours."""
+    """Fail on any warning but torch's own about a scheduler that steps first."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")

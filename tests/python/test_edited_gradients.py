@@ -1,4 +1,4 @@
-"""What people do to `.grad` between backward and step: as torch's AdamW, or refused by name."""
+"""Edits of `.grad` between backward and step: same result as torch's AdamW, or a clear error."""
 
 from __future__ import annotations
 

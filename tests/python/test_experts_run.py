@@ -109,7 +109,7 @@ def test_what_is_uncompressed_and_large_is_a_line_with_its_reason():
         "share": 256 * 256 * 5 / total,
     }
     (line,) = group_lines([group])
-    assert line == ("1 uncompressed, on the device: 83.1 % of what is trained (convolutions)")
+    assert line == ("1 uncompressed, on the device: 83.1 % of trained elements (convolutions)")
 
 
 def test_reasons_are_those_of_the_target():
@@ -122,7 +122,7 @@ def test_reasons_are_those_of_the_target():
     assert reasons(model, target="q_proj") == {"not in target"}
     model.table = nn.Parameter(torch.zeros(512, 512))
     model.blocks = nn.Parameter(torch.zeros(2, 4, 128, 128))
-    assert {"not of linear layers", "4-D weights"} <= reasons(model)
+    assert {"not in linear layers", "4-D weights"} <= reasons(model)
 
 
 def test_a_run_says_what_is_uncompressed(sluiceway, mixtral, write_config, tmp_path):

@@ -214,7 +214,7 @@ def test_value_that_does_not_fit_is_named_and_the_old_folder_stays(sluiceway, ru
     tensors["model.norm.weight"][3] = -1e5
     put_weights(run, tensors)
     outcome = sluiceway("export", run, "--to", to, "--force", "--dtype", "fp16")
-    assert_short_error(outcome, 2, "--dtype fp16: model.norm.weight has 1e+05", "take bf16")
+    assert_short_error(outcome, 2, "--dtype fp16: model.norm.weight has 1e+05", "use bf16")
     assert contents(to) == before
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
 
@@ -230,7 +230,9 @@ def test_disk_that_is_full_leaves_the_old_folder_and_no_rest(
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     outcome = python_m_sluiceway("export", run, "--to", to, "--force", preexec_fn=limit)
-    assert_short_error(outcome, 1, "cannot be written, File too large; what was there is untouched")
+    assert_short_error(
+        outcome, 1, "cannot be written, File too large; its previous content is untouched"
+    )
     assert contents(to) == before
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
 

@@ -1,4 +1,4 @@
-"""What fitting projectors takes of torch's memory is no more than plans count."""
+"""Fitting projectors takes no more of torch's memory than plans count."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_subclass_has_its_own_signature():
 
 
 def _numbers(state: dict) -> tuple[int, int]:
-    """Of a compressed weight and of an ordinary parameter."""
+    """Return the numbers of a compressed weight and of an ordinary parameter in a state."""
     compressed = [n for n, values in state["state"].items() if "codec" in values]
     ordinary = [n for n, values in state["state"].items() if "codec" not in values]
     return compressed[0], ordinary[0]

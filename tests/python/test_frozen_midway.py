@@ -251,7 +251,7 @@ def test_all_gradients_may_go_after_a_weight_was_frozen(make_model):
 
 
 def test_gradients_of_a_second_loss_may_reach_frozen_ones_again():
-    """As where one optimizer trains a critic, and what it judges."""
+    """One optimizer trains a critic and the model that it judges."""
 
     def drive(model, opt):
         for step in range(STEPS):
@@ -318,7 +318,7 @@ def nothing_stays_compiled():
 
 @pytest.mark.usefixtures("nothing_stays_compiled")
 def test_a_graph_that_was_compiled_while_a_weight_was_frozen():
-    """It has no gradient for the weight afterwards, and its hooks are called all the same."""
+    """The graph has no gradient for the weight afterwards, but its hooks are still called."""
 
     def drive(model, opt):
         torch.compiler.reset()

@@ -179,7 +179,7 @@ def updates_of(
 
 
 def disagreement(kind=Stack, **arguments) -> float:
-    """Of the updates of a whole run, with fused layers and with hooks."""
+    """Difference between the updates of a whole run with fused layers and with hooks."""
     ours = updates_of(fused, kind, **arguments)
     return update_error(make(kind), ours, updates_of(hooked, kind, **arguments))
 

@@ -1,4 +1,4 @@
-"""Of what type the core of a fused layer is, also on a CUDA device that is not here."""
+"""The core of a fused layer has the right type, also on a simulated CUDA device."""
 
 from __future__ import annotations
 

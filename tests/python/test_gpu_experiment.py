@@ -53,7 +53,7 @@ WORK = "work"
 
 
 def add(part: str, out, piece: str, status: int = 0) -> dict:
-    """What is recorded of a piece that has left its files in `out`/work."""
+    """Record a piece whose files are in `out`/work, and return its record."""
     record.add_piece(part, out, piece, out / WORK, status, seconds=7)
     return json.loads((out / f"{part}.json").read_text())["pieces"][piece]
 

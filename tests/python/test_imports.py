@@ -1,4 +1,4 @@
-"""Who may import whom in the package: a sub-package knows only those to its left.
+"""Sub-packages import only those to their left.
 
 And nothing in the repository edits the module search path: `experiments` is a package.
 Imports inside functions and those for types count. The rules are checked on this tree, and on small
@@ -60,7 +60,7 @@ def imports_of(tree: ast.AST, package: list[str]) -> list[str]:
 
 
 def rule_broken_by(package: str, name: str) -> str | None:
-    """What an import of `name` by a file of `package` breaks."""
+    """Name the rule that an import of `name` by a file of `package` breaks."""
     target = [*name.split("."), ""][1]
     if package not in RANK or target in FREE or target == package or target == "__version__":
         return None

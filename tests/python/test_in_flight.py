@@ -1,4 +1,4 @@
-"""Whoever reads a weight waits for its update; whoever looks at something else does not."""
+"""Code that reads a weight waits for its update; other code does not wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from updates import SLOW, trained_error
 
 
 class Bare(Stack):
-    """No module that holds a compressed weight is ever called."""
+    """A model that never calls a module with a compressed weight."""
 
     def forward(self, x):
         x = self.enter(x)

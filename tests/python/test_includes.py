@@ -1,4 +1,4 @@
-"""Who may include whom, and what the product never calls.
+"""Rooms include only what they may, and forbidden functions are never called.
 
 Rooms look only to their left, and some headers belong to some files.
 

@@ -10,7 +10,7 @@ from sluiceway.optim.open_model.one_backward import OneBackward
 
 
 class BrokenError(RuntimeError):
-    """What the backward raises."""
+    """Raised by the backward."""
 
 
 def broken_backward(backward, ended):

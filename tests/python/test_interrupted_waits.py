@@ -63,7 +63,7 @@ def overflow(model):
 
 
 def same_state(ours, theirs):
-    """Of two optimizers: every tensor and number."""
+    """Assert that two optimizers have the same state, in every tensor and number."""
     ours, theirs = ours.state_dict()["state"], theirs.state_dict()["state"]
     assert ours.keys() == theirs.keys()
     for number, values in theirs.items():

@@ -31,7 +31,7 @@ def step_of(folder):
 
 
 def ended_at_call(number, action):
-    """Whether `action`, in a process of its own, was ended at its call `number` of the system."""
+    """Run `action` in a process that is killed at system call `number`; tell if it was killed."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

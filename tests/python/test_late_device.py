@@ -1,4 +1,4 @@
-"""On a device that works beside Python nobody waits but the step, once; the bits are the same."""
+"""Only the step waits for an asynchronous device, once, and the bits are the same."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_a_weight_that_was_edited_goes_on_from_what_it_is():
 
 @pytest.mark.parametrize("way", ["data", "numpy", "held", "mask"])
 def test_an_edit_of_few_elements_that_autograd_does_not_see_is_trained_on(way):
-    """No version counts it, and it is far smaller than the weight."""
+    """The edit changes no version, and is far smaller than the weight."""
 
     def drive(model, opt):
         weight = model.up.weight

@@ -64,7 +64,7 @@ def whole(sluiceway, configs):
 
 
 def bits(folder):
-    """What two runs that are the same have in common."""
+    """Weights and losses, which are equal for equal runs."""
     return weights_hash(folder), loss_lines(folder)
 
 

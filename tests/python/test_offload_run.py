@@ -91,11 +91,11 @@ def test_a_run_whose_store_is_gone_is_refused_by_its_path_and_makes_none(
     assert done.code == 0, done.err
     shutil.move(out / "store", tmp_path / "unmounted")
     done = sluiceway("resume", out, "--set", "train.steps=4")
-    assert_short_error(done, 2, f"{out / 'store'} is not there")
+    assert_short_error(done, 2, f"{out / 'store'} does not exist")
     assert not (out / "store").exists()
     (out / "store").mkdir()  # The folder that a drive was mounted over.
     done = sluiceway("resume", out, "--set", "train.steps=4")
-    assert_short_error(done, 2, "it holds no drive0.sws")
+    assert_short_error(done, 2, "holds no drive0.sws, so it is not a store")
     assert not list((out / "store").iterdir())
     (out / "store").rmdir()
     shutil.move(tmp_path / "unmounted", out / "store")
@@ -229,7 +229,7 @@ def test_a_plan_refuses_a_path_that_a_run_would_refuse(
         tiny_model, engine={**ENGINE, "tier": "disk"}, store={"path": [str(tmp_path)] * 2}
     )
     for command in (["plan", config], ["train", config, "--out", tmp_path / "out"]):
-        assert_short_error(sluiceway(*command), 2, "store: path has", "twice, expected another")
+        assert_short_error(sluiceway(*command), 2, "store: path has", "twice; give each drive")
     done = sluiceway("plan", config, "--set", 'store.path=""')
     assert_short_error(done, 2, "store.path is the empty text")
 

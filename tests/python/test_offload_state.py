@@ -1,4 +1,4 @@
-"""What a state_dict of OffloadAdamW holds, and that training goes on from it bit for bit."""
+"""Training continues bit for bit from a state_dict of OffloadAdamW."""
 
 from __future__ import annotations
 

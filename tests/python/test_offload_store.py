@@ -178,13 +178,13 @@ def refused(kind: type[Exception], say: str, path: Path, **arguments: object) ->
 
 def test_a_path_that_cannot_be_is_refused_by_its_reason(tmp_path):
     missing = tmp_path / "a" / "b"
-    error = refused(sw.IoError, "b cannot be made, .*a is not there", missing)
+    error = refused(sw.IoError, "cannot make the folder .*b, .*a does not exist", missing)
     assert error.filename == str(missing)
     assert error.errno == 2
     file = tmp_path / "file"
     file.write_text("x")
     assert refused(sw.IoError, "file is a file, expected a folder", file).errno == 17
-    refused(sw.IoError, "cannot be made", Path("/proc/sluiceway"))
+    refused(sw.IoError, "cannot make the folder", Path("/proc/sluiceway"))
     assert file.read_text() == "x"
 
 
@@ -192,7 +192,7 @@ def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch):
     (tmp_path / "s").mkdir()
     real = os.access
     monkeypatch.setattr(os, "access", lambda p, mode: Path(p) != tmp_path / "s" and real(p, mode))
-    assert refused(sw.IoError, "s may not be written to", tmp_path / "s").errno == 13
+    assert refused(sw.IoError, "s is not readable and writable", tmp_path / "s").errno == 13
 
 
 def test_another_model_or_other_options_are_told_apart(tmp_path):

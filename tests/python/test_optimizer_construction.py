@@ -13,7 +13,7 @@ from twins import LR
 
 
 class StageError(RuntimeError):
-    """What a stage of the constructor raises."""
+    """Raised by a stage of the constructor."""
 
 
 def breaks(*_args, **_keywords):

@@ -1,4 +1,4 @@
-"""Nothing done around SubspaceAdamW loses a gradient, an update or a state without saying so."""
+"""User code around SubspaceAdamW never silently loses a gradient, an update or a state."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_weights_read_through_state_dict_after_a_step_have_its_updates():
 
 
 class Folded(nn.Module):
-    """In eval() it reads its weight without calling the module that holds it."""
+    """A model that, in eval(), reads its weight without calling the module that holds it."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What stands in parameter groups, then and now: trained as AdamW does, or refused by name."""
+"""Parameter groups, also changed ones, train as with AdamW or raise a clear error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NOT_NUMBERS = [
 @pytest.mark.parametrize(("key", "value", "words"), NOT_NUMBERS)
 @pytest.mark.parametrize("arguments", [{}, {"codec": "block_random", "accumulate": 1}])
 def test_a_number_that_a_group_lacks_is_named_and_nothing_is_trained(key, value, words, arguments):
-    """With a promise of backwards, groups are read when the first gradient comes."""
+    """Groups are read when the first gradient comes, if a number of backwards is promised."""
     model = make()
     arguments = {"codec": "identity", "wire": "fp32", **arguments}
     with sw.SubspaceAdamW(model, lr=LR, link=SLOW, **arguments) as opt:
@@ -197,7 +197,7 @@ class Bag(nn.Module):
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_a_module_with_sparse_gradients_is_named_before_the_first_backward(kind):
-    with pytest.raises(sw.InvalidArgument, match=r"bag.weight is of a module with sparse=True"):
+    with pytest.raises(sw.InvalidArgument, match=r"the module of bag.weight has sparse=True"):
         identity(Bag(kind, True), embeddings="identity")
     model = Bag(kind, True)
     model.bag.requires_grad_(False)

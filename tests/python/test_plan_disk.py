@@ -1,4 +1,4 @@
-"""What plan says of a disk: bytes, tokens that hide them, what is written in a day.
+"""Plan reports on a disk: bytes, tokens that hide them, bytes written in a day.
 
 `make soak` plans the papers' models with all of their layers: SLUICEWAY_WHOLE_MODELS.
 """
@@ -95,7 +95,7 @@ def test_a_disk_whose_rate_is_not_known_is_said_to_be_left_out(sluiceway):
         "--set", "store.io=block", "--set", "store.path=/dev/none", cwd=REPOSITORY,
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert "the disk's time is not in them (a whole device is not measured)" in done.out
+    assert "the disk's time is not in them (whole devices are not measured)" in done.out
 
 
 def test_a_disk_is_measured_where_the_store_will_be(plan, tmp_path):

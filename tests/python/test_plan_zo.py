@@ -100,9 +100,9 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     assert same == {name: value for name, value in auto.items() if name != "new_bases"}
     seconds = [planned(consolidate=n)["seconds_per_step"] for n in (least, every, every + 1)]
     assert seconds[0] < seconds[1] <= 1.01 * seconds[0] < seconds[2]
-    assert f"\nnew bases: one every {every} steps, the most whose step" in plan.text()
+    assert f"\nnew bases: one every {every} steps, the largest number" in plan.text()
     few = planned("train.steps=3")
-    assert few["new_bases"] == {"chosen": 3, "why": "none in 3 steps, as none would save time"}
+    assert few["new_bases"] == {"chosen": 3, "why": "none in 3 steps, since none would save time"}
     assert "consolidation" not in few
     # A log that takes 1,024 updates: 5 directions fill it after 204 steps at most.
     assert planned(directions=5)["new_bases"]["chosen"] <= 204

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal while a run goes on."""
+"""Progress of a run on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What splits a model over ranks is refused by name, in whatever order it comes."""
+"""Splitting a model over ranks raises a clear error, in any order of the calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OF_ONE = {
 
 
 def run_ranks(folder: Path, ranks: int, cases: list[str]) -> list[dict[str, str]]:
-    """What every case came to, in each rank."""
+    """Run the cases and return the outcome of each in each rank."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(RANK.parent),

@@ -1,4 +1,4 @@
-"""What experiments/regimes simulates: its parts against plain formulas and against the engine's."""
+"""The simulation of experiments/regimes agrees with plain formulas and with the engine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_without_a_core_it_is_the_engine_with_a_residual_alone():
 
 
 def test_a_core_that_leaves_nothing_is_adamw_with_a_factored_moment(monkeypatch):
-    """With P and Q the identity, against the formula, but for two roundings to bf16."""
+    """P and Q are the identity; the formula differs by two roundings to bf16."""
 
     def whole(g, ratio, generator, steps):
         return Pair(torch.eye(g.shape[0]), torch.eye(g.shape[1]))
@@ -134,7 +134,7 @@ def test_in_its_turn_the_core_is_alone_and_else_there_is_none():
 
 
 def test_moments_go_along_with_new_projectors():
-    """Between bases of the same space nothing is lost of M, and V keeps its mean square."""
+    """M loses nothing between bases of one space, and V keeps its mean square."""
     q, turn = torch.linalg.qr(torch.randn(40, 8)).Q, torch.linalg.qr(torch.randn(8, 8)).Q
     state = {"m": torch.randn(8, 8), "rows": torch.rand(8), "cols": torch.rand(8)}
     state["cols"] *= state["rows"].mean() / state["cols"].mean()

@@ -1,4 +1,4 @@
-"""What experiments/regimes adds to a method's name is what is then trained; Perl is cut by file."""
+"""Suffixes of a method's name in experiments/regimes take effect; Perl is cut by file."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TINY = Question("core", "Which?", (Setting(steps=2, shift="prose"),), (ADAMW, RE
 
 
 def row_of(run: Run, loss: float, core_seconds: float = 36.0) -> dict:
-    """As measured() gives it."""
+    """Make a row like that of measured()."""
     return {
         **asdict(run), "before": {run.part: 2.0}, "after": {run.part: loss}, "start_is": "s",
         "order_is": f"o/{run.seed}", "held_out_is": "h",
@@ -173,7 +173,7 @@ def test_what_one_question_ran_is_copied_into_the_file_of_another(tmp_path):
 
 
 def work(shelf: Shelf, asked: list[Run], hours: float = 30.0, fails: Way | None = None):
-    """As run.py, with made-up losses."""
+    """Do the work of run.py with made-up losses."""
 
     def measure(run: Run) -> dict:
         asked.append(run)

@@ -178,7 +178,7 @@ def test_codecs_and_own_metrics_come_from_the_run_whatever_its_engine(report, tm
     assert "Size of the step" in page.words["figcaption"]
     # What never changes, or is no number, has no chart.
     assert not [title for title in page.words["figcaption"] if title.startswith("new: ")]
-    assert "svd of 5 weights, identity of 1 weights" in page.words["td"]
+    assert "svd for 5 weights, identity for 1 weights" in page.words["td"]
 
 
 def test_an_own_metric_of_several_numbers_is_their_root_mean_square(report, tmp_path):
@@ -263,8 +263,8 @@ def test_trace_of_one_event_a_line_is_read_up_to_where_it_was_cut_off(report, tm
         ("", "trace.json has no step"),
         ('{"traceEvents": []}', "trace.json has no step"),
         ('{"traceEvents": [{"ph": "X", "name": 7}]}', "trace.json has no step"),
-        ('{"traceEvents": [{"ph": "X", "name": 7, "tid": "step"}]}', "trace.json cannot be read"),
-        ('{"traceEvents": [{"ph": "X", "name": "step 1"}]}', "trace.json cannot be read"),
+        ('{"traceEvents": [{"ph": "X", "name": 7, "tid": "step"}]}', "cannot read trace.json"),
+        ('{"traceEvents": [{"ph": "X", "name": "step 1"}]}', "cannot read trace.json"),
     ],
 )
 def test_trace_without_a_step_is_noted_and_the_rest_is_drawn(report, tmp_path, text, note):

@@ -28,7 +28,7 @@ def test_half_written_last_line_is_left_out_and_noted(report, tmp_path):
         file.write('{"step": 3, "loss": 2.')
     page = report(folder)
     assert page.runs["run"]["curves"]["loss"]["step"] == [1, 2]
-    note = "the last line of metrics.jsonl is half-written (22 bytes), left out"
+    note = "the last line of metrics.jsonl is half-written (22 bytes) and left out"
     assert note in page.runs["run"]["notes"]
     assert f"run: {note}" in page.words["li"]
 
@@ -39,7 +39,7 @@ def test_lines_that_are_no_metrics_are_left_out_and_named(report, tmp_path):
         file.write(b'\xff\xfe\n[1]\n{"loss": 1}\n' + json.dumps(line_of(2)).encode() + b"\n")
     run = report(folder).runs["run"]
     assert run["curves"]["loss"]["step"] == [1, 2]
-    assert "metrics.jsonl: 3 lines are not metrics, left out: line 2, 3, 4" in run["notes"]
+    assert "metrics.jsonl: left out 3 lines that are not metrics: line 2, 3, 4" in run["notes"]
 
 
 def test_run_that_goes_on_is_shown_as_running_with_figures_of_its_lines(report, tmp_path):
@@ -93,7 +93,7 @@ def test_run_that_did_not_measure_its_waits_for_data_gets_a_page_without_them(re
 def test_killed_run_is_shown_as_stopped(report, tmp_path):
     run = report(write_run(tmp_path / "run", [line_of(1)])).runs["run"]
     assert run["status"] == "stopped"
-    assert any("ended from outside" in note for note in run["notes"])
+    assert any("the process was killed" in note for note in run["notes"])
 
 
 def test_summary_of_an_earlier_sitting_gives_no_figures(report, tmp_path):
@@ -103,7 +103,7 @@ def test_summary_of_an_earlier_sitting_gives_no_figures(report, tmp_path):
     (folder / "summary.json").write_text(json.dumps(old))
     run = report(folder).runs["run"]
     assert run["status"] == "stopped"
-    assert any("of step 3, metrics.jsonl of step 5" in note for note in run["notes"])
+    assert any("ends at step 3, metrics.jsonl at step 5" in note for note in run["notes"])
     assert run["figures"]["final_loss"] == pytest.approx(2.5)
     assert run["figures"]["native_ratio"] == pytest.approx(0.25 / 0.2)
     assert run["summary"]["commit"] == "abc"
@@ -113,7 +113,7 @@ def test_summary_that_does_not_parse_is_noted(report, tmp_path):
     folder = write_run(tmp_path / "run", [line_of(1)])
     (folder / "summary.json").write_text('{"status": "do')
     run = report(folder).runs["run"]
-    assert "summary.json does not parse, left out" in run["notes"]
+    assert "summary.json does not parse and is left out" in run["notes"]
     assert run["figures"]["steps"] == 1
 
 

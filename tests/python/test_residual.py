@@ -1,4 +1,4 @@
-"""What a codec leaves of the gradient, trained on the device: when, and what undoes it."""
+"""Residuals, which a codec leaves of gradients, are trained on the device and undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How scripts of experiments/ start `sluiceway`: a stand-in for Python says what it was asked."""
+"""Scripts of experiments/ start `sluiceway` correctly; a stand-in for Python checks it."""
 
 from __future__ import annotations
 

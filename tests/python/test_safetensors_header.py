@@ -67,7 +67,7 @@ def test_whole_file_is_silent_and_one_byte_less_or_more_has_both_sizes(weights):
     [
         (b"", "0 bytes, expected at least 8"),
         (b"\x09\0\0\0", "4 bytes, expected at least 8"),
-        (struct.pack("<Q", 100) + b"{}", "10 bytes, expected at least 108; the file was cut"),
+        (struct.pack("<Q", 100) + b"{}", "10 bytes, expected at least 108; the file is incomplete"),
         (struct.pack("<Q", 2) + b"{]", "has no safetensors header"),
         (struct.pack("<Q", 2) + b"[]", "has no safetensors header"),
         (struct.pack("<Q", 2) + b"\xff\xfe", "has no safetensors header"),

@@ -1,4 +1,4 @@
-"""What experiments/same_bits/run.py calls the same, and what it finds."""
+"""Comparisons by experiments/same_bits/run.py find differences and only those."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_word_that_it_does_not_know_is_refused():
 
 
 def second_moments_around_a_refresh(transport):
-    """Of the first weight whose projectors are replaced: means before, and after the same step."""
+    """Means of the first weight whose projectors are replaced, before and after that step."""
     model, refresh = make(), sw.Refresh(every=2, transport=transport)
     with sw.SubspaceAdamW(
         model, lr=LR, codec="svd", ratio=0.25, second_moment="factored", refresh=refresh

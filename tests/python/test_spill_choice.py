@@ -1,4 +1,4 @@
-"""What `spill: auto` stands for: a rule of bytes and rates, said by plan and run; bits are one."""
+"""`spill: auto` is chosen by bytes and rates, reported by plan and run, and keeps the bits."""
 
 from __future__ import annotations
 

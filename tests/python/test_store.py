@@ -175,10 +175,10 @@ def test_drives_of_a_folder_are_in_order_of_their_numbers(tmp_path):
     expected = [str(drive_path(tmp_path, number)) for number in (0, 2, 10)]
     assert find_drives([tmp_path]) == expected
     assert find_drives([Path(path) for path in reversed(expected)]) == expected[::-1]
-    with pytest.raises(sw.IoError, match="none is not there"):
+    with pytest.raises(sw.IoError, match="none does not exist"):
         find_drives([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(sw.InvalidArgument, match=r"empty is no store, it holds no drive3\.sws"):
+    with pytest.raises(sw.InvalidArgument, match=r"empty holds no drive3\.sws, so it is not"):
         find_drives([tmp_path, tmp_path / "empty"])
 
 

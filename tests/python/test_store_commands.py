@@ -104,7 +104,7 @@ def flip_both_superblocks(path):
     ("spoil", "code", "words"),
     [
         (lambda path: os.unlink(path), 2, ["holds no drive0.sws"]),
-        (lambda path: shutil.rmtree(os.path.dirname(path)), 2, ["is not there"]),
+        (lambda path: shutil.rmtree(os.path.dirname(path)), 2, ["does not exist"]),
         (lambda path: Path(path).write_text("a letter"), 2, ["is no store: it has 8 bytes"]),
         (lambda path: Path(path).write_bytes(bytes(1 << 16)), 2, ["is no store, or making it"]),
         (lambda path: flip(path, 0), 2, ["is no store, or making it"]),

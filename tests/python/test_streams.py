@@ -1,4 +1,4 @@
-"""What passes between streams beside gradients is ordered: a made-up device writes down who waits.
+"""Tensors that pass between streams are ordered: a made-up device records the waits.
 
 Autograd runs a part of a backward on the stream of its forward, and an accumulation on the stream
 that was current when somebody first asked for it: for a fused layer, when the optimizer was made.
@@ -64,7 +64,7 @@ def streams(monkeypatch) -> Streams:
 
 
 class Twice(Bare):
-    """Its layers run twice, the second time as on another stream."""
+    """A model whose layers run twice, the second time as on another stream."""
 
     def forward(self, x: torch.Tensor, skipped: int | None = None) -> torch.Tensor:
         return super().forward(super().forward(x).repeat(1, 2)[:, :16])

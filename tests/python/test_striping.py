@@ -39,7 +39,7 @@ def memory_disk(memory_folder) -> Path:
 
 @pytest.fixture
 def rates(monkeypatch) -> dict[Path, float]:
-    """What disks are said to do, by folder; another one is not to be measured."""
+    """Set the rates of disks by folder; measuring any other folder fails."""
     said: dict[Path, float] = {}
 
     def disk_rates(folder, mixes, io, size):
@@ -159,7 +159,7 @@ def test_a_disk_that_cannot_be_measured_is_said_and_shares_alike(
     monkeypatch.setattr(striping, "disk_rates", refuse)
     paths = [tmp_path / "a", memory_disk / "b"]
     with pytest.warns(
-        RuntimeWarning, match="OffloadAdamW: its drives share all chunks alike, .*No"
+        RuntimeWarning, match="OffloadAdamW: its drives share all chunks equally, .*No"
     ):
         offload(words(), paths).close()
     assert [drive["weight"] for drive in drives_of(paths)] == [1, 1]
@@ -196,13 +196,13 @@ def test_no_path_and_the_same_one_twice_are_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "a")
     refused([], "path is [], expected a path")
     refused([tmp_path / "a", 3], ", 3], expected a valid string or an instance of PathLike")
-    refused([tmp_path / "a", tmp_path / "a"], f"path has {tmp_path / 'a'} twice, expected")
+    refused([tmp_path / "a", tmp_path / "a"], f"path has {tmp_path / 'a'} twice; give each")
     refused(
         [tmp_path / "a", tmp_path / "link"],
         f"path has {tmp_path / 'link'} twice, which is {tmp_path / 'a'}",
     )
     assert [p.name for p in tmp_path.iterdir()] == ["link"]
-    with pytest.raises(sw.InvalidArgument, match="path is 'a' and 'b' and tier is 'host'"):
+    with pytest.raises(sw.InvalidArgument, match="path is 'a' and 'b', but tier is 'host'"):
         sw.OffloadAdamW(words(), path=["a", "b"])
 
 
@@ -210,12 +210,12 @@ def test_a_folder_that_is_gone_or_empty_is_named_and_not_made(tmp_path):
     paths = [tmp_path / "a", tmp_path / "b"]
     offload(words(), paths).close()
     (tmp_path / "b").rename(tmp_path / "kept")
-    refused(paths, f"{paths[1]} is not there, and {paths[0]} holds drives of a store")
+    refused(paths, f"{paths[1]} does not exist, but {paths[0]} holds drives of a store")
     assert not paths[1].exists()
     paths[1].mkdir()
-    refused(paths, f"{paths[1]} holds no drive, and {paths[0]} holds drives of a store")
+    refused(paths, f"{paths[1]} holds no drive, but {paths[0]} holds drives of a store")
     refused(
-        [paths[0], tmp_path / "no" / "b"], "no is not there, expected a folder", error=sw.IoError
+        [paths[0], tmp_path / "no" / "b"], "no does not exist; choose an existing", error=sw.IoError
     )
     refused([paths[0]], "drive0.sws is drive 0 of 2 of store", "expected drive 0 of 1")
     paths[1].rmdir()
@@ -230,9 +230,9 @@ def test_a_store_whose_making_was_interrupted_is_told_from_one_that_lost_a_heade
         path.mkdir()
         drive_path(path, number).write_bytes(bytes(1 << 20))
         if number == 0:
-            refused(paths, "drive0.sws has no header of a drive", "then remove what is there")
+            refused(paths, "drive0.sws has no header of a drive", "remove these files")
     drives = [drive_path(path, number) for number, path in enumerate(paths)]
-    refused(paths, f"{drives[0]} and {drives[1]} have no header", "then remove what is there")
+    refused(paths, f"{drives[0]} and {drives[1]} have no header", "remove these files")
     for drive in drives:
         drive.unlink()
     offload(words(), paths).close()
@@ -240,8 +240,8 @@ def test_a_store_whose_making_was_interrupted_is_told_from_one_that_lost_a_heade
     drives[1].write_bytes(bytes(4096) + whole[4096:])
     refused(
         paths,
-        f"{drives[1]} has no header of a drive, and {drives[0]} has one",
-        "bring back what lay there, or, if nothing was trained yet",
+        f"{drives[1]} has no header of a drive, but {drives[0]} has one",
+        "Bring back the original drive; or, if nothing was trained yet",
     )
     drives[1].write_bytes(whole)
     offload(words(), paths).close()
@@ -249,8 +249,9 @@ def test_a_store_whose_making_was_interrupted_is_told_from_one_that_lost_a_heade
 
 def test_a_device_that_is_none_is_refused_and_not_made(tmp_path):
     (tmp_path / "file").write_bytes(bytes(1 << 20))
-    for path, what in ((tmp_path / "none", "is not there"), (tmp_path / "file", "is no block dev")):
-        refused([path], f"{path} {what}", "expected one, as io is 'block'", io="block")
+    places = (tmp_path / "none", "does not exist"), (tmp_path / "file", "is not a block device")
+    for path, what in places:
+        refused([path], f"{path} {what}", "io='block' needs a block device", io="block")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -264,7 +265,7 @@ def test_a_folder_with_a_drive_of_another_store_is_refused_and_kept(tmp_path):
     paths = [tmp_path / "a", tmp_path / "b"]
     make_store(paths[1])
     before = (paths[1] / "drive0.sws").read_bytes()
-    refused(paths, f"{paths[0]} is not there, and {paths[1]} holds drives of a store")
+    refused(paths, f"{paths[0]} does not exist, but {paths[1]} holds drives of a store")
     shutil.rmtree(paths[1])
     offload(words(), paths).close()
     offload(words(), [tmp_path / "c", tmp_path / "d"]).close()
@@ -311,9 +312,9 @@ def test_a_run_on_two_drives_is_killed_and_resumed_with_the_bits_of_one(
 
     shutil.move(paths[1], memory_disk / "kept")
     done = sluiceway("resume", two, "--set", "train.steps=9000")
-    assert_short_error(done, 2, f"{paths[1]} is not there")
+    assert_short_error(done, 2, f"{paths[1]} does not exist")
     done = sluiceway("store", "verify", *paths)
-    assert_short_error(done, 2, f"{paths[1]} is not there")
+    assert_short_error(done, 2, f"{paths[1]} does not exist")
 
 
 def test_a_plan_adds_what_the_disks_give(sluiceway, config, tmp_path, memory_disk):

@@ -31,7 +31,7 @@ DISTRIBUTION_OF = {"yaml": "pyyaml"}
 
 
 def library_of(header: str) -> str | None:
-    """Its row of THIRD_PARTY.md, None for a header that needs none."""
+    """Row of THIRD_PARTY.md for a header; None if it needs none."""
     for pattern, library in LIBRARY_OF.items():
         if re.match(pattern, header):
             return library

@@ -34,7 +34,7 @@ def tokenizer():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Where tokens are kept, of data of any size."""
+    """Folder in which tokens of data of any size are cached."""
     monkeypatch.setattr(module, "_KEPT_FROM", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "sluiceway" / "tokens"

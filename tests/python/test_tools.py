@@ -97,7 +97,7 @@ def test_loss_that_is_not_finite_is_said_and_null_in_json(sluiceway, tiny_model,
 
 
 class Stream(io.StringIO):
-    """What stderr is to a command: a terminal or not."""
+    """A stand-in for stderr that is a terminal or not."""
 
     def __init__(self, terminal):
         super().__init__()
@@ -201,7 +201,7 @@ def test_run_without_a_save_cannot_be_evaluated(sluiceway, run):
 
 
 def completions(python_m_sluiceway, monkeypatch, tmp_path, words):
-    """What bash would offer after these words, by an interpreter in which torch cannot load."""
+    """Completions in bash after these words, from an interpreter that cannot load torch."""
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch was loaded')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("_SLUICEWAY_COMPLETE", "complete_bash")

@@ -1,4 +1,4 @@
-"""What a config with `kind: zo` may say, what its plan predicts, and the quickstart's."""
+"""Configs with `kind: zo` are checked and planned, the quickstart's too."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_save_beside_steps_has_the_bytes_of_one_between_them(config_of, tmp_pa
 
 
 def same_weights(folder: Path, zo: Zo) -> bool:
-    """Whether it has what model and optimizer say of themselves."""
+    """Tell whether the save has the state of model and optimizer."""
     saved, model = load_file(folder / "model.safetensors"), zo.model.state_dict()
     state, own = read_state(folder / "optimizer.pt"), zo.optimizer.state_dict()
     assert saved.keys() == {name for name, _ in zo.model.named_parameters()}

@@ -1,4 +1,4 @@
-"""What tells on a card that a weight was changed; it works on tensors of the host too."""
+"""The detection of changed weights on a card works on host tensors too."""
 
 from __future__ import annotations
 

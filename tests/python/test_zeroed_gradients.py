@@ -31,7 +31,7 @@ class Scaled(Bare):
 
 
 class FlatScale(Scaled):
-    """Its gradient is exactly zero."""
+    """A model whose scale has a gradient of exactly zero."""
 
     def forward(self, x, skipped=None):
         return Bare.forward(self, x, skipped) + 0.0 * self.logit_scale
@@ -151,7 +151,7 @@ def test_a_step_without_any_compressed_gradient_after_zeros(kind, clear):
 
 @MODELS
 def test_a_loss_of_another_model_comes_through_before_zeros(kind):
-    """It leaves out a layer, whose gradient torch has of the step before, and zeroes too."""
+    """The loss leaves out a layer, whose gradient from the step before torch keeps and zeroes."""
     model = make(kind)
     with identity(model, link=SLOW) as opt:
         skipping_loss(model, 0).backward()
@@ -175,7 +175,7 @@ def test_gradients_that_were_zero_by_themselves_stay_as_zeros():
 
 @pytest.mark.parametrize("after_forward", [False, True])
 def test_zeros_around_a_calibration(after_forward):
-    """Which runs in a forward, with gradients of its own for every weight."""
+    """A calibration runs in a forward, with gradients of its own for every weight."""
     model = make(Bare)
     calls = []
 

@@ -42,7 +42,7 @@ class Layers(nn.Module):
 
 
 def outputs_of_step(opt: sluiceway.ZoSgd, model: nn.Module, x: torch.Tensor) -> list[list]:
-    """What a hook of each layer sees: the output of each half, in the order of the halves."""
+    """Inputs and outputs that a hook of each layer sees, in the order of the halves."""
     seen = [[] for _ in model.layers]
     handles = [
         layer.register_forward_hook(lambda _, args, y, of=of: of.append((args[0], y.clone())))
@@ -105,7 +105,7 @@ def test_outputs_are_within_the_stated_bound_of_those_in_double(
 
 
 def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """In the type of the model."""
+    """Compute the loss in the type of the model."""
     return functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
@@ -264,7 +264,7 @@ def test_whoever_reads_a_weight_finds_it_perturbed(directions: int) -> None:
 
 
 def g_of(model: nn.Module, closure: Callable, **options: object) -> float:
-    """Of a step that moves nothing."""
+    """Measure g in a step that changes no weight."""
     opt = low_rank(model, lr=0.0, **options)
     opt.step(closure)
     return opt.stats()["zo"]["g"][0]

@@ -58,8 +58,10 @@ def test_directions_are_those_that_hide_what_crosses_as_far_as_they_fit(
     found = choose_directions(hiding, tokens, most, hidden(hiding, tokens), held, room)
     assert (found.chosen, found.bound) == (chosen, bound)
     assert (found.hiding_tokens, found.tokens) == (hiding, tokens)
-    assert found.why.startswith(f"{chosen}, as one hides what crosses from {hiding:,.0f} tokens")
-    assert f"here are {tokens:,}" in found.why
+    assert found.why.startswith(
+        f"{chosen}, since one direction hides the transfers from {hiding:,.0f}"
+    )
+    assert f"and a step has {tokens:,}" in found.why
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_plan_takes_the_slower_of_link_and_drive(plan_of, planned, tier, gbps)
     rates = [q / s for q, s in enumerate(seconds, start=1)]
     count = max(q for q, rate in enumerate(rates, start=1) if rate >= 0.99 * max(rates))
     assert chosen["chosen"] == count > 1
-    assert f"\ndirections: {count}, as one hides what" in text
+    assert f"\ndirections: {count}, since one direction hides" in text
     assert ("\ndisk: nothing is written while it trains" in text) == (tier == "disk")
     same = planned("train.accumulate=3", tier=tier, directions=count)
     del found["directions"]
@@ -138,7 +140,7 @@ def test_a_plan_is_bounded_by_what_waits_and_by_the_log(planned):
         assert found["over_budget"] is None
     found = planned("train.steps=400", tier="host", directions="auto")["directions"]
     assert (found["chosen"], found["bound"]) == (2, "log")
-    assert "are more than the 2 of a step that the log takes" in found["why"]
+    assert "are more than the 2 per step that the log can hold" in found["why"]
 
 
 def test_the_number_belongs_to_the_run(sluiceway, tiny_model, write_config, tmp_path):
@@ -151,7 +153,7 @@ def test_the_number_belongs_to_the_run(sluiceway, tiny_model, write_config, tmp_
     assert done.code == 0, done.err
     count = load_config(run / "config.yaml").engine.directions
     assert count > 1
-    assert f"zo: directions: {count}, as one hides what crosses from" in done.out
+    assert f"zo: directions: {count}, since one direction hides" in done.out
     assert f"zo: {count} directions a step" in done.out
     # A link of other rates asks for another number.
     more = ["--set=train.steps=3", "--set=device.link={d2h_gbps: 100, h2d_gbps: 100}"]
@@ -177,7 +179,7 @@ def test_steps_between_new_bases_belong_to_the_run(sluiceway, tiny_model, write_
     assert done.code == 0, done.err
     every = load_config(run / "config.yaml").engine.consolidate
     assert 1 <= every < 40
-    assert f"zo: new bases: one every {every} steps, the most whose step takes at most" in done.out
+    assert f"zo: new bases: one every {every} steps, the largest number" in done.out
     written = [line["step"] for line in read_lines(run) if line["bytes"]["consolidated"]]
     assert written == list(range(every + 1, 41, every))
     # What resumes has the number, or plans it once more.
@@ -196,7 +198,7 @@ def steps(opt: sluiceway.ZoSgd, model: nn.Module, numbers: range) -> list[float]
     return [opt.step(lambda: zo_loss(model, zo_ids(s))).item() for s in numbers]  # noqa: B023
 
 
-@pytest.mark.filterwarnings("ignore:.*directions are auto and 1")
+@pytest.mark.filterwarnings("ignore:.*directions=.auto. means 1")
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_a_state_brings_its_directions_along(tier):
     model, again, other = decoder(), decoder(), decoder()
@@ -222,7 +224,9 @@ def test_a_state_brings_its_directions_along(tier):
 
 def test_a_state_that_cannot_be_taken_leaves_the_directions(tmp_path):
     model = decoder()
-    with pytest.warns(UserWarning, match="directions are auto and 1, as neither the tokens of"):
+    with pytest.warns(
+        UserWarning, match="directions=.auto. means 1 here, since neither the tokens"
+    ):
         opt = sluiceway.ZoSgd(model, lr=0.02, tier="host", directions="auto", path=tmp_path)
     other = sluiceway.ZoSgd(decoder(), lr=0.02, tier="host", directions=3)
     state = other.state_dict()

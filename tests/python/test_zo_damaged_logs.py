@@ -184,5 +184,5 @@ def test_a_log_that_was_damaged_before_it_was_saved_is_refused_in_a_line_or_two(
     done = sluiceway("resume", run, "--set", "train.steps=6")
     assert done.code == 1
     assert "Traceback" not in done.err
-    assert f"its log is damaged, expected 5 entries up to step 5 ({left} whole" in done.err
+    assert f"the state's log is damaged, expected 5 entries up to step 5 ({left} whole" in done.err
     assert loss_lines(run) == lines

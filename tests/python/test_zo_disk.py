@@ -32,7 +32,7 @@ BLOCK = 4096
 
 
 def disk(model: nn.Module, folder: Path, **options: object) -> sluiceway.ZoSgd:
-    """With its log in the same folder."""
+    """Make a ZoSgd with the store and its log in the same folder."""
     store = sluiceway.StoreOptions(path=folder, chunk=8192)
     return sluiceway.ZoSgd(model, tier="disk", **{"store": store, "path": folder, **options})
 
@@ -160,7 +160,7 @@ def test_new_bases_of_float32_change_no_bit_and_are_counted_apart(tmp_path: Path
 
 @pytest.fixture
 def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are full after four updates."""
+    """Make bases full after four updates."""
     monkeypatch.setattr(zo, "MOST_UPDATES", 4)
 
 
@@ -188,11 +188,13 @@ def test_no_base_leaves_a_state_behind(tmp_path: Path) -> None:
     step()
     state = copy.deepcopy(opt.state_dict())
     step()  # On a base of the state, since it is half full.
-    with pytest.raises(sluiceway.InvalidArgument, match=r"is 2, expected one from 1, .* to 1,"):
+    with pytest.raises(sluiceway.InvalidArgument, match=r"is 2, expected 1 .* to 1 "):
         opt.consolidate(2)
     step()
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(sluiceway.InvalidArgument, match=r"which the last state_dict.. is of"):
+    with pytest.raises(
+        sluiceway.InvalidArgument, match=r"cannot be later than the last state_dict"
+    ):
         step()
     assert opt.committed_steps == 3
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -214,7 +216,7 @@ def test_no_base_leaves_a_state_behind(tmp_path: Path) -> None:
 def test_a_state_is_gone_on_from_with_the_same_bits_whenever_bases_were_made(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """With decay and 16 bits a new base rounds: it has to be made at the same steps again."""
+    """A new base rounds with decay and 16 bits, so it must be made at the same steps again."""
 
     def begin(folder: str) -> tuple[nn.Module, sluiceway.ZoSgd]:
         model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 3)).to(dtype)
@@ -313,7 +315,7 @@ def test_states_of_other_bases_are_refused(tmp_path: Path) -> None:
     opt.consolidate()
     state = opt.state_dict()
     for seed in (0, 1):
-        with pytest.raises(sluiceway.InvalidArgument, match="give the store that belongs to it"):
+        with pytest.raises(sluiceway.InvalidArgument, match="use the store of the state"):
             disk(decoder(seed=seed), tmp_path / f"{seed}", **OPTIONS).load_state_dict(state)
 
 
@@ -350,9 +352,12 @@ def test_a_store_that_cannot_be_made_leaves_the_model_alone(tmp_path: Path) -> N
     ("options", "words"),
     [
         ({"tier": "disk"}, r"store is None, expected store=sluiceway.StoreOptions\(path=...\)"),
-        ({"tier": "disk", "store": sluiceway.StoreOptions()}, "name a folder on the disk"),
-        ({"tier": "host", "store": sluiceway.StoreOptions(path="s")}, "no store, or tier='disk'"),
-        ({"store": sluiceway.StoreOptions(path="s")}, "no store, or tier='disk'"),
+        ({"tier": "disk", "store": sluiceway.StoreOptions()}, "a folder on the disk to use"),
+        (
+            {"tier": "host", "store": sluiceway.StoreOptions(path="s")},
+            "leave store out, or set tier='disk'",
+        ),
+        ({"store": sluiceway.StoreOptions(path="s")}, "leave store out, or set tier='disk'"),
         ({"tier": "host", "consolidate": 5}, "consolidate is 5, which is for disk alone"),
         ({"tier": "disk", "consolidate": 0}, "consolidate is 0"),
     ],
@@ -361,7 +366,7 @@ def test_options_that_play_no_part_are_refused(options: dict, words: str) -> Non
     model = decoder()
     with pytest.raises(sluiceway.InvalidArgument, match=words):
         sluiceway.ZoSgd(model, **options)
-    with pytest.raises(sluiceway.InvalidArgument, match="whose weights are in no store, expected"):
+    with pytest.raises(sluiceway.InvalidArgument, match="has no store; use tier="):
         on_host(model).consolidate()
 
 
@@ -388,5 +393,5 @@ def test_a_closed_optimizer_says_so(tmp_path: Path) -> None:
     weight = next(model.parameters())
     assert opt.stats()["peak_bytes"]["pinned"] > 0
     for use in (lambda: opt.theta(weight), opt.run_state, opt.consolidate):
-        with pytest.raises(sluiceway.InvalidArgument, match="it is closed, expected an open"):
+        with pytest.raises(sluiceway.InvalidArgument, match="the optimizer is closed"):
             use()

@@ -131,7 +131,7 @@ def test_of_weights_on_disk_one_is_in_memory_at_a_time(run_of, tmp_path, monkeyp
 
 
 def test_a_run_that_went_on_from_its_base_has_steps_from_there(sluiceway, run_of, tmp_path):
-    """Of the save, and of the base that came after it, there are weights; of none between."""
+    """The save and the later base have weights; the steps between them have none."""
     run = run_of(3, {"tier": "disk", "consolidate": 2})
     kept = tmp_path / "kept"
     shutil.copytree(run / "checkpoint", kept)
@@ -181,6 +181,6 @@ def test_a_store_that_is_gone_is_named_and_none_is_made(sluiceway, run_of, tmp_p
     for make in (lambda: None, store.mkdir):
         make()
         done = sluiceway("export", run, "--to", tmp_path / "model", "--step", 2)
-        assert_short_error(done, 2, f"{store} holds no weights of a run, expected its store")
+        assert_short_error(done, 2, f"{store} holds no weights of a run; put")
         assert not store.exists() or list(store.iterdir()) == []
     assert not (tmp_path / "model").exists()

@@ -1,4 +1,4 @@
-"""What users do with ZoSgd tier host that would be wrong silently."""
+"""Misuse of ZoSgd tier host that would otherwise be silently wrong."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_logs_that_went_apart_are_not_taken_for_one_another(tmp_path) -> None:
         opt.load_state_dict(early)
         trained(other, opt, 2, first=7)  # Other data: another history of the same log.
         theta = copy.deepcopy(other.state_dict())
-        with pytest.raises(sluiceway.InvalidArgument, match="began as one and went on differently"):
+        with pytest.raises(sluiceway.InvalidArgument, match="begin alike but continue differently"):
             opt.load_state_dict(late)
         found = other.state_dict()
         assert all(torch.equal(found[name], theta[name]) for name in theta)

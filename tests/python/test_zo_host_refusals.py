@@ -81,7 +81,7 @@ def test_a_closed_optimizer_says_so() -> None:
     opt.close()
     opt.close()
     assert all(torch.equal(p, theta[name]) for name, p in model.named_parameters())
-    with pytest.raises(sluiceway.InvalidArgument, match="it is closed, expected an open"):
+    with pytest.raises(sluiceway.InvalidArgument, match="the optimizer is closed"):
         opt.step(lambda: zo_loss(model, zo_ids(0)))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 

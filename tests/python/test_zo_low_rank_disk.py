@@ -12,7 +12,7 @@ from zo_models import anything, anythings_loss, decoder, of_dtype, on_host, same
 
 
 def disk(model: nn.Module, folder: Path, **options: object) -> sluiceway.ZoSgd:
-    """With its log beside the store."""
+    """Make a ZoSgd with low-rank noise, with its log beside the store."""
     store = sluiceway.StoreOptions(path=folder / "store", chunk=8192)
     return sluiceway.ZoSgd(
         model, tier="disk", noise="lowrank", **{"store": store, "path": folder, **options}
@@ -83,7 +83,7 @@ def test_no_number_of_steps_needs_a_new_base(tmp_path) -> None:
             assert opt.stats()["bytes"]["consolidated"] == 0
         with pytest.raises(
             sluiceway.InvalidArgument,
-            match=r"consolidate: noise is lowrank, .* expected noise that is replayed",
+            match=r"consolidate: noise is lowrank, .* and not replayed",
         ):
             opt.consolidate()
         assert opt.committed_steps == 4

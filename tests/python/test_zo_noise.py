@@ -32,7 +32,7 @@ def test_the_oracles_philox_has_the_published_answers() -> None:
 
 
 def exact_fma(a: np.float32, x: np.float32, y: np.float32) -> np.float32:
-    """In fractions; a zero's sign is IEEE's."""
+    """Compute a x + y in fractions with one rounding; a zero has IEEE's sign."""
     product, other = Fraction(float(a)) * Fraction(float(x)), Fraction(float(y))
     negative = bool(np.signbit(a)) != bool(np.signbit(x))
     if product + other != 0:

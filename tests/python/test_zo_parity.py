@@ -218,7 +218,7 @@ def test_what_mode_parity_does_not_have_is_refused(tmp_path) -> None:
         ({"tier": "disk"}, "mode is parity and tier disk, which each step would write whole"),
         ({"tier": "device"}, "mode is parity and tier device, which writes each step into"),
         ({"noise": "lowrank"}, "lowrank is not in this version for mode parity"),
-        ({"path": tmp_path}, "mode 'parity', which has no log, expected no path"),
+        ({"path": tmp_path}, "mode is 'parity', which has no log; leave path out"),
         ({"consolidate": 3}, "consolidate is 3, which is for disk alone"),
         ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for parity alone"),
         ({"wire": "fp8", "resident": 5}, "resident is 5 and wire fp8, whose images are new"),
@@ -238,7 +238,7 @@ def test_what_mode_parity_does_not_have_is_refused(tmp_path) -> None:
         parity(half, master="bf16")
     opt = parity(decoder())
     for call in (lambda: opt.rollback(0), lambda: opt.branch(0, tmp_path)):
-        with pytest.raises(sluiceway.InvalidArgument, match="mode 'parity', which has no log"):
+        with pytest.raises(sluiceway.InvalidArgument, match="in mode 'parity' has no log"):
             call()
 
 
@@ -252,7 +252,7 @@ def test_states_of_other_modes_and_weights_changed_by_others_are_refused() -> No
         logged.load_state_dict(opt.state_dict())
     zo_train(opt, model, range(2))
     model.load_state_dict(decoder(seed=3).state_dict())
-    with pytest.raises(sluiceway.InvalidArgument, match="was changed by others"):
+    with pytest.raises(sluiceway.InvalidArgument, match="was changed by other code"):
         zo_train(opt, model, range(1))
     half = of_dtype(decoder(), torch.bfloat16)
     opt = parity(half, **OPTIONS)

@@ -1,4 +1,4 @@
-"""What others do to weights that steps are written into: states, looks at them, failures."""
+"""States, reads, foreign writes and failures of weights that steps are written into."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hooks_of(model: nn.Module) -> int:
 def test_a_model_with_an_empty_weight_is_refused_and_left_as_it_is() -> None:
     model, untouched = of_16_bits(), of_16_bits()
     model.extra = nn.Parameter(torch.empty(0))
-    with pytest.raises(sluiceway.InvalidArgument, match="extra is empty, expected elements"):
+    with pytest.raises(sluiceway.InvalidArgument, match="extra is empty, and mode parity"):
         parity(model)
     del model.extra
     assert same(model.state_dict(), untouched)
@@ -74,7 +74,7 @@ def test_a_state_of_another_step_needs_the_weights_of_that_step() -> None:
     state = copy.deepcopy((model.state_dict(), opt.state_dict()))
     zo_train(opt, model, range(2, 5))
     with pytest.raises(
-        sluiceway.InvalidArgument, match=r"is of step 2, and embed\.weight of step 5"
+        sluiceway.InvalidArgument, match=r"has step 2, but embed\.weight has step 5"
     ):
         opt.load_state_dict(state[1])
     assert opt.committed_steps == 5
@@ -100,7 +100,7 @@ def test_masters_that_went_on_since_they_were_saved_are_refused() -> None:
     state = opt.state_dict()
     kept = copy.deepcopy(state)
     zo_train(opt, model, range(2, 5))
-    with pytest.raises(sluiceway.InvalidArgument, match="is the optimizer's own, which steps"):
+    with pytest.raises(sluiceway.InvalidArgument, match="is the optimizer's own tensor"):
         opt.load_state_dict(state)
     assert same(model.state_dict(), whole)
     opt.load_state_dict(kept)

@@ -1,4 +1,4 @@
-"""How far ours is from torch's AdamW when a link is slow enough for a missing wait to show."""
+"""Differences from torch's AdamW, with a link so slow that a missing wait would show."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def driven_error(
     make_model: Callable[[], nn.Module] = make,
     **adam: float,
 ) -> float:
-    """As `trained_error`, of a loop `drive(model, opt)`, with torch's AdamW first."""
+    """Return `trained_error` for a loop `drive(model, opt)`, run with torch's AdamW first."""
     ours, native = make_model(), make_model()
     drive(native, torch.optim.AdamW(native.parameters(), lr=LR, foreach=False, **adam))
     with identity(ours, link=SLOW, **adam) as opt:

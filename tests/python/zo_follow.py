@@ -77,7 +77,7 @@ def shared_oracle(
     weight_decay: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> SharedOracle:
-    """Of `decoder()`, for `follow` with `STEPS` from one rate on; one at a time follows it."""
+    """Return a shared oracle of `decoder()` for `follow` with `STEPS`; one follows it at a time."""
     shared = _shared(kind, seed, directions, weight_decay, dtype)
     return shared.from_the_beginning()
 

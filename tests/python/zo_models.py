@@ -49,7 +49,7 @@ def zo_ids(step: int, rows: int = 3) -> torch.Tensor:
 
 
 def zo_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Of the next token."""
+    """Compute the loss of the next token."""
     return functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
@@ -78,7 +78,7 @@ class Gate(nn.Module):
 
 
 class Anything(nn.Module):
-    """No list of blocks; attention; a layer that runs twice; a head that only borrows a weight."""
+    """A model without blocks: attention, a layer that runs twice, a head with a borrowed weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def anythings_loss(model: nn.Module, step: int) -> torch.Tensor:
 
 
 def computing_in_float32(model: nn.Module) -> nn.Module:
-    """Its own weights: a deep copy still has the functions of what it was copied from."""
+    """Let a model compute in float32 with its own weights, also after a deep copy."""
     embed = model.embed
     embed.forward = lambda ids: functional.embedding(ids, embed.weight).float()
     for linear in (model.head, *(m for block in model.layers for m in (block.up, block.down))):

@@ -69,7 +69,7 @@ def rademacher(
 def to_bfloat16_at_random(
     x: np.ndarray, seed: int, step: int, tensor: int, purpose: int
 ) -> np.ndarray:
-    """Up with the probability of what is cut off, by 16 bits an element; as float32."""
+    """Round stochastically to bf16 with 16 random bits an element; return float32."""
     i = np.arange(x.size, dtype=np.uint64)
     drawn = stream_words(i // 2, seed, step, tensor, purpose) >> (16 * (i % 2)) & 0xFFFF
     bits = x.reshape(-1).view(np.uint32).astype(np.uint64) + drawn

@@ -21,7 +21,7 @@ Draw = Callable[[list[int], int, int, list[int], int], list[np.ndarray]]
 
 
 def fp8_values(x: np.ndarray) -> np.ndarray:
-    """What E4M3 has of them, with a power of two for each 128 in a row: see kernels/fp8_image.h."""
+    """Round to E4M3 with a power of two for each 128 in a row (kernels/fp8_image.h)."""
     flat = torch.from_numpy(x).reshape(-1)
     blocks = nn.functional.pad(flat, (0, -len(flat) % 128)).reshape(-1, 128)
     largest = torch.where(blocks.isfinite(), blocks, 0).abs().amax(1, keepdim=True)
@@ -33,7 +33,7 @@ def fp8_values(x: np.ndarray) -> np.ndarray:
 
 
 def fp8_bytes(elements: int) -> int:
-    """Of their image: 16 scales for each 2,048."""
+    """Bytes of an fp8 image: 16 scales for each 2,048 elements."""
     return elements + 16 * -(-elements // 2048)
 
 
@@ -84,7 +84,7 @@ class Oracle:
         )
 
     def _draw(self, counts: dict[str, int], step: int, purpose: int) -> dict[str, np.ndarray]:
-        """So many numbers of each, drawn once a step."""
+        """Draw `counts` numbers for each name, once a step."""
         if (step, purpose) not in self._drawn:
             tensors = [self.tensors[name][1] for name in counts]
             z = self.draw([*counts.values()], self.seed, step, tensors, purpose)
@@ -103,7 +103,7 @@ class Oracle:
         return gamma * self.a[name]
 
     def _measured(self, name: str, theta: np.ndarray) -> np.ndarray:
-        """What is perturbed, where that is not theta itself."""
+        """Return the weights that are perturbed: theta, unless a subclass says otherwise."""
         return theta
 
     @torch.no_grad()
@@ -206,13 +206,13 @@ class ParityOracle(Oracle):
 
 
 class BasesOracle(Oracle):
-    """Before a step that would have `every` steps pending there is a new base, rounded at random.
+    """An oracle that makes a new base, rounded stochastically, when `every` steps are pending.
 
     Parameters
     ----------
     every : int
     others : tuple
-        What `Oracle` takes.
+        Arguments of `Oracle`.
     """
 
     def __init__(self, *others, every: int) -> None:
@@ -289,7 +289,7 @@ class LowRankOracle(Oracle):
         products[-1][0] = fma(c, self._u(name, direction), products[-1][0])
 
     def _sum(self, name: str, periods: int) -> np.ndarray:
-        """Without Gamma, after so many periods that are over: each of them is added once."""
+        """Sum without Gamma after `periods` completed periods, each of which is added once."""
         if (name, periods) not in self.sums:
             before = self._sum(name, periods - 1)
             self.sums[name, periods] = self._plus(before, *self.products[name][periods - 1])
@@ -314,7 +314,7 @@ def oracle_of(
     kind: type[Oracle] = Oracle,
     **others: int,
 ) -> Oracle:
-    """Of groups as ZoSgd makes them, and its eps."""
+    """Make an oracle with ZoSgd's default groups and eps."""
     groups = groups_of(model, weight_decay)
     return kind(model, groups, 1e-3, seed, directions, _core.stable_hash, draw, **others)
 

@@ -1,1 +1,1 @@
-"""What every package stands on; knows nothing of models, runs or torch."""
+"""Small tools that every package uses; they know nothing of models, runs or torch."""

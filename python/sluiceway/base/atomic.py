@@ -1,16 +1,16 @@
 """Files and folders that appear only whole: written beside their target, synced, then renamed.
 
-replace_file      one file, under a hidden name until it is complete
-replace_folder    a folder under a name that a user chose: filled under a hidden name of its
-                  own, so that nothing that lies beside the target, not even `target.old`, is
-                  touched; then the two change places in one system call
-publish_folder    a folder under a name of ours, read back before it takes its name; the one
-                  before it stays until the next is written, and `recover_folder` finishes what a
-                  kill left half moved:
+replace_file      replaces one file, which has a hidden name until it is complete
+replace_folder    replaces a folder whose name the user chose. The new folder is filled under a
+                  hidden name, so nothing beside the target is touched, not even `target.old`.
+                  Then one system call exchanges the two names.
+publish_folder    replaces a folder whose name we chose, and reads the new one back before it
+                  takes the name. The previous folder stays until the next one is written, and
+                  `recover_folder` finishes a move that a kill interrupted:
 
-    target        the last one
-    target.old    the one before it
-    target.new    being written, or read back; without a target it is complete, and not yet moved
+    target        the last folder
+    target.old    the previous folder
+    target.new    being written or read back; if there is no target, it is complete but not moved
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RENAME_EXCHANGE = 2
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write one file; after an OSError what was there before is untouched, and nothing is left."""
+    """Write one file; an OSError leaves the previous content untouched and no other file behind."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         with fresh.open("wb") as file:
@@ -39,26 +39,26 @@ def replace_file(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         fresh.replace(path)
     finally:
-        with contextlib.suppress(OSError):  # What went wrong before it is what counts.
+        with contextlib.suppress(OSError):  # The first error is the one that counts.
             fresh.unlink()
 
 
 @contextlib.contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill; when the block ends it is `target`, and what was there is gone.
+    """Yield a folder to fill; when the block ends, it replaces `target` and its old content.
 
     Raises
     ------
     sluiceway.errors.IoError
-        The disk refused. After this, and after any error of the block, `target` is as it was.
+        The disk refused. After this error, or any error raised in the block, `target` is unchanged.
     """
-    target = target.resolve()  # A link stays, and what it names is replaced.
+    target = target.resolve()  # A link stays; the folder it points to is replaced.
     room = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         room = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         fresh = room / "new"
-        fresh.mkdir()  # Unlike its room it has the rights that the user's umask gives.
+        fresh.mkdir()  # Unlike `room`, it has the permissions of the user's umask.
         yield fresh
         _sync_folder(fresh)
         _put_in_place(fresh, target)
@@ -67,7 +67,7 @@ def replace_folder(target: Path) -> Iterator[Path]:
         raise
     except OSError as error:
         raise IoError(
-            f"{target}: cannot be written, {error.strerror}; what was there is untouched",
+            f"{target}: cannot be written, {error.strerror}; its previous content is untouched",
             error.errno,
             str(target),
         ) from None
@@ -81,8 +81,8 @@ def publish_folder(
 ) -> None:
     """Let `write` fill a folder, sync it, let `check` read it from the disk, then make it `target`.
 
-    The one before it becomes `target.old`. After an error `target` is as it was. The folder that
-    is `target.old` now is removed first, so that there never are more than two complete ones.
+    The previous `target` becomes `target.old`. An error leaves `target` unchanged. The existing
+    `target.old` is removed first, so there are never more than two complete folders.
     """
     fresh, old = _sibling(target, "new"), older_folder(target)
     recover_folder(target)
@@ -104,24 +104,24 @@ def publish_folder(
 
 
 def older_folder(target: Path) -> Path:
-    """Where `publish_folder` keeps the one before `target`."""
+    """Path at which `publish_folder` keeps the previous `target`."""
     return _sibling(target, "old")
 
 
 def is_half_moved(target: Path) -> bool:
-    """Whether a kill, or a process that is at it, left `target` under its older name."""
+    """Tell whether `target` has its older name: a move was killed, or is running right now."""
     older, fresh = older_folder(target), _sibling(target, "new")
     return not target.exists() and older.exists() and fresh.exists()
 
 
 def recover_folder(target: Path) -> None:
-    """Finish what a kill of `publish_folder` or `go_back` left half moved."""
+    """Finish the move that a kill of `publish_folder` or `go_back` interrupted."""
     if is_half_moved(target):
         older_folder(target).rename(target)
 
 
 def go_back(target: Path) -> None:
-    """Make the older one `target` again; what was `target` is gone."""
+    """Replace `target` by the older folder, and delete the present one."""
     fresh = _sibling(target, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     if target.exists():
@@ -139,7 +139,8 @@ def _put_in_place(fresh: Path, target: Path) -> None:
     if not target.exists() or not any(target.iterdir()):
         fresh.rename(target)  # Also over an empty folder.
     elif not _exchange(fresh, target):
-        # This file system cannot: a kill between these two leaves the old one under a hidden name.
+        # This file system cannot exchange names. A kill between these two renames leaves the old
+        # folder under a hidden name.
         old = target.rename(fresh.with_name("old"))
         try:
             fresh.rename(target)
@@ -149,7 +150,7 @@ def _put_in_place(fresh: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders change names in one step; False where the system cannot."""
+    """Exchange the names of two folders in one step; False where the system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -163,7 +164,7 @@ def _sync_folder(folder: Path, forget: bool = False) -> None:
 
 
 def _sync(path: Path, forget: bool = False) -> None:
-    """Make a file or a folder durable; then let go of its pages, so that a read is the disk's."""
+    """Make a file or folder durable; `forget` drops its cached pages, so a read uses the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,15 +1,15 @@
-"""Rows as aligned text: a line stays one line, however narrow the terminal."""
+"""Aligned text for rows: each row stays on one line, however narrow the terminal is."""
 
 from __future__ import annotations
 
 
 def columns(rows: list[list[str]], right: str = "") -> str:
-    """Rows as lines of equal columns.
+    """Format rows as lines with aligned columns.
 
     Parameters
     ----------
     right : str
-        Numbers of the columns, from 0, that end flush: "12" for the second and third.
+        Indices of the columns to align on the right: "12" for the second and third.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -1,7 +1,7 @@
-"""How a command ends: a code for whoever called it, and a line or two for whoever reads it.
+"""The end of a command: an exit code for the caller, and one or two lines for the reader.
 
-0 done; 1 failed while running; 2 the command or the config is wrong; 3 refused, a budget is too
-small or a drive is in use; 130 interrupted after the step in flight.
+0: done. 1: failed while running. 2: the command or the config is wrong. 3: refused, because a
+budget is too small or a drive is in use. 130: interrupted, after the step in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WRONG_PATH = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES)
 
 
 def exit_code(error: BaseException) -> int:
-    """The code that an error ends a command with."""
+    """Exit code of a command that this error ends."""
     if isinstance(error, KeyboardInterrupt | Interrupted):
         return INTERRUPTED
     if isinstance(error, OutOfMemory):
@@ -32,12 +32,12 @@ def exit_code(error: BaseException) -> int:
 
 
 def say(error: BaseException) -> None:
-    """One or two lines on stderr."""
+    """Print an error as one or two lines on stderr."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, Interrupted):
-        lines = ["interrupted; the step in flight is finished and saved, resume goes on from it"]
+        lines = ["interrupted; the step in flight is finished and saved, resume continues after it"]
     elif isinstance(error, KeyboardInterrupt):
-        lines = ["interrupted; what was saved before is still there"]
+        lines = ["interrupted; earlier saves are still there"]
     elif not isinstance(error, Error):
         lines = [f"{type(error).__name__}: {lines[0] if lines else 'no text'}", "see --debug"]
     print("sluiceway: " + "\n  ".join(lines[:2] or [type(error).__name__]), file=sys.stderr)

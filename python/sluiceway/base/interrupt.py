@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM: the step in flight is finished and saved, then the run ends with 130.
 
-A step that does not end, over a link that hardly moves, is given up after a while.
+If that step takes too long, for example over a link that hardly moves, the run gives it up.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Self
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error.
-    """The run was asked to stop, and what it has done is saved."""
+    """The run was asked to stop, and its work is saved."""
 
 
 class SignalHandler(ABC):
-    """Handles SIGINT and SIGTERM by `_arrived` while it is entered, in place of whatever did."""
+    """Context that passes SIGINT and SIGTERM to `_arrived` instead of the previous handlers."""
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in self._signals():
-            self._before[number] = signal.getsignal(number)  # Before `_arrived` may look for it.
+            self._before[number] = signal.getsignal(number)  # First: `_arrived` may look for it.
             signal.signal(number, self._arrived)
         return self
 
@@ -37,7 +37,7 @@ class SignalHandler(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number in reversed(list(self._before)):  # SIGINT last: from then on it may raise.
+        for number in reversed(list(self._before)):  # SIGINT last: its old handler may raise.
             signal.signal(number, self._before[number])
 
     def _signals(self) -> Sequence[int]:
@@ -45,15 +45,16 @@ class SignalHandler(ABC):
 
     @abstractmethod
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        """A signal has come."""
+        """Handle one signal."""
 
 
 class Interrupt(SignalHandler):
     """Watches for SIGINT and SIGTERM while it is entered.
 
-    Until `defer` a signal raises KeyboardInterrupt at once: nothing is in flight. Afterwards the
-    first one only sets `requested`, and a second one raises. What is `in_flight` then has
-    `patience` seconds, and ten times as long as it ever took, until the first one is sent again.
+    Before `defer` is called, nothing is in flight and a signal raises KeyboardInterrupt at once.
+    Afterwards the first signal only sets `requested`; a second one raises. The work inside of
+    `in_flight` then has `patience` seconds to finish, or ten times the longest time that such work
+    has taken, whichever is more. After that the first signal is sent again.
     """
 
     def __init__(self, patience: float = 20.0) -> None:
@@ -67,7 +68,7 @@ class Interrupt(SignalHandler):
         self._holds: Callable[[], bool] = lambda: False
 
     def defer(self) -> None:
-        """From now on steps are in flight: let a first signal only set `requested`."""
+        """Let a first signal only set `requested`: from now on steps are in flight."""
         self._deferring = True
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
@@ -81,12 +82,13 @@ class Interrupt(SignalHandler):
 
     @contextlib.contextmanager
     def in_flight(self, holds: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """What a first signal waits for, but not for ever.
+        """Mark the block as work that a first signal waits for, but not for ever.
 
         Parameters
         ----------
         holds : callable
-            Whether that waits for something which may take any time, as a slow disk does.
+            Tells whether the work now waits for something that may take any time, such as a slow
+            disk. The wait for it is then extended.
         """
         began = time.monotonic()
         self._in_flight, self._holds = True, holds

@@ -1,4 +1,4 @@
-"""Plain values as JSON text; numbers that are not finite, which JSON does not have, are null."""
+"""Plain values as JSON text; NaN and infinities, which JSON does not have, become null."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """The same plain value with None in place of NaN and infinities."""
+    """Return the same plain value with None in place of NaN and infinities."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -17,5 +17,5 @@ def finite(value: Any) -> Any:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """One line of JSON, or several with `indent`; no newline at the end."""
+    """Return one line of JSON, or several with `indent`; without a newline at the end."""
     return json.dumps(finite(value), indent=indent)

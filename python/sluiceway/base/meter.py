@@ -1,4 +1,4 @@
-"""How far a command has come: a bar on stderr when that is a terminal, nothing otherwise."""
+"""Progress of a command: a bar on stderr if that is a terminal, otherwise nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = 0.25
 
 @contextlib.contextmanager
 def meter(title: str, total: int, in_bytes: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yield what is to be told how many more of `total` are done.
+    """Yield a function to call with the number of items, of `total`, that were done since.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def meter(title: str, total: int, in_bytes: bool = False) -> Iterator[Callable[[
 
     counts = progress.DownloadColumn(True) if in_bytes else progress.MofNCompleteColumn()
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), counts)
-    # Drawn by hand: a thread that refreshes would take time from what is measured.
+    # Refreshed by hand: a refreshing thread would take time from the work that is measured.
     bar = progress.Progress(
         *columns,
         progress.TimeRemainingColumn(),

@@ -32,7 +32,7 @@ def parse_bytes(value: int | str) -> int:
 
 
 def format_bytes(count: float | None) -> str:
-    """Three significant digits and a binary unit: 268435456 is "256 MiB"."""
+    """Format bytes with three significant digits and a binary unit: 268435456 is "256 MiB"."""
     if count is None:
         return "-"
     unit = "B"

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits until what cannot be left half done is through."""
+"""Ctrl-C that waits for the end of work which must not be left half done."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sluiceway.base.interrupt import SignalHandler
 
 
 class Undisturbed(SignalHandler):
-    """While it is entered a first signal is only noted; a second one is handled at once.
+    """Notes a first signal while it is entered; handles a second one at once.
 
-    What was noted is handled by `handle_pending()`, or at the end of the block, as it would have
-    been: by whatever handler of Python's there was, which may raise KeyboardInterrupt. Signals are
-    handled in the main thread alone; in others the block does nothing.
+    `handle_pending()`, or the end of the block, passes the noted signal to the Python handler that
+    was installed before, which may raise KeyboardInterrupt. Python handles signals in the main
+    thread alone; in other threads the block does nothing.
 
     Attributes
     ----------
     wake : callable or None
-        Called when a signal was noted, inside of its handler: for whoever waits.
+        Called inside of the signal handler when a signal is noted, to wake a waiting thread.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Undisturbed(SignalHandler):
         return [number for number in super()._signals() if callable(signal.getsignal(number))]
 
     def handle_pending(self) -> None:
-        """Handle what was noted."""
+        """Handle the signal that was noted, if there is one."""
         noted, self._noted = self._noted, None
         if noted is not None:
             self._before[noted[0]](*noted)

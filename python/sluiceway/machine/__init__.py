@@ -1,1 +1,1 @@
-"""Where a run computes, and what this machine can do."""
+"""Devices that runs compute on, and measurements of this machine."""

@@ -1,4 +1,4 @@
-"""The GPU of this machine: what it is, what it has free, and whether all of us can use it."""
+"""The GPU of this machine: its model, its free memory, and whether every part can use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from sluiceway.base.sizes import format_bytes
 from sluiceway.machine.finding import MISSING, OK, SLOW, Finding, first_line
 
-NO_CARD = "none: "  # How `gpu_finding` begins where there is no GPU at all.
+NO_CARD = "none: "  # Start of the text of `gpu_finding` on a machine without a GPU.
 _OLDEST = (7, 5)  # Compute capability; CUDA 13 has no code for older ones.
 _LOCKED_BYTES = 64 << 20
 _DRIVER_LIBRARY = "libcuda.so.1"
@@ -20,7 +20,7 @@ _COSTS = "the host device computes instead, at the processor's speed"
 
 
 def card_findings(torch: Any, core: Any) -> Iterator[Finding]:
-    """GPU, driver and page-locked memory.
+    """Yield findings on the GPU, its driver and page-locked memory.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ def card_findings(torch: Any, core: Any) -> Iterator[Finding]:
     if driver := _driver_and_name():
         yield Finding("driver", driver[0])
     elif torch.cuda.is_available():
-        yield Finding("driver", "nvidia-smi does not tell which, and torch can use it")
+        yield Finding("driver", "nvidia-smi does not tell its version, but torch can use it")
     else:
-        yield Finding("driver", "no nvidia-smi that answers", MISSING, "needed for a GPU alone")
+        yield Finding("driver", "nvidia-smi does not answer", MISSING, "only a GPU needs it")
     yield _page_locked(core)
 
 
 def gpu_finding(torch: Any, core: Any) -> Finding:
-    """The first GPU: its verdict is ok where torch and the compiled module can both use it.
+    """Finding on the first GPU; its verdict is ok if torch and the compiled module can use it.
 
     Parameters
     ----------
@@ -93,19 +93,19 @@ def _absent(torch: Any, driver: list[str] | None) -> Finding:
 
 
 def _page_locked(core: Any) -> Finding:
-    """Whether the system locks memory for the first GPU, tried with what the ring may take."""
+    """Try to lock as much memory for the first GPU as the ring may take."""
     if core.cuda_device_count() == 0:
-        return Finding("page-locked", "none: no GPU of the compiled module to lock memory for")
+        return Finding("page-locked", "none: the compiled module has no GPU to lock memory for")
     size = format_bytes(_LOCKED_BYTES)
     figures = {"bytes": _LOCKED_BYTES}
     if refusal := core.page_lock_refusal(0, _LOCKED_BYTES):
-        costs = "copies go through a buffer of the driver, slower; raise the limit: ulimit -l"
+        costs = "copies are slower, through a buffer of the driver; raise the limit: ulimit -l"
         return Finding("page-locked", f"not {size}: {refusal}", SLOW, costs, figures=figures)
     return Finding("page-locked", f"yes, {size} tried", OK, figures=figures)
 
 
 def card_memory(device: Any) -> dict[str, int]:
-    """Bytes of a CUDA device that is here: all of them, and those that nobody holds."""
+    """Total and free bytes of a CUDA device of this machine."""
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
@@ -113,7 +113,7 @@ def card_memory(device: Any) -> dict[str, int]:
 
 
 def _has_driver_library() -> bool:
-    """Say whether a program that starts here finds the driver's library."""
+    """Tell whether the system's loader finds the driver's library."""
     try:
         ctypes.CDLL(_DRIVER_LIBRARY)
     except OSError:

@@ -1,8 +1,8 @@
-"""What an optimizer asks of its device beside tensors: the only place that knows of streams.
+"""Device operations beyond tensors that an optimizer needs; no other Python file handles streams.
 
-Work that torch enqueues on its stream, and ours on the same, is ordered by the device itself. So a
-gradient may go as soon as it was handed over, and what reads a weight after `engine.wait()` sees
-its update, although nobody has waited.
+torch and we enqueue work on the same stream, so the device itself keeps it in order. A gradient
+may therefore be freed as soon as it was handed over, and work that reads a weight after
+`engine.wait()` sees its update, although no thread has waited for the device.
 """
 
 from __future__ import annotations
@@ -18,53 +18,55 @@ from sluiceway.errors import InvalidArgument, Unavailable
 
 
 class DeviceOps(Protocol):
-    """One device; no call waits for it."""
+    """Operations of one device; no call waits for the device."""
 
-    name: str  # host or cuda:N, as a config has it.
-    # It works beside Python, so that a look at a value waits for all that was enqueued.
+    name: str  # host or cuda:N, as in a config.
+    # The device runs beside Python, so reading a value waits for all enqueued work.
     asynchronous: bool
 
     def compute(self) -> _core.Stream:
-        """The stream that torch computes on at present, in the thread that asks."""
+        """Return the stream that torch computes on at present in the calling thread."""
 
     def stream(self) -> Any:
-        """The same, for `follow`."""
+        """Return the same stream in the form that `follow` takes."""
 
     def follow(self, stream: Any, value: torch.Tensor) -> None:
-        """Let this thread's stream come after all that `stream` was given by now.
+        """Let the calling thread's stream wait for all work enqueued on `stream` so far.
 
-        The memory of `value`, which that one made, is not used again before this one is done.
+        `stream` made `value`. Its memory is not reused before the calling thread's stream has
+        finished with it.
         """
 
     def offered_bytes(self) -> int:
-        """What may be held on the device where no budget says it."""
+        """Bytes that may be held on the device if no budget is set."""
 
     def count_allocations(self) -> None:
-        """Count what torch allocates from now on, where it is not counted anyway."""
+        """Count torch's allocations from now on, on a device where torch does not."""
 
     def allocated_bytes(self) -> int:
-        """What torch holds of the device, as far as it was counted."""
+        """Bytes of the device that torch holds, as far as they were counted."""
 
     def peak_bytes(self) -> int:
-        """The most that torch held."""
+        """Largest number of bytes that torch has held since the last `reset_peak`."""
 
     def reset_peak(self) -> None:
-        """The most that torch holds from now on is what `peak_bytes` says."""
+        """Restart the maximum that `peak_bytes` returns."""
 
     def release(self, value: torch.Tensor) -> None:
-        """Its memory is not used again before torch's stream has done what it was given by now.
+        """Keep the memory of `value` from being reused before torch's stream has caught up.
 
-        Torch itself orders that only on the stream that the memory was allocated on.
+        Torch's stream then has done all work enqueued so far. Torch itself guarantees that only
+        on the stream that the memory was allocated on.
         """
 
     def fetch(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Enqueue a copy to the host; what is returned waits for it, and for nothing behind it."""
+        """Enqueue a copy to the host, and return a function that waits for this copy alone."""
 
     def mark(self) -> Any:
-        """The point that torch's stream has when all that it was given by now is done."""
+        """Mark the end of all work that is enqueued on torch's stream so far."""
 
     def us_between(self, earlier: Any, later: Any) -> float | None:
-        """Microseconds from one mark to a later one; None while the device is not there yet."""
+        """Microseconds from one mark to a later one; None until the device has reached both."""
 
 
 class HostOps:
@@ -74,48 +76,48 @@ class HostOps:
     asynchronous = False
 
     def compute(self) -> _core.Stream:
-        """Always the same."""
+        """Return the host's only stream."""
         return _HOST
 
     def stream(self) -> None:
-        """There is one."""
+        """Return None: the host has one stream."""
 
     def follow(self, stream: None, value: torch.Tensor) -> None:
         """Do nothing: all work is done when a call returns."""
 
     def offered_bytes(self) -> int:
-        """Half of the machine's memory: the other half is for the host."""
+        """Return half of the machine's memory; the other half is left to the host."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
     def count_allocations(self) -> None:
-        """Our own count, as torch has none of the CPU."""
+        """Start our own count, since torch does not count CPU memory."""
         _core.count_host_allocations()
 
     def allocated_bytes(self) -> int:
-        """Since they were counted."""
+        """Bytes that torch has allocated since counting began and still holds."""
         return _core.host_allocated_bytes()
 
     def peak_bytes(self) -> int:
-        """Since they were counted."""
+        """Largest number of bytes that torch has held since counting began, or the last reset."""
         return _core.host_peak_bytes()
 
     def reset_peak(self) -> None:
-        """Of our own count."""
+        """Restart the maximum of our own count."""
         _core.reset_host_peak()
 
     def release(self, value: torch.Tensor) -> None:
         """Do nothing: all work is done when a call returns."""
 
     def fetch(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """It is there."""
+        """Return a function that returns `value` itself, which is on the host already."""
         return lambda: value
 
     def mark(self) -> float:
-        """Now, by the trace's clock: all is done."""
+        """Return the present time of the trace's clock: all work is done."""
         return _core.now_us()
 
     def us_between(self, earlier: float, later: float) -> float:
-        """Known at once."""
+        """Microseconds from one mark to a later one; never None."""
         return later - earlier
 
 
@@ -123,8 +125,8 @@ def _native_of_torch(ordinal: int) -> int:
     return torch.cuda.current_stream(ordinal).cuda_stream
 
 
-# For each weight, forward and backward ask for the stream. torch makes an object of each answer,
-# which takes longer than all else that a hook does; Triton asks by the same name.
+# Forward and backward ask for the stream once per weight. torch's public function creates an
+# object each time, which takes longer than the rest of a hook. Triton uses this name too.
 _current_native: Callable[[int], int] = getattr(
     torch._C, "_cuda_getCurrentRawStream", _native_of_torch
 )
@@ -136,7 +138,7 @@ class CudaOps:
     Parameters
     ----------
     ordinal : int
-        As torch counts them.
+        Number of the device, as torch counts.
     """
 
     asynchronous = True
@@ -147,7 +149,10 @@ class CudaOps:
         self._known: dict[int, _core.Stream] = {}
 
     def compute(self) -> _core.Stream:
-        """Return the calling thread's stream, one object a stream; autograd sets the forward's."""
+        """Return the calling thread's stream, always the same object for one stream.
+
+        In a backward, autograd makes the forward's stream current.
+        """
         native = _current_native(self._ordinal)
         known = self._known.get(native)
         if known is None:
@@ -159,37 +164,37 @@ class CudaOps:
         return _current_native(self._ordinal)
 
     def follow(self, stream: int, value: torch.Tensor) -> None:
-        """Order the current stream behind `stream` by an event, unless they are one."""
+        """Let the current stream wait for an event on `stream`, unless both are the same."""
         if self.stream() != stream:
             here = torch.cuda.current_stream(self._ordinal)
             here.wait_stream(torch.cuda.ExternalStream(stream, self._ordinal))
             value.record_stream(here)
 
     def offered_bytes(self) -> int:
-        """All memory of the card."""
+        """Return all memory of the card."""
         return torch.cuda.get_device_properties(self._ordinal).total_memory
 
     def count_allocations(self) -> None:
-        """Torch counts them."""
+        """Do nothing: torch always counts its allocations on a GPU."""
 
     def allocated_bytes(self) -> int:
-        """As torch counts."""
+        """Bytes that torch holds on this GPU, by torch's own count."""
         return torch.cuda.memory_allocated(self._ordinal)
 
     def peak_bytes(self) -> int:
-        """As torch counts."""
+        """Largest number of bytes that torch has held on this GPU, by torch's own count."""
         return torch.cuda.max_memory_allocated(self._ordinal)
 
     def reset_peak(self) -> None:
-        """Of torch's count."""
+        """Restart the maximum of torch's own count."""
         torch.cuda.reset_peak_memory_stats(self._ordinal)
 
     def release(self, value: torch.Tensor) -> None:
-        """Torch's allocator waits for the stream, where it is another than that of the memory."""
+        """Tell torch's allocator that the current stream still uses the memory of `value`."""
         value.record_stream(torch.cuda.current_stream(self._ordinal))
 
     def fetch(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Into page-locked memory, which torch keeps for the next one."""
+        """Enqueue a copy into page-locked memory, which torch's allocator reuses later."""
         here = torch.empty_like(value, device="cpu", pin_memory=True)
         here.copy_(value, non_blocking=True)
         arrived = torch.cuda.Event()
@@ -202,13 +207,13 @@ class CudaOps:
         return waited
 
     def mark(self) -> torch.cuda.Event:
-        """An event; the device takes the time."""
+        """Record an event; the device takes its time stamp."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._ordinal))
         return event
 
     def us_between(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float | None:
-        """Asks for both, and does not wait."""
+        """Microseconds between two events; None, without waiting, until both have passed."""
         if not (earlier.query() and later.query()):
             return None
         return 1e3 * earlier.elapsed_time(later)
@@ -218,16 +223,16 @@ _HOST = _core.Stream.host()
 
 
 def ops_on(device: torch.device) -> DeviceOps:
-    """Of the host device or a CUDA device that is there."""
+    """Operations of the host device, or of a CUDA device of this machine."""
     return CudaOps(device.index or 0) if device.type == "cuda" else HostOps()
 
 
 class Made:
-    """A tensor that this thread's stream makes, and that is read on another one perhaps.
+    """A tensor that the calling thread's stream makes and that another stream may read.
 
-    Autograd runs a part of a backward on the stream of its forward, and orders the gradients that
-    it carries from one stream to another. What else passes between forward, backward and step does
-    so in here.
+    Autograd runs each part of a backward on the stream of its forward, and orders the gradients
+    that it passes between streams. Other tensors that pass between forward, backward and step are
+    wrapped in this class.
     """
 
     __slots__ = ("_ops", "_stream", "_tensor")
@@ -237,13 +242,13 @@ class Made:
         self._stream = self._ops.stream()
 
     def take(self) -> torch.Tensor:
-        """The tensor, which is there for what this thread's stream does from now on."""
+        """Return the tensor, ready for later work on the calling thread's stream."""
         self._ops.follow(self._stream, self._tensor)
         return self._tensor
 
 
 def device_ops(owner: str, asked: str, parameters: Iterable[tuple[str, torch.Tensor]]) -> DeviceOps:
-    """The device of a model.
+    """Operations of the device that a model is on.
 
     Parameters
     ----------
@@ -252,14 +257,14 @@ def device_ops(owner: str, asked: str, parameters: Iterable[tuple[str, torch.Ten
     asked : str
         auto, host, cuda or cuda:N.
     parameters : iterable of (str, torch.Tensor)
-        Everything that is trained.
+        All parameters that are trained.
 
     Raises
     ------
     InvalidArgument
-        Parameters are on several devices, or on another one than was asked for.
+        The parameters are on several devices, or on another one than `asked`.
     Unavailable
-        They are where this build or machine has no device.
+        The parameters are on a device that this build or machine does not have.
     """
     found: dict[torch.device, str] = {}
     for name, parameter in parameters:
@@ -267,7 +272,8 @@ def device_ops(owner: str, asked: str, parameters: Iterable[tuple[str, torch.Ten
     if len(found) > 1:
         where = " and ".join(f"{name} on {device}" for device, name in list(found.items())[:2])
         raise InvalidArgument(
-            f"{owner}: {where}, expected all that is trained on one device; call model.to(device)"
+            f"{owner}: {where}, expected all trained parameters on one device; call "
+            "model.to(device)"
         )
     device = next(iter(found), torch.device("cpu"))
     ops = _ops_of(owner, device)
@@ -286,8 +292,8 @@ def _ops_of(owner: str, device: torch.device) -> DeviceOps:
     if device.type == "cpu" or is_there:
         return ops_on(device)
     raise Unavailable(
-        f"{owner}: the model is on {device}, this build and machine have {_known()}; move the "
-        "model there"
+        f"{owner}: the model is on {device}, but this build and machine have {_known()}; move the "
+        "model to one of them"
     )
 
 
@@ -295,7 +301,7 @@ def _check_known(owner: str, wanted: str) -> None:
     names = ["host", *(f"cuda:{i}" for i in range(_core.cuda_device_count()))]
     if wanted not in names:
         raise Unavailable(
-            f"{owner}: device {wanted!r} is not in this build and machine, they have {_known()}; "
+            f"{owner}: this build and machine have no device {wanted!r}, they have {_known()}; "
             "leave device= out"
         )
 

@@ -1,4 +1,4 @@
-"""What a folder's disk does: whether the page cache is passed, and how fast it is."""
+"""The disk of a folder: its speed, and whether files on it can bypass the page cache."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch  # noqa: F401  The module carries no path to libtorch, which must b
 from sluiceway import _core
 from sluiceway.errors import IoError
 
-BLOCK_BYTES = 4 << 20  # Of a request; what the disk tier moves at once by default.
-DEPTH = 32  # Requests at once.
+BLOCK_BYTES = 4 << 20  # Size of a request; the disk tier's default.
+DEPTH = 32  # Requests in flight.
 
 
 def has_direct(folder: Path) -> bool:
-    """Whether files of this folder can be read and written past the page cache."""
+    """Tell whether files in this folder can be read and written without the page cache."""
     with nameless_file(folder, 4096) as path:
         return _core.drive_properties(path)["direct"]
 
@@ -29,32 +29,32 @@ def disk_rates(
     folder: Path, mixes: Sequence[str], io: str = "auto", size: int = 256 << 20,
     seconds: float = 0.25
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure reads and writes of a new file, as the disk tier makes them.
+    """Measure reads and writes of a new file, with the disk tier's own requests.
 
     Parameters
     ----------
     mixes : sequence of str
-        read, write, or both: one after the other.
+        Any of read, write and both (reads and writes at once), measured one after the other.
     io : str
         auto, uring or posix.
     size : int
         Bytes of the file. On a slow disk fewer of them are used.
     seconds : float
-        Of each mix, and of the writing that comes before them.
+        Time for each mix, and for filling the file first.
 
     Returns
     -------
     dict
-        `backend`, `direct` (past the page cache), `note`, `memory_bytes` and `huge_bytes` of it in
-        huge pages; for each mix `gbps` (1e9 bytes a second, written ones durable), `bytes` and
-        `processor_s_per_gb`.
+        `backend`, `direct` (without the page cache), `note`, `memory_bytes`, and `huge_bytes`, the
+        part of them in huge pages; for each mix `gbps` (1e9 bytes a second, writes made durable),
+        `bytes` and `processor_s_per_gb`.
 
     Raises
     ------
     sluiceway.errors.IoError
-        The disk refused, for example because it is full.
+        The disk refused a request, for example because it is full.
     sluiceway.errors.Unavailable
-        uring was asked for, and the system does not allow it.
+        `io` is uring and the system does not allow it.
     """
     with nameless_file(folder, size) as path:
         return file_rates(path, mixes, io, size, seconds)
@@ -68,9 +68,9 @@ def file_rates(
     seconds: float,
     whole_device: bool = False,
 ) -> dict[str, Any]:
-    """Do what `disk_rates` does with a file that is there, and overwrite it.
+    """Measure like `disk_rates`, but overwrite an existing file.
 
-    With `whole_device` also with a block device, which is refused if it holds anything.
+    With `whole_device`, `path` may be a block device; one that holds anything raises an error.
     """
     said = _core.drive_rates(
         path,
@@ -97,7 +97,7 @@ def _opened_without_name(folder: Path) -> int:
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # What a file system lacks it says.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # No O_TMPFILE on this file system.
             raise
     descriptor, name = tempfile.mkstemp(prefix=".sluiceway.", dir=folder)
     try:
@@ -110,9 +110,9 @@ def _opened_without_name(folder: Path) -> int:
 
 @contextlib.contextmanager
 def nameless_file(folder: Path, size: int) -> Iterator[str]:
-    """A path to a new file of `size` bytes without a name: nothing is left, whatever happens.
+    """Yield a path to a new nameless file of `size` bytes, which never stays behind.
 
-    The path is of this process and of those that inherit its descriptors.
+    The path is valid in this process, and in processes that inherit its descriptors.
     """
     try:
         descriptor = _opened_without_name(folder)
@@ -122,7 +122,7 @@ def nameless_file(folder: Path, size: int) -> Iterator[str]:
             yield f"/proc/self/fd/{descriptor}"
         finally:
             os.close(descriptor)
-    except OSError as error:  # IoError of the runtime too: it names a descriptor, not the folder.
+    except OSError as error:  # The runtime's IoError too, which names a descriptor, not the folder.
         raise IoError(
             f"{folder}: cannot be measured, {os.strerror(error.errno or errno.EIO)}",
             error.errno,

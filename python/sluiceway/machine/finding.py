@@ -1,4 +1,4 @@
-"""What `sluiceway doctor` finds: one line, with what a missing thing costs."""
+"""Findings of `sluiceway doctor`: one line each, with the cost of what is missing."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ OK, SLOW, MISSING = "ok", "slow", "missing"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line.
+    """One line of the report.
 
     Parameters
     ----------
     verdict : str
         ok, slow or missing.
     advice : str
-        What it costs, and what to do; empty where nothing is to be said.
+        The cost, and what to do about it; may be empty.
     figures : dict
-        The numbers of `found`, with units in their names.
+        The numbers in `found`, with units in their names.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Finding:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, as far as it fits into a line."""
+    """First line of an error's text, or the error's type if it has no text."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def last_words(lines: list[str]) -> str:
-    """Return what a process said last; of a crash, the line of Python that it was in."""
+    """Last line that a process printed; after a crash, the crash and its line of Python."""
     crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     if crash is None:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,6 +1,6 @@
-"""The disk as `fio` sees it: the yardstick that others use, for a file of ours.
+"""Disk rates measured with `fio`, the common yardstick, on a file of ours.
 
-Its memory is its own, and asks for no huge pages.
+fio allocates its own memory and does not ask for huge pages.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from sluiceway.errors import Unavailable
 
 _MODES = {"read": "read", "write": "write", "both": "rw"}
-_PATIENCE = 60.0  # Seconds beyond those that it was asked for.
+_PATIENCE = 60.0  # Seconds that fio may take longer than it was asked to.
 
 
 def fio_rates(
     path: str, mixes: Sequence[str], engine: str, size: int, block: int, depth: int, direct: bool,
     seconds: float
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Measure a file that is there with fio; for each mix `gbps`, `bytes`, `processor_s_per_gb`.
+    """Measure an existing file; return `gbps`, `bytes` and `processor_s_per_gb` for each mix.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def fio_rates(
     Raises
     ------
     sluiceway.errors.Unavailable
-        fio is not installed, or did not work here; the text says why.
+        fio is not installed or failed; the text has the reason.
     """
     fio = shutil.which("fio")
     if fio is None:

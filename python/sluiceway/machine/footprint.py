@@ -1,4 +1,4 @@
-"""Bytes this process holds, as the kernel and torch count them."""
+"""Bytes that this process holds, as the kernel and torch count them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from sluiceway.machine.device_ops import ops_on
 
 _STATUS = Path("/proc/self/status")
-# What a process grows by beyond its tensors as it trains: pages of kernels, their scratch, a
-# tokenizer, holes between tensors. 76 to 161 MiB were seen, most with several micro-batches a step.
+# Growth of a process beyond its tensors while it trains: pages of kernels, their scratch, a
+# tokenizer, holes between tensors. We saw 76 to 161 MiB, most with several micro-batches a step.
 FIRST_USE_BYTES = 120 << 20
 
 
@@ -24,33 +24,33 @@ def _status(field: str) -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The largest resident set since the process began, or since a `DevicePeak` was made."""
+    """Largest resident set since the process began, or since a `DevicePeak` was made."""
     return _status("VmHWM:")
 
 
 def resident_bytes() -> int:
-    """The resident set now."""
+    """Present size of the resident set."""
     return _status("VmRSS:")
 
 
 class DevicePeak:
-    """Most bytes that torch held on its device since this was made.
+    """Largest number of bytes that torch has held on its device since this object was made.
 
-    On a GPU torch counts. On the host our own count of torch's CPU allocations does.
+    Make it before the model is loaded. Its constructor resets every peak of the process. On a GPU
+    torch counts; on the host we count torch's CPU allocations ourselves.
 
     Parameters
     ----------
     device : torch.device
-        Made before the model is loaded; making it resets every peak of the process.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._ops = ops_on(device)
-        with contextlib.suppress(OSError):  # Not every kernel lets us reset it.
+        with contextlib.suppress(OSError):  # Some kernels do not allow the reset.
             Path("/proc/self/clear_refs").write_text("5")
         self._ops.count_allocations()
         self._ops.reset_peak()
 
     def read(self) -> int:
-        """In bytes."""
+        """Return the peak in bytes."""
         return self._ops.peak_bytes()

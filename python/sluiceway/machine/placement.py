@@ -1,4 +1,4 @@
-"""Where a run computes: device, threads, cores, and the precision of its matrix products."""
+"""Placement of a run: device, threads, cores, and the precision of its matrix products."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ _FAST_BF16 = {"avx512_bf16", "amx_bf16"}
 
 @dataclass(frozen=True)
 class Placement:
-    """What `device` and `model.autocast` of a config come to on this machine."""
+    """Device and precision on this machine, chosen from `device` and `model.autocast`."""
 
     device: torch.device
-    name: str  # host or cuda:N, as the optimizers take it.
+    name: str  # host or cuda:N, as optimizers take it.
     autocast: str | None  # bf16, fp16 or None.
     autocast_reason: str
-    device_cpu: int | None = None  # Cores, when pinned.
+    device_cpu: int | None = None  # Number of the core; None unless pinned.
     lane_cpu: int | None = None
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """Of matrix products; None: that of the weights."""
+        """Type of matrix products; None means the type of the weights."""
         return DTYPES[self.autocast] if self.autocast else None
 
     def cast(self) -> contextlib.AbstractContextManager:
-        """The context a forward runs in."""
+        """Context in which a forward runs."""
         if self.autocast_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
 
 
 def choose_placement(config: Config, of_plan: bool = False) -> Placement:
-    """Resolve device and precision; changes nothing yet.
+    """Choose device and precision, without changing any setting yet.
 
     Parameters
     ----------
     of_plan : bool
-        A GPU may be one of another machine.
+        Accept a GPU that this machine does not have, to plan for another machine.
 
     Raises
     ------
     sluiceway.errors.Unavailable
-        A GPU is asked for that is not there.
+        The config names a GPU that this machine does not have.
     sluiceway.errors.InvalidArgument
-        Pinning is asked for on one core, or more threads than there are cores.
+        The config asks for pinning on one core, or for more threads than there are cores.
     """
     if said := too_many_threads(config):
         raise InvalidArgument(said)
     name = _device_name(config.device.name)
     if not of_plan and not is_here(name):
-        raise Unavailable(f"device.name: {name} is not on this machine, it has {_devices()}")
+        raise Unavailable(f"device.name: this machine has no {name}, it has {_devices()}")
     autocast, reason = _autocast(config.model.autocast, name)
     device = torch.device("cpu" if name == "host" else name)
     if not config.device.pin:
@@ -72,25 +72,25 @@ def choose_placement(config: Config, of_plan: bool = False) -> Placement:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise InvalidArgument(
-            f"device.pin: this process may use {len(cores)} core, pinning needs 2 (one for torch, "
-            "one for the lanes); set device.pin: false"
+            f"device.pin: this process may use {len(cores)} core, but pinning needs 2 (one for "
+            "torch, one for the lanes); set device.pin: false"
         )
     return Placement(device, name, autocast, reason, cores[0], cores[1])
 
 
 def too_many_threads(config: Config) -> str | None:
-    """What is wrong with `device.threads` here; None where the cores are enough."""
+    """Error text if `device.threads` exceeds this machine's cores; None if they are enough."""
     threads, cores = config.device.threads or 1, len(os.sched_getaffinity(0))
     if threads <= cores:
         return None
     return (
         f"device.threads: {threads} threads on {cores} cores that this process may use, expected "
-        f"at most {cores}; leave it out, and torch takes what there is"
+        f"at most {cores}; leave it out to let torch choose"
     )
 
 
 def with_threads_of_this_machine(config: Config) -> Config:
-    """The same config with no more threads than cores: for what is not the run itself."""
+    """Return the config with at most as many threads as cores, for commands that do not train."""
     if too_many_threads(config) is None:
         return config
     device = config.device.model_copy(update={"threads": len(os.sched_getaffinity(0))})
@@ -98,13 +98,13 @@ def with_threads_of_this_machine(config: Config) -> Config:
 
 
 def unpinned(config: Config) -> Config:
-    """The same config without threads and cores of its own: for what is not the run itself."""
+    """Return the config without pinning and thread count, for commands that do not train."""
     device = config.device.model_copy(update={"pin": False, "threads": None})
     return config.model_copy(update={"device": device})
 
 
 def enter_placement(config: Config, placement: Placement) -> None:
-    """Set threads, and the core of the calling thread."""
+    """Set the number of threads, the core of the calling thread, and the current GPU."""
     if config.device.threads is not None:
         torch.set_num_threads(config.device.threads)
     if placement.device_cpu is not None:
@@ -115,7 +115,7 @@ def enter_placement(config: Config, placement: Placement) -> None:
 
 @contextlib.contextmanager
 def denormals(config: Config, placement: Placement) -> Iterator[None]:
-    """Flush denormal numbers on the host device as the config says; then it is as it was."""
+    """Flush denormal numbers on the host device as the config says, and restore that at the end."""
     if placement.device.type != "cpu":
         yield
         return
@@ -127,14 +127,14 @@ def denormals(config: Config, placement: Placement) -> Iterator[None]:
 
 
 def is_here(name: str) -> bool:
-    """Whether this machine has a device, host or cuda:N."""
+    """Tell whether this machine has the device, host or cuda:N."""
     return name == "host" or int(name.split(":")[1]) < torch.cuda.device_count()
 
 
 def auto_device() -> str:
-    """The first GPU if torch and the compiled module can both use it, else the host device.
+    """Return the first GPU if torch and the compiled module can use it, else the host device.
 
-    Warns, with the reason, where there is a GPU that cannot be used.
+    Warns, with the reason, if there is a GPU that cannot be used.
     """
     gpu = gpu_finding(torch, _core)
     if gpu.verdict == OK:
@@ -167,17 +167,17 @@ def _autocast(asked: str | None, device: str) -> tuple[str | None, str]:
 
 
 def processor_name() -> str:
-    """As the kernel has it, else the architecture."""
+    """Name of the processor in /proc/cpuinfo, or else the architecture."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> set[str]:
-    """Instruction sets of this processor, as Linux names them; empty where it does not say."""
+    """Instruction sets of this processor by Linux's names; empty if Linux does not list them."""
     return set(_cpuinfo("flags").split())
 
 
 def _cpuinfo(key: str) -> str:
-    """What Linux says of the first core; empty where it does not."""
+    """Value of a key for the first core in /proc/cpuinfo; empty if it is missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

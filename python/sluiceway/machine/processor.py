@@ -1,4 +1,4 @@
-"""Processor, memory and kernel: what they offer, and what each missing thing costs."""
+"""Findings on processor, memory and kernel, with the cost of each missing feature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluiceway.machine.finding import MISSING, OK, SLOW, Finding
 
 _IO_URING_SETUP = 425  # The same number on every architecture of Linux.
 _IO_URING_PARAMS_BYTES = 120
-_MEMLOCK_BYTES = 128 << 20  # Of requests to a disk: 32 of 4 MiB at once.
+_MEMLOCK_BYTES = 128 << 20  # Requests to a disk: 32 of 4 MiB in flight.
 _TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MEMINFO = Path("/proc/meminfo")
 _LEAST_MEMORY = 4 << 30
@@ -25,11 +25,11 @@ _LEAST_MEMORY = 4 << 30
 def _instructions() -> Iterator[Finding]:
     try:
         from sluiceway.machine.placement import cpu_flags
-    except ImportError:  # Without torch, which is said already.
+    except ImportError:  # No torch, which an earlier finding says.
         return
     flags = cpu_flags()
     if not flags:
-        yield Finding("instruction sets", f"not told by {platform.machine()}")
+        yield Finding("instruction sets", f"not listed for {platform.machine()}")
         return
     emulated = "bf16 matrix products are emulated: keep model.autocast auto or null"
     for name, flag, costs in (
@@ -47,7 +47,7 @@ def _instructions() -> Iterator[Finding]:
 
 
 def processor_findings() -> Iterator[Finding]:
-    """Instruction sets, cores, memory, and what the kernel allows."""
+    """Yield findings on instruction sets, cores, memory and the kernel's limits."""
     yield from _instructions()
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     costs = "torch and the lanes share a core: work that could overlap takes turns"
@@ -61,7 +61,9 @@ def processor_findings() -> Iterator[Finding]:
         "memory",
         f"{format_bytes(memory)}, {format_bytes(free)} of it free",
         SLOW if few else OK,
-        "model, activations and moments must fit: sluiceway plan says how much" if few else "",
+        "model, activations and moments must fit: sluiceway plan computes their size"
+        if few
+        else "",
         figures={"total_bytes": memory, "free_bytes": free},
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -69,7 +71,7 @@ def processor_findings() -> Iterator[Finding]:
     limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
     more = hard == resource.RLIM_INFINITY or hard >= _MEMLOCK_BYTES
     how = "ulimit -l" if more else "/etc/security/limits.conf, or --ulimit memlock of a container"
-    costs = f"memory of the disk tier is locked anew for each request; raise it: {how}"
+    costs = f"the disk tier locks its memory anew for each request; raise the limit: {how}"
     yield Finding(
         "memlock",
         limit,
@@ -82,7 +84,7 @@ def processor_findings() -> Iterator[Finding]:
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes of the machine, and those that can be had without swapping."""
+    """Memory of the machine, and the part available without swapping, in bytes."""
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     available = _meminfo().get("MemAvailable")
@@ -90,21 +92,21 @@ def _memory() -> tuple[int, int]:
 
 
 def _meminfo() -> dict[str, int]:
-    """Numbers of the kernel's own table; empty where it has none."""
+    """Numbers in /proc/meminfo by name; empty if there is no such file."""
     lines = _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else []
     return {line.partition(":")[0]: int(line.split()[1]) for line in lines}
 
 
 def _huge_pages() -> Finding:
-    """Of 2 MiB: those that the system makes up when asked, and those that were set aside."""
+    """Finding on huge pages of 2 MiB: transparent ones, and those that were set aside."""
     text = _TRANSPARENT.read_text() if _TRANSPARENT.exists() else ""
     mode = text.partition("[")[2].partition("]")[0] or "none"
     table = _meminfo()
     free = table.get("HugePages_Free", 0) * (table.get("Hugepagesize", 0) << 10)
     good = mode in ("always", "madvise") or free >= _MEMLOCK_BYTES
     costs = (
-        "requests of the disk tier are cut into hundreds of pieces, which took two thirds of the "
-        f"rate where it was measured; echo madvise > {_TRANSPARENT}"
+        "the kernel cuts requests of the disk tier into hundreds of pieces, which cost two thirds "
+        f"of the rate when measured; echo madvise > {_TRANSPARENT}"
     )
     return Finding(
         "huge pages",
@@ -124,8 +126,10 @@ def _io_uring() -> Finding:
         return Finding("io_uring", "yes")
     why = ctypes.get_errno()
     reasons = {
-        errno.ENOSYS: "this kernel has none, it came with 5.1",
+        errno.ENOSYS: "this kernel does not have it, it came with Linux 5.1",
         errno.EPERM: "not allowed: kernel.io_uring_disabled, or a container's seccomp profile",
     }
-    costs = "the disk tier makes its requests from threads, at some four times the processor time"
+    costs = (
+        "the disk tier makes its requests from threads, with about four times the processor time"
+    )
     return Finding("io_uring", reasons.get(why, os.strerror(why)), MISSING, costs)

@@ -1,4 +1,4 @@
-"""Rates that this machine can reach at best, which everything else is compared with."""
+"""Best rates that this machine can reach, with which all others are compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def best_seconds(work: Callable[[], object], budget: float = 0.3) -> float:
-    """Shortest of the calls of `work` that fit into `budget` seconds, after one to warm up."""
+    """Time `work` repeatedly for `budget` seconds, after a warm-up call; return the shortest."""
     work()
     best, deadline = float("inf"), time.perf_counter() + budget
     while best == float("inf") or time.perf_counter() < deadline:
@@ -23,7 +23,7 @@ _IN_A_ROW = 10
 
 
 def best_seconds_on(device: torch.device, work: Callable[[], object], budget: float = 0.3) -> float:
-    """The same of work that a device does: on a GPU of several calls in a row, until it is done."""
+    """Time work on a device like `best_seconds`; on a GPU, several calls and a synchronize."""
     if device.type != "cuda":
         return best_seconds(work, budget)
 
@@ -38,8 +38,8 @@ def best_seconds_on(device: torch.device, work: Callable[[], object], budget: fl
 def link_seconds(size: int, device: torch.device) -> dict[str, float]:
     """Seconds to copy `size` bytes over the link, each way.
 
-    A GPU's link is PCIe, from and to page-locked memory. The host device has a link of its own
-    memory: both ways are one copy there.
+    A GPU's link is PCIe, from and to page-locked memory. The link of the host device is a copy
+    within memory, so both ways take the same time.
     """
     if device.type != "cuda":
         source = torch.zeros(size, dtype=torch.uint8).random_()

@@ -1,4 +1,4 @@
-"""Torch and the compiled module: whether they load together, and what of CUDA they see."""
+"""Torch and the compiled module: whether they load together, and which GPU they can use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluiceway.machine.finding import MISSING, Finding, first_line
 
 
 def software_findings() -> Iterator[Finding]:
-    """Torch, the compiled module, and the GPU with its driver."""
+    """Yield findings on torch, the compiled module, and the GPU with its driver."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -32,7 +32,7 @@ def software_findings() -> Iterator[Finding]:
 
 
 def trial_device() -> str:
-    """The first card that torch and the compiled module can use, else the host device."""
+    """Return the first GPU if torch and the compiled module can use it, else the host device."""
     import torch
 
     from sluiceway import _core
@@ -47,8 +47,8 @@ def load_compiled_module() -> ModuleType:
     Raises
     ------
     ImportError
-        The installed torch has another minor version than the one that the module was compiled
-        against, or lacks the CUDA libraries that it was linked with.
+        The installed torch has another minor version than the torch that the module was compiled
+        against, or it lacks CUDA libraries that the module is linked with.
     """
     import torch  # The module carries no path to libtorch, which must be loaded before it.
 
@@ -66,14 +66,14 @@ def load_compiled_module() -> ModuleType:
         if not re.match(r"libcu\w+\.so", str(error)):
             raise
         raise ImportError(
-            f"sluiceway: this build has CUDA inside, but torch {torch.__version__} brings no "
+            f"sluiceway: this build uses CUDA, but torch {torch.__version__} brings no "
             f"{str(error).partition(':')[0]}; install a torch that is built for CUDA, or build "
             "sluiceway again from its source: pip install --no-build-isolation ."
         ) from error
 
 
 def torch_of_build() -> str:
-    """Minor version of torch that the installed module was built for; empty if nobody says it."""
+    """Minor version of torch that the installed module was built for; empty if it is unknown."""
     try:
         required = metadata.requires("sluiceway") or []
     except metadata.PackageNotFoundError:  # The sources are on the path, and nothing is installed.

@@ -1,4 +1,4 @@
-"""Disk and link: how fast they are, and what a slow one costs."""
+"""Findings on disk and link: their speed, and the cost of a slow one."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from sluiceway.base.sizes import format_bytes
 from sluiceway.errors import IoError
 from sluiceway.machine.finding import MISSING, OK, SLOW, Finding, first_line
 
-_SAVE_BYTES = 12  # Of a trained fp32 parameter: weight and two moments.
+_SAVE_BYTES = 12  # For each trained fp32 parameter: weight and two moments.
 _LEAST_FREE = 1 << 30
 _SLOW_DISK_GBPS = 0.2
 _SLOW_PCIE_GBPS = 6.0  # PCIe 3.0 x8, page-locked.
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse what is not a folder that can be written to."""
+    """Raise IoError unless `folder` is a folder that this process may write to."""
     if not folder.is_dir():
         raise IoError(
-            f"--path: {folder} is not a folder, expected one on the disk to be measured",
+            f"--path: {folder} is not a folder; name a folder on the disk to measure",
             errno.ENOENT,
             str(folder),
         )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise IoError(f"--path: {folder} may not be written to", errno.EACCES, str(folder))
+        raise IoError(f"--path: {folder} is not writable", errno.EACCES, str(folder))
 
 
 def disk_findings(path: Path, quick: bool) -> Iterator[Finding]:
-    """Of the disk that holds a folder; `quick` measures no rates."""
+    """Yield findings on the disk that holds a folder; `quick` skips measuring its rates."""
     yield from _direct(path)
     if not quick:
         yield from _disk_rates(path)
     free = shutil.disk_usage(path).free
-    # Two saves are kept; while one is written only the last is. A disk tier has two slots.
+    # A run keeps two saves, or one and the save being written. A disk tier has two slots.
     room = free / (2 * _SAVE_BYTES)
     held = f"saves, or a disk tier, of up to {room / 1e9:.2g} G trained parameters"
     text = f"{format_bytes(free)}: {held}"
@@ -48,7 +48,7 @@ def disk_findings(path: Path, quick: bool) -> Iterator[Finding]:
 def _direct(path: Path) -> Iterator[Finding]:
     try:
         from sluiceway.machine.disk import has_direct
-    except ImportError:  # Without torch, which is said already.
+    except ImportError:  # No torch, which an earlier finding says.
         return
     costs = "the disk tier goes through the page cache, which takes memory; try another disk"
     try:
@@ -64,7 +64,7 @@ def _direct(path: Path) -> Iterator[Finding]:
 def _disk_rates(path: Path) -> Iterator[Finding]:
     try:
         from sluiceway.machine.disk import disk_rates
-    except ImportError:  # Without torch, which is said already.
+    except ImportError:  # No torch, which an earlier finding says.
         return
     try:
         rates = disk_rates(path, ("write", "read"))
@@ -89,23 +89,23 @@ def _disk_rates(path: Path) -> Iterator[Finding]:
 
 
 def link_findings() -> Iterator[Finding]:
-    """The measured rate between host and device."""
+    """Yield a finding on the measured rate between host and device."""
     try:
         import torch
 
         from sluiceway.machine.roofs import link_seconds
-    except ImportError:  # Without torch, which is said already.
+    except ImportError:  # No torch, which an earlier finding says.
         return
     size = 64 << 20
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         seconds = link_seconds(size, device)
-    except RuntimeError as error:  # A GPU that fails, or that others hold.
+    except RuntimeError as error:  # The GPU fails, or other processes hold it.
         yield Finding("link", f"not measured: {first_line(error)}", MISSING, "free the GPU")
         return
     rates = {f"{way}_gbps": size / s / 1e9 for way, s in seconds.items()}
     if device.type == "cpu":
-        text = f"{rates['d2h_gbps']:.1f} GB/s: the host device's is a memory copy"
+        text = f"{rates['d2h_gbps']:.1f} GB/s: the link of the host device is a memory copy"
         yield Finding("link", text, OK, "device.link throttles it", figures=rates)
         return
     slow = min(rates.values()) < _SLOW_PCIE_GBPS
@@ -114,7 +114,7 @@ def link_findings() -> Iterator[Finding]:
         f"{rates['d2h_gbps']:.1f} GB/s to the host, {rates['h2d_gbps']:.1f} GB/s to the device, "
         "page-locked",
         SLOW if slow else OK,
-        "fewer lanes than the card has: look at the slot; sluiceway plan says what it costs"
+        "fewer lanes than the card has: look at the slot; sluiceway plan computes the cost"
         if slow
         else "",
         figures=rates,

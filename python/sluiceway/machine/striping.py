@@ -1,4 +1,4 @@
-"""How fast the drives of a store are beside one another, as small weights, and what they give."""
+"""Relative speeds of the drives of a store as small integers, and their combined rate."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from sluiceway.errors import IoError
 from sluiceway.machine.disk import disk_rates, file_rates
 
 _MEASURED_BYTES = 128 << 20
-_TOLERANCE = 0.05  # Of a weight beside the rate that it stands for.
-_SLOWEST = 1e-6  # Of the fastest: what weights can tell apart.
-_MAGIC = b"SLUICEWY"  # A device that begins so is a drive already (docs/store.md section 2).
+_TOLERANCE = 0.05  # Relative error of a weight as a measure of its rate.
+_SLOWEST = 1e-6  # Smallest rate, relative to the fastest, that weights can express.
+_MAGIC = b"SLUICEWY"  # First bytes of a device that is a drive already (docs/store.md section 2).
 
 
 def striping_weights(rates: Sequence[float]) -> list[int]:
-    """The smallest integers that stand to one another as rates do, each within 5 %.
+    """Find the smallest integers in the proportions of the rates, each within 5 %.
 
     Parameters
     ----------
     rates : sequence of float
-        Above 0, in any unit. One below a millionth of the fastest counts as that.
+        Above 0, in any unit. A rate below a millionth of the fastest counts as a millionth.
 
     Returns
     -------
     list of int
-        The slowest has 1 to 10.
+        One weight per rate; the slowest drive has 1 to 10.
     """
     slowest = max(min(rates), _SLOWEST * max(rates))
     shares = [max(rate / slowest, 1.0) for rate in rates]
@@ -47,29 +47,29 @@ def striping_weights(rates: Sequence[float]) -> list[int]:
 
 
 def striped_rate(rates: Sequence[float], weights: Sequence[int]) -> float:
-    """Of all drives together, where each has the share of the bytes that its weight says."""
+    """Rate of all drives together if the bytes are shared in proportion to the weights."""
     return min(rate * sum(weights) / weight for rate, weight in zip(rates, weights, strict=True))
 
 
 def rates_of_disks(places: Sequence[Path], io: str) -> list[float]:
-    """Measure reads and writes together, drive by drive, in GB/s.
+    """Measure simultaneous reads and writes of each drive in turn, in GB/s.
 
     Parameters
     ----------
     places : sequence of Path
-        Folders, or whole block devices that hold nothing: these are written to. Folders of one
-        file system are measured once, and share its rate.
+        Folders, or whole block devices that hold nothing, which are overwritten. Folders of one
+        file system are measured once and share its rate.
     io : str
-        As the option of a store.
+        The store's option `io`.
 
     Raises
     ------
     sluiceway.errors.Error
-        A disk refused, or a device is not ours.
+        A disk refused a request, or a device holds data of others.
     """
     by = "auto" if io == "block" else io
     for place in places:
-        if place.is_block_device():  # Before any of them is written to.
+        if place.is_block_device():  # Checked before any device is overwritten.
             _core.drive_properties(str(place), by, writable=True)
     found: dict[tuple[bool, int], float] = {}
     keys = [_disk_of(place) for place in places]
@@ -84,26 +84,28 @@ def rates_of_disks(places: Sequence[Path], io: str) -> list[float]:
 
 
 def weights_of_new(owner: str, drives: Sequence[str], io: str) -> list[int]:
-    """How fast the drives of a store that is to be made are beside one another.
+    """Measure the drives of a new store and return their weights.
 
     Parameters
     ----------
     owner : str
-        The optimizer's name, for a warning where the disks cannot be measured: all are alike then.
+        The optimizer's name, for the warning if the disks cannot be measured. The drives then
+        share all chunks equally.
     drives : sequence of str
-        Files that are not there yet, or whole devices.
+        Files that do not exist yet, or whole devices.
     io : str
-        As the option of a store.
+        The store's option `io`.
 
     Returns
     -------
     list of int
-        Empty where there is nothing to weigh: one drive, or some that are there.
+        Empty if no weights are needed: there is one drive, all drives are on one disk, or some
+        exist already.
 
     Raises
     ------
     sluiceway.errors.Error
-        A device is not ours.
+        A device holds data of others.
     """
     paths = [Path(drive) for drive in drives]
     if len(paths) < 2 or any(_is_there(path) for path in paths):
@@ -115,13 +117,13 @@ def weights_of_new(owner: str, drives: Sequence[str], io: str) -> list[int]:
         return striping_weights(rates_of_disks(places, io))
     except IoError as error:
         warnings.warn(
-            f"{owner}: its drives share all chunks alike, {error}", RuntimeWarning, stacklevel=3
+            f"{owner}: its drives share all chunks equally, {error}", RuntimeWarning, stacklevel=3
         )
         return []
 
 
 def _disk_of(place: Path) -> tuple[bool, int]:
-    """Whether it is a device, and the number of that, or of the file system that it is in."""
+    """Return whether `place` is a block device, and the number of its device or file system."""
     found = place.stat()
     device = stat.S_ISBLK(found.st_mode)
     return device, found.st_rdev if device else found.st_dev
@@ -133,7 +135,7 @@ def _is_there(drive: Path) -> bool:
     try:
         with drive.open("rb", buffering=0) as file:
             return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:  # Who opens the store says why.
+    except OSError:  # Opening the store reports the reason.
         return True
 
 

@@ -1,19 +1,23 @@
-"""What training asks of a drive or link: tokens that hide its traffic, TB written in a day."""
+"""Load that training puts on a drive or link: tokens that hide its traffic, TB written per day."""
 
 from __future__ import annotations
 
-# An assumption: what many drives of 1 TB for laptops are rated for, in TB written.
+# An assumption: the rating of many 1 TB laptop drives, in TB written.
 RATED_TB = 600
 _DAY_SECONDS = 86400
 
 
 def hiding_tokens(bytes_per_parameter: float, tflops: float, gbps: float, token_flop: int) -> float:
-    """T* = b F / (c B): from as many tokens a step on, computing takes longer than disk or link.
+    """Return T* = b F / (c B), the tokens per step above which computing hides disk or link.
 
     Parameters
     ----------
     bytes_per_parameter : float
-        b, read and written, or crossing, in a step.
+        b, the bytes read and written, or crossing the link, in a step.
+    tflops : float
+        F, in 1e12 operations a second.
+    gbps : float
+        B, in 1e9 bytes a second.
     token_flop : int
         c, floating-point operations per parameter and token.
     """
@@ -21,5 +25,5 @@ def hiding_tokens(bytes_per_parameter: float, tflops: float, gbps: float, token_
 
 
 def tb_per_day(count: float, seconds: float) -> float:
-    """TB (1e12 bytes) of a day that goes on as these seconds have gone."""
+    """TB (1e12 bytes) in a day at the rate of `count` bytes in `seconds`."""
     return count / seconds * _DAY_SECONDS / 1e12

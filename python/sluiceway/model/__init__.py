@@ -1,1 +1,1 @@
-"""Folders of models, their weights, and which of them are trained."""
+"""Folders of models, their weights, and the choice of weights to train."""

@@ -1,4 +1,4 @@
-"""The list of blocks that a model runs one after another, found without knowing its class."""
+"""Finds the list of blocks that a model runs one after another, without knowing its class."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MOST_NAMED = 6
 class BlockList:
     """Blocks of a model, in the order of their list; each module once."""
 
-    name: str  # Of the list, as `named_modules` says it; empty for the model itself.
+    name: str  # The list's name in `named_modules`; empty for the model itself.
     blocks: list[tuple[str, nn.Module]]
 
 
 def find_blocks(owner: str, model: nn.Module) -> BlockList:
-    """Choose the module list that leaves the least to be held at once.
+    """Choose the module list with which the fewest elements must be held at once.
 
-    That is what lies outside of the list, and the largest of its blocks: of a decoder the list of
-    its layers, and neither what contains it nor the experts of one layer.
+    Held at once are all parameters outside of the list, and its largest block. In a decoder this
+    chooses the list of layers, not a module around it, and not the experts of one layer.
 
     Raises
     ------
     InvalidArgument
-        The model has no such list; the text has what was looked for, and at.
+        The model has no such list; the text says what was expected and what the model has.
     """
     candidates = list(_candidates(model))
     if not candidates:
@@ -39,9 +39,9 @@ def find_blocks(owner: str, model: nn.Module) -> BlockList:
         more = f" and {len(seen) - _MOST_NAMED} more" if len(seen) > _MOST_NAMED else ""
         raise InvalidArgument(
             f"{owner}: {type(model).__name__} has no block list, expected an nn.ModuleList or "
-            "nn.Sequential somewhere in it whose members have parameters, as model.layers of a "
-            f"decoder of transformers; its children are {', '.join(seen[:_MOST_NAMED]) or 'none'}"
-            f"{more}; put what runs one after another into such a list"
+            "nn.Sequential whose members have parameters, such as model.layers in a decoder of "
+            f"transformers; its children are {', '.join(seen[:_MOST_NAMED]) or 'none'}{more}; put "
+            "the modules that run one after another into such a list"
         )
     return min(candidates, key=lambda found: _held_at_once(model, found))
 
@@ -61,7 +61,7 @@ def _elements(module: nn.Module) -> int:
 
 
 def _held_at_once(model: nn.Module, found: BlockList) -> int:
-    """Elements outside of the blocks and of the largest of them."""
+    """Count the elements outside of the blocks, and in the largest block."""
     inside = {id(p): p.numel() for _, block in found.blocks for p in block.parameters()}
     largest = max(_elements(block) for _, block in found.blocks)
     return _elements(model) - sum(inside.values()) + largest
@@ -70,9 +70,9 @@ def _held_at_once(model: nn.Module, found: BlockList) -> int:
 def weights_by_block(
     model: nn.Module, found: BlockList
 ) -> Iterator[tuple[str, nn.Parameter, int | None]]:
-    """Every parameter, tied or not, by its first name, with the number of the block that reads it.
+    """Yield each parameter once, by its first name, with the number of the block that reads it.
 
-    None is one that is read outside of the blocks, or by several of them.
+    The number is None if the parameter is read outside of the blocks, or by several of them.
     """
     number_of = {
         id(m): number for number, (_, block) in enumerate(found.blocks) for m in block.modules()

@@ -1,4 +1,4 @@
-"""Models and tokenizers from a transformers folder, checked before anything large is read."""
+"""Loads models and tokenizers from a transformers folder, after checking its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EMBEDDINGS_TRAINED = ("trained", "identity")
 
 
 def check_model_folder(folder: str | os.PathLike, weights: bool = True) -> dict:
-    """Look at a model folder without loading it; return its config.json.
+    """Check a model folder without loading it; return its config.json.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def check_model_folder(folder: str | os.PathLike, weights: bool = True) -> dict:
     """
     path = Path(folder)
     if not path.is_dir():
-        what = "is a file" if path.exists() else "is not there"
+        what = "is a file" if path.exists() else "does not exist"
         raise IoError(
             f"model.path: {path} {what}, expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}; "
             "models are not downloaded",
@@ -58,7 +58,7 @@ def _read_json(path: Path) -> dict:
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"model.path: {path} cannot be read as JSON, {error}") from None
     if not isinstance(content, dict):
-        raise InvalidArgument(f"model.path: {path} holds no object, expected a model's config")
+        raise InvalidArgument(f"model.path: {path} is not a JSON object, expected a model's config")
     return content
 
 
@@ -78,7 +78,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def quiet_transformers() -> None:
-    """Keep its progress bars and advice off the terminal; errors still come as exceptions."""
+    """Keep transformers' progress bars and advice off the terminal; exceptions still pass."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -101,13 +101,13 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
 def load_model(
     folder: str | os.PathLike, dtype: torch.dtype, mapped: bool = False
 ) -> torch.nn.Module:
-    """Load a causal language model, stored as `dtype`, on the host.
+    """Load a causal language model as `dtype` into host memory.
 
     Parameters
     ----------
     mapped : bool
-        Parameters whose type is that of the file are left in the mapped file: they take no memory
-        until they are read, and are to be copied before the file may change.
+        Leave parameters whose type needs no conversion in the mapped file. They take no memory
+        until they are read, and must be copied before the file may change.
     """
     from transformers import AutoModelForCausalLM
 
@@ -126,8 +126,8 @@ def load_model(
     missing = sorted(loaded.get("missing_keys", ()))
     if missing:
         raise InvalidArgument(
-            f"model.path: the weights in {folder} lack {len(missing)} tensors, first {missing[0]}; "
-            f"expected all that {type(model).__name__} has"
+            f"model.path: the weights in {folder} lack {len(missing)} tensors of "
+            f"{type(model).__name__}, first {missing[0]}; copy the folder again"
         )
     _own_memory([*model.buffers()] if mapped else [*model.parameters(), *model.buffers()])
     return model
@@ -136,8 +136,8 @@ def load_model(
 def _own_memory(tensors: list[torch.Tensor]) -> None:
     """Copy weights out of the mapped file, one after the other.
 
-    A run must not end, or change, because somebody replaces the file. And torch's own memory
-    begins at a cache line, a mapped weight wherever the file's header ends.
+    A run must not fail or change because somebody replaces the file. Also, torch aligns its own
+    memory to cache lines, while a mapped weight starts wherever the file's header ends.
     """
     for tensor in tensors:
         tensor.data = tensor.data.clone()
@@ -149,7 +149,7 @@ def _first(error: BaseException) -> str:
 
 
 def context_of(config: dict) -> int | None:
-    """Positions the model was made for, None if its config does not say."""
+    """Positions that the model was made for; None if its config does not say."""
     for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         if isinstance(config.get(key), int):
             return config[key]
@@ -157,7 +157,7 @@ def context_of(config: dict) -> int | None:
 
 
 def check_context(config: dict, folder: str, sequence_length: int) -> None:
-    """Refuse sequences longer than the model's context."""
+    """Raise InvalidArgument if sequences are longer than the model's context."""
     context = context_of(config)
     if context is not None and sequence_length > context:
         raise InvalidArgument(
@@ -167,7 +167,7 @@ def check_context(config: dict, folder: str, sequence_length: int) -> None:
 
 
 def prepare_model(model: torch.nn.Module, embeddings: str, checkpointing: bool) -> torch.nn.Module:
-    """Freeze what is not trained, and set the model up for training."""
+    """Freeze the embeddings unless they are trained, and put the model into training mode."""
     if embeddings not in _EMBEDDINGS_TRAINED:
         from sluiceway.model.targets import embedding_parameters
 

@@ -1,6 +1,6 @@
-"""Products of groups of rows, as experts compute them, of tensors that have shapes but no bytes.
+"""Grouped matrix products, which experts compute, for tensors with shapes but no bytes.
 
-torch's own rule for such tensors takes bf16 alone, and its counter of operations knows no groups.
+torch's own rule for such tensors accepts bf16 alone, and its flop counter does not know groups.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# A torch that does not have it computes experts in another way, and None is no operation of it.
+# A torch without this operation computes experts in another way, so None matches none of its calls.
 GROUPED_PRODUCT = getattr(torch.ops.aten, "_grouped_mm", None)
 
 
@@ -20,18 +20,18 @@ def grouped_product(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A tensor of the shape of the product: a matrix for each group, unless groups share one.
+    """Return a tensor in the shape of the product: one matrix per group, unless groups share one.
 
     Parameters
     ----------
     a, b : torch.Tensor
         3-D: a matrix for each group; 2-D: the groups are parts of one matrix.
     offs : torch.Tensor
-        Where each part ends.
+        End of each part.
     bias : None
-        Not there yet in torch.
+        Not implemented in torch yet.
     out_dtype : torch.dtype
-        By default that of `a`.
+        The type of `a` by default.
     """
     shape = [a.shape[-2], b.shape[-1]]
     if a.dim() == b.dim():
@@ -40,6 +40,6 @@ def grouped_product(
 
 
 def grouped_flops(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Operations: every part of a matrix is in one group."""
+    """Count operations: every part of a matrix belongs to one group."""
     groups = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]

@@ -1,4 +1,4 @@
-"""The loss of one batch: what training descends and evaluation averages."""
+"""The loss of one batch, for training and evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def loss_of(model: torch.nn.Module, placement: Placement, batch: Batch) -> torch
 
 
 def inputs_on(placement: Placement, batch: Batch) -> dict[str, torch.Tensor]:
-    """What a model is called with, on its device."""
+    """Copy a batch's inputs to the model's device."""
     return {
         name: tensor.to(placement.device, non_blocking=True)
         for name, tensor in batch.inputs.items()

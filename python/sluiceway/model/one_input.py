@@ -1,4 +1,4 @@
-"""Which weights of a model read one input, and so may share what is done with it."""
+"""Groups weights that read the same input, so that work on the input can be shared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sluiceway.model.targets import CompressedWeight
 
-# Names of layers beside each other, as models of transformers call them.
+# Names that models of transformers give to layers with a common input.
 _BESIDE = (
     ("q_proj", "k_proj", "v_proj"),
     ("query", "key", "value"),
@@ -17,10 +17,10 @@ _BESIDE = (
 
 
 def first_of_input(weights: Iterable[CompressedWeight]) -> dict[str, str]:
-    """Map names of weights to that of the first that reads the same input.
+    """Map each weight's name to the name of the first weight with the same input.
 
-    A weight is left out where no other one does. Nothing goes wrong where two are named so and read
-    different inputs.
+    A weight whose input no other weight reads is left out. If weights have such names but read
+    different inputs, results stay correct.
     """
     groups: dict[tuple[str, int, int], list[str]] = {}
     for weight in weights:

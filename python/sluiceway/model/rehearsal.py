@@ -1,7 +1,7 @@
-"""One training step on tensors that have shapes but no bytes: what would it hold, and compute?
+"""Rehearses a training step on tensors without bytes, to predict its memory and operations.
 
-Every operator of the true model is dispatched, forward and backward, with gradients freed where
-the engine frees them; storages are counted while they live. Kernels' own scratch is not seen.
+The real model runs forward and backward, and gradients are freed where the engine frees them.
+Each storage is counted while it lives. Scratch memory inside of kernels is not counted.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _FLOPS = {**flop_registry, GROUPED_PRODUCT: grouped_flops}
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Bytes on the device, and floating-point operations of one micro-batch."""
+    """Bytes on the device, and floating-point operations, for one micro-batch."""
 
     weight_bytes: int
-    after_forward_bytes: int  # Weights and what the backward needs.
+    after_forward_bytes: int  # Weights and tensors saved for the backward.
     peak_bytes: int
     forward_flops: int
     backward_flops: int
 
 
 class _Account(TorchDispatchMode):
-    """Bytes that live, and operations done; torch's own flop counter would keep tensors alive."""
+    """Counts living bytes and operations; torch's own flop counter would keep tensors alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,9 +86,9 @@ def rehearse(
     Parameters
     ----------
     freed : set of str
-        Parameters whose gradient goes as soon as it exists.
+        Names of parameters whose gradient is freed as soon as it exists.
     backward : bool
-        Whether there is one; else the forward is without grad, and without dropout.
+        Run a backward; if False, the forward runs without gradients and without dropout.
     """
     cast = torch.autocast("cpu", dtype=autocast) if autocast else contextlib.nullcontext()
     with FakeTensorMode():
@@ -111,9 +111,9 @@ def rehearse(
 
 
 def living_bytes() -> tuple[int, int]:
-    """What lives now in the rehearsal that is going on, and the most since this was asked before.
+    """Bytes that live now in the running rehearsal, and their maximum since the previous call.
 
-    For hooks of a model that is rehearsed.
+    For hooks of the rehearsed model.
     """
     account = _get_current_dispatch_mode()
     most, account.recent_peak = account.recent_peak, account.now
@@ -121,10 +121,10 @@ def living_bytes() -> tuple[int, int]:
 
 
 def _keep_all_layers(model: torch.nn.Module) -> None:
-    """A decoder that may leave out layers in training draws a number and looks at it."""
+    """Switch off LayerDrop: it reads a random number, and rehearsed tensors have no values."""
     for module in model.modules():
         if hasattr(module, "layerdrop"):
-            module.training = False  # Its own flag: dropout inside of layers stays.
+            module.training = False  # The module's own flag: dropout inside of layers stays.
 
 
 def _free(parameter: torch.nn.Parameter) -> None:

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: where each tensor lies, read, checked and written.
+"""Reads, checks and writes the header of a safetensors file, which says where each tensor lies.
 
 file     8 bytes, little-endian: length of the header in bytes
          header: JSON, {name: {dtype, shape, data_offsets: [begin, end]}}, offsets from its end
@@ -28,7 +28,7 @@ class TensorEntry:
     Parameters
     ----------
     dtype : str
-        As the file has it: F32, BF16, ...
+        The file's own name: F32, BF16, ...
     begin : int
         Bytes from the end of the header.
     size : int
@@ -44,16 +44,16 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """What a file says of itself.
+    """Contents of a file's header.
 
     Parameters
     ----------
     tensors : list of TensorEntry
         In the order of their data.
     metadata : dict
-        Texts that somebody wrote beside them.
+        Texts that the writer added.
     data : int
-        Where the tensors begin, in bytes from the start of the file.
+        Start of the tensors, in bytes from the start of the file.
     """
 
     tensors: list[TensorEntry]
@@ -67,12 +67,12 @@ class SafetensorsHeader:
 
 
 def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
-    """Read the header of an open file, whose place is then where the data begins.
+    """Read the header of an open file, and leave the file positioned at the start of the data.
 
     Raises
     ------
     sluiceway.errors.Corrupt
-        The file is cut within its header, or has none.
+        The file ends within its header, or has none.
     """
     size = os.fstat(file.fileno()).st_size
     head = file.read(_LENGTH.size)
@@ -80,7 +80,7 @@ def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
     if len(head) < _LENGTH.size or length > size - _LENGTH.size:
         raise Corrupt(
             f"{path}: {size} bytes, expected at least {_LENGTH.size + length or _LENGTH.size}; the "
-            "file was cut, copy it again"
+            "file is incomplete, copy it again"
         )
     try:
         entries: dict[str, Any] = json.loads(file.read(length))
@@ -97,14 +97,14 @@ def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
 
 
 def check_weights_file(path: Path) -> None:
-    """Refuse a file that is longer or shorter than its header says.
+    """Check that a file has the length that its header implies.
 
     Raises
     ------
     sluiceway.errors.Corrupt
-        With both sizes.
+        The file is longer or shorter; the text has both sizes.
     sluiceway.errors.IoError
-        It cannot be read.
+        The file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -120,12 +120,12 @@ def check_weights_file(path: Path) -> None:
 def write_header(
     file: BinaryIO, tensors: list[TensorEntry], metadata: dict[str, str]
 ) -> SafetensorsHeader:
-    """Write the header of tensors that will lie one after the other, in the order given.
+    """Write the header for tensors that will follow one another in the given order.
 
     Parameters
     ----------
     tensors : list of TensorEntry
-        Where they begin is found here.
+        Their `begin` is ignored; the returned header has the computed one.
     """
     placed, end = [], 0
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""A model as its config.json describes it, its weights drawn at random or on no device at all."""
+"""Builds a model from its config.json alone, with random weights or on the meta device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from sluiceway.model.folder import quiet_transformers
 
 
 def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -> torch.nn.Module:
-    """Build the causal language model of a folder; no weights are read.
+    """Build the causal language model of a folder without reading its weights.
 
     Parameters
     ----------
     layers : int or None
-        In place of those of the config.
+        Number of layers; None takes the config's.
 
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        transformers knows no such model, or none with so many layers.
+        transformers cannot build the model, or cannot build it with so many layers.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -32,6 +32,6 @@ def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgument(
-            f"model.path: transformers knows no causal language model by the config.json of "
-            f"{folder}, {reason}"
+            f"model.path: transformers cannot build a causal language model from the config.json "
+            f"in {folder}, {reason}"
         ) from None

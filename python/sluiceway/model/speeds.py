@@ -1,4 +1,4 @@
-"""Rates that step times are predicted from: the config's, else measured on this machine."""
+"""Rates for the prediction of step times, from the config or else measured on this machine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sluiceway.machine.roofs import best_seconds_on, link_seconds
 from sluiceway.machine.striping import rates_of_disks, striped_rate, striping_weights
 from sluiceway.model.rehearsal import rehearse
 
-_MEASURED_WEIGHTS = 1 << 24  # One larger layer is a matrix product, for the clock.
+_MEASURED_WEIGHTS = 1 << 24  # A larger layer takes the time of its matrix products.
 _MEASURED_TOKENS = 1024
 _MEASURED_LINK_BYTES = 64 << 20
 _PRODUCT = {
     "cpu": (1024, 512, 512),
     "cuda": (8192, 4096, 4096),
-}  # For the clock, where no layer is.
+}  # Rows, inner and columns of the product that is timed if no layer is.
 _HOST = torch.device("cpu")
 
 
@@ -33,21 +33,21 @@ def measure_speeds(
     build: Callable[[int | None], nn.Module],
     disk: bool = False,
 ) -> dict[str, Any]:
-    """Rates of compute, device memory and host memory, and where they are from.
+    """Measure rates of compute, device memory, host memory and link, or take the config's.
 
     Parameters
     ----------
     build : callable
-        Makes the model of the run with so many layers, None for all of them.
+        Makes the run's model with the given number of layers, or with all of them for None.
     disk : bool
-        Whether a step reads or writes one.
+        Include the disk, because a step reads or writes one.
 
     Returns
     -------
     dict
         `tflops`, `memory_gbps`, `host_gbps`, `d2h_gbps`, `h2d_gbps` in 1e12 operations and 1e9
-        bytes a second; of a disk `disk_gbps`, None if it cannot be measured. The link is that of
-        the machine, without the config's throttle.
+        bytes a second; with a disk `disk_gbps`, None if it cannot be measured. `*_from` says where
+        a rate comes from. The link rates are the machine's, without the config's throttle.
     """
     device = config.device
     host = device.host_gbps or _measured_gbps(_HOST)
@@ -69,26 +69,26 @@ def _link_speed(card: torch.device) -> dict[str, Any]:
 
 
 def link_of(config: Config, speeds: dict[str, Any]) -> Link:
-    """What bytes cross: the machine's link, throttled where the config says so."""
+    """Return the machine's link, throttled if the config says so."""
     ways = ("d2h_gbps", "h2d_gbps")
     asked = config.device.link
     if asked is None:
         return Link(**{way: speeds[way] for way in ways})
-    if "link_gbps_from" not in speeds:  # The throttle poses as the link of a card.
+    if "link_gbps_from" not in speeds:  # Host device: the throttle stands for a card's link.
         return asked
     slower = {way: min(getattr(asked, way), speeds[way]) for way in ways}
     return Link(**slower, latency_us=asked.latency_us)
 
 
 def disk_speed(config: Config) -> dict[str, Any]:
-    """`disk_gbps`, of reads and writes at once where the store will be, and where it is from.
+    """Return `disk_gbps`, for simultaneous reads and writes at the store's place, and its source.
 
-    Of several drives what striping by their rates gives.
+    For several drives it is the combined rate of drives striped by their measured rates.
     """
     if config.device.disk_gbps:
         return {"disk_gbps": config.device.disk_gbps, "disk_gbps_from": "config"}
     if config.store.io == "block":
-        return {"disk_gbps": None, "disk_gbps_from": "a whole device is not measured"}
+        return {"disk_gbps": None, "disk_gbps_from": "whole devices are not measured"}
     folders = [_nearest_folder(Path(path)) for path in config.store.paths or ["."]]
     try:
         rates = rates_of_disks(folders, config.store.io)
@@ -100,7 +100,7 @@ def disk_speed(config: Config) -> dict[str, Any]:
 
 
 def _nearest_folder(path: Path) -> Path:
-    """Where something will be that may not be there yet."""
+    """Return the path, or its nearest ancestor, that is an existing folder."""
     path = path.absolute()
     return next(p for p in (path, *path.parents) if p.is_dir())
 
@@ -111,13 +111,13 @@ def _tflops(
     where: torch.device,
     build: Callable[[int | None], nn.Module],
 ) -> dict[str, Any]:
-    """Rate of a whole forward and backward: products are a small part of it where a model is."""
+    """Rate of a whole forward and backward; in small models products are a small part of it."""
     if config.device.tflops:
         return {"tflops": config.device.tflops, "tflops_from": "config"}
     threads = torch.get_num_threads()
     try:
         if placement.device_cpu is not None:
-            torch.set_num_threads(1)  # As the run, which has one core for torch.
+            torch.set_num_threads(1)  # Like the run, which has one core for torch.
         if (measured := _one_layer_tflops(config, placement, where, build)) is not None:
             return {"tflops": measured, "tflops_from": "one layer, forward and backward, here"}
         dtype = placement.autocast_dtype or DTYPES[config.model.dtype]
@@ -136,11 +136,14 @@ def _one_layer_tflops(
     where: torch.device,
     build: Callable[[int | None], nn.Module],
 ) -> float | None:
-    """Of the model with one layer, at most _MEASURED_TOKENS a sequence; None where it is large."""
+    """Rate of the model with one layer, at most _MEASURED_TOKENS a sequence; None if it is large.
+
+    Also None if the model cannot have one layer alone.
+    """
     try:
         with torch.device("meta"):
             weights = sum(p.numel() for p in build(1).parameters())
-    except InvalidArgument:  # Of a kind that cannot have one layer alone.
+    except InvalidArgument:  # This kind of model cannot have one layer alone.
         return None
     if weights > _MEASURED_WEIGHTS:
         return None

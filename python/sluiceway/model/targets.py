@@ -1,4 +1,4 @@
-"""Which parameters of a model are compressed, trained plainly, or left frozen."""
+"""Sorts a model's parameters: compressed, trained without compression, or frozen."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.nn.modules.conv import _ConvNd
 
 from sluiceway.errors import InvalidArgument
 
-MIN_ELEMENTS = 1 << 16  # Below this a weight costs less than its compression saves.
-"""Linear weights with fewer elements are trained plainly on the device; so are experts."""
+MIN_ELEMENTS = 1 << 16  # Compressing a smaller weight costs more than it saves.
+"""Linear weights and experts with fewer elements are trained on the device, uncompressed."""
 EMBEDDINGS = "embeddings and head"
-"""Why they are not compressed."""
+"""Reason given for embeddings and head, which are not compressed."""
 
 
 @dataclass
 class CompressedWeight:
     """One parameter that goes through the lanes, and the modules whose forward reads it.
 
-    A 3-D parameter, experts for one, is a batch of matrices: each slice is a weight of its own.
+    A 3-D parameter, such as experts, is a batch of matrices: each slice is a weight of its own.
     """
 
     name: str
@@ -33,28 +33,28 @@ class CompressedWeight:
 
     @property
     def is_batch(self) -> bool:
-        """Whether it is more than one matrix."""
+        """True for a 3-D parameter, which has several matrices."""
         return self.parameter.dim() == 3
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of each of its matrices."""
+        """Rows and columns of each matrix."""
         rows, columns = self.parameter.shape[-2:]
         return rows, columns
 
     @property
     def names(self) -> list[str]:
-        """Of its matrices, in their order."""
+        """Names of the matrices, in order."""
         if not self.is_batch:
             return [self.name]
         return [f"{self.name}[{number}]" for number in range(len(self.parameter))]
 
     def matrices(self, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Views of the matrices of the parameter, or of a tensor of its shape."""
+        """Split the parameter, or a tensor of its shape, into views of its matrices."""
         return whole.unbind(0) if self.is_batch else (whole,)
 
     def check_layout(self, whole: torch.Tensor) -> None:
-        """Refuse a parameter that lanes cannot read where it lies.
+        """Check that lanes can read the parameter in place.
 
         Raises
         ------
@@ -64,7 +64,7 @@ class CompressedWeight:
         if whole.stride(-1) != 1 and whole.shape[-1] > 1:
             raise InvalidArgument(
                 f"step: {self.name} has strides {tuple(whole.stride())}, expected contiguous rows; "
-                "make it contiguous() and go on"
+                "make it contiguous() and continue"
             )
 
 
@@ -75,19 +75,19 @@ class Selection:
     compressed: list[CompressedWeight] = field(default_factory=list)
     ordinary: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
-    # Named to an optimizer, but frozen: by the line above, or since before.
+    # Given to an optimizer, but frozen: listed in `frozen`, or frozen by the user before.
     left_out: list[tuple[str, nn.Parameter]] = field(default_factory=list)
-    # By name; also of weights in `compressed` whose whole gradient crosses beside a codec.
+    # Reasons by name; also for weights in `compressed` whose whole gradient crosses beside a codec.
     why_ordinary: dict[str, str] = field(default_factory=dict)
 
     @property
     def trained(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters of the first two."""
+        """Names and parameters in `compressed` and `ordinary`."""
         return [(w.name, w.parameter) for w in self.compressed] + self.ordinary
 
 
 def _is_linear_weight(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    if parameter.dim() == 3:  # One slice alone is a table: position embeddings of a vision model.
+    if parameter.dim() == 3:  # One slice is a table, such as a vision model's position embeddings.
         return len(parameter) > 1
     if isinstance(module, nn.MultiheadAttention):
         return name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -96,7 +96,7 @@ def _is_linear_weight(module: nn.Module, name: str, parameter: nn.Parameter) -> 
 
 
 def owners_of(model: nn.Module) -> dict[int, tuple[str, nn.Parameter, list[tuple[nn.Module, str]]]]:
-    """Map id(parameter) to its first name, itself and every (module, local name) that holds it."""
+    """Map id(parameter) to its first name, the parameter, and its holders (module, local name)."""
     found: dict[int, tuple[str, nn.Parameter, list[tuple[nn.Module, str]]]] = {}
     for prefix, module in model.named_modules():
         for local, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -104,13 +104,16 @@ def owners_of(model: nn.Module) -> dict[int, tuple[str, nn.Parameter, list[tuple
             entry = found.setdefault(id(parameter), (name, parameter, []))
             entry[2].append((module, local))
     for module in model.modules():
-        if isinstance(module, nn.MultiheadAttention):  # Reads it without calling out_proj.
+        if isinstance(module, nn.MultiheadAttention):  # Reads the weight without calling out_proj.
             found[id(module.out_proj.weight)][2].append((module, "out_proj.weight"))
     return found
 
 
 def check_storage(caller: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Two parameters over the same bytes would be updated twice; one tied parameter is fine."""
+    """Raise InvalidArgument if two parameters share bytes, which would be updated twice.
+
+    One tied parameter, used in several places, is fine.
+    """
     spans = sorted(
         (p.untyped_storage().data_ptr() + p.storage_offset() * p.element_size(), p.nbytes, name)
         for name, p in parameters
@@ -119,13 +122,13 @@ def check_storage(caller: str, parameters: Iterable[tuple[str, nn.Parameter]]) -
     for (start, size, first), (other, _, second) in pairwise(spans):
         if other < start + size:
             raise InvalidArgument(
-                f"{caller}: {first} and {second} are two parameters over the same storage, "
-                "expected one parameter used in both places; tie them by assignment"
+                f"{caller}: {first} and {second} are two parameters over the same storage; use one "
+                "parameter in both places, tied by assignment"
             )
 
 
 def _embedding_ids(model: nn.Module, owners: dict) -> set[int]:
-    """Embeddings, and the head: what the model calls its output embeddings, or ties to one."""
+    """Collect ids of embeddings and of the head: the model's output embeddings, or `lm_head`."""
     ids = {
         key
         for key, (_, _, holders) in owners.items()
@@ -150,7 +153,7 @@ def _why_ordinary(
     parameter: nn.Parameter,
     holders: list[tuple[nn.Module, str]],
 ) -> str | None:
-    """Why a parameter is trained uncompressed; None: it need not be."""
+    """Reason why a parameter is trained uncompressed; None if it can be compressed."""
     if parameter.dim() < 2:
         return "vectors"
     if any(isinstance(module, _ConvNd) for module, _ in holders):
@@ -159,7 +162,7 @@ def _why_ordinary(
         return f"{parameter.dim()}-D weights"
     linear = any(_is_linear_weight(module, local, parameter) for module, local in holders)
     if not _wanted(target, name, linear):
-        return "not of linear layers" if target == "all-linear" else "not in target"
+        return "not in linear layers" if target == "all-linear" else "not in target"
     if target == "all-linear" and parameter.shape[-2:].numel() < MIN_ELEMENTS:
         return f"matrices of fewer than {MIN_ELEMENTS} elements"
     return None
@@ -194,15 +197,15 @@ def _check_target(target: str | Sequence[str], names: set[str]) -> None:
 def reasons_against(
     model: nn.Module, target: str | Sequence[str], owners: dict
 ) -> dict[int, str | None]:
-    """Map id(parameter) to why it is not compressed; None: it can be.
+    """Map id(parameter) to the reason why it is not compressed, or None if it can be.
 
     Parameters
     ----------
     model : torch.nn.Module
     target : str or sequence of str
-        As of `select_weights`.
+        See `select_weights`.
     owners : dict
-        Of `owners_of(model)`.
+        Result of `owners_of(model)`.
     """
     _check_target(target, {name for name, _, _ in owners.values()})
     special = _embedding_ids(model, owners)
@@ -225,11 +228,11 @@ def select_weights(
     model : torch.nn.Module
         Parameters with `requires_grad=False` are left out altogether.
     target : str or sequence of str
-        "all-linear": 2-D weights of linear layers, and 3-D weights (experts, slice by slice),
+        "all-linear" picks 2-D weights of linear layers, and 3-D weights (experts, slice by slice),
         whose matrices have at least 2**16 elements. A regular expression or a list of names picks
-        2-D and 3-D weights of any size, but not those of convolutions.
+        2-D and 3-D weights of any size, but no weights of convolutions.
     embeddings : str
-        "frozen", or "identity": embeddings and head are trained through the identity codec.
+        "frozen"; or "identity", which trains embeddings and head through the identity codec.
     only : collection of int, optional
         id() of the parameters to sort; all others are left out altogether.
 
@@ -266,12 +269,12 @@ def select_weights(
 
 
 def check_dense(caller: str, selection: Selection, owners: dict) -> None:
-    """Refuse parameters of modules whose gradients would be sparse."""
+    """Raise InvalidArgument if a module would give its parameter a sparse gradient."""
     for name, parameter in selection.trained:
         if any(getattr(module, "sparse", False) is True for module, _ in owners[id(parameter)][2]):
             raise InvalidArgument(
-                f"{caller}: {name} is of a module with sparse=True, expected dense gradients, as "
-                "AdamW has no others; set sparse=False, or freeze it"
+                f"{caller}: the module of {name} has sparse=True, but AdamW needs dense gradients; "
+                "set sparse=False, or freeze the parameter"
             )
 
 

@@ -1,4 +1,4 @@
-"""What trains uncompressed, and why: its gradient is whole."""
+"""Summary of the weights that train uncompressed, with their whole gradient, and the reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from sluiceway.model.targets import CompressedWeight
 
-_SHARE = 0.01  # Of all elements that are trained; what is less is not worth a line.
+_SHARE = 0.01  # Smallest share of all trained elements that is worth a line.
 
 
 def large_groups(
@@ -16,7 +16,7 @@ def large_groups(
     ordinary: list[tuple[str, nn.Parameter]],
     why: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """Group by reason what is not compressed; largest first, none that is a trifle.
+    """Group uncompressed weights by reason, largest first, without very small groups.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ def large_groups(
 
 
 def group_lines(groups: list[dict[str, Any]], where: str = "on the device") -> list[str]:
-    """One line a group; `where` says what becomes of it."""
+    """Format one line per group; `where` says where it is trained."""
     return [
-        f"{g['weights']} uncompressed, {where}: {100 * g['share']:.3g} % of what is trained "
+        f"{g['weights']} uncompressed, {where}: {100 * g['share']:.3g} % of trained elements "
         f"({g['why']})"
         for g in groups
     ]

@@ -1,4 +1,4 @@
-"""safetensors files copied piece by piece, or written tensor by tensor: never a model whole."""
+"""Copies safetensors files in pieces and writes them by tensor, never holding a whole model."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def copy_weights(
     Parameters
     ----------
     dtype : str or None
-        What floating-point tensors become: fp32, bf16 or fp16; None: what they are.
+        Type to convert floating-point tensors to: fp32, bf16 or fp16; None keeps their types.
     advance : callable
-        Told how many more bytes of `source` are done.
+        Called with the number of further bytes of `source` that are done.
 
     Returns
     -------
     int
-        Bytes of tensors in `target`, the header apart.
+        Bytes of tensors in `target`, without the header.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def copy_weights(
                 write.write(piece)
                 advance(len(piece))
             return source.stat().st_size - header.data
-        # Large elements first, so that none of them lies askew.
+        # Large elements first, so that every tensor is aligned.
         pairs = [(tensor, _converted_entry(tensor, dtype)) for tensor in header.tensors]
         pairs.sort(key=lambda pair: -pair[1].size / max(1, math.prod(pair[1].shape)))
         written = write_header(write, [after for _, after in pairs], header.metadata)
@@ -72,7 +72,7 @@ def copy_weights(
 
 
 def _converted_entry(tensor: TensorEntry, dtype: str) -> TensorEntry:
-    """The same tensor with its dtype and size as `dtype`; what is no float stays what it is."""
+    """Return the entry with the dtype and size of `dtype`; other than floats are unchanged."""
     if tensor.dtype not in _FLOATS:
         return tensor
     size = tensor.size // _FLOATS[tensor.dtype].itemsize * DTYPES[dtype].itemsize
@@ -104,14 +104,14 @@ def _rounded(before: torch.Tensor, name: str, dtype: str) -> torch.Tensor:
     if not torch.equal(after.isfinite(), before.isfinite()):
         raise InvalidArgument(
             f"--dtype {dtype}: {name} has {before[~after.isfinite()].abs().max():.3g}, "
-            f"expected at most {torch.finfo(after.dtype).max:.3g}; take bf16, whose range is that "
+            f"expected at most {torch.finfo(after.dtype).max:.3g}; use bf16, which has the range "
             "of fp32"
         )
     return after
 
 
 def save_configs(model: nn.Module, folder: Path) -> None:
-    """Write those that `save_pretrained` writes, of a model of transformers."""
+    """Write the config files that `save_pretrained` writes for a model of transformers."""
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
@@ -120,16 +120,16 @@ def save_configs(model: nn.Module, folder: Path) -> None:
 def save_streamed(
     model: nn.Module, folder: Path, value_of: Callable[[nn.Parameter], torch.Tensor]
 ) -> None:
-    """Write configs and weights as `save_pretrained` does, one tensor after the other.
+    """Write configs and weights like `save_pretrained`, one tensor after the other.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Of transformers; its parameters say names, shapes and types alone.
+        A model of transformers; only names, shapes and types of its parameters are used.
     folder : Path
-        Has no weights.
+        A folder without weights.
     value_of : callable
-        What a parameter is, on the host.
+        Returns a parameter's value on the host.
     """
     save_configs(model, folder)
     write_weights(model, folder, value_of)
@@ -142,14 +142,14 @@ def write_weights(
     dtype: str | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """The weights of that alone.
+    """Write the weights like `save_streamed`, but no configs.
 
     Parameters
     ----------
     dtype : str or None
-        As of `StreamedWeights`.
+        See `StreamedWeights`.
     advance : callable
-        Told the bytes of each tensor, as the model has it.
+        Called with the bytes of each tensor in the model's own type.
     """
     with StreamedWeights(model, folder, dtype) as file:
         for name, t in file.tensors:
@@ -158,26 +158,27 @@ def write_weights(
 
 
 class StreamedWeights:
-    """Weights as `save_pretrained` writes them, one tensor after the other.
+    """Weights file like that of `save_pretrained`, written one tensor after the other.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Of transformers; it says names, shapes and types alone.
+        A model of transformers; only names, shapes and types of its tensors are used.
     folder : Path
-        Has no weights.
+        A folder without weights.
     dtype : str or None
-        What floating-point tensors become: fp32, bf16 or fp16; None: what they are.
+        Type to convert floating-point tensors to: fp32, bf16 or fp16; None keeps their types.
 
     Attributes
     ----------
     tensors : list of (str, torch.Tensor)
-        Parameters and buffers that are to be put, each once, in any order; fastest in this one.
+        Parameters and buffers to `put`, each once. Any order works; the order of the list is the
+        fastest.
     """
 
     def __init__(self, model: nn.Module, folder: Path, dtype: str | None = None) -> None:
         self._dtype = dtype
-        # Large elements first, so that none of them lies askew.
+        # Large elements first, so that every tensor is aligned.
         self.tensors = [*model.named_parameters(), *saved_buffers(model)]
         self.tensors.sort(key=lambda named: -self._stored(named[1]).itemsize)
         entries = [
@@ -198,7 +199,7 @@ class StreamedWeights:
         return DTYPES[self._dtype] if self._dtype and t.is_floating_point() else t.dtype
 
     def put(self, name: str, value: torch.Tensor) -> None:
-        """Write a tensor, from any device.
+        """Write one tensor from any device.
 
         Raises
         ------
@@ -219,7 +220,7 @@ class StreamedWeights:
 
 
 def saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those that a save has, with their names."""
+    """Yield names and buffers of a model that belong into its weights file."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:

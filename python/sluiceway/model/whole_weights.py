@@ -1,7 +1,6 @@
-"""Every trainable parameter as it is, whatever its shape: nothing is left to others.
+"""Selects every trainable parameter, whatever its shape, for one engine.
 
-Of some the gradient may cross the link compressed; they are the `compressed` weights without
-`identity`.
+The gradients of some may cross the link compressed: the `compressed` weights without `identity`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class WholeWeight(CompressedWeight):
 
     @property
     def is_batch(self) -> bool:
-        """Never: experts are one tensor like any other."""
+        """Always False: experts are one tensor like any other."""
         return False
 
     @property
@@ -40,15 +39,15 @@ class WholeWeight(CompressedWeight):
         return 1, self.parameter.numel()
 
     def matrices(self, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """That row, as a view."""
+        """Return a view of the tensor as one row."""
         return (whole.view(1, -1),)
 
     def check_layout(self, whole: torch.Tensor) -> None:
-        """Refuse a parameter that is not contiguous any more."""
+        """Raise InvalidArgument if the parameter is not contiguous any more."""
         if not whole.is_contiguous():
             raise InvalidArgument(
                 f"step: {self.name} has strides {tuple(whole.stride())}, expected contiguous "
-                "memory; make it contiguous() and go on"
+                "memory; make it contiguous() and continue"
             )
 
 
@@ -58,7 +57,7 @@ def select_whole(
     only: Collection[int] | None = None,
     target: str | Sequence[str] | None = None,
 ) -> Selection:
-    """All trainable parameters of `model`, in the order of the model; tied ones count as one.
+    """Select all trainable parameters of `model` in its order; tied ones count as one.
 
     Parameters
     ----------
@@ -69,13 +68,13 @@ def select_whole(
     only : collection of int, optional
         id() of the parameters to take; all others are left out.
     target : str or sequence of str, optional
-        As of `select_weights`: gradients of these matrices may cross compressed; none by default.
-        `why_ordinary` has the reason of every other one.
+        Matrices whose gradients may cross compressed, named as in `select_weights`; none by
+        default. `why_ordinary` has a reason for each of the others.
 
     Raises
     ------
     InvalidArgument
-        A parameter has a dtype or a layout that there is no way for, or there is none.
+        A parameter's dtype or layout is not supported, or the model has no parameter to train.
     """
     owners = owners_of(model)
     against = {} if target is None else reasons_against(model, target, owners)
@@ -93,10 +92,10 @@ def select_whole(
     check_dense(owner, selection, owners)
     check_storage(owner, ((w.name, w.parameter) for w in selection.compressed))
     if not any(w.parameter.numel() > 1 for w in selection.compressed):
-        # The gradient that stands for all, as clipping sees it, needs two elements.
+        # The gradient that stands for all others, for clipping, needs two elements.
         raise InvalidArgument(
             f"{owner}: {type(model).__name__} has no trainable parameter of at least 2 elements, "
-            "expected one; unfreeze what is to be trained, or use torch.optim.AdamW"
+            "expected one; unfreeze the parameters to train, or use torch.optim.AdamW"
         )
     return selection
 

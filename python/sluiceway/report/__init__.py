@@ -16,21 +16,21 @@ _FILE = "report.html"
 
 
 def write_report(folders: list[Path], out: Path | None = None) -> dict[str, Any]:
-    """Write the page; return what it says, without the curves.
+    """Write the page; return its contents without the curves.
 
     Parameters
     ----------
     folders : list of Path
-        Folders of runs. What a run was compared with is taken along.
+        Folders of runs. The native run that a run was compared with is included.
     out : Path or None
         The page; None: report.html in the only folder, or in the working directory for several.
 
     Raises
     ------
     sluiceway.errors.IoError
-        No such run folder, or the page cannot be written.
+        A run folder does not exist, or the page cannot be written.
     sluiceway.errors.InvalidArgument
-        A run folder has nothing to show yet, or cannot be understood.
+        A run folder has no metrics yet, or its files cannot be parsed.
     """
     runs = read_records(folders)
     path = out or (folders[0] / _FILE if len(folders) == 1 else Path(_FILE))
@@ -50,7 +50,7 @@ def _short(run: RunRecord) -> dict[str, Any]:
 
 
 def _write(path: Path, page: bytes) -> None:
-    """Whole or not at all: a browser may have the old page open."""
+    """Replace the page in one step: a browser may have the old page open."""
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "it is a folder")

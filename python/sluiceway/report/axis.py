@@ -1,4 +1,4 @@
-"""Axes: from values to positions, and the round numbers that stand along them."""
+"""Axes: positions of values, and the round numbers along them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sluiceway.report import units
 
-# From here on a linear axis would show the largest value alone.
+# Beyond this ratio a linear axis would show the largest value alone.
 _LOG_RATIO = 100.0
-# Of the values: four digits tell the ticks of a narrower axis no longer apart.
+# Smallest range relative to the values: with four digits, narrower ticks would look equal.
 _LEAST_SPAN = 0.01
 
 
@@ -23,7 +23,7 @@ class Axis:
     low, high : float
         Ends; `low < high`, and `low > 0` on a logarithmic axis.
     ticks : list of (float, str)
-        Value and text, rising.
+        Values in rising order, with their texts.
     """
 
     low: float
@@ -32,7 +32,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value lies: 0 at the low end, 1 at the high one."""
+        """Position of a value: 0 at the low end, 1 at the high end."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -48,18 +48,18 @@ def make_axis(
     exact_end: bool = False,
     most: int = 5,
 ) -> Axis:
-    """An axis that holds all values.
+    """Make an axis that covers all values.
 
     Parameters
     ----------
     from_zero : bool
         Begin at 0.
     may_be_log : bool
-        Take a logarithmic axis for positive values that lie far apart.
+        Choose a logarithmic axis for positive values that lie far apart.
     exact_end : bool
-        No margin around the values.
+        Leave no margin around the values.
     most : int
-        Ticks, about.
+        Approximate number of ticks.
     """
     finite = list(values) or [0.0]
     low, high = min(finite), max(finite)
@@ -91,7 +91,7 @@ def _log_axis(low: float, high: float, text: Callable[[float], str]) -> Axis:
 
 
 def _unit(high: float, text: Callable[[float], str]) -> float:
-    """What ticks are round multiples of: a power of 1024 for sizes, of 60 for times."""
+    """Unit whose round multiples the ticks are: a power of 1024 for sizes, of 60 for times."""
     if text is units.size:
         return 1024.0 ** max(0, int(math.log(max(high, 1.0), 1024)))
     if text is units.seconds and high >= 120:
@@ -100,6 +100,6 @@ def _unit(high: float, text: Callable[[float], str]) -> float:
 
 
 def _round_step(rough: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is not below `rough`."""
+    """Smallest number of the form 1, 2 or 5 times a power of ten that is at least `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next((m * power for m in (1, 2, 5) if m * power >= rough * (1 - 1e-9)), 10 * power)

@@ -1,4 +1,4 @@
-"""Bars as SVG text: the lanes of one step, and peak bytes by tier."""
+"""Draws bars as SVG text: the lanes of one step, and peak bytes by tier."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sluiceway.report.trace import Lane, Range, StepTrace
 
 _WIDTH, _LEFT, _RIGHT = 1000, 62, 14
 _ROW, _BAR = 30, 22
-_LEAST = 1.5  # Narrower ranges that stand close together become one bar.
-_NESTED = 9  # Height of what goes on within another range.
-_LETTER = 6.6  # Width, about.
-# Ranges of the loop and the device; those of other lanes have the lane's own look.
+_LEAST = 1.5  # Narrower ranges close together become one bar.
+_NESTED = 9  # Height of a range within another one.
+_LETTER = 6.6  # Approximate width.
+# Looks of ranges on the loop and the device; ranges on other lanes have the lane's look.
 _KINDS = {
     "forward": "k0",
     "backward": "k1",
@@ -28,7 +28,7 @@ _LANES = {"d2h": "k6", "host": "k7", "h2d": "k8", "apply": "k9"}
 
 
 def timeline(step: StepTrace, title: str, long: float) -> str:
-    """Draw one step, a row a lane.
+    """Draw one step with one row per lane.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def timeline(step: StepTrace, title: str, long: float) -> str:
 
 
 def kinds_legend(steps: list[StepTrace]) -> str:
-    """What the colours of loop and device mean, as far as they are there."""
+    """Draw a legend of the colours of loop and device that occur in the steps."""
     names = {r.name for step in steps for lane in step.lanes for r in lane.ranges}
     items = "".join(
         f'<li><svg viewBox="0 0 26 10" aria-hidden="true"><rect class="{kind}" width="26" '
@@ -75,7 +75,7 @@ def _busy(lane: Lane, step: StepTrace) -> str:
 
 
 def _groups(lane: Lane, per_second: float) -> list[list[Range]]:
-    """Ranges that become one bar: at the same depth, too narrow and too close to be told apart."""
+    """Group ranges into bars: ranges of one depth that are too narrow and close to tell apart."""
     groups: list[list[Range]] = []
     open_groups: dict[int, list[Range]] = {}
     for one in lane.ranges:
@@ -119,12 +119,12 @@ def _title(group: list[Range]) -> str:
 
 
 def memory_bars(title: str, peaks: list[tuple[int, str, int]], most: int) -> str:
-    """Draw the peak of one tier, a bar a run.
+    """Draw the peak of one tier with one bar per run.
 
     Parameters
     ----------
     peaks : list of (int, str, int)
-        Place and name of the run, bytes.
+        Place of the run, its name, and its bytes.
     most : int
         Bytes that the whole width stands for.
     """

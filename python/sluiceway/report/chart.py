@@ -1,4 +1,4 @@
-"""Line charts as SVG text: axes, ticks, and the values of every run where the pointer is."""
+"""Draws line charts as SVG text: axes, ticks, and the values of all runs at the pointer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluiceway.report.axis import Axis, make_axis
 WIDTH, HEIGHT = 420, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 34
 _INNER_WIDTH, _INNER_HEIGHT = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
-_STRIPES = 60  # Places where the pointer finds values.
+_STRIPES = 60  # Positions at which the pointer shows values.
 _COLOURS = 7
 # Circle, square, triangle, diamond, triangle on its tip: with 7 colours, 35 runs look different.
 _SHAPES = (
@@ -31,13 +31,13 @@ class Line:
     Parameters
     ----------
     place : int
-        Which run: gives colour and marker.
+        Place of the run, which chooses colour and marker.
     name : str
-        What the values are called where the pointer is; "" leaves them out there.
+        Name of the values at the pointer; "" leaves them out there.
     look : str
         "line", "thin" for values behind their mean, or "dots" for few values with markers.
     x, y : sequence
-        Rising positions; values, None for a gap.
+        Rising positions, and values; None is a gap.
     """
 
     place: int
@@ -62,7 +62,7 @@ def line_chart(
     Parameters
     ----------
     x_text, y_text : callable
-        Write a value with its unit.
+        Format a value with its unit.
     """
     heights = [v for line in lines for v in line.y if v is not None]
     if not heights:
@@ -84,13 +84,13 @@ def line_chart(
 
 
 def marker(place: int, x: float, y: float) -> str:
-    """A small shape that tells runs apart without colour."""
+    """Draw a small shape that distinguishes runs without colour."""
     shape = _SHAPES[place % len(_SHAPES)]
     return f'<path class="m {colour(place)}" transform="translate({x:.1f} {y:.1f})" d="{shape}"/>'
 
 
 def colour(place: int) -> str:
-    """The style of a run's colour."""
+    """Name of the style class with a run's colour."""
     return f"c{place % _COLOURS}"
 
 
@@ -127,7 +127,7 @@ def _grid(x_axis: Axis, y_axis: Axis) -> str:
 
 
 def _curve(line: Line, x_axis: Axis, y_axis: Axis) -> str:
-    """One path, in tenths and relative, which is half as long as plain coordinates."""
+    """Draw one path in relative tenths, which takes half the text of plain coordinates."""
     points = [
         None if value is None else (round(10 * _x(x_axis, x)), round(10 * _y(y_axis, value)))
         for x, value in zip(line.x, line.y, strict=True)
@@ -137,7 +137,7 @@ def _curve(line: Line, x_axis: Axis, y_axis: Axis) -> str:
         if point is None:
             at = None
         elif at is None:
-            words.append(f"M{point[0]} {point[1]}l0 0")  # A lone point is seen, too.
+            words.append(f"M{point[0]} {point[1]}l0 0")  # Makes a lone point visible.
             at = point
         else:
             words.append(f"{point[0] - at[0]} {point[1] - at[1]}")
@@ -158,7 +158,7 @@ def _stripes(
     x_text: Callable[[float], str],
     y_text: Callable[[float], str],
 ) -> str:
-    """Transparent stripes whose titles say the values there."""
+    """Draw transparent stripes whose titles show the values at their position."""
     named = [line for line in lines if line.name and line.x]
     count = min(_STRIPES, len({x for line in named for x in line.x}))
     width, parts = _INNER_WIDTH / max(1, count), []

@@ -11,12 +11,12 @@ Value = float | int | None  # None: not a finite number.
 
 @dataclass(frozen=True)
 class Curve:
-    """Columns of equal length.
+    """Points of a curve, as columns of equal length.
 
     Parameters
     ----------
     steps, tokens, seconds : list
-        Step, tokens so far and seconds in steps so far at each point; they do not fall.
+        Step, tokens so far and seconds in steps so far at each point; they never decrease.
     values : list
         None leaves a gap.
     """
@@ -35,16 +35,16 @@ class Curve:
 
     @property
     def finite(self) -> list[float]:
-        """The values that are numbers."""
+        """Return the values that are numbers."""
         return [value for value in self.values if value is not None]
 
     def summed(self) -> Curve:
-        """The same points with the sum of the values so far."""
+        """Return the curve of cumulative sums of the values."""
         sums = list(accumulate(value or 0 for value in self.values))
         return Curve(self.steps, self.tokens, self.seconds, sums)
 
     def smoothed(self, window: int) -> Curve:
-        """Running mean over the last `window` points, fewer at the start; a gap stays a gap."""
+        """Return running means over `window` points, fewer at the start; a gap stays a gap."""
         recent: deque[float] = deque()
         total, means = 0.0, []
         for value in self.values:
@@ -59,7 +59,7 @@ class Curve:
         return Curve(self.steps, self.tokens, self.seconds, means)
 
     def thinned(self, most: int) -> Curve:
-        """At most `most` points: the lowest and the highest of every stretch, and both ends."""
+        """Return at most `most` points: the lowest and highest of each stretch, and both ends."""
         if len(self.values) <= most:
             return self
         inner, stretches = len(self.values) - 2, max(1, (most - 2) // 2)
@@ -70,7 +70,7 @@ class Curve:
             if places:
                 low = min(places, key=lambda j: self.values[j])
                 high = max(places, key=lambda j: self.values[j])
-                # Equal values: the first of them stands for the stretch.
+                # All values are equal: the first one represents the stretch.
                 kept += sorted({low, high}) if self.values[low] != self.values[high] else [low]
             elif begin < end:
                 kept.append(begin)

@@ -1,4 +1,4 @@
-"""Run folders as they are found: going on, interrupted, cut off, or without some of their files."""
+"""Reads run folders in any state: running, interrupted, killed, or with files missing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sluiceway.run.run_folder import COMPARISON, CONFIG_FILE, RunFolder
 
 
 def read_records(folders: list[Path]) -> list[RunRecord]:
-    """Read every folder, and after each what it was compared with.
+    """Read every folder, each followed by the native run that it was compared with.
 
     Raises
     ------
     sluiceway.errors.IoError, sluiceway.errors.InvalidArgument
-        As `write_report` says.
+        See `write_report`.
     """
     runs: list[RunRecord] = []
     seen: set[Path] = set()
@@ -39,7 +39,7 @@ def read_records(folders: list[Path]) -> list[RunRecord]:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The shortest ends of the paths that tell the folders apart."""
+    """Shortest endings of the paths that distinguish the folders."""
     parts = [folder.resolve().parts for folder in folders]
 
     def name(own: tuple[str, ...]) -> str:
@@ -72,17 +72,17 @@ def _read(path: Path, name: str) -> RunRecord:
         )
     summary = _summary(folder, lines[-1]["step"], notes)
     native = RunFolder(path / COMPARISON).summary_path
-    if "native" not in summary and native.is_file():  # It is there before the run's own summary.
+    if "native" not in summary and native.is_file():  # Written before the run's own summary.
         summary["native"] = _object(native.read_bytes())
     status = "running" if running else summary.get("status", "stopped")
     if status == "stopped":
-        notes.append("no summary of the last step: the process was ended from outside")
+        notes.append("no summary of the last step: the process was killed")
     step = read_step(folder.trace_path, notes)
     return RunRecord(path, name, status, config, summary, lines, notes, step)
 
 
 def _is_held(metrics: Path) -> bool:
-    """Whether a process trains into it: it would hold the lock that `RunFolder` takes."""
+    """Tell whether a process trains into the folder: it holds the lock that `RunFolder` takes."""
     with contextlib.suppress(FileNotFoundError, PermissionError), metrics.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -94,7 +94,7 @@ def _is_held(metrics: Path) -> bool:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """As it was written, not as this version's schema reads it: old runs are shown, too."""
+    """Read the config as plain YAML, without this version's schema, so that old runs work too."""
     try:
         tree = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
@@ -109,7 +109,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Whole lines by step; what does not parse is left out, and noted."""
+    """Read the complete lines in order of steps; leave out and note lines that do not parse."""
     try:
         raw = path.read_bytes() if path.exists() else b""
     except OSError as error:
@@ -117,7 +117,7 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     *whole, last = raw.split(b"\n")
     if last:
         notes.append(
-            f"the last line of metrics.jsonl is half-written ({len(last)} bytes), left out"
+            f"the last line of metrics.jsonl is half-written ({len(last)} bytes) and left out"
         )
     by_step: dict[int, dict[str, Any]] = {}
     bad, twice = [], 0
@@ -131,25 +131,25 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         by_step[step] = line
     if bad:
         some = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        notes.append(f"metrics.jsonl: {len(bad)} lines are not metrics, left out: line {some}")
+        notes.append(f"metrics.jsonl: left out {len(bad)} lines that are not metrics: line {some}")
     if twice:
-        notes.append(f"metrics.jsonl: {twice} steps are there twice, the later line counts")
+        notes.append(f"metrics.jsonl: {twice} steps occur twice, the later line counts")
     return [by_step[step] for step in sorted(by_step)]
 
 
 def _summary(folder: RunFolder, last_step: int, notes: list[str]) -> dict[str, Any]:
-    """The summary if it speaks of the last step; what never changes in a run from an older one."""
+    """Read the summary; from one older than the last step, only what never changes in a run."""
     path = folder.summary_path
     try:
         summary = _object(path.read_bytes()) if path.exists() else {}
     except OSError as error:
         raise _unreadable(path, error) from None
     if path.exists() and not summary:
-        notes.append("summary.json does not parse, left out")
+        notes.append("summary.json does not parse and is left out")
     if summary and summary.get("steps") != last_step:
         notes.append(
-            f"summary.json is of step {summary.get('steps')}, metrics.jsonl of step {last_step}: "
-            "figures are taken from the metrics"
+            f"summary.json ends at step {summary.get('steps')}, metrics.jsonl at step {last_step}: "
+            "figures come from the metrics"
         )
         lasting = ("engine", "codecs", "metrics", "precision", "parameters", "data", "versions",
                    "machine", "commit", "config_hash", "first_eval_loss", "native")  # fmt: skip
@@ -158,7 +158,7 @@ def _summary(folder: RunFolder, last_step: int, notes: list[str]) -> dict[str, A
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """The JSON object in `text`, numbers that are not finite as None; {} if it is none."""
+    """Parse a JSON object, with None for NaN and infinities; {} if `text` is no object."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -12,19 +12,19 @@ from sluiceway.report import sections, tables
 from sluiceway.report.chart import colour, marker
 from sluiceway.report.records import RunRecord
 
-# Points of a curve; with many runs fewer, so that the page stays small.
+# Points of a curve; fewer with many runs, so that the page stays small.
 _POINTS, _ALL_RUNS_POINTS = 1000, 4000
-# Nothing is loaded and no script runs: the page says so itself.
+# Tells the browser that the page loads nothing and runs no script.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def make_page(runs: list[RunRecord], written: str) -> str:
-    """The whole HTML text.
+    """Make the whole HTML text.
 
     Parameters
     ----------
     written : str
-        When, for the reader.
+        Time of the report, as text.
     """
     points = max(100, min(_POINTS, _ALL_RUNS_POINTS // len(runs)))
     names = ", ".join(run.name for run in runs)
@@ -82,7 +82,7 @@ def _notes(runs: list[RunRecord]) -> str:
 
 
 def _about(run: RunRecord) -> list[str]:
-    """What the run's own numbers ask a reader to know."""
+    """Notes for the reader that follow from the run's numbers."""
     notes, steps = [], run.setting("train", "steps")
     of = f" of {steps}" if steps else ""
     if run.status != "done":
@@ -96,7 +96,7 @@ def _about(run: RunRecord) -> list[str]:
 
 
 def _data(runs: list[RunRecord], points: int) -> str:
-    """JSON that may stand in a script element."""
+    """Make JSON that is safe inside of a script element."""
     tree = {"sluiceway": __version__, "runs": [_run_data(run, points) for run in runs]}
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
@@ -125,5 +125,5 @@ def _columns(run: RunRecord, name: str, points: int) -> dict[str, list]:
 
 
 def _rounded(value: float | int | None) -> float | int | None:
-    """Seven digits: what a float32 holds."""
+    """Round to the seven digits of a float32."""
     return float(f"{value:.7g}") if isinstance(value, float) else value

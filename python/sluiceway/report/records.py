@@ -1,4 +1,4 @@
-"""What one run came to, and its curves."""
+"""Figures and curves of one run."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _SHARED = ("bytes", "peak_bytes", "eval_bytes")  # Objects of a line whose keys 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run, as its folder has it.
+    """One run, read from its folder.
 
     Parameters
     ----------
     name : str
-        Tells it apart from the other runs of the page.
+        Distinguishes the run from the others on the page.
     status : str
-        "running", "done", "interrupted", "diverged", "failed", or "stopped" when nobody wrote down
-        the end.
+        "running", "done", "interrupted", "diverged", "failed", or "stopped" if the end was not
+        recorded.
     config : dict
         The resolved config.
     summary : dict
-        summary.json; without its figures when it is older than the last step.
+        Contents of summary.json, without its figures if it is older than the last step.
     lines : list of dict
         Lines of metrics.jsonl by step; numbers that are not finite are None.
     notes : list of str
-        What a reader should know before trusting the page.
+        Warnings that the reader needs before trusting the page.
     step : StepTrace or None
         One step of the trace.
     """
@@ -52,13 +52,13 @@ class RunRecord:
     step: StepTrace | None
 
     def setting(self, section: str, key: str) -> Any:
-        """A value of the config, None where there is none."""
+        """Value in the config; None if it is missing."""
         keys = self.config.get(section)
         return keys.get(key) if isinstance(keys, dict) else None
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """Counts, losses, times, bytes and peaks: the keys and units of summary.json."""
+        """Counts, losses, times, bytes and peaks, with the keys and units of summary.json."""
         figures = {
             "steps": self.lines[-1]["step"],
             "tokens": sum(_number(line, "tokens") or 0 for line in self.lines),
@@ -75,7 +75,7 @@ class RunRecord:
             ),
         }
         if "median_step_seconds" not in self.summary:
-            # Imports torch, which a report on a finished run does not need.
+            # This import needs torch, and a report on a finished run does not.
             from sluiceway.run.step_figures import step_figures
 
             figures |= step_figures([_complete(line) for line in self.lines])
@@ -91,7 +91,7 @@ class RunRecord:
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
-        """Every curve that has a point, by name; all of their points."""
+        """Curves that have a point, by name, with all points."""
         curves = {name: self._curve(value) for name, value in _CURVES.items()}
         curves["skipped_so_far"] = curves.pop("skipped").summed()
         curves |= {
@@ -101,9 +101,9 @@ class RunRecord:
 
     @cached_property
     def own_metrics(self) -> dict[str, str]:
-        """What this engine alone measures: `section.field` of its lines, and a title.
+        """Map the metrics of this engine alone, `section.field` in its lines, to their titles.
 
-        Of a list of numbers, one a direction for instance, it is the root mean square.
+        A list of numbers, for instance one per direction, is shown as its root mean square.
         """
         names = {
             f"{section}.{field}": _OF_SEVERAL if isinstance(value, list) else ""
@@ -146,7 +146,7 @@ def _number(line: dict[str, Any], *keys: str) -> float | int | None:
 
 
 def _field(*keys: str) -> Callable[[dict[str, Any]], Any]:
-    """A number of a line; None where the line says that there is none."""
+    """Make a function that reads a number of a line; None where the line has null."""
 
     def value(line: dict[str, Any]) -> Any:
         holder: Any = line
@@ -160,7 +160,7 @@ def _field(*keys: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def _where_measured(section: str, field: str) -> Callable[[dict[str, Any]], Any]:
-    """A number of those lines that have one, or the root mean square of several."""
+    """Make a function that reads a number, or the root mean square of a list, where present."""
 
     def value(line: dict[str, Any]) -> Any:
         fields = line.get(section)
@@ -198,7 +198,7 @@ _CURVES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _complete(line: dict[str, Any]) -> dict[str, Any]:
-    """The line with numbers wherever `step_figures` counts on them."""
+    """Fill in the numbers that `step_figures` needs."""
     keys = ("seconds", "loss", "tokens", "stall_seconds", "data_seconds", "learn_seconds")
     numbers = {key: _number(line, key) for key in keys}
     numbers["tokens"] = numbers["tokens"] or 0

@@ -1,4 +1,4 @@
-"""The charts of the page, section by section."""
+"""Draws the charts of the page, section by section."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluiceway.report.chart import Line, line_chart
 from sluiceway.report.records import LINKS, TIERS, RunRecord
 from sluiceway.report.tables import step_table
 
-_SMOOTHED = 25  # Means in the length of the longest run.
+_SMOOTHED = 25  # Windows of the running mean in the longest run.
 _TITLES = {
     "d2h": "device to host (d2h)",
     "h2d": "host to device (h2d)",
@@ -30,7 +30,7 @@ _X: dict[str, tuple[str, Callable]] = {
 
 
 def loss(runs: list[RunRecord], points: int) -> str:
-    """Training and held-out loss over steps, tokens and time."""
+    """Chart training and held-out loss over steps, tokens and time."""
     charts = []
     for x, title in (("steps", "steps"), ("tokens", "tokens"), ("seconds", "wall-clock time")):
         lines = _lines(runs, "loss", points, x, smooth=True)
@@ -55,13 +55,13 @@ def loss(runs: list[RunRecord], points: int) -> str:
 
 
 def throughput(runs: list[RunRecord], points: int) -> str:
-    """Tokens per second, seconds per step, shares of stalls and of waiting for data."""
+    """Chart tokens per second, seconds per step, and the shares of stalls and waiting for data."""
     charts = [
         _chart(runs, "tokens_per_second", "Tokens per second", units.rate, points, smooth=True),
         _chart(runs, "seconds", "Seconds per step", units.seconds, points, smooth=True),
         _chart(runs, "stall_share", "Stall share of a step", units.share, points, smooth=True),
     ]
-    text = "Stall: the device had nothing to run because it waited for a link or the host."
+    text = "Stall: the device was idle because it waited for a link or the host."
     if any("data_share" in run.curves for run in runs):  # Older runs did not measure it.
         title = "Share of a step spent waiting for data"
         charts.append(_chart(runs, "data_share", title, units.share, points, smooth=True))
@@ -69,7 +69,7 @@ def throughput(runs: list[RunRecord], points: int) -> str:
 
 
 def links(runs: list[RunRecord], points: int) -> str:
-    """A chart for every link that something crossed."""
+    """Chart the bytes on every link that was used."""
     used = [link for link in LINKS if any(_peak(run, link) for run in runs)]
     if not used:
         return '<p class="none">Nothing crossed a link.</p>'
@@ -79,7 +79,7 @@ def links(runs: list[RunRecord], points: int) -> str:
 
 
 def memory(runs: list[RunRecord]) -> str:
-    """Bars: the peak of each tier."""
+    """Draw the peak of each tier as bars."""
     figures = []
     for tier in TIERS:
         peaks = [
@@ -94,7 +94,7 @@ def memory(runs: list[RunRecord]) -> str:
 
 
 def optimizer(runs: list[RunRecord], points: int) -> str:
-    """Learning rate, gradient norm, skipped steps, and what one engine alone measures."""
+    """Chart learning rate, gradient norm, skipped steps, and metrics of single engines."""
     charts = [
         _chart(runs, "lr", "Learning rate", units.number, points),
         _chart(
@@ -119,15 +119,15 @@ def optimizer(runs: list[RunRecord], points: int) -> str:
 
 
 def step(runs: list[RunRecord]) -> str:
-    """The lanes of one step of every run that has a trace."""
+    """Draw the lanes of one step for every run that has a trace."""
     traced = [run for run in runs if run.step is not None]
     if not traced:
         return '<p class="none">No run has a trace with a step in it (config: trace).</p>'
     long = max(run.step.seconds for run in traced)
     parts = [
-        "<p>A step of ordinary length from the middle of the trace. A row is a lane; the same "
-        "scale for all runs. What host, h2d and apply, or fetch, host, store and h2d do at its "
-        "beginning belongs to the step before it.</p>",
+        "<p>A step of ordinary length from the middle of the trace. Each row is a lane; all runs "
+        "have the same scale. At the beginning, the lanes host, h2d and apply (or fetch, host, "
+        "store and h2d) still work on the previous step.</p>",
         kinds_legend([run.step for run in traced]),
     ]
     for run in traced:
@@ -153,13 +153,13 @@ def _peak(run: RunRecord, name: str) -> float:
 
 
 def _changes(run: RunRecord, name: str) -> bool:
-    """Whether a curve is more than one value."""
+    """Tell whether a curve has more than one value."""
     curve = run.curves.get(name)
     return curve is not None and len(set(curve.finite)) > 1
 
 
 def _window(runs: list[RunRecord]) -> int:
-    """Steps in a running mean; 0: the runs are too short for one."""
+    """Steps in a running mean; 0 if the runs are too short for one."""
     window = max(run.figures["steps"] for run in runs) // _SMOOTHED
     return window if window > 1 else 0
 

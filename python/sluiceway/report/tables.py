@@ -1,4 +1,4 @@
-"""The tables of the page: runs are columns, so that they stand side by side."""
+"""Tables of the page, with runs as columns side by side."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Row = tuple[str, Callable[[RunRecord], Any]]
 
 
 def summary(runs: list[RunRecord]) -> str:
-    """What a reader wants to know first."""
+    """Tabulate the key figures, which a reader looks for first."""
     return _side_by_side(runs, _SUMMARY, "Key figures of each run")
 
 
 def origin(runs: list[RunRecord]) -> str:
-    """What a number in a paper has to name."""
+    """Tabulate versions and machine, which a published number must name."""
     return _side_by_side(runs, _ORIGIN, "Where each run was made")
 
 
 def config(runs: list[RunRecord]) -> str:
-    """Keys that differ; the whole config below."""
+    """Tabulate the config keys that differ, with the whole config below."""
     flat = [flattened(run.config) for run in runs]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     differ = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]
@@ -44,7 +44,7 @@ def config(runs: list[RunRecord]) -> str:
 
 
 def lane_figures(step: StepTrace) -> dict[str, Any]:
-    """Name, seconds, and of each lane busy seconds, ranges and bytes."""
+    """Name and seconds of a step, with busy seconds, ranges and bytes for each lane."""
     lanes = {
         lane.name: {
             "busy_seconds": lane.busy_seconds,
@@ -57,7 +57,7 @@ def lane_figures(step: StepTrace) -> dict[str, Any]:
 
 
 def step_table(step: StepTrace, name: str) -> str:
-    """The timeline in numbers."""
+    """Tabulate the numbers of the timeline."""
     rows = "".join(
         f'<tr><th scope="row">{escape(lane)}</th><td>{units.seconds(f["busy_seconds"])}</td>'
         f"<td>{units.share(f['busy_seconds'] / step.seconds)}</td><td>{f['ranges']}</td>"
@@ -120,11 +120,11 @@ def _change(run: RunRecord) -> str | None:
 
 
 def _codecs(run: RunRecord) -> str | None:
-    """Codecs that the engine chose, and of how many weights; None for one that has none."""
+    """Codecs that the engine chose, with their numbers of weights; None if it has no codecs."""
     weights: dict[str, int] = {}
     for group in run.summary.get("codecs") or ():
         weights[group["codec"]] = weights.get(group["codec"], 0) + group["weights"]
-    return ", ".join(f"{codec} of {count} weights" for codec, count in weights.items()) or None
+    return ", ".join(f"{codec} for {count} weights" for codec, count in weights.items()) or None
 
 
 def _precision(run: RunRecord) -> str | None:
@@ -150,7 +150,7 @@ def _parameters(run: RunRecord) -> str | None:
 def _bytes_of(link: str) -> Callable[[RunRecord], Any]:
     def cell(run: RunRecord) -> str | None:
         count = (run.figures.get("bytes_per_step") or {}).get(link)
-        # Most runs have no disk: no row for nothing.
+        # Most runs have no disk, and then the row is left out.
         shown = count or run.figures.get("disk") or not link.startswith("disk")
         return units.size(count) if shown and count is not None else None
 
@@ -210,17 +210,17 @@ _SUMMARY: tuple[Row, ...] = (
     ("time in steps", _figure("seconds", units.seconds)),
     ("held-out loss before", _figure("first_eval_loss", _loss)),
     ("held-out loss after", _figure("final_eval_loss", _loss)),
-    ("change of it", _change),
+    ("change of held-out loss", _change),
     ("training loss, last step", _figure("final_loss", _loss)),
     ("time per step, median", _figure("median_step_seconds", units.seconds)),
-    ("of native AdamW's", _figure("native_ratio", lambda ratio: f"{ratio:.3f} x")),
+    ("time relative to native AdamW", _figure("native_ratio", lambda ratio: f"{ratio:.3f} x")),
     ("tokens per second", _figure("tokens_per_second", units.rate)),
     ("stall share", _figure("stall_share", units.share)),
     ("waiting for data", _figure("data_share", units.share)),
     *((f"{link} per step, median", _bytes_of(link)) for link in LINKS),
     ("written to the disk, all steps", _disk("written_bytes", units.size)),
     ("written for new bases, all steps", _disk("consolidated_bytes", units.size)),
-    ("written to it in a day", _disk("written_tb_per_day", lambda tb: f"{tb:.3g} TB")),
+    ("written to the disk in a day", _disk("written_tb_per_day", lambda tb: f"{tb:.3g} TB")),
     *((f"{tier}, peak", _of_budget(tier)) for tier in TIERS),
     ("skipped steps", _figure("skipped_steps", units.count)),
     ("precision", _precision),

@@ -1,4 +1,4 @@
-"""One step out of trace.json: what ran on which lane, and for how long."""
+"""Reads one step from trace.json: the ranges on each lane, with their times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ORDER = ("loop", "device", "d2h", "decompress", "spill", "fetch", "host", "store", "h2d", "apply")
-_STEP = re.compile(r"step( \d+)?")  # A range that holds a whole step.
+_STEP = re.compile(r"step( \d+)?")  # Name of a range that covers a whole step.
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Range:
     begin, seconds : float
         Begin within the step, and length, both in seconds and cut to the step.
     bytes : int
-        What crossed or was worked on; 0 where that is not said.
+        Bytes that crossed a link or were processed; 0 if the trace has no count.
     depth : int
-        Ranges of the same lane around it.
+        Number of ranges on the same lane that contain this one.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Lane:
 
     @property
     def busy_seconds(self) -> float:
-        """Time in which at least one range that is not a stall goes on."""
+        """Time in which at least one range, other than a stall, is running."""
         outer = [r for r in self.ranges if r.depth == 0 and r.name != "stall"]
         busy, end = 0.0, 0.0
         for r in outer:
@@ -63,32 +63,32 @@ class StepTrace:
 
 
 def read_step(path: Path, notes: list[str]) -> StepTrace | None:
-    """A step of ordinary length from the middle of a trace; None without one.
+    """Read a step of ordinary length from the middle of a trace; None if the trace has no step.
 
-    The file is read event by event, twice: it may hold a million of them.
+    The file is read twice, event by event, because it may have a million events.
     """
     if not path.exists():
         return None
     try:
         names, steps = _overview(path)
         if not steps:
-            notes.append("trace.json has no step, no timeline is drawn")
+            notes.append("trace.json has no step, so no timeline is drawn")
             return None
         chosen = _ordinary(steps)
         lanes = _lanes(path, chosen, names)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        notes.append(f"trace.json cannot be read ({type(error).__name__}), no timeline is drawn")
+        notes.append(f"no timeline is drawn: cannot read trace.json ({type(error).__name__})")
         return None
     return StepTrace(chosen["name"], 1e-6 * chosen["dur"], lanes, len(steps))
 
 
 def _events(path: Path, words: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
-    """Events of a file with one a line, or with all of them in one line.
+    """Yield the events of a file, which has one event per line or all events in one line.
 
     Parameters
     ----------
     words : tuple of str
-        Lines with none of these are passed over.
+        Lines without any of these words are skipped.
     """
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -96,7 +96,7 @@ def _events(path: Path, words: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]
                 continue
             try:
                 value = json.loads(line.strip().rstrip(","))
-            except ValueError:  # The frame around the events, or an end that was cut off.
+            except ValueError:  # The frame around the events, or an incomplete last line.
                 continue
             if isinstance(value, dict):
                 yield from value.get("traceEvents", [value])
@@ -113,7 +113,7 @@ def _overview(path: Path) -> tuple[dict[int, str], list[dict[str, Any]]]:
 
 
 def _ordinary(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """The step of median length in the middle third: neither a first one nor a slow one."""
+    """Choose the step of median length in the middle third: neither an early nor a slow step."""
     third = len(steps) // 3
     middle = steps[third : len(steps) - third]
     return sorted(middle, key=lambda event: event["dur"])[(len(middle) - 1) // 2]
@@ -136,7 +136,7 @@ def _lanes(path: Path, step: dict[str, Any], names: dict[int, str]) -> list[Lane
 
 
 def _nested(ranges: list[tuple[float, float, str, int]], zero: float) -> list[Range]:
-    """Ranges by begin, the longer first, each with the number of those that hold it."""
+    """Sort ranges by begin, longer ones first, and count the ranges that contain each."""
     nested, around = [], []
     for begin, minus_end, name, count in sorted(ranges):
         end = -minus_end

@@ -1,4 +1,4 @@
-"""Numbers as people read them: with a unit, and no more digits than they are worth."""
+"""Formats numbers for people, with a unit and only as many digits as they are worth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
 def count(value: Number) -> str:
-    """Write 512, 12 500 or 3.2 M; axes with this text have whole numbers alone."""
+    """Write 512, 12 500 or 3.2 M; axes with this format have whole numbers alone."""
     if value is None:
         return "-"
     for least, prefix in _LARGE:
@@ -27,7 +27,7 @@ def rate(value: Number) -> str:
 
 
 def number(value: Number) -> str:
-    """Four significant digits: 3.142, 0.0005, 2.5e-07."""
+    """Write four significant digits: 3.142, 0.0005, 2.5e-07."""
     if value is None:
         return "-"
     if value != 0 and not 1e-4 <= abs(value) < 1e6:

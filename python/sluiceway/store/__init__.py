@@ -1,1 +1,1 @@
-"""Chunk stores of the disk tier, as Python holds them."""
+"""Paths and folders of chunk stores, which keep the disk tier."""

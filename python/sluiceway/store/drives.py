@@ -1,4 +1,4 @@
-"""Where the drives of a store are: files `drive0.sws`, `drive1.sws` and so on, or whole devices."""
+"""Drives of a store: files `drive0.sws`, `drive1.sws` and so on, or whole devices."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ _NAME = re.compile(r"drive([0-9]+)\.sws")
 
 
 def drive_path(folder: Path, number: int) -> Path:
-    """Of a drive in a folder; numbers count from 0 through all folders of a store."""
+    """Path of a drive in a folder; numbers count from 0 through all folders of a store."""
     return folder / f"drive{number}.sws"
 
 
 def drives_of_folder(folder: Path) -> list[Path]:
-    """The drive files that a folder holds, in order of their numbers; perhaps none."""
+    """Drive files in a folder in the order of their numbers; may be empty."""
     found = {int(name[1]): p for p in folder.iterdir() if (name := _NAME.fullmatch(p.name))}
     return [found[number] for number in sorted(found)]
 
 
 def find_drives(paths: Sequence[Path]) -> list[str]:
-    """The drives of a store, as `_core.open_store` takes them.
+    """List the drives of a store for `_core.open_store`.
 
     Parameters
     ----------
     paths : sequence of Path
-        Folders, which stand for the drive files that they hold; files; block devices. Order counts.
+        Folders, which stand for the drive files in them; drive files; block devices. Their order
+        matters.
 
     Raises
     ------
     sluiceway.errors.IoError
-        Something is not there, or may not be read.
+        A path does not exist.
     sluiceway.errors.InvalidArgument
         A folder holds no drive file.
     """
@@ -44,33 +45,35 @@ def find_drives(paths: Sequence[Path]) -> list[str]:
     for path in paths:
         if not path.exists():
             raise IoError(
-                f"store: {path} is not there, expected a folder that holds {_FIRST}, a drive file "
-                "or a device",
+                f"store: {path} does not exist, expected a folder with {_FIRST}, a drive file or a "
+                "device",
                 errno.ENOENT,
                 str(path),
             )
         found = drives_of_folder(path) if path.is_dir() else [path]
         if not found:
             name = drive_path(path, len(drives)).name
-            raise InvalidArgument(f"store: {path} is no store, it holds no {name}; expected one")
+            raise InvalidArgument(
+                f"store: {path} holds no {name}, so it is not a store; check the path"
+            )
         drives += map(str, found)
     return drives
 
 
 def drive_warnings(described: dict[str, Any]) -> list[str]:
-    """What somebody should know of the drives of a store: a line each.
+    """List warnings about the drives of a store, one line each.
 
     Parameters
     ----------
     described : dict
-        What `_core.ChunkStore.describe` says.
+        The result of `_core.ChunkStore.describe`.
     """
     lines = []
     for drive in described["drives"]:
         if not drive["direct"]:
             lines.append(
-                f"{drive['path']}: its file system has no direct I/O (tmpfs has none); what is "
-                "stored there takes memory, and is checked and kept all the same"
+                f"{drive['path']}: its file system has no direct I/O (tmpfs has none); stored data "
+                "takes memory there, but is checked and kept all the same"
             )
         if drive["note"]:
             lines.append(f"{drive['path']}: {drive['note']}")

@@ -1,4 +1,4 @@
-"""The folders of a store on disk: what they must be, and that nothing is left where none can be."""
+"""Folders of a store on disk: they are checked, made, and removed again after an error."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from sluiceway.store.drives import drive_path, drives_of_folder
 
 @contextmanager
 def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator[list[str]]:
-    """Paths of the drives of a store, while it is opened or made; none for host memory.
+    """Yield the paths of a store's drives, for the block that opens or makes it; none for host.
 
     Parameters
     ----------
     owner : str
         The optimizer's name, for errors.
     tier, io : str
-        As options say.
+        The options of these names.
     paths : sequence of str
         One for each drive.
 
     Raises
     ------
     InvalidArgument
-        A path where there is nothing to keep, or none where there is; one that is given twice;
-        folders of which some hold drives and others do not.
+        A path is given for tier host, or none for tier disk; a path is given twice; some folders
+        hold drives and others do not.
     IoError
-        A folder cannot be made, or is none. One that was made goes again with any error.
+        A folder cannot be made, or a path is not a folder. After any error, folders that were
+        made here are removed.
     """
     if tier == "host":
         if paths:
             given = " and ".join(map(repr, paths))
             raise InvalidArgument(
-                f"{owner}: path is {given} and tier is 'host', which keeps nothing on disk, "
-                "expected no path; leave it out, or say tier='disk'"
+                f"{owner}: path is {given}, but tier is 'host', which keeps nothing on disk; leave "
+                "path out, or set tier='disk'"
             )
         yield []
         return
     if not paths:
         raise InvalidArgument(
-            f"{owner}: tier is 'disk' and there is no path, expected path= to name a folder on the "
-            "disk to be used"
+            f"{owner}: tier is 'disk', but there is no path; set path= to a folder on the disk to "
+            "use"
         )
     refuse_twice(owner, paths)
     if io == "block":
@@ -72,29 +73,29 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
 def _check_device(owner: str, path: Path) -> None:
     if path.is_block_device():
         return
-    what = "is no block device" if path.exists() else "is not there"
+    what = "is not a block device" if path.exists() else "does not exist"
     raise InvalidArgument(
-        f"{owner}: {path} {what}, expected one, as io is 'block'; choose another path, or another "
-        "io for a folder"
+        f"{owner}: {path} {what}, but io='block' needs a block device; choose another path, or "
+        "another io for a folder"
     )
 
 
 def refuse_twice(owner: str, paths: Sequence[str]) -> None:
-    """Refuse a path that is given twice, by whatever name."""
+    """Raise InvalidArgument if two paths name the same place."""
     first: dict[str, str] = {}
     for path in paths:
         real = os.path.realpath(path)
         if real in first:
             same = "" if first[real] == path else f", which is {first[real]}"
             raise InvalidArgument(
-                f"{owner}: path has {path} twice{same}, expected another for each drive; one on "
+                f"{owner}: path has {path} twice{same}; give each drive a path of its own, one on "
                 "each disk"
             )
         first[real] = path
 
 
 def _drives_in(owner: str, folders: list[Path], made: list[Path]) -> list[Path]:
-    """All that are there, or one in each folder where none is."""
+    """List all drives of the folders, or a new one in each folder if they hold none."""
     found = [drives_of_folder(folder) for folder in folders]
     if not any(found):
         return [drive_path(folder, number) for number, folder in enumerate(folders)]
@@ -102,18 +103,21 @@ def _drives_in(owner: str, folders: list[Path], made: list[Path]) -> list[Path]:
         _refuse_half_made(owner, [drive for drives in found for drive in drives])
     for folder, drives in zip(folders, found, strict=True):
         if not drives:
-            what = "is not there" if folder in made else "holds no drive"
+            what = "does not exist" if folder in made else "holds no drive"
             others = [str(f) for f, has in zip(folders, found, strict=True) if has]
             hold = "holds drives" if len(others) == 1 else "hold drives"
             raise InvalidArgument(
-                f"{owner}: {folder} {what}, and {' and '.join(others)} {hold} of a store, expected "
-                "a drive in each folder or in none; bring it back, or choose another path"
+                f"{owner}: {folder} {what}, but {' and '.join(others)} {hold} of a store; bring "
+                "the missing drive back, or choose another path"
             )
     return [drive for drives in found for drive in drives]
 
 
 def _refuse_half_made(owner: str, drives: list[Path]) -> None:
-    """Headers are written last: where one is missing the others say whether there was a store."""
+    """Raise InvalidArgument if the making of a store was interrupted, or a drive was replaced.
+
+    Headers are written last. If one is missing, the others tell whether the store was complete.
+    """
     without = [drive for drive in drives if not _core.ChunkStore.is_drive(str(drive))]
     if not without:
         return
@@ -121,19 +125,18 @@ def _refuse_half_made(owner: str, drives: list[Path]) -> None:
     lacks = "has no header of a drive" if len(without) == 1 else "have no header of a drive"
     if len(without) == len(drives):
         raise InvalidArgument(
-            f"{owner}: {named} {lacks}, expected that of a store, whose making was interrupted if "
-            "nothing was trained yet; then remove what is there, or choose another path"
+            f"{owner}: {named} {lacks}. If nothing was trained yet, the making of the store was "
+            "interrupted: remove these files, or choose another path"
         )
     others = " and ".join(str(drive) for drive in drives if drive not in without)
     raise InvalidArgument(
-        f"{owner}: {named} {lacks}, and {others} has one, expected drives of one store; bring "
-        "back what lay there, or, if nothing was trained yet and the making of the store was "
-        "interrupted, remove all of them"
+        f"{owner}: {named} {lacks}, but {others} has one. Bring back the original drive; or, if "
+        "nothing was trained yet and the making of the store was interrupted, remove all of them"
     )
 
 
 def _make(owner: str, folder: Path) -> bool:
-    """Whether the folder was made; false: it was there."""
+    """Make the folder; return False if it existed."""
     try:
         folder.mkdir()
         return True
@@ -142,24 +145,24 @@ def _make(owner: str, folder: Path) -> bool:
             if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 return False
             raise IoError(
-                f"{owner}: {folder} may not be written to, expected a folder of our own; choose "
-                "another path",
+                f"{owner}: {folder} is not readable and writable for this user; choose another "
+                "path",
                 errno.EACCES,
                 str(folder),
             ) from None
         kind = "a block device" if folder.is_block_device() else "a file"
         raise IoError(
-            f"{owner}: {folder} is {kind}, expected a folder, or nothing yet; choose another path, "
+            f"{owner}: {folder} is {kind}, expected a folder or a new name; choose another path, "
             "or io='block' for a device",
             error.errno,
             str(folder),
         ) from None
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
-        reason = f"{folder.parent} is not there" if missing else str(error.strerror)
+        reason = f"{folder.parent} does not exist" if missing else str(error.strerror)
         raise IoError(
-            f"{owner}: {folder} cannot be made, {reason}, expected a folder that is there, or a "
-            "new one in a folder that is; choose another path",
+            f"{owner}: cannot make the folder {folder}, {reason}; choose an existing folder, or a "
+            "new name in one",
             error.errno,
             str(folder),
         ) from None

@@ -1,1 +1,1 @@
-"""From files to batches of tokens."""
+"""Turns files of text into batches of tokens."""

@@ -1,4 +1,4 @@
-"""Batches of a run: a pure function of (seed, position), made ahead of the step that wants them."""
+"""Batches of a run: a pure function of (seed, position), made ahead of the steps that use them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Batch:
     """One micro-batch, on the host."""
 
     inputs: dict[str, torch.Tensor]  # input_ids, labels and, where lengths differ, attention_mask.
-    tokens: int  # Without padding.
-    learned: int  # Tokens that are predicted.
+    tokens: int  # Count without padding.
+    learned: int  # Count of tokens that are predicted.
 
 
 def load_sequences(
@@ -69,14 +69,14 @@ class Batches:
         epoch, place = divmod(index, len(self._sequences))
         if epoch not in self._orders:
             generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-            # Two epochs meet in one micro-batch at most; older orders are not asked for again.
+            # At most two epochs meet in one micro-batch; older orders are not needed again.
             self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}
             self._orders[epoch] = generator.permutation(len(self._sequences))
         return int(self._orders[epoch][place])
 
 
 def in_order(sequences: Sequences, size: int, most: int | None = None) -> Iterator[Batch]:
-    """All sequences once, or the first `most`, `size` at a time."""
+    """Yield all sequences once, or the first `most`, in batches of `size`."""
     count = len(sequences) if most is None else min(most, len(sequences))
     for first in range(0, count, size):
         yield collate(sequences, list(range(first, min(first + size, count))))
@@ -106,13 +106,13 @@ class Prefetch:
     Parameters
     ----------
     batches : Batches
-        Where they come from.
+        Source of the batches.
     position : int
-        The first one wanted.
+        Position of the first batch.
     ahead : int
-        How many may wait.
+        Most batches that may wait.
     cpu : int or None
-        The core the thread stays on; None: any.
+        Core that the thread stays on; None allows any.
     """
 
     def __init__(
@@ -128,14 +128,14 @@ class Prefetch:
         self._thread.start()
 
     def next(self) -> Batch:
-        """The next batch in order."""
+        """Return the next batch in order."""
         batch = self._ready.get()
         if isinstance(batch, BaseException):
             raise batch
         return batch
 
     def close(self) -> None:
-        """Stop the thread; batches that wait are dropped."""
+        """Stop the thread and drop the waiting batches."""
         self._stopping.set()
         while self._thread.is_alive():
             try:
@@ -151,5 +151,5 @@ class Prefetch:
             while not self._stopping.is_set():
                 self._ready.put(self._batches[position])
                 position += 1
-        except BaseException as error:  # Surfaces in next(), in the thread that can act on it.
+        except BaseException as error:  # next() raises it in the thread that can act on it.
             self._ready.put(error)

@@ -1,4 +1,4 @@
-"""Texts and conversations as they lie on disk, each with the file and line it came from."""
+"""Reads texts and conversations from disk, each with its file and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from sluiceway.config.schema import PYDOC
 from sluiceway.errors import InvalidArgument, IoError
 
-_REPEATED = 40  # Shorter paragraphs may occur in both parts; they are headings and the like.
+_REPEATED = 40  # Shorter paragraphs, such as headings, may occur in both parts.
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Document:
 
 @dataclass
 class Corpus:
-    """What was read, and what had to be mended."""
+    """Documents that were read, and the count of repairs."""
 
     documents: list[Document] = field(default_factory=list)
     files: int = 0
@@ -36,14 +36,14 @@ class Corpus:
 
 
 def pydoc_text(part: str) -> list[str]:
-    """Texts of `pydoc_data.topics`, the English of Python's own reference manual.
+    """Return texts of `pydoc_data.topics`, the English of Python's own reference manual.
 
     Parameters
     ----------
     part : str
-        "train" or "eval". A topic is held out by a hash of its name, about one in eight, whatever
-        the version of Python. The manual repeats itself across topics: a paragraph is kept once,
-        and never in both parts.
+        "train" or "eval". A hash of a topic's name decides whether it is held out, about one in
+        eight, the same in every version of Python. The manual repeats itself across topics, so a
+        paragraph is kept once, and never in both parts.
     """
     from pydoc_data.topics import topics
 
@@ -79,7 +79,7 @@ def read_documents(names: list[str], file_format: str, part: str) -> Corpus:
     sluiceway.errors.IoError
         A file is missing or cannot be read.
     sluiceway.errors.InvalidArgument
-        A line does not parse, or nothing is left to read; the text has file and line.
+        A line does not parse, or the files have no text; the error has file and line.
     """
     corpus = Corpus()
     for name in names:
@@ -96,8 +96,8 @@ def read_documents(names: list[str], file_format: str, part: str) -> Corpus:
             corpus.documents += read(path, text)
     if not any(d.messages or d.text.strip() for d in corpus.documents):
         raise InvalidArgument(
-            f"data.{part}: {', '.join(names)} has no text in it ({corpus.files} files), expected "
-            "at least one document"
+            f"data.{part}: {', '.join(names)} has no text ({corpus.files} files), expected at "
+            "least one document"
         )
     return corpus
 
@@ -105,8 +105,10 @@ def read_documents(names: list[str], file_format: str, part: str) -> Corpus:
 def _files(name: str, part: str) -> list[Path]:
     if os.path.isdir(name):
         raise InvalidArgument(f"data.{part}: {name} is a folder, expected a file or {name}/*.txt")
-    if os.path.exists(name) and not os.path.isfile(name):  # A pipe is empty when it is read again.
-        raise InvalidArgument(f"data.{part}: {name} is no regular file, expected one; copy it")
+    if os.path.exists(name) and not os.path.isfile(name):  # A pipe is empty when read again.
+        raise InvalidArgument(
+            f"data.{part}: {name} is not a regular file; copy its contents to one"
+        )
     if os.path.exists(name):
         return [Path(name)]
     found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
@@ -149,7 +151,7 @@ def _read_jsonl(path: Path, text: str) -> Iterator[Document]:
         except (ValueError, RecursionError) as error:  # A number of 5,000 digits is a ValueError.
             column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
             raise InvalidArgument(
-                f"{place}{column}: is not JSON, expected one object a line"
+                f"{place}{column}: is not JSON, expected one object per line"
             ) from None
         yield _document(record, place)
 
@@ -191,6 +193,6 @@ def _checked_messages(messages: object, place: str) -> list[dict]:
         raise InvalidArgument(f"{place}: messages is not a list of {{role, content}} strings")
     if not any(m["role"] == "assistant" for m in messages):
         raise InvalidArgument(
-            f"{place}: messages has no turn of the assistant, expected at least one to learn from"
+            f"{place}: messages has no turn of the assistant to learn from, expected at least one"
         )
     return messages

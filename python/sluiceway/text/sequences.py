@@ -1,4 +1,4 @@
-"""Tokens of documents as sequences: cut to length, each with something to learn in it."""
+"""Cuts the tokens of documents into sequences, each with at least one token to learn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sequences:
 
     @property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change when any token, mark or cut does."""
+        """Return sixteen hex digits that change with any token, mark or cut."""
         digest = hashlib.sha256()
         for array in (self.tokens, self.learned, self.starts, self.lengths):
             digest.update(np.ascontiguousarray(array))
@@ -47,9 +47,9 @@ def make_sequences(
     Parameters
     ----------
     length : int
-        Tokens of a sequence; with `packing` exactly, otherwise at most.
+        Tokens in a sequence; exactly with `packing`, otherwise at most.
     packing : bool
-        Join all documents and cut; a rest shorter than `length` is left out.
+        Join all documents and cut; a remainder shorter than `length` is left out.
     part : str
         "train" or "eval", for errors.
     vocabulary : int
@@ -64,8 +64,8 @@ def make_sequences(
             _check_length(corpus.documents[document], count, length)
     if len(tokens) and tokens.max() >= vocabulary:
         raise InvalidArgument(
-            f"data.{part}: the tokenizer gives token {tokens.max()}, the model has {vocabulary} "
-            "embeddings; expected a tokenizer made for this model"
+            f"data.{part}: the tokenizer gives token {tokens.max()}, but the model has only "
+            f"{vocabulary} embeddings; use the tokenizer of this model"
         )
     starts = np.cumsum(lengths) - lengths
     if packing:
@@ -79,7 +79,7 @@ def make_sequences(
 def _with_something_to_learn(
     sequences: Sequences, length: int, packing: bool, part: str
 ) -> Sequences:
-    # The first token of a sequence has nothing before it to be predicted from.
+    # The first token of a sequence cannot be predicted: no token precedes it.
     counts = np.array(
         [
             np.count_nonzero(sequences.learned[start + 1 : start + size])
@@ -91,7 +91,7 @@ def _with_something_to_learn(
     if not keep.any():
         expected = f"at least one sequence of {length}" if packing else "at least 2 in a document"
         raise InvalidArgument(
-            f"data.{part}: {len(sequences.tokens)} tokens in all, expected {expected}; give more "
+            f"data.{part}: {len(sequences.tokens)} tokens in all, expected {expected}; use more "
             "text or a smaller data.sequence_length"
         )
     return Sequences(

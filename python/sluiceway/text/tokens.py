@@ -1,11 +1,11 @@
-"""Documents as one stream of tokens, with what is learned marked; of large data kept in files.
+"""Turns documents into one stream of tokens with marks for learning; large ones are cached.
 
-A tokenizer takes about a second for a megabyte of text. What takes longer than a few is written
-to files under a hash of documents and tokenizer, and mapped from there by this run and the next
-that reads the same: its tokens then cost neither time nor memory of the process.
+A tokenizer takes about a second for a megabyte of text. If tokenising takes longer than a few
+seconds, the tokens are written to files under a hash of documents and tokenizer. This run, and
+later runs with the same documents, map these files, which costs neither time nor memory.
 
     ~/.cache/sluiceway/tokens/<hash>/     or below XDG_CACHE_HOME; may be deleted at any time
-        tokens     int32, of all documents one after the other
+        tokens     int32, all documents one after the other
         learned    bool, parallel to tokens
         lengths    int64, tokens of each document
 """
@@ -30,11 +30,11 @@ from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.text.documents import Corpus, Document
 
 _KEPT_FROM = 4 << 20  # Characters.
-_PIECE = 1 << 18  # Characters that a tokenizer gets at once: it needs 140 bytes for each.
-_REVISION = 2  # Of what this file makes of a document.
+_PIECE = 1 << 18  # Characters that a tokenizer gets at once; it needs 140 bytes for each.
+_REVISION = 2  # Raise it when this file makes other tokens from a document.
 _WORD_END = re.compile(r"\S(?= \S)")
-_MARK = "\ue000"  # For private use: no template has it, and messages are looked past.
-# Templates that write today's date get this one: equal data has to give equal tokens on every day.
+_MARK = "\ue000"  # A private-use character, which no template has.
+# Templates that write today's date get this one: equal data must give equal tokens on every day.
 _DAY = datetime.date(2024, 7, 26)
 _FILES = {"tokens": np.int32, "learned": np.bool_, "lengths": np.int64}
 
@@ -44,28 +44,28 @@ class TokenStream:
     """The tokens of all documents; a document without text has none."""
 
     tokens: np.ndarray
-    learned: np.ndarray  # Parallel to tokens: whether this one is predicted.
-    lengths: np.ndarray  # Of each document.
+    learned: np.ndarray  # Parallel to tokens: true for tokens that are predicted.
+    lengths: np.ndarray  # Tokens of each document.
 
 
 def tokenise(corpus: Corpus, tokenizer: Any) -> TokenStream:
-    """Tokens of a corpus, from files where they are kept already.
+    """Tokenise a corpus, or map its tokens from cached files.
 
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        The chat template is missing, or cannot be used; the text has file and line.
+        The chat template is missing or cannot be used; the error has file and line.
     """
     size = sum(map(_size, corpus.documents))
     if size < _KEPT_FROM or getattr(tokenizer, "backend_tokenizer", None) is None:
-        return _in_memory(corpus, tokenizer)  # Without that, what a tokenizer does has no hash.
+        return _in_memory(corpus, tokenizer)  # Such a tokenizer cannot be hashed.
     folder = _cache() / _key(corpus, tokenizer)
     if (kept := _mapped(folder, len(corpus.documents))) is not None:
         return kept
     try:
         with replace_folder(folder) as fresh, meter("tokenise", size) as advance:
             _write(fresh, _each(corpus, tokenizer, advance))
-    except IoError:  # A cache that is full or may not be written is no reason not to train.
+    except IoError:  # The cache is full or not writable, which must not stop a training.
         pass  # Or another run was faster.
     return _mapped(folder, len(corpus.documents)) or _in_memory(corpus, tokenizer)
 
@@ -97,7 +97,7 @@ def _cache() -> Path:
 
 
 def _key(corpus: Corpus, tokenizer: Any) -> str:
-    """Changes with every document, and with whatever the tokenizer makes of one."""
+    """Hash the documents and everything that determines their tokens."""
     import tokenizers
     import transformers
 
@@ -118,7 +118,7 @@ def _key(corpus: Corpus, tokenizer: Any) -> str:
 
 
 def _mapped(folder: Path, documents: int) -> TokenStream | None:
-    """What the folder keeps, None if it is not there or not whole."""
+    """Map the tokens in the folder; None if it is missing or incomplete."""
     try:
         arrays = (np.memmap(folder / name, dtype, mode="r") for name, dtype in _FILES.items())
         stream = TokenStream(*arrays)
@@ -149,12 +149,12 @@ def _tokens_of(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.ndarr
 
 
 def _text(text: str, tokenizer: Any) -> np.ndarray:
-    """Tokens of a text with one end; a long one piece by piece."""
+    """Tokenise a text, in pieces if it is long, with one end token."""
     end = tokenizer.eos_token_id
     pieces: list[np.ndarray] = []
     for piece in _pieces(text):
         if len(pieces) == 1 and pieces[0][-1:].tolist() == [end]:
-            pieces[0] = pieces[0][:-1]  # A tokenizer that begins and ends what it is given.
+            pieces[0] = pieces[0][:-1]  # This tokenizer adds begin and end tokens to each piece.
         ids = tokenizer(piece, verbose=False, add_special_tokens=not pieces)["input_ids"]
         pieces.append(np.array(ids, np.int32))
     if end is not None and pieces[-1][-1:].tolist() != [end]:
@@ -163,7 +163,7 @@ def _text(text: str, tokenizer: Any) -> np.ndarray:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text cut before a word's space, where byte-level tokenizers cut in any case."""
+    """Cut the text before a word's space, where byte-level tokenizers always cut."""
     start = 0
     while len(text) - start > 2 * _PIECE:
         low, high = start + _PIECE, start + 2 * _PIECE
@@ -175,20 +175,20 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _conversation(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of all turns up to the assistant's last; its own turns are marked.
+    """Tokenise all turns up to the assistant's last, and mark the tokens of the assistant.
 
-    Turns are found in the template's text, not among tokens, as those may merge across an edge:
-    a token is marked if any of its characters is the assistant's.
+    Turns are located in the template's text and not among the tokens, because tokens may merge
+    across an edge. A token is marked if any of its characters is the assistant's.
     """
     if tokenizer.chat_template is None:
         raise InvalidArgument(
-            f"{document.place}: has messages, but the model's tokenizer has no chat template; "
-            "expected one, or records with text"
+            f"{document.place}: has messages, but the model's tokenizer has no chat template; add "
+            "one, or use records with text"
         )
     if not tokenizer.is_fast:
         raise InvalidArgument(
             f"{document.place}: has messages, but the model's tokenizer cannot say where its "
-            "tokens are; expected one with a tokenizer.json, or records with text"
+            "tokens are; use one with a tokenizer.json, or records with text"
         )
     messages = document.messages or []
     text = ""
@@ -201,7 +201,7 @@ def _conversation(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.nd
         if begin is None or begin < len(text) or not upto.startswith(text):
             raise InvalidArgument(
                 f"{document.place}: the tokenizer's chat template rewrites earlier turns when turn "
-                f"{turn + 1} is added, expected turns that only append"
+                f"{turn + 1} is added; use a template that only appends"
             )
         turns.append((begin, len(upto)))
         text = upto
@@ -211,15 +211,15 @@ def _conversation(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.nd
     marks = np.cumsum(marks)
     found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     begins, ends = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
-    # Some tokenizers leave spaces out of a token's span: it begins where the last one ended.
+    # Some tokenizers leave spaces out of a token's span, so a token begins where the last ended.
     begins = np.minimum(begins, np.maximum.accumulate(np.append(0, ends))[:-1])
     return np.array(found["input_ids"], np.int32), marks[ends] > marks[begins]
 
 
 def _turn_begins(document: Document, tokenizer: Any, messages: list, upto: str) -> int | None:
-    """Where the last turn begins in `upto`, its text; None if earlier turns were rewritten.
+    """Find the begin of the last turn in the text `upto`; None if earlier turns were rewritten.
 
-    It is after the generation prompt where turns begin with it, else where the content is.
+    A turn begins after the generation prompt if the template uses it, else at its content.
     """
     earlier, last = messages[:-1], messages[-1]
     before = ""
@@ -233,8 +233,8 @@ def _turn_begins(document: Document, tokenizer: Any, messages: list, upto: str) 
     begin = marked.find(_MARK, len(before))
     if begin < 0:
         raise InvalidArgument(
-            f"{document.place}: the tokenizer's chat template leaves out what turn {len(messages)} "
-            "says, expected one that writes every message"
+            f"{document.place}: the tokenizer's chat template leaves out the content of turn "
+            f"{len(messages)}; use a template that writes every message"
         )
     return begin if upto.startswith(marked[:begin]) else None
 
@@ -249,5 +249,5 @@ def _templated(document: Document, tokenizer: Any, messages: list, prompt: bool)
     except (TemplateError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgument(
-            f"{document.place}: the tokenizer's chat template refuses the messages, {reason}"
+            f"{document.place}: the tokenizer's chat template rejects the messages, {reason}"
         ) from None

@@ -27,7 +27,7 @@ def freeze_as(opt: sw.SubspaceAdamW, model: nn.Module) -> None:
 
 
 def native(model: nn.Module, **arguments: object) -> torch.optim.AdamW:
-    """What users would have without us."""
+    """Make the optimizer that users would have without ours."""
     trained = [p for p in model.parameters() if p.requires_grad]
     return torch.optim.AdamW(trained, lr=LR, foreach=False, **arguments)
 

@@ -126,7 +126,7 @@ def test_optimization_by_hand(record_property, tmp_path):
 
 
 def test_the_optimizer_goes_on_when_lightning_is_done(record_property, tmp_path):
-    """What Lightning wrapped around it is gone, and must not take its hooks along."""
+    """Lightning's wrapper around the optimizer is deleted, and must not remove its hooks."""
     ours, theirs, made = Inner(), Inner(), {}
     before = seen_weights(ours)
     for module, make_optimizer in ((ours, identity), (theirs, native)):

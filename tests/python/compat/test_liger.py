@@ -1,5 +1,6 @@
-"""What of Liger-Kernel runs without a GPU: its chunked losses, and rotary positions in Triton's
-interpreter. Its other kernels (RMSNorm, SwiGLU, cross entropy) run on GPUs alone.
+"""Liger-Kernel without a GPU: its chunked losses, and rotary positions in Triton's interpreter.
+
+Its other kernels (RMSNorm, SwiGLU, cross entropy) run on GPUs alone.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def run_rank(rank: int, port: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> dict[str, list[tuple[str, str]]]:
-    """What each rank saw of each case."""
+    """Outcome of each case in each rank."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,1 +1,1 @@
-"""The loss of a language model in f32, from slices of its logits."""
+"""Computes a language model's loss in f32 from slices of its logits."""

@@ -1,16 +1,16 @@
-"""Cross entropy of hidden states and an output matrix, without the logits in between.
+"""Cross entropy from hidden states and an output matrix, without storing all logits.
 
     logits = cap tanh((H W^T + b) / cap)      no cap: H W^T + b
     loss   = mean over learned tokens of (ln sum_v exp logits_v - logits_label)
 
-Slices of the vocabulary are the outer loop and slices of tokens the inner one, so that a slice of W
-is converted once. What is kept of a slice is, for each token, ln sum exp of it and the label's
-logit, if it is there.
+The outer loop runs over slices of the vocabulary and the inner one over slices of tokens, so each
+slice of W is converted once. For each slice and token we keep ln sum exp of the logits, and the
+label's logit if the label is in the slice.
 
-Numerics: products and their sums in f32, whatever the types of H and W, exponentials and their sum
-          over a slice in f32, all that joins slices and tokens in f64. autocast does not apply.
-Cost:     2 T V H flop in f32. Beside its arguments it holds some arrays of `slice_elems` f32 and of
-          one f64 a token.
+Numerics: products and their sums in f32 for any types of H and W; exponentials and their sum over
+          a slice in f32; sums over slices and tokens in f64. autocast does not apply.
+Cost:     2 T V H flop in f32. Holds a few arrays of `slice_elems` f32, and a few of one f64 per
+          token, beside its arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-IGNORED = -100  # What torch and transformers have for a token that is not learned.
+IGNORED = -100  # Label of a token that is not learned, in torch and transformers.
 _SLICE_ELEMS = 1 << 24  # 64 MiB.
 _TOKENS = 1024
 
@@ -34,7 +34,7 @@ def chunked_cross_entropy(
     ignored: int = IGNORED,
     slice_elems: int = _SLICE_ELEMS,
 ) -> torch.Tensor:
-    """As `torch.nn.functional.cross_entropy` of the logits; NaN where no token is learned.
+    """Compute `torch.nn.functional.cross_entropy` of the logits; NaN if no token is learned.
 
     Parameters
     ----------
@@ -47,15 +47,15 @@ def chunked_cross_entropy(
     bias : torch.Tensor, optional
         V.
     cap : float, optional
-        Of the logits.
+        Largest magnitude of a logit (see above).
     slice_elems : int
-        No array of logits, nor of converted weights or hidden states, has more elements, where a
-        single row has not.
+        Most elements in an array of logits, converted weights or hidden states, unless a single
+        row has more.
 
     Returns
     -------
     torch.Tensor
-        A scalar of f32; it has no graph.
+        An f32 scalar without a graph.
     """
     tokens = max(1, min(_TOKENS, slice_elems // hidden.shape[1]))
     rows = max(1, slice_elems // max(hidden.shape[1], tokens))
@@ -80,7 +80,7 @@ def chunked_cross_entropy(
 
 
 def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """Of each row, in f64; the logits are lost."""
+    """Compute ln sum exp of each row in f64, overwriting the logits."""
     most = logits.amax(1)
-    most.masked_fill_(most == -torch.inf, 0.0)  # Every token of the slice is impossible.
+    most.masked_fill_(most == -torch.inf, 0.0)  # Every word of the slice is impossible.
     return logits.sub_(most.unsqueeze(1)).exp_().sum(1).double().log_().add_(most)

@@ -1,10 +1,10 @@
-"""The loss of a causal language model in f32, without its logits.
+"""The loss of a causal language model in f32, without storing its logits.
 
-The model is called as ever, but what its head is given says that a loss is wanted: the product with
-the output matrix is then `chunked_cross_entropy`, of the matrix that the head has at that moment.
-So hooks of the model and of the head fire, and what they exchange counts; only a hook that reads
-the head's output sees a few made-up columns in place of logits. These columns also show what the
-model does with logits beyond the head.
+The model is called as usual, but the input of its head is marked. For a marked input, the product
+with the output matrix is replaced by `chunked_cross_entropy` with the matrix that the head has at
+that moment. Hooks of the model and of the head fire, and the tensors that they replace are used.
+Only a hook that reads the head's output sees a few made-up columns in place of logits. From these
+columns we also see whether the model changes its logits after the head.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _COLUMNS = (-30.0, 0.75, 70.0)
 
 
 class ChunkedLoss:
-    """What `model(**inputs).loss` is, in f32 and with bounded memory; without a graph.
+    """Computes `model(**inputs).loss` in f32, with bounded memory and without a graph.
 
-    Takes over models of transformers whose loss is the mean cross entropy of the next token and
-    whose logits are those of an `nn.Linear`, at most capped (`final_logit_softcapping`). Others are
-    asked for their own loss, which is then made f32, with a warning that says why.
+    Works for models of transformers whose loss is the mean cross entropy of the next token, and
+    whose logits come from an `nn.Linear`, with or without a cap (`final_logit_softcapping`). Other
+    models compute their own loss, which is converted to f32; a warning gives the reason.
 
     Parameters
     ----------
@@ -41,10 +41,11 @@ class ChunkedLoss:
     Attributes
     ----------
     refusal : str or None
-        Why the model is asked for its own loss. What it does with logits is seen in the first call.
+        Reason why the model computes its own loss. A reason that lies in the treatment of logits
+        is found in the first call.
 
     Thread safety: calls in several threads may overlap if only one of them runs at any time, as in
-    the halves of a zeroth-order step.
+    the two forwards of a zeroth-order step.
     """
 
     def __init__(self, model: nn.Module, *, slice_elems: int | None = None) -> None:
@@ -56,12 +57,12 @@ class ChunkedLoss:
 
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> torch.Tensor:
-        """The loss of a batch.
+        """Compute the loss of a batch.
 
         Parameters
         ----------
         inputs : dict
-            As the model takes them, with labels.
+            Keyword arguments of the model, with labels.
 
         Raises
         ------
@@ -71,7 +72,7 @@ class ChunkedLoss:
         labels = inputs.get("labels")
         if labels is None:
             raise InvalidArgument(
-                "ChunkedLoss: labels is missing, expected labels=; pass input_ids"
+                "ChunkedLoss: labels are missing; pass labels=, for example input_ids"
             )
         if self.refusal is None:
             head = self._model.get_output_embeddings()
@@ -93,7 +94,7 @@ class ChunkedLoss:
 
 
 class _Wanted:
-    """One call of the model, and the loss that its head leaves here."""
+    """One call of the model, with the loss that its head computed."""
 
     def __init__(self, labels: torch.Tensor, cap: float | None, sizes: dict[str, int]) -> None:
         self._labels, self._cap, self._sizes = labels, cap, sizes
@@ -105,7 +106,7 @@ class _Wanted:
         return self.losses[0]
 
     def run(self, model: nn.Module, head: nn.Module, inputs: dict[str, Any]) -> Any:
-        """The model's output, whose logits are not those."""
+        """Call the model; the logits in the returned output are made up."""
         handle = head.register_forward_pre_hook(self._mark)
         try:
             return model(**{name: x for name, x in inputs.items() if name != "labels"})
@@ -114,7 +115,7 @@ class _Wanted:
 
     def _mark(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if threading.get_ident() != self._thread:
-            return None  # A call of another half, which has its own.
+            return None  # Another thread's call, which has a hook of its own.
         marked = args[0].as_subclass(_Marked)
         marked.wanted = self
         return (marked, *args[1:])
@@ -122,7 +123,7 @@ class _Wanted:
     def product(
         self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """In place of the head's: keeps the loss, and returns a few columns."""
+        """Compute the loss in place of the head's product, and return a few columns."""
         if hidden.shape[:-1] != self._labels.shape:
             raise InvalidArgument(
                 f"ChunkedLoss: the head runs on tokens of shape {tuple(hidden.shape[:-1])}, labels "
@@ -143,7 +144,7 @@ class _Wanted:
         return columns.repeat(*hidden.shape[:-1], 1)
 
     def refusal(self, output: Any) -> str | None:
-        """Why what the head left is not the model's loss."""
+        """Reason why the loss computed in the head is not the model's loss; None if it is."""
         if len(self.losses) != 1:
             return f"its head ran {len(self.losses)} times in a forward, expected once"
         if getattr(output, "aux_loss", None) is not None:
@@ -160,7 +161,7 @@ class _Wanted:
 
 
 class _Marked(torch.Tensor):
-    """Hidden states whose product with an output matrix is wanted as a loss."""
+    """Marks hidden states whose product with the output matrix becomes a loss."""
 
     wanted: _Wanted
 
@@ -176,7 +177,7 @@ class _Marked(torch.Tensor):
 
 
 def refusal_of(model: nn.Module) -> str | None:
-    """What can be told without a call."""
+    """Reason, found without a call, why `ChunkedLoss` cannot compute a model's loss; else None."""
     forward = inspect.unwrap(type(model).forward)
     if "loss_function" not in getattr(getattr(forward, "__code__", None), "co_names", ()):
         return "its forward has a loss of its own, without transformers' loss_function"
@@ -199,6 +200,6 @@ def _check_labels(labels: torch.Tensor, vocabulary: int) -> None:
     wrong = ((labels < 0) | (labels >= vocabulary)) & (labels != IGNORED)
     if wrong.any():
         raise InvalidArgument(
-            f"ChunkedLoss: a label is {labels[wrong][0].item()}, expected one of 0 to "
-            f"{vocabulary - 1}, or {IGNORED} for a token that is not learned"
+            f"ChunkedLoss: a label is {labels[wrong][0].item()}, expected 0 to {vocabulary - 1}, "
+            f"or {IGNORED} for a token that is not learned"
         )

@@ -1,4 +1,4 @@
-"""The chunked loss of a model whose tensors have no bytes, so that no value can be looked at."""
+"""The chunked loss in a rehearsal, where tensors have shapes but no values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sluiceway.model.chunked_loss.of_model import cap_of, refusal_of
 
 
 def rehearse_chunked_loss(model: nn.Module) -> None:
-    """Let a model's own loss take what that of `ChunkedLoss` takes, where there is one.
+    """Let a model's own loss use the memory and operations of `ChunkedLoss`, if that supports it.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Its head and its loss are exchanged; both are then good for their shapes only.
+        Its head and its loss function are replaced. Their results then have correct shapes only.
     """
     if refusal_of(model) is not None:
         return

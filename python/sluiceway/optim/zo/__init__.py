@@ -1,1 +1,1 @@
-"""Zeroth-order training: forward passes only, no gradient anywhere."""
+"""Zeroth-order training, with forward passes alone and no gradients."""

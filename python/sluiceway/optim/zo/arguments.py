@@ -1,4 +1,4 @@
-"""What ZoSgd takes by name."""
+"""Keyword arguments of ZoSgd."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from sluiceway.config.values import Budget, Link, StoreOptions
 
 
 class ZoArguments(ZoOptions):
-    """Options of zeroth-order training, and what a config says in other sections."""
+    """Options of zeroth-order training, and settings that a config has in other sections."""
 
-    device: str = option("auto", '"auto", which is where the model is, "host" or "cuda:N".')
+    device: str = option("auto", '"auto" (the device of the model), "host" or "cuda:N".')
     path: str | os.PathLike | None = option(
         None,
-        "A folder with the log of tiers host and disk, made if it is not there; a log that is "
-        "there goes on. Where nothing is said it goes with the optimizer.",
+        "Folder with the log of tiers host and disk. It is made if it does not exist; an existing "
+        "log is continued. Without a path, the log is temporary and deleted with the optimizer.",
     )
     store: StoreOptions | None = option(
         None,
-        "Where tier disk keeps the weights: a store that is there goes on, and else one is made of "
-        "the model's.",
+        "Store in which tier disk keeps the weights. An existing store is opened; otherwise one is "
+        "made from the model's weights.",
     )
     link: Link | None = option(
-        None, "Throttle of the link between device and host, of tiers host and disk."
+        None, "Throttle of the link between device and host, for tiers host and disk."
     )
     budget: Budget | None = option(
         None,
-        "Bytes per tier, for tiers host and disk; device, host and pinned are half of memory where "
-        "nothing is said.",
+        "Bytes per tier, for tiers host and disk; device, host and pinned default to half of "
+        "memory.",
     )
     trace: str | os.PathLike | None = option(
-        None, "Path of a Chrome/Perfetto trace that `close()` writes, of tiers host and disk."
+        None, "Path of a Chrome/Perfetto trace that `close()` writes, for tiers host and disk."
     )
     pin: tuple[int, int] | None = option(None, "", alias="_pin")  # Cores of torch and of the lanes.
-    opens: bool = option(False, "", alias="_opens")  # A store that is there, and makes none.
-    seed: Natural = option(0, "Of the directions.", in_state=True)
+    opens: bool = option(False, "", alias="_opens")  # Open an existing store, never make one.
+    seed: Natural = option(0, "Seed of the directions.", in_state=True)

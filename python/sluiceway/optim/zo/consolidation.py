@@ -1,6 +1,7 @@
-"""How many steps a base of streamed weights is kept, by what that costs.
+"""Chooses how many steps a base of streamed weights is kept, by the cost of a step.
 
-Each pending step is drawn again in every later one; a new base ends that, and is written.
+Every later step draws the noise of all pending steps again. A new base ends that, but must be
+written.
 """
 
 from __future__ import annotations
@@ -9,37 +10,37 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-_HARDLY_MORE = 1.01  # Times the least.
+_HARDLY_MORE = 1.01  # Factor over the cheapest step that is accepted.
 
 
 @dataclass(frozen=True)
 class PlannedBases:
-    """What was chosen where a config leaves it to the plan."""
+    """Steps between new bases that the planner chose, with the reason."""
 
     chosen: int
     why: str
 
     def figures(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class ConsolidationCosts:
-    """Seconds on one machine."""
+    """Seconds of the parts of a step and of a new base, on one machine."""
 
-    bringing: float  # All weights of a step.
-    working: float  # Losses and perturbed copies of a step behind which nothing is pending,
-    replaying: float  # and what each pending step adds to that.
-    rewriting: float = 0.0  # A new base: the old one read, the new one written,
-    replaying_base: float = 0.0  # beside what each pending step takes.
+    bringing: float  # Streams all weights for one step.
+    working: float  # Computes losses and perturbed copies, without pending steps.
+    replaying: float  # Replays one pending step, in addition to `working`.
+    rewriting: float = 0.0  # New base: reads the old one and writes the new one.
+    replaying_base: float = 0.0  # New base: replays one pending step, while it is rewritten.
 
     def of_base(self, every: int) -> float:
-        """A new base of so many steps."""
+        """Seconds for a new base that takes up `every` steps."""
         return max(self.rewriting, every * self.replaying_base)
 
     def without_base(self, steps: int) -> float:
-        """A step of the first `steps`, behind which all before are pending."""
+        """Mean seconds of the first `steps` steps, if no new base is made."""
         if not self.replaying:
             return self._step(0)
         return sum(self._step(pending) for pending in range(steps)) / steps
@@ -48,7 +49,7 @@ class ConsolidationCosts:
         return max(self.bringing, self.working + pending * self.replaying)
 
     def means(self, most: int) -> list[float]:
-        """A step, with its share of the new base, where that comes every 1, 2 .. `most` steps."""
+        """Mean seconds of a step with its share of the new base, for one every 1, 2 .. `most`."""
         steps = map(self._step, range(most))
         return [
             (all_steps + self.of_base(every)) / every
@@ -56,16 +57,16 @@ class ConsolidationCosts:
         ]
 
     def cheapest(self, most: int) -> int:
-        """Steps between new bases for which a step takes least."""
+        """Steps between new bases for which a step takes the least time."""
         means = self.means(most)
         return 1 + means.index(min(means))
 
     def choose(self, most: int, steps: int) -> PlannedBases:
-        """Steps between new bases of a run of so many steps.
+        """Choose the steps between new bases for a run of `steps` steps.
 
-        They are the most whose step takes hardly more than the cheapest one: fewer bases are less
-        that is written, and, where a base is of 16 bits, fewer roundings. A run of no more steps
-        than a base takes may do without a new one, and then as many as it has are chosen.
+        The result is the largest number for which a step takes hardly longer than the cheapest
+        one. With fewer bases less is written and, if a base has 16 bits, weights are rounded less
+        often. A run of at most `most` steps may need no new base; then `steps` is returned.
         """
         means = self.means(min(most, steps))
         if steps <= most:
@@ -73,9 +74,9 @@ class ConsolidationCosts:
         least = min(means)
         chosen = max(n for n, mean in enumerate(means, start=1) if mean <= _HARDLY_MORE * least)
         if chosen == steps:
-            return PlannedBases(chosen, f"none in {steps:,} steps, as none would save time")
+            return PlannedBases(chosen, f"none in {steps:,} steps, since none would save time")
         return PlannedBases(
             chosen,
-            f"one every {chosen:,} steps, the most whose step takes at most 1 % more than it does "
-            f"with one every {1 + means.index(least):,}",
+            f"one every {chosen:,} steps, the largest number with which a step takes at most 1 % "
+            f"longer than with one every {1 + means.index(least):,}",
         )

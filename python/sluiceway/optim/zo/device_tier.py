@@ -1,4 +1,4 @@
-"""Weights that stay on the device, and are moved where they lie."""
+"""Tier device: weights stay on the device and are updated in place."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from sluiceway.optim.zo.weights import Noise, ResidentWeights, TrainedWeight
 
 
 class DeviceTier:
-    """Halves meet at every block; what several blocks read is perturbed for the whole step.
+    """Perturbs and updates weights on the device.
+
+    Halves meet at every block. Weights that several blocks read are perturbed for the whole step.
 
     Parameters
     ----------
     training : Training
     state : dict
-        The optimizer's: masters are there.
+        The optimizer's state, which holds the masters.
     """
 
     def __init__(self, training: Training, state: dict[Any, Any]) -> None:
@@ -54,14 +56,14 @@ class DeviceTier:
     # ---- WeightSource ----
 
     def acquire(self, unit: int, direction: int) -> list[Copies]:
-        """Made for who asks."""
+        """Make perturbed copies of a block's weights."""
         return self._perturbed(self._numbers[unit], direction)
 
     def release(self, unit: int, direction: int) -> None:
-        """They go with whoever has them."""
+        """Do nothing: copies are freed with their last reference."""
 
     def throughout(self, direction: int) -> list[Copies]:
-        """Of weights that no block reads, or several do."""
+        """Make perturbed copies of weights that no block reads, or several blocks."""
         return self._perturbed(None, direction)
 
     def _perturbed(self, block: int | None, direction: int) -> list[Copies]:
@@ -80,15 +82,15 @@ class DeviceTier:
     # ---- Steps ----
 
     def rest(self) -> None:
-        """Nothing is exchanged outside of measurements."""
+        """Do nothing: outside of measurements parameters hold their own data."""
 
     def begin(self, closures: Sequence[Any]) -> None:
-        """Nothing has to be there before."""
+        """Do nothing: a step needs no preparation."""
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
-        """Move every weight."""
+        """Update every weight."""
         found = [(w, updates[w.group]) for w in self._of.weights]
-        for weight, update in found:  # The only part that can run out of memory comes first.
+        for weight, update in found:  # First the only part that can run out of memory.
             self._resident.prepare(weight, update.gamma)
         for weight, update in found:
             self._resident.update(
@@ -99,14 +101,14 @@ class DeviceTier:
         self.committed_steps += 1
 
     def committing(self) -> AbstractContextManager:
-        """Ctrl-C waits until all weights are moved."""
+        """Return a context in which Ctrl-C waits until all weights are updated."""
         return Undisturbed()
 
     def abandon(self) -> None:
-        """Nothing was begun."""
+        """Do nothing: `begin` has started nothing."""
 
     def evaluate(self, closures: Sequence[Any]) -> list[Any]:
-        """One after the other, from the same random numbers: the weights are there."""
+        """Call the closures one after the other, each from the same random state."""
         begun, found = RandomState.now(), []
         with torch.no_grad():
             for closure in closures:
@@ -115,32 +117,32 @@ class DeviceTier:
         return found
 
     def measuring(self) -> AbstractContextManager:
-        """Nobody else exchanges parameters."""
+        """Return an empty context: no other code replaces the data of parameters."""
         return nullcontext()
 
     # ---- State ----
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """What the state of a parameter holds, if it has any."""
+        """Shapes of the tensors in a parameter's state, if it has a state."""
         return self._resident.state_shapes(p)
 
     def round_masters(self) -> None:
-        """Let parameters be what masters that were loaded say."""
+        """Round loaded masters into their parameters."""
         for weight in self._of.weights:
             if weight.parameter in self._state:
                 self._resident.round(weight, self._gamma(weight), self.committed_steps)
                 torch.autograd.graph.increment_version(weight.parameter)
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
-        """The parameter itself is it."""
+        """Return the parameter's data in host memory."""
         return p.detach().cpu()
 
     def stats(self) -> dict[str, Any]:
-        """Nothing crosses a link."""
+        """Return nothing: no bytes cross a link."""
         return {}
 
     def close(self, theta: bool = True) -> None:
-        """Nothing to free: between steps the model is as any other."""
+        """Do nothing: between steps the model is an ordinary one."""
 
 
 def _resident(

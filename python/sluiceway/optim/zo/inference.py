@@ -1,4 +1,4 @@
-"""Tensors that are kept are made outside of inference mode, whatever the caller is in."""
+"""Leaves the caller's inference mode while tensors are made that are kept for later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def outside_inference() -> Iterator[None]:
-    """Make tensors that a later call outside of the caller's `torch.inference_mode()` may use."""
+    """Leave `torch.inference_mode()` in the block, so that later calls can use its tensors."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -21,7 +21,7 @@ def outside_inference() -> Iterator[None]:
 
 
 def usable_later(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same outside of inference mode."""
+    """Wrap a method so that it runs outside of inference mode."""
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:

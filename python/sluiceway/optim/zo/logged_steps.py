@@ -1,4 +1,4 @@
-"""What ZoSgd has of tiers whose steps are records of a log."""
+"""Methods of ZoSgd for tiers whose steps are records of a log."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from sluiceway.optim.zo.tier import Tier
 
 
 class LoggedSteps:
-    """Older steps, new bases, and weights one by one."""
+    """Gives access to older steps, new bases, and single weights."""
 
     options: ZoArguments
     _owner: str
     _tier: Tier
 
     def rollback(self, step: int) -> None:
-        """Go on from the weights of an older step; the log keeps what came after it.
+        """Continue from the weights of an older step; the log keeps the steps after it.
 
         Raises
         ------
         InvalidArgument
-            There is no such step, or no log; or the base of tier disk is of a later one.
+            There is no such step or no log, or the base of tier disk is later than the step.
         """
         self._logged("rollback").rollback(step)
 
@@ -42,33 +42,35 @@ class LoggedSteps:
         self._logged("branch").log.branch(step, path)
 
     def consolidate(self, step: int | None = None) -> int:
-        """Write a new base of tier disk, from which steps go on; nothing leads back from it.
+        """Write a new base of tier disk, from which later steps continue.
+
+        Steps before the new base can no longer be reached.
 
         Parameters
         ----------
         step : int, optional
-            Whose weights it is to hold. The last one that it may, where nothing is said: that of
-            the last `state_dict()` that was made or loaded, and without one the last that was made.
+            Step whose weights the base gets. By default the latest possible: the step of the last
+            `state_dict()` that was made or loaded, or else the last step.
 
         Returns
         -------
         int
-            The step that the base is of now.
+            The step of the base.
 
         Raises
         ------
         InvalidArgument
-            The base cannot be of this step, or there is none on disk; nothing was changed.
+            The base cannot have this step, or there is none on disk; nothing was changed.
         IoError
-            The disk refused; likewise.
+            The disk refused a request; nothing was changed.
         """
         return self._on_disk("consolidate").consolidate(step)
 
     def set_run_state(self, run: bytes) -> None:
-        """Let a base of the present step carry `run`, for who then goes on from the base itself.
+        """Attach the bytes `run` to a base of the present step, to continue from the base itself.
 
-        Whoever gives it after every step needs no `state_dict()` for that: new bases are then of
-        whatever step, and leave behind what was saved before.
+        If you call this after every step, you need no `state_dict()` to continue: new bases may
+        then have any step, and states that were saved before can no longer be continued.
 
         Raises
         ------
@@ -78,7 +80,7 @@ class LoggedSteps:
         self._on_disk("set_run_state").set_run_state(run)
 
     def run_state(self) -> bytes:
-        """What the base carries; empty where it was made with nothing.
+        """Return the bytes attached to the base; empty if there were none.
 
         Raises
         ------
@@ -89,7 +91,7 @@ class LoggedSteps:
 
     @property
     def base_step(self) -> int:
-        """The step that the base is of; nothing leads back to those before.
+        """Return the step of the base; earlier steps cannot be reached.
 
         Raises
         ------
@@ -101,25 +103,25 @@ class LoggedSteps:
 
     @property
     def has_new_store(self) -> bool:
-        """Whether the store of tier disk was made of the model's weights, and not opened."""
+        """Tell whether the store of tier disk was made from the model's weights, not opened."""
         return self._on_disk("has_new_store").store.is_new
 
     def theta(self, parameter: nn.Parameter) -> torch.Tensor:
-        """One parameter's weights in host memory, where `state_dict()` of the model has all."""
+        """Return the weights of one parameter in host memory, without a whole `state_dict()`."""
         return self._tier.theta(parameter)
 
     def _logged(self, function: str) -> HostTier:
         if isinstance(self._tier, HostTier):
             return self._tier
         raise InvalidArgument(
-            f"{self._owner}.{function}: tier is {self.options.tier!r} and mode "
-            f"{self.options.mode!r}, which has no log, expected tier='host' or 'disk' in mode 'log'"
+            f"{self._owner}.{function}: tier {self.options.tier!r} in mode {self.options.mode!r} "
+            "has no log; use tier='host' or 'disk' with mode='log'"
         )
 
     def _on_disk(self, function: str) -> DiskTier:
         if isinstance(self._tier, DiskTier):
             return self._tier
         raise InvalidArgument(
-            f"{self._owner}.{function}: tier is {self.options.tier!r}, whose weights are in no "
-            "store, expected tier='disk'"
+            f"{self._owner}.{function}: tier is {self.options.tier!r}, which has no store; use "
+            "tier='disk'"
         )

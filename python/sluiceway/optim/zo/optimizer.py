@@ -1,4 +1,4 @@
-"""ZoSgd: stochastic gradient descent without gradients, from two forward passes a direction."""
+"""ZoSgd: stochastic gradient descent without gradients, with two forward passes per direction."""
 
 from __future__ import annotations
 
@@ -45,69 +45,73 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
     For each direction z of a step: g = (L(theta + eps z) - L(theta - eps z)) / (2 eps), and
-    theta <- theta - lr (g z + weight_decay theta), of the mean over directions. The closure, or
-    each of a list of micro-batches, is called twice a direction, in threads that meet at every
-    block of the model, so that a block is perturbed once a direction for all of them. All draw the
-    same random numbers, dropout masks for one, and those of one closure have to be given the same
-    inputs. While a block is not running, its weights are not perturbed: what reads them elsewhere
-    in the closure, a penalty for one, belongs outside of the blocks. What no block reads, or
-    several do, is perturbed for the whole step, in two copies a direction.
+    theta <- theta - lr (g z + weight_decay theta), averaged over directions. The closure, or each
+    closure in a list of micro-batches, is called twice per direction. These calls (halves) run in
+    threads that meet at every block of the model, so each block is perturbed once per direction
+    for all of them. All halves draw the same random numbers, for instance for dropout, and the
+    halves of one closure must get the same inputs. A block's weights are perturbed only while the
+    block runs; a term of the loss that reads weights elsewhere, for instance a penalty, must use
+    weights outside of the blocks. Weights that no block reads, or several blocks, are perturbed
+    for the whole step, in two copies per direction.
 
-    Where noise is lowrank, z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]. With
-    tier="device" it has a float32 master, and U summed up for a period beside it; with the others
-    the sum and V of every period, on the device: 4 rank (m + n) bytes a matrix and period. With
-    tier="device" and perturb="activations" linear layers are not perturbed in copies: eps (x V) U^T
-    is added to what they return, which is the same but for its rounding.
+    With noise="lowrank", z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]. With
+    tier="device" the matrix has a float32 master, and the sum of U over a period beside it. With
+    the other tiers the device holds the sum and V of every period: 4 rank (m + n) bytes per matrix
+    and period. With tier="device" and perturb="activations", linear layers are not perturbed in
+    copies; instead eps (x V) U^T is added to their outputs, which is the same but for rounding.
 
-    With tier="host" weights are in host memory, page-locked for a CUDA device, and nothing writes
-    to them: they are the base, and a log of some tens of bytes a step says what theta is. No list
-    of blocks is needed. Halves meet at every module that reads weights, and layers are streamed
-    through a ring of slots, each once for all halves; norms and biases stay on the device. In which
-    order is seen in the first step, which calls the first closure once more. Weights that a module
-    reads around others it calls, or the closure itself, are perturbed from the base instead, on the
-    device. The numbers are those of tier="device". A parameter's own data is the base, which is not
-    to be changed: a forward of the model and `evaluate()` find theta, without gradients, and
-    `state_dict()` of the model holds it; what else looks at a parameter, a copy of the model for
-    one, sees the base. `close()` leaves theta in the parameters, and who drops the optimizer
-    unclosed is left with the base. A log in `path` goes on with a model of the same base, and
-    `state_dict()` has it. At most 1,024 / directions steps fit on one base, but with noise
-    lowrank, where only the bytes of all periods are a limit.
+    With tier="host", weights are in host memory, page-locked for a CUDA device, and are never
+    written. They are the base, from which theta is computed with a log of some tens of bytes per
+    step. The model needs no list of blocks: halves meet at every module that reads weights. Layers
+    are streamed through a ring of slots, once per step for all halves; norms and biases stay on
+    the device. The order is found in the first step, which calls the first closure once more.
+    Weights that the closure itself reads, or that a module reads around other modules, are
+    perturbed from the base on the device. The numbers are the same as with tier="device". A
+    parameter's own data is the base and must not be changed. A forward of the model and
+    `evaluate()` see theta, without gradients, and so does `state_dict()` of the model; any other
+    reader of a parameter, such as a copy of the model, sees the base. `close()` leaves theta in
+    the parameters; without it, the parameters hold the base when the optimizer is gone. To
+    continue a log in `path`, use a model with the same base; `state_dict()` includes the log. At
+    most 1,024 / directions steps fit on one base; with noise="lowrank" the only limit is the bytes
+    of all periods.
 
-    With mode="parity" weights in host memory are the masters of theta instead [ZO2, arXiv
-    2503.12668]: a step is written into them, each as it arrives for the next pass, and goes back
-    while that runs; with a narrow `wire` the host writes it, and images cross. Nothing is replayed,
-    and there is no log: no rollback, no branch, no limit of steps. A parameter of 16 bits has a
-    float32 master, in the optimizer's state, and is NaN without memory outside of a forward; or it
-    is its own with master="bf16", rounded at random. A forward of the model, `evaluate()`,
-    `theta(p)` and `state_dict()`, the model's too, wait until the last step is in all weights. What
-    reads a parameter itself (`p.clone()`, a copy of the model, an average of parameters) does not,
-    and finds an older step in most: call `state_dict()` before. Who drops the optimizer unclosed
-    is left with weights of no single step, and, of 16 bits with a float32 master, with NaN: close
-    it, or use `with`.
+    With mode="parity", weights in host memory are instead the masters of theta [ZO2, arXiv
+    2503.12668]. A step is written into each master when it arrives for the next pass, and the
+    master goes back while that pass runs; with a narrow `wire` the host writes it, and images
+    cross. There are no replays and no log: no rollback, no branch, no limit of steps. A 16-bit
+    parameter has a float32 master in the optimizer's state, and holds NaN, without memory, outside
+    of a forward; with master="bf16" it is its own master, rounded stochastically. A forward of the
+    model, `evaluate()`, `theta(p)` and `state_dict()` of optimizer and model wait until the last
+    step is in all weights. Direct reads of a parameter (`p.clone()`, a copy of the model, an
+    average of parameters) do not wait, and mostly see an older step: call `state_dict()` first.
+    Without `close()`, the weights are of no single step when the optimizer is gone, and 16-bit
+    parameters with a float32 master hold NaN: close the optimizer, or use `with`.
 
-    With tier="disk" it is the same with the base in `store`, which a step only reads: it is made of
-    the model's weights, whose memory is free then, or opened if it is there, whatever the model's
-    weights are. Without the log of its steps in `path` it goes on from the base. New bases are made
-    as `consolidate` says, and by `consolidate()`. Nothing leads back from one to steps before; so
-    it is at most of the last `state_dict()` that was made or loaded, if there is one.
-    `state_dict()` of the model, and `close()`, which leaves theta in the parameters, have all
-    weights in memory; `theta(p)` has one, and `close(theta=False)` leaves them in the store alone.
+    With tier="disk", everything is as with tier="host", but the base is in `store`, which steps
+    only read. The store is made from the model's weights, whose memory is then freed; an existing
+    store is opened, and the model's weights are ignored. Without the log of its steps in `path`,
+    training continues from the base. New bases are made as the option `consolidate` says, and by
+    `consolidate()`. Steps before a new base cannot be reached, so its step is at most that of the
+    last `state_dict()` that was made or loaded, if there is one. `state_dict()` of the model, and
+    `close()`, which leaves theta in the parameters, hold all weights in memory; `theta(p)` holds
+    one, and `close(theta=False)` leaves the weights in the store alone.
 
     Parameters
     ----------
     model : torch.nn.Module
-        With tier="device" it has a list of blocks, as decoders of transformers have; its trainable
-        parameters are taken.
+        Its trainable parameters are trained. With tier="device" it needs a list of blocks, which
+        decoders of transformers have.
     lr, weight_decay : float
-        Mutable in `param_groups`.
+        May be changed in `param_groups`.
     param_groups : iterable of dict, optional
-        As torch's; default is a group of all matrices, and one of norms and biases without decay.
+        Groups in torch's form. By default one group has all matrices, and another one has norms
+        and biases, without decay.
     {options}
 
     Raises
     ------
     InvalidArgument, Unavailable, OutOfMemory, IoError, Corrupt
-        The model is as it was.
+        The model is unchanged.
     """
 
     def __init__(
@@ -124,8 +128,8 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         checked = ZoArguments.checked(owner, options)
         if not isinstance(model, nn.Module):
             raise InvalidArgument(
-                f"{owner}: model is a {type(model).__name__}, expected a torch.nn.Module, as its "
-                "blocks are needed; pass the model, and groups by param_groups="
+                f"{owner}: model is a {type(model).__name__}, expected a torch.nn.Module; pass the "
+                "model itself, and parameter groups as param_groups="
             )
         groups = trained_groups(owner, model, weight_decay, param_groups)
         for group in groups:
@@ -145,43 +149,44 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
 
     @property
     def options(self) -> ZoArguments:
-        """What it was made with, and the directions that it has."""
+        """Options of the optimizer, with the number of directions in use."""
         return self._of.options
 
     @property
     def committed_steps(self) -> int:
-        """Steps that were made."""
+        """Number of steps made so far."""
         return self._tier.committed_steps
 
     @property
     def blocks(self) -> BlockList | None:
-        """What halves meet at, of tier device."""
+        """Blocks at which halves meet; None unless the tier is device."""
         return self._tier.blocks
 
     # ---- A step ----
 
     @usable_later
     def step(self, closure: Closure | Sequence[Closure] | None = None) -> torch.Tensor:
-        """Measure every direction, and move the weights.
+        """Measure every direction, and update the weights.
 
         Parameters
         ----------
         closure : callable, or list of them
-            Each returns the loss of one batch, always the same, as a scalar; no gradients are kept.
-            Of several, micro-batches for one, the loss is their mean: in float32, the sum in their
-            order, divided by their number. All begin with the same random numbers.
+            Each returns the loss of one batch, the same batch in each call, as a scalar; no
+            gradients are kept. The loss of several closures, for instance micro-batches, is their
+            mean: the float32 sum in their order, divided by their number. All begin with the same
+            random numbers.
 
         Returns
         -------
         torch.Tensor
-            The mean of all losses that were measured, of float32, on the host.
+            Mean of all measured losses, float32, on the host.
 
         Raises
         ------
         InvalidArgument
-            The closure cannot be measured; the weights are as before.
+            The closure cannot be measured; the weights are unchanged.
         BaseException
-            What the closure raised; the weights are as before.
+            Raised by the closure; the weights are unchanged.
         """
         closures = self._closures("step", closure)
         self._check_unchanged("step")
@@ -205,7 +210,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
 
     @usable_later
     def evaluate(self, closure: Closure | Sequence[Closure]) -> torch.Tensor:
-        """The mean loss of closures, as `step` says it, on the weights as they are.
+        """Compute the mean loss of closures (see `step`) on the unperturbed weights.
 
         Weights that are not on the device cross once for all closures.
         """
@@ -218,14 +223,14 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         closures = list(given) if isinstance(given, list | tuple) else [given]
         if not closures or not all(map(callable, closures)):
             raise InvalidArgument(
-                f"{self._owner}.{function}: closure is {given!r}, expected a function, or a "
-                "list of some, each of which returns the loss; call loss = "
+                f"{self._owner}.{function}: closure is {given!r}, expected a function that returns "
+                "the loss, or a list of such functions; call loss = "
                 "opt.step(lambda: model(**batch).loss)"
             )
         return closures
 
     def _measure(self, closures: list[Closure]) -> list[tuple[float, float]]:
-        """The loss of both sides of every direction."""
+        """Measure the losses on both sides of every direction."""
         halves = measuring_halves(self.options.directions, len(closures))
         measurement = Measurement(self._tier.measured, self._tier, halves, SameInputs(self._owner))
         found: dict[tuple[int, int], list[float]] = {}
@@ -237,7 +242,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
             )
             if isinstance(loss, torch.Tensor) and loss.dtype in (torch.float16, torch.bfloat16):
                 self._warn(
-                    "dtype", f"the loss is {loss.dtype}, whose rounding is that of g; make it float"
+                    "dtype", f"the loss is {loss.dtype}, whose rounding limits g; make it float32"
                 )
         return [
             (mean_of_closures(found[d, 0]), mean_of_closures(found[d, 1]))
@@ -248,20 +253,20 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         if begun.was_drawn_from():
             self._warn(
                 "random",
-                "the closure draws random numbers (dropout?); all losses of a step were given the "
-                "same ones. Call model.eval() to train without",
+                "the closure draws random numbers (dropout?); all losses of a step got the same "
+                "ones. Call model.eval() to train without them",
             )
 
     def _gradient(self, plus: float, minus: float) -> float:
-        """g of a direction; 0 where it has none."""
+        """Compute g of a direction; 0, with a warning, if it is not finite."""
         g = projected_gradient(plus, minus, self.options.eps)
         if math.isfinite(g) and math.isfinite(plus) and math.isfinite(minus):
             return g
         self.overflowed = True
         self._warn(
             "finite",
-            f"losses {plus} and {minus} in step {self.committed_steps} give no finite g; the step "
-            "counts with g = 0, and so will others. Lower lr or eps if there are many",
+            f"losses {plus} and {minus} in step {self.committed_steps} give no finite g; this step "
+            "and others like it count with g = 0. Lower lr or eps if there are many",
         )
         return 0.0
 
@@ -282,9 +287,8 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     def _check_unchanged(self, function: str) -> None:
         for weight in self._changed_weights():
             raise InvalidArgument(
-                f"{self._owner}.{function}: {weight.name} was changed by others since the last "
-                "step, expected the weights that the steps so far have made; load a "
-                "state_dict() of theirs, or make a new optimizer"
+                f"{self._owner}.{function}: {weight.name} was changed by other code since the last "
+                "step; load a state_dict() that belongs to the weights, or make a new optimizer"
             )
 
     def _check_trainable(self) -> None:
@@ -292,8 +296,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
             if not weight.parameter.requires_grad:
                 raise InvalidArgument(
                     f"{self._owner}.step: {weight.name} was frozen (requires_grad is False) since "
-                    "the optimizer was made, expected all of its weights to be trained; make a "
-                    "new optimizer of those that are to be"
+                    "the optimizer was made; make a new optimizer for the weights to train"
                 )
 
     def _warn_of_rounded_vectors(self) -> None:
@@ -305,8 +308,8 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         if names:
             self._warn(
                 "vectors",
-                f"{len(names)} norms and biases ({names[0]} for one) are not float32, and eps = "
-                f"{self.options.eps} may be below their rounding; keep them in float32",
+                f"{len(names)} norms and biases (for instance {names[0]}) are not float32, and "
+                f"eps = {self.options.eps} may be below their rounding; keep them in float32",
             )
 
     def _warn_of_one_direction(self) -> None:
@@ -314,12 +317,13 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         if self._of.has_auto_directions and options.tier != "device" and options.directions == 1:
             self._warn(
                 "directions",
-                "directions are auto and 1, as neither the tokens of a forward nor the rates of "
-                "this machine are known here; `sluiceway plan` says how many hide what crosses",
+                "directions='auto' means 1 here, since neither the tokens of a forward nor the "
+                "rates of this machine are known; `sluiceway plan` computes how many hide the "
+                "transfers",
             )
 
     def _warn(self, about: str, text: str) -> None:
-        """Once for each thing that it is about."""
+        """Warn once about each subject."""
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(f"{self._owner}: {text}", stacklevel=4)
@@ -327,23 +331,23 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     # ---- State ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only while it is made."""
+        """Raise InvalidArgument: groups are given when the optimizer is made."""
         if hasattr(self, "_of"):
             raise InvalidArgument(
-                f"{self._owner}: add_param_group after it was made, expected all groups by "
-                "param_groups=; make a new optimizer"
+                f"{self._owner}: add_param_group() is not supported; make a new optimizer with all "
+                "groups in param_groups="
             )
         super().add_param_group(param_group)
 
     @usable_later
     def state_dict(self) -> dict[str, Any]:
-        """What a new optimizer of the same model goes on from, bit for bit.
+        """Return the state, from which a new optimizer of the same model continues bit for bit.
 
-        As torch's it has the optimizer's own tensors: who keeps it while steps go on copies it.
+        Like torch's, it holds the optimizer's own tensors: copy it to keep it during later steps.
         """
         if isinstance(self._tier, ParityTier):
             self._tier.check_between_steps("state_dict")
-            self._tier.flush()  # The masters of torch's part are the tier's own.
+            self._tier.flush()  # The state holds the tier's own masters.
         return self._saved()
 
     def _saved(self) -> dict[str, Any]:
@@ -351,20 +355,20 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
 
     @usable_later
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict()`.
+        """Continue from `state_dict()`.
 
-        With tier device and in mode parity the model's own weights are to be loaded before, in mode
-        parity those of 16 bits before the optimizer is made; those of tier disk are in its store,
-        whose base is to be of the state's run, and of no later step.
-        With tier host and a log the model is to have the weights that its run began with, and
-        theirs alone: the log makes theta of them, and what `state_dict()` of the model holds is
-        that theta.
+        With tier device, and in mode parity, load the model's own weights first; in mode parity,
+        load 16-bit weights before you make the optimizer. With tier disk the weights are in the
+        store, whose base must belong to the state's run and must not be later than the state. With
+        tier host and a log, the model must have exactly the weights that the run began with: theta
+        is computed from them and the log. Do not load `state_dict()` of the model, which holds
+        theta.
 
         Raises
         ------
         InvalidArgument
-            It is of another model, of other options, or of weights that this model does not have
-            (any more); nothing was changed.
+            The state belongs to another model, to other options, or to other weights than the
+            model has; nothing was changed.
         """
         if isinstance(self._tier, HostTier):
             self._check_unchanged("load_state_dict")
@@ -374,20 +378,20 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     # ---- What every optimizer of ours has ----
 
     def stats(self) -> dict[str, Any]:
-        """Of the last step: g of each direction, and what the tier counts."""
+        """Numbers of the last step: g of each direction, and the tier's counts."""
         zo = {"g": list(self._g), "directions": self.options.directions}
         return {"zo": zo} | self._tier.stats()
 
     def synchronize(self) -> None:
-        """Steps are applied when `step()` returns; on a GPU, when this does."""
+        """Wait until all steps are applied; only a GPU may still be working after `step()`."""
         if self.device.asynchronous:
             torch.cuda.synchronize()
 
     @usable_later
     def close(self, *, theta: bool = True) -> None:
-        """Leave the model as any other, with the weights that the steps have made; idempotent.
+        """Turn the model into an ordinary one with the trained weights; idempotent.
 
-        With `theta=False` parameters stay as they are between steps: of tier disk, empty.
+        With `theta=False`, parameters stay in their state between steps: empty for tier disk.
         """
         self._tier.close(theta)
         self._versions = self._current_versions()

@@ -1,4 +1,4 @@
-"""From two losses to what is added to the weights; the roundings are those of the scalar log."""
+"""Computes updates of weights from two losses, with the same roundings as the scalar log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 def as_float(value: float) -> float:
-    """Rounded to float32; infinite where that has no such number."""
+    """Round to float32; infinite if the number is too large."""
     try:
         return struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:
@@ -23,12 +23,12 @@ def as_float(value: float) -> float:
 
 
 def checked_loss(owner: str, value: Any) -> float:
-    """The float32 that a closure returned.
+    """Return a closure's result as a float32.
 
     Raises
     ------
     InvalidArgument
-        It is no scalar.
+        The result is not a scalar.
     """
     if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
         return value.detach().to(torch.float32).item()
@@ -46,7 +46,7 @@ def checked_loss(owner: str, value: Any) -> float:
 
 
 def mean_of_closures(losses: list[float]) -> float:
-    """In float32: the sum in their order, divided by their number."""
+    """Mean of losses in float32: their sum in order, divided by their number."""
     values = torch.tensor(losses, dtype=torch.float32)
     total = values[0]
     for value in values[1:]:
@@ -55,26 +55,26 @@ def mean_of_closures(losses: list[float]) -> float:
 
 
 def projected_gradient(plus: float, minus: float, eps: float) -> float:
-    """(L+ - L-) / (2 eps), each operation in float32."""
+    """Compute (L+ - L-) / (2 eps), with each operation in float32."""
     losses = torch.tensor([plus, minus, eps], dtype=torch.float32)
     return ((losses[0] - losses[1]) / (losses[2] + losses[2])).item()
 
 
 @dataclass(frozen=True)
 class GroupUpdate:
-    """What a step does to the weights of a parameter group."""
+    """Effect of a step on the weights of a parameter group."""
 
-    gamma: float  # Gamma after it, in double.
+    gamma: float  # Gamma after the step, in double.
     scales: list[float]  # c of each direction.
 
 
 def group_update(owner: str, group: dict[str, Any], gradients: list[float]) -> GroupUpdate:
-    """Of one step.
+    """Compute the update of a parameter group in one step.
 
     Raises
     ------
     InvalidArgument
-        A learning rate or a decay that cannot be, or whose result no float32 holds.
+        Learning rate or weight decay are out of range, or the result is not a normal float32.
     """
     lr, decay = float(group["lr"]), float(group["weight_decay"])
     if not (0 <= lr < math.inf and 0 <= decay < math.inf and lr * decay < 1):

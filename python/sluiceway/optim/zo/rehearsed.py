@@ -1,4 +1,4 @@
-"""What the measurement of a direction adds to a forward whose tensors have no bytes."""
+"""Rehearses the memory that measuring a direction adds to a forward without bytes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sluiceway.model.rehearsal import living_bytes
 
 
 class PerturbedCopies:
-    """Hooks that hold what a measurement holds beside a plain forward of one half.
+    """Hooks that allocate the extra memory of a measurement in a plain forward of one half.
 
-    That are two copies a direction of the weights outside of the blocks throughout, two of a block
-    inside it, and what the halves that wait before the block were given: for it, and for the first
-    one, which the forward of a decoder keeps to its end.
+    This memory is: two copies per direction of the weights outside of the blocks, throughout; two
+    copies of a block's weights inside of the block; and the inputs of the halves that wait before
+    the block, both for it and for the first block, which a decoder's forward keeps to its end.
 
     Parameters
     ----------
     model : torch.nn.Module
     directions, batches : int
     uncopied : set of int
-        Ids of weights of which there are no copies.
+        Ids of weights that are not copied.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PerturbedCopies:
             if parameter.requires_grad and id(parameter) not in uncopied:
                 self._of.setdefault(block, []).append(parameter)
         self._held: dict[int | None, list[torch.Tensor]] = {}
-        self._waiting: dict[bool, list[torch.Tensor]] = {}  # By whether the block is the first.
+        self._waiting: dict[bool, list[torch.Tensor]] = {}  # Key True: inputs of the first block.
         model.register_forward_pre_hook(lambda *_: self._hold(None), prepend=True)
         model.register_forward_hook(lambda *_: self._end())
         for number, (_, block) in enumerate(blocks.blocks):
@@ -73,20 +73,20 @@ class PerturbedCopies:
 
 
 class StreamedUses:
-    """Hooks that see in which order modules with trained weights of their own run.
+    """Hooks that record the order in which modules with trained weights of their own run.
 
-    Halves meet there. One of them runs from such a module to the next, while each of the others
-    waits before the first or the second of them, with all that it needs later on.
+    Halves meet at these modules. While one half runs from such a module to the next one, each of
+    the others waits before the first or the second of them, and holds all that it needs later.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._uses: list[tuple[int, int, bool]] = []
         self._calls = 0
-        self._sizes: dict[int, tuple[int, bool]] = {}  # Bytes of a weight, and whether it moves.
+        self._sizes: dict[int, tuple[int, bool]] = {}  # Bytes of a weight; True if it is streamed.
         self._at_rest = self._held = 0
-        self._meetings: set[tuple[int, int]] = set()  # Bytes of one that runs, of one that waits.
+        self._meetings: set[tuple[int, int]] = set()  # Bytes of a running and of a waiting half.
         model.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
-        model.register_forward_hook(lambda *_: self._meet(0))  # Whoever is through has a loss.
+        model.register_forward_hook(lambda *_: self._meet(0))  # A half that is done holds a loss.
         for module in model.modules():
             trained = [p for p in module._parameters.values() if p is not None and p.requires_grad]
             if trained:
@@ -110,22 +110,22 @@ class StreamedUses:
         self._held = held
 
     def peak_bytes(self, halves: int) -> int:
-        """The most that forwards hold, with the model's weights, where so many wait for the same.
+        """Peak bytes of the model's weights and the forwards of all halves together.
 
-        Those are all of a step, or of an evaluation.
+        `halves` counts all halves of a step or of an evaluation.
         """
         return max(running + (halves - 1) * waiting for running, waiting in self._meetings)
 
     def slots(self) -> list[tuple[int, int, bool]]:
-        """Bytes, number of the module and whether it is streamed, of each use."""
+        """List bytes and number of the module for each use; True if the weight is streamed."""
         return self._uses
 
     @property
     def streamed_bytes(self) -> int:
-        """Of a pass, over the link."""
+        """Bytes that a pass moves over the link."""
         return sum(size for size, _, moves in self._uses if moves)
 
     @property
     def resident_bytes(self) -> int:
-        """Of norms and biases, each once."""
+        """Bytes of norms and biases, each counted once."""
         return sum(size for size, moves in self._sizes.values() if not moves)

@@ -1,4 +1,4 @@
-"""What of a model is trained: parameter groups, and the weights in them."""
+"""Selects the parameter groups to train, and the weights in them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sluiceway.optim.zo.weights import TrainedWeight, check_weight
 def trained_groups(
     owner: str, model: nn.Module, weight_decay: float, given: Iterable[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """Those that are given, or matrices, and vectors without decay.
+    """Return the given groups, or a group of matrices and one of vectors without decay.
 
     Raises
     ------
     InvalidArgument
-        Nothing is trained.
+        No parameter is trainable.
     """
     if given is not None:
         groups = groups_of_model(owner, model, given)
@@ -46,12 +46,12 @@ def trained_groups(
 def trained_weights(
     owner: str, model: nn.Module, groups: list[dict[str, Any]]
 ) -> list[TrainedWeight]:
-    """Every parameter of the groups, once.
+    """List every parameter of the groups once.
 
     Raises
     ------
     InvalidArgument
-        One that cannot be trained, or is by another optimizer.
+        A parameter cannot be trained, or another optimizer trains it.
     """
     group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
     weights = []

@@ -1,4 +1,4 @@
-"""What a state_dict of ZoSgd holds beside torch's, and how it is put back."""
+"""Saves and loads the part of a state_dict that ZoSgd adds to torch's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FORMAT = 1
 
 
 def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
-    """The step, and what the noise of all steps depends on."""
+    """Return the step, and everything that the noise of all steps depends on."""
     frame = {
         "format": _FORMAT,
         "names": [w.name for w in optimizer._of.weights],
@@ -53,38 +53,38 @@ def _settings(optimizer: ZoSgd) -> dict[str, Any]:
 
 
 def take_state(optimizer: ZoSgd, state_dict: Any) -> None:
-    """Take over a state of the same model and options; its tensors may be on any device.
+    """Load a state of the same model and options; its tensors may be on any device.
 
     Raises
     ------
     InvalidArgument
-        The first difference is named; nothing was changed.
+        Model or options differ; the text names the first difference. Nothing was changed.
     """
-    plain = plain_state(state_dict, to_host=False)  # Each tensor is copied to where it belongs.
+    plain = plain_state(state_dict, to_host=False)  # Each tensor is copied to its device later.
     _check_state(optimizer, plain)
     _restore_state(optimizer, plain)
 
 
 def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
-    """Refuse a state of another model or of other options; changes nothing.
+    """Check that a state has the same model and options, without changing anything.
 
     Raises
     ------
     InvalidArgument
-        The first difference is named.
+        Model or options differ; the text names the first difference.
     """
     check_entries("the state_dict", state_dict, ("state", "param_groups", STATE_KEY))
     saved = state_dict[STATE_KEY]
     check_entries(f"its {STATE_KEY!r} entry", saved, ("format", "names", "committed_steps", "seed"))
     if saved["format"] != _FORMAT:
         raise InvalidArgument(
-            f"load_state_dict: format is {saved['format']}, this version reads {_FORMAT}"
+            f"load_state_dict: the state has format {saved['format']}, this version reads {_FORMAT}"
         )
     names = [w.name for w in optimizer._of.weights]
     if saved["names"] != names:
         raise InvalidArgument(
-            f"load_state_dict: is of {len(saved['names'])} weights, here are {len(names)} or "
-            "others; make the optimizer of the model of the saved one"
+            f"load_state_dict: the state has {len(saved['names'])} weights, but the optimizer has "
+            f"{len(names)} or others; make the optimizer with the model of the saved one"
         )
     check_count(f"committed_steps of its {STATE_KEY!r} entry", saved["committed_steps"])
     settings = _settings(optimizer)
@@ -102,7 +102,7 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     for number, values in state_dict["state"].items():
         if number not in range(len(parameters)):
             raise InvalidArgument(
-                f"load_state_dict: has a state of parameter {number}, expected 0 to "
+                f"load_state_dict: the state has a parameter {number}, expected 0 to "
                 f"{len(parameters) - 1}"
             )
         what = f"the state of parameter {number}"
@@ -127,8 +127,8 @@ def _check_groups(optimizer: ZoSgd, saved: Any) -> None:
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if (found := [len(group["params"]) for group in saved]) != sizes:
         raise InvalidArgument(
-            f"load_state_dict: parameter groups of {found} parameters, here of {sizes}; make the "
-            "optimizer with the groups of the saved one"
+            f"load_state_dict: the state has parameter groups of {found} parameters, but the "
+            f"optimizer has {sizes}; make the optimizer with the groups of the saved one"
         )
     for group in saved:
         for key in ("lr", "weight_decay", "gamma"):
@@ -136,11 +136,11 @@ def _check_groups(optimizer: ZoSgd, saved: Any) -> None:
 
 
 def _restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
-    """Put back what `_check_state` has checked."""
+    """Load a state that `_check_state` has accepted."""
     parameters, frame = numbered_parameters(optimizer.param_groups), state_dict[STATE_KEY]
-    if isinstance(optimizer._tier, HostTier):  # What may fail comes first.
+    if isinstance(optimizer._tier, HostTier):  # First, because this may fail.
         optimizer._tier.load(frame["log"])
-    if isinstance(optimizer._tier, ParityTier):  # Its masters stay where they are.
+    if isinstance(optimizer._tier, ParityTier):  # The tier's masters keep their memory.
         found = _of_parameters(optimizer, state_dict)
         optimizer._tier.load(frame["committed_steps"], found)
     else:
@@ -154,8 +154,8 @@ def _restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
     if isinstance(optimizer._tier, HostTier):
-        optimizer._tier.set_gammas()  # Of tier disk they count from the base, which may be another.
+        optimizer._tier.set_gammas()  # In tier disk they count from the base, which may be new.
     if isinstance(optimizer._tier, DeviceTier):
-        optimizer._of.take_directions(frame["directions"])  # A log has its own.
+        optimizer._of.take_directions(frame["directions"])  # A log stores its own number.
         optimizer._tier.committed_steps = frame["committed_steps"]
         optimizer._tier.round_masters()

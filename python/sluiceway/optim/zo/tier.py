@@ -1,4 +1,4 @@
-"""Where the weights of a zeroth-order run are, and who moves them."""
+"""Interface of a tier, which keeps the weights of a zeroth-order run and updates them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ Closure = Callable[[], Any]
 
 @dataclass
 class Training:
-    """What every tier is made of.
+    """Model, options and weights that every tier is made with.
 
-    Directions that are auto are 1, or, in mode log, those of a log or a state that is gone on from.
+    `directions="auto"` means 1, or, in mode log, the number stored in the log or state that is
+    being continued.
     """
 
     owner: str  # The optimizer's name, for errors.
@@ -41,11 +42,11 @@ class Training:
 
     @property
     def takes_directions(self) -> bool:
-        """Whether those of what is gone on from count."""
+        """Tell whether the number of directions in a continued log or state is used."""
         return self.has_auto_directions and self.options.mode == "log"
 
     def take_directions(self, count: int) -> None:
-        """Those of what is gone on from, if nobody says others."""
+        """Use the number of directions in a continued log or state, unless the user set one."""
         if self.takes_directions:
             self.options = self.options.with_directions(count)
 
@@ -57,37 +58,37 @@ class Tier(WeightSource, Protocol):
 
     @property
     def measured(self) -> Measured:
-        """What a measurement is of; after `begin`."""
+        """Return the subject of a measurement; valid after `begin`."""
 
     def rest(self) -> None:
-        """Put back what an interrupted forward has left exchanged."""
+        """Restore parameters whose data an interrupted forward has left replaced."""
 
     def begin(self, closures: Sequence[Closure]) -> None:
-        """A measurement follows, and then `commit` or `abandon`."""
+        """Begin a step: a measurement follows, and then `commit` or `abandon`."""
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
-        """Make the step that was measured, and write gamma into the groups."""
+        """Make the measured step, and write gamma into the groups."""
 
     def committing(self) -> AbstractContextManager:
-        """Around a commit, and what is kept of it."""
+        """Return a context for a commit and the bookkeeping after it."""
 
     def abandon(self) -> None:
-        """The step was not made; the next one is the same."""
+        """Give the step up; the next one has the same number and noise."""
 
     def measuring(self) -> AbstractContextManager:
-        """Around a measurement."""
+        """Return a context for a measurement."""
 
     def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
-        """What closures return on the weights themselves."""
+        """Return the results of closures on the unperturbed weights."""
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """What the optimizer's state of a parameter holds, if it has any."""
+        """Shapes of the tensors in a parameter's optimizer state, if it has a state."""
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
-        """The weights of a parameter of the model, in host memory."""
+        """Return the weights of a parameter in host memory."""
 
     def stats(self) -> dict[str, Any]:
-        """Of the last step."""
+        """Return numbers of the last step."""
 
     def close(self, theta: bool = True) -> None:
-        """Leave the model as any other, or without theta; idempotent."""
+        """Turn the model into an ordinary one, with or without theta; idempotent."""

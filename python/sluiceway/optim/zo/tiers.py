@@ -1,4 +1,4 @@
-"""The tier that options name, and the device of its weights."""
+"""Makes the tier that the options name, and finds the device it computes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.optim.zo.parity.parity_tier import ParityTier
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
-# Options that play no part in a tier, and the tier whose they are.
+# Options that a tier does not use, with the tier that does.
 _FOREIGN = {
     "device": dict.fromkeys(("path", "link", "budget", "trace"), "host") | {"store": "disk"},
     "host": {"store": "disk"},
@@ -28,7 +28,7 @@ _WHY = {
 
 
 def device_of(owner: str, options: ZoArguments, weights: list[TrainedWeight]) -> DeviceOps:
-    """Where the model computes.
+    """Operations of the device that computes the model.
 
     Raises
     ------
@@ -41,24 +41,24 @@ def device_of(owner: str, options: ZoArguments, weights: list[TrainedWeight]) ->
 
 
 def make_tier(training: Training, state: dict[Any, Any]) -> DeviceTier | StreamedTier:
-    """Of the optimizer's options.
+    """Make the tier for the optimizer's options.
 
     Raises
     ------
     InvalidArgument
-        An option plays no part in it.
+        An option is set that the tier does not use.
     """
     options = training.options
     for name, tier in _FOREIGN[options.tier].items():
         if (given := getattr(options, name)) is not None:
             raise InvalidArgument(
-                f"{training.owner}: {name} is {given!r} and tier {options.tier!r}, "
-                f"{_WHY[options.tier]}, expected no {name}, or tier={tier!r}"
+                f"{training.owner}: {name} is {given!r}, but tier is {options.tier!r}, "
+                f"{_WHY[options.tier]}; leave {name} out, or set tier={tier!r}"
             )
     if options.mode == "parity" and options.path is not None:
         raise InvalidArgument(
-            f"{training.owner}: path is {options.path!r} and mode 'parity', which has no log, "
-            "expected no path, or mode='log'"
+            f"{training.owner}: path is {options.path!r}, but mode is 'parity', which has no log; "
+            "leave path out, or set mode='log'"
         )
     if options.tier == "device":
         return DeviceTier(training, state)

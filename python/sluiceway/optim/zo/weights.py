@@ -1,11 +1,11 @@
-"""The weights that zeroth-order training moves, as they lie in the device's memory.
+"""Weights in device memory that zeroth-order training updates.
 
     theta = float(Gamma) A,   A += c z,   c = -lr g / (q Gamma)
 
-A is float32. It is the parameter itself while that is float32 and Gamma is 1, and else a master
-beside it, of which the parameter is the image, rounded to nearest. Rounding the 16-bit weights
-themselves at random in every step would need no master, but what is lost so is never found again,
-and no log of scalars could give the same weights back.
+A is float32. It is the parameter itself if that is float32 and Gamma is 1. Otherwise A is a master
+beside the parameter, which is its image, rounded to nearest. Rounding 16-bit weights themselves
+stochastically in every step would need no master, but it loses information for good, and no log of
+scalars could reproduce the weights.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class TrainedWeight:
     name: str
     parameter: nn.Parameter
     group: int
-    modules: list[nn.Module]  # That have it.
-    tensor: int  # What names it in the key of its noise.
+    modules: list[nn.Module]  # Modules that have the parameter.
+    tensor: int  # Identifies the weight in the key of its noise.
 
 
 @dataclass(frozen=True)
 class Noise:
-    """From whose directions z comes."""
+    """Family and seed of the noise that directions z are drawn from."""
 
     family: str
     seed: int
 
 
 class ResidentWeights:
-    """A, theta and both neighbours of theta.
+    """Computes A, theta and both neighbours of theta.
 
     Parameters
     ----------
     noise : Noise
     device : DeviceOps
     state : dict
-        The optimizer's: the master of a parameter is there, where it has one.
+        The optimizer's state, which holds the masters.
     """
 
     def __init__(self, noise: Noise, device: DeviceOps, state: dict[Any, Any]) -> None:
@@ -60,7 +60,7 @@ class ResidentWeights:
     def neighbours(
         self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """theta + eps z and theta - eps z, of the parameter's dtype."""
+        """Compute theta + eps z and theta - eps z in the parameter's dtype."""
         p = weight.parameter.detach()
         plus, minus = torch.empty_like(p), torch.empty_like(p)
         _core.perturb(
@@ -70,7 +70,7 @@ class ResidentWeights:
         return plus, minus
 
     def prepare(self, weight: TrainedWeight, gamma_after: float) -> None:
-        """Make the master, if the parameter cannot be A any more."""
+        """Make the master if the parameter cannot be A any more."""
         p = weight.parameter
         if MASTER not in self._state.get(p, {}) and needs_master(p, gamma_after):
             self._state[p] = {MASTER: p.detach().to(torch.float32, copy=True)}
@@ -78,7 +78,7 @@ class ResidentWeights:
     def update(
         self, weight: TrainedWeight, gamma_after: float, step: int, scales: list[float]
     ) -> None:
-        """A += sum of c z, one a direction, and theta of it."""
+        """Add c z of each direction to A, and write the new theta into the parameter."""
         a, p = self._a_of(weight), weight.parameter
         seed, compute = self._noise.seed, self._device.compute()
         pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
@@ -94,7 +94,7 @@ class ResidentWeights:
         _core.materialise(self._a_of(weight), out, [], gamma, family, compute=compute)
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """What the state of a parameter holds, if it has any."""
+        """Shapes of the tensors in a parameter's state, if it has a state."""
         return {MASTER: tuple(p.shape)}
 
     def _a_of(self, weight: TrainedWeight) -> torch.Tensor:
@@ -103,17 +103,17 @@ class ResidentWeights:
 
 
 def needs_master(p: torch.Tensor, gamma: float) -> bool:
-    """Whether a parameter cannot be A itself, once Gamma is this."""
+    """Tell whether a parameter cannot be A itself when Gamma has this value."""
     return p.dtype is not torch.float32 or gamma != 1.0
 
 
 def check_weight(owner: str, name: str, p: torch.Tensor) -> None:
-    """Refuse a parameter that the kernels do not take.
+    """Check that the kernels support a parameter.
 
     Raises
     ------
     InvalidArgument
-        It is named.
+        They do not; the text names the parameter.
     """
     if p.dtype not in _DTYPES or p.layout is not torch.strided or not p.is_contiguous():
         strides = tuple(p.stride()) if p.layout is torch.strided else p.layout

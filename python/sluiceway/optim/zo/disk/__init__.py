@@ -1,1 +1,1 @@
-"""Weights in a store on disk, streamed through host memory, and new bases of them."""
+"""Tier disk: weights in a store, streamed through host memory, and new bases."""

@@ -1,4 +1,4 @@
-"""The base in a store on disk: parameters have no memory of their own."""
+"""A base that lies in a store on disk, so that parameters need no memory of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluiceway.store.folder import drives_for
 
 
 class DiskBase:
-    """An arena: opened where it is there, else made of the parameters.
+    """Opens the arena in the store, or makes it from the parameters.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class DiskBase:
     Raises
     ------
     InvalidArgument, IoError, Corrupt, OutOfMemory, Unavailable
-        The store is of other weights, or of another process; parameters are as they were.
+        The store holds other weights, or another process uses it. Parameters are unchanged.
     """
 
     tensor_bytes = 0
@@ -42,7 +42,7 @@ class DiskBase:
         self.is_new = False
         with drives_for(training.owner, "disk", store.paths, store.io) as drives:
             self._held: _core.ZoArena | None = self._opened(drives, store)
-        self._peaks: dict[str, int] = {}  # Of a store that is closed.
+        self._peaks: dict[str, int] = {}  # Kept from the store when it is closed.
         for line in drive_warnings({"drives": self._arena.drives}):
             warnings.warn(f"{training.owner}: {line}", RuntimeWarning, stacklevel=6)
 
@@ -51,7 +51,7 @@ class DiskBase:
         if store is None or store.path is None:
             raise InvalidArgument(
                 f"{owner}: tier is 'disk' and store is {store!r}, expected "
-                "store=sluiceway.StoreOptions(path=...) to name a folder on the disk to be used"
+                "store=sluiceway.StoreOptions(path=...) with a folder on the disk to use"
             )
         return store
 
@@ -68,8 +68,8 @@ class DiskBase:
         self.is_new = found is None
         if self.is_new and self._of.options.opens:
             raise InvalidArgument(
-                f"{self._of.owner}: {store.place} holds no weights of a run, expected its store; "
-                "put it back there"
+                f"{self._of.owner}: {store.place} holds no weights of a run; put the run's store "
+                "back there"
             )
         return found or _core.ZoArena.create(
             weights,
@@ -81,84 +81,84 @@ class DiskBase:
     # ---- Base ----
 
     def engine_arguments(self) -> dict[str, Any]:
-        """The arena, which knows what its base is."""
+        """Return the arena, which identifies its base itself."""
         return {"arena": self._arena}
 
     def take(self) -> None:
         """Free the parameters' memory.
 
-        Not before: a store that cannot be made has changed nothing.
+        The constructor does not, so that a store that cannot be made leaves them unchanged.
         """
         for weight in self._of.weights:
             weight.parameter.data = absent(weight.parameter)
 
     def of(self, p: nn.Parameter) -> torch.Tensor:
-        """Read from the disk."""
+        """Read a parameter's base from the disk."""
         return self._arena.read(self.number(p)).view(p.dtype).view(p.shape)
 
     def number(self, p: nn.Parameter) -> int:
-        """As the optimizer has them."""
+        """Number of a parameter in the arena, which has the optimizer's order."""
         return self._number[id(p)]
 
     def give(self, p: nn.Parameter, theta: torch.Tensor) -> None:
-        """Memory of its own."""
+        """Give the parameter theta in memory of its own."""
         p.data = theta
 
     def memory(self) -> dict[str, int]:
-        """Of the store: its tables, and the buffers in which bases were made."""
+        """Peak bytes of the store by tier: its tables, and the buffers for making bases."""
         if self._held is None:
             return self._peaks
         return {tier: self._held.peak_bytes[tier] for tier in ("host", "pinned")}
 
     def identity(self) -> dict[str, Any]:
-        """Hash and generation of the base in use."""
+        """Return hash and generation of the base in use."""
         base_hash, generation, _, _ = self._arena.base
         return {"base": base_hash, "generation": generation}
 
     def check_saved(self, saved: dict[str, Any]) -> None:
-        """Refuse a state that neither this base nor one before it belongs to."""
+        """Raise InvalidArgument unless a state belongs to this base, or to an earlier one of it."""
         base_hash, generation, step, made_with = self._arena.base
-        what = f"load_state_dict: is of step {saved['step']} on the base {saved['base']}"
+        what = f"load_state_dict: the state has step {saved['step']} on the base {saved['base']}"
         here = f"{self._of.options.store.place} has {base_hash} of step {step}"
         if saved["base"] != base_hash and made_with != saved["log_id"]:
             raise InvalidArgument(
-                f"{what}, and {here}, expected a base of its run; give the store that belongs to it"
+                f"{what}, but {here}, a base of another run; use the store of the state's run"
             )
         if generation < saved["generation"]:
             raise InvalidArgument(
-                f"{what} and generation {saved['generation']}, and {here} and generation "
-                f"{generation}, expected that one or a later one; give the store that belongs to it"
+                f"{what} and generation {saved['generation']}, but {here} and generation "
+                f"{generation}, expected the same or a later one; use the store of the state's run"
             )
         if saved["step"] < step:
             raise InvalidArgument(
-                f"{what}, and {here}, expected a state of step {step} or later, since nothing "
-                "leads back from a new base; load a later state"
+                f"{what}, but {here}, expected a state of step {step} or later; earlier steps "
+                "cannot be reached from a new base, so load a later state"
             )
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store, and keep its peak bytes."""
         self._peaks = self.memory()
         self._held = None
 
     @property
     def _arena(self) -> _core.ZoArena:
         if self._held is None:
-            raise InvalidArgument(f"{self._of.owner}: it is closed, expected an open optimizer")
+            raise InvalidArgument(f"{self._of.owner}: the optimizer is closed; make a new one")
         return self._held
 
     # ---- New bases ----
 
     @property
     def step(self) -> int:
-        """That the base holds."""
+        """Step whose weights the base holds."""
         return self._arena.base[2]
 
     @property
     def run_state(self) -> bytes:
-        """What it was committed with."""
+        """Bytes of the run that were committed with the base."""
         return self._arena.run_state
 
     @property
     def written_bytes(self) -> int:
-        """To the store, by this process."""
+        """Bytes that this process has written to the store."""
         return self._arena.written_bytes

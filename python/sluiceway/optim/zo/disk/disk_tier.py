@@ -1,10 +1,10 @@
-"""Weights on disk: what tier host does over another base, and when there is a new one.
+"""Tier disk: like tier host with a base on disk, of which it makes new ones from time to time.
 
-A new base holds theta of a step, and nothing leads back from it to steps before. So it is at most
-of the last state that was saved or loaded, if there is one: whoever goes on from that finds its
-step. It is made at that very step where that is possible: then whoever goes on takes the same
-steps, from the same base, bit for bit. Whoever gives bytes of a run goes on from the base itself,
-which carries them, and then it is of whatever step.
+A new base holds theta of one step, and earlier steps cannot be reached from it. So its step is at
+most that of the last state that was saved or loaded, if there is one; that state can then still be
+continued. If possible the base is made at exactly that step: a run continued from the state then
+takes the same steps from the same base, bit for bit. A caller that attaches a run's bytes to the
+base (`set_run_state`) continues from the base itself, which may then have any step.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from sluiceway.optim.zo.tier import Closure, Training
 
 
 class DiskTier(HostTier):
-    """The base is read from a store, once a pass.
+    """Streams the base from a store, once per pass.
 
     Parameters
     ----------
     training : Training
-        Its parameters are moved to the store, or found there.
+        Its parameters are moved to the store, or replaced by those in an existing store.
 
     Raises
     ------
     InvalidArgument, IoError, Corrupt, OutOfMemory, Unavailable
-        Store or log are of other weights or options, or of another process; parameters are as
-        they were.
+        Store or log belong to other weights or options, or another process uses them. Parameters
+        are unchanged.
     """
 
     def __init__(self, training: Training) -> None:
         self._store = DiskBase(training)
         self._saved_step: int | None = None
-        self._run: tuple[int, bytes] | None = None  # With the step that it is of.
-        self._written = self._written_before = 0  # By new bases, since and until the last step.
+        self._run: tuple[int, bytes] | None = None  # The run's bytes with their step.
+        self._written = self._written_before = 0  # Bytes by new bases, since and before last step.
         try:
             super().__init__(training, self._store)
         except BaseException:
@@ -46,14 +46,14 @@ class DiskTier(HostTier):
             raise
 
     def begin(self, closures: Sequence[Closure]) -> None:
-        """Begin a step, on a new base if it is time for one."""
+        """Begin a step, after making a new base if it is due."""
         self.log.get()
         self._settle()
         self._make_room()
         super().begin(closures)
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
-        """Log the step."""
+        """Write the step to the log."""
         super().commit(gradients, updates, non_finite)
         self._written_before, self._written = self._written, 0
 
@@ -74,12 +74,12 @@ class DiskTier(HostTier):
         else:
             raise InvalidArgument(
                 f"{self._of.owner}.step: {pending} steps are pending on the base of step "
-                f"{self._store.step}, which the last state_dict() is of, expected at most {most}; "
-                "save another, which a new base may be of"
+                f"{self._store.step}, expected at most {most}. A new base cannot be later than the "
+                "last state_dict(), which has that step; call state_dict() again"
             )
 
     def _reach(self) -> int:
-        """The last step that a new base may be of."""
+        """Last step that a new base may have."""
         now, saved = self.committed_steps, self._saved_step
         return now if saved is None or self._has_run() else min(now, saved)
 
@@ -87,23 +87,23 @@ class DiskTier(HostTier):
         return self._run is not None and self._run[0] == self.committed_steps
 
     def consolidate(self, step: int | None) -> int:
-        """Let theta of a step be the base; return the step that it is of."""
+        """Make a new base from theta of a step; return the step of the base."""
         engine = self.log.get()
         if not self._of.options.has_new_bases:
             raise InvalidArgument(
                 f"{self._of.owner}.consolidate: noise is lowrank, whose updates are summed up "
-                "beside the base, expected noise that is replayed; save theta, and begin anew "
-                "with it, for another base"
+                "beside the base and not replayed. To get another base, save theta and start a "
+                "new run with it"
             )
         self.check_between_steps("consolidate")
         self._settle()
         reach = self._reach()
         wanted = reach if step is None else step
         if not self._store.step <= wanted <= reach:
-            saved = "" if self._saved_step is None else ", that of the last state_dict() or step"
+            saved = "" if self._saved_step is None else " (last state_dict() or last step)"
             raise InvalidArgument(
-                f"{self._of.owner}.consolidate: step is {wanted}, expected one from "
-                f"{self._store.step}, where the base is, to {reach}{saved}"
+                f"{self._of.owner}.consolidate: step is {wanted}, expected "
+                f"{self._store.step} (the present base) to {reach}{saved}"
             )
         if wanted > self._store.step:
             before = self._store.written_bytes
@@ -113,35 +113,35 @@ class DiskTier(HostTier):
             finally:
                 self._written += self._store.written_bytes - before
                 self._base.forget()
-                self.set_gammas()  # The ring may have no room when the base is a new one.
+                self.set_gammas()  # Also if only the ring failed, after the base was made.
         return self._store.step
 
     # ---- The run ----
 
     @property
     def store(self) -> DiskBase:
-        """Where the base is."""
+        """Return the store with the base."""
         return self._store
 
     def set_run_state(self, run: bytes) -> None:
-        """Let a base of the present step carry `run`."""
+        """Attach the bytes `run` to a base of the present step."""
         self._run = self.committed_steps, run
 
     # ---- The log ----
 
     def saved(self) -> dict[str, Any]:
-        """What a state holds, which no new base may leave behind."""
+        """Return the tier's part of a state, and keep new bases at or before its step."""
         saved = super().saved()
         self._saved_step = saved["step"]
         return saved
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Likewise of a state that is gone on from."""
+        """Continue from a state, and keep new bases at or before its step."""
         super().load(saved)
         self._saved_step, self._run = self.committed_steps, None
 
     def rollback(self, step: int) -> None:
-        """Go on from an older theta; a state that was saved later is of this line up to here."""
+        """Continue from an older theta; a state saved later shares the steps up to this one."""
         super().rollback(step)
         self._run = None
         if self._saved_step is not None:
@@ -150,7 +150,7 @@ class DiskTier(HostTier):
     # ---- Numbers ----
 
     def stats(self) -> dict[str, Any]:
-        """As of tier host, and what new bases have written before the last step."""
+        """Return the numbers of tier host, and the bytes of new bases before the last step."""
         found = super().stats()
         if found:
             found["bytes"]["consolidated"] = self._written_before

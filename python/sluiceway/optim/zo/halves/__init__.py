@@ -1,1 +1,1 @@
-"""One run of a model for many losses: halves that meet wherever weights are read."""
+"""Measures many losses in one run of a model: forwards in threads that share its weights."""

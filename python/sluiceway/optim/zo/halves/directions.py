@@ -1,13 +1,14 @@
-"""How many directions a step of streamed weights has, where a config leaves that to the plan.
+"""Chooses the number of directions for a step with streamed weights.
 
-    T* = b F / (4 B)        tokens of a step from which on one direction takes as long as the bus
-    q  = ceil(T* / T)       directions that T tokens of a step need for that
+    T* = b F / (4 B)        tokens per step from which on one direction takes as long as the bus
+    q  = ceil(T* / T)       directions with which T tokens per step take as long as the bus
 
-b are the bytes of a parameter that cross in a step, B those of the bus a second, F the operations
-of the device a second; a direction takes two forwards of 2 operations a parameter and token. Below
-q the device waits, and one more direction costs next to nothing but where earlier steps are
-replayed: behind k of them each direction draws those of all again, q^2 k. A step gets on by about
-as much as it has directions; so they are no more than leave a second as many as it can have.
+b is the number of bytes that cross per parameter and step, B the bytes per second of the bus, and
+F the operations per second of the device. A direction takes two forwards with 2 operations per
+parameter and token. With fewer than q directions the device waits, so one more costs next to
+nothing, unless earlier steps are replayed: with k pending steps, each direction draws the noise of
+all directions of those steps again, q^2 k. The progress of a step is about proportional to its
+directions, so the number stays small enough that the directions per second are near their maximum.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-TOKEN_FLOP = 4  # Of one direction, per parameter and token.
-_AS_MANY = 0.99  # Of the most directions a second.
+TOKEN_FLOP = 4  # Operations of one direction per parameter and token.
+_AS_MANY = 0.99  # Share of the largest number of directions per second that must be reached.
 
 
 @dataclass(frozen=True)
 class PlannedDirections:
-    """What was chosen, and what kept it from being more."""
+    """Number of directions that the planner chose, and the bound that limited it."""
 
     chosen: int
     hiding_tokens: float  # T*.
@@ -33,7 +34,7 @@ class PlannedDirections:
     why: str
 
     def figures(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
 
@@ -45,20 +46,20 @@ def choose_directions(
     device_bytes: Callable[[int], int],
     room: int | None,
 ) -> PlannedDirections:
-    """As many as hide the bus, as far as memory, log and replays go; at least one.
+    """Choose enough directions to hide the bus, within memory, log and replay time; at least one.
 
     Parameters
     ----------
     hiding : float
-        T*; 0 where nothing crosses.
+        T*; 0 if nothing crosses.
     tokens : int
-        Of a step, of all its micro-batches: the weights cross once for them.
+        T: tokens of all micro-batches of a step, for which the weights cross once.
     most : int
-        That steps of the log may have.
+        Largest number of directions in a step of the log.
     seconds, device_bytes : callable
-        What a step of so many directions takes, and holds on the device.
+        Return the time of a step with the given number of directions, and its device memory.
     room : int or None
-        Bytes that it may hold there; None: nobody knows.
+        Bytes that a step may hold on the device; None if unknown.
     """
     wanted = max(1, math.ceil(hiding / tokens))
     logged = min(wanted, most)
@@ -72,12 +73,12 @@ def choose_directions(
         bound = "time"
     because = {
         "tokens": "",
-        "memory": f"; {wanted:,} do not fit the device's memory",
-        "log": f"; {wanted:,} are more than the {most:,} of a step that the log takes",
-        "time": f"; with {fitting:,}, and all that they replay, a second has fewer of them",
+        "memory": f"; {wanted:,} do not fit into the device's memory",
+        "log": f"; {wanted:,} are more than the {most:,} per step that the log can hold",
+        "time": f"; with {fitting:,}, replays would reduce the directions per second",
     }
     why = (
-        f"{chosen:,}, as one hides what crosses from {hiding:,.0f} tokens a step on, and here are "
-        f"{tokens:,}{because[bound]}"
+        f"{chosen:,}, since one direction hides the transfers from {hiding:,.0f} tokens a step on, "
+        f"and a step has {tokens:,}{because[bound]}"
     )
     return PlannedDirections(chosen, hiding, tokens, bound, why)

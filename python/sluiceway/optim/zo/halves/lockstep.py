@@ -1,12 +1,12 @@
 """Runs functions in threads that meet wherever they enter a unit of a model.
 
-The threads are halves of one measurement: the same forward, with weights or inputs that differ.
-Exactly one of them runs at any time, so that they share modules and random generators without a
-race. It runs until it stands before a unit, or is through; then it is the turn of the next. When
-all of them stand before the same unit, the first one enters it.
+The threads are the halves of one measurement: the same forward with different weights or inputs.
+Exactly one of them runs at any time, so they share modules and random generators without a race.
+A half runs until it reaches a unit or returns; then the next one runs. When all halves have reached
+the same unit, the first one enters it.
 
-Where halves meet they have to agree: one that is through, or stands before another unit, while
-others wait, ends the run with an error in place of a deadlock.
+All halves must reach the same units. If one returns or reaches another unit while others wait, the
+run ends with an error instead of a deadlock.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from sluiceway.optim.open_model.compilation import uncompiled
 
 
 class Turns(Protocol):
-    """What happens between turns of halves; always called while no half runs."""
+    """Callbacks between turns of halves; always called while no half runs."""
 
     def resume(self, half: int) -> None:
-        """`half` is about to run."""
+        """Prepare the turn of `half`, which is about to run."""
 
     def pause(self, half: int) -> None:
-        """`half` has stopped running; `resume` of another one may follow."""
+        """Finish the turn of `half`, which has stopped; `resume` of another half may follow."""
 
 
 class _Ended(BaseException):
@@ -45,7 +45,7 @@ class _Half:
     name: str
     go: queue.SimpleQueue = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
-    at: str | None = None  # The unit that it stands before.
+    at: str | None = None  # The unit that the half has reached.
     done: bool = False
     result: Any = None
     error: BaseException | None = None
@@ -55,23 +55,23 @@ class _Half:
 
 
 class LockStep:
-    """One run of halves.
+    """One run of all halves.
 
     Parameters
     ----------
     owner : str
-        Whose error it is.
+        The optimizer's name, for errors.
     names : sequence of str
-        One a half.
+        One name per half.
     turns : Turns
-        What is exchanged when another half runs.
+        Called when another half runs.
     """
 
     def __init__(self, owner: str, names: Sequence[str], turns: Turns) -> None:
         self._owner, self._turns = owner, turns
         self._halves = [_Half(name) for name in names]
-        # A half stands before a unit, or is through; None: a signal has come. A queue in C, which
-        # a signal's handler may put into, whoever is putting.
+        # Items: a half that has reached a unit or returned; None after a signal. This queue is
+        # written in C, so a signal handler may put into it even while another thread does.
         self._stopped: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._failed = False
         self._running = 0
@@ -83,7 +83,7 @@ class LockStep:
         Raises
         ------
         InvalidArgument
-            The caller is no half: another thread runs a unit.
+            The calling thread is not a half: another thread runs a unit.
         """
         if self._failed:
             raise _Ended
@@ -92,12 +92,12 @@ class LockStep:
             raise InvalidArgument(
                 f"{self._owner}.step: a forward runs in thread "
                 f"{threading.current_thread().name}, expected the closure's own; call the "
-                "model without DataParallel or own threads"
+                "model without DataParallel or threads of your own"
             )
         return self._running
 
     def meet(self, unit: str) -> None:
-        """Called by a half that stands before `unit`: returns when it may enter."""
+        """Wait, in the thread of a half that has reached `unit`, until the half may enter."""
         half = self._halves[self.running]
         half.at = unit
         self._stopped.put(self._running)
@@ -113,19 +113,19 @@ class LockStep:
         ----------
         functions : sequence of callable
         quiet : Undisturbed
-            Entered by the caller: a signal ends the run between turns of halves, and nowhere else.
+            Entered by the caller, so that a signal ends the run only between turns of halves.
 
         Returns
         -------
         list
-            What each half returned.
+            The result of each half.
 
         Raises
         ------
         InvalidArgument
             The halves did not run the same units.
         BaseException
-            What a half raised, or what interrupted this thread; all halves have ended.
+            Raised by a half, or by an interrupt of this thread. All halves have ended.
         """
         around = _thread_state()
         for half, function in zip(self._halves, functions, strict=True):
@@ -133,7 +133,7 @@ class LockStep:
                 target=contextvars.copy_context().run,
                 args=(self._body, half, function, around),
                 name=f"zo {half.name}",
-                daemon=True,  # One that a second Ctrl-C left behind does not keep Python alive.
+                daemon=True,  # A thread left behind by a second Ctrl-C must not keep Python alive.
             )
         quiet.wake = lambda: self._stopped.put(None)
         with uncompiled():
@@ -177,13 +177,13 @@ class LockStep:
         for half in self._halves[1:]:
             if (half.done, half.at) != (first.done, first.at):
                 raise InvalidArgument(
-                    f"{self._owner}.step: half {first.name} stands at {first.place()} while half "
-                    f"{half.name} stands at {half.place()}, expected the same blocks or layers in "
-                    "the same order; let no value that depends on the weights choose what runs"
+                    f"{self._owner}.step: half {first.name} is at {first.place()} while half "
+                    f"{half.name} is at {half.place()}, expected the same blocks or layers in the "
+                    "same order; do not choose layers by values that depend on the weights"
                 )
 
     def _end_all(self) -> None:
-        """Let halves that have begun run into their end; one may hold a lock of another."""
+        """End the halves that have begun; each must unwind, since it may hold another's lock."""
         self._failed = True
         begun = [half for half in self._halves if half.thread is not None and half.thread.ident]
         for half in begun:
@@ -193,7 +193,7 @@ class LockStep:
 
 
 def _thread_state() -> Callable[[], Any]:
-    """What torch keeps by thread and a closure may rely on, for another thread to enter."""
+    """Capture torch's thread-local settings, as a context that another thread can enter."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
     casts = [(k, torch.get_autocast_dtype(k), torch.is_autocast_enabled(k)) for k in kinds]
     cache = torch.is_autocast_cache_enabled()

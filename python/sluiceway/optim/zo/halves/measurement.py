@@ -1,8 +1,9 @@
-"""All losses of a step: closures on W + eps z and on W - eps z of each direction, unit by unit.
+"""Measures all losses of a step: closures on W + eps z and W - eps z for each direction z.
 
-A parameter's `data` is exchanged for a copy while it is the turn of a half that reads it: that of a
-unit inside its forward, all others throughout. The weights themselves are only read. For what is no
-tensor parameters stay as they are while no half runs, and functions find it (substitution.py).
+During a half's turn the `data` of parameters is replaced by that half's copies: for the weights of
+a unit inside of its forward, for other weights throughout. The weights themselves are only read.
+If a perturbed weight is not a tensor, its parameter is not replaced; torch's functions find the
+perturbed weight instead (substitution.py).
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _EVERYWHERE = -1
 
 @dataclass
 class _Frame:
-    """What a half has put into parameters; the forward of one unit."""
+    """Copies that a half puts into parameters during the forward of one unit."""
 
     unit: int
     held: list[tuple[nn.Parameter, torch.Tensor]]
-    implicit: dict[int, ImplicitMatrix]  # By id of the parameter.
+    implicit: dict[int, ImplicitMatrix]  # Keyed by id of the parameter.
 
 
 @dataclass
 class _Shared:
-    """Copies of a unit's weights, for all halves of a direction."""
+    """Copies of a unit's weights, shared by all halves of a direction."""
 
     copies: list[Copies]
     entered: int = 0
@@ -49,20 +50,20 @@ class _Shared:
 
 @dataclass
 class Measured:
-    """What a measurement is of.
+    """Subject of a measurement: a model, its units and its trained parameters.
 
     Parameters
     ----------
     owner : str
-        Whose error it is.
+        The optimizer's name, for errors.
     model : torch.nn.Module
     units : list of Unit
     parameters : list of torch.nn.Parameter
-        All that are trained.
+        All trained parameters.
     resting : dict
-        By id of a parameter: its data while no half reads it. Its own where nothing is said.
+        Maps the id of a parameter to its data while no half reads it; its own data by default.
     has_implicit : bool
-        Whether something stands for a parameter that is no tensor.
+        True if some perturbed weight is not a tensor.
     """
 
     owner: str
@@ -82,7 +83,7 @@ class Measurement:
     source : WeightSource
     halves : list of Half
     inputs : SameInputs, optional
-        None: nothing is compared.
+        Compares the inputs of halves; None compares nothing.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Measurement:
         self._random = [RandomState.now()] * len(halves)
 
     def run(self, closures: Sequence[Callable[[], Any]], quiet: Undisturbed) -> list[Any]:
-        """What each half's closure returned; weights and hooks are as before, come what may.
+        """Return each half's result; weights and hooks are restored, also after an error.
 
         Parameters
         ----------
@@ -114,9 +115,9 @@ class Measurement:
         Raises
         ------
         InvalidArgument
-            The halves do not fit each other, or leave a unit out.
+            The halves ran different units, or left a unit out.
         BaseException
-            What a closure raised.
+            Raised by a closure.
         """
         if self._inputs is not None:
             for half in self._halves:
@@ -125,7 +126,7 @@ class Measurement:
             undo.callback(self._put_back)
             undo.callback(self._release_all)
             for p in self._of.parameters:
-                # autocast would keep the cast of one half for the other.
+                # autocast caches casts of parameters that need gradients, across halves.
                 undo.callback(p.requires_grad_, p.requires_grad)
                 p.requires_grad_(False)
                 p.data = self._resting[id(p)]
@@ -145,7 +146,7 @@ class Measurement:
                     frames.append(_frame_of(_EVERYWHERE, copies, half.side))
 
     def _substituting(self, half: int, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure of a half, with what stands for its parameters."""
+        """Wrap a half's closure so that torch's functions find its perturbed weights."""
         if not self._of.has_implicit:
             return closure
 
@@ -164,27 +165,27 @@ class Measurement:
     # ---- Turns of the halves ----
 
     def resume(self, half: int) -> None:
-        """Its random numbers, and its weights."""
+        """Restore the random state and the weights of a half."""
         self._random[half].restore()
         for frame in self._frames[half]:
             for p, copy in frame.held:
                 p.data = copy
 
     def pause(self, half: int) -> None:
-        """Nobody's weights."""
+        """Save the random state of a half, and put the resting data into parameters."""
         self._random[half] = RandomState.now()
         for frame in self._frames[half]:
             for p, _ in frame.held:
                 p.data = self._resting[id(p)]
 
     def _put_back(self) -> None:
-        # LockStep and this know each other, so that nothing frees copies before the collector runs.
+        # LockStep and this object refer to each other, so copies would wait for the collector.
         self._frames, self._shared = [[] for _ in self._halves], {}
         for p in self._of.parameters:
             p.data = self._own[id(p)]
 
     def _release_all(self) -> None:
-        """Of halves that were ended inside of a unit."""
+        """Release units for halves that were ended inside of them."""
         for unit, direction in self._shared:
             self._source.release(unit, direction)
 
@@ -230,7 +231,7 @@ class Measurement:
     def _leave(self, unit: int, _: nn.Module, __: Any, output: Any) -> Any:
         number = self._lockstep.running
         frames = self._frames[number]
-        if not frames or frames[-1].unit != unit:  # It failed before it was entered.
+        if not frames or frames[-1].unit != unit:  # The unit failed before it was entered.
             return output
         frame = frames.pop()
         for p, _copy in frame.held:
@@ -245,7 +246,7 @@ class Measurement:
         return output
 
     def _present(self, frames: list[_Frame], p: nn.Parameter) -> torch.Tensor:
-        """What the innermost forward that goes on has for it."""
+        """Data of a parameter in the innermost running forward that replaces it."""
         for frame in reversed(frames):
             for q, copy in frame.held:
                 if p is q:
@@ -256,8 +257,8 @@ class Measurement:
         for number, unit in enumerate(self._of.units):
             if number not in self._ran:
                 raise InvalidArgument(
-                    f"{self._of.owner}.step: {unit.label} did not run in the closure, expected "
-                    "all that is trained; call modules and not their forward(), or freeze it"
+                    f"{self._of.owner}.step: {unit.label} is trained but did not run in the "
+                    "closure; call modules and not their forward(), or freeze it"
                 )
 
 
@@ -273,7 +274,7 @@ def _frame_of(unit: int, copies: list[Copies], side: int) -> _Frame:
 
 
 def _without_weights(output: Any, frame: _Frame) -> Any:
-    """A module may return a view of its weight, whose memory is soon that of another."""
+    """Clone outputs that are views of a module's weights, whose memory is reused soon."""
     storages = {copy.untyped_storage().data_ptr() for _, copy in frame.held if copy.numel()}
 
     def own(value: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Random generators that a closure may draw from, so that every half draws the same."""
+"""Saves and restores the random generators that a closure may use, so that all halves agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class RandomState:
-    """Of torch, of each GPU that is in use, of Python and of numpy."""
+    """States of the generators of torch, each GPU in use, Python and numpy."""
 
     torch_cpu: torch.Tensor
     torch_cuda: list[torch.Tensor]
@@ -21,7 +21,7 @@ class RandomState:
 
     @classmethod
     def now(cls) -> RandomState:
-        """As the generators stand."""
+        """Capture the present states."""
         numpy = sys.modules.get("numpy")
         return cls(
             torch.get_rng_state(),
@@ -31,7 +31,7 @@ class RandomState:
         )
 
     def was_drawn_from(self) -> bool:
-        """Whether a generator of torch stands elsewhere by now."""
+        """Tell whether one of torch's generators was used since."""
         now = RandomState.now()
         pairs = zip(self.torch_cuda, now.torch_cuda, strict=False)
         return not torch.equal(self.torch_cpu, now.torch_cpu) or any(
@@ -39,7 +39,7 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Let the generators go on from here."""
+        """Restore the generators to these states."""
         torch.set_rng_state(self.torch_cpu)
         if self.torch_cuda:
             torch.cuda.set_rng_state_all(self.torch_cuda)

@@ -1,7 +1,7 @@
-"""Whether all halves of a measurement were given the same inputs.
+"""Checks that all halves of a measurement get the same inputs.
 
-Compared are digests of what cannot depend on the weights: the arguments of the model, whenever it
-is called, and of the first block or layer with weights that runs at all.
+It compares digests of arguments that cannot depend on the weights: the arguments of each call of
+the model, and of the first block or layer with weights that runs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sluiceway.errors import InvalidArgument
 
 @dataclass
 class _Batch:
-    """What all halves of one closure are given."""
+    """Inputs of one closure, which all its halves must get."""
 
-    leader: str  # The first half to come says what it is.
+    leader: str  # Name of the first half that ran; the others are compared with it.
     calls: list[tuple[str, bytes]] = field(default_factory=list)
 
 
@@ -30,7 +30,7 @@ class SameInputs:
     Parameters
     ----------
     owner : str
-        Whose error it is.
+        The optimizer's name, for errors.
     """
 
     def __init__(self, owner: str) -> None:
@@ -40,12 +40,12 @@ class SameInputs:
         self._seen: dict[str, int] = {}
 
     def begin(self, half: str, closure: int) -> None:
-        """`half` is about to run a closure, of that number."""
+        """Note that `half` is about to run the closure of this number."""
         self._batch_of[half] = self._batches.setdefault(closure, _Batch(half))
         self._seen[half] = 0
 
     def is_fresh(self, half: str) -> bool:
-        """Whether nothing of it has been compared yet."""
+        """Tell whether nothing in this half was compared yet."""
         return self._seen[half] == 0
 
     def check(self, half: str, module: str, arguments: Any) -> None:
@@ -54,7 +54,7 @@ class SameInputs:
         Raises
         ------
         InvalidArgument
-            They are not those of the first half of the same closure.
+            They differ from the arguments in the first half of the same closure.
         """
         number, found = self._seen[half], (module, _digest(arguments))
         self._seen[half] += 1
@@ -63,9 +63,9 @@ class SameInputs:
             batch.calls.append(found)
         elif number >= len(batch.calls) or batch.calls[number] != found:
             raise InvalidArgument(
-                f"{self._owner}.step: inputs of {module} in call {number} of the closure's half "
-                f"{half} differ from those of its first half, expected the same batch, as the two "
-                "losses are subtracted; call next(loader) before step(), not inside the closure"
+                f"{self._owner}.step: inputs of {module} in call {number} of half {half} differ "
+                "from the inputs of the closure's first half. The two losses are subtracted, so "
+                "both need the same batch; call next(loader) before step(), not inside the closure"
             )
 
 

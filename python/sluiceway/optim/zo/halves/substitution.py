@@ -1,7 +1,8 @@
-"""Lets functions of torch find what stands for a parameter, where that is no tensor.
+"""Passes perturbed weights that are not tensors to functions of torch, in place of parameters.
 
-A half that is given a matrix without its elements has the parameter itself, and this around its
-closure: functions that are given the parameter are given what stands for it in its place.
+Such a matrix is known only by its products. The half keeps the parameter itself and runs its
+closure inside of this mode. A function of torch that gets the parameter is computed with the
+perturbed matrix instead.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ class ImplicitMatrix(Protocol):
     """A matrix that is known by its products."""
 
     def product(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What a function of torch returns; NotImplemented: it needs the elements."""
+        """Compute a function of torch; NotImplemented if it needs the elements."""
 
     def materialise(self) -> torch.Tensor:
-        """The elements."""
+        """Compute the elements."""
 
 
 class Substitution(TorchFunctionMode):
-    """In the thread that enters it.
+    """Replaces parameters in calls of torch's functions, in the thread that enters it.
 
     Parameters
     ----------
     find : callable
-        What stands for an object of that id, if anything does.
+        Returns the matrix that replaces the object with this id, or None.
     """
 
     def __init__(self, find: Callable[[int], ImplicitMatrix | None]) -> None:
@@ -47,7 +48,7 @@ class Substitution(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        """Called by torch for each of its functions."""
+        """Run one of torch's functions, with perturbed matrices for parameters."""
         kwargs = kwargs or {}
         found: dict[int, ImplicitMatrix] = {}
         for leaf in tree_leaves((args, kwargs)):
@@ -66,7 +67,7 @@ class Substitution(TorchFunctionMode):
 
 
 def is_no_read(func: Any) -> bool:
-    """Whether a function of torch looks at no element of what it is given."""
+    """Tell whether a function of torch reads no elements of its arguments."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         return getattr(func.__self__, "__name__", "") not in _TENSORS

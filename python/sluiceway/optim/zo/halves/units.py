@@ -1,4 +1,4 @@
-"""What halves meet at, and where they get its weights."""
+"""Units of a model at which halves meet, and the source of their perturbed weights."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class Unit:
 
 
 class Copies(NamedTuple):
-    """What stands for a parameter, on each side."""
+    """Perturbed weights of a parameter, one for each side."""
 
     parameter: nn.Parameter
     sides: Sequence[torch.Tensor | ImplicitMatrix]
 
 
 class WeightSource(Protocol):
-    """Makes copies of weights. Halves of one direction share them."""
+    """Makes perturbed copies of weights, which the halves of one direction share."""
 
     def acquire(self, unit: int, direction: int) -> list[Copies]:
-        """Of the weights of a unit, whose forward is entered: they last until `release`."""
+        """Copy the weights of a unit, whose forward begins; the copies last until `release`."""
 
     def release(self, unit: int, direction: int) -> None:
-        """Every half of the direction has left the unit's forward."""
+        """Free a unit's copies, after every half of the direction has left its forward."""
 
     def throughout(self, direction: int) -> list[Copies]:
-        """Of weights that no single unit reads: they last as long as the measurement."""
+        """Copy the weights that no single unit reads; the copies last for the measurement."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """One run of one closure."""
+    """One run of one closure, on one side of a direction."""
 
     name: str
     direction: int
@@ -54,7 +54,7 @@ _SIGNS = ("+", "-")
 
 
 def measuring_halves(directions: int, closures: int) -> list[Half]:
-    """Both sides of each direction, of all closures: one direction after the other."""
+    """List the halves of a step: for each direction both sides, each with all closures."""
     return [
         Half(f"{_SIGNS[side]} of direction {d}{_of_closure(k, closures)}", d, side, k)
         for d in range(directions)
@@ -64,7 +64,7 @@ def measuring_halves(directions: int, closures: int) -> list[Half]:
 
 
 def plain_halves(closures: int) -> list[Half]:
-    """All closures on the weights themselves."""
+    """List one half per closure, on the weights themselves."""
     return [Half(f"closure {k}", 0, 0, k) for k in range(closures)]
 
 

@@ -1,1 +1,1 @@
-"""Weights in host memory, streamed to the device, and a log that makes them theta."""
+"""Tier host: weights in host memory, streamed to the device, and the log of their updates."""

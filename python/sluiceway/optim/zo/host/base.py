@@ -1,4 +1,4 @@
-"""Where the base of a run lies: weights that no step writes to."""
+"""The base of a run: weights that no step writes to, in host memory or on disk."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 
 
 class Base(Protocol):
-    """What tiers that stream weights differ in.
+    """Storage of the base; each tier that streams weights has its own.
 
     Attributes
     ----------
     log_folder : path-like or None
-        Where the log is; None: it goes with the optimizer.
+        Folder of the log; None makes a temporary log, deleted with the optimizer.
     tensor_bytes : int
-        What of the base is in tensors of the host.
+        Bytes of the base that are in tensors of the host.
     """
 
     log_folder: str | os.PathLike | None
@@ -26,39 +26,39 @@ class Base(Protocol):
     def tensor_bytes(self) -> int: ...
 
     def engine_arguments(self) -> dict[str, Any]:
-        """What the compiled engine is told of it."""
+        """Return the compiled engine's arguments that describe the base."""
 
     def take(self) -> None:
-        """Take the weights; parameters are left as they are to be between steps."""
+        """Take the weights over, and leave parameters in their state between steps."""
 
     def of(self, p: nn.Parameter) -> torch.Tensor:
-        """The base of a parameter, in host memory."""
+        """Return the base of a parameter in host memory."""
 
     def number(self, p: nn.Parameter) -> int:
-        """Its number in the engine's arena, or -1."""
+        """Number of a parameter in the engine's arena, or -1."""
 
     def give(self, p: nn.Parameter, theta: torch.Tensor) -> None:
-        """Leave theta in a parameter."""
+        """Put theta into a parameter for good."""
 
     def memory(self) -> dict[str, int]:
-        """The most bytes that it has taken, by tier."""
+        """Peak bytes of the base by tier."""
 
     def identity(self) -> dict[str, Any]:
-        """What a saved state says of it."""
+        """Return the entries of a saved state that identify the base."""
 
     def check_saved(self, saved: dict[str, Any]) -> None:
-        """Refuse a saved state of a base that this one is not.
+        """Check that a saved state belongs to this base.
 
         Raises
         ------
         InvalidArgument
-            Both are named.
+            It belongs to another base; the text names both.
         """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Free the base's resources."""
 
 
 def absent(p: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-    """NaN for whoever reads a weight that is not there, in one element of memory."""
+    """Return NaN in a parameter's shape but with one element of memory, for an absent weight."""
     return torch.full((), torch.nan, dtype=p.dtype, device=device).expand(p.shape)

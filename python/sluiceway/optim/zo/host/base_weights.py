@@ -1,8 +1,8 @@
-"""A base that no step writes to, and what the log makes of it.
+"""Computes theta from a base that no step writes to and the updates in the log.
 
 theta = float(Gamma) (base + sum of c z)
 
-Where noise is of low rank the engine has summed that up, in factors on the device, and makes theta.
+With low-rank noise the engine has summed the updates in factors on the device, and computes theta.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sluiceway.optim.zo.weights import TrainedWeight
 
 
 class BaseWeights:
-    """Theta of parameters, which `state_dict()` of the model shows.
+    """Computes theta of parameters, and puts it into `state_dict()` of the model.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ class BaseWeights:
     def __init__(self, training: Training, engine: LoggedEngine, base: Base) -> None:
         self._of, self._engine, self._base = training, engine, base
         self._weight_of = {id(w.parameter): w for w in training.weights}
-        self._on_device: dict[int, torch.Tensor] = {}  # Of what is perturbed in each step.
+        self._on_device: dict[int, torch.Tensor] = {}  # Bases of weights perturbed in each step.
         self._tied: tuple[Any, dict[int, torch.Tensor]] = (lambda: None, {})
-        self._given: set[int] = set()  # What is theta already, where giving was interrupted.
+        self._given: set[int] = set()  # Parameters that hold theta, if giving was interrupted.
         self._hooks = [
             module.register_state_dict_post_hook(_StateHook(self, module))
             for module in training.model.modules()
@@ -45,31 +45,31 @@ class BaseWeights:
         ]
 
     def has(self, p: nn.Parameter | None) -> bool:
-        """Whether it is one of ours."""
+        """Tell whether a parameter is one of the streamed ones."""
         return id(p) in self._weight_of
 
     def forget(self) -> None:
-        """There is a new base."""
+        """Drop copies of the old base, since there is a new one."""
         self._on_device = {}
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
-        """A copy on the device."""
+        """Compute theta of a parameter on the device."""
         return self.made(p, self._brought(p))
 
     def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
-        """A copy in host memory."""
+        """Compute theta of a parameter in host memory."""
         if self._is_low_rank:
             return self.theta(p).cpu()
         return self.made(p, self._base.of(p))
 
     def theta_in(self, state: dict[str, Any], p: nn.Parameter) -> torch.Tensor:
-        """As `theta_on_host`; one tensor for all names of a parameter in one `state_dict()`."""
+        """Return `theta_on_host`, once for all names of a parameter in one `state_dict()`."""
         if len(self._weight_of[id(p)].modules) == 1:
             return self.theta_on_host(p)
         made_for, made = self._tied
         if made_for() is not state:
             made = {}
-            with contextlib.suppress(TypeError):  # A plain dict, which the caller has given.
+            with contextlib.suppress(TypeError):  # The caller passed a plain dict.
                 self._tied = (weakref.ref(state, lambda _: made.clear()), made)
         if id(p) not in made:
             made[id(p)] = self.theta_on_host(p)
@@ -78,7 +78,7 @@ class BaseWeights:
     def neighbours(
         self, weight: TrainedWeight, direction: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """theta + eps z and theta - eps z of the next step, on the device."""
+        """Compute theta + eps z and theta - eps z of the next step on the device."""
         p, options = weight.parameter, self._of.options
         base = self._on_device.get(id(p))
         if base is None:
@@ -98,17 +98,17 @@ class BaseWeights:
         return plus, minus
 
     def poison(self) -> dict[int, torch.Tensor]:
-        """What parameters are while no module reads them: no base is taken for theta."""
+        """NaN for parameters that no module reads at present, so that no base passes for theta."""
         device = "cpu" if self._of.device.name == "host" else self._of.device.name
         return {key: absent(w.parameter, device) for key, w in self._weight_of.items()}
 
     def close(self) -> None:
-        """Let `state_dict()` be that of the parameters themselves."""
+        """Remove the hooks, so that `state_dict()` shows the parameters' own data."""
         for handle in self._hooks:
             handle.remove()
 
     def give_theta(self) -> None:
-        """Let the parameters themselves be theta."""
+        """Put theta into the parameters themselves."""
         with torch.no_grad():
             for weight in self._of.weights:
                 p = weight.parameter
@@ -123,7 +123,7 @@ class BaseWeights:
         return self._base.of(p).to(self._of.device.name, non_blocking=True)
 
     def made(self, p: nn.Parameter, base: torch.Tensor) -> torch.Tensor:
-        """Theta of the last step, of a base that lies where it is to be."""
+        """Compute theta of the last step where `base` lies."""
         weight, out = self._weight_of[id(p)], torch.empty_like(base)
         compute = self._of.device.compute() if base.is_cuda else _core.Stream.host()
         if self._is_low_rank:
@@ -144,7 +144,7 @@ class BaseWeights:
 
 
 class _StateHook(NothingWhenCopied):
-    """Lets `state_dict()` of a module hold theta; does nothing for a copy of the module."""
+    """Puts theta into `state_dict()` of a module; does nothing for a copy of the module."""
 
     def __init__(self, weights: BaseWeights, module: nn.Module) -> None:
         self._weights, self._module = weakref.ref(weights), weakref.ref(module)

@@ -1,8 +1,8 @@
-"""In which order a model's forward reads its weights, and which module each of them.
+"""Finds the order in which a model's forward reads its weights, and the module that reads each.
 
-A unit is a module that reads weights: its own, and those of children that it does not call, as
-`nn.MultiheadAttention` does. One that calls no other unit is streamed: its weights come before its
-forward and go after it. What a module reads around other units is held meanwhile.
+A unit is a module that reads weights: its own, or those of children that it does not call, like
+`nn.MultiheadAttention`. A unit that calls no other unit is streamed: its weights arrive before its
+forward and leave after it. Weights that a module reads around other units are held meanwhile.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from sluiceway.optim.zo.weights import TrainedWeight
 
 @dataclass(frozen=True)
 class ForwardOrder:
-    """What one run of a closure has shown."""
+    """Order of the reads in one run of a closure."""
 
     modules: list[nn.Module]  # Units; each once.
-    weights: list[list[TrainedWeight]]  # By unit.
+    weights: list[list[TrainedWeight]]  # Weights of each unit.
     held: set[int]  # Units that call others.
     calls: list[int]  # Units that are streamed, in the order of the forward.
-    throughout: list[TrainedWeight]  # Read outside of all modules.
+    throughout: list[TrainedWeight]  # Weights that are read outside of all modules.
 
 
 def watch_forward(
     owner: str, reader: Reader, weights: list[TrainedWeight], closure: Callable[[], Any]
 ) -> ForwardOrder:
-    """Run a closure once, on the weights as they are.
+    """Run a closure once on the unperturbed weights, and note the order of its reads.
 
     Raises
     ------
     InvalidArgument
-        A weight is read by nobody.
+        A trained weight is not read.
     BaseException
-        What the closure raised.
+        Raised by the closure.
     """
     random = RandomState.now()
     try:
@@ -60,7 +60,7 @@ def _order_of(owner: str, weights: list[TrainedWeight], calls: list[Call]) -> Fo
         calls_of.setdefault(call.module, []).append(call)
         known = reads.setdefault(call.module, [])
         known += [p for p in call.reads if not _has(known, p)]
-    for module, of_module in calls_of.items():  # What is there already need not be brought.
+    for module, of_module in calls_of.items():  # Weights that are present are not read again.
         reads[module] = [
             p
             for p in reads[module]
@@ -71,8 +71,8 @@ def _order_of(owner: str, weights: list[TrainedWeight], calls: list[Call]) -> Fo
     for weight in weights:
         if id(weight.parameter) not in read:
             raise InvalidArgument(
-                f"{owner}.step: {weight.name} was not read in the closure, expected all that is "
-                "trained to be; let the closure run it, or freeze it"
+                f"{owner}.step: {weight.name} is trained but was not read in the closure; let the "
+                "closure use it, or freeze it"
             )
     throughout = [weight_of[id(p)] for p in reads.pop(None, [])]
     modules = [module for module, found in reads.items() if found]

@@ -1,4 +1,4 @@
-"""The base in host memory: the own data of parameters."""
+"""A base in host memory, which is the parameters' own data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.optim.zo.weights import TrainedWeight
 
 
 class HostBase:
-    """Page-locked for a CUDA device.
+    """Keeps the base in host memory, page-locked for a CUDA device.
 
     Parameters
     ----------
@@ -28,11 +28,11 @@ class HostBase:
         self._base: dict[int, torch.Tensor] = {}
 
     def engine_arguments(self) -> dict[str, Any]:
-        """The hash tells the base from any other."""
+        """Return the hash that identifies the base."""
         return {"base_hash": self._hash}
 
     def take(self) -> None:
-        """Move one parameter after the other."""
+        """Move the parameters to the base one after the other."""
         for weight in self._of.weights:
             p = weight.parameter
             if self._of.device.asynchronous:
@@ -40,45 +40,45 @@ class HostBase:
             self._base[id(p)] = p.data
 
     def of(self, p: nn.Parameter) -> torch.Tensor:
-        """The tensor itself, which is the parameter's own until it is taken."""
+        """Return the base tensor itself; before `take`, the parameter's own data."""
         return self._base.get(id(p), p.detach())
 
     def number(self, p: nn.Parameter) -> int:
-        """In no arena."""
+        """Return -1: the base is not in an arena."""
         return -1
 
     def give(self, p: nn.Parameter, theta: torch.Tensor) -> None:
-        """Over the base."""
-        p.data = self.of(p)  # Two interrupts may have left something else there.
+        """Overwrite the base with theta, and make it the parameter's data."""
+        p.data = self.of(p)  # Two interrupts may have left other data there.
         p.copy_(theta)
 
     @property
     def tensor_bytes(self) -> int:
-        """All of it."""
+        """Bytes of the whole base, all of which are tensors."""
         return sum(base.nbytes for base in self._base.values())
 
     def memory(self) -> dict[str, int]:
-        """All of it."""
+        """Bytes of the whole base, in host or pinned memory."""
         return {"pinned" if self._of.device.asynchronous else "host": self.tensor_bytes}
 
     def identity(self) -> dict[str, Any]:
-        """Its hash."""
+        """Return the hash of the base."""
         return {"base": self._hash.hex()}
 
     def check_saved(self, saved: dict[str, Any]) -> None:
-        """Refuse another hash."""
+        """Raise InvalidArgument if a saved state has another hash."""
         if saved["base"] != self._hash.hex():
             raise InvalidArgument(
-                f"load_state_dict: is of the base {saved['base']}, expected {self._hash.hex()}, "
-                "that of the model; load the weights that its run began with"
+                f"load_state_dict: the state has the base {saved['base']}, expected the model's, "
+                f"{self._hash.hex()}; load the weights that the state's run began with"
             )
 
     def close(self) -> None:
-        """It is the parameters'."""
+        """Do nothing: the parameters own the base."""
 
 
 def _hash_of(weights: list[TrainedWeight]) -> bytes:
-    """What tells a base from any other; 16 bytes."""
+    """Return the 16-byte hash that identifies a base."""
     digest = hashlib.blake2b(digest_size=16)
     for weight in weights:
         p = weight.parameter.detach().cpu()

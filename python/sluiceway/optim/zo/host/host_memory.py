@@ -1,4 +1,4 @@
-"""What weights outside of the device are streamed to, and what goes there for good."""
+"""Chooses the device that weights are streamed to, and moves buffers there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluiceway.optim.zo.weights import TrainedWeight
 
 
 def streaming_device(owner: str, asked: str, weights: list[TrainedWeight]) -> DeviceOps:
-    """The model's, or a CUDA device that weights in host memory are to be streamed to.
+    """Operations of the model's device, or of the CUDA device to stream host weights to.
 
     Raises
     ------
@@ -27,14 +27,14 @@ def streaming_device(owner: str, asked: str, weights: list[TrainedWeight]) -> De
     ordinal, count = torch.device(asked).index or 0, _core.cuda_device_count()
     if ordinal >= count:
         raise Unavailable(
-            f"{owner}: device is {asked!r}, this build and machine have {count} CUDA devices; "
+            f"{owner}: device is {asked!r}, but this build and machine have {count} CUDA devices; "
             "leave device= out"
         )
     return ops_on(torch.device("cuda", ordinal))
 
 
 def move_buffers(training: Training) -> None:
-    """To a CUDA device, as weights come there.
+    """Move the model's buffers to a CUDA device that weights are streamed to.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def move_buffers(training: Training) -> None:
         if id(p) not in trained and str(p.device) != device:
             raise InvalidArgument(
                 f"{training.owner}: {name} is frozen and on {p.device}, expected {device}, since "
-                "only what is trained is streamed; move it there"
+                "only trained weights are streamed; move it there"
             )
     for module in training.model.modules():
         for name, buffer in module._buffers.items():

@@ -1,7 +1,7 @@
-"""Weights outside of the device, streamed to it, and steps that are records of a log.
+"""Tiers whose weights are streamed to the device, and whose steps are records of a log.
 
-A parameter's own data is the base, or nothing where that is on disk. Inside of a step layers find
-slots of the engine's ring in their parameters, and outside of one, theta, made when it is read.
+A parameter's own data is the base, or empty if the base is on disk. During a step, parameters hold
+slots of the engine's ring. Outside of a step, theta is computed when a parameter is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TIERS = ("device", "host", "pinned")
 
 
 class StreamedTier:
-    """Halves meet at every module that reads weights.
+    """Streams weights to the halves, which meet at every module that reads weights.
 
     Parameters
     ----------
@@ -76,15 +76,15 @@ class StreamedTier:
 
     @property
     def committed_steps(self) -> int:
-        """As the engine says."""
+        """Number of steps that the engine has committed."""
         return self._engine.get().next_step
 
     def has(self, parameter: torch.Tensor) -> bool:
-        """Whether another optimizer must leave it alone."""
+        """Tell whether a parameter is streamed here, so that no other optimizer may take it."""
         return self._engine.is_open and self._base.has(parameter)
 
     def check_between_steps(self, function: str) -> None:
-        """Refuse what a closure calls.
+        """Check that no step is under way, for functions that a closure must not call.
 
         Raises
         ------
@@ -93,26 +93,26 @@ class StreamedTier:
         """
         if self._reader.is_off:
             raise InvalidArgument(
-                f"{self._of.owner}.{function}: a step is under way, expected to be called between "
-                "steps; call it outside of the closure"
+                f"{self._of.owner}.{function}: a step is under way; call it between steps, outside "
+                "of the closure"
             )
 
     def rest(self) -> None:
-        """Put back what an interrupted forward has left exchanged."""
+        """Restore parameters whose data an interrupted forward has left replaced."""
         self._reader.rest()
 
     # ---- The forward ----
 
     def _know(self, closures: Sequence[Closure]) -> None:
         self._engine.get()
-        self._settle()  # A pass whose end was interrupted.
+        self._settle()  # If the end of the last pass was interrupted.
         if self._order is None:
             order = watch_forward(self._of.owner, self._reader, self._of.weights, closures[0])
             self._stream(order)
         self._position = -1
 
     def _stream(self, order: ForwardOrder) -> None:
-        """Let the engine know what it streams: a use of a weight for each call that reads it."""
+        """Tell the engine what to stream: one use of a weight for each call that reads it."""
         engine = self._engine.get()
         uses, self._uses_of_call, self._calls_of_unit = [], [], {}
         for call, unit in enumerate(order.calls):
@@ -139,10 +139,10 @@ class StreamedTier:
     # ---- WeightSource ----
 
     def acquire(self, unit: int, direction: int) -> list[Copies]:
-        """Slots of the ring; copies of what is held around other units."""
+        """Return slots of the ring, or copies of weights that are held around other units."""
         if unit in self._order.held:
             return self._perturbed(self._order.weights[unit], direction)
-        if direction == 0:  # It comes first.
+        if direction == 0:  # The first direction of the unit.
             calls = self._calls_of_unit[unit]
             later = bisect_right(calls, self._position)
             self._position = calls[later % len(calls)]
@@ -158,13 +158,13 @@ class StreamedTier:
         return copies
 
     def release(self, unit: int, direction: int) -> None:
-        """Give slots back."""
+        """Give the slots back to the ring."""
         compute = self._of.device.compute()
         for use, _ in self._holding.pop((unit, direction), []):
             self._engine.get().release(use, direction, compute)
 
     def throughout(self, direction: int) -> list[Copies]:
-        """Of what the closure reads itself."""
+        """Copy the weights that the closure reads outside of all modules."""
         return self._perturbed(self._order.throughout, direction)
 
     def _perturbed(self, weights: list[TrainedWeight], direction: int) -> list[Copies]:
@@ -175,17 +175,17 @@ class StreamedTier:
     # ---- A pass ----
 
     def begin(self, closures: Sequence[Closure]) -> None:
-        """Know the forward, and begin a step."""
+        """Watch the forward unless it is known, and begin a step."""
         self._know(closures)
         self._engine.get().begin_step()
         self._evaluating = False
 
     def measuring(self) -> AbstractContextManager:
-        """Units bring the weights, and nobody else."""
+        """Return a context in which only units bring weights, and the reader does not."""
         return self._reader.off()
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
-        """Let the engine make the step; `updates` follow from it."""
+        """Let the engine make the step, which computes the updates itself."""
         rates = [(float(g["lr"]), float(g["weight_decay"])) for g in self._of.param_groups]
         try:
             self._commit(gradients, rates, non_finite)
@@ -193,7 +193,7 @@ class StreamedTier:
             self._end()
 
     def committing(self) -> AbstractContextManager:
-        """A commit may wait for a lane, which Ctrl-C ends."""
+        """Return an empty context: a commit may wait for a lane, and Ctrl-C ends that."""
         return nullcontext()
 
     def _commit(self, g: list[float], rates: list[tuple[float, float]], non_finite: bool) -> None:
@@ -205,7 +205,7 @@ class StreamedTier:
             self._end()
 
     def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
-        """One pass for all."""
+        """Evaluate all closures in one pass over the weights."""
         self._know(closures)
         self._engine.get().begin_evaluation()
         self._evaluating = True
@@ -228,22 +228,22 @@ class StreamedTier:
         self.set_gammas()
 
     def set_gammas(self) -> None:
-        """Let the groups have what the engine says."""
+        """Copy the engine's gammas into the parameter groups."""
         for group, gamma in zip(self._of.param_groups, self._engine.get().gammas, strict=True):
             group["gamma"] = gamma
 
     # ---- Numbers, and the end ----
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
-        """In host memory."""
+        """Compute theta of a parameter in host memory."""
         return self._base.theta_on_host(p) if self._base.has(p) else p.detach().cpu()
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """The engine's base has all of it."""
+        """Return no shapes: parameters have no state, the engine has it."""
         return {}
 
     def stats(self) -> dict[str, Any]:
-        """Bytes that crossed and were read in the last pass, and how long the device waited."""
+        """Bytes that crossed links or were read in the last pass, and the device's waiting time."""
         raw = self._raw
         if not raw:
             return {}
@@ -255,10 +255,10 @@ class StreamedTier:
         }
 
     def _peaks(self, of_engine: dict[str, int]) -> dict[str, int]:
-        """Those of the engine, of torch on the device, and of the base, by tier.
+        """Peak bytes by tier: of the engine, of torch on the device, and of the base.
 
-        The engine has reserved what is beside the weights, which torch counts; on the host device
-        torch counts the base, too.
+        The engine reserves the memory beside the weights, which torch counts too. On the host
+        device torch also counts the base.
         """
         device, base = self._of.device, self._lies.memory()
         peaks = {tier: of_engine[tier] + base.get(tier, 0) for tier in _TIERS}
@@ -273,7 +273,7 @@ class StreamedTier:
         Raises
         ------
         InvalidArgument
-            A pass is under way, and goes on.
+            A pass is under way; it continues.
         """
         if not self._engine.is_open:
             return
@@ -293,19 +293,20 @@ class StreamedTier:
 
 
 class HostTier(StreamedTier):
-    """The base is not written to, and the log says which theta it is.
+    """Keeps a base that is never written, and a log from which theta is computed.
 
     Parameters
     ----------
     training : Training
         Its parameters are moved to the base.
     base : Base, optional
-        In host memory where nothing is said.
+        A base in host memory by default.
 
     Raises
     ------
     InvalidArgument, IoError, Corrupt, Unavailable
-        The log is of another base or of other options, or is none; nothing was moved.
+        The log belongs to another base or other options, or the file is not a log; nothing was
+        moved.
     """
 
     def __init__(self, training: Training, base: Base | None = None) -> None:
@@ -314,16 +315,16 @@ class HostTier(StreamedTier):
         super().__init__(training, base, self.log)
 
     def rollback(self, step: int) -> None:
-        """Go on from an older theta."""
+        """Continue from theta of an older step."""
         self.check_between_steps("rollback")
         self.log.get().rollback(step)
         self.set_gammas()
 
     def saved(self) -> dict[str, Any]:
-        """What a state holds."""
+        """Return the tier's part of a saved state."""
         return self.log.saved()
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Go on from a state that the log has checked; `set_gammas` follows."""
+        """Continue from a state that the log has checked; the caller then calls `set_gammas`."""
         self.check_between_steps("load_state_dict")
         self.log.load(saved, lambda: self._stream(self._order) if self._order else None)

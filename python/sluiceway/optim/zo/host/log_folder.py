@@ -1,4 +1,4 @@
-"""Where the log of a run is."""
+"""Folder of a run's log, given by the user or temporary."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _TEMPORARY = "sluiceway-zo-"
 
 
 class LogFolder:
-    """A folder that is given, or one that goes with whoever has this.
+    """The given folder, or a temporary one that is deleted with this object.
 
-    One that goes is locked as long as it is in use; what a process that was killed has left is not,
-    and goes when the next one is made.
+    A temporary folder is locked while it is in use. A folder left behind by a killed process is
+    not locked, and is deleted when the next one is made.
 
     Parameters
     ----------
     path : path-like, optional
-        Made if it is not there.
+        Made if it does not exist; without it the folder is temporary.
     """
 
     def __init__(self, path: str | os.PathLike | None) -> None:
@@ -38,20 +38,20 @@ class LogFolder:
 
     @property
     def log(self) -> Path:
-        """The file."""
+        """Path of the log file."""
         return self.path / LOG
 
     def close(self) -> None:
-        """A temporary folder goes."""
+        """Delete the folder if it is temporary."""
         if self.is_temporary:
             self._remove()
 
 
 def _make_locked() -> tuple[Path, int | None]:
-    """A folder, and what holds its lock; None where the file system has no locks."""
+    """Make a folder and return it with the descriptor of its lock, or None without locks."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
-        with suppress(FileNotFoundError):  # Somebody took it for left over, as it was not locked.
+        with suppress(FileNotFoundError):  # Another process deleted it before it was locked.
             lock = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -65,16 +65,16 @@ def _make_locked() -> tuple[Path, int | None]:
 
 def _remove(path: Path, lock: int | None, made_in: int) -> None:
     if os.getpid() != made_in:
-        return  # A forked child ends, and not who uses the folder.
+        return  # A forked child ends, but its parent still uses the folder.
     shutil.rmtree(path, ignore_errors=True)
     if lock is not None:
         os.close(lock)
 
 
 def _remove_left_over() -> None:
-    """Folders of processes that were killed."""
+    """Delete the folders of killed processes."""
     for path in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
-        with suppress(OSError):  # It is another user's, in use, or gone by now.
+        with suppress(OSError):  # Another user's folder, or in use, or deleted by now.
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

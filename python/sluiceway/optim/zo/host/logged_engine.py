@@ -1,4 +1,4 @@
-"""The engine of a run, and the log that it writes."""
+"""The compiled engine of a run, and the log that it writes."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ class StreamingEngine:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is an engine."""
+        """Tell whether the engine is open."""
         return self._engine is not None
 
     def get(self) -> Any:
-        """The engine.
+        """Return the engine.
 
         Raises
         ------
         InvalidArgument
-            It is closed.
+            The engine is closed.
         """
         if self._engine is None:
-            raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
+            raise InvalidArgument(f"{self._owner}: the optimizer is closed; make a new one")
         return self._engine
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the engine."""
         self._engine = None
 
 
 class LoggedEngine(StreamingEngine):
-    """Open until `close`.
+    """A compiled engine with its log, open until `close`.
 
     Parameters
     ----------
     training : Training
     base : Base
-        What the log is of.
+        The base that the log belongs to.
 
     Raises
     ------
     InvalidArgument, IoError, Corrupt, Unavailable
-        The log is of another base or of other options, or is none.
+        The log belongs to another base or other options, or the file is not a log.
     """
 
     def __init__(self, training: Training, base: Base) -> None:
@@ -89,26 +89,26 @@ class LoggedEngine(StreamingEngine):
         if options.noise != "lowrank":
             return {"rank": 0, "period": 0, "trained": []}
         trained = []
-        for w in self._of.weights:  # Of a matrix the engine takes the shape alone.
+        for w in self._of.weights:  # For a matrix the engine needs the shape alone.
             p = w.parameter
             trained.append((w.name, p.detach() if p.dim() >= 2 else self._base.of(p), w.group))
         return {"rank": options.rank, "period": options.period, "trained": trained}
 
     def close(self) -> None:
-        """Let go of engine and log; a temporary log goes."""
+        """Close engine and log, and delete a temporary log."""
         super().close()
         self._folder.close()
 
     # ---- The log ----
 
     def branch(self, step: int, path: str | os.PathLike) -> None:
-        """A log of its own, of the same base."""
+        """Write a new log for the same base, with the steps up to `step`."""
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         self.get().branch(step, os.fspath(folder / LOG))
 
     def saved(self) -> dict[str, Any]:
-        """All that a new optimizer of the same base needs."""
+        """Return everything that a new optimizer with the same base needs."""
         engine = self.get()
         engine.sync()
         return {
@@ -120,27 +120,26 @@ class LoggedEngine(StreamingEngine):
         }
 
     def check_saved(self, saved: dict[str, Any]) -> None:
-        """Refuse a state of another base, or of a log that is not here.
+        """Check that a state belongs to this base, and to this log or to an empty one.
 
         Raises
         ------
         InvalidArgument
-            Both are named.
+            It belongs to another base or log; the text names both.
         """
         engine = self.get()
         self._base.check_saved(saved)
         same = saved["log_id"] == engine.log_id
         if same and not self._is_of_one_history(saved["log"]):
             raise InvalidArgument(
-                f"load_state_dict: its log and that of {self._folder.path} began as one and went "
-                "on differently, expected one to be the beginning of the other; make the optimizer "
-                "with an empty path"
+                f"load_state_dict: the state's log and the log in {self._folder.path} begin alike "
+                "but continue differently; make the optimizer with an empty folder as path"
             )
         if engine.entries and not same:
             raise InvalidArgument(
-                f"load_state_dict: is of log {saved['log_id']}, expected {engine.log_id}, that of "
-                f"{self._folder.path}, which has {engine.entries} entries; make the optimizer with "
-                "an empty path"
+                f"load_state_dict: the state has log {saved['log_id']}, but {self._folder.path} "
+                f"has log {engine.log_id} with {engine.entries} entries; make the optimizer with "
+                "an empty folder as path"
             )
 
     def _is_of_one_history(self, log: bytes) -> bool:
@@ -150,12 +149,12 @@ class LoggedEngine(StreamingEngine):
         return here[:both] == log[:both]
 
     def load(self, saved: dict[str, Any], opened: Callable[[], None]) -> None:
-        """Go on from a state that was checked; `opened` is called if there is another engine.
+        """Continue from a checked state; `opened` is called if the engine was replaced.
 
         Raises
         ------
         Corrupt
-            The state's log does not hold all that it had; nothing was changed.
+            The state's log is incomplete; nothing was changed.
         """
         engine = self.get()
         if engine.log_id != saved["log_id"] or engine.entries < saved["entries"]:
@@ -166,9 +165,9 @@ class LoggedEngine(StreamingEngine):
 
     def _replace(self, saved: dict[str, Any], opened: Callable[[], None]) -> None:
         path = self._folder.log
-        before, self._engine = path.read_bytes(), None  # Lets go of the file.
+        before, self._engine = path.read_bytes(), None  # Closes the file.
         try:
-            replace_file(path, saved["log"])  # What was there is empty, or the beginning of this.
+            replace_file(path, saved["log"])  # The old log is empty, or the beginning of this one.
             self._engine = self._open()
             if (found := self._engine.entries) < saved["entries"]:
                 raise Corrupt(f"{found} whole entries")
@@ -179,15 +178,15 @@ class LoggedEngine(StreamingEngine):
             opened()
             if isinstance(error, Corrupt):
                 raise Corrupt(
-                    f"load_state_dict: its log is damaged, expected {saved['entries']} entries up "
-                    f"to step {saved['step']} ({error}); load another copy of the state"
+                    f"load_state_dict: the state's log is damaged, expected {saved['entries']} "
+                    f"entries up to step {saved['step']} ({error}); load another copy of the state"
                 ) from None
             raise
         opened()
 
 
 def streaming_arguments(training: Training) -> dict[str, Any]:
-    """What every compiled engine that streams weights is told."""
+    """Arguments that every compiled engine with streamed weights takes."""
     options = training.options
     link, pin = options.link, options.pin or (-1, -1)
     return {
@@ -206,7 +205,7 @@ def streaming_arguments(training: Training) -> dict[str, Any]:
 
 
 def bytes_beside(training: Training) -> int:
-    """Of the model, on the device beside what is streamed."""
+    """Bytes of the model on the device beside the streamed weights."""
     trained = {id(w.parameter) for w in training.weights}
     others = [p for p in training.model.parameters() if id(p) not in trained]
     return sum(t.nbytes for t in (*others, *training.model.buffers()))

@@ -1,8 +1,8 @@
-"""Lets whoever reads a parameter of a model find theta in it, though the base lies there.
+"""Puts theta into a model's parameters when they are read, though their own data is the base.
 
-A parameter's `data` is exchanged when a module that has it is called, or when a function of torch
-is given it, and put back when the module that was running then returns. So nothing has to be known
-of the model, and whoever watches learns which module reads which parameter, in which order.
+The `data` of a parameter is replaced when a module that has it is called, or when a function of
+torch gets it. It is restored when the module that was running then returns. This needs no knowledge
+of the model, and also records which module reads which parameter, and in which order.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sluiceway.optim.zo.inference import outside_inference
 class Call:
     """One call of a module."""
 
-    module: nn.Module | None  # None: what is outside of all modules.
+    module: nn.Module | None  # None for code outside of all modules.
     within: Call | None
-    reads: list[nn.Parameter] = field(default_factory=list)  # That it found first.
+    reads: list[nn.Parameter] = field(default_factory=list)  # Those that this call read first.
 
     def around(self) -> Iterator[Call]:
-        """The calls that it is in, from the inside out."""
+        """Yield the calls around this one, from the inside out."""
         call = self.within
         while call is not None:
             yield call
@@ -40,17 +40,18 @@ class Call:
 
 
 class Reader(TorchFunctionMode):
-    """Of one model; nothing is read by several threads at once.
+    """Replaces the data of one model's parameters; not for several threads at once.
 
-    Gradients are off inside: their formulas would read parameters after they were put back.
+    Gradients are off inside of a forward, because a backward would read parameters after they were
+    restored.
 
     Parameters
     ----------
     model : torch.nn.Module
     parameters : list of torch.nn.Parameter
-        Those that are exchanged.
+        Parameters whose data is replaced.
     theta : callable
-        What a parameter is to be.
+        Returns the data to put into a parameter.
     """
 
     def __init__(
@@ -75,22 +76,22 @@ class Reader(TorchFunctionMode):
                 self._undo.callback(module.register_forward_hook(after, always_call=True).remove)
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         self._unwind()
         self._undo.close()
 
     def rest(self) -> None:
-        """Put back what a forward has left that an interrupt ended without a hook."""
+        """Restore the data that was left replaced when an interrupt ended a forward."""
         self._unwind()
 
     @property
     def is_off(self) -> bool:
-        """Whether somebody else exchanges parameters."""
+        """Tell whether other code replaces the data of parameters at present."""
         return not self._enabled
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Meanwhile somebody else exchanges parameters."""
+        """Switch the reader off while other code replaces the data of parameters."""
         self._unwind()
         self._enabled = False
         try:
@@ -100,7 +101,7 @@ class Reader(TorchFunctionMode):
 
     @contextmanager
     def watching(self) -> Iterator[list[Call]]:
-        """Find out who reads what: calls in their order, the first is what is around all."""
+        """Record the calls and their reads in order; the first entry is the code around them."""
         self._unwind()
         self._seen = seen = []
         self._begin(None)
@@ -116,7 +117,7 @@ class Reader(TorchFunctionMode):
         if not self._enabled:
             return
         if module is self._root and any(call.module is module for call in self._calls):
-            self._unwind()  # An interrupt ended its last call without a hook.
+            self._unwind()  # An interrupt ended the module's last call without a hook.
             self._seen = None
         self._begin(module)
         for p in module._parameters.values():
@@ -155,7 +156,7 @@ class Reader(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        """Called by torch for each of its functions."""
+        """Run one of torch's functions, after putting theta into the parameters it reads."""
         if not is_no_read(func):
             for leaf in tree_leaves((args, kwargs)):
                 self._bring(leaf)
@@ -189,7 +190,7 @@ class _Hook(NothingWhenCopied):
 
 
 def _forget_casts() -> None:
-    """Autocast keeps those of parameters by who they are."""
+    """Clear autocast's cache, which is keyed by parameter and not by its data."""
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         torch.clear_autocast_cache()
 

@@ -1,1 +1,1 @@
-"""Directions of low rank, of weights that stay on the device."""
+"""Low-rank directions for weights that stay on the device."""

@@ -1,18 +1,18 @@
-"""A matrix that is perturbed by products of its own: it is read as it is, and never copied.
+"""Perturbs a matrix by extra products in its layer, without ever copying the matrix.
 
     y = x W^T + b + s (x V) U^T                nn.Linear, W and s U V^T of m x n, x of n columns
     y = b + x W   + s (x U) V^T                transformers' Conv1D, whose W has inputs as rows
 
-So both halves of every direction read one W, and a direction has U alone. Whatever else reads W
-finds W + s U V^T, which is made for it, with that of the other half.
+Both halves of every direction read the same W, and a direction stores U alone. For functions other
+than these products, W + s U V^T is computed, together with the matrix of the other half.
 
-Numerics: of f32 each element of y is within gamma_k (|x| |W|^T + |b| + |s| |x| |V| |U|^T) of the
-          exact one, k = n + rank + 2 and gamma_k = k u / (1 - k u), u = 2^-24, where products of
-          the device are those of f32; copies of W + s U V^T are within the same bound. Of 16 bits,
-          and under autocast, factors and x V are rounded to the type of y, the product is added in
-          f32, and y is rounded twice; W + s U V^T is not rounded, as copies are.
-Cost:     2 rank T (m + n) flop for T rows of x; x is read and y read and written once more: about
-          (n + 2 m) T elements, where copies take 3 m n a direction, and 2 m n of memory.
+Numerics: In f32, each element of y is within gamma_k (|x| |W|^T + |b| + |s| |x| |V| |U|^T) of the
+          exact one, with k = n + rank + 2, gamma_k = k u / (1 - k u) and u = 2^-24, if the device
+          computes products in f32; copies of W + s U V^T have the same bound. With 16 bits, or
+          under autocast, factors and x V are rounded to the type of y, the product is added in
+          f32, and y is rounded twice; W + s U V^T is not rounded, while copies are.
+Cost:     2 rank T (m + n) flop for T rows of x. x is read, and y is read and written, once more:
+          about (n + 2 m) T elements. Copies take 3 m n per direction, and 2 m n of memory.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _LINEAR = ("input", "weight", "bias")
 
 @dataclass(frozen=True)
 class LowRankMatrix:
-    """W + s L^T R, by its products.
+    """The matrix W + s L^T R, known by its products.
 
     Parameters
     ----------
     parameter : torch.nn.Parameter
-        What functions are given in its place.
+        The parameter that functions of torch get in place of this matrix.
     weight : torch.Tensor
         W, m x n.
     left, right : torch.Tensor
-        k x m and k x n, of float32.
+        L and R, k x m and k x n, float32.
     scale : float
         s.
     materialise : callable
-        Makes the sum itself.
+        Computes the sum itself.
     """
 
     parameter: nn.Parameter
@@ -56,7 +56,7 @@ class LowRankMatrix:
     materialise: Callable[[], torch.Tensor]
 
     def product(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What a function returns that takes the product of a layer; else NotImplemented."""
+        """Compute a function that is the product of a layer; NotImplemented for all others."""
         if func is functional.linear:
             given = dict(zip(_LINEAR, args, strict=False)) | kwargs
             x, bias = given["input"], given.get("bias")
@@ -70,13 +70,13 @@ class LowRankMatrix:
         return NotImplemented
 
     def _is_plain(self, x: torch.Tensor) -> bool:
-        """Else a class of its own says what the product is."""
+        """Tell whether `x` is an ordinary tensor; subclasses may define the product otherwise."""
         return type(x) in (torch.Tensor, nn.Parameter) and x is not self.parameter
 
     def _add(
         self, y: torch.Tensor, x: torch.Tensor, inwards: torch.Tensor, outwards: torch.Tensor
     ) -> torch.Tensor:
-        """y + s (x inwards^T) outwards, over y, which is nobody else's."""
+        """Compute y + s (x inwards^T) outwards in place of y, which no other tensor shares."""
         rows = x.reshape(-1, x.shape[-1]).to(y.dtype)
         sums = y.reshape(-1, y.shape[-1])
         sums.addmm_(
@@ -86,5 +86,5 @@ class LowRankMatrix:
 
 
 def is_read_by_products(p: torch.Tensor, modules: list[nn.Module]) -> bool:
-    """Whether the modules that have a parameter are known to read it so, and no other way."""
+    """Tell whether all modules of a parameter are known to read it only in these products."""
     return p.dim() == 2 and p.numel() > 0 and not any(map(why_not_fused, modules))

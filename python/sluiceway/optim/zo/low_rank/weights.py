@@ -1,17 +1,16 @@
-"""Matrices that zeroth-order training moves along directions of low rank [LOZO, arXiv 2410.07698].
+"""Matrices that zeroth-order training moves along low-rank directions [LOZO, arXiv 2410.07698].
 
     z = U V^T,   theta = float(Gamma) (A + M V^T),   M += c U,   c = -lr g / (q Gamma)
 
-For a matrix of m x n weights U is m x rank, drawn for each step and direction, and V is n x rank,
-drawn for each period of so many steps. Elements of U are standard Gaussian and those of V have
-variance 1 / rank, so that elements of z have mean 0 and mean square 1, as elementwise noise has:
+For a matrix of m x n weights, U is m x rank and drawn for each step and direction; V is n x rank
+and drawn for each period of `period` steps. Elements of U are standard Gaussian, and elements of V
+have variance 1 / rank, so elements of z have mean 0 and mean square 1, like elementwise noise.
 LOZO's own eps is ours / sqrt(rank), and its g U V^T / rank is our g z.
 
-A, in float32, changes at the end of a period alone, when M V^T is folded into it and M is 0 again;
-that rounds nothing that would not be rounded without, since A + M V^T is a sum that begins with A
-(kernels/low_rank.h). The parameter is the image of theta after every step. Where
-activations are perturbed, layers read that image, and their products are given the rest
-(products.py); what others read is perturbed in copies.
+A, in float32, changes only at the end of a period, when M V^T is added to it and M is reset to 0.
+This adds no rounding, since A + M V^T is a sum that begins with A (kernels/low_rank.h). After every
+step the parameter is the image of theta. If activations are perturbed, layers read that image and
+the perturbation is added to their products (products.py); other reads get perturbed copies.
 
 Tensors hold U and V transposed. Norms and biases have elementwise noise of the same family.
 """
@@ -31,25 +30,25 @@ from sluiceway.optim.zo.rates import as_float
 from sluiceway.optim.zo.weights import MASTER, Noise, ResidentWeights, TrainedWeight
 
 SUM = "low_rank_sum"  # M of the current period.
-_OF_V = 2**32 - 1  # Purpose of its key, whose step is the period; the others are directions.
+_OF_V = 2**32 - 1  # Purpose in the noise key of V, whose step is the period; others: directions.
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 Neighbours = tuple[torch.Tensor, torch.Tensor] | tuple[LowRankMatrix, LowRankMatrix]
 
 
 class LowRankWeights:
-    """A, M, theta and both neighbours of theta.
+    """Computes A, M, theta and both neighbours of theta.
 
     Parameters
     ----------
     noise : Noise
-        Of the factors, and of norms and biases.
+        Noise for the factors, norms and biases.
     rank, period : int
     device : DeviceOps
     state : dict
-        The optimizer's: A and M of a matrix are there.
+        The optimizer's state, which holds A and M of each matrix.
     perturb : str
-        "weights", or "activations" where layers allow it.
+        "weights"; or "activations", which perturbs activations in layers that allow it.
     """
 
     def __init__(
@@ -64,12 +63,12 @@ class LowRankWeights:
         self._vectors = ResidentWeights(noise, device, state)
         self._noise, self._rank, self._period = noise, rank, period
         self._device, self._state, self._perturb = device, state, perturb
-        self._v: dict[str, tuple[int, torch.Tensor]] = {}  # By name, with its period.
+        self._v: dict[str, tuple[int, torch.Tensor]] = {}  # V by name, with its period.
 
     def neighbours(
         self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
     ) -> Neighbours:
-        """theta + eps z and theta - eps z, of the parameter's dtype."""
+        """Compute theta + eps z and theta - eps z in the parameter's dtype."""
         p = weight.parameter.detach()
         if p.dim() < 2:
             return self._vectors.neighbours(weight, gamma, eps, step, direction)
@@ -94,7 +93,7 @@ class LowRankWeights:
         return plus, minus
 
     def prepare(self, weight: TrainedWeight, gamma_after: float) -> None:
-        """Make A and M."""
+        """Make A and M of a weight, unless they exist."""
         p = weight.parameter
         if p.dim() < 2:
             self._vectors.prepare(weight, gamma_after)
@@ -105,7 +104,7 @@ class LowRankWeights:
     def update(
         self, weight: TrainedWeight, gamma_after: float, step: int, scales: list[float]
     ) -> None:
-        """M += sum of c U, one a direction, and theta of it."""
+        """Add c U of each direction to M, and write the new theta into the parameter."""
         p = weight.parameter
         if p.dim() < 2:
             return self._vectors.update(weight, gamma_after, step, scales)
@@ -121,7 +120,7 @@ class LowRankWeights:
         torch.autograd.graph.increment_version(p)
 
     def round(self, weight: TrainedWeight, gamma: float, step: int) -> None:
-        """Write theta, as it is before `step`, into the parameter."""
+        """Write theta before `step` into the parameter."""
         p = weight.parameter
         if p.dim() < 2:
             return self._vectors.round(weight, gamma, step)
@@ -131,14 +130,14 @@ class LowRankWeights:
         )  # fmt: skip
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """What the state of a parameter holds, if it has any."""
+        """Shapes of the tensors in a parameter's state, if it has a state."""
         vector = self._vectors.state_shapes(p)
         return vector if p.dim() < 2 else {**vector, SUM: (self._rank, len(p))}
 
     # ---- Factors ----
 
     def draw_u(self, weight: TrainedWeight, step: int, direction: int) -> torch.Tensor:
-        """U^T of a direction."""
+        """Draw U^T of a direction."""
         p = weight.parameter
         u = torch.empty(self._rank, len(p), device=p.device)
         _core.draw_noise(
@@ -148,7 +147,7 @@ class LowRankWeights:
         return u
 
     def v_of(self, weight: TrainedWeight, step: int) -> torch.Tensor:
-        """V^T of the period that `step` is in."""
+        """Return V^T of the period that contains `step`."""
         period, p = step // self._period, weight.parameter
         drawn, v = self._v.get(weight.name, (None, None))
         if drawn != period:
@@ -162,7 +161,7 @@ class LowRankWeights:
         return v
 
     def _pending(self, weight: TrainedWeight, step: int) -> Factors | None:
-        """M and V before `step`; none at the beginning of a period, where M is 0."""
+        """Return M and V before `step`; None at the beginning of a period, where M is 0."""
         state = self._state.get(weight.parameter, {})
         if step % self._period == 0 or SUM not in state:
             return None

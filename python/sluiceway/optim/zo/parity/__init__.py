@@ -1,1 +1,1 @@
-"""Weights in host memory that each step is written into."""
+"""Mode parity: weights in host memory, into which each step is written."""

@@ -1,4 +1,4 @@
-"""Masters in host memory: the own data of parameters where these are of the master's type."""
+"""Masters in host memory, which are the parameters' own data if the type is the same."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from sluiceway.optim.zo.weights import MASTER, TrainedWeight
 
 
 class MasterBase:
-    """Page-locked for a CUDA device.
+    """Keeps masters in host memory, page-locked for a CUDA device.
 
-    A parameter that is its image, rounded to 16 bits, is NaN without memory while nothing reads it.
+    If a parameter is the image of its master, rounded to 16 bits, it holds NaN, without memory,
+    while nothing reads it.
 
     Parameters
     ----------
     training : Training
     state : dict
-        The optimizer's: the master of such a parameter is there.
+        The optimizer's state, which holds the masters of such parameters.
 
     Raises
     ------
     InvalidArgument
-        Masters are to be of a type that a parameter cannot have, or one is empty.
+        The type of masters is impossible for a parameter, or a parameter is empty.
     """
 
     log_folder: str | os.PathLike | None = None
@@ -41,17 +42,17 @@ class MasterBase:
         for weight in training.weights:
             if weight.parameter.numel() == 0:
                 raise InvalidArgument(
-                    f"{training.owner}: {weight.name} is empty, expected elements in all that mode "
-                    "parity trains; freeze it, or take mode log"
+                    f"{training.owner}: {weight.name} is empty, and mode parity cannot train empty "
+                    "parameters; freeze it, or use mode log"
                 )
             if training.options.master == "bf16" and weight.parameter.dtype is torch.float16:
                 raise InvalidArgument(
-                    f"{training.owner}: master is bf16 and {weight.name} is float16, expected "
-                    "bfloat16 or float32; leave master out"
+                    f"{training.owner}: {weight.name} is float16, expected bfloat16 or float32 for "
+                    "master='bf16'; leave master out"
                 )
 
     def take(self) -> None:
-        """Make one master after the other."""
+        """Make the masters one after the other."""
         for weight in self._of.weights:
             p = weight.parameter
             own = not self.has_image(p)
@@ -66,7 +67,7 @@ class MasterBase:
             p.data = master if own else absent(p)
 
     def put_back(self) -> None:
-        """Undo `take`, as far as it went: an image of what no step was written into is exact."""
+        """Undo `take` as far as it went; without a step in it, a master rounds back exactly."""
         for weight in self._of.weights:
             p = weight.parameter
             if (master := self._masters.pop(id(p), None)) is not None:
@@ -74,39 +75,39 @@ class MasterBase:
                 self._state.pop(p, None)
 
     def has_image(self, p: torch.Tensor) -> bool:
-        """Whether a parameter is not its own master."""
+        """Tell whether a parameter is only the image of its master."""
         return p.dtype is not torch.float32 and self._of.options.master == "fp32"
 
     def held(self) -> list[tuple[str, torch.Tensor, int, torch.Tensor]]:
-        """What the engine is told of each weight."""
+        """List the engine's arguments for each weight."""
         return [
             (w.name, self._masters[id(w.parameter)], w.group, _like(w)) for w in self._of.weights
         ]
 
     def of(self, p: nn.Parameter) -> torch.Tensor:
-        """The master itself."""
+        """Return the master of a parameter."""
         return self._masters[id(p)]
 
     def number(self, p: nn.Parameter) -> int:
-        """In no arena."""
+        """Return -1: masters are not in an arena."""
         return -1
 
     def give(self, p: nn.Parameter, theta: torch.Tensor) -> None:
-        """Into a parameter that is an image; others have it."""
+        """Put theta into a parameter that is an image; others get their own master."""
         p.data = theta if self.has_image(p) else self.of(p)
         torch.autograd.graph.increment_version(p)
 
     @property
     def tensor_bytes(self) -> int:
-        """All of them."""
+        """Bytes of all masters, which are tensors of the host."""
         return sum(master.nbytes for master in self._masters.values())
 
     def memory(self) -> dict[str, int]:
-        """All of them."""
+        """Bytes of all masters, in host or pinned memory."""
         return {"pinned" if self._of.device.asynchronous else "host": self.tensor_bytes}
 
     def close(self) -> None:
-        """They are the parameters', or the optimizer's."""
+        """Do nothing: parameters or the optimizer own the masters."""
 
 
 def _like(weight: TrainedWeight) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Theta of parameters whose masters each step is written into."""
+"""Computes theta of parameters from masters into which each step is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluiceway.optim.zo.weights import TrainedWeight
 
 
 class MasterWeights(BaseWeights):
-    """Masters are brought to the last step before they are looked at, and before they are loaded.
+    """Brings masters to the last step before they are read or loaded.
 
     Parameters
     ----------
@@ -34,29 +34,28 @@ class MasterWeights(BaseWeights):
         self._written = engine
         for module in training.model.modules():
             within = [p for p in module.parameters() if self.has(p)]
-            if within:  # The first that is asked is around all others: nothing was copied before.
+            if within:  # The outermost module is asked first, before anything was copied.
                 image = next((self._weight_of[id(p)] for p in within if base.has_image(p)), None)
                 hook = _LoadHook(training.owner, engine, image.name if image else None)
                 self._hooks.append(module.register_load_state_dict_pre_hook(hook))
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
-        """A copy on the device."""
+        """Compute theta of a parameter on the device."""
         self._written.flush()
         return super().theta(p)
 
     def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
-        """A copy in host memory.
+        """Compute theta of a parameter in host memory.
 
         Raises
         ------
         InvalidArgument
-            A pass is under way, and weights are of no single step.
+            A pass is under way, so the weights have no common step.
         """
         if self._written.get().is_passing:
             raise InvalidArgument(
-                f"{self._of.owner}: state_dict() or theta() while a step is under way, expected "
-                "between steps; call it outside of the closure, or, where a step has failed, go "
-                "on from a save"
+                f"{self._of.owner}: state_dict() or theta() was called while a step is under way; "
+                "call it outside of the closure. If a step has failed, resume from a save"
             )
         self._written.flush()
         return self.made(p, self._base.of(p))
@@ -64,7 +63,7 @@ class MasterWeights(BaseWeights):
     def neighbours(
         self, weight: TrainedWeight, direction: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """theta + eps z and theta - eps z of the step that has begun, on the device."""
+        """Compute theta + eps z and theta - eps z of the present step on the device."""
         p, options = weight.parameter, self._of.options
         master = self._on_device.get(id(p))
         if master is None:
@@ -78,12 +77,12 @@ class MasterWeights(BaseWeights):
         return plus, minus
 
     def _brought(self, p: nn.Parameter) -> torch.Tensor:
-        # Who returns before it is there may begin a pass, which writes to the master.
+        # Wait for the copy: the caller may begin a pass, which writes to the master.
         master = self._base.of(p)
         return master.to(self._of.device.name) if self._of.device.asynchronous else master
 
     def made(self, p: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-        """What a forward reads, of a master that is of one step."""
+        """Compute theta, in the parameter's type, from a master that is up to date."""
         out = torch.empty_like(base, dtype=p.dtype)
         compute = self._of.device.compute() if base.is_cuda else _core.Stream.host()
         _core.materialise(base, out, [], 1.0, self._of.options.family, compute=compute)
@@ -91,7 +90,7 @@ class MasterWeights(BaseWeights):
 
 
 class _LoadHook(NothingWhenCopied):
-    """Ends what still writes to masters before others do; refuses where a parameter is none."""
+    """Finishes writes to masters before a load; raises an error for parameters without memory."""
 
     def __init__(self, owner: str, engine: WrittenEngine, image: str | None) -> None:
         self._owner, self._engine, self._image = owner, weakref.ref(engine), image
@@ -102,9 +101,9 @@ class _LoadHook(NothingWhenCopied):
             return
         if self._image is not None:
             raise InvalidArgument(
-                f"load_state_dict: {self._image} has no memory while {self._owner} is open, which "
-                "has a float32 master of it, expected weights to be loaded before it is made; "
-                "close() it first"
+                f"load_state_dict: {self._image} has no memory while {self._owner} is open and "
+                "holds its float32 master. Call close() first, or load weights before you make the "
+                "optimizer"
             )
-        with suppress(Error):  # Of a lane that has failed nothing is needed any more.
+        with suppress(Error):  # The result of a failed lane is not needed any more.
             engine.flush()

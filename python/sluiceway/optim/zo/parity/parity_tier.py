@@ -1,8 +1,8 @@
-"""Weights in host memory that each step is written into [MeZO, ZO2].
+"""Tier host in mode parity: each step is written into weights in host memory [MeZO, ZO2].
 
-A weight that arrives for a pass is given what it lacks of the steps before, and goes back while the
-forwards run. So its master is of the last step after `flush` alone, which whoever looks at weights
-outside of a pass calls.
+When a weight arrives for a pass, the updates that it lacks are applied, and it goes back while the
+forwards run. So a master is at the last step only after `flush`, which all readers outside of a
+pass call first.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from sluiceway.optim.zo.weights import MASTER, TrainedWeight
 
 
 class ParityTier(StreamedTier):
-    """Streams masters, and keeps no log.
+    """Streams masters and keeps no log.
 
     Parameters
     ----------
     training : Training
         Its parameters are moved to the masters.
     state : dict
-        The optimizer's: masters that are not parameters are there.
+        The optimizer's state, which holds the masters that are not parameters.
 
     Raises
     ------
     InvalidArgument
-        A weight cannot have such a master.
+        A weight cannot have a master of this type.
     Exception
-        Whatever it is, the model and the state are as they were.
+        After any exception, the model and the state are unchanged.
     """
 
     def __init__(self, training: Training, state: dict[Any, Any]) -> None:
         self._masters, self._written = MasterBase(training, state), WrittenEngine(training)
         self._number = {id(w.parameter): i for i, w in enumerate(training.weights)}
-        self._has_history = False  # Else weights may be of any step, which a state then says.
+        self._has_history = False  # Before the first step, a state may give weights any step.
         try:
             super().__init__(training, self._masters, self._written)
         except BaseException:
@@ -68,7 +68,7 @@ class ParityTier(StreamedTier):
         self._written.lags = True
 
     def begin(self, closures: Sequence[Closure]) -> None:
-        """Begin a step, on what the last one has made of weights that are not streamed."""
+        """Begin a step, with fresh copies of weights that are not streamed."""
         self._base.forget()
         super().begin(closures)
 
@@ -77,22 +77,22 @@ class ParityTier(StreamedTier):
         self._written.get().commit(g, rates)
 
     def set_gammas(self) -> None:
-        """Decay is in the weights."""
+        """Set every gamma to 1: weight decay is applied to the weights."""
         for group in self._of.param_groups:
             group["gamma"] = 1.0
 
     def flush(self) -> None:
-        """Let every master be of the last step."""
+        """Bring every master to the last step."""
         self._settle()
         self._written.flush()
 
     def snapshot(self, state: dict[str, Any]) -> WeightSnapshot:
-        """Weights of the last step, with a state that is of it.
+        """Return a snapshot of the last step's weights, with the state of that step.
 
         Raises
         ------
         InvalidArgument
-            A pass is under way, or another snapshot.
+            A pass is under way, or another snapshot is open.
         Error
             A lane failed.
         """
@@ -104,48 +104,48 @@ class ParityTier(StreamedTier):
         )
 
     def drop_snapshot(self) -> None:
-        """Nobody reads it any more."""
+        """Close the open snapshot, because nobody will read it."""
         if self._written.is_open:
             self._written.get().drop_snapshot()
 
     def _finish_snapshot(self, seconds: float | None) -> bool:
         if not self._written.is_open:
             return True
-        with suppress(Error):  # The engine says it, too, and tells whoever reads.
+        with suppress(Error):  # The engine reports the error too, also to the reader.
             self._settle()
         return self._written.get().finish_snapshot(seconds)
 
     # ---- State ----
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """Of a parameter that is an image, its master."""
+        """Shape of the master for a parameter that is an image; others have no state."""
         return {MASTER: tuple(p.shape)} if self._masters.has_image(p) else {}
 
     def check_masters(
         self, step: int, saved: dict[torch.Tensor, Any], changed: list[TrainedWeight]
     ) -> None:
-        """Refuse a state that lacks a master, or that the weights which are masters are not of.
+        """Check that a state has all masters, and the same step as weights that are masters.
 
         Parameters
         ----------
         step : int
-            Of the state.
+            Step of the state.
         saved : dict
-            By parameter.
+            The state of each parameter.
         changed : list of TrainedWeight
-            What others have written to since the last step, or the last state.
+            Weights that other code has written to since the last step or the last state.
 
         Raises
         ------
         InvalidArgument
-            It is named.
+            A weight does not fit; the text names it.
         """
         self.check_between_steps("load_state_dict")
         loaded = {weight.name for weight in changed}
         if loaded and self._written.lags and not self._written.get().is_passing:
             raise InvalidArgument(
-                f"load_state_dict: {changed[0].name} was changed while steps were written into it, "
-                "expected others to wait; call model.load_state_dict() before, which does"
+                f"load_state_dict: {changed[0].name} was changed while steps were written into it; "
+                "load weights with model.load_state_dict(), which waits for the steps"
             )
         is_whole = self._flushed()
         for weight in self._of.weights:
@@ -154,24 +154,22 @@ class ParityTier(StreamedTier):
                 is_of_step = is_whole and self.committed_steps == step
                 if self._has_history and not is_of_step and weight.name not in loaded:
                     raise InvalidArgument(
-                        f"load_state_dict: is of step {step}, and {weight.name} of step "
-                        f"{self.committed_steps}{'' if is_whole else ' or before'}, expected the "
-                        f"same; load the model's weights of step {step} first, or make a new "
-                        "optimizer of them"
+                        f"load_state_dict: the state has step {step}, but {weight.name} has step "
+                        f"{self.committed_steps}{'' if is_whole else ' or earlier'}; load "
+                        f"the model's weights of step {step} first, or make a new optimizer of them"
                     )
             elif p not in saved:
                 raise InvalidArgument(
-                    f"load_state_dict: has no master of {weight.name}, expected one in its state"
+                    f"load_state_dict: the state has no master of {weight.name}, expected one"
                 )
             elif saved[p][MASTER].data_ptr() == self._masters.of(p).data_ptr():
                 raise InvalidArgument(
-                    f"load_state_dict: the master of {weight.name} is the optimizer's own, which "
-                    "steps are written into, expected what it was when it was saved; keep "
-                    "copy.deepcopy(opt.state_dict())"
+                    f"load_state_dict: the master of {weight.name} is the optimizer's own tensor, "
+                    "which later steps have changed; keep copy.deepcopy(opt.state_dict()) instead"
                 )
 
     def _flushed(self) -> bool:
-        """Whether weights are of one step: not after a lane has failed."""
+        """Bring all weights to the last step; return False if a lane has failed."""
         try:
             self.flush()
         except Error:
@@ -179,8 +177,8 @@ class ParityTier(StreamedTier):
         return True
 
     def load(self, step: int, masters: dict[torch.Tensor, Any]) -> None:
-        """Go on from masters of a step; those that are parameters are of it."""
-        self._flushed()  # What was under way would be written over them.
+        """Continue from masters of a step; masters that are parameters have that step already."""
+        self._flushed()  # Otherwise pending writes would overwrite them.
         self._holding.clear()
         self._written.get().restart(step)
         self._has_history = True
@@ -189,20 +187,20 @@ class ParityTier(StreamedTier):
                 self._masters.of(p).copy_(values[MASTER])
 
     def close(self, theta: bool = True) -> None:
-        """Leave theta in the parameters; after a failure whatever is there.
+        """Leave theta in the parameters; after a failed lane, weights of mixed steps.
 
         Raises
         ------
         InvalidArgument
-            A pass is under way, and goes on.
+            A pass is under way; it continues.
         Error
-            A lane failed; it is closed.
+            A lane failed; the engine is closed.
         """
         if not self._written.is_open:
             return
-        self.check_between_steps("close")  # Before anything is waited for.
+        self.check_between_steps("close")  # Checked before any waiting.
         try:
-            self.flush()  # Whoever does not ask for theta is left with weights of one step, too.
+            self.flush()  # Also without theta, weights end up at one common step.
             super().close(theta)
         except Error:
             self._reader.close()

@@ -1,4 +1,4 @@
-"""What ZoSgd has of mode parity."""
+"""Methods of ZoSgd for mode parity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluiceway.optim.zo.tier import Tier
 
 
 class Snapshots:
-    """Weights and state of one step, while later ones are made."""
+    """Gives access to weights and state of one step while later steps are made."""
 
     options: ZoArguments
     _owner: str
@@ -21,16 +21,16 @@ class Snapshots:
     _saved: Callable[[], dict[str, Any]]
 
     def snapshot(self) -> WeightSnapshot:
-        """Weights and state of this step in mode parity, for another thread while steps go on.
+        """Return weights and state of this step, to be read by another thread during later steps.
 
-        One at a time, and to be closed, also where nothing was read. Whoever looks at weights or
-        loads some meanwhile waits until it was read or closed, and so does the step after the next:
-        the thread that makes steps cannot be the one that reads.
+        Only one snapshot may be open, and it must be closed even if nothing was read. Until it is
+        read or closed, other readers and loads of weights wait, and so does the step after the
+        next one: the thread that makes steps cannot be the one that reads.
 
         Raises
         ------
         InvalidArgument
-            The mode is another one, a step is under way, or another snapshot.
+            The mode is not parity, a step is under way, or another snapshot is open.
         """
         if not isinstance(self._tier, ParityTier):
             raise InvalidArgument(
@@ -40,6 +40,6 @@ class Snapshots:
         return self._tier.snapshot(self._saved())
 
     def drop_snapshot(self) -> None:
-        """Let nobody read the last snapshot any more, as where an interrupt has lost it."""
+        """Close the last snapshot, for instance if an interrupt has lost it."""
         if isinstance(self._tier, ParityTier):
             self._tier.drop_snapshot()

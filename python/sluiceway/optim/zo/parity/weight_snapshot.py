@@ -15,24 +15,24 @@ from sluiceway.optim.zo.parity.master_base import MasterBase
 
 
 class WeightSnapshot:
-    """What `ZoSgd.snapshot` returns.
+    """Weights and state of one step, returned by `ZoSgd.snapshot`.
 
-    Masters are not copied. Each is there when the next pass has brought the step into it, and the
-    pass after waits before it writes to one that was not read. Whoever has read what is needed, or
-    gives up, says so by `close`.
+    Masters are not copied. A master can be read once the next pass has written the step into it,
+    and the pass after that waits before it overwrites a master that was not read. Call `close`
+    when you have read enough, or give up.
 
     Parameters
     ----------
     taken : sluiceway._core.ZoSnapshot
     state : dict
-        The optimizer's. A master within is of the step while it is `reading`, and then alone.
+        The optimizer's state. Its masters have the snapshot's step only inside of `reading`.
     base : MasterBase
     numbers : dict
-        Of each weight, by the parameter's id.
+        Number of each weight by the parameter's id.
     made : callable
-        What a forward reads, of a parameter and its master.
+        Computes theta from a parameter and its master.
     finish : callable
-        Waits in the engine for so many seconds; whether all was read.
+        Waits in the engine for a number of seconds, and tells whether all was read.
     """
 
     def __init__(
@@ -46,35 +46,36 @@ class WeightSnapshot:
     ) -> None:
         self._taken, self.state, self._base = taken, state, base
         self._numbers, self._made, self._finish = numbers, made, finish
-        weakref.finalize(self, taken.close)  # One that nobody has any more holds up no step.
+        weakref.finalize(self, taken.close)  # A lost snapshot must not delay steps.
 
     @property
     def step(self) -> int:
-        """Steps that are in the weights."""
+        """Number of steps that the weights contain."""
         return self._taken.step
 
     def has(self, p: torch.Tensor) -> bool:
-        """Whether a parameter is one of those that steps are written into."""
+        """Tell whether steps are written into a parameter."""
         return id(p) in self._numbers
 
     def has_image(self, p: torch.Tensor) -> bool:
-        """Whether a parameter is not its own master, which is in `state` then."""
+        """Tell whether a parameter is only the image of its master, which is in `state`."""
         return self.has(p) and self._base.has_image(p)
 
     def master(self, p: torch.Tensor) -> torch.Tensor:
-        """Where the master lies; it is of any step."""
+        """Return the master, which may have any step outside of `reading`."""
         return self._base.of(p)
 
     @contextlib.contextmanager
     def reading(self, p: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield what a forward reads of a parameter, when it is there: once for each parameter.
+        """Wait for theta of a parameter and yield it; call this once for each parameter.
 
-        Of one that is its own master it is that, which stays as it is until the block ends.
+        For a parameter that is its own master, the master is yielded, and stays unchanged until
+        the block ends.
 
         Raises
         ------
         Error
-            A lane failed, or others have written to the weights: what was read is not to be used.
+            A lane failed, or other code has written to the weights; do not use what was read.
         """
         number = self._numbers[id(p)]
         self._taken.wait(number)
@@ -83,16 +84,17 @@ class WeightSnapshot:
         self._taken.let_go(number)
 
     def finish(self, seconds: float | None = None) -> bool:
-        """Wait until all was read, or for so long; whether it was. On the thread of the steps.
+        """Wait until all was read, at most `seconds`, and tell whether it was.
 
-        Weights that no pass has brought are brought first, so that whoever reads them gets on.
+        Call this on the thread that makes steps. Weights that no pass has brought up to date are
+        brought up to date first, so that the reader can continue.
         """
         try:
             return self._finish(seconds)
-        except InvalidArgument:  # Of a pass that has failed, and cannot be ended.
+        except InvalidArgument:  # A pass has failed and cannot be ended.
             self.close()
             raise
 
     def close(self) -> None:
-        """Nothing is read any more; idempotent."""
+        """End the snapshot: nothing is read any more. Idempotent."""
         self._taken.close()

@@ -1,4 +1,4 @@
-"""The engine of a run whose steps are written into the weights."""
+"""The compiled engine of a run whose steps are written into the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluiceway.optim.zo.tier import Training
 
 
 class WrittenEngine(StreamingEngine):
-    """Open until `close`.
+    """A compiled engine that writes steps into weights, open until `close`.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ class WrittenEngine(StreamingEngine):
     Attributes
     ----------
     lags : bool
-        Whether a pass has begun since `flush`: masters may be written to at any time.
+        True if a pass has begun since `flush`, so that masters may be written at any time.
     """
 
     def __init__(self, training: Training) -> None:
@@ -34,12 +34,12 @@ class WrittenEngine(StreamingEngine):
         self._engine.enable_trace(training.options.trace is not None)
 
     def flush(self) -> None:
-        """Let masters be of the last step; within a pass those that it does not stream are."""
+        """Bring masters to the last step; within a pass only those that it does not stream."""
         engine = self.get()
         if not engine.is_passing:
             try:
                 engine.flush()
             except Error:
-                self.lags = False  # A lane that has failed writes no more.
+                self.lags = False  # A failed lane writes no more.
                 raise
             self.lags = False
