@@ -218,7 +218,7 @@ def test_the_build_makes_the_module_and_the_tests_of_the_label(sandbox):
 
 def test_each_step_is_a_process_and_the_next_goes_on_where_one_was_cut(sandbox):
     ends = """
-n=$(grep -c step.py "$FAKES/asked")
+n=$(grep -c experiments.step.step "$FAKES/asked")
 case $n in 1) exit 3 ;; 2) kill -ALRM $$ ;; 3) trap "" ABRT; sleep 60 ;; esac
 """
     sandbox.does("python", ends)
@@ -247,7 +247,11 @@ def test_a_packed_build_names_its_commit_and_where_its_packages_are(sandbox):
     sandbox.does("python", 'echo "$PYTHONPATH" >"$FAKES/path"')
     done = sandbox.run("engines", SLUICEWAY_COMMIT="")
     assert done.returncode == 0, done.stderr
-    assert (sandbox.fakes / "path").read_text().endswith("/build/cuda/site:/packed\n")
+    assert (
+        (sandbox.fakes / "path")
+        .read_text()
+        .endswith(f"/build/cuda/site:/packed:{sandbox.root}/python\n")
+    )
     assert sandbox.record("engines")["commit"] == "one"
 
 
