@@ -49,7 +49,10 @@ def test_help_describes_every_option(optimizer):
 
 def test_help_has_values_and_sentences():
     text = inspect.getdoc(sw.SubspaceAdamW)
-    assert 'residual : {"auto", "factored", "sign", "none"}, default "auto"\n    What' in text
+    assert (
+        'residual : {"auto", "factored", "sign", "none"}, default "auto"\n    Use of the part'
+        in text
+    )
     assert "every : int, default 0\n    Steps between" in inspect.getdoc(sw.Refresh)
 
 
