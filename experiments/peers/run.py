@@ -30,7 +30,7 @@ README = Path(__file__).with_name("README" + ".md")
 
 
 def machine() -> dict:
-    """Its kind, and versions."""
+    """Describe the machine: its kind, and versions."""
     cpu = next(line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines()
                if line.startswith("model name"))  # fmt: skip
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

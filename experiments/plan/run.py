@@ -1,4 +1,4 @@
-"""What `sluiceway plan` predicts beside what a run of the same config then takes.
+"""Compares the predictions of `sluiceway plan` with a run of the same config.
 
     python experiments/plan/run.py             # writes results.json, case by case
     python experiments/plan/run.py --table     # prints it for the README

@@ -1,4 +1,4 @@
-"""What is offloading a core worth, and where? All of the experiment in one command, resumable.
+"""Runs the whole experiment on the worth of a core in one command, resumable.
 
     python experiments/regimes/run.py                  # what is missing, two fine-tunes at a time
     python experiments/regimes/run.py --count          # how many are left, in core-hours
