@@ -57,7 +57,7 @@ def torch_optimizer(w: torch.Tensor, fused: bool) -> tuple[torch.nn.Parameter, t
 
 
 def largest_difference(kernel: ctypes._CFuncPtr) -> float:
-    """After each of 20 steps from the single-tensor optimizer's own state; worst element."""
+    """Largest difference in any element after each of 20 steps from the single-tensor state."""
     generator = torch.Generator().manual_seed(7)
     w = 0.02 * torch.randn(100_003, generator=generator)
     parameter, optimizer = torch_optimizer(w, fused=False)

@@ -50,5 +50,5 @@ def append_row(path: Path, row: Row) -> None:
 
 
 def _whole_bytes(content: bytes) -> int:
-    """Up to the end of the last line that has one."""
+    """Count the bytes up to the end of the last complete line."""
     return content.rfind(b"\n") + 1

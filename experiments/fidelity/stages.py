@@ -1,4 +1,4 @@
-"""Which fine-tunes the experiment consists of, planned from what is known so far."""
+"""The list of fine-tunes in the experiment, planned from the results so far."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Found:
         self._found = runs
 
     def has(self, job: Job) -> bool:
-        """Whether it is there."""
+        """Tell whether there is a result."""
         return job.key in self._found
 
     def loss(self, job: Job, part: str = "final") -> float:
@@ -56,7 +56,7 @@ class Found:
         return value if value == value else float("inf")
 
     def of(self, job: Job) -> dict:
-        """All that was written down."""
+        """Return the result."""
         return self._found[job.key]
 
     def rows(self) -> Collection[dict]:

@@ -49,7 +49,7 @@ class Look(NamedTuple):
 
 
 class Stage:
-    """What is there of one stage."""
+    """Results of one stage."""
 
     def __init__(self, results: Results, name: str) -> None:
         planned: dict[Job, list[Job]] = {}
@@ -249,7 +249,7 @@ PAIRED = f"{SHARE}, taken seed by seed and then the median, range in brackets. T
 
 
 def document(results: Results) -> str:
-    """All of RESULTS.md."""
+    """Return the text of RESULTS.md."""
     stages = {name: Stage(results, name) for name in STAGES}
     screen = stages["screen"]
 

@@ -140,6 +140,6 @@ def _chosen(sequences: Sequences, which: np.ndarray) -> Sequences:
 
 
 def first_sequences(sequences: Sequences, count: int) -> Sequences:
-    """That many, evenly spread over all of them."""
+    """Choose `count` sequences, evenly spread over all of them."""
     spread = np.linspace(0, len(sequences) - 1, min(count, len(sequences)))
     return _chosen(sequences, spread.astype(np.int64))

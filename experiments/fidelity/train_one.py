@@ -57,7 +57,7 @@ def asked_for(row: dict[str, Any]) -> Job:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a fine-tune is, how fast it learns, and what a step reads."""
+    """Length, learning rate and step size of a fine-tune."""
 
     lr: float
     steps: int
@@ -69,7 +69,7 @@ class Pace:
 
 
 def refresh_arguments(refresh: str) -> dict | None:
-    """As of sluiceway.Refresh; "bias" is the paper's trigger, measured every 20 steps."""
+    """Arguments of sluiceway.Refresh; "bias" is the paper's trigger, measured every 20 steps."""
     if refresh == "never":
         return None
     if refresh == "bias":
@@ -104,7 +104,7 @@ def mean_loss(model: torch.nn.Module, sequences: Sequences) -> float:
 
 @functools.cache
 def losses_before(name: str, shift: str) -> dict[str, float]:
-    """Of the base model."""
+    """Losses of the base model."""
     text, model = load_text(shift), load_model(name)
     return {"pick": mean_loss(model, text.pick), "final": mean_loss(model, text.final)}
 

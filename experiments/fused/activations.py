@@ -29,7 +29,7 @@ MEASURED = tuple(f"layers.0.self_attn.{name}_proj" for name in "qkvo")
 
 
 def saved_bytes(model: nn.Module) -> int:
-    """Of storages that backward holds of one forward and loss, but for parameters."""
+    """Bytes of storages that one forward and loss keep for the backward, without parameters."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -61,7 +61,7 @@ def formula(model: nn.Module, ratio: float) -> int:
 
 
 def memory_rows() -> list[dict]:
-    """What is kept with hooks, and fused with and without sharing of inputs."""
+    """Measure the bytes kept with hooks, and fused with and without sharing of inputs."""
     rows = []
     with_hooks = 0
     for way, options in {

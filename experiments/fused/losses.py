@@ -41,13 +41,13 @@ def step_ratios(checkpointing: bool) -> dict[str, float]:
 
 
 def way_of(row: Row) -> str:
-    """What the experiment of steps calls a row's way."""
+    """Name of a row's method in the experiment of steps."""
     every = next((k for k, method in ROLLING.items() if method == row.best.method), 0)
     return NATIVE if every == 0 else rolling(row.best.ratio, every)
 
 
 def losses_at(results: Results, row: Row, ratio: float) -> list[str]:
-    """Of the glance set at each of TIMES; a run that has ended keeps its last loss."""
+    """Losses of the glance set at each of TIMES; a run that has ended keeps its last loss."""
     curves = [
         [(look.step * ratio, look.loss) for look in looks(results, job)] for job in row.jobs()
     ]
@@ -75,7 +75,7 @@ def model_table(results: Results, stage: Stage, name: str) -> str:
 
 
 def document(results: Results) -> str:
-    """All of LOSSES.md."""
+    """Return the text of LOSSES.md."""
     stage = Stage(results, "rolling")
     parts = [
         "# Residuals in turns: loss against time\n\nWritten by `experiments/fused/losses.py`. "

@@ -1,4 +1,4 @@
-"""All parts as Markdown."""
+"""Tables of all parts in Markdown."""
 
 from __future__ import annotations
 

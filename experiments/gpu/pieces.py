@@ -1,4 +1,4 @@
-"""What became of one piece of a part, from the files that it has left."""
+"""Outcome of one piece of a part, read from its files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def unfinished(log: Path) -> str:
 
 
 def tests(junit: Path, state: str) -> dict[str, str]:
-    """How many passed, and the names of the others; a test that was skipped is one of those."""
+    """Count the passed tests, and name the others, including skipped ones."""
     cases = list(ElementTree.parse(junit).iter("testcase"))
     bad = {"failure", "error", "skipped"}
     failed = [
@@ -90,7 +90,7 @@ def tests(junit: Path, state: str) -> dict[str, str]:
 
 
 def sanitizer(log: Path, state: str) -> dict[str, str]:
-    """Its last word; one that could not attach here has none, and is no failure of ours."""
+    """Last line of a sanitizer; one that could not attach has none, which is no failure."""
     text = log.read_text(errors="replace")
     last = re.findall(r"^=+\s*(.*SUMMARY:.*)$", text, re.MULTILINE)
     if re.search(r"^\[=+\] (Running )?0 tests", text, re.MULTILINE):
@@ -102,7 +102,7 @@ def sanitizer(log: Path, state: str) -> dict[str, str]:
 
 
 def run(summary: Path, state: str) -> dict[str, str]:
-    """How a run of the command line ended."""
+    """Outcome of a run of the command line."""
     found = json.loads(summary.read_text())
     if found["status"] != "done":
         state = "failed"

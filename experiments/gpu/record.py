@@ -42,7 +42,7 @@ _LEAST_SECONDS = 5  # A piece that would have less is not begun.
 
 
 def answer(*command: str) -> str:
-    """What a command prints, or nothing where it is missing or fails."""
+    """Run a command and return its output; empty if it is missing or fails."""
     try:
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     except OSError:
@@ -84,7 +84,7 @@ def save(part: str, out: Path, record: dict[str, Any]) -> None:
 
 
 def complaint(out: Path) -> str:
-    """Why nothing may be added to OUT; files of two commits are never mixed."""
+    """Reason why nothing may be added to OUT: files of two commits are never mixed."""
     here = commit()
     if here == UNKNOWN:
         return "the commit is not known here; set SLUICEWAY_COMMIT"
@@ -96,12 +96,12 @@ def complaint(out: Path) -> str:
 
 
 def step_args() -> str:
-    """What narrows the part `step`, and so what is left of it."""
+    """Arguments that narrow the part `step`, and so the rest of it."""
     return os.environ.get("STEP_ARGS", "")
 
 
 def is_done(part: str, out: Path) -> bool:
-    """Whether the part has ended without a failure, and has nothing left.
+    """Tell whether the part has ended without a failure, with nothing left.
 
     How many steps are left was counted with the options of then; with others it is not known.
     """
@@ -112,7 +112,7 @@ def is_done(part: str, out: Path) -> bool:
 
 
 def has_piece(part: str, out: Path, piece: str) -> bool:
-    """Whether a piece has ended, other than by a failure or for lack of time."""
+    """Tell whether a piece has ended, other than by a failure or for lack of time."""
     return read(part, out).get("pieces", {}).get(piece, {}).get("state") in _ENDED
 
 
@@ -203,7 +203,7 @@ def gpu_tests(build: Path) -> list[tuple[str, str]]:
 
 
 def write(part: str, out: Path, work: Path, status: int, seconds: int) -> None:
-    """How the part ended; of one that failed, the end of its log as well."""
+    """Record how the part ended; after a failure, the end of its log as well."""
     record = {**read(part, out), "status": status, "seconds": seconds}
     record.pop("log", None)
     if part == "step":

@@ -30,7 +30,7 @@ STEPS, SAVE_EVERY = 100, 4
 
 @dataclass
 class Ended:
-    """What kill_often asks of a command that has ended."""
+    """A command that has ended, in the form that kill_often needs."""
 
     code: int
     err: str
@@ -60,7 +60,7 @@ class Running:
         self.pid = self._popen.pid
 
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Tell whether the command still runs."""
         return self._popen.poll() is None
 
     def wait(self) -> Ended:

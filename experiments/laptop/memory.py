@@ -121,17 +121,17 @@ def in_a_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, Any
 
 
 def did_not_fit(row: dict[str, Any]) -> bool:
-    """Whether a run ended as it does where the budget is too small."""
+    """Tell whether a run ended because the budget is too small."""
     return row.get("failed", "").startswith(_NOT_ENOUGH)
 
 
 def has_failed(row: dict[str, Any]) -> bool:
-    """Whether a run says nothing about its budget."""
+    """Tell whether a run failed for another reason than its budget."""
     return "failed" in row and not did_not_fit(row)
 
 
 def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the runs that failed of anything but the budget, and what was tried because of it."""
+    """Drop runs that failed for other reasons than the budget, and the runs that followed them."""
 
     def asked(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["model"], row["budget"], row["way"]
@@ -190,7 +190,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """All runs, or one of them."""
+    """Run all cases, or one of them."""
     args = parsed()
     if args.one is not None:
         print(json.dumps(in_this_process(args.one, args)))

@@ -51,7 +51,7 @@ def loop_device(folder: Path) -> Iterator[str | None]:
 
 
 def places(folder: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """What a run is told of where its states are, each with its name."""
+    """Yield names and config changes for the places of states."""
     yield "host memory", {"engine.tier": "host"}
     yield "file, posix", {"store.io": "posix"}
     yield "file, uring", {"store.io": "uring"}
@@ -61,7 +61,7 @@ def places(folder: Path) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def digest(run: RunFolder) -> str:
-    """Of the final weights, and the loss and norm of every step."""
+    """Hash the final weights, and the loss and norm of every step."""
     found = hashlib.sha256((run.path / "checkpoint" / "model.safetensors").read_bytes())
     for line in run.lines:
         found.update(

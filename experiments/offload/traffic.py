@@ -25,7 +25,7 @@ CLIPS, NEVER_CLIPS = 1e-3, 1e6  # As max_norm.
 
 
 class Case(NamedTuple):
-    """What is run, and the bytes it should take for each parameter and step."""
+    """A case to run, with the expected bytes for each parameter and step."""
 
     policy: str
     micro_batches: int

@@ -1,4 +1,4 @@
-"""What the disk engine moves for a parameter in a step, by formula.
+"""Bytes that the disk engine moves for a parameter in a step, by formula.
 
 States are 12 bytes, read and written: 24. M micro-batches are M gradients of 2 bytes that cross the
 link, are spilled and read back under `identity`; a codec sums them in the core on the device, so it

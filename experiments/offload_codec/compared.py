@@ -47,7 +47,7 @@ def screened(results: Results, setting: Setting) -> str:
 
 
 def first_share(results: Results, job: Job | None, native: Job | None) -> str:
-    """Of one seed."""
+    """Share of AdamW's gain for one seed."""
     if job is None or native is None or not (results.has(job) and results.has(native)):
         return "-"
     return number(shares(results, [job], [native])[0], ".3f")
@@ -87,7 +87,7 @@ def lasting(results: Results) -> str:
 
 
 def document(results: Results) -> str:
-    """All of RESULTS.md."""
+    """Return the text of RESULTS.md."""
     rows = [("identity", 1.0), *((c, f) for c in CODECS for f in RATIOS)]
     bytes_table = table(codec_bytes.COLUMNS, [codec_bytes.cells(*row) for row in rows])
     commits = ", ".join(_commits(results))

@@ -45,7 +45,7 @@ Draw = Callable[[torch.Tensor, float, torch.Generator, int], Pair]
 
 
 def generator_of(seed: int, name: str, step: int) -> torch.Generator:
-    """What a weight draws from at a step: equal arguments give equal projectors."""
+    """Generator for a weight at a step: equal arguments give equal projectors."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name} {step}".encode()))
 
 
@@ -77,7 +77,7 @@ def _blocks(rows: int, ratio: float, generator: torch.Generator) -> torch.Tensor
 
 
 def block_random(g: torch.Tensor, ratio: float, generator: torch.Generator, _: int) -> Pair:
-    """Nothing of the gradient but its shape is looked at."""
+    """Draw block projectors; only the gradient's shape is used."""
     return Pair(_blocks(g.shape[0], ratio, generator), _blocks(g.shape[1], ratio, generator))
 
 

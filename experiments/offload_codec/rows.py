@@ -1,4 +1,4 @@
-"""Which fine-tunes the experiment consists of, planned from what is known so far."""
+"""The list of fine-tunes in the experiment, planned from the results so far."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def screen(results: Results) -> list[Job]:
 
 
 def winners(results: Results) -> list[Job]:
-    """What won, on every model and shift, with two more seeds at the best rate."""
+    """List the winners on every model and shift, with two more seeds at the best rate."""
     jobs = []
     for setting in SETTINGS:
         for row in (*BASELINES, *WINNERS):
@@ -124,7 +124,7 @@ STAGES = {"screen": screen, "long": long, "winners": winners, "engine": engine}
 
 
 def estimated_seconds(job: Job) -> float:
-    """Of one core."""
+    """Estimate the seconds of one core."""
     seconds = SECONDS[job.model] * job.steps / 200
     if job.method not in DRAW_SECONDS:
         return seconds

@@ -26,7 +26,7 @@ RESULTS = FOLDER / "results.jsonl"
 
 
 def missing(name: str) -> tuple[list[Job], int]:
-    """What a stage still asks for, and how many it asks for so far."""
+    """List the jobs that a stage still needs, and count all its jobs so far."""
     results = Results(RESULTS)
     jobs = list(dict.fromkeys(STAGES[name](results)))
     return [job for job in jobs if not results.has(job)], len(jobs)

@@ -58,7 +58,7 @@ class Simulation:
     @contextlib.contextmanager
     def trainee(self, model: nn.Module, method: str, ratio: float, lr: float, seed: int,
                 refresh: dict[str, Any] | None = None) -> Iterator[Trainee]:  # fmt: skip
-        """As methods.trainee(), for UNCOMPRESSED and the codecs of projectors.DRAWS.
+        """Do what methods.trainee() does, for UNCOMPRESSED and the codecs of projectors.DRAWS.
 
         Without `refresh` projectors are drawn at the first step and stay; with it, they are drawn
         anew every refresh["every"] steps.

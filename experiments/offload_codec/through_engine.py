@@ -18,7 +18,7 @@ _CHUNK = 32 << 10  # Bytes of masters: every matrix of these models has chunks o
 @contextlib.contextmanager
 def trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: int,
             refresh: dict[str, Any] | None = None) -> Iterator[Trainee]:  # fmt: skip
-    """As methods.trainee(), for PREFIX and a codec."""
+    """Do what methods.trainee() does, for PREFIX and a codec."""
     names = [name for name, _ in block_weights(model)]
     trained = [p for p in model.parameters() if p.requires_grad]
     with OffloadAdamW(

@@ -1,4 +1,4 @@
-"""What won, seed by seed, on every model and shift: tables."""
+"""Tables of the winners, seed by seed, on every model and shift."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def done_seeds(results: Results, job: Job) -> list[Job]:
 
 
 def fidelity_share(setting: Setting, method: str) -> str:
-    """Of the subspace engine at its best rate, from experiments/fidelity and its own AdamW."""
+    """Share of the subspace engine at its best rate, from experiments/fidelity and its AdamW."""
     theirs, (model, shift) = Results(FIDELITY), setting
 
     def tuned(name: str) -> Job | None:

@@ -51,7 +51,7 @@ def _until(child: Child, step: int) -> None:
 
 
 def _patiently(child: Child) -> int | None:
-    """Its exit status; None if it had to be killed."""
+    """Wait for the exit status of a child; None if it had to be killed."""
     timer = threading.Timer(PATIENCE_SECONDS, lambda: child.signal(signal.SIGKILL))
     timer.start()
     status = child.finish()
@@ -61,7 +61,7 @@ def _patiently(child: Child) -> int | None:
 
 
 def _beside(child: Child, reference: Child) -> dict:
-    """How a run that went on compares with one that was never stopped."""
+    """Compare a resumed run with one that was never stopped."""
     apart = [abs(loss - reference.losses[step]) for step, loss in child.losses.items()]
     ready, done = child.told("ready"), child.told("done")
     return {

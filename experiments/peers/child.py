@@ -80,7 +80,7 @@ class Child:
             self.signal(signal.SIGKILL)
 
     def events(self) -> Iterator[dict]:
-        """What it tells, as it does; to its end."""
+        """Yield the child's events until it ends."""
         for line in self._popen.stdout:
             self.seen.append(json.loads(line))
             yield self.seen[-1]
@@ -108,7 +108,7 @@ class Child:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Of every step."""
+        """Loss of every step."""
         return {e["step"]: e["loss"] for e in self.seen if e["event"] == "step"}
 
     def told(self, event: str) -> dict | None:
@@ -117,7 +117,7 @@ class Child:
 
 
 def figures(events: list[dict], steps: int, warmup: int) -> dict:
-    """What is compared, of a run that was not disturbed.
+    """Figures of an undisturbed run that are compared.
 
     Parameters
     ----------

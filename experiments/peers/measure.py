@@ -1,4 +1,4 @@
-"""What the kernel says of this process: memory, peaks, bytes asked of the disk."""
+"""The kernel's counters for this process: memory, peaks, bytes requested from the disk."""
 
 from __future__ import annotations
 

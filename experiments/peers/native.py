@@ -32,14 +32,14 @@ class Forgotten:
         return loss.item()
 
     def settle(self) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no transfer is under way."""
 
     def buffer_bytes(self) -> int:
-        """None."""
+        """Return 0: there are no buffers."""
         return 0
 
     def weights_hash(self) -> str:
-        """Of the trained weights."""
+        """Hash the trained weights."""
         return weights_hash(self._model.parameters())
 
 

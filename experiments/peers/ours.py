@@ -39,12 +39,12 @@ class Ours:
         self._optimizer.commit()
 
     def save(self) -> None:
-        """Nothing: every step is one."""
+        """Do nothing: every step is a save."""
 
     def buffer_bytes(self) -> int:
         """Page-locked ring and small gradients."""
         return self._optimizer.stats()["peak_bytes"]["pinned"]
 
     def weights_hash(self) -> str:
-        """Of the trained weights."""
+        """Hash the trained weights."""
         return weights_hash(self._model.parameters())

@@ -21,7 +21,7 @@ def spread(values: Iterable[float], digits: int) -> str:
 
 
 def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
-    """Of cells, as many in each row as the head has."""
+    """Format a table from cells, as many in each row as in the head."""
     lines = [head, ["---"] * len(head), *rows]
     if any(len(cells) != len(head) for cells in lines):
         raise ValueError(f"a row has other cells than the head {head}")
@@ -45,7 +45,7 @@ def above(rows: list[dict], of: list[dict]) -> list[float]:
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """Of the line with least squares through (parameters, bytes)."""
+    """Slope of the least-squares line through (parameters, bytes)."""
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
@@ -54,7 +54,7 @@ def _million(row: dict) -> str:
 
 
 def memory(stage: dict) -> str:
-    """What the optimizer adds to the host's peak, by size."""
+    """Table of the bytes that the optimizer adds to the host's peak, by size."""
     rows = stage["rows"]
     sizes = list(dict.fromkeys(row["size"] for row in rows))
     named = [_million(next(row for row in rows if row["size"] == size)) for size in sizes]
@@ -102,7 +102,7 @@ def compared(stage: dict) -> str:
 
 
 def tuning(stage: dict) -> str:
-    """What was tried."""
+    """Table of the settings that were tried."""
     head = ["", "tried", "s a step", "host peak over the start, MiB", "buffers, MiB"]
     return markdown(
         head,
@@ -159,7 +159,7 @@ def _ended(status: int | None) -> str:
 
 
 def _apart(beside: dict) -> str:
-    """How the losses of a run are beside those of one that was not disturbed."""
+    """Compare the losses of a run with those of an undisturbed one, in words."""
     if not beside["steps"]:
         return "no step"
     return "equal" if beside["same_losses"] else f"up to {beside['losses_apart']:.3g} apart"

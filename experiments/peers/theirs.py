@@ -86,10 +86,10 @@ class Theirs:
         return loss.item()
 
     def settle(self) -> None:
-        """Nothing is on its way after a step."""
+        """Do nothing: no transfer is under way after a step."""
 
     def save(self) -> None:
-        """What DeepSpeed calls a checkpoint."""
+        """Save a checkpoint of DeepSpeed."""
         steps = self._engine.global_steps
         self._engine.save_checkpoint(
             str(self._saves), tag=f"{TAG}{steps}", client_state={"steps": steps}
@@ -101,7 +101,7 @@ class Theirs:
         return sum(buffer.nbytes for buffer in pool.all_buffers)
 
     def weights_hash(self) -> str:
-        """Of the trained weights."""
+        """Hash the trained weights."""
         weights = list(self._engine.module.parameters())
         with self._deepspeed.zero.GatheredParameters(weights):
             return weights_hash(weights)

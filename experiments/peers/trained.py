@@ -1,4 +1,4 @@
-"""What every side trains: the same weights, the same text, the same rates."""
+"""Weights, text and rates, which are the same for every side."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 def weights_hash(weights: Iterable[torch.Tensor]) -> str:
-    """Of all bits of the weights."""
+    """Hash all bits of the weights."""
     digest = hashlib.sha256()
     for weight in weights:
         digest.update(weight.detach().contiguous().view(torch.uint8).numpy().tobytes())

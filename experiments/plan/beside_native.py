@@ -34,7 +34,7 @@ CASES = {
 
 
 def seconds(run: RunFolder) -> dict[str, float]:
-    """Of the first step, and the median of those after it."""
+    """Seconds of the first step, and the median of the later ones."""
     first, *others = (line["seconds"] for line in run.steps)
     return {"first": first, "later": statistics.median(others)}
 

@@ -1,4 +1,4 @@
-"""What `sluiceway plan` predicts beside what a run of the same config then takes.
+"""Compares the predictions of `sluiceway plan` with a run of the same config.
 
     python -m experiments.plan.run             # writes results.json, case by case
     python -m experiments.plan.run --table     # prints it for the README

@@ -99,7 +99,7 @@ def singular(d: int, known: Gradients, held_out: list[Gradients]) -> dict:
 
 
 def random_bias(m: int, n: int, d: int) -> float:
-    """Of a random (d, r)-sparse pair with values of +-1/sqrt(r), whatever r."""
+    """Bias of a random (d, r)-sparse pair with values of +-1/sqrt(r), for any r."""
     return math.sqrt((1 + m / d) * (1 + n / d) - 1)
 
 
@@ -135,7 +135,7 @@ def run(rows: list[dict]) -> None:
 
 
 def listed(biases: dict[str, float]) -> list[float]:
-    """In the order of the weights."""
+    """List biases in the order of the weights."""
     return [round(bias, 5) for bias in biases.values()]
 
 

@@ -1,4 +1,4 @@
-"""Which share of native's gain each codec keeps: (L0 - L) / (L0 - L_native), same trained weights.
+"""Share of native's gain that codecs keep: (L0 - L) / (L0 - L_native), same trained weights.
 
     python -m experiments.quickstart.codecs --seeds 3
 
@@ -53,7 +53,7 @@ def losses(args: argparse.Namespace, method: str, multiple: float, seed: int) ->
 
 
 def sweep(args: argparse.Namespace) -> list[dict]:
-    """All rates on seed 0, then the best rate of each method on the other seeds."""
+    """Run all rates on seed 0, then the best rate of each method on the other seeds."""
     points: list[dict] = []
 
     def add(method: str, rate: float, seed: int) -> None:

@@ -119,7 +119,7 @@ def measure(path: Path, repeats: int, device: str | None = None) -> dict[str, An
 
 
 def measured(config: Path, device: str | None = None) -> dict[str, Any]:
-    """What this script prints, run in a process of its own."""
+    """Run this script in a process of its own and return its output."""
     command = [sys.executable, "-m", __spec__.name, "--config", str(config.resolve())]
     if device is not None:
         command += ["--device", device]

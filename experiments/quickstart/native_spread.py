@@ -1,4 +1,4 @@
-"""How far apart native AdamW ends from starts that differ by nothing but rounding.
+"""Spread of native AdamW's final losses from starts that differ only by rounding.
 
     python -m experiments.quickstart.native_spread        # goes on from what native_spread.json has
 

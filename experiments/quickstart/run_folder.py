@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run is there and went on to its last step."""
+        """Tell whether the run exists and reached its last step."""
         summary = self.path / "summary.json"
         return summary.exists() and json.loads(summary.read_text())["status"] == "done"
 
@@ -127,7 +127,7 @@ def link_overrides(gbps: float) -> dict[str, float]:
 
 
 def planned(config: Path, overrides: Mapping[str, object]) -> dict:
-    """What `sluiceway plan` says, fit or not."""
+    """Run `sluiceway plan` and return its result, whether or not the run fits."""
     command = [sys.executable, "-m", "sluiceway", "plan", str(config), "--json"]
     for key, value in overrides.items():
         command += ["--set", f"{key}={as_override(value)}"]

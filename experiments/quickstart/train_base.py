@@ -51,7 +51,7 @@ def shape_of(layers: int, inner: int) -> LlamaConfig:
 
 @dataclass
 class Progress:
-    """Where the run stands; saved with the weights so that a stopped run goes on."""
+    """Progress of the run, saved with the weights so that a stopped run can continue."""
 
     step: int = 0
     seconds: float = 0.0  # Of training alone, without evaluation.

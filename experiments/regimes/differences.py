@@ -24,7 +24,7 @@ class Difference:
 
     @property
     def sure(self) -> bool:
-        """Whether one in twenty of pure noise would be as large."""
+        """Tell whether at most one in twenty of pure noise would be as large."""
         return self.error is not None and abs(self.mean) > self.margin
 
     @property
@@ -46,7 +46,7 @@ def paired(found: Found, mine: list[Run], theirs: list[Run]) -> Difference | Non
 
 
 def paired_values(found: Found, mine: list[Run], theirs: list[Run]) -> list[float] | None:
-    """As paired(), one a seed."""
+    """Return the values of paired(), one per seed."""
     if not all(map(found.has, [*mine, *theirs])):
         return None
     values = []
@@ -73,7 +73,7 @@ def difference(values: list[float]) -> Difference:
 def worth_in_steps(
     found: Found, mine: list[Run], theirs: list[Run], longer: list[Run]
 ) -> Difference | None:
-    """How many more steps `theirs` would need to be as low as `mine`, by the slope to `longer`.
+    """Further steps that `theirs` needs to be as low as `mine`, by the slope to `longer`.
 
     The ratio of two means of pairs, gain of `mine` over gain of `longer`; its error by the delta
     method, with the covariance of the two. None where a run is missing. Raises as paired() does.

@@ -31,11 +31,11 @@ class EightBits:
 
     @staticmethod
     def bytes_of(count: int) -> int:
-        """With an f32 for each block."""
+        """Bytes of `count` values, with an f32 for each block."""
         return count + 4 * -(-count // BLOCK)
 
     def values(self) -> torch.Tensor:
-        """What was kept."""
+        """Return the stored values."""
         share = self._codes.to(self._largest.dtype) / _LEVELS
         whole = (share.sign() * share.square() * self._largest).flatten()
         return whole[: self._shape.numel()].view(self._shape)

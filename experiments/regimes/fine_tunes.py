@@ -24,7 +24,7 @@ CURVE_FROM = 1000  # Steps: shorter runs have no losses on the way, which would 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where methods meet; the defaults are what every question departs from."""
+    """Setting in which methods are compared; every question starts from the defaults."""
 
     start: str = "small"  # One of starts.STARTS.
     shift: str = "perl"
@@ -47,7 +47,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What is different from the usual one."""
+        """Name the differences from the usual one."""
         texts = {
             "start": f"{self.start} start",
             "shift": self.shift,
@@ -64,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Way:
-    """How a setting is trained; `ways.py` says what methods there are."""
+    """Method that trains a setting; `ways.py` lists the methods."""
 
     method: str
     ratio: float = 0.25
@@ -92,7 +92,7 @@ class Run(Setting, Way):
 
     @property
     def key(self) -> str:
-        """Of a row."""
+        """Key of a row."""
         return digest_of(self)
 
     @property
@@ -102,17 +102,17 @@ class Run(Setting, Way):
 
     @property
     def setting(self) -> Setting:
-        """Without the rest."""
+        """The setting of the run, without the rest."""
         return Setting(**{f.name: getattr(self, f.name) for f in fields(Setting)})
 
     @property
     def way(self) -> Way:
-        """Without the rest."""
+        """The method of the run, without the rest."""
         return Way(**{f.name: getattr(self, f.name) for f in fields(Way)})
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         return f"{self.setting.name}: {self.way.name}, lr {self.lr:g}, seed {self.seed}"
 
 
@@ -127,7 +127,7 @@ def seeds_of(run: Run, count: int, first: int = 0) -> list[Run]:
 
 
 def asked_for(row: dict[str, Any]) -> Run:
-    """What a row came of."""
+    """Return the run that a row came from."""
     return Run(**{f.name: row[f.name] for f in fields(Run)})
 
 

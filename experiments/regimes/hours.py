@@ -1,4 +1,4 @@
-"""How long runs will take, in seconds of one core: as those before them, else a guess."""
+"""Estimates the seconds of one core that runs take, from earlier runs or else by a guess."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_SECONDS = 3.5  # Reading, and one held-out part.
 
 
 class Hours:
-    """What rows say about runs that are to come."""
+    """Estimates the time of future runs from rows."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._seconds: dict[object, list[float]] = {}
@@ -24,14 +24,14 @@ class Hours:
                 self._seconds.setdefault(shape, []).append(row["core_seconds"])
 
     def seconds(self, run: Run) -> float:
-        """Of the same way in the same shape, else of any way in that shape, else guessed."""
+        """Seconds of the same method in the same shape, else of any method there, else a guess."""
         for shape in _shapes(run):
             if shape in self._seconds:
                 return statistics.fmean(self._seconds[shape])
         return LOOK_SECONDS + run.steps * (STEP_SECONDS + run.tokens * TOKEN_SECONDS)
 
     def guessed(self, runs: Iterable[Run]) -> int:
-        """How many have no row to go by."""
+        """Count the runs whose time is only guessed."""
         return sum(not any(shape in self._seconds for shape in _shapes(run)) for run in runs)
 
     def hours(self, runs: Iterable[Run]) -> float:
@@ -40,6 +40,6 @@ class Hours:
 
 
 def _shapes(run: Run) -> tuple[object, object]:
-    """What decides the time, from most to least alike."""
+    """Properties that decide the time, from the most specific to the least."""
     shape = (run.tokens, run.accumulate, run.steps, run.dtype)
     return (*shape, run.way), shape

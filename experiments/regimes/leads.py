@@ -1,4 +1,4 @@
-"""What no option of `SubspaceAdamW` does yet, simulated in memory beside what it does.
+"""Methods that `SubspaceAdamW` does not offer yet, simulated in memory beside its own.
 
     sim_block, sim_learned      cores of `block_random`, and of the paper's `sparse_learned`
     sim_none                    no core
@@ -72,19 +72,19 @@ class Lead:
 
     @property
     def projects(self) -> bool:
-        """Whether columns are orthonormal, so that the scale is that of orthonormal codecs."""
+        """Tell whether columns are orthonormal, so that the scale of orthonormal codecs applies."""
         return self.codec == "block_random" or self.orthonormal
 
 
 def is_lead(method: str) -> bool:
-    """Whether it is simulated."""
+    """Tell whether a method is simulated."""
     return method.startswith("sim_")
 
 
 @contextlib.contextmanager
 def lead_trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: int,
                  refresh: dict[str, Any] | None) -> Iterator[Trainee]:  # fmt: skip
-    """As methods.trainee()."""
+    """Do what methods.trainee() does, for a simulated method."""
     lead = Lead.of(method)
     optimizer = LeadOptimizer(model, lead, ratio, lr, seed, refresh["every"] if refresh else None)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -92,7 +92,7 @@ def lead_trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: i
 
 
 def bytes_of(model: nn.Module, lead: Lead, ratio: float) -> tuple[int, int]:
-    """On the device beside the weights, and over the link a step, both ways."""
+    """Bytes on the device beside the weights, and over the link per step, both ways."""
     state = link = 0
     for _, p in block_weights(model):
         state += 4 * sum(p.shape) * lead.residual
@@ -114,7 +114,7 @@ class LeadOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Of every weight that has a gradient."""
+        """Update every weight that has a gradient."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:

@@ -1,4 +1,4 @@
-"""What is asked, in the order in which answers decide most; one table and one JSONL file each.
+"""The list of questions, the most decisive first; each has a table and a JSONL file.
 
 One factor at a time is moved away from small / Perl / 256 tokens a step / 200 steps. A way gets the
 rates of RATES with one seed, on `pick`, and further ones for as long as the best is at an edge;
@@ -173,7 +173,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a question asks for, as far as is known."""
+    """Runs that a question needs, as far as is known."""
 
     known: tuple[Run, ...]
     to_come: tuple[Run, ...]  # Their rate is not chosen yet.
@@ -197,7 +197,7 @@ def final_runs(found: Found, question: Question, setting: Setting, way: Way) -> 
 
 
 def wanted(found: Found, question: Question) -> Wanted:
-    """All rates that are known to be needed, then the fresh seeds."""
+    """List all rates that are known to be needed, then the fresh seeds."""
     known: list[Run] = []
     to_come: list[Run] = []
     for setting, way in cells(question):

@@ -122,7 +122,7 @@ rate with `(edge)` is the last that is tried. `share` is of AdamW's gain, at its
 
 
 def document(shelf: Shelf) -> str:
-    """All of RESULTS.md."""
+    """Return the text of RESULTS.md."""
     found = shelf.found()
     parts = [HEAD.format(commits=", ".join(_commits(shelf)) or "no commit yet")]
     for question in QUESTIONS:

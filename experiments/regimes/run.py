@@ -1,4 +1,4 @@
-"""What is offloading a core worth, and where? All of the experiment in one command, resumable.
+"""Runs the whole experiment on the worth of a core in one command, resumable.
 
     python -m experiments.regimes.run                  # what is missing, two fine-tunes at a time
     python -m experiments.regimes.run --count          # how many are left, in core-hours

@@ -26,12 +26,12 @@ class Shelf:
         }  # fmt: skip
 
     def path(self, name: str) -> Path:
-        """Of a question's file."""
+        """Path of a question's file."""
         return self.folder / f"{name}.jsonl"
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """While nobody else writes here.
+        """Hold the lock that keeps other writers out.
 
         Raises
         ------
@@ -59,11 +59,11 @@ class Shelf:
             ) from None
 
     def rows(self, name: str) -> dict[str, Row]:
-        """Of a question, by the keys of their runs."""
+        """Rows of a question, by the keys of their runs."""
         return self._rows[name]
 
     def all_rows(self) -> dict[str, Row]:
-        """Of every question, each run once."""
+        """Rows of all questions, each run once."""
         return {key: row for rows in self._rows.values() for key, row in rows.items()}
 
     def found(self) -> Found:

@@ -1,4 +1,4 @@
-"""Where a fine-tune begins.
+"""Starting points of fine-tunes.
 
 small     the small base model of experiments/fidelity, which has read 2.9 MB of Python
 young     the same shape after a tenth of that, so further from any text; made when it is needed

@@ -58,7 +58,7 @@ Curve = Sequence[tuple[float, float]]  # Seconds and loss of every look, from th
 
 
 def seconds_until(curve: Curve, target: float) -> float:
-    """When the loss was first that low, on a line between two looks; infinite: never."""
+    """Seconds until the loss is `target`, interpolated between measurements; infinite if never."""
     if curve[0][1] <= target:
         return curve[0][0]
     for (begin, high), (end, low) in pairwise(curve):
@@ -68,14 +68,14 @@ def seconds_until(curve: Curve, target: float) -> float:
 
 
 def curve_of(run: RunFolder) -> list[tuple[float, float]]:
-    """Its looks by the seconds of its steps."""
+    """Measured losses of a run by the seconds of its steps."""
     ends = dict(zip((line["step"] for line in run.steps),
                     accumulate(line["seconds"] for line in run.steps), strict=True))  # fmt: skip
     return [(ends.get(step, 0.0), loss) for step, loss in run.evals]
 
 
 def rate_of(rows: Sequence[Row]) -> float:
-    """Of the link, in GB/s: that of the rows there are, else what this machine comes to."""
+    """Rate of the link in GB/s, from existing rows or else measured on this machine."""
     if not rows:
         return choose_link(CONFIG, None)["gbps"]
     if rows[0]["machine"] != machine():
@@ -163,7 +163,7 @@ def document(rows: Sequence[Row]) -> str:
 
 
 def rows_of(steps: int) -> list[Row]:
-    """Of runs that long, of ways as they are now."""
+    """Rows of runs of this length, with the present methods."""
     return [row for row in read_rows(RESULTS)
             if row["steps"] == steps and row["overrides"] == WAYS.get(row["way"])]  # fmt: skip
 

@@ -24,7 +24,7 @@ UnderWay = dict[Future, tuple[str, Run]]
 
 @dataclass
 class Outcome:
-    """What a call of work_off() came to."""
+    """Outcome of a call of work_off()."""
 
     done: int = 0
     core_seconds: float = 0.0
@@ -34,7 +34,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Left:
-    """What a question still needs; runs that an earlier one has are not counted again."""
+    """Runs that a question still needs, without those that an earlier one has."""
 
     question: Question
     done: int
@@ -43,7 +43,7 @@ class Left:
 
 
 def left(questions: Iterable[Question], found: Found) -> list[Left]:
-    """Of each question, in order."""
+    """List the rest of each question, in order."""
     seen: set[Run] = set()
     lines = []
     for question in questions:

@@ -45,7 +45,7 @@ def without_added(method: str) -> tuple[str, tuple[str, ...]]:
 
 
 def why_not(method: str, dtype: str) -> str | None:
-    """What stands against a method with weights of that type; None: nothing does."""
+    """Reason against a method with weights of this type; None if there is none."""
     base, added = without_added(method)
     if is_lead(base):
         Lead.of(base)  # Raises where there is none of that name.

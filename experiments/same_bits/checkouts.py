@@ -32,7 +32,7 @@ class Side:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of everything that is run for it."""
+        """Environment of all commands of this side."""
         return {**os.environ, **ONE_THREAD}
 
     def train(
@@ -66,7 +66,7 @@ class Side:
             )
 
     def described(self) -> dict[str, str]:
-        """What a JSON file of results says of it."""
+        """Description of the side in a JSON file of results."""
         return {"ref": self.ref, "commit": self.commit}
 
 
@@ -143,7 +143,7 @@ def both_sides(old: str, new: str, keep: Path | None) -> Iterator[tuple[Path, Si
 
 
 def machine() -> dict[str, Any]:
-    """What the bits depend on beside the source."""
+    """Describe the machine properties that bits depend on."""
     import torch
     from sluiceway.machine.placement import processor_name
 

@@ -1,4 +1,4 @@
-"""What a run left, and where two runs first differ, byte for byte."""
+"""Reads the results of runs, and finds where two runs first differ, byte for byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a run of the old side compares with the same run of the new one."""
+    """Comparison of a run of the old side with the same run of the new one."""
 
     name: str
     same: bool
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def of_small_run(folder: Path) -> Left:
-    """What small_runs.py leaves."""
+    """Read the results of small_runs.py."""
     error = folder / "error.txt"
     text = error.read_text().strip().splitlines()[-1] if error.exists() else None
     missing = not (folder / "losses.jsonl").exists()
@@ -53,7 +53,7 @@ def of_small_run(folder: Path) -> Left:
 
 
 def of_command(folder: Path, error: str | None = None) -> Left:
-    """What `sluiceway train` leaves."""
+    """Read the results of `sluiceway train`."""
     save = folder / "checkpoint"
     return Left(save / "model.safetensors", save / "optimizer.pt", folder / "metrics.jsonl", error)
 
@@ -76,7 +76,7 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def difference(old: Any, new: Any) -> str | None:
-    """How two values differ; None: they do not, by a bit."""
+    """Describe how two values differ; None if all bits are equal."""
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return None if repr(old) == repr(new) else f"{old!r}, now {new!r}"
     if (old.dtype, old.shape) != (new.dtype, new.shape):
@@ -130,7 +130,7 @@ def compare_state(old: Path, new: Path) -> tuple[str | None, str]:
 
 
 def sha256(path: Path) -> str:
-    """Of a file; empty where there is none."""
+    """Hash a file; empty if there is none."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 

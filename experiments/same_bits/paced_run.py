@@ -61,7 +61,7 @@ class PacedRun:
             raise SystemExit(2)
 
     def _seconds(self) -> list[float]:
-        """Of every step so far; the last line of the file may be half written."""
+        """Seconds of every step so far; the last line of the file may be half written."""
         metrics = self._folder / "metrics.jsonl"
         if not metrics.exists():
             return []

@@ -27,7 +27,7 @@ SLICE_SECONDS = 2.0
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Of Student's distribution, for probabilities above a half: Simpson's rule and bisection."""
+    """Quantile of Student's distribution above a half, by Simpson's rule and bisection."""
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     scale = math.exp(log_scale) / math.sqrt(freedom * math.pi)
 

@@ -32,7 +32,7 @@ EXPECTED: dict[str, tuple[int, str]] = {}
 
 
 def run_small(names: list[str], side: Side, folder: Path) -> None:
-    """All small runs of a side in one process."""
+    """Run all small runs of a side in one process."""
     script = Path(__file__).with_name("small_runs.py")
     command = [str(side.python), str(script), str(folder), "--only", *names]
     subprocess.run(command, cwd=side.checkout, env=side.environment, check=False)
@@ -57,14 +57,14 @@ def run_all(names: list[str], folder: Path, old: Side, new: Side) -> list[Verdic
 
 
 def is_expected(verdict: Verdict) -> bool:
-    """Whether EXPECTED names the run, and no step before the one named there differs."""
+    """Tell whether EXPECTED names the run, and no step before the one named there differs."""
     if verdict.name not in EXPECTED:
         return False
     return verdict.first_step is None or verdict.first_step >= EXPECTED[verdict.name][0]
 
 
 def word(verdict: Verdict) -> str:
-    """What the table says of a run."""
+    """Word for a run in the table."""
     if verdict.same:
         return "same"
     return "expected" if is_expected(verdict) else "DIFFERS"

@@ -51,7 +51,7 @@ def become_punctual() -> str:
 
 
 def run_experiment(build: Path, steps: int, sets: int, normal: bool) -> Row:
-    """What the binary of `build` measures, with where and when it ran."""
+    """Run the binary of `build`; return its measurements, with place and time."""
     binary = build / "experiments" / "schedule" / "schedule_experiment"
     if not binary.exists():
         raise FileNotFoundError(f"{binary}: not built; build the target schedule_experiment")
@@ -163,7 +163,7 @@ def launched_table(results: Row) -> list[str]:
 
 
 def model_table(results: Row) -> list[str]:
-    """How edf compares with the best other order on random sets of layers."""
+    """Table that compares edf with the best other order on random sets of layers."""
     lines = [
         "| layers | spread, jitter | norm barrier | sets | lost | by over 3 % | worst | mean |",
         "|---|---|---|---|---|---|---|---|",
@@ -184,7 +184,7 @@ def model_table(results: Row) -> list[str]:
 
 
 def normal_section() -> list[str]:
-    """What the same run gives without real-time priority, if results_normal.json is there."""
+    """Section on the run without real-time priority, if results_normal.json exists."""
     path = HERE / "results_normal.json"
     if not path.exists():
         return []

@@ -54,7 +54,7 @@ class Case:
 
     @property
     def key(self) -> dict[str, object]:
-        """What a row of results is known by."""
+        """Values that identify a row of results."""
         return {"shape": self.shape, "tokens": self.tokens, "checkpointing": self.checkpointing}
 
     @property
@@ -83,7 +83,7 @@ class Case:
         return rehearse(lambda: self.build(blocks), set(), *self.batch, None)
 
     def native_bytes(self, blocks: int) -> int:
-        """What AdamW holds with everything on the device, moments of the weights' dtype."""
+        """Bytes of AdamW with everything on the device and moments in the weights' dtype."""
         with torch.device("meta"):
             model = self.build(blocks)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

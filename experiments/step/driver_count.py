@@ -9,7 +9,7 @@ from sluiceway.machine.footprint import resident_bytes
 
 
 def taken_bytes(device: torch.device) -> int:
-    """Of a card what all processes take; of the host device what the kernel says we have."""
+    """Bytes that all processes take on a card, or that this process has on the host device."""
     if device.type != "cuda":
         return resident_bytes()
     free, total = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""Where a step's time goes on the host device: seconds by operator, and by range of the engine.
+"""Time of a step on the host device: seconds by operator, and by range of the engine.
 
     python -m experiments.step.operators --out FILE [--ways WAY ...]    # a block of --shape
 
@@ -62,7 +62,7 @@ def ranges_of(optimizer: Any, way: str, steps: int) -> dict[str, float]:
 
 
 def longest(seconds: Counter[str]) -> dict[str, float]:
-    """In falling order; what is short is one number."""
+    """Sort times in falling order, and add the short ones up."""
     named = {name: took for name, took in seconds.most_common() if took >= FEWEST_SECONDS}
     return {**named, "other": seconds.total() - sum(named.values())}
 

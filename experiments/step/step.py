@@ -130,7 +130,7 @@ class Sitting:
         return bool(self.left) and time.monotonic() < self._end
 
     def ways_that_only_failed(self) -> list[str]:
-        """Those that were tried and never ran."""
+        """Ways that were tried and never ran."""
         tried = {row["way"] for row in self.rows}
         return sorted(tried - {row["way"] for row in self.rows if "failed" not in row})
 
@@ -165,12 +165,12 @@ class Sitting:
         return next((row for row in self.rows if key.items() <= row.items()), None)
 
     def _write(self, *begun: dict[str, Any]) -> None:
-        """What there is, and the turn that has begun: where it ends the process, that stays."""
+        """Write the rows and the turn that has begun, which stays if it ends the process."""
         rows = [*self.rows, *begun]
         write_rows(self._args.out, rows, left=len(self.left) - len(begun), **self._about())
 
     def _about(self) -> dict[str, Any]:
-        """Where this is measured, and how."""
+        """Describe the machine and the method of measurement."""
         real = self._real_gbps
         return {
             "machine": machine(),

@@ -1,4 +1,4 @@
-"""Which turns there are, and their order: where time is short, what was asked comes first.
+"""The list of turns in order: if time is short, the requested ones come first.
 
 Asked are 3b and 7b at 2k to 8k tokens a step over a desktop's link and over the card's own, and
 whole gradients at 2k. Every round of those comes before the first of the rest, and each begins with
@@ -36,7 +36,7 @@ class Turn:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a row of results is known by."""
+        """Values that identify a row of results."""
         return {"round": self.number, "way": self.way, "link": self.link, "pacing": self.pacing}
 
 
@@ -56,7 +56,7 @@ def turns_of_round(
 def in_order(
     cases: Iterable[Case], rounds: int, ways: list[str], links: list[str], pacings: list[str]
 ) -> list[tuple[Case, Turn]]:
-    """All of them; native's first turn of a case is before those that are paced by its rate."""
+    """List all turns; native's first turn of a case comes before those paced by its rate."""
     cases = list(cases)
     found = [
         (case, turn)
@@ -73,7 +73,7 @@ def in_order(
 
 
 def _wave(case: Case, turn: Turn) -> int:
-    """When a turn is taken in its round: first what targets are set for, with activations kept."""
+    """Rank of a turn in its round: first cases with targets, with activations kept."""
     asked = case.shape in _SHAPES and case.tokens in _TOKENS
     if turn.way == WHOLE:
         asked &= case.tokens == _FIRST_TOKENS and turn.pacing == ABSOLUTE

@@ -25,12 +25,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def case_of(row: dict[str, Any]) -> tuple:
-    """What rows of one table have in common."""
+    """Values that rows of one table have in common."""
     return row["shape"], row["tokens"], row["checkpointing"]
 
 
 def way_of(row: dict[str, Any]) -> tuple:
-    """What rows of one line have in common."""
+    """Values that rows of one line have in common."""
     return row["way"], row["link"], row["pacing"]
 
 

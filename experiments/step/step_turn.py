@@ -18,7 +18,7 @@ from experiments.step.step_ways import WAYS, Laps, make_optimizer
 
 
 def torch_device(name: str) -> torch.device:
-    """Of host or cuda:N."""
+    """Device of torch for host or cuda:N."""
     return torch.device("cpu" if name == "host" else name)
 
 
@@ -66,7 +66,7 @@ def measure(case: Case, blocks: int, way: str, gbps: float | None, args: Any) ->
 
 
 def failure(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a turn found, or, where it failed, why: the next turn may do better."""
+    """Run a turn; return its results, or the reason of a failure, so that others can follow."""
     try:
         return run()
     except Exception as error:
@@ -99,7 +99,7 @@ def figures(told: list[dict[str, Any]], peak: DevicePeak) -> dict[str, Any]:
 
 
 def bytes_of_a_step(optimizer: Any, told: list[dict[str, Any]]) -> dict[str, float]:
-    """What crossed each way in all steps, the last update too, for each of them."""
+    """Bytes per step that crossed each way, including the last update."""
     links = ("d2h", "h2d")
     if not told[-1]:
         return dict.fromkeys(links, 0)

@@ -37,7 +37,7 @@ MAIN_WAYS = {
 
 
 def rolling(ratio: float, every: int | None) -> str:
-    """What the way is called that has a residual of a weight every so many steps; None: none."""
+    """Name of the way with a residual of a weight every `every` steps, or none."""
     return f"f = {ratio:g}, residual {f'every {every}' if every else 'none'}"
 
 
@@ -66,7 +66,7 @@ _COPIED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a link is: as named, or so that copies to products are as on the card it is of.
+    """Rate of a link: as named, or in the ratio of copies to products on its usual card.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Pace:
     real_gbps: float
 
     def gbps(self, link: str | None, pacing: str | None) -> float | None:
-        """Of a link, each way; None: not throttled."""
+        """Rate of a link in each direction; None if it is not throttled."""
         if link is None or link == UNTHROTTLED:
             return None
         rate, card = _PACED[link]
@@ -110,7 +110,7 @@ class Resident(torch.optim.AdamW):
     """torch's fused AdamW with everything on the device, and what the loop asks of the others."""
 
     def stats(self) -> dict[str, Any]:
-        """Nothing crosses a link, so nothing waits for one."""
+        """Return nothing: no bytes cross a link."""
         return {}
 
     def synchronize(self) -> None:
@@ -146,7 +146,7 @@ class Laps:
         self._marks.append(self._ops.mark())
 
     def seconds(self) -> list[float]:
-        """Of every lap; waits for the last one."""
+        """Seconds of every lap; waits for the last one."""
         if self._device.type == "cuda":
             self._marks[-1].synchronize()
         return [1e-6 * self._ops.us_between(*lap) for lap in pairwise(self._marks)]

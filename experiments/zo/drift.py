@@ -1,4 +1,4 @@
-"""How far weights are, after many small steps, from where the steps should have brought them.
+"""Distance of weights, after many small steps, from the exact result of the steps.
 
     python -m experiments.zo.drift            # all rows, into drift.json
     python -m experiments.zo.drift --table    # what it found, as the tables of README.md
@@ -41,7 +41,7 @@ class Way(Protocol):
 
 
 class InPlace:
-    """As MeZO's published trainer does it: perturbed, put back and moved in place."""
+    """MeZO's published method: weights are perturbed, restored and updated in place."""
 
     def __init__(self, start: torch.Tensor, lr: float) -> None:
         self._w, self._lr = start.clone(), lr

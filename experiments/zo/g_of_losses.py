@@ -1,4 +1,4 @@
-"""How large g is on the quickstart model, and what of it the rounding of a loss makes.
+"""Size of g on the quickstart model, and the error from rounding the loss.
 
     python -m experiments.zo.g_of_losses            # into g_of_losses.json
     python -m experiments.zo.g_of_losses --table

@@ -1,4 +1,4 @@
-"""What zeroth-order training reaches on the quickstart, by noise and tier, beside native AdamW.
+"""Gains of zeroth-order training on the quickstart, by noise and tier, and native AdamW.
 
     python -m experiments.zo.quickstart            # the runs that quickstart.json lacks
     python -m experiments.zo.quickstart --clock    # then, on a quiet machine: seconds of a step
@@ -65,11 +65,11 @@ class Case:
 
     @property
     def way(self) -> str:
-        """What the tables call it."""
+        """Name in the tables."""
         return "AdamW" if self.noise is None else f"{self.noise}, {self.tier}"
 
     def overrides(self, folder: Path, evaluations: int) -> dict[str, object]:
-        """Of the config, for a run in a folder that has as many evaluations after the first."""
+        """Config changes for a run in a folder with `evaluations` evaluations after the first."""
         changes: dict[str, object] = {
             "train.lr": self.lr, "train.seed": self.seed, "train.steps": self.steps,
             "train.eval_every": max(1, self.steps // evaluations), "train.save_every": 0,
@@ -84,7 +84,7 @@ class Case:
 
 
 def run(case: Case, evaluations: int = 4) -> RunFolder:
-    """Its folder is gone when the process is."""
+    """Run a case in a folder that is deleted when the process ends."""
     folder = Path(tempfile.mkdtemp(dir=SCRATCH))
     overrides = case.overrides(folder, evaluations)
     environment = {**os.environ, **ONE_THREAD}
@@ -92,7 +92,7 @@ def run(case: Case, evaluations: int = 4) -> RunFolder:
 
 
 def row_of(case: Case, done: RunFolder) -> dict[str, Any]:
-    """What the file keeps of a run."""
+    """Row of a run in the file."""
     found = {key: 0 for line in done.steps for key in line.get("bytes") or {}}
     for key in found:
         found[key] = sum((line.get("bytes") or {}).get(key, 0) for line in done.steps)
@@ -141,7 +141,7 @@ def picked(rows: list[dict[str, Any]], noise: str) -> float:
 
 
 def finals() -> list[Case]:
-    """All other runs: the tiers that stream, then noises, then AdamW."""
+    """List all other runs: the tiers that stream, then noises, then AdamW."""
     rows = read_rows(RESULTS)
     rates = {noise: picked(rows, noise) for noise in NOISES}
     places = [(DEFAULT, tier) for tier in ("host", "disk")]
@@ -226,7 +226,7 @@ def gains() -> str:
 
 
 def moved() -> str:
-    """What crosses the link in a step of each noise, of weights in host memory."""
+    """Bytes over the link in a step of each noise, with weights in host memory."""
     rows = {row["way"]: row.get("h2d") for row in read_rows(CLOCK)}
     found = {noise: rows.get(f"{noise}, host") for noise in NOISES}
     said = ", ".join(f"{noise} {h2d / 1024:,.0f}" for noise, h2d in found.items() if h2d)
@@ -234,7 +234,7 @@ def moved() -> str:
 
 
 def paired() -> str:
-    """What other noises gained beyond the default one, by seeds that both have; tiers are alike."""
+    """Gains of other noises over the default, by seeds that both have; tiers are alike."""
     rows = [r for r in read_rows(RESULTS) if r["noise"] is not None and r["seed"] != PICK_SEED]
     gained = {
         noise: {

@@ -69,7 +69,7 @@ def write_shape(folder: Path, layers: int | None, small: bool) -> Path:
 
 
 def random_weight(like: torch.Tensor) -> torch.Tensor:
-    """Of a matrix; norms and biases, which nobody looks at here, are ones."""
+    """Draw a random matrix; norms and biases, which do not matter here, are ones."""
     if like.dim() < 2:
         return torch.ones(like.shape, dtype=like.dtype)
     most = math.sqrt(3) * _DEVIATION
@@ -85,7 +85,7 @@ def write_model(folder: Path) -> None:
 
 
 def kernel_bytes() -> dict[str, int]:
-    """What the kernel has counted of this process's reads and writes of drives."""
+    """The kernel's counts of this process's reads and writes of drives."""
     lines = Path("/proc/self/io").read_text().splitlines()
     counts = {name: int(count) for name, count in (line.split(": ") for line in lines)}
     return {"kernel_read": counts["read_bytes"], "kernel_written": counts["write_bytes"]}
@@ -144,7 +144,7 @@ def matrices(folder: Path) -> tuple[int, int]:
 
 
 def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was measured beside both plans, and whether it is as it has to be."""
+    """Compare the measurements with both plans, and check them."""
     last, here, full = run["rows"][-1], run["planned"], run["planned_full"]
     parts, tiers, links = here["device_parts"], here["peak_bytes"], here["bytes_per_step"]
     slots = last["peak_bytes"]["device"] - last["forwards"] - run["vector_bytes"]
@@ -221,7 +221,7 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 def table(run: dict[str, Any], found: list[dict[str, Any]]) -> str:
-    """What was measured, and both plans."""
+    """Table of the measurements and both plans."""
     lines = [f"| | measured, {run['blocks']} blocks | planned for them | planned for all | |"]
     lines.append("|---" * 5 + "|")
     for row in found:

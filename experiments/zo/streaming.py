@@ -62,17 +62,17 @@ class Way:
 
     @property
     def has_images(self) -> bool:
-        """Whether images of another type cross, so that losses are of other weights."""
+        """Tell whether images of another type cross, so that losses use other weights."""
         return self.ratio is not None and "-" in (self.mode or "")
 
     def options(self) -> dict[str, str]:
-        """Of the optimizer."""
+        """Options of the optimizer."""
         mode, _, wire = (self.mode or "").partition("-")
         return {"mode": mode} | ({"wire": wire} if self.has_images else {})
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a row of results is known by."""
+        """Values that identify a row of results."""
         return {"mode": self.mode, "ratio": self.ratio}
 
 
@@ -114,7 +114,7 @@ class Runner:
         self.first = self.step()
 
     def step(self) -> dict[str, float]:
-        """What a step took, and what crossed meanwhile."""
+        """Time a step, and count the bytes that cross meanwhile."""
         began, used = time.perf_counter(), time.process_time()
         loss = self.opt.step(self._closure).item()
         seconds, used = time.perf_counter() - began, time.process_time() - used
@@ -156,7 +156,7 @@ class Runner:
 
 
 class Sitting:
-    """All that is measured, on one model.
+    """Session of all measurements on one model.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class Sitting:
         self.crossing: dict[str, int] = {}
 
     def about(self) -> dict[str, Any]:
-        """What rows have in common."""
+        """Values that all rows have in common."""
         args = self._args
         return {
             "machine": machine(), "cores": self._cores, "shape": args.shape,
@@ -268,7 +268,7 @@ def columns(steps: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def matrix_bytes(model: torch.nn.Module) -> int:
-    """Of masters of what is trained and streamed, enough for any mode: norms and biases stay."""
+    """Bytes of masters of the streamed matrices, enough for any mode; norms and biases stay."""
     return sum(4 * p.numel() for p in model.parameters() if p.requires_grad and p.dim() >= 2)
 
 
@@ -322,7 +322,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """What a file of results has, but for commit and command."""
+    """Measure everything in a file of results, without commit and command."""
     with device_of_one_core() as cores, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # That norms are bf16 is what is asked for.
         sitting, rows = Sitting(args, cores), []

@@ -46,7 +46,7 @@ def ways_of(rows: list[dict[str, Any]]) -> list[tuple[str | None, float | None]]
 
 
 def of_way(rows: list[dict[str, Any]], mode: str | None, ratio: float | None) -> list[dict]:
-    """Its rows, by round."""
+    """Rows of a way, by round."""
     found = [row for row in rows if (row["mode"], row["ratio"]) == (mode, ratio)]
     return sorted(found, key=lambda row: row["round"])
 
@@ -63,7 +63,7 @@ def step_table(result: dict[str, Any]) -> str:
 def cells(
     result: dict[str, Any], rounds: list[dict[str, Any]], mode: str | None, ratio: float | None
 ) -> list[str]:
-    """Of one line."""
+    """Cells of one line."""
     turns = of_way(rounds, mode, ratio)
     link = "-" if ratio is None else f"{ratio:g}"
     rate = "-" if ratio is None else f"{turns[0]['gbps']:.3f}"
@@ -80,7 +80,7 @@ def cells(
 
 
 def seconds_of(turns: list[dict[str, Any]], clock: str = "seconds") -> list[float]:
-    """Of a step, by round."""
+    """Seconds of a step, by round."""
     return [statistics.median(turn[clock]) for turn in turns]
 
 
@@ -101,7 +101,7 @@ def to_memory(rounds: list[dict[str, Any]], turns: list[dict[str, Any]], clock: 
 
 
 def ratios(seconds: list[float], others: list[float]) -> tuple[float, float, float]:
-    """Of the same rounds."""
+    """Ratios of times in the same rounds."""
     return median_interval([a / b for a, b in zip(seconds, others, strict=True)])
 
 
@@ -112,7 +112,7 @@ def as_text(interval: tuple[float, float, float]) -> str:
 
 
 def mean_bytes(turns: list[dict[str, Any]], way: str) -> float:
-    """Of a step, over all turns."""
+    """Mean bytes of a step over all turns."""
     return statistics.fmean(count for turn in turns for count in turn[way])
 
 
@@ -159,5 +159,5 @@ def by_pending(turns: list[dict[str, Any]], clock: str) -> list[float]:
 
 
 def slope_of(seconds: list[float]) -> float:
-    """Of a line through all."""
+    """Slope of a line through all points."""
     return statistics.linear_regression(range(len(seconds)), seconds).slope

@@ -160,7 +160,7 @@ def _field(*keys: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def _where_measured(section: str, field: str) -> Callable[[dict[str, Any]], Any]:
-    """Make a function that reads a number, or the root mean square of a list, where present."""
+    """Make a function that reads a number, or the root mean square of a list, if a line has it."""
 
     def value(line: dict[str, Any]) -> Any:
         fields = line.get(section)

@@ -70,10 +70,9 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     parameter's own data is the base and must not be changed. A forward of the model and
     `evaluate()` see theta, without gradients, and so does `state_dict()` of the model; any other
     reader of a parameter, such as a copy of the model, sees the base. `close()` leaves theta in
-    the parameters; without it, the parameters hold the base when the optimizer is gone. To
-    continue a log in `path`, use a model with the same base; `state_dict()` includes the log. At
-    most 1,024 / directions steps fit on one base; with noise="lowrank" the only limit is the bytes
-    of all periods.
+    the parameters; without it they keep the base. To continue a log in `path`, use a model with
+    the same base; `state_dict()` includes the log. At most 1,024 / directions steps fit on one
+    base; with noise="lowrank" only the bytes of all periods are limited.
 
     With mode="parity", weights in host memory are instead the masters of theta [ZO2, arXiv
     2503.12668]. A step is written into each master when it arrives for the next pass, and the
@@ -104,8 +103,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     lr, weight_decay : float
         May be changed in `param_groups`.
     param_groups : iterable of dict, optional
-        Groups in torch's form. By default one group has all matrices, and another one has norms
-        and biases, without decay.
+        Groups in torch's form; by default one of matrices, and one of norms and biases, no decay.
     {options}
 
     Raises
@@ -318,8 +316,7 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
             self._warn(
                 "directions",
                 "directions='auto' means 1 here, since neither the tokens of a forward nor the "
-                "rates of this machine are known; `sluiceway plan` computes how many hide the "
-                "transfers",
+                "rates of this machine are known; `sluiceway plan` can choose more",
             )
 
     def _warn(self, about: str, text: str) -> None:

@@ -141,7 +141,7 @@ class DiskTier(HostTier):
         self._saved_step, self._run = self.committed_steps, None
 
     def rollback(self, step: int) -> None:
-        """Continue from an older theta; a state saved later shares the steps up to this one."""
+        """Continue from an older theta; if a state was saved, new bases stay at or before it."""
         super().rollback(step)
         self._run = None
         if self._saved_step is not None:

@@ -29,7 +29,7 @@ class Base(Protocol):
         """Return the compiled engine's arguments that describe the base."""
 
     def take(self) -> None:
-        """Take the weights over, and leave parameters in their state between steps."""
+        """Move the weights into the base, and put parameters into their state between steps."""
 
     def of(self, p: nn.Parameter) -> torch.Tensor:
         """Return the base of a parameter in host memory."""
