@@ -105,6 +105,8 @@ class Executor {
 
   // From now on whoever waits gives a lane up that has been busy for `patience` without finishing a
   // hop, or for longer where its hops have taken longer before: the executor fails with Timeout.
+  // Each look of a wait counts for at most 100 ms, so the time in which this process was suspended
+  // hardly counts.
   // What the lane runs goes on, and needs the executor, the streams and all that hops have captured
   // until idle(). Nothing: waits have no end again.
   void give_up_after(std::optional<std::chrono::duration<double>> patience);

@@ -74,7 +74,7 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
     std::vector<Item*> ready;  // A heap, the lowest rank on top; has room for every item.
     int running = 0;
     bool dispatching = false;
-    double busy_since_s = 0;  // Since it had nothing, or since its last hop finished.
+    double busy_since_s = 0;  // limit_s() when it got its first hop, or when its last one finished.
     double longest_s = 0;     // Of the hops that finished.
     Event last_end;           // Behind the last hop here of the item that was sent last.
   };
@@ -112,6 +112,7 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   void wait_until(Lock& lock, const Done& done) {
     while (!changed.wait_for(lock, kSlice, done)) look_up(lock);
   }
+  double limit_s(Lock& lock) const noexcept;  // steady_s() without what waits have missed.
   void put_back(Lock& lock, std::uint64_t recall, Items& gone);  // What it marked goes on.
 
   // Destroys what payloads captured, without the mutex, before the executor counts as idle.
@@ -167,7 +168,9 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   bool closing = false;
   std::exception_ptr error;
   std::optional<Seconds> patience;  // With a lane in which nothing finishes,
-  double patient_since_s = 0;       // which counts from here.
+  double patient_since_s = 0;       // which counts from here, in limit_s().
+  double looked_up_s = 0;           // steady_s() when a wait last looked for such a lane,
+  double missed_s = 0;              // and the seconds between two looks that do not count.
   bool given_up = false;            // A lane: nobody waits for it.
   LaneUse use;
 
@@ -176,6 +179,10 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   static constexpr std::chrono::milliseconds kSlice{50};
 
   void look_up(Lock& lock);
+  // The most that one look adds to limit_s(), however late it comes.
+  static constexpr Seconds kCounted{2 * kSlice};
+
+  void count_missed(Lock& lock);
   void give_up_stuck_lane(Lock& lock);
   static bool goes_later(const Item* a, const Item* b) noexcept;  // Puts the lowest rank on top.
   void start_next(std::size_t lane, Lock& lock);

@@ -277,9 +277,10 @@ void OffloadEngine::finish(std::chrono::milliseconds patience) {
   } catch (...) {
     // A failed executor has drained its lanes, and where a commit failed they are about to be
     // empty: nothing runs any more, which is all that is asked.
-    const auto end = std::chrono::steady_clock::now() + patience;
-    while (!idle() && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    // Counts its own sleeps: a clock would count a suspension of the process too.
+    constexpr std::chrono::milliseconds kBetween{1};
+    for (auto left = patience; !idle() && left.count() > 0; left -= kBetween) {
+      std::this_thread::sleep_for(kBetween);
     }
     if (!idle()) throw;
     gate_.forget();
