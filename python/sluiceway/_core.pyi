@@ -381,7 +381,10 @@ class SubspaceEngine:
         """
     def describe(self, weight: typing.SupportsInt) -> dict[str, typing.Any]: ...
     def drop(self) -> None: ...
-    def enable_trace(self, on: bool) -> None: ...
+    def enable_trace(self, on: bool, path: str = "") -> None:
+        """
+        With the path that write_trace() will be given, events are kept on that disk until then.
+        """
     def end_backward(self) -> None: ...
     def end_calibration(self) -> None: ...
     def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
@@ -577,7 +580,10 @@ class OffloadEngine:
     def commit(self) -> None: ...
     def describe(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]: ...
     def drop(self) -> None: ...
-    def enable_trace(self, on: bool) -> None: ...
+    def enable_trace(self, on: bool, path: str = "") -> None:
+        """
+        With the path that write_trace() will be given, events are kept on that disk until then.
+        """
     def end_backward(self, norm: bool) -> tuple[float, bool]:
         """
         norm: of a sum of several backwards, which are read for it.
@@ -799,7 +805,10 @@ class ZoEngine:
         """
         Theta of a step becomes the base, and carries the bytes of a run; between passes. progress: told bytes done and in all.
         """
-    def enable_trace(self, on: bool) -> None: ...
+    def enable_trace(self, on: bool, path: str = "") -> None:
+        """
+        With the path that write_trace() will be given, events are kept on that disk until then.
+        """
     def finish(self) -> None:
         """
         End the pass, if there is one; a step that was not committed is as if it had not begun.
@@ -934,7 +943,10 @@ class ZoParityEngine:
         """
         Nobody reads the last one any more.
         """
-    def enable_trace(self, on: bool) -> None: ...
+    def enable_trace(self, on: bool, path: str = "") -> None:
+        """
+        With the path that write_trace() will be given, events are kept on that disk until then.
+        """
     def finish(self) -> None:
         """
         End the pass, if there is one; a step that was not committed is as if it had not begun.

@@ -1,7 +1,9 @@
 // Named ranges and counters of a run, written as Chrome/Perfetto JSON: one row a lane.
 //
 // Off by default: enabled() is one relaxed load, and a range that is off reads no clock. When on,
-// ranges go into a buffer of bounded size; what does not fit is counted and said in the file.
+// ranges go into a buffer, and from there into a file without a name where spill_beside() has made
+// one: then they take 64 KiB of memory, however many there are. Ranges beyond `max_ranges`, or that
+// a disk has no room for, are counted and said in the file.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -27,6 +29,10 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
 
   Row add_row(std::string_view name);  // The same name gives the same row.
+  // From now on events are kept on the disk that has `path`, where write_json() will write. A disk
+  // that takes none keeps the first 64 KiB of them.
+  void spill_beside(const std::string& path);
+
   void enable(bool on) noexcept { enabled_.store(on, std::memory_order_relaxed); }
   bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
 
@@ -35,7 +41,7 @@ class Trace {
                  std::int64_t bytes = -1);
   void add_counter(std::string_view name, double at_us, double value);
 
-  // Chrome trace format; ranges sorted by begin. IoError: path, errno.
+  // Chrome trace format; events of every 64 KiB sorted by begin. IoError: path, errno.
   void write_json(const std::string& path) const;
   std::size_t range_count() const;
   std::size_t dropped() const;
