@@ -29,7 +29,7 @@ class MasterBase:
     Raises
     ------
     InvalidArgument
-        Masters are to be of a type that a parameter cannot have, or one is empty.
+        Masters are to be of a type that a parameter cannot have.
     """
 
     log_folder: str | os.PathLike | None = None
@@ -39,11 +39,6 @@ class MasterBase:
         self._masters: dict[int, torch.Tensor] = {}
         self._was_on = {id(w.parameter): w.parameter.device for w in training.weights}
         for weight in training.weights:
-            if weight.parameter.numel() == 0:
-                raise InvalidArgument(
-                    f"{training.owner}: {weight.name} is empty, expected elements in all that mode "
-                    "parity trains; freeze it, or take mode log"
-                )
             if training.options.master == "bf16" and weight.parameter.dtype is torch.float16:
                 raise InvalidArgument(
                     f"{training.owner}: master is bf16 and {weight.name} is float16, expected "
