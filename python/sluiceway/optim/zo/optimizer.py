@@ -65,13 +65,14 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     through a ring of slots, each once for all halves; norms and biases stay on the device. In which
     order is seen in the first step, which calls the first closure once more. Weights that a module
     reads around others it calls, or the closure itself, are perturbed from the base instead, on the
-    device. The numbers are those of tier="device". A parameter's own data is the base, which is not
-    to be changed: a forward of the model and `evaluate()` find theta, without gradients, and
-    `state_dict()` of the model holds it; what else looks at a parameter, a copy of the model for
-    one, sees the base. `close()` leaves theta in the parameters, and who drops the optimizer
-    unclosed is left with the base. A log in `path` goes on with a model of the same base, and
-    `state_dict()` has it. At most 1,024 / directions steps fit on one base, but with noise
-    lowrank, where only the bytes of all periods are a limit.
+    device. The numbers are those of tier="device". A parameter's own data is the base. A forward of
+    the model and `evaluate()` find theta, without gradients; `state_dict()` of the model,
+    `copy.deepcopy(model)` and `torch.save(model)` hold it. Whatever else reads or writes elements
+    of a parameter between steps raises InvalidArgument: read `theta(p)` instead. `close()` leaves
+    theta in the parameters, and who drops the optimizer unclosed is left with the base. A log in
+    `path` goes on with a model of the same base, and `state_dict()` has it. At most
+    1,024 / directions steps fit on one base, but with noise lowrank, where only the bytes of all
+    periods are a limit.
 
     With mode="parity" weights in host memory are the masters of theta instead [ZO2, arXiv
     2503.12668]: a step is written into them, each as it arrives for the next pass, and goes back
@@ -79,11 +80,11 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     and there is no log: no rollback, no branch, no limit of steps. A parameter of 16 bits has a
     float32 master, in the optimizer's state, and is NaN without memory outside of a forward; or it
     is its own with master="bf16", rounded at random. A forward of the model, `evaluate()`,
-    `theta(p)` and `state_dict()`, the model's too, wait until the last step is in all weights. What
-    reads a parameter itself (`p.clone()`, a copy of the model, an average of parameters) does not,
-    and finds an older step in most: call `state_dict()` before. Who drops the optimizer unclosed
-    is left with weights of no single step, and, of 16 bits with a float32 master, with NaN: close
-    it, or use `with`.
+    `theta(p)` and `state_dict()`, the model's too, wait until the last step is in all weights, and
+    so does whatever reads a parameter that is its own master (`p.clone()`, an average of
+    parameters). A parameter with a master beside it raises InvalidArgument there; copies of the
+    model have theta. Who drops the optimizer unclosed is left with weights of no single step, and,
+    of 16 bits with a float32 master, with NaN: close it, or use `with`.
 
     With tier="disk" it is the same with the base in `store`, which a step only reads: it is made of
     the model's weights, whose memory is free then, or opened if it is there, whatever the model's

@@ -41,7 +41,7 @@ class HostBase:
 
     def of(self, p: nn.Parameter) -> torch.Tensor:
         """The tensor itself, which is the parameter's own until it is taken."""
-        return self._base.get(id(p), p.detach())
+        return self._base[id(p)] if id(p) in self._base else p.detach()
 
     def number(self, p: nn.Parameter) -> int:
         """In no arena."""
