@@ -20,8 +20,14 @@
 #include "runtime/engine/engine_lanes.h"
 #include "runtime/engine/norm_mode.h"
 #include "runtime/engine/step_gate.h"
+#include "runtime/trace/trace.h"
 
 namespace sluiceway {
+
+inline void enable_trace(Trace& trace, bool on, const std::string& path) {
+  if (on && !path.empty()) trace.spill_beside(path);
+  trace.enable(on);
+}
 
 // A forked child has the engine's memory but not its threads: it must not try to join them. An
 // engine with a lane that still runs is kept for good, since that lane uses it.
@@ -198,7 +204,11 @@ void bind_common(EngineClass<Engine>& engine) {
       .def("note_device_times", &Engine::note_device_times, py::arg("forward_s"),
            py::arg("backward_s"))
       .def(
-          "enable_trace", [](Engine& e, bool on) { e.trace().enable(on); }, py::arg("on"))
+          "enable_trace",
+          [](Engine& e, bool on, const std::string& path) { enable_trace(e.trace(), on, path); },
+          py::arg("on"), py::arg("path") = "",
+          "With the path that write_trace() will be given, events are kept on that disk until "
+          "then.")
       .def(
           "add_trace_range",
           [](Engine& e, const std::string& row, const std::string& name, double begin_us,

@@ -105,8 +105,13 @@ void def_passes(py::class_<Held, PassHolder<Held>>& engine) {
           "End the pass, if there is one; a step that was not committed is as if it had not begun.")
       .def("take_stats", &take_pass_stats<Held>)
       .def(
-          "enable_trace", [](Held& held, bool on) { held.engine.trace().enable(on); },
-          py::arg("on"))
+          "enable_trace",
+          [](Held& held, bool on, const std::string& path) {
+            enable_trace(held.engine.trace(), on, path);
+          },
+          py::arg("on"), py::arg("path") = "",
+          "With the path that write_trace() will be given, events are kept on that disk until "
+          "then.")
       .def(
           "write_trace",
           [](Held& held, const std::string& path) { held.engine.trace().write_json(path); },

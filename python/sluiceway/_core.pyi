@@ -350,7 +350,10 @@ class SubspaceEngine:
         """
     def describe(self, weight: typing.SupportsInt) -> dict[str, typing.Any]: ...
     def drop(self) -> None: ...
-    def enable_trace(self, on: bool) -> None: ...
+    def enable_trace(self, on: bool, path: str = "") -> None:
+        """
+        With the path that write_trace() will be given, events are kept on that disk until then.
+        """
     def end_backward(self) -> None: ...
     def end_calibration(self) -> None: ...
     def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
@@ -518,7 +521,10 @@ class OffloadEngine:
     def commit(self) -> None: ...
     def describe(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]: ...
     def drop(self) -> None: ...
-    def enable_trace(self, on: bool) -> None: ...
+    def enable_trace(self, on: bool, path: str = "") -> None:
+        """
+        With the path that write_trace() will be given, events are kept on that disk until then.
+        """
     def end_backward(self, norm: bool) -> tuple[float, bool]:
         """
         norm: of a sum of several backwards, which are read for it.
@@ -723,7 +729,10 @@ class ZoEngine:
         """
         Make theta of a step the base, which carries the bytes of a run; between passes. progress: called with bytes done and in all.
         """
-    def enable_trace(self, on: bool) -> None: ...
+    def enable_trace(self, on: bool, path: str = "") -> None:
+        """
+        With the path that write_trace() will be given, events are kept on that disk until then.
+        """
     def finish(self) -> None:
         """
         End the pass, if there is one; a step that was not committed is as if it had not begun.
@@ -837,7 +846,10 @@ class ZoParityEngine:
         """
         Drop the last snapshot, which nobody reads any more.
         """
-    def enable_trace(self, on: bool) -> None: ...
+    def enable_trace(self, on: bool, path: str = "") -> None:
+        """
+        With the path that write_trace() will be given, events are kept on that disk until then.
+        """
     def finish(self) -> None:
         """
         End the pass, if there is one; a step that was not committed is as if it had not begun.

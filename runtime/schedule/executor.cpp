@@ -178,9 +178,10 @@ void Executor::set_transition(std::uint64_t deadline) {
 }
 
 void Executor::give_up_after(std::optional<State::Seconds> patience) {
-  const State::Lock lock(state_->mutex);
+  State::Lock lock(state_->mutex);
   state_->patience = patience;
-  state_->patient_since_s = steady_s();
+  state_->looked_up_s = steady_s();
+  state_->patient_since_s = state_->limit_s(lock);
 }
 
 bool Executor::idle() const {

@@ -108,9 +108,10 @@ class Executor {
   void set_transition(std::uint64_t deadline);
 
   // From now on, a waiting thread abandons a lane that has been busy for `patience` (or longer, if
-  // earlier hops took longer) without finishing a hop: the executor fails with Timeout. The lane's
-  // work goes on, and needs the executor, the streams and everything that hops have captured until
-  // idle(). Nothing: waits are unlimited again.
+  // earlier hops took longer) without finishing a hop: the executor fails with Timeout. The time
+  // between two checks of a wait counts for at most 100 ms, so that time in which this process was
+  // suspended hardly counts. The lane's work goes on, and needs the executor, the streams and
+  // everything that hops have captured until idle(). Nothing: waits are unlimited again.
   void give_up_after(std::optional<std::chrono::duration<double>> patience);
   bool idle() const;  // No stream is running work of this executor.
 

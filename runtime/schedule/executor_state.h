@@ -74,7 +74,7 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
     std::vector<Item*> ready;  // A heap, the lowest rank on top; has room for every item.
     int running = 0;
     bool dispatching = false;
-    double busy_since_s = 0;  // Since it became busy, or since its last hop finished.
+    double busy_since_s = 0;  // limit_s() when it became busy, or when its last hop finished.
     double longest_s = 0;     // Longest time of a finished hop.
     Event last_end;           // Recorded after the last hop here of the item sent last.
   };
@@ -112,6 +112,7 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   void wait_until(Lock& lock, const Done& done) {
     while (!changed.wait_for(lock, kSlice, done)) look_up(lock);
   }
+  double limit_s(Lock& lock) const noexcept;  // steady_s() minus missed_s.
   // Items marked by this recall go on.
   void put_back(Lock& lock, std::uint64_t recall, Items& gone);
 
@@ -169,7 +170,9 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   bool closing = false;
   std::exception_ptr error;
   std::optional<Seconds> patience;  // How long a lane may finish nothing.
-  double patient_since_s = 0;       // When that time started.
+  double patient_since_s = 0;       // limit_s() when that time started.
+  double looked_up_s = 0;           // steady_s() when a wait last checked for a stuck lane.
+  double missed_s = 0;              // Seconds between two checks beyond what counts.
   bool given_up = false;            // A lane was abandoned: nobody waits for it.
   LaneUse use;
 
@@ -178,6 +181,10 @@ struct Executor::State : std::enable_shared_from_this<Executor::State> {
   static constexpr std::chrono::milliseconds kSlice{50};
 
   void look_up(Lock& lock);
+  // The most that one look adds to limit_s(), however late it comes.
+  static constexpr Seconds kCounted{2 * kSlice};
+
+  void count_missed(Lock& lock);
   void give_up_stuck_lane(Lock& lock);
   static bool goes_later(const Item* a, const Item* b) noexcept;  // Puts the lowest rank on top.
   void start_next(std::size_t lane, Lock& lock);

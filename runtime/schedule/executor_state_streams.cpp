@@ -63,7 +63,7 @@ void Executor::State::start_next(std::size_t lane, Lock& lock) {
   state.ready.pop_back();
   item->place = Place::kRunning;
   ++item->started;
-  if (state.running++ == 0) state.busy_since_s = steady_s();
+  if (state.running++ == 0) state.busy_since_s = limit_s(lock);
   note_device(*item);
   const std::size_t hop = item->hop;
   const Event after = std::exchange(item->after, Event());
@@ -188,7 +188,7 @@ void Executor::State::complete(Item* item, std::size_t hop, const Completion& co
   item->seconds[hop] = (completion.end_us - completion.begin_us) * 1e-6;
   LaneState& state = lanes[lane];
   --state.running;
-  state.busy_since_s = steady_s();
+  state.busy_since_s = limit_s(lock);
   state.longest_s = std::max(state.longest_s, item->seconds[hop]);
   use.seconds[lane] += item->seconds[hop];
   ++use.payloads[lane];

@@ -34,8 +34,17 @@ void Executor::State::look_up(Lock& lock) {
   config.check_interrupt();
 }
 
-void Executor::State::give_up_stuck_lane(Lock& lock) {
+double Executor::State::limit_s(Lock&) const noexcept { return steady_s() - missed_s; }
+
+// A process that is suspended looks late, and its lanes have stood still as well.
+void Executor::State::count_missed(Lock&) {
   const double now_s = steady_s();
+  missed_s += std::max(now_s - std::exchange(looked_up_s, now_s) - kCounted.count(), 0.0);
+}
+
+void Executor::State::give_up_stuck_lane(Lock& lock) {
+  count_missed(lock);
+  const double now_s = limit_s(lock);
   for (const Item& item : items) {
     if (item.started == item.finished) continue;
     // Further hops in flight wait for this one.

@@ -1,8 +1,9 @@
 // Named ranges and counters of a run, written as Chrome/Perfetto JSON with one row a lane.
 //
 // Off by default: enabled() is one relaxed load, and a disabled range reads no clock. When on,
-// ranges go into a buffer of bounded size; events that do not fit are counted, and the file has the
-// count.
+// ranges go into a buffer. After spill_beside() they go on from there into an unnamed file, and take
+// 64 KiB of memory, however many there are. Ranges beyond `max_ranges`, and ranges that a disk has
+// no room for, are counted, and the file has the count.
 //
 // Thread safety: every call from any thread.
 #pragma once
@@ -28,6 +29,10 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
 
   Row add_row(std::string_view name);  // Returns the same row for the same name.
+  // Keeps events on the disk of `path`, to which write_json() will write, from now on. If the disk
+  // accepts none, keeps the first 64 KiB of them.
+  void spill_beside(const std::string& path);
+
   void enable(bool on) noexcept { enabled_.store(on, std::memory_order_relaxed); }
   bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
 
@@ -36,7 +41,8 @@ class Trace {
                  std::int64_t bytes = -1);
   void add_counter(std::string_view name, double at_us, double value);
 
-  // Writes Chrome trace format, with ranges sorted by start. Throws IoError with path and errno.
+  // Writes Chrome trace format; the events in each 64 KiB are sorted by start. Throws IoError with
+  // path and errno.
   void write_json(const std::string& path) const;
   std::size_t range_count() const;
   std::size_t dropped() const;

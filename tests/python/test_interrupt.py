@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -64,3 +66,28 @@ def test_what_waits_for_something_slow_is_given_up_when_that_has_come():
             comes.set()
             with pytest.raises(KeyboardInterrupt):
                 wait(30)
+
+
+STOPPED = """
+import os, signal, time
+from sluiceway.base.interrupt import Interrupt
+with Interrupt(patience=4.0) as interrupt:
+    interrupt.defer()
+    with interrupt.in_flight():
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("stop", flush=True)
+        end = time.monotonic() + 5.5
+        while time.monotonic() < end:
+            time.sleep(0.01)
+    print("ended", flush=True)
+"""
+
+
+def test_time_in_which_the_process_is_suspended_does_not_count():
+    child = subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "stop\n"
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    child.send_signal(signal.SIGCONT)
+    assert child.communicate(timeout=60)[0] == "ended\n"
+    assert child.returncode == 0

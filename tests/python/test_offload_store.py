@@ -64,7 +64,7 @@ def test_a_store_that_nobody_took_up_is_neither_trained_nor_changed(tmp_path):
     say = "holds step 2 of this model, expected load_state_dict.. or opt.resume"
     with offload(other, tmp_path / "s") as opt:
         before = weights_of(other)
-        for act in (lambda: loss_of(other, 0), opt.step, opt.state_dict, opt.commit):
+        for act in (lambda: loss_of(other, 0), opt.step, opt.commit):
             with pytest.raises(sw.InvalidArgument, match=say):
                 act()
         other.eval()
@@ -73,6 +73,39 @@ def test_a_store_that_nobody_took_up_is_neither_trained_nor_changed(tmp_path):
         assert all(torch.equal(w, before[name]) for name, w in weights_of(other).items())
     with offload(other, tmp_path / "s") as opt:
         assert opt.resume() == 2
+        assert same_bits(other, model)
+
+
+def test_a_state_asked_for_before_a_store_is_taken_up_loads_as_nothing(tmp_path):
+    model, expected = words(), words()
+    with offload(model, tmp_path / "s") as opt:
+        run(model, opt, 2)
+        of_two, at_two = opt.state_dict(), weights_of(model)
+        run(model, opt, 1, first=2)
+    other = words(seed=9)
+    with offload(other, tmp_path / "s") as opt:
+        before, commits = weights_of(other), opt.engine.generations
+        opt.load_state_dict(opt.state_dict())  # Accelerate's first act.
+        assert opt.engine.generations == commits
+        assert all(torch.equal(w, before[name]) for name, w in weights_of(other).items())
+        for act in (lambda: loss_of(other, 0), opt.step, opt.commit):
+            with pytest.raises(sw.InvalidArgument, match="holds step 3 of this model"):
+                act()
+        opt.load_state_dict(of_two)
+        assert all(torch.equal(w, at_two[name]) for name, w in weights_of(other).items())
+        run(other, opt, 2, first=2)
+    with offload(expected) as opt:
+        run(expected, opt, 4)
+    assert same_bits(other, expected)
+
+
+def test_a_state_asked_for_before_a_store_is_taken_up_keeps_resume_possible(tmp_path):
+    model, other = words(), words(seed=9)
+    with offload(model, tmp_path / "s") as opt:
+        run(model, opt, 3)
+    with offload(other, tmp_path / "s") as opt:
+        opt.load_state_dict(opt.state_dict())
+        assert opt.resume() == 3
         assert same_bits(other, model)
 
 

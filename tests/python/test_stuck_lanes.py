@@ -1,5 +1,7 @@
 """A lane that never ends: close() and the end of the process come back, and say which it is."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -95,3 +97,48 @@ def test_an_optimizer_whose_lanes_end_closes_without_a_word():
     code, out, err, seconds = end_of("opt.close(); print('closed')", throttled="")
     assert (code, out, err) == (0, "closed\n", "")
     assert seconds < LIMIT_S
+
+
+SLOW = """
+import sys
+import sluiceway as sw
+import torch
+from small_models import loss_of, make
+
+torch.set_num_threads(1)
+slow = sw.Link(d2h_gbps=0.002, h2d_gbps=0.002, latency_us=1000)
+model = make()
+if sys.argv[1] == "subspace":
+    opt = sw.SubspaceAdamW(model, codec="identity", wire="fp32", link=slow)
+else:
+    where = {"path": sys.argv[2]} if sys.argv[1] == "disk" else {}
+    opt = sw.OffloadAdamW(model, tier=sys.argv[1], link=slow, **where)
+for step in range(2):
+    loss_of(model, step).backward()
+    opt.step()
+    opt.zero_grad()
+print("closing", flush=True)
+opt.close()
+print(sum(p.double().sum().item() for p in model.parameters()))
+"""
+
+
+@pytest.mark.parametrize("engine", ["subspace", "host", "disk"])
+def test_a_process_that_is_suspended_in_close_keeps_its_last_step(tmp_path, engine):
+    def closed(stopped_s):
+        command = [sys.executable, "-c", SLOW, engine, str(tmp_path / str(stopped_s))]
+        environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert child.stdout.readline() == "closing\n", child.communicate()[1]
+        if stopped_s:
+            time.sleep(0.2)
+            child.send_signal(signal.SIGSTOP)
+            time.sleep(stopped_s)
+            child.send_signal(signal.SIGCONT)
+        out, err = child.communicate(timeout=3 * LIMIT_S)
+        assert child.returncode == 0, err
+        return out
+
+    assert closed(8) == closed(0)  # Longer than close() waits for a lane that stands still.

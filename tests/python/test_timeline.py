@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 
 import pytest
-import torch  # noqa: F401 - the compiled module needs libtorch in the process.
+import sluiceway as sw
 from sluiceway import _core
 from sluiceway.run.timeline import Timeline
+from small_models import loss_of, make
+from zo_models import decoder, zo_ids, zo_loss
 
 
 def ranges_of(path):
@@ -67,3 +71,50 @@ def test_ranges_that_do_not_fit_are_counted_in_the_file(tmp_path):
     assert [name for name, *_ in ranges_of(tmp_path / "trace.json")["loop"]] == ["step 0", "step 1"]
     other = json.loads((tmp_path / "trace.json").read_text())["otherData"]
     assert other == {"ranges": 2, "dropped": 3}
+
+
+@pytest.mark.parametrize("engine", ["subspace", "offload", "zo", "zo parity"])
+def test_events_of_many_steps_wait_on_the_disk_and_are_all_in_the_trace(tmp_path, engine):
+    trace, steps = tmp_path / "trace.json", 150
+    model = decoder() if engine.startswith("zo") else make()
+    if engine == "subspace":
+        opt = sw.SubspaceAdamW(model, codec="block_random", trace=trace)
+    elif engine == "offload":
+        opt = sw.OffloadAdamW(model, trace=trace)
+    else:
+        opt = sw.ZoSgd(model, tier="host", mode="parity" if "parity" in engine else "log",
+                       trace=trace)  # fmt: skip
+    with opt:
+        for step in range(steps):
+            if engine.startswith("zo"):
+                opt.step(lambda i=step: zo_loss(model, zo_ids(i)))
+            else:
+                loss_of(model, step).backward()
+                opt.step()
+                opt.zero_grad()
+        waiting = [os.fstat(fd).st_size for fd in deleted_files_in(tmp_path)]
+        assert len(waiting) == 1
+        assert waiting[0] > 64 << 10
+        assert list(tmp_path.iterdir()) == []
+    assert not deleted_files_in(tmp_path)
+    document = json.loads(trace.read_text())
+    ranges = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert document["otherData"] == {"ranges": len(ranges), "dropped": 0}
+    lanes = {event["tid"] for event in ranges}
+    assert len(ranges) > steps * len(lanes)
+    begins = [event["ts"] for event in ranges]
+    span = max(begins) - min(begins)
+    late = [ts for ts in begins if ts > min(begins) + span / 2]
+    assert len(late) > len(begins) / 4  # Of all steps, not of the first.
+
+
+def deleted_files_in(folder):
+    """Open files of this process that lie in a folder without a name."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{folder}/") and (
+                os.fstat(fd).st_nlink == 0
+            ):
+                found.append(fd)
+    return found

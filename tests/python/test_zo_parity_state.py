@@ -29,15 +29,6 @@ def hooks_of(model: nn.Module) -> int:
 # ---- An optimizer that cannot be made ----
 
 
-def test_a_model_with_an_empty_weight_is_refused_and_left_as_it_is() -> None:
-    model, untouched = of_16_bits(), of_16_bits()
-    model.extra = nn.Parameter(torch.empty(0))
-    with pytest.raises(sluiceway.InvalidArgument, match="extra is empty, and mode parity"):
-        parity(model)
-    del model.extra
-    assert same(model.state_dict(), untouched)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("where", ["held", "take", "has_image"])
 def test_whatever_fails_leaves_the_model_as_it_was(monkeypatch, dtype, where: str) -> None:
@@ -81,9 +72,10 @@ def test_a_state_of_another_step_needs_the_weights_of_that_step() -> None:
     assert same(model.state_dict(), whole)
     opt.load_state_dict(opt.state_dict())  # Of the same step.
     assert zo_train(opt, model, range(5, 6)) == zo_train(in_one_go, whole, range(5, 6))
-    for name, p in model.named_parameters():
-        p.data.copy_(state[0][name])  # Without waiting for what is under way.
-        torch.autograd.graph.increment_version(p)
+    with torch._C.DisableTorchFunctionSubclass():  # Without waiting for what is under way.
+        for name, p in model.named_parameters():
+            p.data.copy_(state[0][name])
+            torch.autograd.graph.increment_version(p)
     with pytest.raises(sluiceway.InvalidArgument, match="was changed while steps were written"):
         opt.load_state_dict(state[1])
     model.load_state_dict(state[0])

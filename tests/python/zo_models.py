@@ -131,6 +131,12 @@ def on_host(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
     return sluiceway.ZoSgd(model, tier="host", **options)
 
 
+def own_memory(model: nn.Module) -> list[torch.Tensor]:
+    """Copies of what lies in the parameters, which nobody else may read between steps."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return [p.detach().clone() for p in model.parameters()]
+
+
 def zo_train(opt: sluiceway.ZoSgd, model: nn.Module, steps: range) -> list[float]:
     """The loss of each step; its tokens follow from its number."""
     return [opt.step(lambda: zo_loss(model, zo_ids(s))).item() for s in steps]  # noqa: B023

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+_WAITS = 20
+
 
 class Interrupted(Exception):  # noqa: N818 - it is no error.
     """The run was asked to stop, and its work is saved."""
@@ -63,7 +65,7 @@ class Interrupt(SignalHandler):
         self._patience = patience
         self._in_flight = False
         self._last = signal.SIGINT
-        self._again: threading.Timer | None = None
+        self._over = threading.Event()  # What was in flight has ended.
         self._deferring = False
         self._holds: Callable[[], bool] = lambda: False
 
@@ -91,27 +93,26 @@ class Interrupt(SignalHandler):
             disk. The wait for it is then extended.
         """
         began = time.monotonic()
-        self._in_flight, self._holds = True, holds
+        self._in_flight, self._holds, self._over = True, holds, threading.Event()
         if self.requested:
             self._lose_patience()
         try:
             yield
         finally:
             self._in_flight = False
-            if self._again is not None:
-                self._again.cancel()
+            self._over.set()
         self._patience = max(self._patience, 10 * (time.monotonic() - began))
 
     def _lose_patience(self) -> None:
         main = threading.main_thread().ident
-        self._again = threading.Timer(self._patience, self._out_of_patience, (main,))
-        self._again.daemon = True
-        self._again.start()
+        arguments = (main, self._over, self._patience)
+        threading.Thread(target=self._out_of_patience, args=arguments, daemon=True).start()
 
-    def _out_of_patience(self, main: int | None) -> None:
-        if not self._in_flight:
-            return
-        if self._holds():
-            self._lose_patience()
-        else:
-            signal.pthread_kill(main, self._last)
+    def _out_of_patience(self, main: int | None, over: threading.Event, patience: float) -> None:
+        while True:
+            # Many short waits: of the time in which the process is suspended, one of them counts.
+            for _ in range(_WAITS):
+                if over.wait(patience / _WAITS):
+                    return
+            if not self._holds():
+                return signal.pthread_kill(main, self._last)

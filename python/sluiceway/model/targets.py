@@ -114,11 +114,12 @@ def check_storage(caller: str, parameters: Iterable[tuple[str, nn.Parameter]]) -
 
     One tied parameter, used in several places, is fine.
     """
-    spans = sorted(
-        (p.untyped_storage().data_ptr() + p.storage_offset() * p.element_size(), p.nbytes, name)
-        for name, p in parameters
-        if p.numel() and p.device.type != "meta"
-    )
+    with torch._C.DisableTorchFunctionSubclass():  # Addresses alone: no weight is read.
+        spans = sorted(
+            (p.untyped_storage().data_ptr() + p.storage_offset() * p.element_size(), p.nbytes, name)
+            for name, p in parameters
+            if p.numel() and p.device.type != "meta"
+        )
     for (start, size, first), (other, _, second) in pairwise(spans):
         if other < start + size:
             raise InvalidArgument(
@@ -251,6 +252,8 @@ def select_weights(
             continue
         modules = [module for module, _ in holders]
         why = against[key]
+        if parameter.numel() == 0:  # Nothing to compress, and nothing to leave out.
+            why = "no elements"
         if why == EMBEDDINGS:
             if embeddings == "identity":
                 weight = CompressedWeight(name, parameter, modules, identity=True)

@@ -99,7 +99,7 @@ class HookedOptimizer(WholeStepOptimizer):
         super().__init__(groups, adam)
         self._fixed_groups = True
         self._clock = StepClock(self.engine, self.device, parameter_bytes(model))
-        self.engine.enable_trace(options.trace is not None)
+        self.engine.enable_trace(options.trace is not None, os.fspath(options.trace or ""))
         self._standing = StepProgress()
         self._stepping: list[torch.Tensor] = []
         self._in_flight = WeightsInFlight(

@@ -276,10 +276,11 @@ void OffloadEngine::finish(std::chrono::milliseconds wait_limit) {
     close(wait_limit);
   } catch (...) {
     // A failed executor has drained its lanes, and after a failed commit they will soon be empty.
-    // Then nothing runs any more, and that is enough.
-    const auto end = std::chrono::steady_clock::now() + wait_limit;
-    while (!idle() && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    // Then nothing runs any more, and that is enough. This loop counts its own sleeps, because a
+    // clock would also count the time in which the process was suspended.
+    constexpr std::chrono::milliseconds kBetween{1};
+    for (auto left = wait_limit; !idle() && left.count() > 0; left -= kBetween) {
+      std::this_thread::sleep_for(kBetween);
     }
     if (!idle()) throw;
     gate_.forget();

@@ -7,8 +7,10 @@ import sluiceway as sw
 from accelerate import Accelerator
 from agreement import STEPS, TOLERANCE, batch_of, disagreement
 from small_llama import small_llama
-from test_trainer import CASES, run
+from small_models import same_bits
+from test_trainer import CASES, Tokens, arguments, run
 from test_trainer_resume import fresh_accelerate
+from transformers import Trainer, TrainerCallback
 from twins import LR
 
 MATRICES = 14  # Of both layers.
@@ -60,3 +62,54 @@ def test_accelerate(offload):
                 stepper.zero_grad()
 
     assert disagreement(small_llama, drive, offload) <= TOLERANCE
+
+
+class Crash(TrainerCallback):
+    """Ends a run after its third step, which no checkpoint has."""
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 3:
+            raise RuntimeError("crash")
+
+
+def trained(folder, offload, steps, resume=None, callbacks=None):
+    """Train with Trainer, which saves every second step and at its end; return the model."""
+    model = small_llama()
+    saves = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    with offload(model) as opt:
+        trainer = Trainer(
+            model=model,
+            args=arguments(folder, max_steps=steps, **saves),
+            train_dataset=Tokens(),
+            optimizers=(opt, None),
+            callbacks=callbacks,
+        )
+        trainer.train(resume_from_checkpoint=resume)
+    return model
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("crashes", [False, True], ids=["at the save", "past the save"])
+def test_trainer_resumes_from_its_checkpoint_bit_for_bit(tmp_path, tier, crashes):
+    def in_folder(name):
+        where = {"path": tmp_path / f"{name}-store"} if tier == "disk" else {}
+        return lambda model: sw.OffloadAdamW(model, lr=LR, tier=tier, **where)
+
+    whole = trained(tmp_path / "whole", in_folder("whole"), 5)
+    if crashes:
+        with pytest.raises(RuntimeError, match="crash"):
+            trained(tmp_path / "cut", in_folder("cut"), 5, callbacks=[Crash()])
+    else:
+        trained(tmp_path / "cut", in_folder("cut"), 2)
+    saved = tmp_path / "cut" / "checkpoint-2"
+    resumed = trained(tmp_path / "cut", in_folder("cut"), 5, str(saved))
+    assert same_bits(resumed, whole)
+
+
+def test_trainer_does_not_train_beside_a_store_that_it_did_not_take_up(tmp_path):
+    def stored(model):
+        return sw.OffloadAdamW(model, lr=LR, tier="disk", path=tmp_path / "store")
+
+    trained(tmp_path / "run", stored, 2)
+    with pytest.raises(sw.InvalidArgument, match="holds step 2 of this model"):
+        trained(tmp_path / "run", stored, 4)

@@ -256,6 +256,27 @@ TEST_F(GivenUpTest, ALaneWhoseHopsTakeLongIsGivenTheTimeTheyTook) {
   EXPECT_EQ(f.log.layers_in(kApply).size(), 2U);
 }
 
+TEST_F(GivenUpTest, TimeInWhichNoWaitCouldLookHardlyCounts) {
+  constexpr milliseconds kLimit(400);
+  block_lane(kHost);
+  f.executor->give_up_after(kLimit);
+  int looks = 0;
+  on_check = [&] {  // The process is suspended, and looks twice before its lane goes on.
+    if (++looks == 1) std::this_thread::sleep_for(2 * kLimit);
+    if (looks == 3) latch.open();
+  };
+  f.executor->wait(1);
+  EXPECT_THAT(f.log.lanes_of(1), ElementsAre(kD2h, kHost, kH2d, kApply));
+}
+
+// I10
+TEST_F(GivenUpTest, AStuckLaneIsGivenUpHoweverLateItsWaitLooks) {
+  block_lane(kHost);
+  f.executor->give_up_after(kPatience);
+  on_check = [] { std::this_thread::sleep_for(kPatience); };
+  EXPECT_THROW(f.executor->wait(1), Timeout);
+}
+
 TEST_F(GivenUpTest, PatienceThatIsTakenBackGivesNothingUp) {
   block_lane(kHost);
   f.executor->give_up_after(kPatience);

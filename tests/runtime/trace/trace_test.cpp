@@ -150,8 +150,62 @@ TEST_F(TraceTest, WhatDoesNotFitIsCountedAndSaidInTheFile) {
   EXPECT_EQ(json::parse(file)["otherData"]["dropped"], 4);
 }
 
-TEST_F(TraceTest, RefusesMoreRangesThanItsNamesCanNumber) {
-  EXPECT_THROW(Trace(std::size_t{1} << 32), InvalidArgument);
+TEST_F(TraceTest, SpilledRangesAreAllInTheFileWithTheirNames) {
+  constexpr int kRanges = 20'000;  // Some hundred KiB.
+  trace.enable(true);
+  trace.spill_beside(path);
+  const Trace::Row row = trace.add_row("host");
+  for (int i = 0; i < kRanges; ++i) {
+    trace.add_range(row, "step " + std::to_string(i), i, i + 0.5, i % 2 == 0 ? i : -1);
+    if (i % 1000 == 0) trace.add_counter("bytes", i, 2.0 * i);
+  }
+  const std::vector<json> ranges = events("X");
+  ASSERT_EQ(ranges.size(), std::size_t{kRanges});
+  for (int i = 0; i < kRanges; ++i) {
+    const json& range = ranges[static_cast<std::size_t>(i)];
+    ASSERT_EQ(range["name"], "step " + std::to_string(i));
+    ASSERT_EQ(range["ts"], i);
+    ASSERT_EQ(range["dur"], 0.5);
+    ASSERT_EQ(range.contains("args"), i % 2 == 0);
+  }
+  EXPECT_EQ(events("C").size(), 20U);
+  EXPECT_EQ(written()["otherData"]["ranges"], kRanges);
+  EXPECT_EQ(trace.dropped(), 0U);
+}
+
+TEST_F(TraceTest, NameLongerThanTheBufferIsSpilledWhole) {
+  trace.enable(true);
+  trace.spill_beside(path);
+  const std::string name(200'000, 'x');
+  for (int i = 0; i < 3; ++i) trace.add_range(0, i == 1 ? name : "short", i, i + 1);
+  const std::vector<json> ranges = events("X");
+  ASSERT_EQ(ranges.size(), 3U);
+  EXPECT_EQ(ranges[1]["name"], name);
+}
+
+TEST_F(TraceTest, SpillLeavesNoFileBehind) {
+  const std::filesystem::path folder = path + ".folder";
+  std::filesystem::create_directory(folder);
+  {
+    Trace spilling;
+    spilling.enable(true);
+    spilling.spill_beside(folder / "trace.json");
+    for (int i = 0; i < 5000; ++i) spilling.add_range(0, "range", i, i + 1);
+    EXPECT_TRUE(std::filesystem::is_empty(folder));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(TraceTest, DiskThatTakesNothingKeepsTheFirstRangesAndCountsTheOthers) {
+  constexpr std::size_t kRanges = 20'000;
+  trace.enable(true);
+  trace.spill_beside(testing::TempDir() + "no/such/folder/trace.json");
+  for (std::size_t i = 0; i < kRanges; ++i) trace.add_range(0, "range", 1.0, 2.0);
+  EXPECT_GT(trace.range_count(), 1000U);
+  EXPECT_LT(trace.range_count(), 2000U);
+  EXPECT_EQ(trace.range_count() + trace.dropped(), kRanges);
+  EXPECT_EQ(events("X").size(), trace.range_count());
 }
 
 TEST_F(TraceTest, EmptyTraceIsAValidDocument) {
@@ -186,6 +240,7 @@ TEST_F(TraceTest, NothingIsLostOrTornWithManyThreadsAndAWriter) {
   constexpr int kThreads = 4;
   constexpr int kRanges = 2000;
   trace.enable(true);
+  trace.spill_beside(path);
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([this, t] {

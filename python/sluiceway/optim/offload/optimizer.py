@@ -34,6 +34,7 @@ from sluiceway.optim.offload.state import (
     tensors_of,
     with_frame,
 )
+from sluiceway.optim.state import STATE_KEY, frame_of
 
 # The sentinel's norm where that of a sum was not asked for: whoever clips by it, scales it.
 _UNKNOWN_NORM = 1e15
@@ -342,9 +343,14 @@ class OffloadAdamW(HookedOptimizer):
         """State of every parameter, or the name of the step that the store then keeps.
 
         It loads under `weights_only=True`. Of tier="disk" the step stays until the next one is
-        taken, and the store grows by a half the first time.
+        taken, and the store grows by a half the first time. Before a store is taken up the state
+        names its last step, keeps nothing, and takes nothing up when it is loaded back: so
+        Accelerate may ask for it, and load it, before it loads that of a checkpoint.
         """
         self._check_open()
+        if self._held and not self._standing.half_loaded:
+            frame = {**frame_of(self), **self._own_state(), "held": True}
+            return {**torch.optim.Optimizer.state_dict(self), STATE_KEY: frame}
         self._check_loaded()
         self.synchronize()
         self._edited.take_over()
@@ -393,5 +399,7 @@ class OffloadAdamW(HookedOptimizer):
         check_states(self, state_dict)
 
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
+        if self._held and state_dict[STATE_KEY].get("held"):
+            return
         restore_states(self, state_dict)
         self._taken_up()

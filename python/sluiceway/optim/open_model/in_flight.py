@@ -62,7 +62,7 @@ def _functions_that_only_look() -> frozenset[Any]:
     return frozenset(found - {None}) | {torch.Tensor.grad.__delete__}
 
 
-_LOOKS = _functions_that_only_look()
+LOOKS = _functions_that_only_look()
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 
 
@@ -84,7 +84,7 @@ class _InFlight:
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _LOOKS:
+        if func in LOOKS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         _land_those_in((args, kwargs))

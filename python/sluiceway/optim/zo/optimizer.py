@@ -67,12 +67,13 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     the device. The order is found in the first step, which calls the first closure once more.
     Weights that the closure itself reads, or that a module reads around other modules, are
     perturbed from the base on the device. The numbers are the same as with tier="device". A
-    parameter's own data is the base and must not be changed. A forward of the model and
-    `evaluate()` see theta, without gradients, and so does `state_dict()` of the model; any other
-    reader of a parameter, such as a copy of the model, sees the base. `close()` leaves theta in
-    the parameters; without it they keep the base. To continue a log in `path`, use a model with
-    the same base; `state_dict()` includes the log. At most 1,024 / directions steps fit on one
-    base; with noise="lowrank" only the bytes of all periods are limited.
+    parameter's own data is the base. A forward of the model and `evaluate()` see theta, without
+    gradients; `state_dict()` of the model, `copy.deepcopy(model)` and `torch.save(model)` contain
+    theta. Any other code that reads or writes elements of a parameter between steps raises
+    InvalidArgument: call `theta(p)` instead. `close()` leaves theta in the parameters; without it
+    they keep the base. To continue a log in `path`, use a model with the same base; `state_dict()`
+    includes the log. At most 1,024 / directions steps fit on one base; with noise="lowrank" only
+    the bytes of all periods are limited.
 
     With mode="parity", weights in host memory are instead the masters of theta [ZO2, arXiv
     2503.12668]. A step is written into each master when it arrives for the next pass, and the
@@ -81,8 +82,9 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     parameter has a float32 master in the optimizer's state, and holds NaN, without memory, outside
     of a forward; with master="bf16" it is its own master, rounded stochastically. A forward of the
     model, `evaluate()`, `theta(p)` and `state_dict()` of optimizer and model wait until the last
-    step is in all weights. Direct reads of a parameter (`p.clone()`, a copy of the model, an
-    average of parameters) do not wait, and mostly see an older step: call `state_dict()` first.
+    step is in all weights, and so does any read of a parameter that is its own master
+    (`p.clone()`, an average of parameters). Reading a parameter that has a master beside it raises
+    InvalidArgument; copies of the model contain theta.
     Without `close()`, the weights are of no single step when the optimizer is gone, and 16-bit
     parameters with a float32 master hold NaN: close the optimizer, or use `with`.
 

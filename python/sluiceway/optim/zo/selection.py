@@ -46,21 +46,26 @@ def trained_groups(
 def trained_weights(
     owner: str, model: nn.Module, groups: list[dict[str, Any]]
 ) -> list[TrainedWeight]:
-    """List every parameter of the groups once.
+    """List every parameter of the groups that has elements, once.
 
     Raises
     ------
     InvalidArgument
-        A parameter cannot be trained, or another optimizer trains it.
+        A parameter cannot be trained, another optimizer trains it, or none has elements.
     """
     group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
     weights = []
     for name, p, holders in owners_of(model).values():
-        if id(p) not in group_of:
+        if id(p) not in group_of or p.numel() == 0:
             continue
         check_weight(owner, name, p)
         modules = [module for module, _ in holders]
         weights.append(TrainedWeight(name, p, group_of[id(p)], modules, _core.stable_hash(name)))
+    if not weights:
+        raise InvalidArgument(
+            f"{owner}: none of the trainable parameters has elements, expected at least one; "
+            "train a model that has weights"
+        )
     check_storage(owner, [(w.name, w.parameter) for w in weights])
     refuse_taken(owner, [(w.name, w.parameter) for w in weights])
     return weights

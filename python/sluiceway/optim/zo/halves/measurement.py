@@ -95,7 +95,8 @@ class Measurement:
     ) -> None:
         self._of, self._source, self._halves, self._inputs = measured, source, halves, inputs
         self._lockstep = LockStep(measured.owner, [half.name for half in halves], self)
-        self._own = {id(p): p.data for p in measured.parameters}
+        with torch._C.DisableTorchFunctionSubclass():  # Of weights that lie elsewhere, too.
+            self._own = {id(p): p.data for p in measured.parameters}
         self._resting = self._own | measured.resting
         self._frames: list[list[_Frame]] = [[] for _ in halves]
         self._shared: dict[tuple[int, int], _Shared] = {}

@@ -48,6 +48,19 @@ class BaseWeights:
         """Tell whether a parameter is one of the streamed ones."""
         return id(p) in self._weight_of
 
+    @property
+    def owner(self) -> str:
+        """The optimizer's name, for errors."""
+        return self._of.owner
+
+    def name_of(self, p: nn.Parameter) -> str:
+        """The parameter's name in the model."""
+        return self._weight_of[id(p)].name
+
+    def settle(self, p: nn.Parameter) -> bool:
+        """Whether the parameter's own memory holds theta when this returns: it is the base."""
+        return False
+
     def forget(self) -> None:
         """Drop copies of the old base, since there is a new one."""
         self._on_device = {}

@@ -41,7 +41,7 @@ class HostBase:
 
     def of(self, p: nn.Parameter) -> torch.Tensor:
         """Return the base tensor itself; before `take`, the parameter's own data."""
-        return self._base.get(id(p), p.detach())
+        return self._base[id(p)] if id(p) in self._base else p.detach()
 
     def number(self, p: nn.Parameter) -> int:
         """Return -1: the base is not in an arena."""

@@ -65,7 +65,7 @@ class StreamedTier:
         with ExitStack() as undo:
             self._base = self._theta_of_base()
             undo.callback(self._base.close)
-            self._reader = Reader(training.model, parameters, self._base.theta)
+            self._reader = Reader(training.model, parameters, self._base)
             undo.callback(self._reader.close)
             self.set_gammas()
             undo.pop_all()
@@ -127,7 +127,8 @@ class StreamedTier:
 
     def _use_of(self, weight: TrainedWeight, call: int) -> tuple[Any, ...]:
         p, number = weight.parameter, self._lies.number(weight.parameter)
-        like = self._lies.of(p) if number < 0 else p.data
+        with torch._C.DisableTorchFunctionSubclass():
+            like = self._lies.of(p) if number < 0 else p.data
         return weight.name, like, weight.group, call, p.dim() < 2, number
 
     def _measured(self, order: ForwardOrder) -> Measured:

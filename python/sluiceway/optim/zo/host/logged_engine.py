@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sluiceway import _core
 from sluiceway.base.atomic import replace_file
 from sluiceway.errors import Corrupt, InvalidArgument
@@ -81,7 +83,8 @@ class LoggedEngine(StreamingEngine):
             **self._base.engine_arguments(),
             **self._low_rank(),
         )
-        engine.enable_trace(self._of.options.trace is not None)
+        trace = self._of.options.trace
+        engine.enable_trace(trace is not None, os.fspath(trace or ""))
         return engine
 
     def _low_rank(self) -> dict[str, Any]:
@@ -89,9 +92,10 @@ class LoggedEngine(StreamingEngine):
         if options.noise != "lowrank":
             return {"rank": 0, "period": 0, "trained": []}
         trained = []
-        for w in self._of.weights:  # For a matrix the engine needs the shape alone.
-            p = w.parameter
-            trained.append((w.name, p.detach() if p.dim() >= 2 else self._base.of(p), w.group))
+        with torch._C.DisableTorchFunctionSubclass():
+            for w in self._of.weights:  # For a matrix the engine needs the shape alone.
+                p = w.parameter
+                trained.append((w.name, p.detach() if p.dim() >= 2 else self._base.of(p), w.group))
         return {"rank": options.rank, "period": options.period, "trained": trained}
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
 from sluiceway.optim.zo.halves.substitution import is_no_read
+from sluiceway.optim.zo.host.elsewhere import Keeper, WeightsElsewhere
 from sluiceway.optim.zo.inference import outside_inference
 
 
@@ -50,18 +51,18 @@ class Reader(TorchFunctionMode):
     model : torch.nn.Module
     parameters : list of torch.nn.Parameter
         Parameters whose data is replaced.
-    theta : callable
-        Returns the data to put into a parameter.
+    keeper : Keeper
+        Its `theta(p)` returns the data to put into a parameter.
     """
 
     def __init__(
         self,
         model: nn.Module,
         parameters: list[nn.Parameter],
-        theta: Callable[[nn.Parameter], torch.Tensor],
+        keeper: Keeper,
     ) -> None:
         super().__init__()
-        self._theta, self._root = theta, model
+        self._theta, self._root = keeper.theta, model
         self._own = {id(p): p.data for p in parameters}
         self._calls: list[Call] = []
         self._present: set[int] = set()
@@ -74,11 +75,13 @@ class Reader(TorchFunctionMode):
                 self._undo.callback(_before(module, _Hook(self, module, Reader._enter)).remove)
                 after = _Hook(self, module, Reader._leave)
                 self._undo.callback(module.register_forward_hook(after, always_call=True).remove)
+        self._elsewhere = WeightsElsewhere(keeper, parameters)
 
     def close(self) -> None:
         """Remove the hooks."""
         self._unwind()
         self._undo.close()
+        self._elsewhere.bring_all()
 
     def rest(self) -> None:
         """Restore the data that was left replaced when an interrupt ended a forward."""
@@ -94,9 +97,11 @@ class Reader(TorchFunctionMode):
         """Switch the reader off while other code replaces the data of parameters."""
         self._unwind()
         self._enabled = False
+        self._elsewhere.bring_all()
         try:
             yield
         finally:
+            self._elsewhere.take_out_all()
             self._enabled = True
 
     @contextmanager
@@ -140,6 +145,7 @@ class Reader(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             for p in self._calls.pop().reads:
                 p.data = self._own[id(p)]
+                self._elsewhere.take_out([p])
                 self._present.discard(id(p))
             _forget_casts()
         if not self._calls:
@@ -169,6 +175,7 @@ class Reader(TorchFunctionMode):
             theta = self._theta(p)
             self._calls[-1].reads.append(p)
             self._present.add(id(p))
+            self._elsewhere.bring([p])
             p.data = theta
             _forget_casts()
 
@@ -183,6 +190,7 @@ class _Hook(NothingWhenCopied):
     ) -> None:
         self._reader, self._module, self._act = weakref.ref(reader), weakref.ref(module), act
 
+    @torch.compiler.disable  # A graph would hold what parameters were before they are exchanged.
     def __call__(self, called: nn.Module, *_: Any) -> None:
         reader = self._reader()
         if reader is not None and called is self._module():

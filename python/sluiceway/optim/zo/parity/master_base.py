@@ -30,7 +30,7 @@ class MasterBase:
     Raises
     ------
     InvalidArgument
-        The type of masters is impossible for a parameter, or a parameter is empty.
+        The type of masters is impossible for a parameter.
     """
 
     log_folder: str | os.PathLike | None = None
@@ -40,11 +40,6 @@ class MasterBase:
         self._masters: dict[int, torch.Tensor] = {}
         self._was_on = {id(w.parameter): w.parameter.device for w in training.weights}
         for weight in training.weights:
-            if weight.parameter.numel() == 0:
-                raise InvalidArgument(
-                    f"{training.owner}: {weight.name} is empty, and mode parity cannot train empty "
-                    "parameters; freeze it, or use mode log"
-                )
             if training.options.master == "bf16" and weight.parameter.dtype is torch.float16:
                 raise InvalidArgument(
                     f"{training.owner}: {weight.name} is float16, expected bfloat16 or float32 for "

@@ -31,13 +31,21 @@ class MasterWeights(BaseWeights):
 
     def __init__(self, training: Training, engine: WrittenEngine, base: MasterBase) -> None:
         super().__init__(training, engine, base)
-        self._written = engine
+        self._written, self._masters = engine, base
         for module in training.model.modules():
             within = [p for p in module.parameters() if self.has(p)]
             if within:  # The outermost module is asked first, before anything was copied.
                 image = next((self._weight_of[id(p)] for p in within if base.has_image(p)), None)
                 hook = _LoadHook(training.owner, engine, image.name if image else None)
                 self._hooks.append(module.register_load_state_dict_pre_hook(hook))
+
+    def settle(self, p: nn.Parameter) -> bool:
+        """Bring a master that is the parameter's own memory to the last step."""
+        if self._masters.has_image(p):
+            return False
+        if self._written.is_open:
+            self._written.flush()
+        return True
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """Compute theta of a parameter on the device."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from sluiceway import _core
@@ -31,7 +33,8 @@ class WrittenEngine(StreamingEngine):
             wire=training.options.narrow_wire or "",
             **streaming_arguments(training),
         )
-        self._engine.enable_trace(training.options.trace is not None)
+        trace = training.options.trace
+        self._engine.enable_trace(trace is not None, os.fspath(trace or ""))
 
     def flush(self) -> None:
         """Bring masters to the last step; within a pass only those that it does not stream."""

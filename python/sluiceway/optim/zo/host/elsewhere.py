@@ -1,0 +1,159 @@
+"""Parameters whose own memory does not hold the trained weights while nothing runs.
+
+Such a parameter has a class of its own. torch asks that class before any function gets the
+parameter: one that looks at the shape or the like goes on, and one that reads or writes elements is
+refused, unless the memory can be brought up to date. A copy (`copy.deepcopy(model)`, pickle,
+`torch.save(model)`) has the trained weights.
+
+Code that goes around torch's function protocol, TorchScript for one, is not asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.optim.open_model.in_flight import LOOKS
+from sluiceway.optim.open_model.transforms import tell_before_wrapping
+from sluiceway.optim.zo.halves.substitution import is_no_read
+
+# Of a tensor that has the type and the place already they return the tensor itself.
+_CONVERSIONS = {
+    *("to", "type", "type_as", "cpu", "cuda", "float", "double", "half", "bfloat16", "contiguous"),
+}
+_LOOKS = {"_has_compatible_shallow_copy_type", "_is_view"}  # Beside those of weights in flight.
+_KEEPER = "_sluiceway_keeper"  # The attribute of such a parameter that leads to its weights.
+_SAVES = nn.Module._save_to_state_dict.__code__  # A hook of the module puts theta in afterwards.
+
+
+class Keeper(Protocol):
+    """Has the trained weights of parameters."""
+
+    owner: str  # The optimizer's name, for errors.
+
+    def name_of(self, p: nn.Parameter) -> str:
+        """The parameter's name in the model."""
+
+    def theta(self, p: nn.Parameter) -> torch.Tensor:
+        """A copy of the trained weights on the device."""
+
+    def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
+        """A copy of the trained weights in host memory."""
+
+    def settle(self, p: nn.Parameter) -> bool:
+        """Whether the parameter's own memory holds the trained weights when this returns."""
+
+
+def _check(value: Any) -> None:
+    if isinstance(value, _Elsewhere):
+        value._sluiceway_check()
+
+
+class _Elsewhere:
+    """What a parameter's class has in front of its own."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        converts = name in _CONVERSIONS
+        if not (converts or name in _LOOKS or is_no_read(func) or func in LOOKS):
+            for leaf in tree_leaves((args, kwargs)):
+                _check(leaf)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if converts and isinstance(result, torch.Tensor) and result is not args[0]:
+            _check(args[0])  # It was not what it is to be, so its elements were read.
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        return result
+
+    def _sluiceway_check(self) -> None:
+        keeper = getattr(self, _KEEPER)()
+        if keeper is None or not torch._C._is_torch_function_enabled():
+            return  # The optimizer was dropped unclosed, or its own code asks.
+        if keeper.settle(self):
+            return
+        raise InvalidArgument(
+            f"{keeper.owner}: {keeper.name_of(self)} is read or written outside of a forward, "
+            "where its own memory does not hold the trained weights; read opt.theta(parameter), "
+            "model.state_dict() or copy.deepcopy(model), or close() the optimizer first"
+        )
+
+    def _sluiceway_copy(self) -> nn.Parameter:
+        keeper, kind = getattr(self, _KEEPER)(), type(self).landed
+        with torch._C.DisableTorchFunctionSubclass():
+            theta = self.detach().clone() if keeper is None else keeper.theta_on_host(self)
+            return kind(theta, self.requires_grad)
+
+    def as_subclass(self, kind: type) -> Any:
+        self._sluiceway_check()  # torch does not ask.
+        return super().as_subclass(kind)
+
+    def detach(self) -> torch.Tensor:
+        if sys._getframe(1).f_code is not _SAVES:
+            self._sluiceway_check()
+        with torch._C.DisableTorchFunctionSubclass():
+            return super().detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        copy = memo[id(self)] = self._sluiceway_copy()
+        return copy
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        return self._sluiceway_copy().__reduce_ex__(protocol)
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return self._sluiceway_copy().__repr__(**kwargs)
+
+
+@functools.cache
+def _class_elsewhere(landed: type) -> type:
+    return type(landed.__name__, (_Elsewhere, landed), {"landed": landed})
+
+
+class WeightsElsewhere:
+    """Takes parameters out, and brings them back while something else exchanges their data.
+
+    Parameters
+    ----------
+    keeper : Keeper
+    parameters : list of torch.nn.Parameter
+    """
+
+    def __init__(self, keeper: Keeper, parameters: list[nn.Parameter]) -> None:
+        self._keeper, self._parameters = weakref.ref(keeper), parameters
+        tell_before_wrapping(_check)
+        self.take_out(parameters)
+
+    def take_out(self, parameters: Iterable[nn.Parameter]) -> None:
+        """From now on whoever reads one of them is refused."""
+        for p in parameters:
+            if not isinstance(p, _Elsewhere):
+                setattr(p, _KEEPER, self._keeper)
+                p.__class__ = _class_elsewhere(type(p))
+
+    def bring(self, parameters: Iterable[nn.Parameter]) -> None:
+        """They are what they were."""
+        for p in parameters:
+            if isinstance(p, _Elsewhere):
+                p.__class__ = type(p).landed
+                delattr(p, _KEEPER)
+
+    def bring_all(self) -> None:
+        """All of them are what they were."""
+        self.bring(self._parameters)
+
+    def take_out_all(self) -> None:
+        """From now on whoever reads any of them is refused."""
+        self.take_out(self._parameters)
