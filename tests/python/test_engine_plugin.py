@@ -166,7 +166,7 @@ INCOMPLETE = "from sluiceway.engines.resident import ResidentEngine\n" + INCOMPL
             "inherit from GradientEngine", id="other-class",
         ),
         pytest.param(
-            INCOMPLETE, "sgd", "does not define make_optimizer, plan, update, which", id="no-methods",
+            INCOMPLETE, "sgd", "does not define make_optimizer, plan, update", id="no-methods",
         ),
         pytest.param(
             SECTION.format(kind="native"), "native", "is registered by sluiceway itself and by "
