@@ -1,9 +1,9 @@
 // Named ranges and counters of a run, written as Chrome/Perfetto JSON with one row a lane.
 //
 // Off by default: enabled() is one relaxed load, and a disabled range reads no clock. When on,
-// ranges go into a buffer. After spill_beside() they go on from there into an unnamed file, and take
-// 64 KiB of memory, however many there are. Ranges beyond `max_ranges`, and ranges that a disk has
-// no room for, are counted, and the file has the count.
+// ranges go into a buffer. After spill_beside() they go on from there into an unnamed file, and
+// take 64 KiB of memory, however many there are. Ranges beyond `max_ranges`, and ranges that a disk
+// has no room for, are counted, and the file has the count.
 //
 // Thread safety: every call from any thread.
 #pragma once
