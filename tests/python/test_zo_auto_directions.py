@@ -59,7 +59,7 @@ def test_directions_are_those_that_hide_what_crosses_as_far_as_they_fit(
     assert (found.chosen, found.bound) == (chosen, bound)
     assert (found.hiding_tokens, found.tokens) == (hiding, tokens)
     assert found.why.startswith(
-        f"{chosen}, since one direction hides the transfers from {hiding:,.0f}"
+        f"{chosen}, since one direction hides the transfers with {hiding:,.0f}"
     )
     assert f"and a step has {tokens:,}" in found.why
 

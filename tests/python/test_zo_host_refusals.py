@@ -21,7 +21,9 @@ def test_what_is_not_read_is_named_and_what_ran_once_has_to_run_again() -> None:
     left_out = {1}
     model = decoder()
     opt = on_host(model)
-    with pytest.raises(sluiceway.InvalidArgument, match=r"layers.1.norm.weight was not read"):
+    with pytest.raises(
+        sluiceway.InvalidArgument, match=r"layers.1.norm.weight is trained but was not read"
+    ):
         opt.step(lambda: closure(model))
     assert opt.committed_steps == 0
     left_out.clear()

@@ -51,7 +51,7 @@ class ChunkedLoss:
     def __init__(self, model: nn.Module, *, slice_elems: int | None = None) -> None:
         self._model = model
         self._sizes = {} if slice_elems is None else {"slice_elems": slice_elems}
-        self._seen = self._warned = False  # What the model does with logits; its refusal.
+        self._seen = self._warned = False  # Logits were checked; the refusal was reported.
         self.refusal = refusal_of(model)
         self._cap = None if self.refusal else cap_of(model)
 

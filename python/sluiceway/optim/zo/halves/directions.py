@@ -78,7 +78,7 @@ def choose_directions(
         "time": f"; with {fitting:,}, replays would reduce the directions per second",
     }
     why = (
-        f"{chosen:,}, since one direction hides the transfers from {hiding:,.0f} tokens a step on, "
+        f"{chosen:,}, since one direction hides the transfers with {hiding:,.0f} tokens per step, "
         f"and a step has {tokens:,}{because[bound]}"
     )
     return PlannedDirections(chosen, hiding, tokens, bound, why)
