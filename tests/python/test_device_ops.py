@@ -10,7 +10,7 @@ import torch
 from sluiceway import _core
 from sluiceway.machine import device_ops as device_ops_module
 from sluiceway.machine.device_ops import CudaOps, DeviceOps, HostOps, device_ops
-from sluiceway.optim import hooked_optimizer
+from sluiceway.optim.common import engine_optimizer
 from small_models import loss_of, make
 
 
@@ -66,7 +66,7 @@ class RecordingEngine:
 def record(monkeypatch, optimizer):
     """What the device and the engine of such an optimizer will be asked, in order."""
     told = []
-    monkeypatch.setattr(hooked_optimizer, "device_ops", lambda *_: RecordingOps(told))
+    monkeypatch.setattr(engine_optimizer, "device_ops", lambda *_: RecordingOps(told))
     made = optimizer._make_engine
 
     def make_engine(self, model):

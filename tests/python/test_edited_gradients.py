@@ -7,7 +7,7 @@ import copy
 import pytest
 import sluiceway as sw
 import torch
-from sluiceway.optim.clip.sentinel import Sentinel
+from sluiceway.optim.common.sentinel import Sentinel
 from small_models import batch, loss_of, make, update_error
 from torch import nn
 from torch.nn import functional

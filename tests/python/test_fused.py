@@ -7,7 +7,7 @@ import functools
 import pytest
 import sluiceway as sw
 import torch
-from sluiceway.optim.fused.sampled_bias import SampledBias
+from sluiceway.optim.subspace.fused.sampled_bias import SampledBias
 from small_models import (
     WIDTH,
     Checkpointed,

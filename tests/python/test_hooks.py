@@ -7,9 +7,8 @@ import sluiceway as sw
 import torch
 from sluiceway import _core
 from sluiceway.model.targets import select_weights
-from sluiceway.optim.clip.carriers import Carriers
-from sluiceway.optim.gradient_sink import GradientSink
-from sluiceway.optim.hooks import ModelHooks
+from sluiceway.optim.common.model_hooks import GradientSink, ModelHooks
+from sluiceway.optim.common.norm_carrier import Carriers
 from small_models import CheckpointedReentrant, Tied, loss_of, make
 
 

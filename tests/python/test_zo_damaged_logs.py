@@ -14,7 +14,7 @@ import torch
 from conftest import assert_short_error
 from kills import loss_lines, weights_hash
 from sluiceway.engines.state_file import read_state, write_state
-from sluiceway.optim.state import STATE_KEY
+from sluiceway.optim.common.state import STATE_KEY
 from sluiceway.run import manifest
 from zo_models import OPTIONS, decoder, same, zo_train
 

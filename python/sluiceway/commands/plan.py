@@ -32,8 +32,8 @@ from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.speeds import measure_speeds
-from sluiceway.optim.fused.fusing import fused_lines
-from sluiceway.optim.tier_limits import planned_device_limit
+from sluiceway.optim.common.tier_limits import planned_device_limit
+from sluiceway.optim.subspace.fused.fusing import fused_lines
 
 
 def make_plan(config: Config) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sluiceway.optim.clip.norms import gradient_norms
+from sluiceway.optim.common.ordinary import gradient_norms
 
 
 class NativeAdamW(torch.optim.AdamW):

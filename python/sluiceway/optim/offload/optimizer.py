@@ -15,9 +15,9 @@ from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument, Timeout
 from sluiceway.model.targets import Selection
 from sluiceway.model.whole_weights import select_whole
-from sluiceway.optim.documented import takes
-from sluiceway.optim.guards.plain_state import plain_state
-from sluiceway.optim.hooked_optimizer import HookedOptimizer
+from sluiceway.optim.common.documented import takes
+from sluiceway.optim.common.engine_optimizer import HookedOptimizer
+from sluiceway.optim.common.state import plain_state
 from sluiceway.optim.offload.arguments import OffloadArguments, open_engine, resolve_policy
 from sluiceway.optim.offload.cores import core_settings, target_of, whole_groups
 from sluiceway.optim.offload.edited_weights import EditedWeights

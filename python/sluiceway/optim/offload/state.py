@@ -16,9 +16,7 @@ import torch
 
 from sluiceway import _core
 from sluiceway.errors import Corrupt, InvalidArgument
-from sluiceway.optim.offload.cores import WHOLE
-from sluiceway.optim.offload.edited_weights import master_of
-from sluiceway.optim.state import (
+from sluiceway.optim.common.state import (
     STATE_KEY,
     check_count,
     check_entries,
@@ -26,6 +24,8 @@ from sluiceway.optim.state import (
     check_settings,
     frame_of,
 )
+from sluiceway.optim.offload.cores import WHOLE
+from sluiceway.optim.offload.edited_weights import master_of
 
 if TYPE_CHECKING:
     from sluiceway.optim.offload.optimizer import OffloadAdamW

@@ -13,11 +13,9 @@ from sluiceway import _core
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection
-from sluiceway.optim.documented import takes
-from sluiceway.optim.fused.fusing import FusedLinears, fuse_own
-from sluiceway.optim.guards.chosen import select_compressed
-from sluiceway.optim.hooked_optimizer import HookedOptimizer
-from sluiceway.optim.hyperparameters import check_group
+from sluiceway.optim.common.documented import takes
+from sluiceway.optim.common.engine_optimizer import HookedOptimizer
+from sluiceway.optim.common.parameters import check_group, select_compressed
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
     engine_for,
@@ -27,6 +25,7 @@ from sluiceway.optim.subspace.arguments import (
 from sluiceway.optim.subspace.calibration import Calibration
 from sluiceway.optim.subspace.choices import reasons
 from sluiceway.optim.subspace.early_residuals import EarlyResiduals
+from sluiceway.optim.subspace.fused.fusing import FusedLinears, fuse_own
 from sluiceway.optim.subspace.residual_gradients import ResidualGradients
 from sluiceway.optim.subspace.state import (
     check_engine_state,

@@ -15,8 +15,8 @@ from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.blocks import BlockList
-from sluiceway.optim.documented import takes
-from sluiceway.optim.hyperparameters import check_number
+from sluiceway.optim.common.documented import takes
+from sluiceway.optim.common.parameters import check_number
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.halves.measurement import Measurement
 from sluiceway.optim.zo.halves.random_state import RandomState

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
+from sluiceway.optim.common.model_hooks import NothingWhenCopied
 from sluiceway.optim.zo.host.base import Base, absent
 from sluiceway.optim.zo.host.logged_engine import LoggedEngine
 from sluiceway.optim.zo.tier import Training

@@ -17,7 +17,7 @@ from torch import nn
 
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.open_model.ownership import hold
+from sluiceway.optim.common.ownership import hold
 from sluiceway.optim.zo.halves.measurement import Measured, Measurement
 from sluiceway.optim.zo.halves.units import Copies, Unit, plain_halves
 from sluiceway.optim.zo.host.base import Base

@@ -10,7 +10,7 @@ from typing import Any
 from sluiceway import _core
 from sluiceway.base.atomic import replace_file
 from sluiceway.errors import Corrupt, InvalidArgument
-from sluiceway.optim.tier_limits import tier_limits
+from sluiceway.optim.common.tier_limits import tier_limits
 from sluiceway.optim.zo.host.base import Base
 from sluiceway.optim.zo.host.log_folder import LOG, LogFolder
 from sluiceway.optim.zo.tier import Training

@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_leaves
 
-from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
+from sluiceway.optim.common.model_hooks import NothingWhenCopied
 from sluiceway.optim.zo.halves.substitution import is_no_read
 from sluiceway.optim.zo.inference import outside_inference
 

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.clip.sentinel_gradient import SentinelGradient, refusing_graph
+from sluiceway.optim.common.sentinel_gradient import SentinelGradient, refusing_graph
 
 _KEPT, _DRAWN = 12, 16  # How many elements stay where they are, how many are drawn each time.
 ROOM = 64  # Parameters that are smaller are filled whole.

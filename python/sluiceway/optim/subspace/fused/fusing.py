@@ -11,17 +11,17 @@ from sluiceway import _core
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.one_input import first_of_input
 from sluiceway.model.targets import CompressedWeight
-from sluiceway.optim.fused.fused_layer import (
+from sluiceway.optim.common.ownership import refuse_taken
+from sluiceway.optim.subspace.fused.fused_layer import (
     FusedLayer,
     fuse,
     has_inputs_as_rows,
     unfuse,
     why_not_fused,
 )
-from sluiceway.optim.fused.fused_weight import FusedWeight
-from sluiceway.optim.fused.sampled_bias import SampledBias
-from sluiceway.optim.fused.shared_input import SharedInput
-from sluiceway.optim.open_model.ownership import refuse_taken
+from sluiceway.optim.subspace.fused.fused_weight import FusedWeight
+from sluiceway.optim.subspace.fused.sampled_bias import SampledBias
+from sluiceway.optim.subspace.fused.shared_input import SharedInput
 
 if TYPE_CHECKING:
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW

@@ -9,10 +9,10 @@ import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.machine.device_ops import Made
-from sluiceway.optim.fused.layer_core import LayerCore
-from sluiceway.optim.fused.sampled_bias import SampledBias, relative_bias, sampled
-from sluiceway.optim.fused.shared_input import SharedInput
 from sluiceway.optim.subspace.arguments import has_orthonormal_columns
+from sluiceway.optim.subspace.fused.layer_core import LayerCore
+from sluiceway.optim.subspace.fused.sampled_bias import SampledBias, relative_bias, sampled
+from sluiceway.optim.subspace.fused.shared_input import SharedInput
 
 if TYPE_CHECKING:
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW

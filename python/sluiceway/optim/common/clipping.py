@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
-from sluiceway.optim.clip.carriers import Carriers
-from sluiceway.optim.clip.clip_witness import ClipWitness
-from sluiceway.optim.clip.norms import gradient_norms
-from sluiceway.optim.guards.mixed_modules import MixedModules
-from sluiceway.optim.hyperparameters import check_number
+from sluiceway.optim.common.clip_witness import ClipWitness
+from sluiceway.optim.common.mixed_modules import MixedModules
+from sluiceway.optim.common.norm_carrier import Carriers
+from sluiceway.optim.common.ordinary import gradient_norms
+from sluiceway.optim.common.parameters import check_number
 
 
 class Clipping:

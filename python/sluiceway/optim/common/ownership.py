@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from sluiceway.errors import Error, InvalidArgument
-from sluiceway.optim.open_model.in_flight import WeightsInFlight
+from sluiceway.optim.common.in_flight import WeightsInFlight
 
 
 class ModelOwnership:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.clip.carriers import Carriers, removed_in_part
-from sluiceway.optim.guards.mixed_modules import MixedModules
+from sluiceway.optim.common.mixed_modules import MixedModules
+from sluiceway.optim.common.norm_carrier import Carriers, removed_in_part
 
 
 class DroppedGradients:

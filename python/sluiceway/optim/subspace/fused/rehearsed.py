@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from sluiceway.model.targets import CompressedWeight
-from sluiceway.optim.fused.fused_layer import has_inputs_as_rows
-from sluiceway.optim.fused.fusing import FusedLinears
-from sluiceway.optim.fused.layer_core import LayerCore
+from sluiceway.optim.subspace.fused.fused_layer import has_inputs_as_rows
+from sluiceway.optim.subspace.fused.fusing import FusedLinears
+from sluiceway.optim.subspace.fused.layer_core import LayerCore
 
 
 class RehearsedWeight(LayerCore):

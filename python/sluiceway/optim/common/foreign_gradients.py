@@ -6,8 +6,8 @@ import torch
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
-from sluiceway.optim.clip.carriers import Carriers
-from sluiceway.optim.clip.sentinel_gradient import SentinelGradient
+from sluiceway.optim.common.norm_carrier import Carriers
+from sluiceway.optim.common.sentinel_gradient import SentinelGradient
 
 
 class ForeignGradients:

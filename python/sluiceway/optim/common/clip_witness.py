@@ -15,7 +15,7 @@ import weakref
 import torch
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.guards.mixed_modules import MixedModules
+from sluiceway.optim.common.mixed_modules import MixedModules
 
 _WITNESSES = 16
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from sluiceway.optim.fused.sampled_bias import SampledBias, sampled
-from sluiceway.optim.fused.shared_input import SharedInput
+from sluiceway.optim.subspace.fused.sampled_bias import SampledBias, sampled
+from sluiceway.optim.subspace.fused.shared_input import SharedInput
 
 
 class LayerCore(ABC):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluiceway.optim.fused.fused_weight import FusedWeight
+from sluiceway.optim.subspace.fused.fused_weight import FusedWeight
 
 
 class _FusedProduct(torch.autograd.Function):

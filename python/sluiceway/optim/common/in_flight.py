@@ -25,8 +25,41 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps
-from sluiceway.optim.engine_weights import EngineWeights
-from sluiceway.optim.open_model.transforms import tell_before_wrapping
+from sluiceway.optim.common.engine_weights import EngineWeights
+
+# Where torch 2.11 looks its wrapping functions up: `test_in_flight.py` fails where one has moved.
+_WRAPPERS = (
+    ("eager_transforms", "_wrap_for_grad"),
+    ("eager_transforms", "_wrap_functional_tensor"),
+    ("vmap", "_add_batch_dim"),
+)
+
+
+@functools.cache
+def tell_before_wrapping(tell: Callable[[Any], None]) -> None:
+    """Let `tell` see each tensor that a transform is about to wrap, from now on.
+
+    Parameters
+    ----------
+    tell : callable
+        Gets the tensor. torch.compile traces it, too.
+    """
+    import torch._functorch.eager_transforms
+    import torch._functorch.vmap
+
+    for module_name, name in _WRAPPERS:
+        module = getattr(torch._functorch, module_name)
+        setattr(module, name, _telling(tell, getattr(module, name)))
+
+
+def _telling(tell: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(wrap)
+    def telling(tensor: torch.Tensor, *more: int) -> torch.Tensor:
+        tell(tensor)
+        return wrap(tensor, *more)
+
+    return telling
+
 
 _LANDING = "_sluiceway_land"  # The attribute of a parameter in flight that says whom to ask.
 

@@ -17,7 +17,7 @@ import torch
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
-from sluiceway.optim.clip.sentinel import ROOM, Sentinel
+from sluiceway.optim.common.sentinel import ROOM, Sentinel
 
 
 class Carriers:

@@ -8,8 +8,8 @@ from torch import nn
 
 from sluiceway.config.engines.subspace import SubspaceSection
 from sluiceway.model.targets import CompressedWeight, Selection
-from sluiceway.optim.fused.fusing import describe_fused, why_left
-from sluiceway.optim.fused.rehearsed import fuse_rehearsed
+from sluiceway.optim.subspace.fused.fusing import describe_fused, why_left
+from sluiceway.optim.subspace.fused.rehearsed import fuse_rehearsed
 
 
 class FusedPlan:
