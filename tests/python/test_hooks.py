@@ -8,7 +8,6 @@ import torch
 from sluiceway import _core
 from sluiceway.model.targets import select_weights
 from sluiceway.optim.common.model_hooks import GradientSink, ModelHooks
-from sluiceway.optim.common.norm_carrier import Carriers
 from small_models import CheckpointedReentrant, Tied, loss_of, make
 
 
@@ -17,7 +16,6 @@ class Recorder(GradientSink):
 
     def __init__(self, model):
         weights = select_weights(model).compressed
-        self.sentinel = Carriers("Recorder", weights, asynchronous=False)
         self.told, self.gradients = [], {}
         self.hooks = ModelHooks(self, model, weights)
         self.names = [weight.name for weight in weights]

@@ -65,7 +65,7 @@ STAGES = {
     "budget": no_memory,
     "groups": lambda patch: {"param_groups": [{"params": []}]},
     "clock": stage(engine_optimizer, "StepClock"),
-    "sentinel": stage(engine_optimizer, "Carriers"),
+    "carrier": stage(engine_optimizer, "NormCarrier"),
     "hooks": stage(engine_optimizer, "ModelHooks"),
     "node": stage(model_hooks.torch.autograd.graph, "get_gradient_edge"),
     "last-hook": last_hook,

@@ -1,4 +1,4 @@
-"""Notices what others did to parameters behind the optimizer's back."""
+"""Checks of parameters, groups and processes: each compares what is with what was."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight, Selection
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.norm_gradient import NormGradient
 from sluiceway.optim.common.parameters import check_group
 
 
@@ -25,7 +27,7 @@ def refuse_sparse(owner: str, name: str, gradient: torch.Tensor) -> None:
 
 
 class WeightWatch:
-    """What every trained parameter was when the optimizer was made.
+    """Remembers every trained parameter as it was when the optimizer was made.
 
     Parameters
     ----------
@@ -39,15 +41,19 @@ class WeightWatch:
     def __init__(self, owner: str, model: nn.Module, selection: Selection) -> None:
         self._owner = owner
         self._made_with = [(name, p, p.dtype, p.device) for name, p in selection.trained]
-        self._hooked = [(w.name, w.parameter, w.parameter._cdata) for w in selection.compressed]
+        self._hooked = [
+            (w.name, w.parameter, torch_private.inside(w.parameter)) for w in selection.compressed
+        ]
         self._ordinary, self._left_out = selection.ordinary, selection.left_out
         self._trained = names = {id(p): name for name, p in selection.trained}
         self._held = [
             (names[id(p)], module, local, p)
             for module in model.modules()
-            for local, p in module._parameters.items()
+            for local, p in torch_private.held_parameters(module).items()
             if id(p) in names
         ]
+        self._compressed = selection.compressed
+        self._last_hooks: list[int] = []
 
     def check(self) -> None:
         """Refuse a parameter that was converted, moved or swapped for another tensor.
@@ -58,7 +64,7 @@ class WeightWatch:
             The first one is named.
         """
         for name, p, dtype, device in self._made_with:
-            with torch._C.DisableTorchFunctionSubclass():  # A look waits for no update.
+            with torch_private.asking_no_class():  # A look waits for no update.
                 same = p.dtype is dtype and p.device == device
             if not same:
                 raise InvalidArgument(
@@ -67,8 +73,8 @@ class WeightWatch:
                     "and make a new optimizer after changing a parameter"
                 )
         for name, p, inside in self._hooked:
-            with torch._C.DisableTorchFunctionSubclass():
-                same = p._cdata == inside
+            with torch_private.asking_no_class():
+                same = torch_private.inside(p) == inside
             if not same:  # Our hooks are with what was inside.
                 raise InvalidArgument(
                     f"{self._owner}: {name} was swapped for another tensor (torch.utils."
@@ -107,6 +113,52 @@ class WeightWatch:
                     "param_groups="
                 )
 
+    def check_buffers(self) -> None:
+        """Refuse gradients that lie in a buffer, which would be empty after backward.
+
+        Raises
+        ------
+        InvalidArgument
+            The first weight is named.
+        """
+        for weight in self._compressed:
+            with torch_private.asking_no_class():  # A look waits for no update.
+                gradient = weight.parameter.grad
+            if gradient is None or isinstance(gradient, NormGradient):
+                continue
+            own_bytes = gradient.numel() * gradient.element_size()
+            if gradient.layout is torch.strided and gradient.untyped_storage().nbytes() > own_bytes:
+                raise InvalidArgument(
+                    f"{self._owner}: .grad of {weight.name} is a part of a larger tensor, expected "
+                    "None, as backward() takes it out of there; keep such a buffer for parameters "
+                    "that are not compressed"
+                )
+
+    def note_hooks(self) -> None:
+        """Remember the last hook of each compressed weight, which is ours."""
+        self._last_hooks = [self._last_hook(weight) for weight in self._compressed]
+
+    def check_hooks(self) -> None:
+        """Refuse a hook behind ours, which would find `.grad` empty.
+
+        Raises
+        ------
+        InvalidArgument
+            The first weight is named.
+        """
+        for weight, last in zip(self._compressed, self._last_hooks, strict=True):
+            if self._last_hook(weight) not in (last, None):
+                raise InvalidArgument(
+                    f"{self._owner}.step: {weight.name} got a post-accumulate hook after the "
+                    "optimizer was made, which finds .grad empty, expected none; register it "
+                    "before, or use register_hook()"
+                )
+
+    @staticmethod
+    def _last_hook(weight: CompressedWeight) -> int | None:
+        with torch_private.asking_no_class():
+            return next(reversed(torch_private.accumulation_hooks(weight.parameter)), None)
+
     def check_held(self) -> None:
         """Refuse a module that holds another parameter now, which nobody trains.
 
@@ -118,8 +170,7 @@ class WeightWatch:
             The first one is named.
         """
         for name, module, local, p in self._held:
-            # A plain read: whatever else a module's dict does when it is asked, is not wanted.
-            now = dict.get(module._parameters, local, p)
+            now = torch_private.held_parameters(module).get(local, p)
             if now is not p and now is not None:
                 raise InvalidArgument(
                     f"{self._owner}: {name} is another parameter now than when the optimizer was "
@@ -160,17 +211,15 @@ def refuse_split_since(owner: str, weights: Iterable[CompressedWeight]) -> None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     _refuse_ranks(owner)
-    if DistributedDataParallel._active_ddp_module is not None:
+    if torch_private.runs_inside_ddp():
         raise Unavailable(
             f"{owner}: the model runs inside of DistributedDataParallel, expected a plain module "
             "in one process; train without the wrapper"
         )
     for weight in weights:
         for module in weight.modules:
-            # A plain read: whatever else the module's dict does when it is asked, is not wanted.
-            held = list(dict.values(module._parameters))
-            taken = getattr(module, "_is_fsdp_managed_module", False)  # FSDP1 says so.
-            if taken or any(map(_is_dtensor, held)):
+            held = torch_private.held_parameters(module).values()
+            if torch_private.is_managed_by_fsdp(module) or any(map(_is_dtensor, held)):
                 raise _sharded(owner, weight.name)
 
 
@@ -186,7 +235,7 @@ def _refuse_ranks(owner: str) -> None:
 
 
 def _wrapper(module: nn.Module) -> str | None:
-    """What spreads this module over devices or processes, by the name that users know."""
+    """Return the name of a wrapper that spreads a module over devices or processes."""
     if isinstance(module, DistributedDataParallel | DataParallel):
         return type(module).__name__
     # Only a module that was imported already can have wrapped anything.

@@ -1,4 +1,4 @@
-"""Whether torch.compile is at work in this process: what it makes reads weights without asking.
+"""Notices torch.compile in this process: compiled graphs read weights without asking.
 
 A compiled graph takes parameters as they are, may have been made before there was a hook to put in
 it, and keeps what it was made with. So nothing is in flight while one may run: a process that has
@@ -8,12 +8,13 @@ compiled anything applies each update in `step()`.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from sluiceway.optim.common import torch_private
 
 
 class CompilationWatch:
@@ -26,25 +27,23 @@ class CompilationWatch:
     """
 
     def __init__(self, noticed: Callable[[], None]) -> None:
-        import torch._dynamo  # Half a second that every torch optimizer pays when it is made.
-
-        self.active = torch._dynamo.convert_frame.FRAME_COUNTER > 0
+        self.active = torch_private.has_compiled()
         self._noticed = weakref.WeakMethod(noticed)
         if self.active:
             noticed()
         else:
-            torch._dynamo.on_compile_start(self._begins)
+            torch_private.before_compiling(self._begins)
 
     def check(self) -> bool:
-        """Whether something was compiled, or may have been."""
-        if not self.active and self._begins not in _callbacks():
+        """Return whether something was compiled, or may have been."""
+        if not self.active and self._begins not in torch_private.called_before_compiling():
             self._begins()  # torch._dynamo.reset() forgot us: nobody would tell.
         return self.active
 
     def stop(self) -> None:
         """Be told no more; idempotent."""
-        if self._begins in _callbacks():
-            _callbacks().remove(self._begins)
+        if self._begins in (calls := torch_private.called_before_compiling()):
+            calls.remove(self._begins)
 
     def _begins(self, *_: Any) -> None:
         noticed = self._noticed()
@@ -60,10 +59,6 @@ def uncompiled() -> contextlib.AbstractContextManager:
     frames of one thread do not expect another one to go on in the same code meanwhile, and the
     process ends there.
     """
-    if "torch._dynamo" not in sys.modules:  # Nothing is compiled.
+    if not torch_private.dynamo_is_loaded():  # Nothing is compiled.
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
-
-
-def _callbacks() -> list[Callable[..., None]]:
-    return torch._dynamo.callback_handler.start_callbacks

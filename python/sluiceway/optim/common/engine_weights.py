@@ -1,7 +1,8 @@
-"""Weights of an engine: the compressed weights of a model, of a batch of matrices each slice."""
+"""Numbers of the weights in an engine: each compressed weight, or each slice of a batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import TypeVar
@@ -9,12 +10,13 @@ from typing import TypeVar
 import torch
 
 from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common import torch_private
 
 T = TypeVar("T")
 
 
 class EngineWeights:
-    """How an engine numbers weights: in the order of the model, slices one after the other.
+    """Numbers weights as an engine does: in the order of the model, slices one after the other.
 
     Parameters
     ----------
@@ -31,25 +33,25 @@ class EngineWeights:
         return len(self.names)
 
     def numbers(self, weight: int) -> range:
-        """Those of one compressed weight."""
+        """Return the engine's numbers of one compressed weight."""
         return self._numbers[weight]
 
     def tensors(self) -> list[torch.Tensor]:
-        """As lanes get them, which wait for each other by themselves: nobody waits here.
+        """Return the matrices as lanes get them; lanes wait for each other, so nobody waits here.
 
         Raises
         ------
         InvalidArgument
             One does not lie in memory as lanes need it.
         """
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.asking_no_class():
             for w in self.weights:
                 w.check_layout(w.parameter)
             return [m for w in self.weights for m in w.matrices(w.parameter.detach())]
 
     def increment_versions(self, weights: Iterable[int]) -> None:
         """Tell autograd which of the compressed weights change."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.asking_no_class():
             for index in weights:
                 torch.autograd.graph.increment_version(self.weights[index].parameter)
 
@@ -60,6 +62,11 @@ class EngineWeights:
 
     def joined(self, sizes: list[tuple[float, float]]) -> list[tuple[float, float]]:
         """Sum of squares and largest element of each compressed weight, from those of matrices."""
-        every = torch.tensor(sizes, dtype=torch.float64)
-        parts = [every[numbers.start : numbers.stop] for numbers in self._numbers]
-        return [(part[:, 0].sum().item(), part[:, 1].amax().item()) for part in parts]
+        parts = [sizes[numbers.start : numbers.stop] for numbers in self._numbers]
+        return [(math.fsum(s for s, _ in part), _largest(a for _, a in part)) for part in parts]
+
+
+def _largest(values: Iterable[float]) -> float:
+    """Return the largest of some numbers, or NaN if one is that."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)

@@ -5,7 +5,7 @@ any function gets the parameter: `F.linear(x, p)`, `p.norm()`, `p.data`, `torch.
 `copy.deepcopy`, pickle. A function that reads values waits, and the parameter is what it was; one
 that only looks at the gradient, the shape or the like goes on, so that `zero_grad()` and
 `clip_grad_norm_()` wait for nothing. A forward pre-hook of the module waits before torch asks.
-Function transforms, which do not ask, are made to (`transforms.py`).
+Function transforms, which do not ask, are made to (`torch_private.py`).
 
 What does not ask cannot wait: tensors that were made from the storage before `step()`, and code
 that reads parameters behind Python's back, which is TorchScript and what torch.compile made
@@ -20,82 +20,15 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.engine_weights import EngineWeights
-
-# Where torch 2.11 looks its wrapping functions up: `test_in_flight.py` fails where one has moved.
-_WRAPPERS = (
-    ("eager_transforms", "_wrap_for_grad"),
-    ("eager_transforms", "_wrap_functional_tensor"),
-    ("vmap", "_add_batch_dim"),
-)
-
-
-@functools.cache
-def tell_before_wrapping(tell: Callable[[Any], None]) -> None:
-    """Let `tell` see each tensor that a transform is about to wrap, from now on.
-
-    Parameters
-    ----------
-    tell : callable
-        Gets the tensor. torch.compile traces it, too.
-    """
-    import torch._functorch.eager_transforms
-    import torch._functorch.vmap
-
-    for module_name, name in _WRAPPERS:
-        module = getattr(torch._functorch, module_name)
-        setattr(module, name, _telling(tell, getattr(module, name)))
-
-
-def _telling(tell: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(wrap)
-    def telling(tensor: torch.Tensor, *more: int) -> torch.Tensor:
-        tell(tensor)
-        return wrap(tensor, *more)
-
-    return telling
-
 
 _LANDING = "_sluiceway_land"  # The attribute of a parameter in flight that says whom to ask.
 
-_ATTRIBUTES = (
-    *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "names"),
-    *("is_leaf", "grad_fn", "requires_grad", "retains_grad", "output_nr", "_version", "_base"),
-    *("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn"),
-    *("is_xpu", "is_mps", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "is_sparse_csr"),
-    *("grad", "_grad", "grad_dtype", "_backward_hooks", "_post_accumulate_grad_hooks"),
-)
-_METHODS = (
-    *("size", "dim", "numel", "nelement", "stride", "storage_offset", "element_size", "__len__"),
-    *(
-        "is_contiguous",
-        "is_floating_point",
-        "is_complex",
-        "is_signed",
-        "is_inference",
-        "get_device",
-    ),
-    *("requires_grad_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook"),
-    *("zeros_like", "empty_like", "ones_like", "new_zeros", "new_empty", "new_ones", "new_full"),
-)
-
-
-def _functions_that_only_look() -> frozenset[Any]:
-    found: set[Any] = set()
-    for name in _ATTRIBUTES:
-        attribute = getattr(torch.Tensor, name, None)  # Not every torch has all of them.
-        found |= {getattr(attribute, "__get__", None), getattr(attribute, "__set__", None)}
-    for owner in (torch.Tensor, torch):
-        found |= {getattr(owner, name, None) for name in _METHODS}
-    return frozenset(found - {None}) | {torch.Tensor.grad.__delete__}
-
-
-_LOOKS = _functions_that_only_look()
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 
 
@@ -110,15 +43,15 @@ def _land_those_in(value: Any) -> None:
 
 
 class _InFlight:
-    """What a parameter's class has in front of its own while an update is in flight."""
+    """Stands in front of a parameter's own class while an update is in flight."""
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _LOOKS:
-            with torch._C.DisableTorchFunctionSubclass():
+        if func in torch_private.LOOKS:
+            with torch_private.asking_no_class():
                 return func(*args, **kwargs)
         _land_those_in((args, kwargs))
         return func(*args, **kwargs)
@@ -130,7 +63,7 @@ class _InFlight:
     def detach(self) -> Any:
         getattr(self, _LANDING)()
         if sys._getframe(1).f_code is _MAKES_PARAMETERS:  # Wants the class that there was.
-            return torch.Tensor._make_subclass(type(self), self)
+            return torch_private.of_class(type(self), self)
         return self.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -185,10 +118,10 @@ class WeightsInFlight:
         # The stream that each weight's last update was waited for on; None: nobody has waited.
         self._landed_on: list[Any] = [None] * len(self._parameters)
         self._process = os.getpid()
-        tell_before_wrapping(_land_those_in)
+        torch_private.tell_before_wrapping(_land_those_in)
 
     def forked(self) -> bool:
-        """Whether this is a child of the process whose lanes apply updates."""
+        """Return whether this is a child of the process whose lanes apply updates."""
         return os.getpid() != self._process
 
     def take_off(self) -> None:

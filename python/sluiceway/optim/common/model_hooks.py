@@ -18,8 +18,8 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.checks import refuse_sparse
-from sluiceway.optim.common.norm_carrier import Carriers
 from sluiceway.optim.common.one_backward import OneBackward
 
 
@@ -32,22 +32,20 @@ class GradientSink(Protocol):
     of other threads may come meanwhile.
     """
 
-    sentinel: Carriers
-
     def before_forward(self, training: bool) -> None:
-        """A forward of the whole model begins; `training`: a backward may follow."""
+        """Learn that a forward of the whole model begins; `training`: a backward may follow."""
 
     def wait(self, weight: int) -> None:
-        """A weight is about to be read: come back when its last update is applied."""
+        """Come back when the last update of a weight is applied, as it is about to be read."""
 
     def used_again(self, weight: int) -> None:
-        """A weight is used more than once in a step, so that it gets several gradients."""
+        """Learn that a weight is used more than once in a step, and gets several gradients."""
 
     def expect_scaled_loss(self) -> None:
-        """Gradients are scaled, by how much only `step()` learns."""
+        """Learn that gradients are scaled; only `step()` learns by how much."""
 
     def begin_backward(self) -> None:
-        """The first gradient of a backward is there."""
+        """Learn that the first gradient of a backward is there."""
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """Take a whole gradient, of a matrix or of a batch of them; nobody else holds it.
@@ -63,13 +61,13 @@ class GradientSink(Protocol):
         """
 
     def mark(self) -> Any:
-        """This point of what the device has to do."""
+        """Mark this point of what the device has to do."""
 
     def end_backward(self, forward_began: Any, backward_began: Any) -> None:
-        """All gradients of a backward are in; what began at which mark, None for no forward."""
+        """Learn that all gradients of a backward are in, and at which marks it began."""
 
     def lose_gradient(self, weight: int) -> None:
-        """`begin_backward` or `add_gradient` has raised, and with it a gradient is gone."""
+        """Learn that `begin_backward` or `add_gradient` has raised, and a gradient is gone."""
 
     def synchronize(self) -> None:
         """Come back when every update is applied to the weights."""
@@ -85,7 +83,7 @@ class NothingWhenCopied:
 
 
 class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - as all of ours.
-    """What TorchScript gets that asks a hook for its name; who only looks for one finds none."""
+    """Raised where TorchScript asks a hook for its name; hasattr() finds none."""
 
 
 class _ModuleHook(NothingWhenCopied):
@@ -138,19 +136,17 @@ class ModelHooks:
         self._sink = weakref.ref(sink)
         self._owner = type(sink).__name__
         self._of_forward = _SeenByThread()
-        self.taken: set[int] = set()  # Weights whose gradient came; who uses it clears it.
         self._forward_began: Any = None  # Marks of the device.
         self._backward_began: Any = None
         self._count = len(weights)
         self.backward = OneBackward(self._owner)
         self._parameters = [weight.parameter for weight in weights]
-        self._guarded: dict[int, tuple[Any, Any]] = {}  # Nodes, which live as long, and hooks.
+        self._nodes: list[Any] = []  # Of autograd; their hooks live as long as they are held.
         with ExitStack() as registered:
             self._registered = registered
+            registered.callback(self._nodes.clear)
             for index, weight in enumerate(weights):
                 self._add_weight(index, weight)
-            registered.callback(self.guard, [])
-            self.guard(sink.sentinel.numbers)
             self._on_call(model, model.register_forward_pre_hook, self._before_root)
             for module in model.modules():
                 self._on_call(module, module.register_state_dict_pre_hook, _synchronize)
@@ -171,16 +167,13 @@ class ModelHooks:
     def _add_weight(self, index: int, weight: CompressedWeight) -> None:
         def before_forward(sink: GradientSink, _module: nn.Module) -> None:
             sink.wait(index)
-            if torch._C._current_graph_task_id() != -1:  # A forward that checkpointing repeats.
+            if torch_private.running_backward() != torch_private.NO_BACKWARD:  # Checkpointing.
                 return
             if index in self._of_forward.seen:
                 sink.used_again(index)
             if _computes_in_fp16():  # Perhaps from inside the model's own forward.
                 sink.expect_scaled_loss()
             self._of_forward.seen.add(index)
-
-        # Of 16 bits, and wider while the weight carries the sentinel: no bit hangs on that.
-        gathered_as = weight.parameter.grad_dtype or weight.parameter.dtype
 
         def after_accumulation(parameter: torch.Tensor) -> None:
             sink = self._sink()
@@ -192,7 +185,7 @@ class ModelHooks:
                 )
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
-                if len(parameter._post_accumulate_grad_hooks) == 1:
+                if len(torch_private.accumulation_hooks(parameter)) == 1:
                     return  # What was compiled while the weight was frozen has none for it.
                 raise InvalidArgument(
                     f"{self._owner}: another optimizer took the gradient of {weight.name}, "
@@ -201,11 +194,8 @@ class ModelHooks:
             try:
                 refuse_sparse(self._owner, weight.name, gradient)
                 self._open_backward(sink)
-                self.taken.add(index)
                 if gradient.dim() and gradient.stride(-1) != 1:
                     gradient = gradient.contiguous()
-                if gradient.dtype != gathered_as:
-                    gradient = gradient.to(gathered_as)
                 sink.add_gradient(index, gradient)
             except BaseException:
                 sink.lose_gradient(index)
@@ -215,6 +205,10 @@ class ModelHooks:
             self._on_call(module, module.register_forward_pre_hook, before_forward)
         hook = torch.compiler.disable(after_accumulation)
         self._keep(weight.parameter.register_post_accumulate_grad_hook(hook))
+        # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
+        node = accumulation(weight.parameter)
+        self._nodes.append(node)
+        self._keep(node.register_prehook(torch.compiler.disable(partial(self._opens, index))))
 
     def before_accumulation(
         self, weight: int, act: Callable[[torch.Tensor | None], None]
@@ -235,7 +229,6 @@ class ModelHooks:
             return
         try:
             self._open_backward(sink)
-            self.taken.add(weight)
             sink.add_core(weight, core, whole)
         except BaseException:
             sink.lose_gradient(weight)
@@ -263,32 +256,20 @@ class ModelHooks:
             sink.end_backward(self._forward_began, self._backward_began)
         except BaseException as error:
             if raised:  # Nobody hears what a finaliser raises; an interruption is kept.
-                sink.lose_gradient(sink.sentinel.numbers[0])
+                sink.lose_gradient(0)
             if not raised or not isinstance(error, Exception):
                 raise
 
-    def guard(self, carriers: list[int]) -> None:
-        """Take sentinels away before autograd adds to them: of these weights, and of no others."""
-        for index in [index for index in self._guarded if index not in carriers]:
-            _, hook = self._guarded.pop(index)
-            hook.remove()
-        for index in carriers:
-            if index not in self._guarded:
-                # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
-                node = accumulation(self._parameters[index])
-                hook = torch.compiler.disable(partial(self._before_accumulation, index))
-                self._guarded[index] = node, node.register_prehook(hook)
-
-    def _before_accumulation(self, index: int, _gradients: tuple[torch.Tensor, ...]) -> None:
+    def _opens(self, index: int, _gradients: tuple[torch.Tensor, ...]) -> None:
+        """Begin a backward before autograd would add to what stands in `.grad`."""
         sink = self._sink()
         if sink is None:
             return
         try:
-            self._open_backward(sink)  # Looks at the sentinels before they go.
+            self._open_backward(sink)
         except BaseException:
             sink.lose_gradient(index)
             raise
-        sink.sentinel.remove()
 
     def _before_root(self, sink: GradientSink, model: nn.Module) -> None:
         if not model.training:  # Fused paths of torch read several weights at once, then.
@@ -318,7 +299,7 @@ def _synchronize(sink: GradientSink, _module: nn.Module) -> None:
 
 def accumulation(parameter: torch.Tensor) -> Any:
     """The node that adds to the gradient of a parameter; of one that is frozen too."""
-    with torch._C.DisableTorchFunctionSubclass():  # A look waits for no update.
+    with torch_private.asking_no_class():  # A look waits for no update.
         trained = parameter.requires_grad
         parameter.requires_grad_(True)
         try:

@@ -1,15 +1,17 @@
-"""Which weights have the gradients that stand for all compressed ones: one, or two in some steps.
+"""The gradients that stand in `.grad` of compressed weights, and what became of them.
 
-Torch has a gradient at every weight that got one. Whoever asks `requires_grad`, or sets `.grad` of
-what is frozen to None, shall find the sentinel where the gradients would be. So it stands at the
-smallest weight that is trained and got a gradient in this step. Where some of the weights that got
-one were frozen since, between two backwards, their gradients are there all the same: then a second
-sentinel at a frozen weight stands for them, and the first for the others.
+After a backward torch has a gradient at every weight that got one, until somebody sets it to None.
+Here a `NormGradient` stands there instead, at each of them, so that clipping, a scaler, zeroing and
+freezing act on each weight by itself, as they do with gradients.
+
+On a device that works beside Python a norm is known late. There norms are written when somebody
+looks, and where nobody has looked, nobody has scaled either.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
@@ -17,11 +19,14 @@ import torch
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
-from sluiceway.optim.common.sentinel import ROOM, Sentinel
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.norm_gradient import Generation, NormGradient
+
+_LARGEST = 3.4e38  # That float32 holds. Its square is infinity, as that of an ordinary gradient.
 
 
-class Carriers:
-    """The sentinels of one optimizer, at the weights that carry them at present.
+class NormCarrier:
+    """Puts norms into `.grad` of the weights of one optimizer, and reads back what changed.
 
     Parameters
     ----------
@@ -30,184 +35,205 @@ class Carriers:
     weights : list of CompressedWeight
     asynchronous : bool
         As `DeviceOps` has it.
-
-    Raises
-    ------
-    InvalidArgument
-        All weights are of one element.
     """
 
     def __init__(self, owner: str, weights: list[CompressedWeight], asynchronous: bool) -> None:
         self._owner, self._weights, self._asynchronous = owner, weights, asynchronous
-        self._ranked = _ranked(owner, weights)
-        self._sentinels: dict[int, Sentinel] = {}
-        # Which weights the second one stands for, and those that were trained when it was chosen.
-        self.frozen: set[int] = set()
-        self._trained: set[int] = set()
-        self._carry([self._ranked[0]])
+        self.numbers: list[int] = []  # Weights at which torch has a gradient, or had one last.
+        self._generation: Generation | None = None
+        self._norms: Callable[[], list[float]] | None = None  # Not asked yet.
+        self._zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
-    @property
-    def numbers(self) -> list[int]:
-        """Of the weights that carry one; the first is that of the trained weights."""
-        return list(self._sentinels)
-
-    @property
-    def parameter(self) -> torch.Tensor:
-        """The weight that carries the first one."""
-        return self._weights[self.numbers[0]].parameter
-
-    @property
-    def name(self) -> str:
-        """The name of that weight."""
-        return self._weights[self.numbers[0]].name
-
-    def choose(self, taken: Collection[int]) -> None:
-        """Find who carries the gradients of the weights in `taken`, before they are placed.
-
-        While no weight is frozen it is always the same one, whether it is in `taken` or not.
-        """
-        unmoved = {n for n in self._ranked if not self._weights[n].parameter.requires_grad}
-        had = [number for number in self._ranked if number in taken]
-        trained = [number for number in had if number not in unmoved]
-        frozen = [number for number in had if number in unmoved]
-        self._trained = set(trained)
-        self.frozen = set(frozen) if trained else set()
-        if trained and frozen:
-            self._carry([trained[0], frozen[0]])
-        else:
-            self._carry((had if unmoved and had else self._ranked)[:1])
-
-    def _carry(self, numbers: list[int]) -> None:
-        if numbers == self.numbers:
-            return
-        left = {number: s for number, s in self._sentinels.items() if number not in numbers}
-        for sentinel in left.values():
-            sentinel.release()
-        self._sentinels = {
-            number: self._sentinels.get(number)
-            or Sentinel(self._weights[number].parameter, self._owner)
-            for number in numbers
-        }
+    # ---- In their places ----
 
     def place(
-        self, norm: Callable[[], float], norms: Callable[[], list[float]], of_graph: bool = False
+        self, taken: Collection[int], norms: Callable[[], list[float]], of_graph: bool = False
     ) -> None:
-        """Make the gradients carry the `norm` of all, or each that of its part of all `norms`."""
-        if len(self._sentinels) == 1:
-            (sentinel,) = self._sentinels.values()
-            if self._asynchronous and not of_graph:
-                sentinel.place_unread(norm)
-            else:
-                sentinel.place(norm(), of_graph)
+        """Let `.grad` of the weights in `taken`, and of those that had one, tell their norms.
+
+        Parameters
+        ----------
+        taken : collection of int
+            Numbers of weights.
+        norms : callable
+            Gives the norm of every weight.
+        of_graph : bool
+            A loss that is made of a `.grad` raises in its backward.
+        """
+        self.numbers = sorted({*self.numbers, *taken})
+        if not self.numbers:
             return
-        parts: tuple[list[float], list[float]] = ([], [])
-        for number, each in enumerate(norms()):
-            parts[number in self.frozen].append(each)
-        for sentinel, part in zip(self._sentinels.values(), parts, strict=True):
-            sentinel.place(math.hypot(*part), of_graph)
+        held = weakref.ref(self)
+
+        def write(generation: Generation) -> None:
+            carrier = held()
+            if carrier is not None and generation is carrier._generation:
+                carrier._write()
+
+        device = self._parameter(self.numbers[0]).device
+        cells = torch.zeros(len(self.numbers), 2, dtype=torch.float32, device=device)
+        cells[:, 1] = 1.0
+        generation = self._generation = Generation(cells, write)
+        self._norms = norms
+        if not self._asynchronous:
+            generation.read()
+        with torch_private.asking_no_class():
+            for cell, number in zip(cells.unbind(), self.numbers, strict=True):
+                p = self._parameter(number)
+                kind = (p.grad_dtype or p.dtype, p.device)
+                if kind not in self._zeros:
+                    self._zeros[kind] = torch.zeros((), dtype=kind[0], device=kind[1])
+                zero = self._zeros[kind]
+                p.grad = NormGradient.of(zero, p.shape, number, generation, cell, of_graph)
+
+    def _write(self) -> None:
+        norms = self._norms()
+        self._norms = None
+        told = torch.tensor([_held(norms[number]) for number in self.numbers])
+        self._generation.cells[:, 0] = told
+
+    def tell_again(self, norms: Callable[[], list[float]]) -> None:
+        """Let each tell its norm of these, times what it was scaled by since it was placed."""
+        factors = self.factors()
+        if self._norms is not None:
+            self._norms = norms
+            return
+        known = norms() if factors else []
+        for number, factor in factors.items():
+            self._grad(number).cell[0] = _held(known[number]) * abs(factor)
+
+    def scale(self, factors: dict[int, float]) -> None:
+        """Scale the gradients of some weights, as somebody else would."""
+        for number, factor in factors.items():
+            grad = self._parameter(number).grad
+            if grad is not None:
+                grad.mul_(factor)
 
     def settle(self) -> None:
-        """The gradients are about to be used up: their norm can be told for the last time."""
-        for sentinel in self._sentinels.values():
-            sentinel.settle()
-
-    def stands_at(self, parameter: object) -> bool:
-        """Whether its `.grad` is a sentinel, or what somebody computed from one."""
-        return any(s.stands and s.parameter is parameter for s in self._sentinels.values())
-
-    def placed(self) -> bool:
-        """Whether they were placed, and we have not taken them away."""
-        return any(sentinel.stands for sentinel in self._sentinels.values())
+        """Ask for the norms while they can be told; whoever looks later gets these."""
+        if self._norms is not None:
+            norms = self._norms()
+            self._norms = lambda: norms
 
     def remove(self) -> None:
-        """Take them away, if they are there: more gradients are to be gathered."""
-        for sentinel in self._sentinels.values():
-            sentinel.remove()
+        """Take them away until the next `place()`: more gradients are to be gathered."""
+        self._sort_out()
+        for number in self.numbers:
+            self._parameter(number).grad = None
+        self._end()
 
     def forget(self) -> None:
-        """Take them away for good: whoever still holds one holds nothing of the next one."""
-        for sentinel in self._sentinels.values():
-            sentinel.forget()
+        """Take them away for good."""
+        self.remove()
+        self.numbers = []
+
+    def _end(self) -> None:
+        if self._generation is not None:
+            self._generation.write = None
+        self._generation, self._norms = None, None
+
+    def _sort_out(self) -> None:
+        """Forget weights whose `.grad` somebody has set to None."""
+        if self._generation is not None:
+            self.numbers = [n for n in self.numbers if self._grad(n) is not None]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Meanwhile none stands anywhere; gradients that come are others'."""
-        kept = [(s, s.parameter.grad) for s in self._sentinels.values() if s.stands]
-        self.remove()
+        kept = [(self._parameter(n), self._grad(n)) for n in self.numbers]
+        for parameter, _ in kept:
+            parameter.grad = None
         try:
             yield
         finally:
-            for sentinel, gradient in kept:
-                sentinel.put_back(gradient)
+            for parameter, gradient in kept:
+                parameter.grad = gradient
 
-    def release(self) -> None:
-        """Leave the weights as they were found."""
-        for sentinel in self._sentinels.values():
-            sentinel.release()
+    # ---- What became of them ----
+
+    def _parameter(self, number: int) -> torch.Tensor:
+        return self._weights[number].parameter
+
+    def _grad(self, number: int) -> torch.Tensor | None:
+        with torch_private.asking_no_class():
+            return self._parameter(number).grad
+
+    def stand(self) -> list[int]:
+        """Numbers of weights at which one stands, or what somebody else has put there."""
+        if self._generation is None:
+            return []
+        return [number for number in self.numbers if self._grad(number) is not None]
 
     def removed(self) -> bool:
-        """Whether somebody else took them away: `model.zero_grad()`."""
-        return all(sentinel.removed() for sentinel in self._sentinels.values())
-
-    def remains(self) -> bool:
-        """Whether one is left that nobody has removed, or made zero."""
-        return any(sentinel.remains() for sentinel in self._sentinels.values())
-
-    def zeroed(self) -> bool:
-        """Whether somebody made them zero: `model.zero_grad(set_to_none=False)`."""
-        standing = [s for s in self._sentinels.values() if not s.removed()]
-        return any(s.zeroed() for s in standing) and not self.remains()
-
-    def factors(self) -> list[float]:
-        """By how much each was scaled since it was placed, as `Sentinel.factor()`."""
-        return [sentinel.factor() for sentinel in self._sentinels.values()]
+        """Return whether somebody has taken all of them away: `model.zero_grad()`."""
+        return not self.stand()
 
     def check_whole(self) -> None:
-        """Refuse that one was removed, and another was not.
+        """Refuse that some were removed, and others were not.
 
         Raises
         ------
         InvalidArgument
-            Both weights are named.
+            One of either is named.
         """
-        lost = [number for number, s in self._sentinels.items() if s.removed()]
-        left = [number for number in self._sentinels if number not in lost]
+        left = self.stand()
+        lost = sorted(set(self.numbers) - set(left))
         if lost and left:
-            raise removed_in_part(
-                self._owner, self._weights[lost[0]].name, self._weights[left[0]].name
+            raise InvalidArgument(
+                f"{self._owner}: the gradient of {self._weights[lost[0]].name} was removed, that "
+                f"of {self._weights[left[0]].name} was not, expected all or none, as compressed "
+                "gradients cannot be removed one by one; freeze a part by requires_grad_(False) "
+                "before the first forward of a step, or call opt.zero_grad() for all"
             )
 
-    def frozen_since(self) -> str | None:
-        """Name of a weight that is trained yet, where the first carrier is not any more."""
-        trained = [n for n in self._trained if self._weights[n].parameter.requires_grad]
-        first = self.numbers[0]
-        if first not in self._trained or first in trained or not trained:
-            return None
-        return self._weights[min(trained)].name
+    def check_own(self, *, earlier_alone: bool = False) -> None:
+        """Refuse a `.grad` that is of no backward, or of an earlier one.
+
+        Parameters
+        ----------
+        earlier_alone : bool
+            Plain tensors may stand there: the backward that begins adds to them.
+
+        Raises
+        ------
+        InvalidArgument
+            The first weight is named.
+        """
+        for number, weight in enumerate(self._weights):
+            grad = self._grad(number)
+            if grad is None or (earlier_alone and not isinstance(grad, NormGradient)):
+                continue
+            if not isinstance(grad, NormGradient):
+                raise InvalidArgument(
+                    f"{self._owner}: {weight.name} has a .grad that no backward() gave it, "
+                    "expected None, or what backward() left there times a number; edit gradients "
+                    "by register_hook()"
+                )
+            if grad.generation is not self._generation or grad.number != number:
+                raise InvalidArgument(
+                    f"{self._owner}: .grad of {weight.name} was put back after the compressed "
+                    "gradients that it stood for were dropped or used; put no earlier .grad back, "
+                    "or call backward() again"
+                )
+
+    def factors(self) -> dict[int, float]:
+        """Return the factor by which each was scaled since it was placed, by weight."""
+        if self._norms is not None:
+            return dict.fromkeys(self.stand(), 1.0)  # Nobody has looked.
+        numbers = self.stand()
+        cells = [self._grad(number).cell for number in numbers]
+        found = torch.stack(cells)[:, 1].tolist() if cells else []
+        return dict(zip(numbers, found, strict=True))
+
+    def remains(self) -> bool:
+        """Return whether one is left that nobody has removed, or made zero."""
+        return any(factor != 0 for factor in self.factors().values())
+
+    def zeroed(self) -> bool:
+        """Return whether somebody made all of them zero: `model.zero_grad(set_to_none=False)`."""
+        return bool(self.stand()) and not self.remains()
 
 
-def removed_in_part(owner: str, lost: str, left: str) -> InvalidArgument:
-    """The error of gradients that were removed at `lost`, and not at `left`."""
-    return InvalidArgument(
-        f"{owner}: the gradient of {lost} was removed, that of {left} was not, expected all or "
-        "none, as compressed gradients cannot be removed one by one; freeze a part by "
-        "requires_grad_(False) before the first forward of a step, or call opt.zero_grad() for all"
-    )
-
-
-def _ranked(owner: str, weights: list[CompressedWeight]) -> list[int]:
-    """Numbers of those that can carry a sentinel: the smallest that has room for it first."""
-
-    def rank(number: int) -> tuple[bool, int]:
-        count = weights[number].parameter.numel()
-        return (False, count) if count >= ROOM else (True, -count)
-
-    numbers = sorted(range(len(weights)), key=rank)
-    able = [number for number in numbers if weights[number].parameter.numel() >= 2]
-    if not able:
-        weight = weights[numbers[0]]
-        raise InvalidArgument(
-            f"{owner}: target= picks {weight.name}, of {weight.parameter.numel()} elements, and "
-            "nothing larger, expected a weight of at least 2; leave it out of target="
-        )
-    return able
+def _held(norm: float) -> float:
+    """A norm as float32 can hold it; not finite only where a gradient is not."""
+    return min(norm, _LARGEST) if norm < math.inf else norm

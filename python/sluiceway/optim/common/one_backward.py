@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.common import torch_private
 
 
 class _HeldByAutograd:
@@ -52,14 +53,14 @@ class OneBackward:
         return self._held is not None
 
     def turn(self) -> AbstractContextManager[object]:
-        """One thread at a time looks at what was gathered.
+        """Let one thread at a time look at what was gathered.
 
         A forked child has one thread, and a copy of the lock that nobody may ever release.
         """
         return self._lock if os.getpid() == self._process else nullcontext()
 
     def elsewhere(self) -> bool:
-        """Whether another thread runs it."""
+        """Return whether another thread runs it."""
         me = threading.get_ident()
         return (self.is_open and self._thread != me) or self._reserved not in (0, me)
 
@@ -132,7 +133,7 @@ class OneBackward:
             end = torch.compiler.disable(end)
             held = _HeldByAutograd(end)
             self._held = held.own = weakref.ref(held, end)
-            torch.autograd.Variable._execution_engine.queue_callback(held)
+            torch_private.when_backward_ends(held)
             return True
 
     def forget(self) -> None:

@@ -10,10 +10,11 @@ import torch
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.optim.common import torch_private
 
 
 def gradient_norms(gradients: Sequence[torch.Tensor], order: float = 2.0) -> torch.Tensor:
-    """The norm of each, in float64 on the host; not finite only where a gradient is not.
+    """Return the norm of each, in float64 on the host; not finite only where a gradient is not.
 
     Taken in float32, and once more in float64 where squares left its range, from 1.8e19 on. Each
     time waits once for the device.
@@ -23,7 +24,7 @@ def gradient_norms(gradients: Sequence[torch.Tensor], order: float = 2.0) -> tor
 
     def taken(dtype: torch.dtype) -> torch.Tensor:
         # A kernel for many gradients, where one each would take longer to launch than to run.
-        return torch.stack(torch._foreach_norm(gradients, order, dtype=dtype)).cpu()
+        return torch.stack(torch_private.norms_of(list(gradients), order, dtype)).cpu()
 
     norms = taken(torch.float32)
     return norms.double() if norms.isfinite().all() else taken(torch.float64)
@@ -68,14 +69,14 @@ class OrdinaryParameters:
         self._seed, self._owner, self._device = seed, owner, device
 
     def sum_squares(self) -> float:
-        """Of all gradients; not finite if one of them is not."""
+        """Return the sum of squares of all gradients; not finite if one of them is not."""
         norms = gradient_norms([p.grad for _, p in self.named if p.grad is not None])
         return norms.square().sum().item()
 
     def updates(
         self, groups: list[dict[str, Any]], states: Mapping[Any, Any]
     ) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
-        """What `step()` is to update: name, parameter and how, of each that has a gradient.
+        """Return name, parameter and hyperparameters of each parameter that has a gradient.
 
         Parameters
         ----------
@@ -123,7 +124,7 @@ class OrdinaryParameters:
         states: MutableMapping[Any, Any],
         factor: float,
     ) -> None:
-        """One AdamW step on `factor` times each gradient.
+        """Make one AdamW step on `factor` times each gradient.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What an open optimizer holds of its model, and how it is given back exactly once."""
+"""Ownership of a model by an open optimizer, which gives it back exactly once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ModelOwnership:
         return True
 
     def has(self, parameter: torch.Tensor) -> bool:
-        """Whether another optimizer must leave it alone."""
+        """Return whether another optimizer must leave it alone."""
         return not self.ended and not self._in_flight.forked() and id(parameter) in self._taken
 
     def _let_go(self) -> None:
@@ -85,7 +85,7 @@ class ModelOwnership:
         self._in_flight.give_back()
 
     def finish(self) -> None:
-        """What is left of `end()` where nobody called it, while the weights are certainly alive.
+        """Do the rest of `end()` where nobody called it, while the weights are certainly alive.
 
         Raises
         ------
@@ -106,10 +106,10 @@ class ModelOwnership:
 
 
 class Holder(Protocol):
-    """Who trains parameters that no other optimizer may have."""
+    """Trains parameters that no other optimizer may have."""
 
     def has(self, parameter: torch.Tensor) -> bool:
-        """Whether another optimizer must leave it alone."""
+        """Return whether another optimizer must leave it alone."""
 
 
 _open: weakref.WeakSet[ModelOwnership] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Parameter groups and what AdamW reads of them: what is refused, and with which words."""
+"""Parameter groups: which parameters are trained, and which hyperparameters AdamW takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.optim.common.ownership import refuse_taken
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one number, of torch or numpy too; its spelling is none."""
+    """Return whether it is one number, of torch or numpy too; its spelling is none."""
     try:
         float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -64,7 +64,7 @@ def check_kind(owner: str, group: dict[str, Any]) -> None:
 
 
 def check_group(owner: str, group: dict[str, Any]) -> None:
-    """As `check_kind`, and refuse what is no number; one that is odd is a user's choice."""
+    """Check the kind, and refuse what is no number; an odd number is a user's choice."""
     check_kind(owner, group)
     numbers = {key: group.get(key) for key in ("lr", "eps", "weight_decay")}
     numbers.update((f"betas[{i}]", beta) for i, beta in enumerate(group["betas"]))
@@ -130,7 +130,7 @@ def choose_parameters(
     param_groups: Iterable[dict[str, Any]] | None,
     select: Callable[[Collection[int]], Selection],
 ) -> tuple[Selection, list[dict[str, Any]]]:
-    """What becomes of each parameter, and the groups as torch.optim takes them.
+    """Return what is trained, frozen or left alone, and the groups as torch.optim takes them.
 
     Parameters of no group are left to others as they are.
 

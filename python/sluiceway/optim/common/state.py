@@ -1,4 +1,4 @@
-"""What every state_dict of ours holds, whatever the engine, and how it is put back.
+"""The parts of a state_dict that all engines share: taking, checking and putting back.
 
 A state is checked as a whole before anything is put back, so that a broken one changes nothing and
 no second copy is needed to undo it.
@@ -18,7 +18,7 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common.parameters import check_hyperparameters, numbered_parameters
 
 if TYPE_CHECKING:
-    from sluiceway.optim.common.engine_optimizer import HookedOptimizer
+    from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 
 
 # A parameter without dimensions has moments without dimensions; any other such tensor is a number.
@@ -26,7 +26,7 @@ _MAY_HAVE_NO_DIMENSIONS = ("exp_avg", "exp_avg_sq", "master")
 
 
 def plain_state(state_dict: Any, *, to_host: bool) -> Any:
-    """A state in dicts and lists alone, of which nothing was copied that need not be.
+    """Return a state in dicts and lists alone; nothing is copied that need not be.
 
     What is no mapping is returned as it is, for the checks to refuse. Groups of parameters keep
     their lists and tuples, as torch hands them out.
@@ -91,8 +91,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _SLICES = "slices"  # Of a batch: the state of each, in order.
 
 
-def frame_of(optimizer: HookedOptimizer) -> dict[str, Any]:
-    """What a state holds beside parameters, their groups, and what is the engine's own."""
+def frame_of(optimizer: EngineOptimizer) -> dict[str, Any]:
+    """Return what a state holds beside parameters, their groups, and the engine's own entries."""
     return {
         "format": _FORMAT,
         "names": optimizer.of_engine.names,
@@ -102,14 +102,14 @@ def frame_of(optimizer: HookedOptimizer) -> dict[str, Any]:
     }
 
 
-def parameter_state(optimizer: HookedOptimizer, index: int) -> dict[str, Any]:
-    """State of one compressed weight; of a batch, that of each slice."""
+def parameter_state(optimizer: EngineOptimizer, index: int) -> dict[str, Any]:
+    """Return the state of one compressed weight; of a batch, that of each slice."""
     states = [optimizer.engine.weight_state(n) for n in optimizer.of_engine.numbers(index)]
     return {_SLICES: states} if optimizer.weights[index].is_batch else states[0]
 
 
 def engine_states(
-    optimizer: HookedOptimizer, states: dict[int, dict[str, Any]]
+    optimizer: EngineOptimizer, states: dict[int, dict[str, Any]]
 ) -> Iterator[tuple[int, Any]]:
     """Number in the engine, and state, of each of its weights.
 
@@ -134,7 +134,7 @@ def engine_states(
         yield from zip(numbers, slices, strict=True)
 
 
-def check_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> None:
+def check_frame(optimizer: EngineOptimizer, state_dict: dict[str, Any]) -> None:
     """Refuse a `state_dict` of other parameters or other groups; changes nothing.
 
     Raises
@@ -199,7 +199,7 @@ def _check_loss_scale(saved: Any) -> None:
         ) from None
 
 
-def _check_ordinary(optimizer: HookedOptimizer, states: dict[int, dict[str, Any]]) -> None:
+def _check_ordinary(optimizer: EngineOptimizer, states: dict[int, dict[str, Any]]) -> None:
     """Refuse states of parameters that there are not, and moments that are not of theirs."""
     parameters, compressed = (
         numbered_parameters(optimizer.param_groups),
@@ -259,11 +259,11 @@ def check_entries(what: str, found: Any, expected: Sequence[str]) -> None:
             )
 
 
-def restore_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> None:
+def restore_frame(optimizer: EngineOptimizer, state_dict: dict[str, Any]) -> None:
     """Put back what `check_frame` has checked, and the states of parameters on the device."""
     saved, compressed = state_dict[STATE_KEY], optimizer.numbered_weights()
     parameters = numbered_parameters(optimizer.param_groups)
-    dict.clear(optimizer.state)
+    optimizer.state.ordinary.clear()
     for number, values in state_dict["state"].items():
         if number not in compressed:
             p = parameters[number]
@@ -273,7 +273,7 @@ def restore_frame(optimizer: HookedOptimizer, state_dict: dict[str, Any]) -> Non
             }
     optimizer.engine.committed_steps = saved["committed_steps"]
     optimizer.loss_scale.load(*saved["loss_scale"])
-    optimizer._standing.skipped_steps = saved["skipped_steps"]
+    optimizer._progress.skipped_steps = saved["skipped_steps"]
 
 
 def _copy_beside(parameter: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ class StepClock:
         self._note_passes()
 
     def _note_passes(self) -> None:
-        """Of every pass that the device is through with."""
+        """Tell the engine the times of every pass that the device is through with."""
         between = self._device.us_between
         while self._passes:
             forward_began, backward_began, ended = self._passes[0]
@@ -72,7 +72,7 @@ class StepClock:
             self._engine.add_trace_range("device", "backward", middle, self._known_us)
 
     def step(self, norm: float) -> None:
-        """A step ended."""
+        """Count a step that ended."""
         now = time.perf_counter()
         self._seconds, self._last_end = now - self._last_end, now
         self._norm = norm

@@ -1,4 +1,4 @@
-"""What each tier may hold: what the budget gives, else what the machine has."""
+"""Limits of each tier: what the budget gives, else what the machine has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def device_limit(given: int | None, device: DeviceOps = _HOST) -> int:
 
 
 def planned_device_limit(given: int | None, placement: Placement) -> int | None:
-    """The same for a plan; None: the device is of another machine, and no budget says."""
+    """Return that limit for a plan; None for another machine's device without a budget."""
     return device_limit(given, ops_on(placement.device)) if is_here(placement.name) else given
 
 

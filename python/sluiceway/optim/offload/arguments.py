@@ -36,7 +36,7 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
     """What OffloadAdamW takes by name."""
 
-    # The norm of several backwards is read back for whoever asks the sentinel; a run knows that
+    # The norm of several backwards is read back for whoever asks `.grad`; a run knows that
     # nobody does.
     exact_norm: bool = option(True, "", alias="_exact_norm")
     # Whether a speculative step keeps its gradients where nobody clips inside step(): others may

@@ -194,4 +194,4 @@ def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
 def take_up_run(optimizer: OffloadAdamW, run: dict[str, Any]) -> None:
     """Go on with the counts of a `run_of_commit`."""
     optimizer.loss_scale.load(*run["loss_scale"])
-    optimizer._standing.skipped_steps = int(run["skipped_steps"])
+    optimizer._progress.skipped_steps = int(run["skipped_steps"])

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.subspace.fused.fused_weight import FusedWeight
 
 
@@ -38,7 +39,7 @@ class _FusedProduct(torch.autograd.Function):
         else:
             y = functional.linear(x, weight, bias)
         # Not a view: autograd lets nobody change a view in place that was made in here.
-        return torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))
+        return torch_private.reshaped(y, (*x.shape[:-1], y.shape[-1]))
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -107,7 +108,7 @@ def _is_conv1d(kind: type) -> bool:
 
 
 def has_inputs_as_rows(module: nn.Module) -> bool:
-    """Whether its weight is [in, out]."""
+    """Return whether its weight is [in, out]."""
     return _is_conv1d(type(module))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.machine.device_ops import Made
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.subspace.arguments import has_orthonormal_columns
 from sluiceway.optim.subspace.fused.layer_core import LayerCore
 from sluiceway.optim.subspace.fused.sampled_bias import SampledBias, relative_bias, sampled
@@ -83,7 +84,7 @@ class FusedWeight(LayerCore):
         self._node, self._handle = optimizer._hooks.before_accumulation(number, before_accumulation)
 
     def belongs_to(self, optimizer: object) -> bool:
-        """Whether its cores go to this optimizer."""
+        """Return whether its cores go to this optimizer."""
         return self._optimizer() is optimizer
 
     def let_go(self) -> None:
@@ -94,13 +95,14 @@ class FusedWeight(LayerCore):
     # ---- Forward ----
 
     def takes(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
-        """Whether a forward need not lead to a gradient: nobody would read it."""
+        """Return whether a forward need not lead to a gradient: nobody would read it."""
         if weight is not self.parameter or not torch.is_grad_enabled() or not weight.requires_grad:
             return False
         # Hooks of others get the gradient itself; one after the accumulation is ours.
-        if weight._backward_hooks or len(weight._post_accumulate_grad_hooks or ()) > 1:
+        hooks = torch_private.accumulation_hooks(weight)
+        if torch_private.has_gradient_hooks(weight) or len(hooks) > 1:
             return False
-        if weight.device != x.device or _is_transformed() or torch.jit.is_tracing():
+        if weight.device != x.device or torch_private.is_transformed() or torch.jit.is_tracing():
             return False
         optimizer = self._optimizer()
         if optimizer is None or self._let_go:
@@ -133,7 +135,7 @@ class FusedWeight(LayerCore):
     # ---- Backward ----
 
     def accumulates(self) -> bool:
-        """Whether the backward that runs adds to the gradient of the weight.
+        """Return whether the backward that runs adds to the gradient of the weight.
 
         Raises
         ------
@@ -141,7 +143,7 @@ class FusedWeight(LayerCore):
             It is one of `torch.autograd.grad()` that returns this gradient.
         """
         try:
-            return torch._C._will_engine_execute_node(self._node)
+            return torch_private.backward_reaches(self._node)
         except RuntimeError as error:
             if "leaf node" not in str(error):
                 raise
@@ -172,11 +174,11 @@ class FusedWeight(LayerCore):
         uses.core = Made(core)
 
     def _uses_in_this_backward(self) -> _SumOfUses:
-        task = torch._C._current_graph_task_id()
+        task = torch_private.running_backward()
         uses = self._sums.get(task)
         if uses is None:
             self._sums[task] = uses = _SumOfUses()
-            torch.autograd.Variable._execution_engine.queue_callback(uses)
+            torch_private.when_backward_ends(uses)
         return uses
 
     def _measure(
@@ -217,14 +219,8 @@ class FusedWeight(LayerCore):
 
         The accumulation has a stream of its own, and no gradient that autograd would order.
         """
-        uses = self._sums.pop(torch._C._current_graph_task_id(), None)
+        uses = self._sums.pop(torch_private.running_backward(), None)
         hooks = self._hooks()
         if uses is not None and hooks is not None:
             core, uses.core = uses.core.take(), None
             hooks.take_core(self._number, core, whole=gradient is None)
-
-
-def _is_transformed() -> bool:
-    """Whether `torch.func` is at work, or a forward derivative, neither of which sees a core."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch.autograd.forward_ad._current_level >= 0

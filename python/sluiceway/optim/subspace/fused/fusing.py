@@ -11,6 +11,7 @@ from sluiceway import _core
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.one_input import first_of_input
 from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.ownership import refuse_taken
 from sluiceway.optim.subspace.fused.fused_layer import (
     FusedLayer,
@@ -177,7 +178,7 @@ def _linear_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Trained weights of linear layers."""
     for prefix, module in model.named_modules():
         linear = isinstance(module, nn.Linear) or has_inputs_as_rows(module)
-        weight = module._parameters.get("weight")
+        weight = torch_private.held_parameters(module).get("weight")
         if linear and weight is not None and weight.requires_grad:
             yield f"{prefix}.weight", weight
 
@@ -198,7 +199,7 @@ def why_left(weight: CompressedWeight, codec: str, projects: bool) -> str | None
     if len(weight.modules) > 1:
         return f"used by {len(weight.modules)} layers"
     (layer,) = weight.modules
-    if layer._parameters.get("weight") is not weight.parameter:
+    if torch_private.held_parameters(layer).get("weight") is not weight.parameter:
         return f"not the weight of a linear layer but of a {type(layer).__name__}"
     return why_not_fused(layer)
 

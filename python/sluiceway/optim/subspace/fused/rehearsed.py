@@ -17,7 +17,7 @@ class RehearsedWeight(LayerCore):
     """What a fused layer asks of its weight, where there is no engine."""
 
     def takes(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
-        """Whether a forward leads to a core: one that a backward may follow."""
+        """Return whether a forward leads to a core: one that a backward may follow."""
         return torch.is_grad_enabled()
 
     def step(self) -> int:

@@ -106,7 +106,7 @@ class SampledBias:
         self._measured = []
 
     def due(self, place: int, step: int) -> bool:
-        """Whether a layer has its turn in a step."""
+        """Return whether a layer has its turn in a step."""
         return self._measures and (place - step * _WEIGHTS) % self._layers < _WEIGHTS
 
     def note(self, name: str, bias: torch.Tensor) -> None:

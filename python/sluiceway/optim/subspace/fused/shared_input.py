@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from sluiceway.machine.device_ops import Made
+from sluiceway.optim.common import torch_private
 
 
 @dataclass
@@ -22,8 +23,8 @@ class _Projected:
     left: int
 
     def fits(self, x: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Whether it is of this very input, which has not changed since."""
-        return self.of() is x and self.version == x._version and self.dtype == dtype
+        """Return whether it is of this very input, which has not changed since."""
+        return self.of() is x and self.version == torch_private.version(x) and self.dtype == dtype
 
 
 class SharedInput:
@@ -48,7 +49,7 @@ class SharedInput:
         if last is None or not last.fits(x, dtype):
             of = weakref.ref(x, self._forget)
             rows = Made(project())
-            self._last = last = _Projected(of, x._version, dtype, rows, self._layers)
+            self._last = last = _Projected(of, torch_private.version(x), dtype, rows, self._layers)
         last.left -= 1
         if last.left <= 0:
             self._forget(last.of)

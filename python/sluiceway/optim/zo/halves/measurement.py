@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.zo.halves.lockstep import LockStep
 from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.halves.same_inputs import SameInputs
@@ -194,7 +195,7 @@ class Measurement:
         inside = {id(m) for unit in self._of.units for m in unit.module.modules()}
         trained = {id(p) for p in self._of.parameters}
         for name, module in self._of.model.named_modules():
-            reads = any(id(p) in trained for p in module._parameters.values())
+            reads = any(id(p) in trained for p in torch_private.held_parameters(module).values())
             whole = module is self._of.model
             if whole or (reads and id(module) not in inside):
                 first = partial(self._called, name or type(module).__name__, whole)
