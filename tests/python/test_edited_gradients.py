@@ -169,6 +169,8 @@ def test_edited_element_by_element(act):
         lambda g: g[0],
         lambda g: torch.sum(g),
         lambda g: g.norm(dim=1),
+        lambda g: g.pow(3),
+        lambda g: torch.mul(g, 0.5, out=g),
     ],
 )
 def test_values_are_not_there_to_be_read(look):
@@ -178,6 +180,17 @@ def test_values_are_not_there_to_be_read(look):
         for p in (w.parameter for w in opt.weights):
             with pytest.raises(sw.Unavailable, match="compressed gradient"):
                 look(p.grad)
+        opt.step()
+
+
+def test_products_of_two_gradients_are_refused():
+    model = make()
+    with identity(model) as opt:
+        loss_of(model, 0).backward()
+        first, second = (w.parameter.grad for w in opt.weights[:2])
+        assert float((first * first).sum()) == pytest.approx(float(first.norm()) ** 2)
+        with pytest.raises(sw.Unavailable, match="the values of a compressed gradient"):
+            first * second
         opt.step()
 
 

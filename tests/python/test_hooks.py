@@ -46,10 +46,6 @@ class Recorder(GradientSink):
         assert forward_began < backward_began
         self.told.append("end")
 
-    def abandon_backward(self):
-        self.hooks.backward.forget()
-        self.told.append("abandon")
-
     def synchronize(self):
         self.told.append("synchronize")
 

@@ -40,7 +40,7 @@ _LOOKS_AT_SHAPE = frozenset(
 # Those of whose result the norm can be taken, and those that show a tensor.
 _READS = frozenset(
     (
-        *("pow", "square", "cat", "concat", "concatenate", "stack", "hstack", "dot", "vdot"),
+        *("pow", "square", "mul", "cat", "concat", "concatenate", "stack", "hstack", "dot", "vdot"),
         *("repr", "format", "str", "reduce_ex", "tolist", "numpy", "array", "equal", "allclose"),
     )
 )
@@ -149,7 +149,7 @@ def _of_norms(values: Iterable[Any]) -> Iterable[NormGradient]:
 
 
 def _swapped(value: Any, change: Callable[[NormGradient], torch.Tensor]) -> Any:
-    """`value` with `change` of each of ours in the place of it, and small tensors without shape."""
+    """Return `value` with `change` of each of ours in the place of it."""
     if isinstance(value, NormGradient):
         return change(value)
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
@@ -158,7 +158,7 @@ def _swapped(value: Any, change: Callable[[NormGradient], torch.Tensor]) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """A factor as torch takes it beside a row of two numbers."""
+    """Return a factor as torch takes it beside a row of two numbers."""
     plain = isinstance(value, torch.Tensor) and not isinstance(value, NormGradient)
     return value.reshape(()) if plain and value.numel() == 1 and value.dim() else value
 
@@ -186,14 +186,23 @@ def _answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ours: Norm
             return moved  # The name of its type.
         return ours.like(moved.expand(ours.shape), ours.cell.to(moved.device, copy=True))
     _refuse_pairs(name, [*args, *kwargs.values()])
-    if in_place and list(_of_norms([args[0]])):
+    if (in_place and list(_of_norms([args[0]]))) or "out" in kwargs:
         raise _edited(name)
-    if plain not in _READS and plain != "mul":  # A gradient times itself.
+    if plain not in _READS or not _keeps_norm(plain, args):
         raise _without_values(name)
     return func(
         *(_swapped(value, NormGradient.values) for value in args),
         **{key: _swapped(value, NormGradient.values) for key, value in kwargs.items()},
     )
+
+
+def _keeps_norm(plain: str, args: tuple[Any, ...]) -> bool:
+    """Return whether a product or power is of one gradient with itself."""
+    if plain == "pow":
+        return len(args) == 2 and args[1] == 2
+    if plain not in ("mul", "dot", "vdot"):
+        return True
+    return len({id(one.cell) if isinstance(one, NormGradient) else id(one) for one in args}) == 1
 
 
 def _norm(ours: NormGradient) -> torch.Tensor:
@@ -202,7 +211,7 @@ def _norm(ours: NormGradient) -> torch.Tensor:
 
 
 def _is_scaling(plain: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether all that stands beside gradients are factors: numbers, or tensors of one element."""
+    """Return whether only numbers, or tensors of one element, stand beside gradients."""
     if not args or kwargs.get("rounding_mode") is not None or "out" in kwargs:
         return False
     first, *rest = [*args, *kwargs.values()]
